@@ -3,10 +3,13 @@
 # `make test-all` runs every test at full depth, `make soak` the tests that load a fleet for minutes,
 # `make test-avx2` the worker's arithmetic as a CPU without AVX-512 does it, `make fuzz` sends random
 # input to each parser of external data, and `make conformance` tests the picker from outside.
+# `make test-agents` runs ten turns of each client framework of tests/integration/agents.txt, which it
+# installs into .venv-agents.
 # `make test-slow` prints the 50 slowest tests of the last run.
 # Each creates .venv first and reuses it until pyproject.toml, constraints.txt or the kernels change.
 PYTHON ?= python3
 VENV   := .venv
+AGENTS := .venv-agents
 BIN    := $(VENV)/bin
 ARGS   ?=
 JOBS   ?= 2
@@ -17,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 ARITHMETIC_TESTS := $(addprefix tests/worker/,ops models executor training test_exactness.py test_speculation_equality.py) \
 	--ignore tests/worker/ops/triton
 
-.PHONY: up test test-all test-rest test-avx2 test-slow test-budget soak check fuzz conformance format clean
+.PHONY: up test test-all test-rest test-agents test-avx2 test-slow test-budget soak check fuzz conformance format clean
 .DEFAULT_GOAL := up
 
 KERNELS := $(wildcard worker/ops/cpu/*.cpp worker/ops/cpu/*.h worker/ops/cpu/*.inc scripts/build_kernels.py)
@@ -58,6 +61,15 @@ soak: export DEPTH = full
 soak: $(VENV)/ready
 	@$(PYTEST) -m soak $(ARGS)
 
+$(AGENTS)/ready: tests/integration/agents.txt
+	@test -x $(AGENTS)/bin/python || $(PYTHON) -m venv $(AGENTS)
+	@$(AGENTS)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@$(AGENTS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps 'instructor>=1.17'
+	@touch $@
+
+test-agents: $(VENV)/ready $(AGENTS)/ready
+	@$(PYTEST) tests/integration/test_agent_frameworks.py $(ARGS)
+
 test-slow: $(VENV)/ready
 	@$(BIN)/python -m tests.durations slowest $(wildcard $(RECORDS)/*.jsonl)
 
@@ -97,4 +109,4 @@ format: $(VENV)/ready
 	@$(BIN)/python scripts/wrap_prose.py --write
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(AGENTS) .mypy_cache .ruff_cache .pytest_cache .hypothesis

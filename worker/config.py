@@ -104,7 +104,7 @@ class SimConfig:
     vocab_size: int = 1282
     # What ends an answer before the request's own limit does; None: only the limit.
     end_token_id: int | None = None
-    # What begins a turn of a conversation, in prompts of the simulator's own tokenizer.
+    # The beginning of a turn of a conversation in ChatML; None: an echo is of the whole prompt.
     turn_token_id: int | None = None
     # How long answers are, this token included: one of `executor.sim.tokens.OUTPUT_LENGTHS`.
     output_length: str = "geometric"

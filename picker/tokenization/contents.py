@@ -11,6 +11,12 @@ from picker.tokenization.media import MediaTokens
 from picker.tokenization.prompt_stream import PromptStream
 
 BILLING_HEADER = "x-anthropic-billing-header"
+# The field with the text of a block of OpenAI's, by its type.
+_TEXTS = {
+    **dict.fromkeys(("text", "input_text", "output_text"), "text"),
+    "refusal": "refusal",
+    "thinking": "thinking",
+}
 
 
 class BlockAdder(Protocol):
@@ -23,7 +29,7 @@ class BlockAdder(Protocol):
 
 @dataclass(slots=True)
 class OpenAIBlocks:
-    """`text`, `image_url`, `video_url`, `audio_url` and `input_audio`.
+    """Texts, refusals, `image_url`, `video_url`, `audio_url` and `input_audio`.
 
     `headers` are the request's, and so are the same for all of its videos.
     """
@@ -36,8 +42,8 @@ class OpenAIBlocks:
     def add(self, block: dict[str, Any]) -> None:
         """Add one block."""
         kind = block.get("type")
-        if kind == "text":
-            self.stream.texts.append(string(block.get("text")))
+        if isinstance(kind, str) and kind in _TEXTS:
+            self.stream.texts.append(string(block.get(_TEXTS[kind])))
             return
         asset = block.get(kind) if isinstance(kind, str) else None
         members = asset if isinstance(asset, dict) else {"url": asset}

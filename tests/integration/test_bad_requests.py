@@ -146,7 +146,7 @@ TOO_MUCH += [
         b"[1]",
         b"[{}]",
         b'[{"function": {}}]',
-        b'[{"function": {"name": "f", "arguments": {}}}]',
+        b'[{"function": {"name": "f", "arguments": [1]}}]',
         b'[{"type": "x", "function": {"name": "f"}}]',
         b"[" + b'{"function": {"name": "f"}},' * 512 + b'{"function": {"name": "f"}}]',
         b'[{"function": {"name": "f", "arguments": "{\\"a\\": [' + b"[]," * 70_000 + b'[]]}"}}]',

@@ -23,7 +23,7 @@ FLAGS += ("--strict-fields",)  # the document has no others
 STOPPING = ("/pause", "/sleep")
 WAKING = ("/resume", "/wake_up", "/is_paused", "/is_sleeping", "/reset_prefix_cache")
 # About a minute of a core. What multiplies them (a phase, more examples) is a choice to be made.
-MOST_CASES = 14_000
+MOST_CASES = 18_000
 
 
 @pytest.mark.parametrize(

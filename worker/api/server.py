@@ -44,7 +44,12 @@ from worker.api.routes.probes import ProbeRoutes
 from worker.api.routes.render import RenderRoutes
 from worker.api.routes.tokenization import TokenizationRoutes
 from worker.api.schema.openapi import document_bytes
-from worker.api.schema.parse import UnknownFieldError, shown, without_unknown_fields
+from worker.api.schema.parse import (
+    IgnoredFieldError,
+    UnknownFieldError,
+    shown,
+    without_ignored_fields,
+)
 from worker.api.schema.requests import MAX_REQUEST_ID_CHARS
 from worker.api.schema.routes import GUARDED_PATHS, MODEL_PATH, ROUTES, Handler, Route, model_id
 from worker.config import ApiConfig, EngineConfig, KvEventsConfig
@@ -148,39 +153,53 @@ class WorkerApi:
             await self._fail(exchange, failure)
 
     async def _handled(self, exchange: Exchange) -> None:
-        """Run the route's handler; again without the fields that the API does not have, where it
-        finds some: nothing has been asked of the engine then.
+        """Run the route's handler; again without the fields that are to be ignored, where it finds
+        some: nothing has been asked of the engine then.
         """
         handle = self._handler(exchange)
         try:
             await handle(exchange)
-        except UnknownFieldError as error:
-            if self._config.strict_fields:
+        except IgnoredFieldError as error:
+            if self._config.strict_fields and isinstance(error, UnknownFieldError):
                 raise
-            body, kind = error.body, error.kind
+            body, kind, known = error.body, error.kind, not isinstance(error, UnknownFieldError)
             exchange.known_body, ignored = await off_loop_when_large(
-                len(body), lambda: without_unknown_fields(body, kind)
+                len(body), lambda: without_ignored_fields(body, kind, all_known=known)
             )
-            self._warn(exchange, ignored)
+            self._warn(
+                exchange,
+                ignored.unknown,
+                "unknown fields",
+                "fields that are not part of this API",
+                "; --strict-fields refuses them",
+            )
+            self._warn(
+                exchange, ignored.hints, "fields without effect", "fields that have no effect here"
+            )
             await handle(exchange)
 
-    def _warn(self, exchange: Exchange, ignored: list[str]) -> None:
+    def _warn(
+        self, exchange: Exchange, paths: list[str], briefly: str, what: str, more: str = ""
+    ) -> None:
         """Name ignored fields in a header of the reply (RFC 9111's `Warning`, section 5.5) and,
         those that have not been seen yet, in the log.
         """
-        more = len(ignored) - _NUM_IGNORED_SHOWN
-        names = ", ".join(_printable(name) for name in ignored[:_NUM_IGNORED_SHOWN])
-        text = f"ignored unknown fields: {names}" + (f" and {more} more" if more > 0 else "")
+        if not paths:
+            return
+        num_hidden = len(paths) - _NUM_IGNORED_SHOWN
+        names = ", ".join(_printable(name) for name in paths[:_NUM_IGNORED_SHOWN])
+        text = f"ignored {briefly}: {names}" + (f" and {num_hidden} more" if num_hidden > 0 else "")
         exchange.add_header(b"warning", f'299 - "{text}"')
-        fields = {_printable(_INDEX.sub("[]", name)) for name in ignored[:_NUM_IGNORED_SHOWN]}
+        fields = {_printable(_INDEX.sub("[]", name)) for name in paths[:_NUM_IGNORED_SHOWN]}
         new = sorted(fields - self._ignored)
         if new and len(self._ignored) < _NUM_IGNORED_LOGGED:
             self._ignored.update(new)
             logger.warning(
-                "%s: ignored fields that are not part of this API: %s (each is logged once;"
-                " --strict-fields refuses them)",
+                "%s: ignored %s: %s (each is logged once%s)",
                 exchange.path,
+                what,
                 ", ".join(new),
+                more,
             )
 
     def _name(self, exchange: Exchange) -> None:

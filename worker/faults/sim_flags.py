@@ -89,11 +89,14 @@ def sim_config(
     answers are words of its vocabulary. Raises `ConfigError`.
     """
     first, count, vocab_size = sim.FIRST_WORD_ID, sim.NUM_WORDS, sim.VOCAB_SIZE
+    turn_token_id: int | None = sim.IM_START_ID
     if checkpoint is not None:
         # Real vocabularies begin with control tokens and bytes; what follows is ordinary text.
         vocab_size = checkpoint.vocab_size
         first = min(512, vocab_size // 2)
         count = max(1, min(16_384, vocab_size - first))
+        begins_turns = checkpoint.bos_token == sim.IM_START
+        turn_token_id = checkpoint.bos_token_id if begins_turns else None
     base = SimConfig(
         seed=options.sim_seed,
         mode=options.sim_mode,
@@ -101,7 +104,7 @@ def sim_config(
         num_words=count,
         vocab_size=vocab_size,
         end_token_id=eos_token_ids[0] if eos_token_ids else None,
-        turn_token_id=sim.IM_START_ID if checkpoint is None else None,
+        turn_token_id=turn_token_id,
     )
     base = apply(base, PRESETS.get(options.sim_preset or "", {}))
     fields = {s.field: getattr(options, _dest(s)) for s in SETTINGS}

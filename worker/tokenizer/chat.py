@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
+from itertools import takewhile
 from typing import Any, NoReturn
 
 from jinja2 import Template, TemplateError, nodes
@@ -148,6 +149,26 @@ class ChatTemplate:
         except RequestError:
             return False
         return json.dumps(_PROBED)[1:-1] in text
+
+    @cached_property
+    def takes_system_turns(self) -> bool:
+        """True if a message of the system within a conversation is a turn in its place. Templates
+        may refuse it, leave it out, or move it to the beginning.
+        """
+        return all(self._inserts_system_turn(place) for place in (3, 4))
+
+    def _inserts_system_turn(self, place: int) -> bool:
+        roles = ("system", "user", "assistant", "user")
+        turns = [{"role": role, "content": f"probe {n}"} for n, role in enumerate(roles)]
+        turn = {"role": "system", "content": "probed"}
+        try:
+            plain = self.render(turns)
+            text = self.render([*turns[:place], turn, *turns[place:]])
+        except RequestError:
+            return False
+        same = len(list(takewhile(lambda two: two[0] == two[1], zip(plain, text, strict=False))))
+        rest = plain[same:]  # at least the beginning of the answer, which it must not be part of
+        return bool(rest) and text.endswith(rest) and "probed" in text[same : -len(rest)]
 
     def _compiled(self, source: str) -> Template:
         try:

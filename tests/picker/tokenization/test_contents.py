@@ -59,6 +59,13 @@ def test_openai_media(block: dict[str, Any], modality: str, content: str, length
     assert feature.content_hash == xxhash.xxh64_hexdigest(content.encode())
 
 
+@pytest.mark.parametrize("kind", ["text", "input_text", "output_text", "refusal", "thinking"])
+def test_texts_of_openai(kind: str) -> None:
+    """Each kind has its text in one field, as the engines read it."""
+    name = "text" if kind.endswith("text") else kind
+    assert openai({"type": kind, name: "12345678"}) == Prompt(b"12345678")
+
+
 @pytest.mark.parametrize(
     "block", [{}, {"type": "odd"}, {"type": 1}, {"type": "text", "text": 1}, {"type": []}]
 )

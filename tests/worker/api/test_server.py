@@ -122,7 +122,7 @@ async def test_the_openai_client_understands_us(bench: Any) -> None:
             await client.chat.completions.create(model="other", messages=messages)
         with pytest.raises(openai.BadRequestError, match="not supported yet"):
             await client.chat.completions.create(
-                model="tiny", messages=messages, service_tier="flex"
+                model="tiny", messages=messages, modalities=["audio"]
             )
 
 
@@ -385,6 +385,84 @@ async def test_every_route_ignores_unknown_fields(
         response = await client.post(path, json=body)
     warning = f'299 - "ignored unknown fields: {ignored}"'
     assert (response.status_code, response.headers["warning"]) == (200, warning), response.text
+
+
+CHAT, LABELS = "/v1/chat/completions", {"metadata": {"a": "b"}, "user": "me"}
+MESSAGE: dict[str, Any] = {"messages": [HELLO], "max_tokens": 1}
+HINTS: list[tuple[str, dict[str, Any], str]] = [
+    (CHAT, {"messages": [HELLO], **LABELS, "verbosity": "low"}, "metadata, user, verbosity"),
+    (
+        CHAT,
+        {"messages": [HELLO], "store": True, "prediction": {"type": "content"}},
+        "store, predict",
+    ),
+    (CHAT, {"messages": [HELLO], "service_tier": "flex", "safety_identifier": "x"}, "service_tier"),
+    (TEXT, {"prompt": "a", "prompt_cache_key": "k", "user": "me"}, "prompt_cache_key, user"),
+    ("/v1/completions/render", {"prompt": "a", "user": "me"}, "user"),
+    (CHAT + "/batch", {"messages": [[HELLO]], **LABELS}, "metadata, user"),
+    (
+        "/v1/responses",
+        {"input": "a", "prompt_cache_key": "k", "store": True},
+        "prompt_cache_key, s",
+    ),
+    (
+        "/v1/responses",
+        {"input": "a", "reasoning": {"effort": "low", "summary": "auto"}, "truncation": "auto"},
+        "reasoning.summary, truncation",
+    ),
+    (
+        "/inference/v1/generate",
+        {"token_ids": [1], "sampling_params": {"skip_reading_prefix_cache": True}},
+        "sampling_params.skip_reading_prefix_cache",
+    ),
+    ("/v1/responses", {"input": "a", "max_tool_calls": 3, "service_tier": "priority"}, "max_tool"),
+    ("/v1/messages", {**MESSAGE, "metadata": {"user_id": "x"}, "speed": "fast"}, "metadata, speed"),
+    (
+        "/v1/messages",
+        {
+            **MESSAGE,
+            "context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]},
+            "thinking": {"type": "enabled", "budget_tokens": 1024},
+        },
+        "context_management, thinking.budget_tokens",
+    ),
+    (
+        "/v1/messages/count_tokens",
+        {"messages": [HELLO], "output_config": {"task_budget": {"type": "tokens"}}},
+        "output_config.task_budget",
+    ),
+    (
+        "/generate",
+        {"text": "a", "sampling_params": {"custom_params": {"a": 1}}},
+        "sampling_params.c",
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "ignored"), HINTS)
+@pytest.mark.parametrize("strict", [False, True])
+async def test_hints_are_ignored_with_a_warning(
+    bench: Any, path: str, body: dict[str, Any], ignored: str, strict: bool
+) -> None:
+    """They are part of the APIs, so strictness takes them too."""
+    async with bench.client(strict_fields=strict) as client:
+        response = await client.post(path, json=body)
+    assert response.status_code == 200, response.text
+    warning = response.headers["warning"]
+    assert warning.startswith(f'299 - "ignored fields without effect: {ignored}')
+
+
+async def test_the_log_has_each_hint_once(bench: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Unknown fields of the same body have a warning of their own."""
+    async with bench.client() as client:
+        for _ in range(2):
+            response = await client.post(TEXT, json={"prompt": "a", "nope": 1, "user": "me"})
+    assert response.headers.get_list("warning") == [
+        '299 - "ignored unknown fields: nope"',
+        '299 - "ignored fields without effect: user"',
+    ]
+    lines = [one.getMessage() for one in caplog.records if "no effect" in one.message]
+    assert lines == [f"{TEXT}: ignored fields that have no effect here: user (each is logged once)"]
 
 
 async def test_a_warning_of_many_fields_has_a_bound(bench: Any) -> None:

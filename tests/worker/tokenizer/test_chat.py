@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from worker.errors import ModelError, RequestError
+from worker.tokenizer import sim
 from worker.tokenizer.chat import ChatTemplate
 
 
@@ -91,6 +92,30 @@ def test_a_template_tells_how_it_wants_arguments(written: str, as_objects: bool)
     """Objects, unless it makes JSON of text alone."""
     source = "{% for m in messages %}{% for call in m.tool_calls or [] %}…{% endfor %}{% endfor %}"
     assert template(source.replace("…", written)).takes_argument_objects is as_objects
+
+
+TURNS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("source", "takes"),
+    [
+        (TURNS + "<assistant>", True),
+        (sim.CHAT_TEMPLATE, True),
+        (TURNS, False),
+        (
+            TURNS.replace("<", "{% if m.role == 'system' %}{% continue %}{% endif %}<", 1) + "<a>",
+            False,
+        ),
+        ("{{ messages | selectattr('role', 'equalto', 'system') | list }}" + TURNS + "<a>", False),
+        ("{% if messages[3].role == 'system' %}{{ raise_exception('no') }}{% endif %}<a>", False),
+        (TURNS + "{% if messages[-1].role == 'user' %}<assistant>{% endif %}", False),
+    ],
+    ids=["turns", "sim", "no answer begun", "left out", "moved", "refused", "in the answer"],
+)
+def test_a_template_shows_how_it_takes_turns_of_the_system(source: str, takes: bool) -> None:
+    """They are in their place, and nothing else changes."""
+    assert template(source).takes_system_turns is takes
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ once, and a frame is a concatenation around the encoded text. Shapes are those o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -318,6 +318,21 @@ def whole_calls(parts: Sequence[CallDelta]) -> list[ToolCallOut]:
         else:
             calls[part.index].function.arguments += part.arguments
     return list(calls.values())
+
+
+def in_order(text: str, calls: Sequence[CallDelta], start: int) -> Iterator[str | CallDelta]:
+    """Text and parts of calls, one after the other as the answer has them. The text begins behind
+    `start` characters of content.
+    """
+    taken = 0
+    for call in calls:
+        before = call.content_before - start
+        if before > taken:
+            yield text[taken:before]
+            taken = before
+        yield call
+    if taken < len(text):
+        yield text[taken:]
 
 
 class CompletionFrames(_OpenAiFrames):

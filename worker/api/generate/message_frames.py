@@ -2,7 +2,7 @@
 """Answers of `/v1/messages`: the whole message, or its events. Pure.
 
 Blocks of content come one after the other: one ends when another kind of text, or another call,
-begins.
+begins. The whole message is made by the same steps, so it has the blocks of the stream.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from worker.api.generate.frames import (
     Ending,
     ResponseHead,
     TokenCounts,
-    whole_calls,
+    in_order,
 )
 from worker.api.schema.answers import TOOL_CALLS_ENDED
 from worker.api.schema.messages import ContentBlock, Message, MessagesUsage
@@ -31,14 +31,17 @@ _StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
 class MessageFrames:
-    """Implements `Frames` for one answer. Owns which block is open."""
+    """Implements `Frames` for one answer. Owns its blocks, and which of them is open."""
 
     done = b""
 
     def __init__(self, head: ResponseHead) -> None:
         self._head = head
-        self._next_block = 0
-        self._open: str | int | None = None  # "text", "thinking", or the index of a call
+        self._blocks: list[ContentBlock] = []
+        self._next_index = 0  # in the stream, which has calls that turned out to be none, too
+        self._open: ContentBlock | None = None
+        self._arguments = ""  # of the last call, so far
+        self._num_chars = 0  # of content, so far
         self._ending: Ending | None = None
         self._events: list[bytes] = []
 
@@ -52,17 +55,9 @@ class MessageFrames:
 
     def delta(self, delta: Delta) -> bytes:
         """What is new of each block; with the last one, the open one ends."""
-        if delta.reasoning:
-            self._text("thinking", delta.reasoning)
-        if delta.text:
-            self._text("text", delta.text)
-        for call in delta.calls:
-            self._call(call)
+        self._add(delta.text, delta.reasoning, delta.calls)
         if delta.ending is not None:
-            self._ending = delta.ending
-            if self._open is None and not self._next_block:  # an answer of nothing has a block too
-                self._begin("text", ContentBlock(type="text", text=""))
-            self._close()
+            self._end(delta.ending)
         return self._take()
 
     def usage(self, usage: TokenCounts, metrics: Json | None) -> bytes:
@@ -75,18 +70,9 @@ class MessageFrames:
 
     def body(self, answers: Sequence[Answer], usage: TokenCounts, metrics: Json | None) -> bytes:
         [answer] = answers
-        blocks = []
-        if answer.reasoning:
-            thought = ContentBlock(type="thinking", thinking=answer.reasoning, signature="")
-            blocks.append(thought)
-        calls = whole_calls(answer.calls)
-        if answer.text or not (calls or blocks):
-            blocks.append(ContentBlock(type="text", text=answer.text))
-        for call in calls:
-            given = _object(call.function.arguments)
-            name = call.function.name
-            blocks.append(ContentBlock(type="tool_use", id=call.id, name=name, input=given))
-        return _encode(self._message(blocks, answer.ending, _usage(usage)))
+        self._add(answer.text, answer.reasoning, answer.calls)
+        self._end(answer.ending)
+        return _encode(self._message(self._blocks, answer.ending, _usage(usage)))
 
     def _message(
         self, blocks: list[ContentBlock], ending: Ending | None, usage: MessagesUsage
@@ -101,37 +87,63 @@ class MessageFrames:
             usage=usage,
         )
 
+    def _add(self, text: str, reasoning: str, calls: Sequence[CallDelta]) -> None:
+        if reasoning:
+            self._text("thinking", reasoning)
+        for part in in_order(text, calls, self._num_chars):
+            if isinstance(part, CallDelta):
+                self._call(part)
+            else:
+                self._text("text", part)
+        self._num_chars += len(text)
+
+    def _end(self, ending: Ending) -> None:
+        self._ending = ending
+        if not self._blocks:  # an answer of nothing has a block too
+            self._begin(ContentBlock(type="text", text=""))
+        self._close()
+
     def _text(self, kind: Literal["text", "thinking"], text: str) -> None:
-        if self._open != kind:
-            begun = ContentBlock(type=kind)
-            setattr(begun, kind, "")
+        block = self._open
+        if block is None or block.type != kind:
+            block = ContentBlock(type=kind)
+            setattr(block, kind, "")
             if kind == "thinking":
-                begun.signature = ""
-            self._begin(kind, begun)
+                block.signature = ""
+            if self._blocks:  # the blanks between a call and this are of neither
+                text = text.lstrip()
+            self._begin(block)
+        setattr(block, kind, getattr(block, kind) + text)
         self._grow({"type": f"{kind}_delta", kind: text})
 
     def _call(self, call: CallDelta) -> None:
         if call.name is not None:
-            block = ContentBlock(type="tool_use", id=call.id or "", name=call.name, input={})
-            self._begin(call.index, block)
+            self._begin(ContentBlock(type="tool_use", id=call.id or "", name=call.name, input={}))
+            self._arguments = ""
         if call.arguments:
+            self._arguments += call.arguments
             self._grow({"type": "input_json_delta", "partial_json": call.arguments})
         if call.broken:
             self._close()
+            self._blocks.pop()
 
-    def _begin(self, kind: str | int, block: ContentBlock) -> None:
+    def _begin(self, block: ContentBlock) -> None:
         self._close()
-        self._open = kind
-        self._tell("content_block_start", index=self._next_block, content_block=block)
+        self._open = block
+        self._blocks.append(block)
+        self._tell("content_block_start", index=self._next_index, content_block=block)
 
     def _grow(self, delta: Json) -> None:
-        self._tell("content_block_delta", index=self._next_block, delta=delta)
+        self._tell("content_block_delta", index=self._next_index, delta=delta)
 
     def _close(self) -> None:
-        if self._open is not None:
-            self._tell("content_block_stop", index=self._next_block)
-            self._next_block += 1
-            self._open = None
+        if self._open is None:
+            return
+        if self._open.type == "tool_use":
+            self._open.input = _object(self._arguments)
+        self._tell("content_block_stop", index=self._next_index)
+        self._next_index += 1
+        self._open = None
 
     def _tell(self, kind: str, **fields: Any) -> None:
         data = _encode({"type": kind, **fields})

@@ -51,7 +51,13 @@ from worker.api.schema.params import (
     unknown_model,
 )
 from worker.api.schema.parse import decode, plain
-from worker.api.schema.prompts import check_token_ids, prompts_of, room_for_output, truncated
+from worker.api.schema.prompts import (
+    check_token_ids,
+    content_of,
+    prompts_of,
+    room_for_output,
+    truncated,
+)
 from worker.api.schema.requests import (
     MAX_PROMPTS,
     MAX_REQUEST_ID_CHARS,
@@ -574,6 +580,4 @@ def _echoed_turn(request: ChatRequest, role: str) -> str:
     last = request.messages[-1]
     if not request.echo or last.role != role:
         return ""
-    if not isinstance(last.content, list):
-        return last.content or ""
-    return "\n".join(part.text or "" for part in last.content)
+    return content_of(last)

@@ -2,9 +2,9 @@
 """Responses of `/v1/responses`: the whole object, or its events. Pure.
 
 Theory of operation. The output of a response is a list of items, in the order in which they begin:
-reasoning, the message, calls of functions. Each is announced, grows by deltas and is told whole at
-its end. The message stays open to the end of the answer, because text may follow calls; so what is
-streamed has the items of the whole object.
+reasoning, messages, calls of functions. An item is announced, grows by deltas, and is sent whole at
+its end, which comes before the next item is announced. Text behind a call is a message of its own.
+The whole object is made by the same steps, so it has the items of the stream.
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET
 
-from worker.api.generate.frames import Answer, Delta, Ending, ResponseHead, TokenCounts
+from worker.api.generate.frames import (
+    Answer,
+    Delta,
+    Ending,
+    ResponseHead,
+    TokenCounts,
+    in_order,
+)
 from worker.api.schema.responses import (
     IncompleteDetails,
     InputTokensDetails,
@@ -43,12 +50,10 @@ class ResponseFrames:
         self._head = head
         self._facts = facts
         self._items: list[OutputItem] = []
-        self._message: int | None = None
-        self._reasoning: int | None = None
-        self._calls: dict[int, int] = {}  # by their index among calls
-        self._broken: set[int] = (
-            set()
-        )  # what turned out to be no calls; the final response has none
+        self._open: int | None = None  # its place among the items
+        self._broken: set[int] = set()  # turned out to be no calls; the final response has none
+        self._num_chars = 0  # of content, so far
+        self._entries: list[Any] = []  # log probabilities that no message has yet
         self._ending: Ending | None = None
         self._next_event = 0
         self._events: list[bytes] = []
@@ -122,19 +127,28 @@ class ResponseFrames:
     def _add(
         self, text: str, reasoning: str, calls: Sequence[CallDelta], logprobs: Any = None
     ) -> None:
+        self._entries += _entries(logprobs)
         if reasoning:
-            self._reasoning = self._open_text(self._reasoning, "reasoning")
-            self._grow_text(self._reasoning, reasoning, None)
-        entries = _entries(logprobs)
-        if text or entries:
-            self._message = self._open_text(self._message, "message")
-            self._grow_text(self._message, text, entries)
-        for call in calls:
-            self._add_call(call)
+            self._grow_text(self._text_item("reasoning"), reasoning)
+        for part in in_order(text, calls, self._num_chars):
+            if isinstance(part, CallDelta):
+                self._add_call(part)
+            elif self._is_open("message"):
+                self._grow_text(self._text_item("message"), part)
+            else:  # the blanks between a call and this are of neither
+                begun = part.lstrip() if self._items else part
+                self._grow_text(self._text_item("message"), begun)
+        self._num_chars += len(text)
+        if self._entries and self._is_open("message"):
+            self._grow_text(self._text_item("message"), "")
 
-    def _open_text(self, place: int | None, kind: Literal["message", "reasoning"]) -> int:
-        if place is not None:
-            return place
+    def _is_open(self, kind: str) -> bool:
+        return self._open is not None and self._items[self._open].type == kind
+
+    def _text_item(self, kind: Literal["message", "reasoning"]) -> int:
+        """The place of the open item of this kind, or of a new one."""
+        if self._open is not None and self._is_open(kind):
+            return self._open
         if kind == "message":
             part = ResponsePart(type="output_text", text="", annotations=[], logprobs=[])
             item = OutputItem(type=kind, id=_new_id("msg"), status="in_progress", role="assistant")
@@ -147,47 +161,49 @@ class ResponseFrames:
         item.content.append(part)
         return place
 
-    def _grow_text(self, place: int, text: str, entries: list[Any] | None) -> None:
+    def _grow_text(self, place: int, text: str) -> None:
         part = self._part(place)
         part.text += text
-        if isinstance(part.logprobs, list):
-            part.logprobs += entries or []
         fields: Json = {"content_index": 0, "delta": text}
-        if part.type == "output_text":
-            fields["logprobs"] = entries or []
+        if isinstance(part.logprobs, list):
+            fields["logprobs"], self._entries = self._entries, []
+            part.logprobs += fields["logprobs"]
         self._tell(f"response.{part.type}.delta", **self._at(place), **fields)
 
     def _add_call(self, call: CallDelta) -> None:
-        place = self._calls.get(call.index)
-        if place is None:
+        if call.name is not None:
             item = OutputItem(type="function_call", id=_new_id("fc"), status="in_progress")
-            item.call_id, item.name, item.arguments = call.id or "", call.name or "", ""
-            place = self._calls[call.index] = self._announce(item)
+            item.call_id, item.name, item.arguments = call.id or "", call.name, ""
+            self._announce(item)
+        place = self._open
+        assert place is not None  # noqa: S101 (the first part of a call has its name)
         item = self._items[place]
         if call.broken:
             self._broken.add(place)
-            self._finish(place, "incomplete")
-            return
-        if call.arguments:
+            self._close("incomplete")
+        elif call.arguments:
             item.arguments = f"{item.arguments or ''}{call.arguments}"
             kind = "response.function_call_arguments.delta"
             self._tell(kind, **self._at(place), delta=call.arguments)
 
     def _announce(self, item: OutputItem) -> int:
+        self._close("completed")
         self._items.append(item)
-        place = len(self._items) - 1
+        place = self._open = len(self._items) - 1
         self._tell("response.output_item.added", output_index=place, item=item)
         return place
 
     def _end(self, ending: Ending) -> None:
         self._ending = ending
         if not self._items:  # an answer of nothing is a message all the same
-            self._message = self._open_text(None, "message")
-        for place, item in enumerate(self._items):
-            if item.status == "in_progress":
-                self._finish(place, self._status())
+            self._text_item("message")
+        self._close(self._status())
 
-    def _finish(self, place: int, status: Literal["completed", "incomplete"]) -> None:
+    def _close(self, status: Literal["completed", "incomplete"]) -> None:
+        """End the open item, if there is one."""
+        if self._open is None:
+            return
+        place, self._open = self._open, None
         item = self._items[place]
         item.status = status
         if item.type == "function_call":
@@ -215,11 +231,11 @@ def _new_id(kind: str) -> str:
     return f"{kind}_{secrets.token_hex(16)}"
 
 
-def _entries(logprobs: Any) -> list[Any] | None:
+def _entries(logprobs: Any) -> list[Any]:
     """The entries of a chat's log probabilities."""
     if isinstance(logprobs, msgspec.Raw):
         logprobs = msgspec.json.decode(logprobs)
-    return None if logprobs is None else list(logprobs["content"])
+    return [] if logprobs is None else list(logprobs["content"])
 
 
 def _usage(usage: TokenCounts) -> ResponseUsage:

@@ -71,6 +71,11 @@ class ModelText:
     def eos_token_id(self) -> int | None:
         return self.eos_token_ids[0] if self.eos_token_ids else None
 
+    @property
+    def takes_system_turns(self) -> bool:
+        """True if a conversation may have messages of the system anywhere."""
+        return self.template is None or self.template.takes_system_turns
+
     def render(self, messages: Sequence[ChatMessage], options: ChatOptions) -> str:
         """The prompt of a conversation."""
         if self.template is None:

@@ -40,6 +40,8 @@ _OF_RESPONSES = {
     "response_format": "text.format",
 }
 _OF_MESSAGES = {
+    "response_format.json_schema.schema": "output_config.format.schema",
+    "response_format": "output_config.format",
     "max_completion_tokens": "max_tokens",
     "stop": "stop_sequences",
 }
@@ -78,7 +80,8 @@ class TranslatedPreparer:
         """`POST /v1/messages`. Raises `RequestError` (400, 404)."""
         request = decode(body, MessagesRequest)
         with _in_words(_OF_MESSAGES):
-            chat = _encode(_given(messages.chat_of(request)))
+            turns = self._text.takes_system_turns
+            chat = _encode(_given(messages.chat_of(request, system_turns=turns)))
             prepared = await self._preparer.chat(chat, arrival)
         return _answered(prepared, MessageFrames(self._head("msg", prepared)))
 
@@ -131,11 +134,12 @@ class TranslatedPreparer:
         return ResponseHead(f"{kind}_{_own_id(prepared)}", self._model, int(time.time()))
 
 
-def chat_of_messages(body: bytes) -> ChatRequest:
+def chat_of_messages(body: bytes, text: ModelText) -> ChatRequest:
     """The chat whose prompt a message has, of a body that counts its tokens."""
     request = decode(body, CountTokensRequest)
     with _in_words(_OF_MESSAGES):
-        return decode(_encode(_given(messages.chat_of(request))), ChatRequest)
+        chat = messages.chat_of(request, system_turns=text.takes_system_turns)
+        return decode(_encode(_given(chat)), ChatRequest)
 
 
 class _Shape(msgspec.Struct):

@@ -65,7 +65,7 @@ class TokenizationRoutes:
     async def _count(self, exchange: Exchange) -> None:
         """What `usage.input_tokens` of the same message would be, had nothing been cached."""
         body = await exchange.json_body(self._config.max_body_bytes)
-        chat = chat_of_messages(body)
+        chat = chat_of_messages(body, self._text)
         self._preparer.check_model(chat.model)
         prompt = self._text.render(chat.messages, chat)
         ids = await self._text.encode(prompt, add_special_tokens=False)

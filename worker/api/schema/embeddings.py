@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from worker.api.schema.answers import Count, Usage
-from worker.api.schema.parse import Whole
+from worker.api.schema.parse import Whole, hint
 from worker.api.schema.requests import (
     MAX_CACHE_SALT_CHARS,
     MAX_REQUEST_ID_CHARS,
@@ -35,7 +35,7 @@ class EmbeddingRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     ] = None
     request_id: Annotated[str | None, says(minLength=1, maxLength=MAX_REQUEST_ID_CHARS)] = None
     priority: Whole | None = None
-    user: str | None = None
+    user: Annotated[str | None, hint()] = None
     embed_dtype: Annotated[str | None, only("float32")] = None
     endianness: Annotated[str | None, only("native", "little")] = None
 

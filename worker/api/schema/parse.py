@@ -1,12 +1,14 @@
 """JSON bodies → checked structs: strict, and every refusal names the field at fault. Pure.
 
-Nearly all bodies have only fields that are known, and cost one strict decoding. What else is to be
-ignored is left out of a body afterwards, in which it has been found (`without_unknown_fields`).
+Most bodies have only fields that are known and have an effect, and cost one strict decoding. What
+else is to be ignored is left out of a body afterwards, in which it has been found
+(`without_ignored_fields`).
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeVar
 
@@ -21,11 +23,22 @@ _INT64 = 1 << 63
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 
-class UnknownFieldError(RequestError):
-    """A `body` of this `kind` has a field that is not part of the API."""
+class IgnoredFieldError(RequestError):
+    """A `body` of this `kind` has a field that is to be left out."""
 
     body: bytes
     kind: type[msgspec.Struct]
+
+
+class UnknownFieldError(IgnoredFieldError):
+    """The field is not part of the API."""
+
+
+def hint(*quiet: object) -> msgspec.Meta:
+    """A field that is part of the API and has no effect here, though the answer is what it would be
+    anyway. With null and the values `quiet` it asks for nothing that is not done.
+    """
+    return msgspec.Meta(extra={_HINT: quiet})
 
 
 class Whole(int):
@@ -45,14 +58,17 @@ _FIELD = re.compile(
 _PART = re.compile(r"messages\[\d+\]\.content\[")
 _COUNTS = re.compile(r"(?:top_|prompt_)?logprobs|cache_salt")
 _NO_PROMPT = ("Missing required field `prompt`", "prompt: Expected `str | array`, got `null`")
+_HINT = "hint"
 _SHOWN_CHARS = 80
 _REASON_CHARS = 200
 
 
 def decode(body: bytes, kind: type[Body]) -> Body:
-    """Parse a JSON body strictly. Raises `RequestError` naming the field at fault."""
+    """Parse a JSON body strictly. Raises `RequestError` naming the field at fault, or an
+    `IgnoredFieldError`.
+    """
     try:
-        return msgspec.json.decode(body, type=kind, dec_hook=decode_whole)
+        value = msgspec.json.decode(body, type=kind, dec_hook=decode_whole)
     except msgspec.ValidationError as error:
         explained = _explained(str(error))
         if isinstance(explained, UnknownFieldError):
@@ -62,26 +78,44 @@ def decode(body: bytes, kind: type[Body]) -> Body:
         raise malformed_json(body, str(error)) from error
     except RecursionError as error:
         raise malformed("The body is nested too deeply") from error
+    if _has_hint(value):
+        found = IgnoredFieldError("a field has no effect")
+        found.body, found.kind = body, kind
+        raise found
+    return value
 
 
-def without_unknown_fields(body: bytes, kind: type[msgspec.Struct]) -> tuple[bytes, list[str]]:
-    """What a body of this kind has of known fields, byte for byte, and the paths of the others
-    (`messages[0].nope`). Whatever else is wrong with it stays. Raises `RequestError` where it is
-    not JSON.
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """The paths (`messages[0].nope`) of fields that are left out of a body. `all_known`: none of
+    its fields is unknown, so that most of them need no look.
     """
-    ignored: list[str] = []
+
+    unknown: list[str] = field(default_factory=list)
+    hints: list[str] = field(default_factory=list)
+    all_known: bool = field(default=False, compare=False)
+
+
+def without_ignored_fields(
+    body: bytes, kind: type[msgspec.Struct], *, all_known: bool = False
+) -> tuple[bytes, Ignored]:
+    """The fields of a body of this kind that are known and have an effect, byte for byte, and the
+    others. Whatever else is wrong with it stays. `all_known`: it has been decoded, so that hints
+    are all that can be ignored. Raises `RequestError` where it is not JSON.
+    """
+    ignored = Ignored(all_known=all_known)
     try:
-        return _known_part(body.strip(), _type_of(kind), "", ignored), ignored
+        return _used_part(body.strip(), _type_of(kind), "", ignored), ignored
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise malformed_json(body, str(error)) from error
 
 
-def _known_part(value: bytes, kind: inspect.Type, path: str, ignored: list[str]) -> bytes:
+def _used_part(value: bytes, kind: inspect.Type, path: str, ignored: Ignored) -> bytes:
     structs, items = _parts(kind)
     if items is not None and value.startswith(b"["):
         elements = msgspec.json.decode(value, type=list[msgspec.Raw])
         parts = [
-            _known_part(bytes(element), items, f"{path}[{n}]", ignored)
+            _used_part(bytes(element), items, f"{path}[{n}]", ignored)
             for n, element in enumerate(elements)
         ]
         return b"[" + b",".join(parts) + b"]"
@@ -91,17 +125,24 @@ def _known_part(value: bytes, kind: inspect.Type, path: str, ignored: list[str])
     struct = _struct_of(given, structs)
     if struct is None or not struct.forbid_unknown_fields:
         return value
-    known = {field.encode_name: field.type for field in struct.fields}
-    kept: dict[str, msgspec.Raw] = {}
+    known = {one.encode_name: one.type for one in struct.fields}
+    near_hints = {name for name, _ in _hints(struct.cls)}
+    used: dict[str, msgspec.Raw] = {}
     for name, part in given.items():
         place = f"{path}.{name}" if path else name
-        if name in known:
-            kept[name] = msgspec.Raw(_known_part(bytes(part), known[name], place, ignored))
+        if ignored.all_known and name not in near_hints:
+            used[name] = part
+        elif name in known:
+            quiet = _quiet(known[name])
+            if quiet is not None and _asks(msgspec.json.decode(part), quiet):
+                ignored.hints.append(place)
+            else:
+                used[name] = msgspec.Raw(_used_part(bytes(part), known[name], place, ignored))
         elif name == struct.tag_field:
-            kept[name] = part
+            used[name] = part
         else:
-            ignored.append(place)
-    return msgspec.json.encode(kept)
+            ignored.unknown.append(place)
+    return msgspec.json.encode(used)
 
 
 def _struct_of(
@@ -116,9 +157,69 @@ def _struct_of(
     return None
 
 
+def is_one_of(value: object, values: tuple[object, ...]) -> bool:
+    """Equality that does not take true for 1."""
+    return any(v == value and isinstance(v, bool) is isinstance(value, bool) for v in values)
+
+
+def _has_hint(value: object) -> bool:
+    """True if a decoded value has a hint that asks for something."""
+    if isinstance(value, list):
+        return any(map(_has_hint, value))
+    if not isinstance(value, msgspec.Struct):
+        return False
+    for name, quiet in _hints(type(value)):
+        part = getattr(value, name)
+        if _has_hint(part) if quiet is None else _asks(part, quiet):
+            return True
+    return False
+
+
+def _asks(value: object, quiet: tuple[object, ...]) -> bool:
+    return value is not None and not is_one_of(value, quiet)
+
+
 @cache
-def _type_of(kind: type[msgspec.Struct]) -> inspect.Type:
-    return inspect.type_info(kind)
+def _hints(kind: type[msgspec.Struct]) -> tuple[tuple[str, tuple[object, ...] | None], ...]:
+    """The fields of a struct that are hints, with what is quiet of each, and (with None) those that
+    may hold structs with hints.
+    """
+    return tuple(
+        (one.name, _quiet(one.type))
+        for one in _type_of(kind).fields
+        if _is_near_hint(one.type, frozenset({kind}))
+    )
+
+
+def _is_near_hint(kind: inspect.Type, seen: frozenset[type[msgspec.Struct]]) -> bool:
+    """True if a field is a hint, or may hold a struct with one; `seen` have none."""
+    if _quiet(kind) is not None:
+        return True
+    structs, items = _parts(kind)
+    structs += () if items is None else _parts(items)[0]
+    return any(
+        _is_near_hint(one.type, seen | {struct.cls})
+        for struct in structs
+        if struct.cls not in seen
+        for one in struct.fields
+    )
+
+
+def _quiet(kind: inspect.Type) -> tuple[object, ...] | None:
+    """The values of a hint that ask for nothing; None of any other field."""
+    while isinstance(kind, inspect.Metadata):
+        if kind.extra is not None and _HINT in kind.extra:
+            values: tuple[object, ...] = kind.extra[_HINT]
+            return values
+        kind = kind.type
+    return None
+
+
+@cache
+def _type_of(kind: type[msgspec.Struct]) -> inspect.StructType:
+    type_of = inspect.type_info(kind)
+    assert isinstance(type_of, inspect.StructType)  # noqa: S101 (msgspec's, of a struct)
+    return type_of
 
 
 def _parts(kind: inspect.Type) -> tuple[tuple[inspect.StructType, ...], inspect.Type | None]:

@@ -4,6 +4,7 @@ Pure.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -20,12 +21,23 @@ from worker.api.schema.requests import (
     MAX_TOOL_CALLS,
     ROLES,
     ChatMessage,
+    ContentPart,
 )
 from worker.errors import RequestError
 
 _INT64 = 1 << 63
 # Of a message; only null and empty ones are taken.
-UNSUPPORTED_PARTS = ("function_call", "refusal", "audio")
+UNSUPPORTED_PARTS = ("function_call", "audio")
+_THINKING = "thinking"
+# The field with the text of a part, by the part's type; None: it has no text.
+PART_TEXTS: Mapping[str, str | None] = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    _THINKING: None,
+}
+Parts = Sequence[str | ContentPart]
 
 
 def check_prompt_chars(text: str, limits: ModelLimits) -> None:
@@ -152,10 +164,8 @@ def _tool_calls(
             where = f"{name}[{n}].type"
             raise RequestError(f"{where} must be 'function', got '{shown(call.type)}'", param=where)
         arguments = call.function.arguments or "{}"
-        function = {
-            "name": call.function.name,
-            "arguments": _as_object(arguments) if argument_objects else arguments,
-        }
+        as_wanted = _as_object if argument_objects else _as_text
+        function = {"name": call.function.name, "arguments": as_wanted(arguments)}
         rendered.append({"id": call.id, "type": "function", "function": function})
     return rendered
 
@@ -163,31 +173,43 @@ def _tool_calls(
 def _check_arguments(messages: Sequence[ChatMessage]) -> None:
     """The JSON in them is bounded as that of the body is."""
     calls = [call for message in messages for call in message.tool_calls or []]
-    if sum(num_containers(call.function.arguments or "") for call in calls) > MAX_JSON_CONTAINERS:
+    texts = [call.function.arguments for call in calls]
+    if sum(num_containers(t) for t in texts if isinstance(t, str)) > MAX_JSON_CONTAINERS:
         reason = f"more than {MAX_JSON_CONTAINERS} objects and arrays"
         raise RequestError(f"the arguments of tool calls have {reason}", param="messages")
 
 
-def _as_object(arguments: str) -> dict[str, Any] | str:
+def _as_object(arguments: str | dict[str, Any]) -> dict[str, Any] | str:
     """The arguments of a call; those that a model got wrong stay text."""
+    if isinstance(arguments, dict):
+        return arguments
     try:
         return msgspec.json.decode(arguments, type=dict[str, Any])
     except (msgspec.MsgspecError, RecursionError):
         return arguments
 
 
+def _as_text(arguments: str | dict[str, Any]) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
 def _reasoning(message: ChatMessage, place: str) -> str | None:
     """What an assistant thought before it spoke; if the model sees it is up to the template."""
-    names = [n for n in ("reasoning", "reasoning_content") if getattr(message, n)]
+    given = {name: getattr(message, name) for name in ("reasoning", "reasoning_content")}
+    if isinstance(message.content, list):
+        given["content"] = thoughts_of(message.content)
+    names = [name for name, text in given.items() if text]
     if not names:
         return None
     if message.role != "assistant":
-        reason = f"{place}.{names[0]} is only of assistants, not of {message.role}"
+        what = "thinking" if names[0] == "content" else f"{place}.{names[0]}"
+        reason = f"{what} is only of assistants, not of {message.role}"
         raise RequestError(reason, param=f"{place}.{names[0]}")
-    texts: set[str] = {getattr(message, n) for n in names}
+    texts: set[str] = {given[name] for name in names}
     if len(texts) > 1:
-        reason = f"{place}.reasoning and {place}.reasoning_content are the same by two names"
-        raise RequestError(f"{reason}, and must not differ", param=f"{place}.reasoning")
+        places = " and ".join(f"{place}.{name}" for name in names)
+        reason = f"{places} have the same by {len(names)} names, and must not differ"
+        raise RequestError(reason, param=f"{place}.{names[0]}")
     return texts.pop()
 
 
@@ -196,22 +218,55 @@ def _content(message: ChatMessage, place: str, *, may_be_missing: bool) -> str:
     send it back; in any other turn null is a mistake, and so is no content at all.
     """
     content = message.content
-    if isinstance(content, str):
-        return content
-    if may_be_missing or (content is None and message.role == "assistant"):
-        return ""
     if content is None or content is UNSET:
-        reason = "is null" if content is None else "is missing"
-        raise malformed(f"{place}.content {reason}: it must be a text or parts", f"{place}.content")
-    texts = []
-    for n, part in enumerate(content):
-        if part.type not in ("text", "input_text"):
-            reason = f"only text parts are supported yet, got '{shown(part.type)}'"
-            raise RequestError(f"{place}.content[{n}]: {reason}")
-        if part.text is None:
-            raise RequestError(f"{place}.content[{n}]: a text part needs its text")
-        texts.append(part.text)
-    return "\n".join(texts)
+        may_be_missing = may_be_missing or message.refusal is not None
+        if not may_be_missing and (content is UNSET or message.role != "assistant"):
+            reason = "is null" if content is None else "is missing"
+            reason = f"{place}.content {reason}: it must be a text or parts"
+            raise malformed(reason, f"{place}.content")
+        return message.refusal or ""
+    texts = [content] if isinstance(content, str) else _texts(content, f"{place}.content")
+    return "\n".join(texts if message.refusal is None else (*texts, message.refusal))
+
+
+def _texts(parts: Parts, place: str) -> list[str]:
+    texts: list[str] = []
+    for n, part in enumerate(parts):
+        try:
+            texts += texts_of(part)
+        except ValueError as error:
+            raise RequestError(f"{place}[{n}]: {error}") from error
+    return texts
+
+
+def texts_of(
+    part: str | ContentPart, kinds: Mapping[str, str | None] = PART_TEXTS
+) -> tuple[str, ...]:
+    """The text of a part of a turn, which may be the part itself; empty where it has none. `kinds`
+    are the parts that the turn may have. Raises `ValueError` for another one.
+    """
+    if isinstance(part, str):
+        return (part,)
+    if part.type not in kinds:
+        raise ValueError(f"only text parts are supported yet, got '{shown(part.type)}'")
+    name = kinds[part.type]
+    if name is None:
+        return ()
+    text = getattr(part, name)
+    if text is None:
+        raise ValueError(f"a {part.type} part needs its {name}")
+    return (text,)
+
+
+def thoughts_of(parts: Parts) -> str:
+    """The thinking among the parts of a turn."""
+    structs = (part for part in parts if isinstance(part, ContentPart))
+    return "".join(part.thinking or "" for part in structs if part.type == _THINKING)
+
+
+def content_of(message: ChatMessage) -> str:
+    """The text of a message that has been rendered."""
+    return _content(message, "", may_be_missing=True)
 
 
 def check_documents(documents: Sequence[Mapping[str, object]] | None) -> None:

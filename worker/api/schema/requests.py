@@ -1,9 +1,9 @@
 """The bodies of the OpenAI API as this worker takes them. Pure.
 
-What is not supported is refused, never ignored: a known field that is not built yet is accepted
-only with a value that asks for nothing (`modalities: ["text"]`, `best_of: 1`, …). An unknown field
-is an `UnknownFieldError`, which the server refuses or answers without the field. Ranges are checked
-in `params`.
+What would change the answer and is not supported is refused, never ignored: such a field is
+accepted only with a value that asks for nothing (`modalities: ["text"]`, `best_of: 1`, …). A field
+that leaves the answer as it is (`hint`), or that the API does not have, is an `IgnoredFieldError`:
+the server answers without it, and warns. Ranges are checked in `params`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from worker.api.schema.parse import Whole, decode
+from worker.api.schema.parse import Whole, decode, hint, is_one_of
 from worker.errors import RequestError
 
 MAX_MESSAGES = 4096
@@ -84,7 +84,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    include_obfuscation: bool | None = None  # padding against traffic analysis; false is all we do
+    include_obfuscation: Annotated[bool | None, hint(False)] = None  # by padding
 
 
 class RepetitionFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -216,11 +216,7 @@ class ResumeFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class GenerationFields(SamplingFields, kw_only=True):
-    """What chat and text completions share.
-
-    The fields typed `Any` that take any value carry no instruction for the answer (`user`,
-    `metadata`, …).
-    """
+    """What chat and text completions share."""
 
     model: str | None = None
     echo: bool | None = None
@@ -239,13 +235,14 @@ class GenerationFields(SamplingFields, kw_only=True):
     return_token_ids: bool | None = None
     resume: ResumeFields | None = None
 
-    user: str | None = None
-    metadata: Any = None
-    safety_identifier: Any = None
-    prompt_cache_key: Any = None
-    prompt_cache_retention: Any = None
-    prompt_cache_options: Any = None
-    session_id: Any = None
+    user: Annotated[str | None, hint()] = None
+    metadata: Annotated[Any, hint({})] = None
+    safety_identifier: Annotated[Any, hint()] = None
+    prompt_cache_key: Annotated[Any, hint()] = None
+    prompt_cache_retention: Annotated[Any, hint()] = None
+    prompt_cache_options: Annotated[Any, hint({})] = None
+    session_id: Annotated[Any, hint()] = None
+    service_tier: Annotated[Any, hint("auto", "default")] = None
 
     best_of: Annotated[Any, only(1)] = None
     response_format: (
@@ -261,20 +258,21 @@ class GenerationFields(SamplingFields, kw_only=True):
     bootstrap_host: str | None = None
     bootstrap_port: Whole | None = None
     bootstrap_room: Whole | None = None
-    ec_transfer_params: Annotated[dict[str, Any] | None, only({})] = None
+    ec_transfer_params: Annotated[dict[str, Any] | None, hint({})] = None  # of images
     vllm_xargs: dict[str, Any] | None = None  # arguments of logits processors
     # Taken by the render routes, which look at it before the others refuse it.
     return_token_offsets: Annotated[bool | None, Meta(extra=only(False).extra)] = None
-    service_tier: Annotated[Any, only("auto", "default")] = None
 
 
 class ContentPart(msgspec.Struct):
-    """One part of a message's content; only text parts are supported. Open, so that the error for
-    an image names its type rather than its fields.
+    """One part of a message's content: text, a refusal or thinking. Open, so that the error for an
+    image names its type rather than its fields.
     """
 
     type: str
     text: str | None = None
+    refusal: str | None = None
+    thinking: str | None = None
 
 
 class Function(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -307,10 +305,12 @@ class NamedTool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class CalledFunction(msgspec.Struct, forbid_unknown_fields=True):
-    """Part of `SentCall`. `arguments` are JSON as the model wrote it, which may be wrong."""
+    """Part of `SentCall`. `arguments` are JSON as the model wrote it, which may be wrong, or, as
+    templates want them and vLLM takes them, an object.
+    """
 
     name: str
-    arguments: str | None = None
+    arguments: str | dict[str, Any] | None = None
 
 
 class SentCall(msgspec.Struct, forbid_unknown_fields=True):
@@ -323,18 +323,19 @@ class SentCall(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """One turn. The `Any` fields are what servers and clients put into assistant turns that are
-    sent back; only null or empty ones are taken, but for those that say nothing to the model:
-    `annotations`, and `provider_specific_fields`, where litellm notes what it does not know.
+    """One turn. A `refusal` is text of it. The `Any` fields are what servers and clients put into
+    assistant turns that are sent back; only null or empty ones are taken, but for those that say
+    nothing to the model: `annotations`, and `provider_specific_fields`, where litellm notes what it
+    does not know.
     """
 
     role: Annotated[str, says(enum=sorted(ROLES))]
-    content: str | list[ContentPart] | UnsetType | None = UNSET
+    content: str | list[str | ContentPart] | UnsetType | None = UNSET
     name: str | None = None
     tool_calls: Annotated[list[SentCall] | None, says(maxItems=MAX_TOOL_CALLS)] = None
     tool_call_id: str | None = None
     function_call: Annotated[Any, only([], {})] = None
-    refusal: Annotated[Any, only([], {})] = None
+    refusal: str | None = None
     annotations: Any = None
     provider_specific_fields: Any = None
     audio: Annotated[Any, only([], {})] = None
@@ -358,7 +359,7 @@ class ChatRequest(GenerationFields):
     )
     parallel_tool_calls: bool | None = None
     return_prompt_text: bool | None = None
-    verbosity: Any = None
+    verbosity: Annotated[Any, hint("medium")] = None
 
     tools: Annotated[list[Tool] | None, says(maxItems=MAX_TOOLS)] = None
     tool_choice: Annotated[str, says(enum=TOOL_CHOICES)] | NamedTool | None = None
@@ -366,13 +367,13 @@ class ChatRequest(GenerationFields):
     function_call: Annotated[Any, only("none", "auto")] = None
     modalities: Annotated[Any, only(["text"])] = None
     audio: Annotated[Any, only()] = None
-    prediction: Annotated[Any, only()] = None
+    prediction: Annotated[Any, hint()] = None
     web_search_options: Annotated[Any, only()] = None
     moderation: Annotated[Any, only()] = None
-    store: Annotated[Any, only(False)] = None
+    store: Annotated[Any, hint(False)] = None
     chat_template: Annotated[str | None, only()] = None
     include_reasoning: bool | None = None
-    mm_processor_kwargs: Annotated[dict[str, Any] | None, only({})] = None
+    mm_processor_kwargs: Annotated[dict[str, Any] | None, hint({})] = None
     thinking_token_budget: Annotated[Any, only()] = None
 
 
@@ -427,7 +428,7 @@ class TokenSampling(SamplingFields, kw_only=True):
     truncate_prompt_tokens: Annotated[Whole | None, says(minimum=-1)] = None
     extra_args: dict[str, Any] | None = None  # `vllm_xargs`
     thinking_token_budget: Annotated[Any, only()] = None
-    skip_reading_prefix_cache: Annotated[Any, only(False)] = None
+    skip_reading_prefix_cache: Annotated[Any, hint(False)] = None
 
     detokenize: bool | None = None
     flat_logprobs: bool | None = None
@@ -458,7 +459,7 @@ class GenerateRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     bootstrap_host: str | None = None
     bootstrap_port: Whole | None = None
     bootstrap_room: Whole | None = None
-    ec_transfer_params: Annotated[Any, only({}, [])] = None
+    ec_transfer_params: Annotated[Any, hint({}, [])] = None
 
 
 class LoadAdapterBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -504,7 +505,7 @@ def refuse_unsupported(request: msgspec.Struct, within: str = "") -> None:
     """
     for name, neutral, fix in _neutral_values(type(request)):
         value = getattr(request, name)
-        if value is not None and not _is_one_of(value, neutral):
+        if value is not None and not is_one_of(value, neutral):
             path = within + name
             raise RequestError(f"`{path}` is not supported yet; {fix}", param=path)
 
@@ -516,10 +517,5 @@ def _neutral_values(kind: type[msgspec.Struct]) -> tuple[tuple[str, tuple[object
         (name, meta.extra["only"], meta.extra["fix"])
         for name, hint in get_type_hints(kind, include_extras=True).items()
         for meta in getattr(hint, "__metadata__", ())
-        if meta.extra is not None
+        if "only" in (meta.extra or {})
     )
-
-
-def _is_one_of(value: object, neutral: tuple[object, ...]) -> bool:
-    """Equality that does not take true for 1."""
-    return any(v == value and isinstance(v, bool) is isinstance(value, bool) for v in neutral)

@@ -1,10 +1,11 @@
 """`POST /v1/responses`: its body, the chat that it stands for, and its answer. Pure.
 
-Nothing is stored: `store` has no effect, and what refers to an earlier response is refused.
+Nothing is stored: what refers to an earlier response is refused.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -12,7 +13,8 @@ from msgspec import UNSET, UnsetType
 
 from worker.api.http.limits import malformed
 from worker.api.schema.answers import Count
-from worker.api.schema.parse import Whole, shown
+from worker.api.schema.parse import Whole, hint, shown
+from worker.api.schema.prompts import PART_TEXTS, Parts, texts_of, thoughts_of
 from worker.api.schema.requests import (
     MAX_CACHE_SALT_CHARS,
     MAX_MESSAGES,
@@ -31,12 +33,22 @@ from worker.api.schema.requests import (
 from worker.errors import RequestError
 
 Json = dict[str, Any]
-_TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
+_OF_ASSISTANTS = {**PART_TEXTS, "summary_text": "text", "reasoning_text": "text"}
+_OF_OTHERS = {kind: name for kind, name in _OF_ASSISTANTS.items() if name is not None}
 _ROLES = ("system", "developer", "user", "assistant")
 _ITEMS = ("message", "function_call", "function_call_output", "reasoning")
 INCLUDED_LOGPROBS = "message.output_text.logprobs"
-# Accepted without an effect: reasoning is never encrypted here.
-_INCLUDABLE = (INCLUDED_LOGPROBS, "reasoning.encrypted_content")
+# The others add nothing: reasoning is not encrypted, and no tools run here.
+_INCLUDABLE = (
+    INCLUDED_LOGPROBS,
+    "reasoning.encrypted_content",
+    "message.input_image.image_url",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+)
 
 
 class InputItem(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -46,15 +58,15 @@ class InputItem(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     type: Annotated[str | None, says(enum=[*_ITEMS, None])] = None  # a message
     role: Annotated[str | None, says(enum=[*_ROLES, None])] = None
-    content: str | list[ContentPart] | None = None
+    content: str | list[str | ContentPart] | None = None
     id: str | None = None
     status: str | None = None
     phase: str | None = None
     call_id: str | None = None
     name: str | None = None
-    arguments: str | None = None
-    output: str | list[ContentPart] | None = None
-    summary: list[ContentPart] | None = None
+    arguments: str | Json | None = None
+    output: str | list[str | ContentPart] | None = None
+    summary: list[str | ContentPart] | None = None
     encrypted_content: str | None = None
     namespace: Annotated[Any, only()] = None
 
@@ -101,21 +113,19 @@ class TextSettings(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """`text` of a response."""
 
     format: ResponseTextFormat | ResponseJsonObject | ResponseJsonSchema | None = None
-    verbosity: Any = None
+    verbosity: Annotated[Any, hint("medium")] = None
 
 
 class ReasoningSettings(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """`reasoning` of a response; there are no summaries, whatever is asked for."""
+    """`reasoning` of a response; there are no summaries."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    summary: str | None = None
-    generate_summary: str | None = None
+    summary: Annotated[str | None, hint()] = None
+    generate_summary: Annotated[str | None, hint()] = None
 
 
 class ResponsesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Body of `POST /v1/responses`. The fields typed `Any` that take any value carry no instruction
-    for the answer.
-    """
+    """Body of `POST /v1/responses`. `metadata` and `user` are repeated in the answer."""
 
     input: Annotated[str | list[InputItem], says(minItems=1, maxItems=MAX_MESSAGES)]
     model: str | None = None
@@ -132,21 +142,21 @@ class ResponsesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     stream_options: StreamOptions | None = None
     include: list[Annotated[str, says(enum=list(_INCLUDABLE))]] | None = None
     top_logprobs: Annotated[Whole | None, says(minimum=0)] = None
-    store: bool | None = None
     metadata: Any = None
     user: str | None = None
-    safety_identifier: Any = None
-    prompt_cache_key: Any = None
-    prompt_cache_retention: Any = None
-    client_metadata: Any = None
-    service_tier: Annotated[Any, only("auto", "default")] = None
-    truncation: Annotated[Any, only("disabled")] = None
+    truncation: Annotated[Any, hint("disabled")] = None  # of prompts that do not fit
+    store: Annotated[bool | None, hint(False)] = None
+    safety_identifier: Annotated[Any, hint()] = None
+    prompt_cache_key: Annotated[Any, hint()] = None
+    prompt_cache_retention: Annotated[Any, hint()] = None
+    client_metadata: Annotated[Any, hint({})] = None
+    service_tier: Annotated[Any, hint("auto", "default")] = None
+    max_tool_calls: Annotated[Any, hint()] = None  # of tools that run at the server
+    context_management: Annotated[Any, hint([])] = None
     background: Annotated[Any, only(False)] = None
     previous_response_id: Annotated[Any, only()] = None
     conversation: Annotated[Any, only()] = None
     prompt: Annotated[Any, only()] = None
-    max_tool_calls: Annotated[Any, only()] = None
-    context_management: Annotated[Any, only([])] = None
     # As in chats.
     top_k: Annotated[Whole | None, says(minimum=-1)] = None
     min_p: Annotated[float | None, ranged("min_p")] = None
@@ -169,7 +179,7 @@ class ResponsesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
 
 
 _AS_THEY_ARE = (
-    *("model", "temperature", "top_p", "parallel_tool_calls", "stream", "user", "metadata"),
+    *("model", "temperature", "top_p", "parallel_tool_calls", "stream"),
     *("top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed"),
     *("stop", "ignore_eos", "chat_template_kwargs", "priority", "cache_salt", "request_id"),
 )
@@ -180,7 +190,7 @@ def chat_of(request: ResponsesRequest) -> Json:
     refuse_unsupported(request)
     for value in request.include or ():
         if value not in _INCLUDABLE:
-            known = " or ".join(_INCLUDABLE)
+            known = ", ".join(_INCLUDABLE)
             raise RequestError(f"include takes {known}, got '{shown(value)}'", param="include")
     chat: Json = {name: getattr(request, name) for name in _AS_THEY_ARE}
     chat["messages"] = _messages(request)
@@ -262,7 +272,9 @@ def _extend(turn: Json, item: InputItem, kind: str, place: str) -> None:
         parts = item.content or item.summary or ""
         turn["reasoning"] = turn.get("reasoning", "") + _text(parts, f"{place}.content")
     elif kind == "message":
-        turn["content"] = _text(item.content or "", f"{place}.content")
+        turn["content"] = _text(item.content or "", f"{place}.content", _OF_ASSISTANTS)
+        if isinstance(item.content, list):
+            turn["reasoning"] = turn.get("reasoning", "") + thoughts_of(item.content)
     else:
         name = _needed(item.name, f"{place}.name")
         function = {"name": name, "arguments": item.arguments}
@@ -276,16 +288,16 @@ def _needed(value: str | None, place: str) -> str:
     return value
 
 
-def _text(content: str | list[ContentPart], place: str) -> str:
+def _text(content: str | Parts, place: str, kinds: Mapping[str, str | None] = _OF_OTHERS) -> str:
     if isinstance(content, str):
         return content
+    texts: list[str] = []
     for n, part in enumerate(content):
-        if part.type not in _TEXT_PARTS:
-            reason = f"only text parts are supported yet, got '{shown(part.type)}'"
-            raise RequestError(f"{place}[{n}]: {reason}", param=f"{place}[{n}].type")
-        if part.text is None:
-            raise RequestError(f"{place}[{n}]: a text part needs its text", param=f"{place}[{n}]")
-    return "\n".join(part.text or "" for part in content)
+        try:
+            texts += texts_of(part, kinds)
+        except ValueError as error:
+            raise RequestError(f"{place}[{n}]: {error}", param=f"{place}[{n}]") from error
+    return "\n".join(texts)
 
 
 class ResponsePart(msgspec.Struct, kw_only=True):

@@ -10,7 +10,7 @@ import msgspec
 
 from worker.api.http.limits import malformed
 from worker.api.schema.answers import Count
-from worker.api.schema.parse import Whole
+from worker.api.schema.parse import Whole, hint
 from worker.api.schema.requests import (
     MAX_LOGPROB_TOKEN_IDS,
     MAX_REQUEST_ID_CHARS,
@@ -54,7 +54,7 @@ class SglangSampling(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     ebnf: str | None = None
     structural_tag: str | None = None
     stream_interval: Annotated[Whole | None, says(minimum=1)] = None
-    custom_params: Annotated[Any, only({})] = None
+    custom_params: Annotated[Any, hint({})] = None  # of custom processors
 
 
 class SglangRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -72,7 +72,7 @@ class SglangRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     priority: Whole | None = None
     extra_key: str | None = None
     model: str | None = None
-    logprob_start_len: Annotated[Whole | None, only(-1)] = None
+    logprob_start_len: Annotated[Whole | None, says(minimum=-1)] = None
     input_embeds: Annotated[Any, only()] = None
     image_data: Annotated[Any, only([])] = None
     video_data: Annotated[Any, only([])] = None
@@ -175,6 +175,9 @@ def completion_of(request: SglangRequest, max_model_len: int) -> Json:
         "cache_salt": request.extra_key,
     }
     if request.return_logprob:
+        if request.logprob_start_len not in (None, -1):
+            reason = "`logprob_start_len` is not supported yet; leave it out or send -1"
+            raise RequestError(reason, param="logprob_start_len")
         body["logprobs"] = request.top_logprobs_num or 0
         body["logprob_token_ids"] = request.token_ids_logprob
     elif request.top_logprobs_num or request.token_ids_logprob:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True)
 class CallDelta:
     """A part of one tool call: `id` and `name` with the first, then pieces of its arguments.
     `broken`: it turned out not to be one, and its text is content; of a stream, what was sent of it
-    remains.
+    remains. `content_before` is how many characters of content the answer has ahead of it.
     """
 
     index: int
@@ -18,6 +18,7 @@ class CallDelta:
     id: str | None = None
     name: str | None = None
     broken: bool = False
+    content_before: int = 0
 
 
 @dataclass(slots=True)
@@ -60,7 +61,7 @@ class AnswerWriter:
         self._dropping = False
         self._blanks = ""
         self._reasoning_blanks = ""
-        self._has_content = False
+        self._num_content_chars = 0
         self._has_reasoned = False  # if only blanks
         self._has_thought = False
 
@@ -76,9 +77,9 @@ class AnswerWriter:
         self._blanks = text[len(shown) :]
         if not shown:
             return
-        if not self._has_content and (self.num_calls or self._has_reasoned):
+        if not self._num_content_chars and (self.num_calls or self._has_reasoned):
             shown = shown.lstrip()
-        self._has_content = True
+        self._num_content_chars += len(shown)
         self._said.content += shown
 
     def reasoning(self, text: str) -> None:
@@ -100,12 +101,15 @@ class AnswerWriter:
             return
         self._open = self._next_index
         self._next_index += 1
-        self._said.calls.append(CallDelta(self._open, id=self._new_id(), name=name))
+        self._add(CallDelta(self._open, id=self._new_id(), name=name))
 
     def arguments(self, text: str) -> None:
         """More of the arguments of the call that was begun."""
         if self._open is not None:
-            self._said.calls.append(CallDelta(self._open, text))
+            self._add(CallDelta(self._open, text))
+
+    def _add(self, call: CallDelta) -> None:
+        self._said.calls.append(replace(call, content_before=self._num_content_chars))
 
     def end(self) -> None:
         """The call that was begun is complete."""
@@ -122,7 +126,7 @@ class AnswerWriter:
             self.end()
             return
         if self._open is not None:
-            self._said.calls.append(CallDelta(self._open, broken=True))
+            self._add(CallDelta(self._open, broken=True))
         self._open, self._dropping = None, False
         self.leftover(raw)
 
@@ -134,6 +138,6 @@ class AnswerWriter:
 
     def finish(self) -> None:
         """Nothing more comes."""
-        if not self.num_calls and (self._has_content or not self._has_reasoned):
+        if not self.num_calls and (self._num_content_chars or not self._has_reasoned):
             self._said.content += self._blanks
         self._blanks = ""

@@ -98,8 +98,8 @@ async def test_everything_a_client_library_sends_is_taken(bench: Any) -> None:
             "structured_outputs.json",
         ),
         (
-            {"token_ids": [1], "sampling_params": {"skip_reading_prefix_cache": True}},
-            "skip_reading_prefix_cache",
+            {"token_ids": [1], "sampling_params": {"thinking_token_budget": 8}},
+            "thinking_token_budget",
         ),
         ({"token_ids": list(range(64))}, "max_tokens"),
         ({"token_ids": list(range(65))}, "input_tokens"),

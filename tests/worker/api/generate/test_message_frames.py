@@ -58,6 +58,13 @@ def plain(message: Any) -> Any:
             "tool_use",
         ),
         ("Hel STOP lo", {}, ["text"], "stop_sequence"),
+        (
+            f"One.{CALL}\n\nTwo.{CALL}{CALL} Three.",
+            {},
+            ["text", "tool_use", "text", "tool_use", "tool_use", "text"],
+            "tool_use",
+        ),
+        (f"{CALL}\nLast.", {}, ["tool_use", "text"], "tool_use"),
     ],
 )
 async def test_streamed_is_whole(
@@ -181,3 +188,141 @@ async def test_a_lost_engine_ends_a_stream_with_an_error(bench: Any) -> None:
         with pytest.raises(anthropic.APIStatusError, match="it is gone"):
             async with client.messages.stream(**ASKED) as stream:
                 await stream.get_final_message()
+
+
+BILLING = "x-anthropic-billing-header: cc_version=2.1.9; cch=%s;"
+SYSTEM: dict[str, list[Any]] = {
+    "block": [{"type": "text", "text": BILLING}, {"type": "text", "text": "Be kind."}],
+    "line": [{"type": "text", "text": BILLING + "\n\nBe "}, {"type": "text", "text": "kind."}],
+}
+
+
+def asked_with(place: str, mark: str) -> dict[str, Any]:
+    """A message whose first line of the system's is marked."""
+    if place == "turn":
+        return {"messages": [{"role": "system", "content": BILLING % mark + "\nBe kind."}, *USER]}
+    if place == "text":
+        return {"system": BILLING % mark + "\nBe kind."}
+    blocks = [{**block, "text": block["text"].replace("%s", mark)} for block in SYSTEM[place]]
+    return {"system": blocks}
+
+
+@pytest.mark.parametrize("place", ["block", "line", "text", "turn"])
+async def test_a_line_that_differs_each_time_is_not_in_the_prompt(bench: Any, place: str) -> None:
+    """Claude Code's, wherever the system speaks first."""
+    prompts = []
+    async with client_of(bench) as client:
+        for mark in ("a1", "b22"):
+            await client.messages.create(**{**ASKED, **asked_with(place, mark)})
+            prompts.append(prompt_of(bench))
+    assert prompts[0] == prompts[1]
+    assert prompts[0].startswith("<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nhi")
+
+
+NOTE: Any = {"role": "system", "content": [{"type": "text", "text": "Note."}]}
+USED: list[Any] = [
+    {
+        "role": "assistant",
+        "content": [{"type": "tool_use", "id": "1", "name": "look_up", "input": {}}],
+    },
+    {
+        "role": "user",
+        "content": [{"type": "tool_result", "tool_use_id": "1", "content": "a letter"}],
+    },
+]
+SAID: Any = {"role": "assistant", "content": ["Yes."]}
+# Qwen3.5's, Gemma's and Mistral's templates refuse such turns.
+REFUSES = "{% if m.role == 'system' and not loop.first %}{{ raise_exception('no') }}{% endif %}"
+TURNS = "{% for m in messages %}…<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+
+
+@pytest.mark.parametrize(
+    ("turns", "in_place", "folded"),
+    [
+        ([NOTE, *USER], "<system>Note.<user>hi", "<system>Note.<user>hi"),
+        ([*USER, NOTE], "<user>hi<system>Note.", "<user>hi\n\nNote."),
+        (
+            [*USER, NOTE, SAID, *USER],
+            "<user>hi<system>Note.<assistant>Yes.<user>hi",
+            "<user>hi\n\nNote.<assistant>Yes.<user>hi",
+        ),
+        (
+            [*USER, SAID, NOTE, *USER],
+            "<user>hi<assistant>Yes.<system>Note.<user>hi",
+            "<user>hi<assistant>Yes.<user>Note.\n\nhi",
+        ),
+        (
+            [*USER, SAID, NOTE],
+            "<user>hi<assistant>Yes.<system>Note.",
+            "<user>hi<assistant>Yes.<user>Note.",
+        ),
+        (
+            [*USER, SAID, NOTE, SAID],
+            "<user>hi<assistant>Yes.<system>Note.<assistant>Yes.",
+            "<user>hi<assistant>Yes.<user>Note.<assistant>Yes.",
+        ),
+        (
+            [*USER, *USED, NOTE],
+            "<user>hi<assistant><tool>a letter<system>Note.",
+            "<user>hi<assistant><tool>a letter\n\nNote.",
+        ),
+    ],
+)
+async def test_the_system_speaks_within_a_conversation(
+    bench: Any, turns: list[Any], in_place: str, folded: str
+) -> None:
+    """Its text is a turn of its own where the template has such, else it is in the turn beside it;
+    nothing ahead of it changes, and tokens are counted alike.
+    """
+    bench.tokenizer = ByteTokenizer()
+    for refusal, expected in (("", in_place), (REFUSES, folded)):
+        bench.template_source = TURNS.replace("…", refusal)
+        async with bench.client(max_model_len=4096) as client:
+            asked = {"messages": turns, "max_tokens": 8}
+            assert (await client.post("/v1/messages", json=asked)).status_code == 200
+            assert prompt_of(bench) == expected + "<assistant>"
+            counted = await client.post("/v1/messages/count_tokens", json={"messages": turns})
+        assert counted.json() == {"input_tokens": len(f"{expected}<assistant>".encode())}
+
+
+@pytest.mark.parametrize("name", ["output_config", "output_format"])
+async def test_an_answer_has_the_form_that_was_asked_for(bench: Any, name: str) -> None:
+    """Both names of the field work; an error in the schema names it."""
+    says(bench, '{"word": "hello"}')
+    form = {"type": "json_schema", "schema": TOOL["input_schema"]}
+    broken = {"type": "json_schema", "schema": {"type": "letter"}}
+    async with client_of(bench) as client:
+        for given in (form, broken):
+            asked = {name: {"format": given} if name == "output_config" else given}
+            if given is broken:
+                with pytest.raises(anthropic.BadRequestError, match=r"format\.schema"):
+                    await client.messages.create(**ASKED, extra_body=asked)
+            else:
+                await client.messages.create(**ASKED, extra_body=asked)
+    assert len(bench.engine.requests) == 1
+    assert bench.engine.requests[0].params.grammar is not None
+
+
+async def test_the_effort_reaches_the_template(bench: Any) -> None:
+    """Its name is that of chats; the count is of the same prompt."""
+    bench.template_source, bench.tokenizer = "{{ reasoning_effort }}…", ByteTokenizer()
+    async with bench.client(max_model_len=64) as client:
+        body = {**ASKED, "max_tokens": 8, "output_config": {"effort": "xhigh"}}
+        await client.post("/v1/messages", json=body)
+        assert prompt_of(bench) == "xhigh…"
+        counted = await client.post("/v1/messages/count_tokens", json=body)
+    assert counted.json() == {"input_tokens": len("xhigh…".encode())}
+
+
+async def test_a_tool_that_a_search_has_found_is_named(bench: Any) -> None:
+    """The model has seen it from the beginning."""
+    found = [{"type": "tool_reference", "tool_name": "look_up"}, "beside"]
+    turns = [
+        *USER,
+        USED[0],
+        {"role": "user", "content": [{**USED[1]["content"][0], "content": found}]},
+    ]
+    async with client_of(bench) as client:
+        tools = [{**TOOL, "defer_loading": True}]
+        await client.messages.create(**{**ASKED, "messages": turns, "tools": tools})
+    assert "<tool_response>look_up\nbeside</tool_response>" in prompt_of(bench)

@@ -58,6 +58,17 @@ def plain(response: Any) -> Any:
             ["reasoning", "message", "function_call"],
         ),
         ("<tool_call>no call</tool_call>", {}, ["message"]),
+        (
+            f"One.{CALL}\n\nTwo.{CALL}{CALL} Three.",
+            {},
+            ["message", "function_call", "message", "function_call", "function_call", "message"],
+        ),
+        (f"{CALL}\nLast.", {}, ["function_call", "message"]),
+        (
+            f"<think>First.</think>{CALL}Then.",
+            {"reasoning_parser": "qwen3"},
+            ["reasoning", "function_call", "message"],
+        ),
     ],
 )
 async def test_streamed_is_whole(
@@ -68,11 +79,12 @@ async def test_streamed_is_whole(
     asked: dict[str, Any] = {"model": "tiny", "input": "hi", "tools": [TOOL]}
     async with client_of(bench, **settings) as client:
         whole = await client.responses.create(**asked)
-        async with client.responses.stream(**asked) as stream:
-            events = [event async for event in stream]
-            final = await stream.get_final_response()
+        async with client.responses.stream(**asked) as gathered:
+            final = await gathered.get_final_response()
+        stream = await client.responses.create(**asked, stream=True)
+        events = [event async for event in stream]
     assert [item.type for item in whole.output] == kinds
-    assert plain(final) == plain(whole)
+    assert plain(final) == plain(events[-1].response) == plain(whole)
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert [event.type for event in events[:2]] == ["response.created", "response.in_progress"]
     assert events[-1].type == "response.completed"
@@ -84,8 +96,50 @@ async def test_streamed_is_whole(
     calls = [item for item in whole.output if item.type == "function_call"]
     assert arguments == "".join(call.arguments for call in calls)
     assert all(json.loads(call.arguments) == {"word": "é"} for call in calls)
-    ended = [e.item for e in events if e.type == "response.output_item.done"]
-    assert sorted(i.id for i in ended) == sorted(i.id for i in final.output)
+    assert ended_in_order(events) == events[-1].response.output
+
+
+def ended_in_order(events: list[Any]) -> list[Any]:
+    """The items as their ends have them; each ends before the next one begins, all of its events
+    are its own, and its texts are sent whole.
+    """
+    ended: list[Any] = []
+    now: Any = None
+    grown = ""
+    for event in events[2:-1]:
+        if event.type == "response.output_item.added":
+            assert now is None
+            now, grown = event.item, ""
+        assert event.output_index == len(ended)
+        assert getattr(event, "item_id", now.id) == now.id
+        if event.type.endswith(".delta"):
+            grown += event.delta
+        elif event.type.endswith("arguments.done"):
+            assert event.arguments == grown
+        elif event.type.endswith("text.done"):
+            assert event.text == grown
+        elif event.type == "response.output_item.done":
+            assert (event.item.id, event.item.status) == (now.id, "completed")
+            ended.append(event.item)
+            now = None
+    assert now is None
+    return ended
+
+
+@pytest.mark.parametrize("size", [1, 5, 1000])
+async def test_what_turns_out_to_be_no_call_is_text_behind_it(bench: Any, size: int) -> None:
+    """The incomplete item of a stream ends before the text; the response has the text alone."""
+    bad = CALL.replace('"é"', '"é", nope')
+    says(bench, f"One.{bad}Two.", size=size)
+    asked: dict[str, Any] = {"model": "tiny", "input": "hi", "tools": [TOOL]}
+    async with client_of(bench) as client:
+        whole = await client.responses.create(**asked)
+        stream = await client.responses.create(**asked, stream=True)
+        events = [event async for event in stream]
+    done = [e.item.status for e in events if e.type == "response.output_item.done"]
+    assert done == ["completed", "incomplete", "completed"]
+    assert [item.content[0].text for item in whole.output] == ["One.", f"{bad}Two."]
+    assert plain(events[-1].response) == plain(whole)
 
 
 async def test_a_cut_answer_is_incomplete(bench: Any) -> None:
@@ -131,6 +185,30 @@ async def test_a_tool_is_called_and_answered(bench: Any) -> None:
     told = '<|im_start|>assistant\nI look.<tool_call>{"name": "look_up", "arguments": {"word": "é"'
     assert told in prompt_of(bench)
     assert "<|im_start|>user\n<tool_response>a letter</tool_response>" in prompt_of(bench)
+
+
+EARLIER: list[Any] = [
+    "Plain.",
+    {"type": "output_text", "text": "Put out.", "annotations": []},
+    {"type": "refusal", "refusal": "I won't."},
+    {"type": "thinking", "thinking": "Hm."},
+]
+
+
+async def test_parts_of_earlier_turns_are_read(bench: Any) -> None:
+    """Texts of other APIs, arguments as an object; thinking is only of assistants."""
+    call = {"type": "function_call", "call_id": "1", "name": "look_up", "arguments": {"word": "é"}}
+    given = {"type": "function_call_output", "call_id": "1", "output": ["a", *EARLIER[1:2]]}
+    turns = [{"role": "assistant", "content": EARLIER}, call, given]
+    async with client_of(bench) as client:
+        says(bench, "So.")
+        await client.responses.create(input=turns, tools=[TOOL])
+        said = prompt_of(bench)
+        with pytest.raises(openai.BadRequestError, match="got 'thinking'"):
+            await client.responses.create(input=[{"role": "user", "content": EARLIER}])
+    turn = "<|im_start|>assistant\nPlain.\nPut out.\nI won't.<tool_call>"
+    assert f'{turn}{{"name": "look_up", "arguments": {{"word": "é"}}}}</tool_call>' in said
+    assert "<tool_response>a\nPut out.</tool_response>" in said
 
 
 @pytest.mark.parametrize(

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 import pytest
 
+from worker.api.schema.embeddings import PoolingRequest
+from worker.api.schema.messages import MessagesRequest
 from worker.api.schema.parse import (
+    Ignored,
+    IgnoredFieldError,
     UnknownFieldError,
     Whole,
     decode,
     schema_hook,
     shown,
-    without_unknown_fields,
+    without_ignored_fields,
 )
-from worker.api.schema.requests import ChatRequest
+from worker.api.schema.requests import ChatRequest, CompletionRequest, GenerateRequest
+from worker.api.schema.responses import ResponsesRequest
+from worker.api.schema.sglang import SglangRequest
 from worker.errors import RequestError
 
 
@@ -120,7 +128,7 @@ def test_long_values_are_cut_in_messages() -> None:
     ("body", "known", "ignored"),
     [
         ('{"nope": 1, "seed": 1e2}', '{"seed":1e2}', ["nope"]),
-        ('{"a": {"b": 1}, "user": "x", "c": [[]]}', '{"user":"x"}', ["a", "c"]),
+        ('{"a": {"b": 1}, "model": "x", "c": [[]]}', '{"model":"x"}', ["a", "c"]),
         (
             '{"messages": [{"role": "user"}, {"role": "user", "x": 1}]}',
             '{"messages":[{"role":"user"},{"role":"user"}]}',
@@ -152,11 +160,11 @@ def test_unknown_fields_are_left_out_at_any_depth(
     body: str, known: str | None, ignored: list[str]
 ) -> None:
     """The rest stays byte for byte; what has fields of any name, as a schema, stays whole."""
-    rest, paths = without_unknown_fields(body.encode(), ChatRequest)
-    assert paths == ignored
+    rest, found = without_ignored_fields(body.encode(), ChatRequest)
+    assert found == Ignored(unknown=ignored)
     if known is not None:
         assert rest == known.encode()
-    assert without_unknown_fields(rest, ChatRequest) == (rest, [])
+    assert without_ignored_fields(rest, ChatRequest) == (rest, Ignored())
 
 
 def test_a_body_with_unknown_fields_says_so_and_may_still_be_broken() -> None:
@@ -166,4 +174,102 @@ def test_a_body_with_unknown_fields_says_so_and_may_still_be_broken() -> None:
         decode(body, ChatRequest)
     assert (caught.value.body, caught.value.kind) == (body, ChatRequest)
     with pytest.raises(RequestError, match="not valid JSON"):
-        without_unknown_fields(body, ChatRequest)
+        without_ignored_fields(body, ChatRequest)
+
+
+TURN = {"role": "user", "content": "x"}
+TOOL = {"name": "f", "input_schema": {}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "hints"),
+    [
+        (ChatRequest, {"messages": [TURN], "store": True, "user": "me"}, ["store", "user"]),
+        (ChatRequest, {"messages": [TURN], "stream_options": {"include_obfuscation": True}}, None),
+        (ResponsesRequest, {"input": "x", "text": {"verbosity": "low"}}, ["text.verbosity"]),
+        (
+            MessagesRequest,
+            {
+                "messages": [TURN],
+                "max_tokens": 1,
+                "tools": [TOOL, {**TOOL, "defer_loading": True}],
+                "output_config": {"effort": "utmost"},
+            },
+            ["tools[1].defer_loading", "output_config.effort"],
+        ),
+    ],
+)
+def test_hints_are_found_and_left_out_at_any_depth(
+    kind: type[msgspec.Struct], fields: dict[str, object], hints: list[str] | None
+) -> None:
+    """A body with one is not decoded; without it, it is."""
+    body = msgspec.json.encode(fields)
+    with pytest.raises(IgnoredFieldError) as caught:
+        decode(body, kind)
+    assert not isinstance(caught.value, UnknownFieldError)
+    rest, found = without_ignored_fields(body, kind)
+    assert found == Ignored(hints=hints or ["stream_options.include_obfuscation"])
+    assert without_ignored_fields(body, kind, all_known=True) == (rest, found)
+    decode(rest, kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (ChatRequest, {"store": False, "user": None, "metadata": {}, "service_tier": "auto"}),
+        (ResponsesRequest, {"metadata": {"a": "b"}, "user": "me", "truncation": "disabled"}),
+        (MessagesRequest, {"max_tokens": 1, "output_config": {"effort": "high"}}),
+        (MessagesRequest, {"max_tokens": 1, "cache_control": {}, "context_management": {}}),
+    ],
+)
+def test_what_asks_for_nothing_more_is_decoded_at_once(
+    kind: type[msgspec.Struct], fields: dict[str, object]
+) -> None:
+    given = {"input": "x"} if kind is ResponsesRequest else {"messages": [TURN]}
+    decode(msgspec.json.encode(given | fields), kind)
+
+
+def test_a_hint_is_not_taken_for_another_type() -> None:
+    """`store: 0` is not the false that asks for nothing."""
+    body = msgspec.json.encode({"messages": [TURN], "store": 0})
+    assert without_ignored_fields(body, ChatRequest)[1].hints == ["store"]
+
+
+def hints_of(kind: msgspec.inspect.Type, path: str = "") -> Iterator[str]:
+    """The paths of all hints of a body, as the documentation writes them."""
+    extra = getattr(kind, "extra", None) or {}
+    if "hint" in extra:
+        yield path
+    elif isinstance(kind, msgspec.inspect.Metadata):
+        yield from hints_of(kind.type, path)
+    elif isinstance(kind, msgspec.inspect.ListType):
+        yield from hints_of(kind.item_type, f"{path}[]")
+    elif isinstance(kind, msgspec.inspect.UnionType):
+        for option in kind.types:
+            yield from hints_of(option, path)
+    elif isinstance(kind, msgspec.inspect.StructType):
+        for one in kind.fields:
+            yield from hints_of(one.type, f"{path}.{one.name}" if path else one.name)
+
+
+@pytest.mark.parametrize(
+    ("rows", "kind"),
+    [
+        (("chats, text completions", "chats"), ChatRequest),
+        (("chats, text completions",), CompletionRequest),
+        (("Responses",), ResponsesRequest),
+        (("Messages",), MessagesRequest),
+        (("`/inference/v1/generate`",), GenerateRequest),
+        (("SGLang's `/generate`",), SglangRequest),
+        (("embeddings",), PoolingRequest),
+    ],
+)
+def test_the_documentation_has_every_hint(
+    rows: tuple[str, ...], kind: type[msgspec.Struct]
+) -> None:
+    page = (Path(__file__).parents[4] / "docs/http-api.md").read_text()
+    lines = [line for line in page.splitlines() if line.startswith(tuple(f"| {r} |" for r in rows))]
+    ignored = " ".join(line.split("|")[2] for line in lines)
+    paths = list(hints_of(msgspec.inspect.type_info(kind)))
+    assert paths
+    assert [path for path in paths if f"`{path}`" not in ignored] == []

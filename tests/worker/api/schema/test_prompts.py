@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
@@ -41,6 +42,55 @@ def test_text_parts_are_joined_and_others_refused() -> None:
 
 
 @pytest.mark.parametrize(
+    ("turn", "expected"),
+    [
+        ({"content": [{"type": "output_text", "text": "a", "annotations": []}]}, {"content": "a"}),
+        ({"content": [{"type": "refusal", "refusal": "I won't."}]}, {"content": "I won't."}),
+        ({"content": ["a", {"type": "text", "text": "b"}, "c"]}, {"content": "a\nb\nc"}),
+        (
+            {"content": [{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "a"}]},
+            {"content": "a", "reasoning": "Hm.", "reasoning_content": "Hm."},
+        ),
+        (
+            {"content": [{"type": "thinking", "thinking": "Hm."}], "reasoning": "Hm."},
+            {"content": "", "reasoning": "Hm.", "reasoning_content": "Hm."},
+        ),
+        ({"refusal": "I won't."}, {"content": "I won't."}),
+        ({"content": None, "refusal": "I won't."}, {"content": "I won't."}),
+        ({"content": "Sorry.", "refusal": "I won't."}, {"content": "Sorry.\nI won't."}),
+        ({"content": ["a"], "reasoning": "Hm."}, {"content": "a", "reasoning": "Hm."}),
+    ],
+)
+def test_parts_of_an_assistants_turn_are_its_text(
+    turn: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    """Parts may be those of other APIs; thinking is the reasoning of the turn, beside which no text
+    is lost.
+    """
+    messages = msgspec.convert([{"role": "assistant", **turn}], list[ChatMessage])
+    [rendered] = prompts.template_messages(messages)
+    assert expected.items() <= rendered.items()
+
+
+@pytest.mark.parametrize(
+    ("turn", "reason"),
+    [
+        ({"role": "user", "content": [{"type": "thinking", "thinking": "x"}]}, "of assistants"),
+        ({"content": [{"type": "thinking", "thinking": "x"}], "reasoning": "y"}, "must not differ"),
+        (
+            {"content": ["a", {"type": "refusal", "text": "x"}]},
+            "a refusal part needs its",
+        ),
+        ({"content": [{"type": "input_audio"}]}, "got 'input_audio'"),
+    ],
+)
+def test_parts_that_say_nothing_are_refused(turn: dict[str, Any], reason: str) -> None:
+    messages = msgspec.convert([{"role": "assistant", **turn}], list[ChatMessage])
+    with pytest.raises(RequestError, match=reason):
+        prompts.template_messages(messages)
+
+
+@pytest.mark.parametrize(
     ("message", "param"),
     [
         ({"role": "robot", "content": ""}, "body.messages.0.role"),
@@ -77,16 +127,21 @@ def test_turns_that_cannot_be_rendered_are_refused(message: dict[str, object], p
         (None, {}),
         ('{"a": ', '{"a": '),
         ("[1]", "[1]"),
+        ({"a": ["é"]}, {"a": ["é"]}),
+        ({}, {}),
     ],
 )
-def test_calls_and_results_reach_the_template(arguments: str | None, as_object: object) -> None:
-    """Arguments become objects where the template wants them; those a model got wrong stay text."""
+def test_calls_and_results_reach_the_template(arguments: Any, as_object: object) -> None:
+    """Arguments are objects where the template wants them, else JSON; those a model got wrong stay
+    text.
+    """
     call = {"id": "1", "function": {"name": "f", "arguments": arguments}}
     turns = [
         {"role": "assistant", "content": None, "tool_calls": [{**call, "index": 0}]},
         {"role": "tool", "content": "sunny", "tool_call_id": "1", "name": "f"},
     ]
-    for objects, expected in ((True, as_object), (False, arguments or "{}")):
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    for objects, expected in ((True, as_object), (False, text if arguments else "{}")):
         said, result = prompts.template_messages(
             msgspec.convert(turns, list[ChatMessage]), argument_objects=objects
         )

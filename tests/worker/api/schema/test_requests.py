@@ -78,7 +78,7 @@ def test_values_that_ask_for_nothing_are_taken() -> None:
     neutral = (
         '"n":1,"logprobs":false,"top_logprobs":null,"kv_transfer_params":{},"documents":[],'
         '"presence_penalty":0,"frequency_penalty":0.0,'
-        '"logit_bias":{},"tools":null,"response_format":{"type":"text"},"user":"u","metadata":{},'
+        '"logit_bias":{},"tools":null,"response_format":{"type":"text"},"user":null,"metadata":{},'
         '"store":false,"service_tier":"auto","parallel_tool_calls":true,"seed":7,"min_p":0,'
         '"repetition_penalty":1.0,"top_k":-1,"min_tokens":0,"ignore_eos":false,"echo":false,'
         '"best_of":1,"cache_salt":"s","priority":0,"request_id":"r","reasoning_effort":"low",'
