@@ -18,7 +18,7 @@ from picker.config.check import check_config
 from picker.config.pool_file import read_pool_file
 from picker.types import Endpoint
 
-SITE = Site(Path("/run/x"), (1, 2, 3), (11, 12), cores=5, envoy=Path("/bin/envoy"))
+SITE = Site(Path("/run/x"), 4, (1, 2, 3), (11, 12), cores=5, envoy=Path("/bin/envoy"))
 MODEL = Path("/m/model.gguf")
 
 

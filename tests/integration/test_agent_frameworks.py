@@ -124,7 +124,7 @@ async def test_an_agent_goes_on_for_ten_turns(
 ) -> None:
     """With every choice of tools, streamed and not: each call arrives, and the text behind them."""
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else its import wants the network
-    pytest.importorskip(module, reason="not installed: pip install pointsman[agents]")
+    pytest.importorskip(module, reason="not installed: pip install '.[agents]'")
     async with echo_fleet(tmp_path) as fleet:
         for choice, spell in SPELLINGS.items():
             for streams in (False, True):
