@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet.cli import main, with_default_model
+from fleet.cli import main, parser_of, with_default_model
 from fleet.extras import require_extra
 
 
@@ -209,6 +209,12 @@ def test_a_wrong_command_line_is_one_sentence_and_status_2(
     assert error.startswith("pointsman")
     assert error.count("\n") == 1
     assert reason in error
+
+
+def test_explain_means_the_newest_request_unless_one_is_named() -> None:
+    parse = parser_of("explain").parse_args
+    assert parse([]).id is parse(["--last"]).id is None
+    assert parse(["c4f8"]).id == "c4f8"
 
 
 def test_a_busy_port_is_one_sentence_and_status_1(capsys: pytest.CaptureFixture[str]) -> None:

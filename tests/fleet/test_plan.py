@@ -32,6 +32,16 @@ def lay_out(**changes: object) -> Plan:
     return Plan(FleetOptions(**changes), SITE, MODEL)
 
 
+def test_the_first_page_names_the_dashboards_own_port() -> None:
+    """Not that of the first picker, which a restart replaces."""
+    layout = lay_out(port=81)
+    assert layout.picker().http.port == 3
+    text = layout.envoy().bootstrap.welcome
+    assert text is not None
+    assert "http://127.0.0.1:4/metrics\n" in text
+    assert "http://127.0.0.1:3" not in text
+
+
 def test_workers_share_the_cores() -> None:
     """Each worker's threads are its share of the cores, at least one."""
     first, second = lay_out().workers
