@@ -13,13 +13,19 @@ from dataclasses import dataclass, field
 from http.client import HTTPException
 from typing import Any
 
+from rich.cells import cell_len
+
 from fleet.command_line import near
 from fleet.errors import FleetError
 from fleet.http_client import HTTP_ERRORS, ConnectError, get, opened, reason_in, why
+from fleet.models import offer
+from worker.catalog import CatalogModel
 
 Write = Callable[[str], None]
 ReadLine = Callable[[str], str]
+Fetch = Callable[[CatalogModel], object]
 _PROMPT = "> "
+_PARTS = re.compile(r"\s+|\S+")
 _COMMAND = re.compile(r"/\w*")  # so `/etc/hosts` is none
 _HELP = {
     "/help": "what can be typed",
@@ -58,6 +64,35 @@ class Terminal:
     write: Write
     read_line: ReadLine
     note: Write | None = None
+
+
+class Wrapped:
+    """Writes to a terminal, whose lines end between words. A word appears once it is complete."""
+
+    def __init__(self, write: Write, columns: Callable[[], int]) -> None:
+        self._write, self._columns = write, columns
+        self._column = 0
+        self._word = ""
+
+    def __call__(self, text: str) -> None:
+        """Write a piece of a text that ends with a line."""
+        for part in _PARTS.findall(text):
+            if not part.isspace():
+                self._word += part
+                continue
+            self._end_word()
+            self._write(part)
+            last = part.rpartition("\n")
+            self._column = len(last[2]) + (0 if last[1] else self._column)
+
+    def _end_word(self) -> None:
+        width = cell_len(self._word)
+        if self._column > 0 and self._column + width > self._columns():
+            self._write("\n")
+            self._column = 0
+        self._write(self._word)
+        self._column += width
+        self._word = ""
 
 
 @dataclass(slots=True)
@@ -118,9 +153,10 @@ class _Facts:
         return ", ".join(parts)
 
 
-def chat(options: ChatOptions, terminal: Terminal) -> int:
+def chat(options: ChatOptions, terminal: Terminal, fetch: Fetch | None = None) -> int:
     """Answer one prompt, or talk until `read_line` raises EOFError; returns the exit status.
 
+    With `fetch`, which downloads a model, a user of the default one is offered a better one first.
     Ctrl-C stops the answer being written. Raises `FleetError` when the server cannot be reached
     or refuses; in a conversation with a user only at its beginning.
     """
@@ -132,6 +168,8 @@ def chat(options: ChatOptions, terminal: Terminal) -> int:
         if options.prompt is not None:
             return 0 if talk.turn(options.prompt) else 130
         talk.note(f"{model} at {options.url}; /help lists commands, Ctrl-D leaves")
+        if fetch is not None:
+            talk.offer(fetch)
         talk.run()
     finally:
         signal.signal(signal.SIGINT, before)
@@ -150,6 +188,27 @@ class _Talk:
     def note(self, line: str) -> None:
         if self._terminal.note is not None:
             self._terminal.note(f"{line}\n")
+
+    def offer(self, fetch: Fetch) -> None:
+        """Ask once whether to fetch a better model than the default one, where there is room."""
+        better = None if self._terminal.note is None else offer(self._model)
+        if better is None:
+            return
+        size = f"{better.size_bytes / 1e6:.0f} MB"
+        self.note(f"{self._model} is small and often wrong. {better.name} is better.")
+        try:
+            answer = self._terminal.read_line(f"Fetch it now, {size}? [y/N] ")
+        except (EOFError, KeyboardInterrupt):
+            answer = ""
+        command = f"pointsman up --model {better.name}"
+        if answer.strip().lower() not in ("y", "yes"):
+            self.note(f"`{command}` fetches and serves it")
+            return
+        try:
+            fetch(better)
+            self.note(f"fetched; `{command}` serves it")
+        except FleetError as error:
+            self.note(f"pointsman: {error}")
 
     def run(self) -> None:
         """Talk until the user leaves."""
@@ -180,7 +239,7 @@ class _Talk:
 
     def _obey(self, command: str, text: str) -> None:
         if command == "/help":
-            self.note("\n".join(f"{name:<9}{meaning}" for name, meaning in _HELP.items()))
+            self._show("\n".join(f"{name:<9}{meaning}" for name, meaning in _HELP.items()))
         elif command == "/clear":
             self._conversation.turns.clear()
             self.note("the conversation begins anew")
@@ -188,9 +247,19 @@ class _Talk:
             if text:
                 self._conversation.system = text
             else:
-                self.note(self._conversation.system or "no instructions yet")
+                self._show(self._conversation.system or "no instructions yet")
         else:
-            self.note(f"there is no command {command}{near(command, _HELP)} (/help lists them)")
+            text = f"there is no command {command}{near(command, _HELP)} (/help lists them)"
+            if self._terminal.note is None:
+                raise FleetError(text)
+            self.note(text)
+
+    def _show(self, text: str) -> None:
+        """What was asked for, also by a script."""
+        if self._terminal.note is None:
+            self._terminal.write(f"{text}\n")
+        else:
+            self.note(text)
 
     def turn(self, text: str) -> bool:
         """Ask, and write the answer as it comes; False when Ctrl-C ended it early."""

@@ -102,9 +102,10 @@ def _add_top(parser: Parser) -> None:
 
 
 def _add_explain(parser: Parser) -> None:
-    wanted = parser.add_mutually_exclusive_group(required=True)
-    wanted.add_argument("id", nargs="?", help="the request's x-request-id")
-    wanted.add_argument("--last", action="store_true", help="the newest request")
+    wanted = parser.add_mutually_exclusive_group()
+    text = "the request's x-request-id (default: the newest request)"
+    wanted.add_argument("id", nargs="?", help=text)
+    wanted.add_argument("--last", action="store_true", help="the newest request, as without an id")
     _add_picker(parser)
     parser.add_argument("--json", action="store_true", help="the full record, as JSON")
     parser.add_argument("--all", action="store_true", help="show every recorded candidate")
@@ -138,6 +139,15 @@ def _add_models(parser: Parser) -> None:
     parser.add_argument("action", nargs="?", choices=("fetch",), help=text)
     text = "as `pointsman models` lists it (default: the model of `pointsman up`)"
     parser.add_argument("name", nargs="?", metavar="NAME", help=text)
+
+
+def _add_files(parser: Parser) -> None:
+    from pathlib import Path
+
+    text = "a file, or a folder of them, as `pointsman files` lists it (default: list them)"
+    parser.add_argument("names", nargs="*", metavar="NAME", help=text)
+    text = "folder to write to (default: this one)"
+    parser.add_argument("--into", type=Path, default=Path(), metavar="FOLDER", help=text)
 
 
 def _add_picker(parser: Parser) -> None:
@@ -192,9 +202,12 @@ def _joined(argv: list[str], flag: str) -> list[str]:
 def _chat(argv: list[str]) -> int:
     arguments = parser_of("chat").parse_args(argv)
     from os import environ
+    from shutil import get_terminal_size
 
-    from fleet.chat import ChatOptions, Terminal, chat
+    from fleet.chat import ChatOptions, Terminal, Wrapped, chat
+    from fleet.models import ensure_model
     from fleet.running_picker import running_fleets
+    from worker.catalog import CatalogModel
 
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 (line editing and history in input())
@@ -211,12 +224,19 @@ def _chat(argv: list[str]) -> int:
     def note(line: str) -> None:
         print(line, end="", file=sys.stderr, flush=True)
 
+    def write(text: str) -> None:
+        print(text, end="", flush=True)
+
+    def fetch(model: CatalogModel) -> None:
+        with _progress() as progress:
+            ensure_model(model, progress)
+
     terminal = Terminal(
-        lambda text: print(text, end="", flush=True),
+        Wrapped(write, lambda: get_terminal_size().columns) if has_user else write,
         lambda prompt: input(prompt if has_user else ""),
         note if has_user else None,
     )
-    return chat(ChatOptions(**given), terminal)
+    return chat(ChatOptions(**given), terminal, fetch if here else None)
 
 
 def _top(argv: list[str]) -> int:
@@ -388,6 +408,13 @@ def _models(argv: list[str]) -> int:
     return 0
 
 
+def _files(argv: list[str]) -> int:
+    arguments = parser_of("files").parse_args(argv)
+    from fleet.files import files_command
+
+    return files_command(arguments.names, arguments.into, print)
+
+
 def _completion(argv: list[str]) -> int:
     arguments = parser_of("completion").parse_args(argv)
     from fleet.completion import script
@@ -495,6 +522,7 @@ _HELP = {
     "sidecar": "have prompts run by prefill workers, in front of a decode worker",
     "picker": "run an endpoint picker for Envoy",
     "config": "write, check or show a picker's configuration",
+    "files": "write Envoy bootstraps, systemd units, alerts and dashboards to a folder",
     "replay": "repeat recorded decisions, also with another configuration",
     "train-draft": "train a draft head for a model",
     "completion": "print a script that completes commands and flags in a shell",
@@ -506,6 +534,7 @@ _ADD_FLAGS = {
     "explain": _add_explain,
     "logs": _add_logs,
     "models": _add_models,
+    "files": _add_files,
     "completion": _add_completion,
 }
 # Where `build_parser` is: read without what runs the command.
@@ -544,6 +573,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "sidecar": _sidecar,
     "picker": _picker,
     "config": _config,
+    "files": _files,
     "replay": _replay,
     "train-draft": _train_draft,
     "completion": _completion,

@@ -13,6 +13,8 @@ from typing import NoReturn
 from urllib.parse import urlsplit
 
 LAST_PORT = 65_535
+_WORD = r"[\w.-]+"
+_CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)$")
 _UNKNOWN = re.compile(r"unrecognized arguments: .*?(--?[\w-]+)")
 
 
@@ -41,8 +43,11 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """End with status 2 and one line, instead of the usage, which is long."""
-        unknown = _UNKNOWN.search(message)
-        hint = "" if unknown is None else near(unknown[1], self._option_string_actions)
+        hint = ""
+        if unknown := _UNKNOWN.search(message):
+            hint = near(unknown[1], self._option_string_actions)
+        elif choice := _CHOICE.search(message):
+            hint = near(choice[1], re.findall(_WORD, choice[2]))
         self.exit(2, f"{self.prog}: {message}{hint} (see {self.prog.partition(':')[0]} --help)\n")
 
 

@@ -22,7 +22,7 @@ def require_extra(command: str, extra: str) -> None:
 
 def install_command(extra: str) -> str:
     """What to type; without an extra, for what every installation should have."""
-    return f"pip install 'pointsman[{extra}]'" if extra else "pip install --upgrade pointsman"
+    return f"in a clone, pip install '.[{extra}]'" if extra else "in a clone, pip install ."
 
 
 def _packages(extra: str) -> Iterator[str]:

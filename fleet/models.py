@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from fleet.errors import FleetError
-from worker.catalog import CATALOG, DEFAULT, CatalogModel
+from worker.catalog import BETTER, CATALOG, DEFAULT, CatalogModel
 from worker.errors import ConfigError
 from worker.speculation_flags import FLAG, SHORT_FLAG, parse
 
@@ -33,6 +33,9 @@ _PART_SUFFIXES = (".gguf", ".bin")
 _PIECE_BYTES = 1 << 20
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+_MEMINFO = Path("/proc/meminfo")
+_AVAILABLE = re.compile(r"^MemAvailable:\s+(\d+) kB$", re.MULTILINE)
+_WORKERS = 2  # of a fleet, unless the user says otherwise
 
 Progress = Callable[[str, int, int], None]
 """Called with a model's name, bytes done and bytes in all, now and then, from another thread."""
@@ -55,6 +58,28 @@ def catalog_model(name: str | None) -> CatalogModel | None:
     if name is None:
         return DEFAULT
     return next((model for model in CATALOG if model.name == name), None)
+
+
+def better_than(path: Path | None) -> CatalogModel | None:
+    """The model to suggest in place of the one at `path`; None unless that is the default one."""
+    return BETTER if path == cached_path(DEFAULT) else None
+
+
+def offer(served: str) -> CatalogModel | None:
+    """The model to offer where the default one is `served`; once for a cache folder. None where it
+    is here already, or disk or memory have no room for it.
+    """
+    found = _AVAILABLE.search(_MEMINFO.read_text()) if _MEMINFO.is_file() else None
+    has_memory = found is not None and int(found[1]) << 10 >= _WORKERS * BETTER.memory_bytes
+    if served != DEFAULT.name or cached_path(BETTER).is_file() or not has_memory:
+        return None
+    folder = cache_folder()
+    with contextlib.suppress(OSError, FleetError):  # also where it was offered before
+        folder.mkdir(parents=True, exist_ok=True)
+        _require_space(BETTER, folder, _num_parts(BETTER))
+        (folder / f"{BETTER.name}.offered").touch(exist_ok=False)
+        return BETTER
+    return None
 
 
 def resolve_model(name: str | None, progress: Progress | None = None) -> Path:

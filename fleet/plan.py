@@ -99,7 +99,7 @@ class FleetOptions:
     def num_ports(self) -> int:
         """Those that the parts behind the first one listen on."""
         num_sidecars = self.workers - self.prefill if self.prefill else 0
-        return PORTS_OF_A_PICKER + self.workers + num_sidecars + self.front
+        return 1 + PORTS_OF_A_PICKER + self.workers + num_sidecars + self.front
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +109,12 @@ class Site:
     `hot_restart_id` is a number by which one Envoy of this fleet finds the next, of at most 27
     bits; None where the machine has no shared memory for that. `decoder_ports` are those of decode
     workers, whose place in `worker_ports` a sidecar takes; `kv_key` is what they share.
-    `gateway_port` is Envoy's where clients come in through a front.
+    `gateway_port` is Envoy's where clients come in through a front. `dashboard_port` leads to the
+    HTTP port of whichever picker serves.
     """
 
     folder: Path
+    dashboard_port: int
     picker_ports: tuple[int, int, int]  # ext_proc, health, HTTP
     worker_ports: tuple[int, ...]
     cores: int
@@ -205,6 +207,11 @@ class Plan:
     def ingress(self) -> SocketAddress:
         """Where clients come in."""
         return SocketAddress(self.options.host, self.options.port)
+
+    @property
+    def dashboard(self) -> SocketAddress:
+        """Where the picker's HTTP port is reached, also after a restart."""
+        return SocketAddress(_LOOPBACK, self.site.dashboard_port)
 
     @property
     def gateway(self) -> SocketAddress:
@@ -388,11 +395,24 @@ class Plan:
                 mechanism=options.routing,
                 buffer_request_body=options.buffer_request_body,
                 trust_control_headers=options.trust_control_headers,
+                welcome=self._welcome,
             ),
             bootstrap_path=path,
             number=number,
             epoch=epoch,
         )
+
+    @property
+    def _welcome(self) -> str:
+        """Where to find what, for a browser."""
+        rows = {
+            "models": "/v1/models",
+            "OpenAI API": "/v1/chat/completions and others, see /openapi.json",
+            "dashboard": self.dashboard.url,
+            "metrics": f"{self.dashboard.url}/metrics",
+        }
+        listed = "".join(f"{name:<12}{text}\n" for name, text in rows.items())
+        return f"Pointsman: a fleet on this machine.\n\n{listed}"
 
     def _envoy_program(self, bootstrap_path: Path, epoch: int) -> Program:
         options, site = self.options, self.site

@@ -98,11 +98,12 @@ class Reaper:
         self._write(f"-{group}\n")
 
     def remove(self, path: Path) -> None:
-        """Promise that the file `path` will not survive us."""
+        """Promise that `path` will not survive us: a file, or a folder if we vanish."""
         self._write(f"/{path}\n")
 
     def close(self) -> None:
-        """Let it end whatever was not released, and wait for that."""
+        """Let it end whatever was not released, and wait for that; folders are left to us."""
+        self._write(".\n")
         if self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()

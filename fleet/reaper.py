@@ -2,9 +2,10 @@
 """The last one out: ends a fleet's processes when the process that started them is gone.
 
 Run as a script with nothing but the standard library, so that it is small and up in no time. It
-reads lines `+GROUP`, `-GROUP` and `/FILE` from its standard input, which only the fleet holds open.
+reads lines `+GROUP`, `-GROUP` and `/PATH` from its standard input, which only the fleet holds open.
 At the end of input, however that came about, every process group still on the list is terminated,
-and killed if it does not go; then the files are removed.
+and killed if it does not go; then files are removed, and folders too unless a line `.` said that
+the fleet ends by itself and sees to them.
 
 With a command line as its arguments the script is the first moment of a process of that fleet: it
 becomes the program once its group is on the list. A fleet that is killed in between leaves a
@@ -32,20 +33,24 @@ def signal_group(group: int, number: int) -> bool:
     return True
 
 
-def read_input() -> tuple[set[int], list[str]]:
+def read_input() -> tuple[set[int], list[str], list[str]]:
     """Follow standard input to its end; by its account, the groups that are still alive and the
-    files that are left.
+    files and folders that are left.
     """
     groups: set[int] = set()
     files: list[str] = []
+    folders: list[str] = []
     for line in sys.stdin:
         if line.startswith("/"):
-            files.append(line[1:-1])
+            path = line[1:-1]
+            (folders if os.path.isdir(path) else files).append(path)
+        elif line == ".\n":
+            folders.clear()
         elif line.startswith("+"):
             groups.add(int(line[1:]))
         else:
             groups.discard(int(line[1:]))
-    return groups, files
+    return groups, files, folders
 
 
 def begin(argv: list[str]) -> int:
@@ -67,7 +72,7 @@ def end() -> int:
     """Wait for the end of input, then leave nothing behind."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    groups, files = read_input()
+    groups, files, folders = read_input()
     alive = {group for group in groups if signal_group(group, signal.SIGTERM)}
     deadline = time.monotonic() + GRACE_SECONDS
     while alive and time.monotonic() < deadline:
@@ -78,6 +83,11 @@ def end() -> int:
     for name in files:
         if os.path.exists(name):
             os.unlink(name)
+    if folders:
+        import shutil  # noqa: PLC0415 (every process of a fleet begins as this script)
+
+        for name in folders:
+            shutil.rmtree(name, ignore_errors=True)
     return 0
 
 

@@ -186,7 +186,7 @@ class PickerRestart:
 def _whereabouts(picker: Picker) -> str:
     plan = picker.plan
     recorded = "" if plan.record is None else f"; decisions are recorded in {plan.record}"
-    return f" at {_HOST}:{plan.ext_proc.port}, metrics {plan.http.port}{recorded}"
+    return f" at {_HOST}:{plan.ext_proc.port}{recorded}"
 
 
 class WorkerRestart:

@@ -10,9 +10,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO
 from urllib.parse import urlsplit
 
 import msgspec
@@ -96,47 +95,24 @@ def the_fleet(environment: Mapping[str, str], port: int | None) -> RunningFleet:
     return found[0]
 
 
-class Shown:
-    """Owns the file of one fleet. A context manager that keeps it for as long as the fleet runs.
+@contextlib.contextmanager
+def shown(fleet: RunningFleet, environment: Mapping[str, str]) -> Iterator[None]:
+    """Keep the file of a fleet for as long as the block runs.
 
     A folder that cannot be written only costs the convenience: then commands need `--picker`.
     """
-
-    def __init__(self, fleet: RunningFleet, environment: Mapping[str, str]) -> None:
-        self._fleet = fleet
-        self._path = _folder(environment) / f"fleet-{os.getpid()}.json"
-        # All that ever were: a command that has one open still finds it locked and leaves it.
-        self._files: list[IO[bytes]] = []
-
-    def __enter__(self) -> Shown:
-        self._write()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._files:
-            self._path.unlink(missing_ok=True)
-        for file in self._files:
-            file.close()
-
-    def move_picker(self, url: str) -> None:
-        """From now on the picker answers at `url`; which fleet was started last stays as it was."""
-        self._fleet = msgspec.structs.replace(self._fleet, picker=url)
-        if self._files:
-            self._write()
-
-    def _write(self) -> None:
-        """Replace the file by one that is locked, under a name that no command reads before."""
+    path = _folder(environment) / f"fleet-{os.getpid()}.json"
+    with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            unfinished = self._path.with_suffix(".new")
-            file = unfinished.open("wb")
-            self._files.append(file)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            unfinished = path.with_suffix(".new")  # a name that no command reads
+            file = stack.enter_context(unfinished.open("wb"))
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            file.write(msgspec.json.encode(self._fleet))
+            file.write(msgspec.json.encode(fleet))
             file.flush()
-            begun = os.fstat(self._files[0].fileno()).st_mtime_ns
-            os.utime(unfinished, ns=(begun, begun))
-            unfinished.rename(self._path)
+            unfinished.rename(path)
+            stack.callback(path.unlink, missing_ok=True)
+        yield
 
 
 def _folder(environment: Mapping[str, str]) -> Path:

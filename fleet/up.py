@@ -28,18 +28,20 @@ from fleet.devices import Gpu, described
 from fleet.envoy import admin
 from fleet.envoy.binary import envoy_version, find_envoy, require_supported
 from fleet.envoy.clusters import PICKER, POOL
-from fleet.envoy.settings import Mechanism, SocketAddress
+from fleet.envoy.settings import Mechanism
 from fleet.errors import FleetError
 from fleet.members import Members, Rotation, Say, write_bootstrap
 from fleet.plan import PORTS_OF_A_PICKER, FleetOptions, PickerPlan, Plan, Site
 from fleet.ports import free_ports
 from fleet.preflight import check_programs
 from fleet.process import Child, Reaper
+from fleet.relay import Relay
 from fleet.rolling import RollingRestart, Scene
-from fleet.running_picker import RunningFleet, Shown
+from fleet.running_picker import RunningFleet, shown
 
 _STOP_SECONDS = 5.0
 _TELL_SECONDS = 2.0  # between lines of what a stop waits for
+_QUIET_SECONDS = 10.0  # between lines of what a start waits for
 _SHARED_MEMORY = Path("/dev/shm")
 _HOT_RESTART_BITS = 27  # ten times as much has to fit 31 bits
 
@@ -69,11 +71,11 @@ def up(
     with _folder(say) as folder:
         layout = Plan(options, _site(options, folder, gpus), model)
         check_programs(layout)
-        url, control = _url(layout.picker().http), str(layout.control_path)
-        fleet = RunningFleet(os.getpid(), url, options.port, control, _url(layout.ingress))
+        url, control = layout.dashboard.url, str(layout.control_path)
+        fleet = RunningFleet(os.getpid(), url, options.port, control, layout.ingress.url)
         try:
-            with Shown(fleet, os.environ) as shown:
-                asyncio.run(_Fleet(layout, say, shown).run())
+            with shown(fleet, os.environ):
+                asyncio.run(_Fleet(layout, say).run())
         except BaseExceptionGroup as group:
             raise _first_reason(group) from group
     return 0
@@ -100,12 +102,13 @@ def _folder(say: Say) -> Iterator[Path]:
 
 
 def _site(options: FleetOptions, folder: Path, gpus: Sequence[Gpu]) -> Site:
-    ports = free_ports("127.0.0.1", options.num_ports, options.port + 1)
+    dashboard, *ports = free_ports("127.0.0.1", options.num_ports, options.port + 1)
     first_decoder = PORTS_OF_A_PICKER + options.workers
     last = None if not options.front else ports.pop()
     has_memory = os.access(_SHARED_MEMORY, os.W_OK)
     return Site(
         folder=folder,
+        dashboard_port=dashboard,
         picker_ports=(ports[0], ports[1], ports[2]),
         worker_ports=tuple(ports[PORTS_OF_A_PICKER:first_decoder]),
         cores=len(os.sched_getaffinity(0)),
@@ -128,15 +131,16 @@ def _first_reason(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 class _Fleet:
-    def __init__(self, layout: Plan, say: Say, shown: Shown) -> None:
+    def __init__(self, layout: Plan, say: Say) -> None:
         self._plan = layout
         self._options = layout.options
         self._say = say
-        self._shown = shown
         self._stop, self._hurry = asyncio.Event(), asyncio.Event()
         self._guard = Reaper()
+        self._guard.remove(layout.site.folder)
         self._members = Members(layout, self._guard, say)
         self._rotation = Rotation(layout)
+        self._relay = Relay(layout.dashboard, self._members.picker.plan.http)
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -152,6 +156,7 @@ class _Fleet:
                 children = [one.child for one in (*workers, *self._members.sidecars)]
                 if self._members.front is not None:
                     children.append(self._members.front.child)
+                relaying = group.create_task(self._relay.run(), name="relay")
                 for child in (*children, self._members.picker.child):
                     group.create_task(child.run(), name=child.program.name)
                 await asyncio.sleep(0)  # the slowest are on their way before anything else is done
@@ -164,9 +169,10 @@ class _Fleet:
                 if self._stop.is_set():  # no client was invited yet: there is nothing to drain
                     self._say("stopping …")
                     self._members.kill()
-                    return
-                await self._serve(group)
-                await self._end()
+                else:
+                    await self._serve(group)
+                    await self._end()
+                relaying.cancel()
         finally:
             self._guard.close()
 
@@ -212,36 +218,60 @@ class _Fleet:
     async def _wait_for_all(self) -> None:
         loop = asyncio.get_running_loop()
         begun = loop.time()
-        members, shown = self._members, _url(self._plan.ingress)
-        picker = members.picker.plan
+        members, plan = self._members, self._plan
         ports = ", ".join(str(one.plan.address.port) for one in members.workers)
 
-        async def phase(line: str, *children: Child) -> None:
+        def done(what: str, place: str) -> None:
+            self._say(f"{_row(what, place):<54} {loop.time() - begun:5.1f} s")
+
+        async def phase(what: str, place: str, *children: Child) -> None:
             for child in children:
                 await child.ready.wait()
-            self._say(f"  {line:<52} {loop.time() - begun:5.1f} s")
+            done(what, place)
+
+        async def reassure() -> None:
+            while True:
+                await asyncio.sleep(_QUIET_SECONDS)
+                late = [one.program.name for one in members.children if not one.ready.is_set()]
+                if late:
+                    where = "`pointsman logs` shows more"
+                    self._say(_row("waiting", f"for {', '.join(late)}; {where}"))
 
         async with asyncio.TaskGroup() as group:
-            if members.front is not None:
-                group.create_task(phase(f"front    {shown}", members.front.child))
-            gateway = _url(self._plan.gateway)
-            group.create_task(phase(f"envoy    {gateway}", members.envoy.child))
-            place = f"picker   127.0.0.1:{picker.ext_proc.port}, metrics {picker.http.port}"
-            group.create_task(phase(place, members.picker.child))
-            all_workers = [one.child for one in members.workers]
-            group.create_task(phase(f"workers  127.0.0.1:{ports}", *all_workers))
+            waiting = group.create_task(reassure(), name="reassure")
+            async with asyncio.TaskGroup() as phases:
+                if members.front is not None:
+                    phases.create_task(phase("front", plan.ingress.url, members.front.child))
+                phases.create_task(phase("envoy", plan.gateway.url, members.envoy.child))
+                picker = members.picker
+                place = f"127.0.0.1:{picker.plan.ext_proc.port}"
+                phases.create_task(phase("picker", place, picker.child))
+                all_workers = [one.child for one in members.workers]
+                phases.create_task(phase("workers", f"127.0.0.1:{ports}", *all_workers))
+            waiting.cancel()
         await self._until_envoy_sees_all()
-        reply = await probe.until(self._plan.ingress, "/v1/models")
+        reply = await probe.until(plan.ingress, "/v1/models")
         model = str(json.loads(reply.body)["data"][0]["id"])
-        self._say(f"  {'ready    ' + model:<52} {loop.time() - begun:5.1f} s")
-        for line in (
-            f"dashboard {_url(picker.http)}",
-            "watch     pointsman top",
-            "explain   pointsman explain --last",
-            "stop      Ctrl-C",
+        done("ready", model)
+        self._invite(model)
+
+    def _invite(self, model: str) -> None:
+        """Say what can be done with the fleet now."""
+        plan, better = self._plan, models.better_than(self._plan.model)
+        if better is not None:
+            size = f"{better.size_bytes / 1e6:.0f} MB"
+            text = f"a small one, often wrong; better: --model {better.name} ({size})"
+            self._say(_row("model", text))
+        self._say(f"\n{_first_call(plan.ingress.url, model)}\n")
+        for what, text in (
+            ("dashboard", plan.dashboard.url),
+            ("metrics", f"{plan.dashboard.url}/metrics"),
+            ("talk", "pointsman chat"),
+            ("watch", "pointsman top"),
+            ("explain", "pointsman explain"),
+            ("stop", "Ctrl-C"),
         ):
-            self._say(f"  {line}")
-        self._say(_invitation(shown, model))
+            self._say(_row(what, text))
 
     async def _until_envoy_sees_all(self) -> None:
         """Health checks have to pass before requests are picked, and spread over all workers."""
@@ -281,7 +311,7 @@ class _Fleet:
         await asyncio.wait([taking_orders])
 
     def _picker_moved(self, picker: PickerPlan) -> None:
-        self._shown.move_picker(_url(picker.http))
+        self._relay.target = picker.http
 
     async def _end(self) -> None:
         """Let requests end, then end what still waits or streams with an error, then stop all."""
@@ -365,17 +395,17 @@ def _counted(number: int, word: str) -> str:
     return f"{number} {word}{'' if number == 1 else 's'}"
 
 
-def _url(address: SocketAddress) -> str:
-    host = f"[{address.host}]" if ":" in address.host else address.host
-    return f"http://{host}:{address.port}"
+def _row(what: str, text: str) -> str:
+    return f"  {what:<10}{text}"
 
 
-def _invitation(url: str, model: str) -> str:
+def _first_call(url: str, model: str) -> str:
+    """A prompt that the default model answers right (docs/models.md has the share)."""
     body = {
         "model": model,
         "stream": True,
         "max_tokens": 200,
-        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "messages": [{"role": "user", "content": "What is the capital of Japan?"}],
     }
     return (
         f"curl -N {url}/v1/chat/completions -H 'content-type: application/json' \\\n"

@@ -46,7 +46,7 @@ def _add_workers(group: argparse._ArgumentGroup) -> None:
     text = "in place of --workers: so many workers that answer, each behind a sidecar"
     add("--decode", type=count, metavar="N", help=text)
     text = "torch runs a model; sim simulates one, without weights and torch"
-    add("--engine", choices=("torch", "sim"), default="torch", help=text)
+    add("--engine", type=_engine, choices=("torch", "sim"), default="torch", help=text)
     text = (
         "name that `pointsman models` lists, GGUF file, Hugging Face directory or id, e.g. "
         "~/models/Qwen3-0.6B (default: the variable POINTSMAN_MODEL, else a small model that is "
@@ -103,6 +103,15 @@ def _add_picker(group: argparse._ArgumentGroup) -> None:
     add("--decision-header", action="store_true", help=text)
     text = "record every decision in this file, for `pointsman replay` (default: none)"
     add("--record", type=Path, metavar="FILE", help=text)
+
+
+def _engine(text: str) -> str:
+    if text in ("vllm", "sglang", "trtllm", "triton"):
+        raise argparse.ArgumentTypeError(
+            f"{text} workers are started by themselves, and found by `pointsman picker` "
+            "(docs/vllm.md); the engines of `pointsman up` are torch and sim"
+        )
+    return text
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from setuptools.command.egg_info import egg_info
 
 ROOT = "pointsman"
 PARTS = ("picker", "worker", "fleet")
+DEPLOYED = ("envoy", "grafana", "prometheus", "systemd")  # as in fleet/files.py
 _NAME = re.compile(rf"(?:{'|'.join(PARTS)})(?:\.\w+)+")
 _LINK = re.compile(r"\]\((?P<path>(?!https?://|#|mailto:)[^)\s]+)\)")
 _FROM = re.compile(rb"from\s+(?=\w)")
@@ -36,6 +37,7 @@ class BuildOnePackage(build):  # type: ignore[misc]
         shutil.rmtree(folder, ignore_errors=True)
         super().run()
         move(folder)
+        copy_deploy(Path(__file__).parents[1] / "deploy", folder)
 
 
 class DescribeOnePackage(egg_info):  # type: ignore[misc]
@@ -81,6 +83,12 @@ def move(folder: Path) -> None:
         after = rewritten(before, modules, str(path.relative_to(folder)))
         if after != before:
             path.write_bytes(after)
+
+
+def copy_deploy(source: Path, folder: Path) -> None:
+    """Copy what `pointsman files` writes into the package of `folder`."""
+    for name in DEPLOYED:
+        shutil.copytree(source / name, folder / ROOT / "fleet" / "deploy" / name)
 
 
 def rewritten(source: bytes, modules: frozenset[str], name: str) -> bytes:

@@ -1,5 +1,5 @@
-"""A hook of mkdocs: a site has only the pages of `docs/`, so links to other files and to folders
-lead to the repository.
+"""Hooks of mkdocs: a site has only the pages of `docs/`, so links to other files and to folders
+lead to the repository; ids of headings begin with a letter, as selectors have to.
 """
 
 from __future__ import annotations
@@ -8,7 +8,20 @@ import posixpath
 import re
 from typing import Any
 
+from markdown.extensions.toc import slugify  # type: ignore[import-untyped]
+
 _LINK = re.compile(r"\]\((?P<path>(?!https?://|#)[^)#\s]+)(?P<anchor>#[^)]*)?\)")
+
+
+def on_config(config: Any) -> None:
+    """Called by mkdocs before the first page."""
+    config.mdx_configs["toc"] = {**config.mdx_configs.get("toc", {}), "slugify": heading_id}
+
+
+def heading_id(text: str, separator: str) -> str:
+    """The id of a heading, such as `step-1-install` of "1. Install"."""
+    plain: str = slugify(text, separator)
+    return f"step{separator}{plain}" if plain[:1].isdigit() else plain
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: object) -> str:

@@ -95,6 +95,11 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     config.strict = True
     mkdocs.commands.build.build(config)
     assert (tmp_path / "index.html").is_file()
+    assert '<h2 id="step-1-install">' in (tmp_path / "vllm.html").read_text()
+    for page in tmp_path.rglob("*.html"):
+        if page.name == "404.html":  # the theme's own
+            continue
+        assert not re.search(r'<h\d id="[^a-z_]', page.read_text()), page
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

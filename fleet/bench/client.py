@@ -60,6 +60,7 @@ class _Chunk(msgspec.Struct, gc=False):
     error: Any = None
 
 
+_RETRY_DIGITS = 5  # a day and more; dates are not read
 _decode = msgspec.json.Decoder(_Chunk).decode
 
 
@@ -70,6 +71,7 @@ class Record:
     `intended` is when it should have been sent, and what latencies count from; `sent` when the
     client began to, if need be by connecting. `gaps` are the seconds between chunks with tokens.
     `error` is empty for a whole answer. `text` is only kept for the next turn of a session.
+    `retry_after_seconds` is what the answer asked for.
     """
 
     intended: float
@@ -84,6 +86,7 @@ class Record:
     cached_tokens: int = 0
     output_tokens: int = 0
     text: list[str] | None = None
+    retry_after_seconds: float = 0.0
 
     @property
     def is_good(self) -> bool:
@@ -152,6 +155,8 @@ class Connection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if name.lower() == b"content-type":
             self._is_stream = value.startswith(_EVENT_STREAM)
+        elif name.lower() == b"retry-after" and value.isdigit() and self._outcome is not None:
+            self._outcome.retry_after_seconds = float(value[:_RETRY_DIGITS])
 
     def on_body(self, data: bytes) -> None:
         self._pieces.append(data)  # one for each chunk of HTTP; read together, which is cheaper

@@ -103,6 +103,7 @@ class Bench:
         self.stages: list[Stage] = []
         self._screen = screen
         self._sessions = sessions_of(settings)
+        self._about = ""
         self._configs = () if settings.compare is None else read_configs(settings.compare)
         self.comparison: Comparison | None = None
         self.failure: FleetError | None = None  # that ended it after some stages
@@ -116,6 +117,7 @@ class Bench:
     async def run(self, model: str) -> None:
         """All stages, until Ctrl-C. Raises `FleetError` where there are no stages to report yet."""
         settings = self.settings
+        self._about = f"{settings.url}, {model}, {time.strftime('%Y-%m-%d %H:%M:%S %z')}"
         is_chat = settings.api == "chat"
         urls = [settings.url, *([settings.compare_url] if settings.compare_url else [])]
         endpoints = [endpoint_of(url, is_chat, settings.header) for url in urls]
@@ -259,7 +261,8 @@ class Bench:
     def report(self) -> str:
         """What is printed."""
         every, slo = self.summaries, self.settings.objective
-        lines = list(chain.from_iterable([*lines_of(one, slo), ""] for one in every))
+        stages = chain.from_iterable([*lines_of(one, slo), ""] for one in every)
+        lines = [self._about, "", *stages]
         names = self.settings.compared
         if names is not None:
             self.comparison = compare(every, self.settings.seed)

@@ -3,7 +3,8 @@
 Theory of operation. In an open loop arrivals are a schedule that no answer moves: a request that is
 sent late, because the client was busy, still counts from when it should have been sent, so that a
 stall of the endpoint is felt by every request it held up (no coordinated omission). In a closed
-loop a request is due when its session's turn comes. A pulse measures how late the event loop runs
+loop a request is due when its session's turn comes; after a refusal with Retry-After the next
+session of that slot waits for so long, as clients do. A pulse measures how late the event loop runs
 its timers: the client's own part in what is measured.
 """
 
@@ -113,11 +114,14 @@ class Driver(Generic[Body]):
         pulse = await self._begin()
 
         async def one_after_the_other() -> None:
-            while self.clock() - self.begun < seconds and not self._is_enough():
+            end = self.begun + seconds
+            while self.clock() < end and not self._is_enough():
                 session = next(sessions, None)
                 if session is None:
                     return
-                await self._session(session, self.clock())
+                pause = await self._session(session, self.clock())
+                if pause:
+                    await self._until(min(end, self.clock() + pause))
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -134,24 +138,27 @@ class Driver(Generic[Body]):
     def _is_enough(self) -> bool:
         return self.max_requests is not None and self.started >= self.max_requests
 
-    async def _session(self, session: Session, due: float) -> None:
-        """All turns; one that fails ends it, because the next would have nothing to go on from."""
+    async def _session(self, session: Session, due: float) -> float:
+        """All turns; one that fails ends it, because the next would have nothing to go on from.
+        Returns for how many seconds the last answer asked to send nothing.
+        """
         messages = [{"role": "system", "content": session.system}] if session.system else []
         last = len(session.exchanges) - 1
         for number, exchange in enumerate(session.exchanges):
             if number and self._is_enough():
-                return
+                break
             self.started += 1
             messages.append({"role": "user", "content": exchange.text})
             outcome = Record(due, text=[] if number < last else None)
             await self.client.ask(self.form.body(messages, exchange.output_tokens), outcome)
             self.outcomes.append(outcome)
             if number == last or not outcome.is_good:
-                return
+                return outcome.retry_after_seconds
             messages.append({"role": "assistant", "content": "".join(outcome.text or ())})
             outcome.text = None
             due = outcome.ended + self.think_seconds
             await self._until(due)
+        return 0.0
 
     async def _until(self, due: float) -> None:
         while True:  # a timer of uvloop may fire half a millisecond early

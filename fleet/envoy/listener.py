@@ -144,6 +144,8 @@ def _routes(config: BootstrapConfig) -> route_pb2.RouteConfiguration:
             routes.append(_nowhere(config.pools))
     else:
         routes = [_route(config, POOL, "/")]
+    if config.welcome is not None:
+        routes.insert(0, _welcome(config.welcome))
     host = route_components_pb2.VirtualHost(name="pool", domains=["*"], routes=routes)
     return route_pb2.RouteConfiguration(name="ingress", virtual_hosts=[host])
 
@@ -188,6 +190,19 @@ def _nowhere(pools: Sequence[str]) -> route_components_pb2.Route:
         direct_response=route_components_pb2.DirectResponseAction(
             status=404,
             body={"inline_string": f"There is no pool at this path; they are below {known}"},
+        ),
+    )
+    _set_ext_proc(route, ext_proc_pb2.ExtProcPerRoute(disabled=True))
+    return route
+
+
+def _welcome(text: str) -> route_components_pb2.Route:
+    """For a browser that looks what is here."""
+    route = route_components_pb2.Route(
+        name="welcome",
+        match=route_components_pb2.RouteMatch(path="/"),
+        direct_response=route_components_pb2.DirectResponseAction(
+            status=200, body={"inline_string": text}
         ),
     )
     _set_ext_proc(route, ext_proc_pb2.ExtProcPerRoute(disabled=True))

@@ -45,6 +45,12 @@ class SocketAddress:
     host: str
     port: int
 
+    @property
+    def url(self) -> str:
+        """Of an HTTP server there."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
 
 @dataclass(frozen=True, slots=True)
 class PipeAddress:
@@ -112,6 +118,7 @@ class BootstrapConfig:
     answer (up to `Limits.request_buffer_bytes`; more is a 413). Then the loss of a picker fails no
     request and cuts no stream, which full-duplex streaming cannot promise; the picker has to
     understand this mode.
+    `welcome` is the text at `/`; None: a worker answers there, as everywhere else.
     `message_timeout_seconds` bounds each of the picker's answers; None is the mode's default, see
     `effective_message_timeout_seconds`.
     """
@@ -134,6 +141,7 @@ class BootstrapConfig:
     trust_control_headers: bool = False
     num_retries: int = 3
     access_log_path: str | None = None
+    welcome: str | None = None
     limits: Limits = Limits()
 
     def __post_init__(self) -> None:

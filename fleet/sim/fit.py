@@ -52,6 +52,9 @@ from fleet.sim.simulation import Simulation, Tenant, simulate
 _GUESSES, _REFINEMENTS = 3, 16
 _STEP = 0.05
 _ENOUGH, _LEAST_GAIN = 0.005, 0.02  # errors as a root mean square; of their squares
+# Below these a run does not tell a number: stages' sequences that decode, most over least; the load
+# by prompts, where all are of one length; the part of the time to the first token.
+_LEAST_SPREAD, _LEAST_LOAD, _LEAST_PART = 1.2, 0.3, 0.02
 _METRICS = ("ttft", "itl", "e2e")
 _QUANTILES = {"p50": 1.0, "p95": 0.5}  # with their weights
 Numbers = NDArray[np.float64]
@@ -143,6 +146,47 @@ def _means(one: _Stage, workers: int) -> tuple[float, ...] | None:
     decoding = rate * (one.e2e.mean - one.ttft.mean)
     uncached = (one.prompt_tokens - one.cached_tokens) / one.requests
     return one.itl.mean, one.ttft.mean, decoding, uncached, rate
+
+
+def require_variation(run: _Run, speed: WorkerSpeed, workers: int) -> None:
+    """Raise `FleetError` where nothing in the run tells two of the worker's numbers apart."""
+    rows = [row for one in run.stages if (row := _means(one, workers)) is not None]
+    decoding = [row[2] for row in rows]
+    if max(decoding) < _LEAST_SPREAD * min(decoding):
+        raise FleetError(
+            "the load does not vary: every stage has about as many sequences at a time, so the two "
+            "times of a decode step cannot be told apart; bench at several rates, one of them near "
+            "the worker's limit"
+        )
+    made = load_of(run.settings)
+    lengths = made.input_tokens
+    is_one_length = lengths.low == lengths.high and made.turns.high == 1
+    is_one_length = is_one_length and made.prefix_tokens is None and made.trace is None
+    load = max(uncached * rate for *_, uncached, rate in rows) / speed.prefill_tokens_per_second
+    if is_one_length and load < _LEAST_LOAD:
+        raise FleetError(
+            f"the prompts do not vary: all have {lengths.low} tokens, and no rate is near the "
+            "worker's limit, so a prompt's time cannot be told from the fixed time of a request; "
+            "bench with lengths such as --input-tokens 64..1024, or at a higher rate"
+        )
+
+
+def require_prompt_time(run: _Run, speed: WorkerSpeed) -> None:
+    """Raise `FleetError` for a fit in which prompts cost nothing that could have been measured."""
+    parts = [
+        (one.prompt_tokens - one.cached_tokens)
+        / one.requests
+        / speed.prefill_tokens_per_second
+        / one.ttft.p50
+        for one in run.stages
+        if one.ttft is not None and one.requests
+    ]
+    if max(parts) < _LEAST_PART:
+        raise FleetError(
+            f"prompts take {max(parts):.1%} of the time to the first token at most, so their speed "
+            "cannot be told; bench with longer prompts of several lengths, such as --input-tokens "
+            "256..4096, and one rate near the worker's limit"
+        )
 
 
 class Refinement:
@@ -254,14 +298,17 @@ def nearest(residuals: Callable[[Numbers], Numbers], begun: Numbers, least: Numb
 
 
 def fit_command(argv: Sequence[str], out: Callable[[str], None]) -> int:
-    """Run `pointsman fit RUN FILE`. Raises `FleetError`."""
+    """Run `pointsman fit RUN FILE`. Raises `FleetError`, and writes nothing then."""
     flags = build_parser().parse_args(argv)
     run = read_run(flags.run)
     refuse_unwritable(flags.out)
     if flags.out.exists() and flags.out.samefile(flags.run):
         raise UsageError(f"FILE would replace the run {flags.run}: give it another name")
     speed = msgspec.structs.replace(guess(run.stages, flags.workers), kv_tokens=flags.kv_tokens)
-    speed = Refinement(run, flags.workers).refined(speed)
+    refinement = Refinement(run, flags.workers)
+    require_variation(run, speed, flags.workers)
+    speed = refinement.refined(speed)
+    require_prompt_time(run, speed)
     text = msgspec.json.format(msgspec.json.encode(speed)).decode()
     write_text(flags.out, text + "\n")
     out(

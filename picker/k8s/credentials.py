@@ -383,7 +383,7 @@ def _package() -> Any:
     except ImportError as error:
         raise ConfigError(
             "to follow Kubernetes the picker needs the package 'kubernetes': "
-            "pip install 'pointsman[k8s]'"
+            "in a clone, pip install '.[k8s]'"
         ) from error
 
 

@@ -286,7 +286,7 @@ class Tracing:
 def build_tracing(enabled: bool, environment: Mapping[str, str]) -> Tracing:
     """No tracer, or one that is set up by the `OTEL_…` variables of `environment`.
 
-    OpenTelemetry is an extra (`pip install pointsman[otel]`), imported only where tracing is asked
+    OpenTelemetry is an extra (`pip install '.[otel]'`), imported only where tracing is asked
     for. Raises `ConfigError` when it is not installed, or a variable has a value that is not
     supported.
     """
@@ -295,6 +295,6 @@ def build_tracing(enabled: bool, environment: Mapping[str, str]) -> Tracing:
     try:
         implementation = import_module(_IMPLEMENTATION)
     except ImportError as error:
-        raise ConfigError(f"--tracing needs `pip install pointsman[otel]`: {error}") from error
+        raise ConfigError(f"--tracing needs `pip install '.[otel]'`: {error}") from error
     tracing: Tracing = implementation.tracing_from(environment)
     return tracing

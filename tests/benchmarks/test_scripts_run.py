@@ -26,7 +26,7 @@ SCRIPTS = sorted(
 SMALLEST: dict[str, tuple[str, ...]] = {
     "admin_pages": ("--values 300 --endpoints 2 --seconds 0.2",),
     "ext_proc_cpu": ("--requests 800 --decision-records 100",),
-    "first_answers": ("--url {url} --questions 1 --max-tokens 4",),
+    "first_answers": ("--url {url} --prompts 1 --runs 2 --max-tokens 4",),
     "following": ("--pods 12 --rate 10 --seconds 1 --rounds 1 --warm-up 1 --limit 1000",),
     "gpu": ("--check",),
     "kv_tiers": ("--model {model} --documents 2 --tokens 16 --requests 2",),

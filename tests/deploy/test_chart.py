@@ -18,6 +18,7 @@ from tests.support.kube.deploy_wiring import loose_ends
 from tests.support.kube.manifests import (
     CHART,
     DEPLOY,
+    REGISTRY,
     Object,
     charted,
     kustomized,
@@ -29,7 +30,12 @@ from tests.support.kube.manifests import (
 from tests.support.kube.pod_security import violations, wishes
 
 pytestmark = [pytest.mark.usefixtures("kubectl", "helm"), pytest.mark.full]
-OF_HELM = ("app.kubernetes.io/managed-by", "helm.sh/chart")
+OF_HELM = (
+    "app.kubernetes.io/instance",
+    "app.kubernetes.io/version",
+    "app.kubernetes.io/managed-by",
+    "helm.sh/chart",
+)
 HASH = re.compile(r"(pointsman-envoy)-[a-z0-9]{10}\b")
 QUIET = ("gateway.create=false", "route.create=false", "pool.create=false", "objectives=null")
 OVERLAYS = "deploy/k8s/overlays"
@@ -96,12 +102,16 @@ def plain(obj: Object) -> Object:
     """An object without what each of the two renderers adds of its own, its lists in order."""
     text = yaml.safe_dump(obj)
     same: Object = yaml.safe_load(HASH.sub(r"\1", text))
+    template = same.get("spec", {}).get("template", {})
     for key in OF_HELM:
         same["metadata"].get("labels", {}).pop(key, None)
-    template = same.get("spec", {}).get("template", {})
+        template.get("metadata", {}).get("labels", {}).pop(key, None)
     template.get("metadata", {}).get("annotations", {}).pop("checksum/envoy", None)
     if not template.get("metadata", {}).get("annotations", True):
         del template["metadata"]["annotations"]
+    for kind in ("initContainers", "containers"):
+        for container in template.get("spec", {}).get(kind, ()):
+            container["image"] = container["image"].removeprefix("registry.example/team/")
     for container in template.get("spec", {}).get("containers", ()):
         container["ports"].sort(key=lambda port: port["containerPort"])
         if container["name"] == "worker":
@@ -342,7 +352,7 @@ def test_values_that_contradict_each_other_are_refused(
     helm: Path, settings: tuple[str, ...]
 ) -> None:
     """With a word about which they are."""
-    flags = [word for setting in settings for word in ("--set", setting)]
+    flags = [word for setting in (REGISTRY, *settings) for word in ("--set", setting)]
     command = [str(helm), "template", "pointsman", str(CHART), *flags]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode != 0
@@ -392,10 +402,126 @@ def test_notes_say_where_to_look(helm: Path) -> None:
         ("mode=standalone", "Envoy"),
         (several, "research/mixtral:9014"),
         ("workers.disaggregation.enabled=true", "create secret generic pointsman-kv-transfer"),
+        ("picker.highAvailability=active-active", "with one replica"),
     ):
-        command = [helm, "install", "pointsman", CHART, "--dry-run=client", "--set", setting]
+        settings = ("--set", REGISTRY, "--set", setting)
+        command = [helm, "install", "pointsman", CHART, "--dry-run=client", *settings]
         told = subprocess.run(command, capture_output=True, text=True, check=True)
         assert word in told.stdout.split("NOTES:")[1]
+
+
+IMAGES = {
+    "a registry for all": (
+        ("images.registry=ghcr.example/a/b",),
+        {"ghcr.example/a/b/pointsman-picker:0.1.0", "ghcr.example/a/b/pointsman-worker-cpu:0.1.0"},
+    ),
+    "the registry of a parent chart": (
+        ("global.imageRegistry=localhost:5000",),
+        {"localhost:5000/pointsman-picker:0.1.0", "localhost:5000/pointsman-worker-cpu:0.1.0"},
+    ),
+    "one for each": (
+        (
+            "images.picker.repository=quay.example/epp",
+            "images.workerCpu.repository=localhost/cpu",
+            f"images.workerCpu.digest=sha256:{'0a' * 32}",
+            "images.registry=unused.example",
+        ),
+        {"quay.example/epp:0.1.0", f"localhost/cpu:0.1.0@sha256:{'0a' * 32}"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("settings", "images"), IMAGES.values(), ids=IMAGES)
+def test_images_come_from_the_registries_that_are_named(
+    helm: Path, settings: tuple[str, ...], images: set[str]
+) -> None:
+    """Envoy's has one of its own."""
+    flags = ("mode=standalone", "workers.sim.enabled=true", "images.pullPolicy=Always", *settings)
+    command = [helm, "template", "x", CHART, *(word for one in flags for word in ("--set", one))]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    pods = [pod_of(one) for one in workloads([o for o in yaml.safe_load_all(done.stdout) if o])]
+    found = [one for pod in pods for one in (*pod.get("initContainers", ()), *pod["containers"])]
+    assert {one["image"] for one in found} == {*images, "docker.io/envoyproxy/envoy:v1.40.0"}
+    assert {one["imagePullPolicy"] for one in found} == {"Always"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "image"),
+    [
+        ((), "images.picker.repository: no registry has pointsman-picker"),
+        (("images.picker.repository=team/epp",), "images.picker.repository: no registry has team/"),
+        (
+            ("images.picker.repository=quay.example/epp", "workers.gpu.enabled=true"),
+            "images.workerGpu.repository: no registry has pointsman-worker-gpu",
+        ),
+    ],
+)
+def test_an_image_without_a_registry_is_refused(
+    helm: Path, settings: tuple[str, ...], image: str
+) -> None:
+    """With a sentence that says what to do, for what is rendered alone."""
+    command = [helm, "template", "x", CHART, *(word for one in settings for word in ("--set", one))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert f"{image}: build and push it" in done.stderr.replace("team/epp", "team/", 1)
+    assert "set images.registry" in done.stderr
+
+
+def test_objects_and_pods_carry_what_others_need() -> None:
+    """Labels of the release, labels and annotations of one's own, an account and volumes."""
+    settings = (
+        "mode=standalone",
+        "commonLabels.team=search",
+        "picker.podLabels.tier=gold",
+        r"picker.serviceAccount.annotations.eks\.amazonaws\.com/role-arn=arn:x",
+        "picker.serviceAccount.name=epp",
+        "picker.extraVolumes[0].name=ca",
+        "picker.extraVolumes[0].emptyDir.medium=Memory",
+        "picker.extraVolumeMounts[0].name=ca",
+        "picker.extraVolumeMounts[0].mountPath=/ca",
+        r"standalone.service.annotations.lb\.example/scheme=internal",
+        "workers.cpu.enabled=true",
+        "workers.cpu.podLabels.tier=bronze",
+        "workers.cpu.podAnnotations.note=x",
+        "workers.cpu.extraVolumes[0].name=models",
+        "workers.cpu.extraVolumes[0].hostPath.path=/models",
+        "workers.cpu.extraVolumeMounts[0].name=models",
+        "workers.cpu.extraVolumeMounts[0].mountPath=/models",
+    )
+    objects = charted(*settings, release="chat")
+    assert loose_ends(objects) == []
+    for one in objects:
+        labels = one["metadata"]["labels"]
+        assert labels["app.kubernetes.io/instance"] == "chat"
+        assert (labels["app.kubernetes.io/version"], labels["team"]) == ("0.1.0", "search")
+    worker, picker = sorted(workloads(objects), key=lambda one: one["kind"] + name_of(one)[1])[::-1]
+    for workload, tier in ((picker, "gold"), (worker, "bronze")):
+        template = workload["spec"]["template"]["metadata"]
+        assert template["labels"].items() >= {"tier": tier, "team": "search"}.items()
+        selected = workload["spec"]["selector"]["matchLabels"]
+        assert not {"tier", "team", "app.kubernetes.io/instance"} & selected.keys()
+    assert worker["spec"]["template"]["metadata"]["annotations"] == {"note": "x"}
+    assert pod_of(picker)["serviceAccountName"] == "epp"
+    [account] = [one for one in of_kind(objects, "ServiceAccount") if name_of(one)[1] == "epp"]
+    assert account["metadata"]["annotations"] == {"eks.amazonaws.com/role-arn": "arn:x"}
+    [binding] = of_kind(objects, "RoleBinding")
+    assert binding["subjects"][0]["name"] == "epp"
+    services = {name_of(one)[1]: one["metadata"] for one in of_kind(objects, "Service")}
+    assert services["chat"]["annotations"] == {"lb.example/scheme": "internal"}
+    for workload, kind, name in (
+        (picker, "initContainers", "ca"),
+        (worker, "containers", "models"),
+    ):
+        assert name in {volume["name"] for volume in pod_of(workload)["volumes"]}
+        assert name in {mount["name"] for mount in pod_of(workload)[kind][0]["volumeMounts"]}
+
+
+def test_an_account_that_is_there_is_not_made() -> None:
+    settings = ("picker.serviceAccount.create=false", "picker.serviceAccount.name=mine")
+    objects = charted(*settings)
+    assert not of_kind(objects, "ServiceAccount")
+    [deployment] = workloads(objects)
+    assert pod_of(deployment)["serviceAccountName"] == "mine"
 
 
 REFUSED = {
@@ -411,6 +537,8 @@ REFUSED = {
     "a pool without a port": "pools[0].name=llama",
     "a role that does not exist": "workers.disaggregation.encode.replicas=1",
     "a network that is none": "workers.disaggregation.sidecar.prefillerNetworks={pods}",
+    "a digest that is none": "images.picker.digest=sha256:12",
+    "a policy that does not exist": "images.pullPolicy=Sometimes",
     "no room for KV": "workers.disaggregation.kvBufferSize=0",
     "a pool at the port of health": "pools[0].name=llama,pools[0].grpcPort=9003",
 }

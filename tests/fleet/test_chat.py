@@ -10,12 +10,15 @@ import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
 from fleet import chat as room
-from fleet.chat import ChatOptions, Terminal, first_model
+from fleet.chat import ChatOptions, Terminal, Wrapped, first_model
 from fleet.errors import FleetError
+from fleet.models import cached_path
+from worker.catalog import BETTER, DEFAULT, CatalogModel
 
 
 def delta(text: str) -> dict:
@@ -117,9 +120,9 @@ class User:
         raise line
 
 
-def chat(options: ChatOptions, user: User) -> int:
+def chat(options: ChatOptions, user: User, fetch: room.Fetch | None = None) -> int:
     """Have the user chat."""
-    return room.chat(options, user.terminal)
+    return room.chat(options, user.terminal, fetch)
 
 
 def test_one_prompt_one_answer(server: Canned) -> None:
@@ -289,6 +292,88 @@ def test_a_pipe_gets_answers_alone(server: Canned) -> None:
     user = User("one", "two", there=False)
     chat(ChatOptions(server.url), user)
     assert (user.shown, user.noted) == ("Hello\nHello\n", [])
+
+
+def test_commands_work_in_a_pipe(server: Canned) -> None:
+    """Their output goes where answers do, and an unknown one ends the script."""
+    user = User("/system be brief", "/system", "/help", "/cler", "one", there=False)
+    with pytest.raises(FleetError, match="there is no command /cler; did you mean /clear"):
+        chat(ChatOptions(server.url), user)
+    first, *lines = user.shown.splitlines()
+    assert (first, [line.split()[0] for line in lines]) == (
+        "be brief",
+        ["/help", "/clear", "/system", "/exit"],
+    )
+    assert server.asked == []
+
+
+@pytest.mark.parametrize(
+    ("pieces", "shown"),
+    [
+        (("Trains ne", "ed rails"), "Trains\nneed rails"),
+        (("one two", " three", " four"), "one two\nthree four"),
+        (("a\n\nbc defghij", " kl"), "a\n\nbc defghij\nkl"),
+        (("  indented", " text"), "  indented\ntext"),
+        (("a longer-than-the-line word",), "a\nlonger-than-the-line\nword"),
+        (("你好 世界 你好",), "你好 世界 \n你好"),  # two columns each
+        (("0123456789", " x"), "0123456789\nx"),
+    ],
+)
+def test_lines_of_a_terminal_end_between_words(pieces: tuple[str, ...], shown: str) -> None:
+    """Of ten columns, whatever pieces the text comes in."""
+    written: list[str] = []
+    write = Wrapped(written.append, lambda: 10)
+    for piece in (*pieces, "\n"):
+        write(piece)
+    assert "".join(written).replace(" \n", "\n") == shown.replace(" \n", "\n") + "\n"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty one, on a machine with room for everything."""
+    monkeypatch.setenv("POINTSMAN_CACHE", str(tmp_path))
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemAvailable: 99000000 kB\n")
+    monkeypatch.setattr("fleet.models._MEMINFO", meminfo)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("answer", "fetched", "said"),
+    [
+        ("y", [BETTER], f"fetched; `pointsman up --model {BETTER.name}` serves it"),
+        ("", [], f"`pointsman up --model {BETTER.name}` fetches and serves it"),
+        (EOFError, [], f"`pointsman up --model {BETTER.name}` fetches and serves it"),
+    ],
+)
+@pytest.mark.usefixtures("cache")
+def test_a_first_chat_offers_a_better_model(
+    server: Canned, answer: str | type[BaseException], fetched: list[CatalogModel], said: str
+) -> None:
+    """A second one does not."""
+    server.models = {"data": [{"id": DEFAULT.name}]}
+    asked: list[CatalogModel] = []
+    first, second = User(answer, "one"), User("two")
+    assert chat(ChatOptions(server.url), first, asked.append) == 0
+    assert chat(ChatOptions(server.url), second, asked.append) == 0
+    assert asked == fetched
+    assert said in first.noted
+    assert [body["messages"][-1]["content"] for body in server.asked] == ["one", "two"]
+
+
+@pytest.mark.parametrize("why", ["a script", "one prompt", "another model", "it is here"])
+def test_where_there_is_nothing_to_offer_nothing_is_asked(
+    server: Canned, cache: Path, why: str
+) -> None:
+    server.models = {"data": [{"id": "other" if why == "another model" else DEFAULT.name}]}
+    if why == "it is here":
+        cached_path(BETTER).parent.mkdir()
+        cached_path(BETTER).touch()
+    user = User("one", there=why != "a script")
+    options = ChatOptions(server.url, prompt="one" if why == "one prompt" else None)
+    assert chat(options, user, lambda _: pytest.fail("fetched")) == 0
+    assert [body["messages"][-1]["content"] for body in server.asked] == ["one"]
+    assert not list(cache.rglob("*.offered"))
 
 
 def test_an_answer_without_an_end_is_cut(server: Canned) -> None:

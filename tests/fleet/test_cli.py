@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet.cli import main, with_default_model
+from fleet.cli import main, parser_of, with_default_model
 from fleet.extras import require_extra
 
 
@@ -48,7 +48,11 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "too many workers": ((*SIM, "--workers", "10000"), "--workers is between 1 and 256, not 10000"),
     "half a worker": ((*SIM, "--workers", "1.5"), "--workers: takes a whole number of 1 or more"),
     "no threads": ((*SIM, "--envoy-concurrency", "0"), "--envoy-concurrency: takes a whole number"),
-    "an unknown engine": (("up", "--engine", "simm"), "--engine: invalid choice: 'simm'"),
+    "an unknown engine": (("up", "--engine", "simm"), "'sim'); did you mean sim? (see pointsman"),
+    "somebody else's engine": (
+        ("up", "--engine", "sglang"),
+        "--engine: sglang workers are started by themselves, and found by `pointsman picker`",
+    ),
     "a host by name": ((*SIM, "--host", "example.org"), "--host takes an IP address"),
     "an open host": ((*SIM, "--host", "0.0.0.0"), "--host 0.0.0.0 can be reached from other"),
     "a time before now": ((*SIM, "--drain-timeout", "-5"), "--drain-timeout: takes seconds, 0 or"),
@@ -91,10 +95,12 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "worker: an unknown flag": (("worker", "--prot", "1"), "did you mean --port?"),
     "worker: a wrong value": (("worker", "--block-size", "3"), "must be a power of two, got 3"),
-    "restart: an unknown part": (("restart", "enovy"), "invalid choice: 'enovy'"),
-    "config: an unknown command": (("config", "chekc"), "invalid choice: 'chekc'"),
+    "restart: an unknown part": (("restart", "enovy"), "'enovy' (choose from 'picker', 'envoy', "),
+    "config: an unknown command": (("config", "chekc"), "; did you mean check? (see pointsman"),
+    "models: an unknown action": (("models", "ftech"), "; did you mean fetch? (see pointsman"),
+    "completion: an unlike shell": (("completion", "cmd"), "'fish') (see pointsman"),
     "config: nothing to check": (("config", "check"), "there is nothing to check"),
-    "explain: nothing asked": (("explain",), "one of the arguments id --last is required"),
+    "explain: two asked": (("explain", "--last", "x"), "not allowed with argument --last"),
     "doctor: an unknown check": (("doctor", "--only", "all"), "invalid choice: 'all'"),
     "replay: no recording": (("replay",), "the following arguments are required: FILE"),
     "chat: an address that is none": (("chat", "--url", "::"), "--url: takes an address such as"),
@@ -203,6 +209,12 @@ def test_a_wrong_command_line_is_one_sentence_and_status_2(
     assert error.startswith("pointsman")
     assert error.count("\n") == 1
     assert reason in error
+
+
+def test_explain_means_the_newest_request_unless_one_is_named() -> None:
+    parse = parser_of("explain").parse_args
+    assert parse([]).id is parse(["--last"]).id is None
+    assert parse(["c4f8"]).id == "c4f8"
 
 
 def test_a_busy_port_is_one_sentence_and_status_1(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from fleet.cli import main
 from fleet.control import Control, Order, Part, Say, restart_command
 from fleet.errors import FleetError
-from fleet.running_picker import RunningFleet, Shown
+from fleet.running_picker import RunningFleet, shown
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ async def test_the_fleet_is_asked_for_the_parts_that_are_named(
     fleet = RunningFleet(1, "http://127.0.0.1:1", 8080, str(path))
     taking_orders = asyncio.ensure_future(Control(str(path), obey).run())
     said: list[str] = []
-    with Shown(fleet, environment):
+    with shown(fleet, environment):
         async with asyncio.timeout(120):
             while not path.exists():  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
@@ -59,7 +59,7 @@ def test_without_a_fleet_there_is_nobody_to_ask(environment: dict[str, str]) -> 
     with pytest.raises(FleetError, match="no fleet runs here: `pointsman up` starts one"):
         restart_command([], environment, print)
     with (
-        Shown(RunningFleet(1, "http://127.0.0.1:1", 8080, "/run/c"), environment),
+        shown(RunningFleet(1, "http://127.0.0.1:1", 8080, "/run/c"), environment),
         pytest.raises(FleetError, match="no fleet runs here on port 8081"),
     ):
         restart_command(["--port", "8081"], environment, print)
@@ -69,10 +69,10 @@ def test_of_several_fleets_one_has_to_be_chosen(
     environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A restart is not tried on whichever came last."""
-    with Shown(RunningFleet(1, "http://127.0.0.1:1", 8080, "/run/c"), environment):
+    with shown(RunningFleet(1, "http://127.0.0.1:1", 8080, "/run/c"), environment):
         monkeypatch.setattr("os.getpid", lambda: 2)
         with (
-            Shown(RunningFleet(2, "http://127.0.0.1:2", 8180, "/run/d"), environment),
+            shown(RunningFleet(2, "http://127.0.0.1:2", 8180, "/run/d"), environment),
             pytest.raises(FleetError, match=r"2 fleets run here; choose one with --port \(8"),
         ):
             restart_command(["picker"], environment, print)

@@ -29,7 +29,7 @@ def flag(argv: tuple[str, ...], name: str) -> str | None:
 def placed(workers: int, there: int, **options: object) -> list[tuple[str | None, str | None]]:
     """CUDA_VISIBLE_DEVICES and the share of memory of each worker."""
     ports = tuple(range(11, 11 + workers))
-    site = Site(Path("/run/x"), (1, 2, 3), ports, 4, Path("/bin/envoy"), gpus=gpus(there))
+    site = Site(Path("/run/x"), 9, (1, 2, 3), ports, 4, Path("/bin/envoy"), gpus=gpus(there))
     plan = Plan(FleetOptions(workers=workers, **options), site, MODEL)  # type: ignore[arg-type]
     programs = [worker.program for worker in plan.workers]
     return [
@@ -76,7 +76,7 @@ def test_a_tensor_parallel_worker_has_several() -> None:
 def test_who_takes_over_from_the_only_worker_is_on_another_gpu() -> None:
     """The old one holds most of the memory of its own."""
     for there in (1, 2):
-        site = Site(Path("/run/x"), (1, 2, 3), (11,), 4, Path("/bin/envoy"), gpus=gpus(there))
+        site = Site(Path("/run/x"), 9, (1, 2, 3), (11,), 4, Path("/bin/envoy"), gpus=gpus(there))
         plan = Plan(FleetOptions(workers=1), site, MODEL)
         if there == 1:
             with pytest.raises(FleetError, match="worker-1 is the only worker, and no GPU is free"):
@@ -96,7 +96,7 @@ def test_workers_can_be_kept_off_the_gpus() -> None:
 def test_numbers_mean_the_same_gpus_to_us_and_to_the_workers() -> None:
     """Workers are given names of GPUs, and count those without in the order of nvidia-smi too."""
     found = find({"CUDA_VISIBLE_DEVICES": "2,1"}, lambda: LISTED)
-    site = Site(Path("/run/x"), (1, 2, 3), (11, 12), 4, Path("/bin/envoy"), gpus=tuple(found))
+    site = Site(Path("/run/x"), 9, (1, 2, 3), (11, 12), 4, Path("/bin/envoy"), gpus=tuple(found))
     for worker, gpu in zip(Plan(FleetOptions(workers=2), site, MODEL).workers, found, strict=True):
         assert worker.program.environment["CUDA_VISIBLE_DEVICES"] == gpu.uuid
     unplaced = Plan(FleetOptions(workers=1, worker_args=("--device", "cuda")), site, MODEL)

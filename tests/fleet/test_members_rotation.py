@@ -16,7 +16,7 @@ WORKERS = {f"worker-{n}": SocketAddress("127.0.0.1", 10 + n) for n in (1, 2)}
 
 def layout(folder: Path, **changes: object) -> Plan:
     """A fleet of two in `folder`."""
-    site = Site(folder, (1, 2, 3), (11, 12), cores=2, envoy=Path("/bin/envoy"))
+    site = Site(folder, 4, (1, 2, 3), (11, 12), cores=2, envoy=Path("/bin/envoy"))
     return Plan(FleetOptions(**changes), site, None)
 
 

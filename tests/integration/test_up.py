@@ -9,6 +9,7 @@ import signal
 import socket
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from tests.support.fleet.running_fleet import (
@@ -34,7 +35,7 @@ async def test_a_fleet_serves_survives_and_goes(port: int) -> None:
     async with running_fleet(port, "--workers", "3", "--drain-timeout", "5") as fleet:
         await fleet.ready()
         lines = fleet.output.splitlines()
-        assert len(lines) <= 12, fleet.output
+        assert len(lines) <= 16, fleet.output
         assert "warn" not in fleet.output.lower()
         assert await fleet.say_hello() == 4
         stream = await fleet.openai.chat.completions.create(
@@ -43,6 +44,7 @@ async def test_a_fleet_serves_survives_and_goes(port: int) -> None:
         reasons = [event.choices[0].finish_reason async for event in stream]
         assert reasons[-1] in ("length", "stop")
 
+        await _the_first_page_leads_on(fleet)
         await _kill_a_worker_under_load(fleet)
         await until(lambda: "worker-2 is back" in fleet.output, what="the worker is back")
         assert "worker-2 was ended by SIGKILL; starting it again" in fleet.output
@@ -54,6 +56,22 @@ async def test_a_fleet_serves_survives_and_goes(port: int) -> None:
         await until(lambda: not _remaining(before), what=f"all gone: {_remaining(before)}")
     folder = re.search(r"log: (/\S+)/worker-2.log", fleet.output)
     assert not os.path.exists(folder[1])  # noqa: ASYNC240
+
+
+async def _the_first_page_leads_on(fleet: Fleet) -> None:
+    """Every address that `/` names answers."""
+    async with aiohttp.ClientSession(raise_for_status=True) as http:
+        async with http.get(f"{fleet.url}/") as reply:
+            text = await reply.text()
+        named = re.findall(r"(?:http:/)?(?<!\w)/[\w./:]+", text)
+        urls = [one if one.startswith("http") else fleet.url + one for one in named]
+        assert f"{fleet.picker_url}/metrics" in urls
+        assert f"{fleet.url}/v1/models" in urls
+        for url in urls:
+            if not url.endswith("/completions"):
+                async with http.get(url) as reply:
+                    assert await reply.read()
+    assert text.startswith("Pointsman")
 
 
 async def _kill_a_worker_under_load(fleet: Fleet) -> None:

@@ -184,7 +184,7 @@ def choose_product(device: torch.device) -> Product | None:
         return None
     if find_spec("triton") is None:
         logger.warning(
-            "Triton is not installed (`pip install 'pointsman[gpu]'`): torch decodes the quantised"
+            "Triton is not installed (`pip install '.[gpu]'`): torch decodes the quantised"
             " weights in every step, which is slow"
         )
         return multiply

@@ -249,7 +249,7 @@ def working_sums(load: Callable[[], Sums], device: torch.device) -> Sums:
         _try_out(sums, device)
     except Exception:
         logger.warning(
-            "Triton does not work here (it takes `pip install 'pointsman[gpu]'` and a C compiler):"
+            "Triton does not work here (it takes `pip install '.[gpu]'` and a C compiler):"
             " drafts are verified with torch",
             exc_info=True,
         )

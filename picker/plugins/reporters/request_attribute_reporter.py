@@ -135,7 +135,7 @@ def _library() -> _Library:
     try:
         return cast("_Library", import_module("cel"))
     except ModuleNotFoundError as error:
-        hint = "pip install 'pointsman[cel]'"
+        hint = "pip install '.[cel]'"
         raise ValueError(f"CEL expressions need an extra that is not installed: {hint}") from error
 
 

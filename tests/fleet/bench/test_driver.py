@@ -84,6 +84,28 @@ def test_a_closed_loop_has_so_many_sessions_and_no_more() -> None:
     assert len(driver.outcomes) == 13
 
 
+@pytest.mark.parametrize(
+    ("header", "came_at"),
+    [
+        (b"Retry-After: 3\r\n", [0.0, 0.0, 3.1, 3.1, 6.2, 6.2]),  # 0.1 s each
+        (b"retry-after: 60\r\n", [0.0, 0.0]),  # the stage ends at its time all the same
+    ],
+)
+def test_a_closed_loop_waits_as_long_as_a_refusal_asks(header: bytes, came_at: list[float]) -> None:
+    """Each slot by itself; none begins a session after the stage's eight seconds."""
+    seen = endpoint()
+    seen.answer = b"HTTP/1.1 429 Busy\r\n%bcontent-length: 0\r\n\r\n" % header
+
+    async def once() -> float:
+        driver = seen.driver()
+        await driver.closed_loop(repeat(Session("", (Exchange("a", 1),))), 2, 8.0)
+        return asyncio.get_running_loop().time()
+
+    ended = run_in_virtual_time(once())
+    assert seen.came_at == pytest.approx(came_at)
+    assert ended == pytest.approx(8.0)
+
+
 def test_a_stopped_run_keeps_what_was_answered() -> None:
     """As Ctrl-C stops one; nothing goes on behind it."""
 

@@ -52,6 +52,7 @@ def filter_of(document: dict) -> dict:
         {"discovery": EndpointDiscovery(LOCAL), "pools": ("llama", "research/qwen")},
         {"mechanism": Mechanism.ORIGINAL_DST, "pools": ("llama", "qwen")},
         {"discovery": EndpointDiscovery(LOCAL), "pools": ("a", "b"), "route_by_model": True},
+        {"welcome": "here: /v1\n"},
     ],
     ids=lambda changes: "+".join(changes) or "default",
 )
@@ -165,6 +166,22 @@ def test_original_dst_needs_nobody_to_tell_of_endpoints() -> None:
     changes = {"mechanism": Mechanism.ORIGINAL_DST, "discovery": asking}
     document = json.loads(to_json(build(config(**changes))))
     assert [one["name"] for one in document["static_resources"]["clusters"]] == ["pool", "picker"]
+
+
+@pytest.mark.parametrize("text", [None, "the API is below /v1\n"])
+def test_a_welcome_is_at_the_root_alone(text: str | None) -> None:
+    """The picker is not asked for it, and everything else goes to the pool."""
+    document = json.loads(to_json(build(config(welcome=text))))
+    chain = document["static_resources"]["listeners"][0]["filter_chains"][0]
+    hosts = chain["filters"][0]["typed_config"]["route_config"]["virtual_hosts"]
+    *welcomes, pool = hosts[0]["routes"]
+    assert pool["match"] == {"prefix": "/"}
+    assert len(welcomes) == (text is not None)
+    for one in welcomes:
+        assert one["match"] == {"path": "/"}
+        assert one["direct_response"] == {"status": 200, "body": {"inline_string": text}}
+        settings = one["typed_per_filter_config"]["envoy.filters.http.ext_proc"]
+        assert settings["disabled"] is True
 
 
 def test_every_pool_of_one_picker_has_a_route_and_endpoints_of_its_own() -> None:

@@ -71,6 +71,31 @@ def test_one_stage_does_not_make_a_worker(tmp_path: Path) -> None:
         fit_command([str(run), str(tmp_path / "out")], print)
 
 
+QUICK = {**WORKER, "prefill_tokens_per_second": 9e6}
+UNDETERMINED = {
+    "one length": (
+        WORKER,
+        ("--rate", "0.5,1", "--input-tokens", "96"),
+        "the prompts do not vary: all have 96 tokens",
+    ),
+    "one load": (WORKER, ("--concurrency", "3,3"), "the load does not vary"),
+    "prompts that cost nothing": (QUICK, ("--rate", "1,4"), "prompts take 0.0% of the time"),
+}
+
+
+@pytest.mark.parametrize(("worker", "flags", "why"), UNDETERMINED.values(), ids=UNDETERMINED)
+def test_a_run_that_tells_too_little_is_refused(
+    worker: dict[str, float], flags: tuple[str, ...], why: str, tmp_path: Path
+) -> None:
+    """By what does not vary; nothing is written."""
+    measured, run, out = (tmp_path / name for name in ("measured", "run", "out"))
+    measured.write_text(json.dumps(worker))
+    simulated(run, measured, *flags)
+    with pytest.raises(FleetError, match=why):
+        fit_command([str(run), str(out)], print)
+    assert not out.exists()
+
+
 def test_a_run_is_not_replaced_by_its_fit(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.write_text('{"stages": []}')

@@ -454,7 +454,7 @@ def test_without_the_extra_it_is_said_how_to_get_it(
     """The package is not needed for anything else."""
     monkeypatch.setitem(sys.modules, "kubernetes", None)
     monkeypatch.setitem(sys.modules, "kubernetes.config", None)
-    with pytest.raises(ConfigError, match=r"pip install 'pointsman\[k8s\]'"):
+    with pytest.raises(ConfigError, match=r"in a clone, pip install '\.\[k8s\]'"):
         found(clock, tmp_path, kubeconfig(tmp_path / "config"))
 
 

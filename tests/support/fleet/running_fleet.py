@@ -62,15 +62,16 @@ class Fleet:
     @property
     def worker_urls(self) -> list[str]:
         """Where each worker itself listens, by its number."""
-        listed = re.search(r"workers  127\.0\.0\.1:([\d, ]+?)  ", self.output)
+        listed = re.search(r"workers   127\.0\.0\.1:([\d, ]+?)  ", self.output)
         assert listed is not None, self.output
         return [f"http://127.0.0.1:{port}" for port in listed[1].split(", ")]
 
     @property
     def picker_url(self) -> str:
-        listed = re.search(r"metrics (\d+)", self.output)
+        """The address of the dashboard."""
+        listed = re.search(r"dashboard +(http://\S+)", self.output)
         assert listed is not None, self.output
-        return f"http://127.0.0.1:{listed[1]}"
+        return listed[1]
 
     def descendants(self) -> dict[int, str]:
         """Process id → command line of everything it started."""

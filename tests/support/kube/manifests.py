@@ -17,6 +17,7 @@ Object: TypeAlias = dict[str, Any]
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
 K8S = DEPLOY / "k8s"
+REGISTRY = "images.registry=registry.example/team"  # the chart's images have none
 CHART = DEPLOY / "helm" / "pointsman"
 NAMESPACE = "pointsman"
 BUILDS = tuple(
@@ -37,7 +38,7 @@ def kustomized(folder: str, version: str = NEWEST) -> list[Object]:
 
 def charted(*settings: str, release: str = "pointsman", namespace: str = NAMESPACE) -> list[Object]:
     """What `helm template` renders with these `key=value`. Raises as `kustomized`."""
-    flags = [word for setting in settings for word in ("--set", setting)]
+    flags = [word for setting in (REGISTRY, *settings) for word in ("--set", setting)]
     command = ("template", release, str(CHART), "--namespace", namespace, *flags)
     return [one for one in yaml.safe_load_all(_output(tool("helm"), *command)) if one]
 

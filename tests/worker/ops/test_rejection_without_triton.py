@@ -62,7 +62,7 @@ def test_without_triton_or_a_compiler_torch_verifies(
     with caplog.at_level(logging.WARNING):
         assert working_sums(load, CPU) is rejection_torch
     [record] = caplog.records
-    assert "pointsman[gpu]" in record.getMessage()
+    assert "pip install '.[gpu]'" in record.getMessage()
     assert "C compiler" in record.getMessage()
     assert record.exc_info is not None
 

@@ -25,8 +25,46 @@ app.kubernetes.io/component: {{ . }}
 llm-d.ai/role: {{ . }}
 {{- end }}
 app.kubernetes.io/part-of: pointsman
-app.kubernetes.io/managed-by: {{ .root.Release.Service }}
-helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
+{{ include "pointsman.releaseLabels" .root }}
+{{- end -}}
+
+{{/* Labels by which tools find what a release has made. */}}
+{{- define "pointsman.releaseLabels" -}}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Labels of a Pod beyond those by which it is selected; own: its podLabels. */}}
+{{- define "pointsman.podLabels" -}}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+{{- with merge (dict) .own .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "pointsman.pickerAccount" -}}
+{{- default (include "pointsman.picker" .) .Values.picker.serviceAccount.name -}}
+{{- end -}}
+
+{{/* The image and pull policy of a container; name: of the image in the values. */}}
+{{- define "pointsman.image" -}}
+{{- $images := .root.Values.images -}}
+{{- $image := index $images .name -}}
+{{- $repository := $image.repository -}}
+{{- if not (regexMatch "^([^/]*[.:][^/]*|localhost)/" $repository) -}}
+{{- $why := printf "images.%s.repository: no registry has %s: build and push it (docs/deploying.md, Images), and set images.registry" .name $repository -}}
+{{- $registry := $images.registry | default (.root.Values.global | default dict).imageRegistry -}}
+{{- $repository = printf "%s/%s" (required $why $registry) $repository -}}
+{{- end -}}
+image: {{ $repository }}:{{ $image.tag }}{{ with $image.digest }}@{{ . }}{{ end }}
+{{- with $images.pullPolicy }}
+imagePullPolicy: {{ . }}
+{{- end }}
 {{- end -}}
 
 {{- define "pointsman.podSecurity" -}}
@@ -114,7 +152,7 @@ readinessProbe:
 {{- $standalone := eq .Values.mode "standalone" -}}
 {{- $pools := (include "pointsman.pools" . | fromYaml).all -}}
 - name: picker
-  image: {{ .Values.images.picker.repository }}:{{ .Values.images.picker.tag }}
+  {{- include "pointsman.image" (dict "root" . "name" "picker") | nindent 2 }}
   {{- if $standalone }}
   restartPolicy: Always
   {{- end }}
@@ -206,12 +244,14 @@ readinessProbe:
   {{- if .Values.picker.metrics.certificateSecret }}
   - {name: metrics-certificate, mountPath: /metrics-certificate, readOnly: true}
   {{- end }}
+  {{- with .Values.picker.extraVolumeMounts }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
 {{- end -}}
 
 {{- define "pointsman.addonLabels" -}}
 app.kubernetes.io/name: {{ .of }}
-app.kubernetes.io/managed-by: {{ .root.Release.Service }}
-helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
+{{ include "pointsman.releaseLabels" .root }}
 {{- end -}}
 
 {{- define "pointsman.dnsEgress" -}}
@@ -229,7 +269,7 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 {{- define "pointsman.sidecar" -}}
 {{- $sidecar := .Values.workers.disaggregation.sidecar -}}
 - name: sidecar
-  image: {{ .Values.images.workerGpu.repository }}:{{ .Values.images.workerGpu.tag }}
+  {{- include "pointsman.image" (dict "root" . "name" "workerGpu") | nindent 2 }}
   restartPolicy: Always
   command: [pointsman, sidecar]
   args:

@@ -88,5 +88,5 @@ def test_without_the_library_the_configuration_is_refused(monkeypatch: pytest.Mo
     """With the way to install it."""
     blocked: Any = None
     monkeypatch.setitem(sys.modules, "cel", blocked)
-    with pytest.raises(ValueError, match=r"pip install 'pointsman\[cel\]'"):
+    with pytest.raises(ValueError, match=r"pip install '\.\[cel\]'"):
         configured(PLUGIN, reporting("usage.completion_tokens"))
