@@ -48,7 +48,7 @@ async def test_one_picture_is_plain_text(scene: Scene, flags: tuple[str, ...]) -
     assert sum(line.startswith("worker-") for line in lines) == 10
     assert max(map(len, lines)) <= 80
     assert "batch-tenant 75%, small-tenant 25%" in out
-    assert "rejected-capacity 429" in out
+    assert "queue full 429" in out
 
 
 async def test_a_terminal_without_the_characters_gets_others(scene: Scene) -> None:

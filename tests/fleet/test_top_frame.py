@@ -63,7 +63,7 @@ def test_everything_fits_a_small_terminal() -> None:
     assert lines[0].startswith(
         "pointsman http://127.0.0.1:9090  9 of 10 endpoints usable  15.0 req/s"
     )
-    rates = "first token p50 80ms p95 1.2s p99 2.5s  640 tok/s  7.0/s refused  0.0/s failed"
+    rates = "TTFT with queue p50 80ms p95 1.2s  640 tok/s  7.0/s refused  0.0/s failed"
     assert lines[1] == rates
     assert "saturation ████████░░ 83%  queued 14/5000 (52 kB)  in flight 37" in lines[2]
     assert lines[4].startswith(
