@@ -55,12 +55,11 @@ class PickerViews:
         Raises `NoPickerError`, and `SeveralPoolsError` where a pool has to be named.
         """
         pool = self._ask(f"/endpoints?history={samples}", _decoder(EndpointsView))
-        is_sampled = pool.history is not None and pool.history.last
+        history = pool.history
+        queues = None if history is None or not history.last else history.queues
         return Seen(
             pool=pool,
-            queues=pool.history.queues
-            if is_sampled
-            else self._ask("/queues", _decoder(QueuesView)),
+            queues=queues or self._ask("/queues", _decoder(QueuesView)),
             decisions=self._ask(f"/decisions?limit={decisions}", _decoder(_Decisions)).decisions,
         )
 

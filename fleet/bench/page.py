@@ -104,7 +104,7 @@ def _file(name: str) -> str:
 
 
 def _script() -> str:
-    """One module of several: what each exports is in reach without an import."""
+    """One module of several, whose names differ: each is in reach without an import."""
     texts = [*map(_file, _MODULES), files("fleet.bench").joinpath("plots.js").read_text("utf-8")]
     return "".join(_IMPORT.sub("", text) for text in texts)
 

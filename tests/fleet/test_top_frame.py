@@ -235,6 +235,28 @@ def test_only_what_went_wrong_can_be_shown() -> None:
     assert [one.status for one in wishes.requests(replace_decisions(what, listed))] == [500, 429]
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"status": 400}, "client error 400"),
+        ({"status": 503}, "server error 503"),
+        ({"outcome": "client-gone", "status": None}, "client gone"),
+        (
+            {"outcome": "refused", "status": 503, "reason": "rejected-no-endpoints"},
+            "no endpoint 503",
+        ),
+        (
+            {"outcome": "evicted", "status": 429, "reason": "evicted-priority"},
+            "stopped for others 429",
+        ),
+        ({"outcome": "new-one", "status": 200}, "new-one"),
+    ],
+)
+def test_outcomes_are_told_in_words(changes: dict[str, object], words: str) -> None:
+    what = replace_decisions(seen(1, 0), (summary(1, **changes),))
+    assert drawn(what)[-1][9:31].rstrip() == words
+
+
 def replace_decisions(what: Seen, listed: tuple[RecordSummary, ...]) -> Seen:
     return Seen(what.pool, what.queues, listed)
 

@@ -14,7 +14,7 @@ const LINE = 15;
 const GAP = 22; // between two labels
 const FAR = 2; // a mark further out than this many times the highest value does not stretch the axis
 const TICKS = { seconds: secondsUpTo, percent: () => percent };
-const WORDS = { seconds, percent, rate, count };
+const SAID = { seconds, percent, rate, count };
 
 /** Round numbers from 0 to `high` or just above it, in at most `most` steps. */
 export function roundTicks(high, most, isWhole = false) {
@@ -171,7 +171,7 @@ export function chart(title, lines, { x, y, height = 150, when = null }) {
   function tell() {
     lines.forEach(({ form }, index) => {
       const near = pointed === null || form === "dots" ? null : nearest(data.series[index], pointed);
-      setText(numbers[index], near === null ? data.rest[index] ?? "" : WORDS[y.unit](near[1]));
+      setText(numbers[index], near === null ? data.rest[index] ?? "" : SAID[y.unit](near[1]));
     });
     setText(note, pointed === null || !when ? y.label ?? "" : when(pointed));
   }

@@ -28,7 +28,7 @@ const LOAD = leading("Running and waiting", "running", [
   ["running", "running", "running"], ["waiting", "waiting", "waiting"], ["in picker", "prefix", "queued"],
 ], count, "count", "requests");
 const ERRORS = leading("Errors", "per second", [
-  ["refused", "waiting", "refusals_per_second"], ["failed", "bad", "failures_per_second"],
+  ["refused", "prefix", "refusals_per_second"], ["failed", "bad", "failures_per_second"],
 ], rate, "rate");
 const CHARTS = [REQUESTS, FIRST, LOAD, ERRORS];
 
