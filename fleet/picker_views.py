@@ -26,7 +26,9 @@ class NoPickerError(FleetError):
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A picker at one moment; `decisions` are the last ones, the newest first."""
+    """A picker at one moment, that of its history's last sample; `decisions` are the last ones, the
+    newest first.
+    """
 
     pool: EndpointsView
     queues: QueuesView
@@ -52,9 +54,12 @@ class PickerViews:
 
         Raises `NoPickerError`, and `SeveralPoolsError` where a pool has to be named.
         """
+        pool = self._ask(f"/endpoints?history={samples}", _decoder(EndpointsView))
+        history = pool.history
+        queues = None if history is None or not history.last else history.queues
         return Seen(
-            pool=self._ask(f"/endpoints?history={samples}", _decoder(EndpointsView)),
-            queues=self._ask("/queues", _decoder(QueuesView)),
+            pool=pool,
+            queues=queues or self._ask("/queues", _decoder(QueuesView)),
             decisions=self._ask(f"/decisions?limit={decisions}", _decoder(_Decisions)).decisions,
         )
 

@@ -34,6 +34,7 @@ from fleet.top_text import (
     size,
     sparkline,
     styled,
+    words,
 )
 from picker.admin.history import EndpointSeries
 from picker.admin.views import NOT_USABLE, EndpointView
@@ -232,11 +233,9 @@ def _keys(wishes: Wishes, room: Room) -> Text:
 
 def _rates(seen: Seen, room: Room) -> Text:
     pool, ttft = seen.pool.pool, seen.pool.pool.ttft
-    times = [None, None, None] if ttft is None else [ttft.p50, ttft.p95, ttft.p99]
-    p50, p95, p99 = (seconds(one) for one in times)
-    parts = [
-        (f"first token p50 {p50} p95 {p95} p99 {p99}  {rate(pool.tokens_per_second)} tok/s", "")
-    ]
+    p50, p95 = (None, None) if ttft is None else (ttft.p50, ttft.p95)
+    first = f"TTFT with queue p50 {seconds(p50)} p95 {seconds(p95)}"
+    parts = [(f"{first}  {rate(pool.tokens_per_second)} tok/s", "")]
     for value, word in (
         (pool.refusals_per_second, "refused"),
         (pool.failures_per_second, "failed"),
@@ -347,7 +346,9 @@ def _requests(
     chosen: RecordSummary | None,
 ) -> list[Text]:
     counts = Counter(one.outcome for one in seen.decisions)
-    listed = ", ".join(f"{clean(name, room.glyphs)} {many}" for name, many in counts.most_common())
+    listed = ", ".join(
+        f"{clean(words(name), room.glyphs)} {many}" for name, many in counts.most_common()
+    )
     of = f"of the last {len(seen.decisions)} requests: {listed}" if listed else "no request yet"
     lines = [styled([(cell(of, room.width, room.glyphs), "dim")])]
     head = "AT       OUTCOME                ENDPOINT        QUEUE   TTFT  TOTAL FLOW"
@@ -370,7 +371,6 @@ def _request(one: RecordSummary, room: Room) -> Text:
     style = OUTCOME_STYLES.get(one.outcome, "red")
     if one.status is not None and one.status >= 400:
         style = "red"
-    status = "" if one.status in (None, 200) else f" {one.status}"
     at = time.strftime("%H:%M:%S", time.localtime(one.received_unix_seconds))
     endpoint = "-" if one.endpoint is None else one.endpoint.removeprefix("default/")
     columns = [
@@ -379,10 +379,9 @@ def _request(one: RecordSummary, room: Room) -> Text:
         cell(seconds(one.ttft_seconds), 6, glyphs, right=True),
         cell(seconds(one.seconds), 6, glyphs, right=True),
     ]
-    outcome = f"{one.reason or one.outcome}{status}"
     parts = [
         (cell(at, 8, glyphs) + " ", ""),
-        (cell(outcome, 22, glyphs) + " ", style),
+        (cell(_outcome(one), 22, glyphs) + " ", style),
         (" ".join(columns) + " ", ""),
     ]
     left = room.width - sum(len(text) for text, _ in parts)
@@ -390,6 +389,15 @@ def _request(one: RecordSummary, room: Room) -> Text:
         return _fitting([*parts, (cell(one.fairness_id, left, glyphs), "")], room)
     flow = cell(one.fairness_id, left - _ID_WIDTH - 1, glyphs) + " "
     return _fitting([*parts, (flow + cell(one.request_id, _ID_WIDTH, glyphs), "")], room)
+
+
+def _outcome(one: RecordSummary) -> str:
+    """An answer with an error is one of the client or of the server, though it is complete."""
+    if one.status in (None, 200):
+        return words(one.reason or one.outcome)
+    if one.reason is None and one.outcome == "completed":
+        return f"{'server' if one.status >= 500 else 'client'} error {one.status}"
+    return f"{words(one.reason or one.outcome)} {one.status}"
 
 
 # Room

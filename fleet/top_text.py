@@ -20,6 +20,22 @@ OUTCOME_STYLES = {
     "client-gone": "dim",
     "shutdown": "dim",
 }
+# Of outcomes, and of reasons why a request was refused or stopped.
+_WORDS = {
+    "under-way": "in progress",
+    "client-gone": "client gone",
+    "skipped": "not observed",
+    "reset": "connection lost",
+    "shutdown": "cut by a shutdown",
+    "rejected-saturated": "queue full",
+    "rejected-no-endpoints": "no endpoint",
+    "rejected-ttl-expired": "waited too long",
+    "rejected-context-cancelled": "client gone",
+    "rejected-shutting-down": "shutting down",
+    "evicted": "stopped for others",
+    "evicted-queue-pressure": "stopped for others",
+    "evicted-priority": "stopped for others",
+}
 STATES = {
     "healthy": ("good", "healthy", "cyan"),
     "suspect": ("doubtful", "suspect", "yellow"),
@@ -88,6 +104,11 @@ def sparkline(values: tuple[float | None, ...], highest: float, width: int, glyp
         for value in values[-width:]
     ]
     return "".join(shown).rjust(width)
+
+
+def words(name: str) -> str:
+    """An outcome or a reason for people; what is neither stays as it is."""
+    return _WORDS.get(name, name)
 
 
 def count(value: float | None) -> str:

@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from datetime import datetime
 from itertools import chain
 
 import uvloop
@@ -28,6 +29,7 @@ from fleet.bench.load import (
     sessions_of,
     write_results,
 )
+from fleet.bench.page import ReportPart, Run
 from fleet.bench.picker_config import FollowedConfig, read_configs
 from fleet.bench.report import lines_of, stages_table
 from fleet.bench.share import Endpoint, Share, endpoint_of, follow, started
@@ -55,21 +57,24 @@ def bench_command(argv: Sequence[str], out: Callable[[str], None], screen: Conso
     bench = Bench(settings, screen)
     base = settings.url.rstrip("/").removesuffix("/v1")
     model = settings.model or first_model(base, dict(settings.header), settings.timeout)
+    begun = datetime.now().astimezone()
     uvloop.run(bench.run(model))
-    report = bench.report()
+    report, every = bench.report(), bench.summaries
     out(report)
     document = {
         "pointsman_bench": 1,
         "settings": settings.public(),
-        "stages": [asdict(one) for one in bench.summaries],
+        "stages": [asdict(one) for one in every],
         "comparison": None if bench.comparison is None else asdict(bench.comparison),
     }
-    write_results(settings, document, f"pointsman bench: {settings.url}", [(report, bench.stages)])
+    facts = {"Endpoint": settings.url, "Model": model, "Seed": str(settings.seed)}
+    secrets = [value for _, value in settings.header]
+    run = Run(("bench", *argv), begun, facts, settings.objective, secrets)
+    write_results(settings, document, run, [ReportPart(report, bench.stages, every)])
     if bench.failure is not None:
         raise bench.failure
     if bench.was_interrupted:
         return INTERRUPTED
-    every = bench.summaries
     answers = any(one.completed_rate for one in every)
     if bench.comparison is not None:
         answers = bool(bench.comparison.ratios)

@@ -13,9 +13,8 @@ import msgspec
 from fleet.bench.arrivals import Ramp, intended_times
 from fleet.bench.driver import Driver
 from fleet.bench.flags import LoadSettings
-from fleet.bench.page import page
+from fleet.bench.page import ReportPart, Run, page
 from fleet.bench.report import write_csv, write_text
-from fleet.bench.summary import Stage
 from fleet.bench.traces import read_trace
 from fleet.bench.workload import Session, Sessions, Span, Synthetic, traced_sessions
 
@@ -93,16 +92,16 @@ async def drive(
 def write_results(
     settings: LoadSettings,
     document: Mapping[str, object],
-    title: str,
-    parts: Sequence[tuple[str, Sequence[Stage]]],
+    run: Run,
+    parts: Sequence[ReportPart],
 ) -> None:
     """The files that the flags name; `parts` are those of the page. Raises `FleetError`."""
     if settings.json is not None:
-        text = msgspec.json.format(msgspec.json.encode(document)).decode()
+        text = msgspec.json.format(msgspec.json.encode({**document, "run": run.public()})).decode()
         write_text(settings.json, text + "\n")
     if settings.csv is not None:
         file = io.StringIO(newline="")
-        write_csv(file, (stage for _, stages in parts for stage in stages))
+        write_csv(file, (stage for part in parts for stage in part.stages))
         write_text(settings.csv, file.getvalue())
     if settings.html is not None:
-        write_text(settings.html, page(title, parts))
+        write_text(settings.html, page(run, parts))

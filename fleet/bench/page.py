@@ -1,56 +1,312 @@
 # Apart: markup, of which the rest of the bench knows nothing.
-"""One page about a run that needs nothing else: tables and plots as inline SVG."""
+"""One page about a run that needs nothing else: its head, tables, and plots.
+
+The plots are drawn by the charts of the picker's page, whose modules and style stand in the file.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from html import escape
+from importlib.metadata import version
+from importlib.resources import files
+from typing import Any, Final
 
+import msgspec
 import numpy as np
 
-from fleet.bench.summary import Stage
+from fleet.bench.slo import Slo
+from fleet.bench.summary import Spread, Stage, Summary
 
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM = 640, 260, 56, 34
-_MOST_POINTS = 600
-_COLOURS = ("#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#0891b2", "#be185d", "#4d7c0f")
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 84rem; padding: 0 1rem;
-  color: #111827; background: #fff }
-pre { overflow-x: auto; background: #f3f4f6; padding: 1rem; border-radius: .4rem }
-figure { display: inline-block; margin: 0 1rem 1.5rem 0 } figcaption { font-weight: 600 }
-svg { max-width: 100%; height: auto } text { font-size: 11px; fill: #374151 }
-"""
+_MOST_POINTS: Final = 600
+_SHARES: Final = np.linspace(0, 0.999, 160)
+_KNOTS: Final = (0.5, 0.95, 0.99)
+_WIDE_RANGE: Final = 40  # of the slowest line's p99 to the fastest one's median: a logarithmic axis
+_COLOURS: Final = 7
+_MODULES: Final = ("dom.js", "format.js", "chart.js")  # of the picker's page, in their order
+_IMPORT = re.compile(r"^import .*;\n", re.MULTILINE)
+_BRAND: Final = (
+    '<svg viewBox="0 0 32 32" width="30" height="30" aria-hidden="true"><path d="M3 24h26"/>'
+    '<path d="M7 24c9 0 11-15 21-15"/><circle cx="7" cy="24" r="2.4"/></svg>'
+)
+Point = tuple[float, float]
+Json = dict[str, Any]
 
-Series = tuple[str, Sequence[tuple[float, float]]]
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What the head of a page says of a run: its command line, when it began, and facts by name."""
+
+    argv: Sequence[str]
+    begun: datetime
+    facts: Mapping[str, str]
+    slo: Slo | None = None
+    secrets: Sequence[str] = ()  # that stand in the command line, and nowhere else
+
+    @property
+    def title(self) -> str:
+        """The command."""
+        return f"pointsman {self.argv[0]}"
+
+    @property
+    def command(self) -> list[str]:
+        """Its words as they can be pasted into a shell, without the secrets."""
+        words = ["pointsman", *self.argv]
+        for secret in filter(None, self.secrets):
+            words = [word.replace(secret, "…") for word in words]
+        return list(map(shlex.quote, words))
+
+    def public(self) -> Json:
+        """For JSON."""
+        began = self.begun.isoformat(timespec="seconds")
+        return {"command": " ".join(self.command), "version": version("pointsman"), "begun": began}
 
 
-def page(title: str, parts: Iterable[tuple[str, Sequence[Stage]]]) -> str:
-    """A whole HTML document: each part's report as text, and plots of its stages' requests."""
-    body = "".join(f"<pre>{escape(text)}</pre>{''.join(_plots(some))}" for text, some in parts)
+@dataclass(frozen=True, slots=True)
+class ReportPart:
+    """A part of a page: its report as text, and the stages that are plotted, with their numbers."""
+
+    text: str
+    stages: Sequence[Stage] = ()
+    summaries: Sequence[Summary] = ()
+    title: str = ""
+
+
+def page(run: Run, parts: Sequence[ReportPart]) -> str:
+    """A whole HTML document."""
+    plots: list[Json] = []
+    body = []
+    for number, part in enumerate(parts):
+        place = f"plots-{number}"
+        plots += ({"place": place, **plot} for plot in _plots(part.stages, run.slo))
+        body.append(_section(part, place))
+    # In a script nothing may look like its end.
+    data = msgspec.json.encode(plots).decode().replace("<", "\\u003c")
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width">'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>"
-        f"<h1>{escape(title)}</h1>{body}</body></html>\n"
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+        f"<title>{escape(run.title)}</title><style>{_file('style.css')}</style></head><body>"
+        f'<header class="report"><div class="brand">{_BRAND}<h1>{escape(run.title)}</h1></div>'
+        f"{_head(run)}</header><main>{_verdict(run.slo, parts)}{''.join(body)}"
+        "<noscript><p class=notice>The plots need JavaScript.</p></noscript></main>"
+        f'<script type="application/json" id="data">{data}</script>'
+        f'<script type="module">{_script()}</script></body></html>\n'
     )
 
 
-def _plots(stages: Sequence[Stage]) -> Iterable[str]:
+def _file(name: str) -> str:
+    return files("picker.admin").joinpath("page", name).read_text("utf-8")
+
+
+def _script() -> str:
+    """One module of several, whose names differ: each is in reach without an import."""
+    texts = [*map(_file, _MODULES), files("fleet.bench").joinpath("plots.js").read_text("utf-8")]
+    return "".join(_IMPORT.sub("", text) for text in texts)
+
+
+# Text and tables
+
+
+def _head(run: Run) -> str:
+    facts = {
+        **run.facts,
+        "Started": f"{run.begun:%Y-%m-%d %H:%M:%S %z}",
+        "Version": f"pointsman {version('pointsman')}",
+    }
+    words = " ".join(f"<span>{escape(word)}</span>" for word in run.command)
+    return f'{_facts(facts, "facts")}<p class="command"><code>{words}</code></p>'
+
+
+def _facts(facts: Mapping[str, str], kind: str) -> str:
+    cells = (f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in facts.items())
+    return f'<dl class="{kind}">{"".join(cells)}</dl>'
+
+
+def _verdict(slo: Slo | None, parts: Sequence[ReportPart]) -> str:
+    if slo is None:
+        return ""
+    missed = [
+        f"{stage.name}: {text}"
+        for part in parts
+        for stage, one in zip(part.stages, part.summaries, strict=True)
+        for text in one.missed
+    ]
+    if not missed:
+        bounds = ", ".join(map(str, slo.bounds))
+        return f'<p class="notice good"><strong>✓ Objectives kept:</strong> {escape(bounds)}</p>'
+    lines = "".join(f"<li>{escape(text)}</li>" for text in missed)
+    return f'<div class="notice bad"><strong>✕ Objectives missed</strong><ul>{lines}</ul></div>'
+
+
+def _section(part: ReportPart, place: str) -> str:
+    title = f"<h2>{escape(part.title)}</h2>" if part.title else ""
+    text = f'<pre tabindex="0">{escape(part.text)}</pre>'
+    if not part.stages:
+        return f"<section>{title}{text}</section>"
+    rows = [(one.name, each) for one, each in zip(part.stages, part.summaries, strict=True)]
+    numbers = _of_one(rows[0][1]) if len(rows) == 1 else _of_several(rows)
+    table = _spreads(rows[0][1]) if len(rows) == 1 else _stages(rows)
+    return (
+        f'<section class="summary">{title}{_facts(numbers, "tiles")}{table}'
+        f'<div class="charts reports" id="{place}"></div>'
+        f"<details><summary>Report as text</summary>{text}</details></section>"
+    )
+
+
+def _of_one(one: Summary) -> dict[str, str]:
+    return {
+        "Completed/s": f"{one.completed_rate:,.2f}",
+        "TTFT p95": _time(one.ttft, "p95"),
+        "ITL p95": _time(one.itl, "p95"),
+        "E2E p95": _time(one.e2e, "p95"),
+        "Tokens/s": f"{one.output_tokens_per_second:,.0f}",
+        "Cached": _share(one.cached_tokens / one.prompt_tokens if one.prompt_tokens else None),
+        "Failed": f"{sum(one.errors.values()):,} of {one.requests:,}",
+        "Goodput": _share(one.goodput),
+    }
+
+
+def _of_several(rows: Sequence[tuple[str, Summary]]) -> dict[str, str]:
+    """The best of some numbers, and whose it is."""
+    every = [one for _, one in rows]
+    failed = sum(sum(one.errors.values()) for one in every)
+    swift = [(one.ttft.p95, name) for name, one in rows if one.ttft is not None]
+    tokens, productive = max((one.output_tokens_per_second, name) for name, one in rows)
+    numbers = {"Failed": f"{failed:,} of {sum(one.requests for one in every):,}"}
+    numbers[f"Most tokens/s: {productive}"] = f"{tokens:,.0f}"
+    if swift:
+        seconds, name = min(swift)
+        numbers[f"Least TTFT p95: {name}"] = _words(seconds)
+        seconds, name = max(swift)
+        numbers[f"Longest TTFT p95: {name}"] = _words(seconds)
+    return numbers
+
+
+def _share(share: float | None) -> str:
+    return "–" if share is None else f"{share:.1%}"
+
+
+def _spreads(one: Summary) -> str:
+    names = ("mean", "p50", "p95", "p99", "max")
+    rows = [
+        (name, [_time(spread, each) for each in names])
+        for name, spread in (
+            ("Time to first token (TTFT)", one.ttft),
+            ("Between tokens (ITL)", one.itl),
+            ("Whole answer (E2E)", one.e2e),
+        )
+    ]
+    return _table("Latencies", ("", *names), rows)
+
+
+def _stages(rows: Iterable[tuple[str, Summary]]) -> str:
+    head = (
+        *("Stage", "Offered/s", "Completed/s", "Failed", "Tokens/s", "Cached", "TTFT p50"),
+        *("TTFT p95", "ITL p95", "E2E p95", "Goodput"),
+    )
+    body = [
+        (
+            name,
+            [
+                f"{one.offered_rate:,.2f}",
+                f"{one.completed_rate:,.2f}",
+                f"{sum(one.errors.values()):,}",
+                f"{one.output_tokens_per_second:,.0f}",
+                _share(one.cached_tokens / one.prompt_tokens if one.prompt_tokens else None),
+                _time(one.ttft, "p50"),
+                *(_time(spread, "p95") for spread in (one.ttft, one.itl, one.e2e)),
+                _share(one.goodput),
+            ],
+        )
+        for name, one in rows
+    ]
+    return _table("Stages", head, body)
+
+
+def _table(label: str, head: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> str:
+    columns = "".join(f'<th scope="col" class="number">{escape(one)}</th>' for one in head[1:])
+    first = f'<th scope="col">{escape(head[0])}</th>' if head[0] else "<td></td>"
+    lines = (
+        f'<tr><th scope="row">{escape(name)}</th>'
+        + "".join(f'<td class="number">{escape(cell)}</td>' for cell in cells)
+        + "</tr>"
+        for name, cells in rows
+    )
+    return (
+        f'<div class="scrolling" role="region" tabindex="0" aria-label="{label}"><table '
+        f'class="scores numbers"><thead><tr>{first}{columns}</tr></thead>'
+        f"<tbody>{''.join(lines)}</tbody></table></div>"
+    )
+
+
+def _time(spread: Spread | None, quantile: str) -> str:
+    return "–" if spread is None else _words(getattr(spread, quantile))
+
+
+def _words(seconds: float) -> str:
+    """As the picker's page writes times: three digits or so."""
+    if seconds < 0.01:
+        return f"{seconds * 1e3:.1f} ms"
+    if seconds < 1:
+        return f"{seconds * 1e3:.0f} ms"
+    return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:,.1f} s"
+
+
+# Plots
+
+
+def _plots(stages: Sequence[Stage], slo: Slo | None) -> Iterator[Json]:
+    """As the charts take them, with their titles."""
     if not stages:
         return
-    for metric, name in (("ttft", "Time to first token"), ("e2e", "End-to-end latency")):
-        curves = [(s.name, _distribution(_times(s, metric))) for s in stages]
-        yield _figure(f"{name}, share of requests", curves, "ms", "share")
-    gaps = [(s.name, _distribution([g for o in s.counted() for g in o.gaps])) for s in stages]
-    yield _figure("Inter-token latency, share of gaps", gaps, "ms", "share")
-    over_time = [
-        (s.name, _thin([(o.intended - s.begun, 1e3 * t) for o in s.counted()
-                        if (t := o.times["ttft"]) is not None and o.is_good]))
-        for s in stages
-    ]  # fmt: skip
-    yield _figure("Time to first token, by intended time", over_time, "s", "ms", dots=True)
-    flights = [(s.name, _thin([(p.at, float(p.in_flight)) for p in s.pulses])) for s in stages]
-    yield _figure("Requests in flight", flights, "s", "requests")
+    lines = [_line(number, stage.name) for number, stage in enumerate(stages)]
+    for metric, name in (("ttft", "Time to first token"), ("e2e", "Whole answer")):
+        times = [_times(stage, metric) for stage in stages]
+        yield {"title": name, "lines": lines, **_distribution(times, metric, slo, "requests")}
+    gaps = [[gap for one in stage.counted() for gap in one.gaps] for stage in stages]
+    title = "Time between tokens"
+    yield {"title": title, "lines": lines, **_distribution(gaps, "itl", slo, "gaps")}
+    first = [
+        [
+            (one.intended - stage.begun, time)
+            for one in stage.counted()
+            if (time := one.times["ttft"]) is not None and one.is_good
+        ]
+        for stage in stages
+    ]
+    yield {
+        "title": "First token over time",
+        "lines": [line | {"form": "dots"} for line in lines],
+        "x": {"unit": "seconds", "isTight": True},
+        "y": {"unit": "seconds", "label": "by due time"},
+        "isOverTime": True,
+        "series": [_thin(points) for points in first],
+        "marks": _marks(slo, "ttft", "y"),
+        "rest": [f"{len(points):,}" for points in first],
+        "words": "requests by the time they were due",
+    }
+    flights = [[(one.at, float(one.in_flight)) for one in stage.pulses] for stage in stages]
+    most = [max((many for _, many in points), default=0) for points in flights]
+    yield {
+        "title": "Requests in flight",
+        "lines": [line | {"form": "steps"} for line in lines],
+        "x": {"unit": "seconds", "isTight": True},
+        "y": {"unit": "count", "label": "over time"},
+        "isOverTime": True,
+        "series": [_thin(points) for points in flights],
+        "rest": [f"at most {many:,.0f}" for many in most],
+        "words": f"at most {max(most):,.0f}",
+    }
+
+
+def _line(number: int, name: str) -> Json:
+    again = " again" if number >= _COLOURS else ""
+    return {"label": name, "kind": f"series-{number % _COLOURS}{again}", "form": "line"}
 
 
 def _times(stage: Stage, metric: str) -> list[float]:
@@ -58,52 +314,70 @@ def _times(stage: Stage, metric: str) -> list[float]:
     return [time for time in times if time is not None]
 
 
-def _distribution(seconds: Sequence[float]) -> list[tuple[float, float]]:
-    """Milliseconds and the share of values up to them, to the 99.9th percentile."""
-    if not seconds:
-        return []
-    shares = np.linspace(0, 0.999, 200)
-    values = np.quantile(np.asarray(seconds), shares) * 1e3
-    return list(zip(map(float, values), map(float, shares), strict=True))
-
-
-def _thin(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    return points[:: max(1, len(points) // _MOST_POINTS)]
-
-
-def _figure(title: str, series: Sequence[Series], x: str, y: str, dots: bool = False) -> str:
-    points = [point for _, some in series for point in some]
-    most_x = max((px for px, _ in points), default=1.0) or 1.0
-    most_y = max((py for _, py in points), default=1.0) or 1.0
-    wide, high = _WIDTH - _LEFT - 8, _HEIGHT - _BOTTOM - 8
-
-    def place(point: tuple[float, float]) -> tuple[float, float]:
-        return _LEFT + wide * point[0] / most_x, 8 + high * (1 - point[1] / most_y)
-
-    marks = []
-    for quarter in range(5):
-        at_x, at_y = most_x * quarter / 4, most_y * quarter / 4
-        px, py = place((at_x, at_y))
-        marks.append(
-            f'<path d="M{_LEFT},{py:.1f}H{_WIDTH - 8}" stroke="#e5e7eb"/>'
-            f'<text x="{_LEFT - 6}" y="{py + 4:.1f}" text-anchor="end">{at_y:.3g}</text>'
-            f'<text x="{px:.1f}" y="{_HEIGHT - 18}" text-anchor="middle">{at_x:.3g}</text>'
+def _distribution(
+    times: Sequence[Sequence[float]], metric: str, slo: Slo | None, what: str
+) -> Json:
+    """The share of values up to each time, to the 99.9th percentile."""
+    curves, knots, rest = list[list[Point]](), list[list[tuple[float, float, str]]](), list[str]()
+    medians, tails = [], []
+    for values in times:
+        numbers = np.asarray(values if len(values) else [], dtype=np.float64)
+        if not len(numbers):
+            curves.append([])
+            knots.append([])
+            rest.append("none")
+            continue
+        at = np.quantile(numbers, _SHARES)
+        curves.append([_rounded(x, y) for x, y in zip(at, _SHARES, strict=True)])
+        marked = [float(one) for one in np.quantile(numbers, _KNOTS)]
+        knots.append(
+            [
+                (*_rounded(x, y), f"p{100 * y:.0f}: {_words(x)}")
+                for x, y in zip(marked, _KNOTS, strict=True)
+            ]
         )
-    for number, (_, some) in enumerate(series):
-        colour, placed = _COLOURS[number % len(_COLOURS)], [place(point) for point in some]
-        if dots:
-            circles = "".join(f'<circle cx="{a:.1f}" cy="{b:.1f}" r="1.6"/>' for a, b in placed)
-            marks.append(f'<g fill="{colour}" fill-opacity=".6">{circles}</g>')
-        else:
-            line = " ".join(f"{a:.1f},{b:.1f}" for a, b in placed)
-            marks.append(f'<polyline fill="none" stroke="{colour}" points="{line}"/>')
-    legend = " ".join(
-        f'<span style="color:{_COLOURS[n % len(_COLOURS)]}">{escape(name)}</span>'
-        for n, (name, _) in enumerate(series)
-    )
-    return (
-        f'<figure><figcaption>{escape(title)}</figcaption><svg role="img" '
-        f'aria-label="{escape(title)}" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}">'
-        f'{"".join(marks)}<text x="{_WIDTH - 8}" y="{_HEIGHT - 4}" text-anchor="end">{x}</text>'
-        f'<text x="4" y="12">{y}</text></svg><div>{legend}</div></figure>'
-    )
+        rest.append(f"p50 {_words(marked[0])}, p95 {_words(marked[1])}")
+        medians.append(marked[0])
+        tails.append(marked[2])
+    is_wide = bool(medians) and max(tails) > _WIDE_RANGE * max(min(medians), 1e-6)
+    percent = [(0.25 * quarter, f"{25 * quarter}%") for quarter in range(5)]
+    levels = [
+        {"axis": "y", "at": at, "label": name, "kind": "level"}
+        for at, name in ((0.5, "p50"), (0.95, "p95"))
+    ]
+    return {
+        "x": {"unit": "seconds", "isTight": True, "log": is_wide},
+        "y": {"unit": "percent", "to": 1, "ticks": percent, "label": f"share of {what}"},
+        "series": curves,
+        "knots": knots,
+        "marks": [*levels, *_marks(slo, metric, "x")],
+        "rest": rest,
+        "words": "; ".join(rest),
+    }
+
+
+def _marks(slo: Slo | None, metric: str, axis: str) -> list[Json]:
+    """The objectives of a metric."""
+    return [
+        {
+            "axis": axis,
+            "at": bound.seconds,
+            "label": " ".join(filter(None, ("SLO", bound.quantile, _limit(bound.seconds)))),
+            "kind": "limit",
+        }
+        for bound in (() if slo is None else slo.bounds)
+        if bound.metric == metric
+    ]
+
+
+def _limit(seconds: float) -> str:
+    return f"{seconds:g} s" if seconds >= 1 else f"{seconds * 1e3:g} ms"
+
+
+def _thin(points: list[Point]) -> list[Point]:
+    return [_rounded(x, y) for x, y in points[:: max(1, -(-len(points) // _MOST_POINTS))]]
+
+
+def _rounded(x: float, y: float) -> Point:
+    """To what a picture can show: the file stays small."""
+    return float(f"{x:.5g}"), float(f"{y:.5g}")

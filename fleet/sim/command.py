@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
 from itertools import chain, count, islice
 from math import inf
 from random import Random
@@ -12,6 +13,7 @@ from statistics import fmean
 
 from fleet.bench.arrivals import Ramp
 from fleet.bench.load import Load, loads_of, sessions_of, write_results
+from fleet.bench.page import ReportPart, Run
 from fleet.bench.report import lines_of, stages_table
 from fleet.bench.slo import Slo
 from fleet.bench.summary import Stage, Summary, summary
@@ -59,7 +61,7 @@ def simulate_command(argv: Sequence[str], out: Out, note: Out) -> int:
         if settings.scenario is not None:
             status = _scenarios(settings, argv, results, out)
         else:
-            status = _one_data_set(settings, results, out)
+            status = _one_data_set(settings, argv, results, out)
     for text in _too_late(settings.event, ends):
         note(text)
     return status
@@ -89,8 +91,10 @@ def _named_policies(settings: SimulateSettings) -> list[Policy]:
     return [(n, DISAGGREGATED_CONFIG) if n == "default" else policy(n) for n in names]
 
 
-def _one_data_set(settings: SimulateSettings, results: Results, out: Out) -> int:
-    notes: list[str] = []
+def _one_data_set(
+    settings: SimulateSettings, argv: Sequence[str], results: Results, out: Out
+) -> int:
+    begun, notes = datetime.now().astimezone(), list[str]()
     policies = _named_policies(settings)
     if settings.replay is not None:
         config, lacks = read_recorded(settings.replay)
@@ -110,10 +114,21 @@ def _one_data_set(settings: SimulateSettings, results: Results, out: Out) -> int
         "notes": notes,
         "stages": _plain(rows, settings.seed),
     }
-    write_results(settings, document, "pointsman simulate", [(report, stages)])
+    firsts = [row.by_seed[0] for row in rows]
+    write_results(
+        settings, document, _head(settings, argv, begun), [ReportPart(report, stages, firsts)]
+    )
     every = [one for row in rows for one in row.by_seed]
     is_missed = any(one.missed for one in every) or not any(one.completed_rate for one in every)
     return 1 if is_missed else 0
+
+
+def _head(settings: SimulateSettings, argv: Sequence[str], begun: datetime) -> Run:
+    """For the page. Its plots and tables are of the first seed."""
+    facts = {"Model": f"simulated worker {settings.worker}", "Seed": str(settings.seed)}
+    if settings.seeds > 1:
+        facts["Seed"] += f", the first of {settings.seeds} (the text has the mean of all)"
+    return Run(("simulate", *argv), begun, facts, settings.objective)
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,10 +339,10 @@ def _scenarios(settings: SimulateSettings, argv: Sequence[str], results: Results
         for job in run.jobs()
     ]
     every = results(jobs)
-    parts, found = list[tuple[str, list[Stage]]](), dict[str, list[_Row]]()
+    begun, parts, found = datetime.now().astimezone(), list[ReportPart](), dict[str, list[_Row]]()
     for name in names:
         if name in ELSEWHERE:
-            part = f"{name} {ELSEWHERE[name]}\n", list[Stage]()
+            part = ReportPart(f"{name} {ELSEWHERE[name]}\n", title=name)
         else:
             one = SCENARIOS[name]
             found[name], stages = runs[name].rows(every)
@@ -335,18 +350,19 @@ def _scenarios(settings: SimulateSettings, argv: Sequence[str], results: Results
             given = " ".join([one.flags, *argv])
             lines = [f"{name} {one.title}", f"  {given}", f"  published: {one.published}"]
             lines += [*stages_table([row.by_seed for row in found[name]]), *_failures(found[name])]
-            part = "\n".join([*lines, ""]), stages
-        out(part[0])
+            firsts = [row.by_seed[0] for row in found[name]]
+            part = ReportPart("\n".join([*lines, ""]), stages, firsts, lines[0])
+        out(part.text)
         parts.append(part)
     if len(found) > 1:
-        parts.append(("\n".join(_verdict(found)), []))
-        out(parts[-1][0])
+        parts.append(ReportPart("\n".join(_verdict(found)), title="Verdict"))
+        out(parts[-1].text)
     document = {
         "pointsman_simulate": 1,
         "settings": settings.public(),
         "scenarios": {name: _plain(rows, settings.seed) for name, rows in found.items()},
     }
-    write_results(settings, document, "pointsman simulate", parts)
+    write_results(settings, document, _head(settings, argv, begun), parts)
     rows = chain.from_iterable(found.values())
     answers = any(one.completed_rate for row in rows for one in row.by_seed)
     return 0 if answers or not found else 1

@@ -13,6 +13,8 @@ from typing import TypeAlias
 
 import msgspec
 
+from picker.flowcontrol.views import QueuesView
+
 SAMPLES = 120
 INTERVAL_SECONDS = 1.0
 MOST_SAMPLES = 30_000  # of all endpoints together, in one view: 20 ms of work and a megabyte
@@ -56,7 +58,8 @@ class PoolSample(msgspec.Struct, frozen=True):
     """The pool at one moment; None where nothing is known.
 
     Rates are those of `traffic.PoolRecent`, times to the first token and tokens those of
-    `traffic.Served`; `waiting` at endpoints, `queued` in the picker.
+    `traffic.Served`; `waiting` at endpoints, `queued` in the picker, and how long those that left
+    it had waited there, None where none had.
     """
 
     requests_per_second: float | None = None
@@ -68,6 +71,7 @@ class PoolSample(msgspec.Struct, frozen=True):
     running: float | None = None
     waiting: float | None = None
     queued: float | None = None
+    queue_wait_p95_seconds: float | None = None
 
 
 class PoolSeries(msgspec.Struct, frozen=True):
@@ -82,6 +86,7 @@ class PoolSeries(msgspec.Struct, frozen=True):
     running: tuple[float | None, ...] = ()
     waiting: tuple[float | None, ...] = ()
     queued: tuple[float | None, ...] = ()
+    queue_wait_p95_seconds: tuple[float | None, ...] = ()
 
 
 _FIELDS = EndpointSeries.__struct_fields__
@@ -91,7 +96,7 @@ _NEVER_SAMPLED = EndpointSample()
 
 class HistoryView(msgspec.Struct, frozen=True):
     """Samples of the endpoints, by key, and of the pool; each series ends with sample number
-    `last`.
+    `last`, of which `queues` is, too.
 
     Samples are numbered from 1 since the picker started; `last` 0: there is none yet.
     """
@@ -100,6 +105,7 @@ class HistoryView(msgspec.Struct, frozen=True):
     interval_seconds: float = INTERVAL_SECONDS
     endpoints: Mapping[str, EndpointSeries] = {}
     pool: PoolSeries = PoolSeries()
+    queues: QueuesView = QueuesView()
 
 
 # Samples of one endpoint, a row for each field, NaN where nothing is known.

@@ -24,13 +24,20 @@ from picker.admin.history import (
     PoolSample,
 )
 from picker.admin.metrics_page import of_pool, whole
-from picker.admin.views import HEALTHY, ConfigView, EndpointView, HealthView, PoolRates
+from picker.admin.views import (
+    HEALTHY,
+    AboutView,
+    ConfigView,
+    EndpointView,
+    HealthView,
+    PoolRates,
+)
 from picker.decisions.views import RecordSummary, RecordView
 from picker.flowcontrol.views import QueuesView
 from picker.metrics.picker_metrics import CONTENT_TYPE, PickerMetrics, batched
 from picker.pool.datastore import Datastore
 from picker.pool.inflight import InflightLoad
-from picker.telemetry.traffic import Served, ServedWindow, Traffic
+from picker.telemetry.traffic import NO_WAIT, Served, ServedWindow, Traffic, longest_wait
 from picker.types import Candidate, EndpointMetrics
 
 DEFAULT_LIMIT: Final = 50
@@ -64,6 +71,10 @@ class AdminSource(Protocol):
     @property
     def inflight(self) -> InflightLoad:
         """The requests that were sent somewhere and are not over."""
+        ...
+
+    def about(self) -> AboutView:
+        """Which picker this is."""
         ...
 
     def queues(self) -> QueuesView:
@@ -112,6 +123,8 @@ class PoolPages:
         self._window = ServedWindow()
         self._served: Mapping[str, Served] = {}
         self._served_by_all = Served()
+        self._queues = QueuesView()
+        self._loads: dict[str, EndpointMetrics | None] = {}  # at the last sample, by key
         self._clock = clock
 
     def routes(self, is_ready: Callable[[], bool], key: str = "") -> list[web.RouteDef]:
@@ -145,7 +158,9 @@ class PoolPages:
         candidates = self.source.datastore.snapshot().candidates
         known = {one.key: one.metrics for one in candidates if one.metrics is not None}
         totals = {key: one.served for key, one in known.items()}
-        self._served, self._served_by_all = self._window.sample(totals)
+        self._served, self._served_by_all = self._window.sample(totals, traffic.waits)
+        self._queues = self.source.queues()
+        self._loads = {one.key: one.metrics for one in candidates}
         samples = {}
         for one in candidates:
             metrics, sent = one.metrics, traffic.endpoints.get(one.key)
@@ -171,21 +186,26 @@ class PoolPages:
             tokens_per_second=self._served_by_all.tokens_per_second,
             running=_sum(one.running_requests for one in sums),
             waiting=_sum(one.waiting_requests for one in sums),
-            queued=self.source.queues().queued_requests,
+            queued=self._queues.queued_requests,
+            queue_wait_p95_seconds=(
+                None if traffic.waits is NO_WAIT else longest_wait(traffic.waits, 0.95)
+            ),
         )
         self.history.record(samples, pool)
 
     async def _show_endpoints(self, request: web.Request) -> web.Response:
         """An `EndpointsView`, piece by piece: of a thousand endpoints it is a megabyte or two.
-        `?history=N` adds the last N samples.
+        `?history=N` adds the last N samples, and makes all numbers those of the last one.
         """
         samples = whole_number(request, "history", default=0, least=0, most=SAMPLES)
         health = self.source.health()
         candidates = self.source.datastore.snapshot().candidates
         last, keys, taken = self.history.cut(samples)
-        pool_rows = self.history.pool(samples)
-        endpoints = await self._encoded(self._describe(one, health) for one in candidates)
-        answer = {"endpoints": endpoints, "pool": self._pool()}
+        pool_rows, queues = self.history.pool(samples), self._queues
+        loads = self._loads if samples else {}
+        rates, about = self._pool(), self.source.about()
+        endpoints = await self._encoded(self._describe(one, health, loads) for one in candidates)
+        answer = {"endpoints": endpoints, "pool": rates, "about": about}
         if not samples:
             return as_json(answer)
         rows = await self._encoded(taken)
@@ -194,6 +214,7 @@ class PoolPages:
             "interval_seconds": INTERVAL_SECONDS,
             "endpoints": dict(zip(keys, rows, strict=True)),
             "pool": pool_rows,
+            "queues": queues,
         }
         return as_json(answer | {"history": history})
 
@@ -215,9 +236,19 @@ class PoolPages:
             self._served_by_all.ttft,
         )
 
-    def _describe(self, candidate: Candidate, health: Mapping[str, HealthView]) -> EndpointView:
+    def _describe(
+        self,
+        candidate: Candidate,
+        health: Mapping[str, HealthView],
+        loads: Mapping[str, EndpointMetrics | None],
+    ) -> EndpointView:
+        """`loads` are those of the last sample, empty: show those of now."""
         endpoint, last = candidate.endpoint, candidate.last_metrics
-        recent = self.history.latest(candidate.key)
+        recent, inflight = self.history.latest(candidate.key), None
+        if candidate.key in loads:
+            inflight = recent.inflight
+        if inflight is None:
+            inflight = self.source.inflight.requests(candidate.key)
         return EndpointView(
             key=candidate.key,
             name=endpoint.name,
@@ -225,8 +256,8 @@ class PoolPages:
             address=endpoint.host_port,
             labels=dict(endpoint.labels),
             health=health.get(candidate.key, HEALTHY),
-            inflight_requests=self.source.inflight.requests(candidate.key),
-            metrics=_shown(candidate.metrics),
+            inflight_requests=int(inflight),
+            metrics=_shown(loads.get(candidate.key, candidate.metrics)),
             last_metrics=_shown(last),
             metrics_age_seconds=(
                 None if last is None else max(0.0, self._clock() - last.updated_at_seconds)

@@ -49,8 +49,9 @@ class EndpointView(msgspec.Struct, frozen=True):
 
     `metrics` is None while its load is unknown; then `last_metrics` is what was known last, and
     `metrics_age_seconds` how old that is. Rates of requests and `prefix_hit_share` are those of the
-    last ten seconds (see `traffic.Recent`), None where this process does not know them; `ttft` and
-    `tokens_per_second` what the endpoint says of the last thirty (see `traffic.Served`).
+    last ten seconds (see `traffic.Recent`), None where this process does not know them, as are
+    `tokens_per_second` and `ttft`, which counts from the arrival at the endpoint (see
+    `traffic.Served`).
     """
 
     key: str
@@ -71,7 +72,7 @@ class EndpointView(msgspec.Struct, frozen=True):
 
 
 class PoolRates(msgspec.Struct, frozen=True):
-    """Rates of the pool as in `PoolSample`, and times to the first token at all its endpoints."""
+    """Rates of the pool as in `PoolSample`, and times to the first token that its clients see."""
 
     requests_per_second: float | None = None
     refusals_per_second: float | None = None
@@ -80,14 +81,23 @@ class PoolRates(msgspec.Struct, frozen=True):
     ttft: Percentiles | None = None
 
 
+class AboutView(msgspec.Struct, frozen=True):
+    """Which picker this is: its pool, its version, and when it started."""
+
+    pool: str = ""
+    version: str = ""
+    started_unix_seconds: float = 0.0
+
+
 class EndpointsView(msgspec.Struct, frozen=True, omit_defaults=True):
     """The pool and its endpoints, in the order in which they were first named; `history` where
-    asked for.
+    asked for. Then all numbers are those of its last sample, else those of now.
     """
 
     endpoints: tuple[EndpointView, ...]  # without a default: none are told of as well
     pool: PoolRates = PoolRates()
     history: HistoryView | None = None
+    about: AboutView = AboutView()
 
 
 class PoolSummary(msgspec.Struct, frozen=True):

@@ -15,7 +15,7 @@ from random import Random
 
 from picker.admin.history import INTERVAL_SECONDS
 from picker.admin.metrics_page import RememberedCollector
-from picker.admin.views import UNKNOWN, ConfigView, HealthView
+from picker.admin.views import UNKNOWN, AboutView, ConfigView, HealthView
 from picker.app.autoscaling import Autoscaling, PoolSight, access_for, read_groups
 from picker.app.cluster import ClusterAccess, target_of
 from picker.app.in_use import Outbound, config_in_use, pipeline_of, read_config
@@ -86,6 +86,8 @@ class ServedPool:
     ) -> None:
         """Opens no port. Raises `ConfigError`."""
         self._options, self._leadership = options, leadership
+        name = options.pool_key or options.pool_name
+        self._about = AboutView(name, version("pointsman"), time.time())
         self.metrics, self.inflight = metrics, InflightLoad()
         loaded, content = read_config(options)
         self._may_follow = partial(leadership.may_follow, loaded.config)
@@ -316,6 +318,10 @@ class ServedPool:
         """What was sent where lately; to be asked once a second."""
         keys = [candidate.key for candidate in self.datastore.snapshot().candidates]
         return self._traffic.sample(keys, INTERVAL_SECONDS)
+
+    def about(self) -> AboutView:
+        """The pool as flags name it, and this process."""
+        return self._about
 
     def configuration(self) -> ConfigView:
         """The one in use, with its defaults and where each line is from."""

@@ -1,15 +1,23 @@
 """What the picker sent where lately, what became of it, and what endpoints say that they served.
 
+Theory of operation. All numbers are of one window, the last ten samples.
+
 Nobody tells the picker how many tokens an engine really found in its cache, unless responses pass
 through it. So prefix hits are what the configuration's prefix index *expected* at the endpoint that
 was picked: right as long as the index is, and there before the engine has begun.
+
+Nor does it see first tokens. A client waits for one in the picker's queue, which the picker
+measures, and then at the endpoint, whose histogram is scraped. The two are independent, since an
+endpoint does not know how long a request has waited, so the times of clients are distributed as the
+sum of both: the endpoint's histogram moved by each wait, and weighted by the share of requests that
+waited so long. Waits are counted in buckets a fifth wide, of which the mean is exact.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from operator import lt, sub
@@ -21,7 +29,8 @@ from picker.prefix.match import MATCH_INFO
 from picker.types import FinishCause, Percentiles, ServedTotals
 
 WINDOW_SAMPLES = 10
-SERVED_SAMPLES = 30  # percentiles want more requests than rates do
+LEAST_WAIT_SECONDS = 0.001  # shorter ones are the decision itself, and count as none
+_BUCKETS_PER_DOUBLING = 4
 _REFUSED = (FinishCause.REFUSED, FinishCause.EVICTED)
 
 
@@ -54,11 +63,24 @@ class PoolRecent(msgspec.Struct, frozen=True):
     failures_per_second: float = 0.0
 
 
+class Wait(msgspec.Struct, frozen=True):
+    """How long a share of the requests waited in the picker before they left."""
+
+    seconds: float
+    share: float
+
+
+NO_WAIT = (Wait(0.0, 1.0),)
+
+
 class Traffic(msgspec.Struct, frozen=True):
-    """What was sent lately: to each endpoint, by key, and to the pool."""
+    """What was sent lately: to each endpoint, by key, and to the pool; and how long it waited, the
+    shortest waits first.
+    """
 
     endpoints: Mapping[str, Recent] = {}
     pool: PoolRecent = PoolRecent()
+    waits: Sequence[Wait] = NO_WAIT
 
 
 class _Counts:
@@ -96,10 +118,16 @@ class EndpointTraffic:
     def __init__(self) -> None:
         self._counts: dict[str, _Counts] = {}
         self._pool = _Counts()
+        self._waits_now = _Waits()
+        self._waits = deque([self._waits_now], maxlen=WINDOW_SAMPLES)
 
     def decided(self, decision: Decision) -> None:
         """Count a request for the endpoint that it is meant for."""
         self._pool.requests += 1
+        waits = self._waits_now
+        waits.count += 1
+        if decision.decision_seconds >= LEAST_WAIT_SECONDS:
+            waits.add(decision.decision_seconds)
         if decision.result is None:
             return  # any endpoint will do
         key = decision.result.endpoints[0].key
@@ -131,12 +159,53 @@ class EndpointTraffic:
         for key in keys:
             self._counts[key] = before.get(key) or _Counts()
         recent = {key: counts.sample(interval_seconds) for key, counts in self._counts.items()}
-        return Traffic(recent, self._pool.pool_sample(interval_seconds))
+        waits = _shares(self._waits)
+        self._waits_now = _Waits()
+        self._waits.append(self._waits_now)
+        return Traffic(recent, self._pool.pool_sample(interval_seconds), waits)
+
+
+class _Waits:
+    """Owns how many requests left between two samples, and the waits of those that waited at all,
+    by bucket.
+    """
+
+    __slots__ = ("count", "long")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.long: dict[int, tuple[int, float]] = {}  # number and sum of each bucket
+
+    def add(self, seconds: float) -> None:
+        bucket = math.floor(_BUCKETS_PER_DOUBLING * math.log2(seconds))
+        count, total = self.long.get(bucket, (0, 0.0))
+        self.long[bucket] = count + 1, total + seconds
+
+
+def _shares(samples: Iterable[_Waits]) -> Sequence[Wait]:
+    whole, long = 0, dict[int, tuple[int, float]]()
+    for sample in samples:
+        whole += sample.count
+        for bucket, (count, seconds) in sample.long.items():
+            known = long.get(bucket, (0, 0.0))
+            long[bucket] = known[0] + count, known[1] + seconds
+    if not long:
+        return NO_WAIT
+    waits = [Wait(seconds / count, count / whole) for _, (count, seconds) in sorted(long.items())]
+    none = whole - sum(count for count, _ in long.values())
+    return [Wait(0.0, none / whole), *waits] if none else waits
+
+
+def longest_wait(waits: Sequence[Wait], share: float) -> float:
+    """The wait that no more than this share of the requests exceeds."""
+    upto = list(accumulate(one.share for one in waits))
+    return waits[min(bisect_left(upto, share - 1e-9), len(waits) - 1)].seconds
 
 
 class Served(msgspec.Struct, frozen=True):
-    """What endpoints say that they served over the last thirty samples; None: they do not say, or
-    no request got its first token.
+    """What endpoints say that they served over the last ten samples; None: they do not say, or no
+    request got its first token. `ttft` is that of clients, with the wait in the picker, for all of
+    them, and for one endpoint what passed there.
     """
 
     ttft: Percentiles | None = None
@@ -149,8 +218,11 @@ class ServedWindow:
     def __init__(self) -> None:
         self._before: dict[str, deque[ServedTotals]] = {}
 
-    def sample(self, totals: Mapping[str, ServedTotals | None]) -> tuple[dict[str, Served], Served]:
-        """Of each endpoint and of all together; those that are absent are forgotten.
+    def sample(
+        self, totals: Mapping[str, ServedTotals | None], waits: Sequence[Wait] = NO_WAIT
+    ) -> tuple[dict[str, Served], Served]:
+        """Of each endpoint and of all together; those that are absent are forgotten. `waits` are
+        those of the pool's requests, wherever they went.
 
         An endpoint whose counts fell has restarted, and counts from there.
         """
@@ -163,14 +235,15 @@ class ServedWindow:
                 continue
             known = before.get(key)
             if known is None or _has_restarted(known[-1], now):
-                known = deque(maxlen=SERVED_SAMPLES + 1)
+                known = deque(maxlen=WINDOW_SAMPLES + 1)
             self._before[key] = known
             known.append(now)
             grown, rate = _grown(known[0], now)
             whole.update(grown)
             rates += () if rate is None else (rate,)
             each[key] = Served(percentiles(grown), rate)
-        return each, Served(percentiles(whole), math.fsum(rates) if rates else None)
+        ttft = percentiles_after(waits, whole)
+        return each, Served(ttft, math.fsum(rates) if rates else None)
 
 
 def _has_restarted(then: ServedTotals, now: ServedTotals) -> bool:
@@ -205,6 +278,37 @@ def _quantile(rank: float, edges: Sequence[float], upto: Sequence[float]) -> flo
         return below
     before = upto[at - 1] if at else 0.0
     return below + (edges[at] - below) * (rank - before) / (upto[at] - before)
+
+
+def percentiles_after(waits: Sequence[Wait], buckets: Mapping[float, float]) -> Percentiles | None:
+    """As `percentiles`, of requests that waited before. Within a bucket times are spread evenly."""
+    # How the number of requests per second of latency changes from one place to the next; those
+    # beyond the last edge are all at it.
+    bends, jumps, below = defaultdict[float, float](float), defaultdict[float, float](float), 0.0
+    for edge in sorted(buckets):
+        count = buckets[edge]
+        for wait in waits if count > 0 else ():
+            some = count * wait.share
+            if math.isinf(edge):
+                jumps[below + wait.seconds] += some
+            else:
+                bends[below + wait.seconds] += some / (edge - below)
+                bends[edge + wait.seconds] -= some / (edge - below)
+        below = edge
+    whole = sum(count for count in buckets.values() if count > 0)
+    if not whole:
+        return None
+    ranks = deque(share * whole for share in (0.5, 0.95, 0.99))
+    found, upto, slope, at = list[float](), 0.0, 0.0, 0.0
+    for place in sorted(bends.keys() | jumps.keys()):
+        reached = upto + slope * (place - at)
+        while ranks and slope > 0 and ranks[0] <= reached + 1e-9 * whole:
+            found.append(min(place, at + (ranks.popleft() - upto) / slope))
+        upto, at, slope = reached + jumps[place], place, slope + bends[place]
+        while ranks and ranks[0] <= upto + 1e-9 * whole:
+            ranks.popleft()
+            found.append(place)
+    return Percentiles(*found, *[at] * len(ranks))
 
 
 def expected_hits(decision: Decision, key: str) -> tuple[int, int]:

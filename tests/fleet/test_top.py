@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator
 
 import pytest
+from msgspec.structs import replace
 
 from fleet.http_client import Answer
 from fleet.picker_views import NoPickerError, PickerViews
@@ -48,7 +49,14 @@ async def test_one_picture_is_plain_text(scene: Scene, flags: tuple[str, ...]) -
     assert sum(line.startswith("worker-") for line in lines) == 10
     assert max(map(len, lines)) <= 80
     assert "batch-tenant 75%, small-tenant 25%" in out
-    assert "rejected-capacity 429" in out
+    assert "queue full 429" in out
+
+
+async def test_queues_are_those_of_the_sample_that_is_drawn(scene: Scene) -> None:
+    """Whatever came since."""
+    scene.source.queues_view = replace(scene.source.queues_view, queued_requests=77)
+    _, out, _ = await _run("--picker", scene.url)
+    assert "queued 14/5000" in out
 
 
 async def test_a_terminal_without_the_characters_gets_others(scene: Scene) -> None:

@@ -63,7 +63,7 @@ def test_everything_fits_a_small_terminal() -> None:
     assert lines[0].startswith(
         "pointsman http://127.0.0.1:9090  9 of 10 endpoints usable  15.0 req/s"
     )
-    rates = "first token p50 80ms p95 1.2s p99 2.5s  640 tok/s  7.0/s refused  0.0/s failed"
+    rates = "TTFT with queue p50 80ms p95 1.2s  640 tok/s  7.0/s refused  0.0/s failed"
     assert lines[1] == rates
     assert "saturation ████████░░ 83%  queued 14/5000 (52 kB)  in flight 37" in lines[2]
     assert lines[4].startswith(
@@ -233,6 +233,28 @@ def test_only_what_went_wrong_can_be_shown() -> None:
     )
     wishes = pressed(what, "f")
     assert [one.status for one in wishes.requests(replace_decisions(what, listed))] == [500, 429]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"status": 400}, "client error 400"),
+        ({"status": 503}, "server error 503"),
+        ({"outcome": "client-gone", "status": None}, "client gone"),
+        (
+            {"outcome": "refused", "status": 503, "reason": "rejected-no-endpoints"},
+            "no endpoint 503",
+        ),
+        (
+            {"outcome": "evicted", "status": 429, "reason": "evicted-priority"},
+            "stopped for others 429",
+        ),
+        ({"outcome": "new-one", "status": 200}, "new-one"),
+    ],
+)
+def test_outcomes_are_told_in_words(changes: dict[str, object], words: str) -> None:
+    what = replace_decisions(seen(1, 0), (summary(1, **changes),))
+    assert drawn(what)[-1][9:31].rstrip() == words
 
 
 def replace_decisions(what: Seen, listed: tuple[RecordSummary, ...]) -> Seen:

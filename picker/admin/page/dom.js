@@ -75,6 +75,13 @@ export function cells(columns) {
   });
 }
 
+/** Leave columns out, by their order; rows are those that `keep` made, whose parts have `cells`. */
+export function hideColumns(table, hidden) {
+  const heads = [...table.tHead.rows[0].cells];
+  const rows = [heads, ...[...table.tBodies[0].kept.values()].map((part) => part.cells)];
+  for (const row of rows) row.forEach((cell, index) => (cell.hidden = hidden[index]));
+}
+
 /** Something too wide for a narrow screen, which then scrolls by itself; keys reach it too. */
 export function scrolling(label, content) {
   return el("div", { class: "scrolling", role: "region", tabindex: "0", "aria-label": label }, content);

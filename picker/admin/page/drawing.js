@@ -1,13 +1,13 @@
-// Drawings: charts, curves and bars.
+// What the page draws: the last two minutes, bars and badges.
 
+import { chart } from "./chart.js";
 import { el, svg, setAttribute, setText } from "./dom.js";
 
 const SAMPLES = 120;
 const SPARK = { left: 0, right: 120, top: 2, bottom: 26 };
-const CHART = { left: 52, right: 396, top: 8, bottom: 112 };
-const SHARES = [0, 0.5, 1];
+const AGO = { unit: "ago", from: 1 - SAMPLES, to: 0, ticks: [[1 - SAMPLES, "2 min ago"], [-60, "1 min"], [0, "now"]] };
 
-/** The parts of a curve, `M` wherever it begins anew after a gap; the newest value is at the right. */
+/** The parts of a small curve, `M` wherever it begins anew after a gap; the newest value is at the right. */
 function path(values, highest, box) {
   const step = (box.right - box.left) / (SAMPLES - 1);
   const left = box.right - (values.length - 1) * step;
@@ -32,61 +32,26 @@ function heightOf(share, box) {
   return box.bottom - share * (box.bottom - box.top);
 }
 
-/** The least of 1, 2, 5, 10 … (and a tenth of these …) that is not below a value. */
-function nice(value) {
-  const power = 10 ** Math.floor(Math.log10(value));
-  return [1, 2, 5, 10].find((each) => each * power >= value * 0.999) * power;
-}
-
 /**
- * Curves of the last two minutes, with axes. `lines` are [label, kind, field]; `update(series)`. Its
- * numbers are the newest, or those beneath the pointer.
+ * Curves of the last two minutes. `lines` are [label, kind, field, isRare], of which a rare one is
+ * left out while nothing is known of it; `unit` is that of a chart's y axis, `lead` an element to
+ * stand first. `update(series)`. Numbers are the newest, or those beneath the pointer.
  */
-export function chart(title, lines, say, highest = null) {
-  const { left, right, bottom } = CHART;
-  const numbers = lines.map(() => el("b"));
-  const when = el("span", { class: "detail" });
-  const curves = lines.map(([, kind]) => svg("path", { class: `line ${kind}` }));
-  const ticks = SHARES.map((share) => svg("text", { x: left - 6, y: heightOf(share, CHART) + 4, "text-anchor": "end" }));
-  const floor = svg("path", { class: "floor", d: SHARES.map((share) => `M${left} ${heightOf(share, CHART)}H${right}`).join("") });
-  const times = [["2 min ago", left, "start"], ["1 min", (left + right) / 2, "middle"], ["now", right, "end"]]
-    .map(([text, x, anchor]) => svg("text", { x, y: bottom + 16, "text-anchor": anchor }, text));
-  const cursor = svg("path", { class: "cursor" });
-  const drawing = svg("svg", { viewBox: "0 0 400 132", role: "img" }, floor, ticks, times, curves, cursor);
-  const legend = lines.map(([label, kind], index) =>
-    el("span", {}, el("span", { class: `key ${kind}`, "aria-hidden": "true" }), `${label} `, numbers[index]));
-  const element = el("figure", { class: "chart" }, el("figcaption", {}, el("strong", {}, title), when, legend), drawing);
-  let values = lines.map(() => []);
-  let ago = 0; // samples before the newest
-
-  function tell() {
-    values.forEach((each, index) => setText(numbers[index], say(each.at(-1 - ago))));
-    setText(when, ago ? `${ago} s ago` : "");
-    const x = right - (ago * (right - left)) / (SAMPLES - 1);
-    setAttribute(cursor, "d", ago ? `M${x.toFixed(1)} ${CHART.top}V${bottom}` : "");
-  }
-  drawing.addEventListener("pointermove", ({ clientX }) => {
-    const { x, width } = drawing.getBoundingClientRect();
-    const share = (right - ((clientX - x) / width) * 400) / (right - left);
-    ago = Math.max(0, Math.min(SAMPLES - 1, Math.round(share * (SAMPLES - 1))));
-    tell();
-  });
-  drawing.addEventListener("pointerleave", () => {
-    ago = 0;
-    tell();
-  });
+export function timeline(title, lines, say, { unit, to, detail, lead } = {}) {
+  const axis = { unit, to, label: detail };
+  const drawn = chart(title, lines.map(([label, kind]) => ({ label, kind })), { x: AGO, y: axis, when: (x) => `${-x} s ago` });
+  if (lead) drawn.element.querySelector("figcaption").after(lead);
   function update(series) {
-    values = lines.map(([, , field]) => series?.[field] ?? []);
+    const values = lines.map(([, , field]) => series?.[field] ?? []);
     const known = values.flat().filter((value) => value !== null);
-    const most = Math.max(0, ...known);
-    const top = highest ?? (most ? nice(most) : 1);
-    SHARES.forEach((share, index) => setText(ticks[index], say(share * top)));
-    curves.forEach((curve, index) => setAttribute(curve, "d", path(values[index], top, CHART)));
-    const said = known.length ? `at most ${say(most)}` : "nothing known";
-    setAttribute(drawing, "aria-label", `${title} in the last two minutes: ${said}`);
-    tell();
+    drawn.update({
+      series: values.map((each) => each.map((value, index) => [index + 1 - each.length, value])),
+      rest: values.map((each) => say(each.at(-1))),
+      hides: values.map((each, index) => Boolean(lines[index][3]) && each.every((value) => value === null)),
+      words: `in the last two minutes ${known.length ? `at most ${say(Math.max(...known))}` : "nothing known"}`,
+    });
   }
-  return { element, update };
+  return { element: drawn.element, update };
 }
 
 /** A number above a curve of its last two minutes. `update(text, values, highest, say)`. */

@@ -1,7 +1,7 @@
 // One endpoint: how it is, its last two minutes, and the last requests that went there.
 
 import { byId, el, keep, setText } from "./dom.js";
-import { badge, chart } from "./drawing.js";
+import { badge, timeline } from "./drawing.js";
 import { UNKNOWN, clock, count, health, outcome, percent, rate, seconds } from "./format.js";
 
 const SHOWN = 20;
@@ -17,10 +17,10 @@ export function endpointPage(key) {
   const address = el("span", { class: "detail" });
   const facts = el("dl", { class: "facts" });
   const charts = [
-    chart("Requests per second", [["sent", "running", "requests_per_second"], ["failed", "bad", "failures_per_second"]], rate),
-    chart("Time to first token, p95", [["p95", "waiting", "ttft_p95_seconds"]], seconds),
-    chart("Requests there", [["running", "running", "running"], ["waiting", "waiting", "waiting"]], count),
-    chart("KV cache", [["in use", "cache", "kv_cache_usage"]], percent, 1),
+    timeline("Requests per second", [["sent", "running", "requests_per_second"], ["failed", "bad", "failures_per_second"]], rate, { unit: "rate" }),
+    timeline("First token, at the endpoint", [["p95", "waiting", "ttft_p95_seconds"]], seconds, { unit: "seconds" }),
+    timeline("Requests there", [["running", "running", "running"], ["waiting", "waiting", "waiting"]], count, { unit: "count" }),
+    timeline("KV cache", [["in use", "cache", "kv_cache_usage"]], percent, { unit: "percent", to: 1 }),
   ];
   const requests = el("ol", { class: "links" });
   const note = el("p", { class: "hint" });
@@ -61,7 +61,7 @@ function factsOf(one) {
   const labels = Object.entries(one.labels).map(([name, value]) => `${name}=${value}`);
   return [
     ["In flight from here", count(one.inflight_requests)],
-    ["First token, p50 / p95 / p99", ttft],
+    ["First token at the endpoint, p50 / p95 / p99", ttft],
     ["Tokens/s", rate(one.tokens_per_second)],
     ["Failures in a row", count(one.health.consecutive_failures)],
     ["Ejections", count(one.health.ejections)],

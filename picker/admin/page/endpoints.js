@@ -1,6 +1,6 @@
 // The endpoints, with their last two minutes.
 
-import { byId, cells, el, keep, setAttribute, setText } from "./dom.js";
+import { byId, cells, el, hideColumns, keep, setAttribute, setText } from "./dom.js";
 import { badge, sparkline } from "./drawing.js";
 import { linkToEndpoint } from "./endpoint.js";
 import { count, health, percent, plural, rate, seconds } from "./format.js";
@@ -19,9 +19,17 @@ const COLUMNS = [
   ["In flight", "number"],
   ["Requests/s", "number"],
   ["Failed/s", "number"],
-  ["TTFT p95", "number"],
+  ["TTFT there, p95", "number"],
   ["Tokens/s", "number"],
 ];
+
+// Whether a column says nothing of any endpoint.
+const MAY_BE_EMPTY = {
+  "Prefix hits": (endpoints) => endpoints.every((one) => one.prefix_hit_share === null),
+  "Failed/s": (endpoints) => endpoints.every((one) => !one.failures_per_second),
+  "TTFT there, p95": (endpoints) => endpoints.every((one) => !one.ttft),
+  "Tokens/s": (endpoints) => endpoints.every((one) => one.tokens_per_second === null),
+};
 
 /** Owns the samples that came so far; the picker is only asked for those that are missing. */
 export class Samples {
@@ -110,7 +118,7 @@ function row(first) {
     setText(values[3], seconds(endpoint.ttft?.p95));
     setText(values[4], rate(endpoint.tokens_per_second));
   }
-  return { element: el("tr", { role: "row" }, parts), update };
+  return { element: el("tr", { role: "row" }, parts), update, cells: parts };
 }
 
 function reading(field, endpoint, load) {
@@ -149,6 +157,8 @@ export function showEndpoints(endpoints, samples) {
   for (const field of ["running", "waiting"]) scales[field] = samples.highest(field);
   const items = shown.map((endpoint) => ({ endpoint, samples, scales }));
   keep(byId("endpoints-rows"), items, (item) => item.endpoint.key, (item) => row(item.endpoint));
+  hideColumns(byId("endpoints-table"), COLUMNS.map(([label]) => MAY_BE_EMPTY[label]?.(endpoints) ?? false));
+  for (const field of ["running", "waiting"]) setText(byId(`scale-${field}`), `0 to ${count(scales[field])}`);
   const hidden = sorted.length - shown.length;
   const note = byId("endpoints-note");
   note.hidden = !hidden && shown.length > 0;

@@ -138,7 +138,7 @@ function candidate(one, view, highest) {
     const fill = bar("", `series-${index % 7}`);
     fill.update(part.raw);
     return el("td", { class: "number" }, el("span", {}, score(part.raw)), " ",
-      el("span", { class: "detail inline" }, `→ ${score(part.weighted)}`), fill.element);
+      el("span", { class: "detail" }, `→ ${score(part.weighted)}`), fill.element);
   });
   const ages = one.metrics_age_seconds === null ? UNKNOWN : seconds(one.metrics_age_seconds);
   const load = [count(one.inflight_requests), count(one.running_requests), count(one.waiting_requests), percent(one.kv_cache_usage), ages];

@@ -30,7 +30,6 @@ async function round() {
   const since = lastAnswer === null ? Infinity : (Date.now() - lastAnswer) / 1000;
   const questions = [
     [`endpoints?history=${samples.wanted(since)}`, takeEndpoints],
-    ["queues", (queues) => (latest.queues = queues)],
     [`decisions?limit=${LIMIT}`, ({ decisions }) => (latest.decisions = decisions)],
   ];
   if (rounds % 5 === 0) questions.push(["config", takeConfiguration]);
@@ -44,9 +43,10 @@ async function round() {
   return { problems, isSilent: problems.length === questions.length };
 }
 
-function takeEndpoints({ endpoints, pool, history }) {
+/** One answer has all numbers, of one moment; before the first sample there are no queues. */
+function takeEndpoints({ about, endpoints, pool, history }) {
   samples.add(history);
-  Object.assign(latest, { endpoints, pool });
+  Object.assign(latest, { about, endpoints, pool, queues: history.last ? history.queues : null });
 }
 
 function takeConfiguration(configuration) {

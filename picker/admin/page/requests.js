@@ -1,15 +1,15 @@
 // The last requests.
 
-import { byId, cells, el, keep, setAttribute, setText } from "./dom.js";
+import { byId, cells, el, hideColumns, keep, setAttribute, setText } from "./dom.js";
 import { badge } from "./drawing.js";
-import { UNKNOWN, clock, count, deciding, endpointName, outcome, seconds } from "./format.js";
+import { UNKNOWN, clock, count, deciding, endpointName, outcome, seconds, shortId } from "./format.js";
 import { showCounts } from "./queues.js";
 
 export const LIMIT = 200;
 const AT_FIRST = 15;
 const MORE = 45;
 const COLUMNS = [
-  ["Request", "name"],
+  ["Time", "time"],
   ["Outcome", "state"],
   ["Endpoint", "text"],
   ["Model", "text"],
@@ -20,6 +20,16 @@ const COLUMNS = [
   ["First token", "number"],
   ["Total", "number"],
 ];
+
+// Whether a column says nothing of any of the requests.
+const MAY_BE_EMPTY = {
+  Endpoint: (items) => items.every((one) => one.endpoint === null),
+  Model: (items) => items.every((one) => !one.model),
+  Flow: (items) => items.every((one) => !one.fairness_id),
+  Priority: (items) => items.every((one) => !one.priority),
+  "In queue": (items) => items.every((one) => one.queue_seconds < 0.0005),
+  "First token": (items) => items.every((one) => one.ttft_seconds === null),
+};
 
 /** The address, within the page, of a request's explanation. */
 export function linkTo(requestId) {
@@ -33,8 +43,8 @@ export function isHeld() {
 
 function row(first) {
   const parts = cells(COLUMNS);
-  const link = el("a", { class: "title", href: linkTo(first.request_id) }, first.request_id || "(no id)");
-  parts[0].append(link, el("span", { class: "detail" }, clock(first.received_unix_seconds)));
+  const link = el("a", { href: linkTo(first.request_id), title: first.request_id }, shortId(first.request_id));
+  parts[0].append(el("span", { class: "when" }, clock(first.received_unix_seconds)), " ", link);
   const mark = badge();
   parts[1].append(mark.element);
   const values = parts.slice(2).map((cell) => {
@@ -63,7 +73,7 @@ function row(first) {
     ];
     texts.forEach((text, index) => setText(values[index], text));
   }
-  return { element, update };
+  return { element, update, cells: parts };
 }
 
 function holds(one, text) {
@@ -84,13 +94,14 @@ export function showRequests(decisions) {
   showCounts(byId("requests-outcomes"), [...counts]);
   const isTroubled = byId("requests-troubled").checked;
   const text = byId("requests-text").value.trim().toLowerCase();
-  const shown = decisions.filter((one) => (!isTroubled || outcome(one)[0] === "bad") && holds(one, text));
+  const shown = decisions.filter((one) => (!isTroubled || ["bad", "doubtful"].includes(outcome(one)[0])) && holds(one, text));
   // Clients may send the same id twice.
   const seen = new Set();
   const keyOf = (one) => `${one.received_unix_seconds} ${one.request_id}`;
   const found = shown.filter((one) => !seen.has(keyOf(one)) && seen.add(keyOf(one)));
   const items = found.slice(0, length);
   keep(byId("requests-rows"), items, keyOf, row);
+  hideColumns(byId("requests-table"), COLUMNS.map(([label]) => MAY_BE_EMPTY[label]?.(items) ?? false));
   byId("requests-more").hidden = found.length <= items.length;
   const hint = `The last ${decisions.length > 1 ? `${decisions.length} ` : ""}requests, the newest first.`;
   setText(byId("requests-hint"), `${hint} Choose one to see why it went where it went.`);

@@ -1,39 +1,59 @@
-// What is wrong, the figures of the pool, and their last two minutes.
+// What is wrong, which pool this is, its figures, and their last two minutes.
 
 import { byId, el, keep, setAttribute, setText } from "./dom.js";
-import { chart } from "./drawing.js";
-import { UNKNOWN, count, health, percent, rate, seconds } from "./format.js";
+import { bar, timeline } from "./drawing.js";
+import { age, count, health, percent, rate, seconds } from "./format.js";
+import { fullness } from "./queues.js";
 
 const NOT_USABLE = new Set(["ejected", "unknown"]);
 const NAMED = 3;
-const CHARTS = [
-  chart("Requests per second", [["all", "running", "requests_per_second"]], rate),
-  chart("Errors per second", [["refused", "waiting", "refusals_per_second"], ["failed", "bad", "failures_per_second"]], rate),
-  chart("Time to first token", [["p50", "running", "ttft_p50_seconds"], ["p95", "waiting", "ttft_p95_seconds"]], seconds),
-  chart("Running and waiting", [["running", "running", "running"], ["waiting", "waiting", "waiting"], ["in the picker", "prefix", "queued"]], count),
-];
+
+/** A chart below its most important number. */
+function leading(title, explains, lines, say, unit, detail) {
+  const value = el("span");
+  const lead = el("p", { class: "headline" }, value, " ", el("small", {}, explains));
+  const drawn = timeline(title, lines, say, { unit, detail, lead });
+  return { ...drawn, lead: (text, isBad = false) => {
+    setText(value, isBad ? `✕ ${text}` : text);
+    setAttribute(lead, "data-kind", isBad ? "bad" : "neutral");
+  } };
+}
+
+const REQUESTS = leading("Requests", "per second", [["all", "running", "requests_per_second"]], rate, "rate");
+const FIRST = leading("Time to first token", "p95, as clients see it", [
+  ["p50", "running", "ttft_p50_seconds"], ["p95", "waiting", "ttft_p95_seconds"],
+  ["of it in the queue, p95", "prefix", "queue_wait_p95_seconds", true],
+], seconds, "seconds", "queue included");
+const LOAD = leading("Running and waiting", "running", [
+  ["running", "running", "running"], ["waiting", "waiting", "waiting"], ["in picker", "prefix", "queued"],
+], count, "count", "requests");
+const ERRORS = leading("Errors", "per second", [
+  ["refused", "prefix", "refusals_per_second"], ["failed", "bad", "failures_per_second"],
+], rate, "rate");
+const CHARTS = [REQUESTS, FIRST, LOAD, ERRORS];
 
 /** Show all of it; `configuration` null: not asked for yet. */
-export function showSummary({ endpoints, pool, queues, configuration }, samples) {
+export function showSummary({ about, endpoints, pool, queues, configuration }, samples) {
+  showAbout(about);
   const lost = endpoints.filter((one) => NOT_USABLE.has(one.health.state));
   const isRefusing = pool.refusals_per_second > 0;
   const isFailing = pool.failures_per_second > 0;
   const sum = (of) => endpoints.reduce((total, one) => total + (of(one) ?? 0), 0);
   const loads = endpoints.filter((one) => one.metrics !== null);
   const usages = loads.map((one) => one.metrics.kv_cache_usage).filter((one) => one !== null);
-  const usage = usages.reduce((total, one) => total + one, 0) / usages.length;
-  const ttft = pool.ttft ? `${seconds(pool.ttft.p50)} / ${seconds(pool.ttft.p95)}` : UNKNOWN;
+  const usage = usages.length ? usages.reduce((total, one) => total + one, 0) / usages.length : null;
+  REQUESTS.lead(rate(pool.requests_per_second));
+  FIRST.lead(seconds(pool.ttft?.p95));
+  LOAD.lead(count(loads.length ? sum((one) => one.metrics?.running_requests) : null));
+  ERRORS.lead(rate(pool.refusals_per_second === null ? null : pool.refusals_per_second + pool.failures_per_second), isRefusing || isFailing);
+  const [used, most] = [queues.queued_requests, queues.max_requests];
   showFigures([
     ["Endpoints usable", `${count(endpoints.length - lost.length)} of ${count(endpoints.length)}`, lost.length > 0 || !endpoints.length],
-    ["Requests/s", rate(pool.requests_per_second)],
-    ["Refused/s", rate(pool.refusals_per_second), isRefusing],
-    ["Failed/s", rate(pool.failures_per_second), isFailing],
-    ["First token, p50 / p95", ttft],
-    ["Tokens/s", rate(pool.tokens_per_second)],
     ["In flight", count(sum((one) => one.inflight_requests))],
     ["Waiting at endpoints", count(loads.length ? sum((one) => one.metrics?.waiting_requests) : null)],
-    ["Waiting in the picker", queues.is_on ? count(queues.queued_requests) : UNKNOWN],
-    ["KV cache, mean", percent(loads.length ? usage : null)],
+    ["Waiting in the picker", queues.is_on ? `${count(used)}${most === null ? "" : ` of ${count(most)}`}` : "no queue", false, fullness(queues)],
+    ["KV cache, mean", percent(usage), false, usage],
+    ["Tokens/s", rate(pool.tokens_per_second)],
   ]);
   const share = pool.refusals_per_second / pool.requests_per_second;
   showTrouble([
@@ -48,6 +68,11 @@ export function showSummary({ endpoints, pool, queues, configuration }, samples)
   for (const one of CHARTS) one.update(samples.pool);
 }
 
+function showAbout({ pool, version, started_unix_seconds: started }) {
+  const parts = [pool, version, started ? `up ${age(Date.now() / 1000 - started)}` : ""];
+  setText(byId("about"), parts.filter(Boolean).join(" · "));
+}
+
 function named(endpoints) {
   const names = endpoints.slice(0, NAMED).map((one) => `${one.name} (${health(one.health.state)[2]})`);
   return names.join(", ") + (endpoints.length > NAMED ? ", …" : "");
@@ -56,12 +81,15 @@ function named(endpoints) {
 function showFigures(figures) {
   keep(byId("summary"), figures, (figure) => figure[0], ([name]) => {
     const value = el("dd");
-    const element = el("div", {}, el("dt", {}, name), value);
+    const fill = bar();
+    const element = el("div", {}, el("dt", {}, name), value, fill.element);
     return {
       element,
-      update: ([, text, isBad]) => {
+      update: ([, text, isBad, share = null]) => {
         setText(value, isBad ? `✕ ${text}` : text);
         setAttribute(element, "data-kind", isBad ? "bad" : "neutral");
+        fill.element.hidden = share === null;
+        fill.update(share);
       },
     };
   });

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from html.parser import HTMLParser
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,7 @@ def test_every_request_is_in_every_result(url: str, tmp_path: Path) -> None:
     assert [one["requests"] for one in document["stages"]] == [12, 12]
     assert [one["output_tokens"] for one in document["stages"]] == [60, 60]
     assert document["settings"]["rate"] == ["200", "300"]
+    assert document["run"]["command"].startswith("pointsman bench --url ")
     rows = list(csv.DictReader(files[1].open()))
     assert [row["stage"] for row in rows] == ["200/s"] * 12 + ["300/s"] * 12
     assert {row["output_tokens"] for row in rows} == {"5"}
@@ -62,9 +64,9 @@ def test_every_request_is_in_every_result(url: str, tmp_path: Path) -> None:
 
 
 def test_the_page_needs_nothing_else(url: str, tmp_path: Path) -> None:
-    """No address of anything, and a plot of each kind with its points."""
+    """No address of anything, a plot of each kind, and what was run, when, by which version."""
     path = tmp_path / "page.html"
-    bench("--url", url, *QUICK, "--html", str(path))
+    bench("--url", url, *QUICK, "--slo", "ttft<9s,e2e_p95<9s", "--html", str(path))
     tags: list[tuple[str, dict[str, str | None]]] = []
 
     class Seen(HTMLParser):
@@ -73,11 +75,23 @@ def test_the_page_needs_nothing_else(url: str, tmp_path: Path) -> None:
 
     Seen().feed(path.read_text())
     names = [tag for tag, _ in tags]
-    assert not {"script", "link", "img", "iframe"} & set(names)
+    assert not {"link", "img", "iframe"} & set(names)
     assert not [one for _, attrs in tags for one in attrs if one in ("src", "href")]
-    assert names.count("svg") == 5
-    assert names.count("circle") == 12
-    assert "url(" not in path.read_text()
+    text = path.read_text()
+    assert not re.search(r"url\(|^import |\bfetch\(", text, re.MULTILINE)
+    [data] = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text)
+    plots = json.loads(data)
+    assert [(one["title"], len(one["series"][0])) for one in plots[3:4]] == [
+        ("First token over time", 12)
+    ]
+    assert len(plots) == 5
+    marks = [mark["label"] for one in plots for mark in one.get("marks", ())]
+    assert [one for one in marks if one.startswith("SLO")] == ["SLO 9 s", "SLO p95 9 s", "SLO 9 s"]
+    words = re.sub(r"<[^>]+>", " ", text)
+    assert "&#x27;ttft&lt;9s,e2e_p95&lt;9s&#x27;" in words
+    assert version("pointsman") in words
+    assert re.search(r"\b20\d\d-\d\d-\d\d \d\d:\d\d:\d\d [+-]\d{4}", words)
+    assert re.search(r"Model\s+sim\b", words)
 
 
 @pytest.mark.parametrize(

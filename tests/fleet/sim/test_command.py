@@ -282,7 +282,7 @@ def test_scenarios_with_several_seeds_are_one_page_with_a_verdict(tmp_path: Path
     assert float(row.split()[3].replace(",", "")) == pytest.approx(sum(speeds) / 2, abs=1)
     verdict = text.partition("Behind the best of each load")[2]
     assert verdict.count("; 3 loads") == 2  # one of S6, and two tenants of S12
-    assert html.read_text().count("<pre>") == 3
+    assert html.read_text().count("</pre>") == 3
 
 
 @pytest.mark.parametrize(

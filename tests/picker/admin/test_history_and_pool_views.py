@@ -8,11 +8,13 @@ import contextlib
 import msgspec
 import pytest
 from aiohttp.test_utils import make_mocked_request
+from msgspec.structs import replace
 
-from picker.admin.history import EndpointSample, PoolSample
+from picker.admin.history import EndpointSample, HistoryView, PoolSample
 from picker.admin.views import EndpointsView
+from picker.flowcontrol.views import QueuesView
 from picker.types import ServedTotals
-from tests.support.picker.admin_scene import QUEUES, Scene
+from tests.support.picker.admin_scene import QUEUES, Scene, decision
 
 
 def test_a_sample_holds_what_is_known() -> None:
@@ -45,6 +47,51 @@ def test_a_sample_of_the_pool_holds_what_workers_report() -> None:
     )
     assert scene.pages.history.latest("default/a").ttft_p95_seconds == 0.095
     assert scene.pages.history.pool(5).running == (1.0, 1.0)
+
+
+def test_a_client_s_first_token_comes_after_its_wait_in_the_picker() -> None:
+    """Of the pool; the endpoint's own time is without the wait."""
+    scene = Scene()
+    scene.pool("a")
+    scene.load("a", running=1, waiting=2, cache=0.25, served=ServedTotals(0, 0, (0.1,), (0, 0)))
+    scene.pages.sample()
+    scene.load("a", running=1, waiting=2, cache=0.25, served=ServedTotals(2, 9, (0.1,), (8, 0)))
+    for _ in range(8):
+        one = replace(decision("a", 64, None), decision_seconds=1.5)
+        scene.source.counted.decided(one)
+    scene.pages.sample()
+    latest = scene.pages.history.latest_pool
+    assert latest.ttft_p50_seconds == pytest.approx(1.55)
+    assert latest.ttft_p95_seconds == pytest.approx(1.595)
+    assert latest.queue_wait_p95_seconds == pytest.approx(1.5)
+    assert scene.pages.history.latest("default/a").ttft_p95_seconds == pytest.approx(0.095)
+
+
+@pytest.mark.parametrize(("query", "expected"), [("?history=2", (4, 1, 1, 14)), ("", (9, 3, 0, 0))])
+async def test_numbers_beside_a_history_are_those_of_its_last_sample(
+    query: str, expected: tuple[int, ...]
+) -> None:
+    """Of loads, requests in flight and queues, whatever happens until the question; else of now."""
+    scene = Scene()
+    scene.pool("a")
+    scene.load("a", running=4, waiting=2, cache=0.25)
+    scene.inflight.acquire("default/a")
+    scene.pages.sample()
+    scene.load("a", running=9, waiting=0, cache=0.5)
+    for _ in range(2):
+        scene.inflight.acquire("default/a")
+    scene.source.queues_view = QueuesView(True, queued_requests=3)
+    routes = {route.path: route for route in scene.pages.routes(lambda: True)}
+    request = make_mocked_request("GET", f"/endpoints{query}")
+    answer = await routes["/endpoints"].handler(request)  # type: ignore[misc]
+    view = msgspec.json.decode(answer.body, type=EndpointsView)
+    [one] = view.endpoints
+    history = view.history or HistoryView()
+    found = (one.metrics.running_requests, one.inflight_requests, history.last)
+    assert (*found, history.queues.queued_requests) == expected
+    if view.history is not None:
+        assert view.history.endpoints[one.key].running == (4.0,)
+        assert view.history.pool.queued == (14.0,)
 
 
 @pytest.mark.looptime

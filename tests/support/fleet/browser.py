@@ -41,6 +41,22 @@ _COUNT_COLOURS = """
   return counts;
 })()
 """
+# Texts of a drawing that leave it, and pairs of texts that cover each other. A pixel is forgiven:
+# boxes are as high as the tallest letter of the font.
+_FIND_CROWDED = """
+[...document.querySelectorAll("svg.plot")].flatMap((drawing) => {
+  const frame = drawing.getBoundingClientRect();
+  const texts = [...drawing.querySelectorAll("text")]
+    .map((one) => [one.textContent, one.getBoundingClientRect()]);
+  const cut = texts.filter(([, box]) => box.left < frame.left - 1 || box.right > frame.right + 1
+    || box.top < frame.top - 3 || box.bottom > frame.bottom + 3);
+  const covered = texts.flatMap(([text, a], index) => texts.slice(index + 1)
+    .filter(([, b]) => Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1
+      && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 4)
+    .map(([other]) => `${text} / ${other}`));
+  return [...cut.map(([text]) => `cut: ${text}`), ...covered];
+})
+"""
 _LOG_EVENTS = ("Runtime.exceptionThrown", "Log.entryAdded")
 
 
@@ -137,6 +153,11 @@ class Browser:
         )
         wide = await self.run("[document.documentElement.scrollWidth, innerWidth]")
         return found if wide[0] <= wide[1] else [*found, f"wider than its window: {wide}"]
+
+    async def crowded(self) -> list[str]:
+        """The texts of charts that are cut or cover each other."""
+        found: list[str] = await self.run(_FIND_CROWDED)
+        return found
 
     async def screenshot(self) -> bytes:
         """What the window shows, as PNG."""

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from picker.admin.routes import PoolPages
 from picker.admin.server import AdminServer
-from picker.admin.views import ConfigView, HealthView
+from picker.admin.views import AboutView, ConfigView, HealthView
 from picker.decisions.decision import Decision
 from picker.decisions.reasons import reasons
 from picker.decisions.views import (
@@ -54,7 +54,7 @@ QUEUES = QueuesView(
     max_requests=5_000,
     max_bytes=1_000_000_000,
     dispatched_per_second=23.4,
-    outcomes={"dispatched": 18_211, "rejected-capacity": 31, "evicted-ttl": 4},
+    outcomes={"Dispatched": 18_211, "RejectedCapacity": 31, "EvictedTTL": 4},
     bands=(
         BandView(10, 2, 3_100, 1_000, 200_000_000, 1.0, (FlowView("interactive", 2, 3_100, 0.04),)),
         BandView(
@@ -164,6 +164,7 @@ class MadeUpSource:
     counted: EndpointTraffic = field(default_factory=EndpointTraffic)
     counts_for: list[str] = field(default_factory=list)
     said_problem: str | None = None
+    started_unix_seconds: float = BEGAN
     metrics: PickerMetrics = field(default_factory=PickerMetrics)
     datastore: Datastore = field(default_factory=Datastore)
     inflight: InflightLoad = field(default_factory=InflightLoad)
@@ -172,6 +173,10 @@ class MadeUpSource:
         """Know of requests, the oldest first."""
         for one in summaries:
             self.records[one.request_id] = explained(one)
+
+    def about(self) -> AboutView:
+        """A pool that everybody knows."""
+        return AboutView("llama-pool", "1.2.3", self.started_unix_seconds)
 
     def queues(self) -> QueuesView:
         """As it was put in."""
@@ -297,7 +302,7 @@ async def busy_scene() -> Scene:
         await scene.sample()
     scene.source.remember(*(summary(number) for number in range(34)))
     scene.source.remember(
-        summary(34, outcome="refused", endpoint=None, status=429, reason="rejected-capacity"),
+        summary(34, outcome="refused", endpoint=None, status=429, reason="rejected-saturated"),
         summary(35, outcome="completed", status=500),
         summary(36, outcome="client-gone", status=None),
         summary(37, outcome="evicted", status=429, reason="evicted-priority"),
