@@ -509,9 +509,10 @@ class Exchange:
         )
         # Last: what fails above has not left.
         primary = result.endpoints[0]
-        picked = (one.picked[0].candidate.key for one in result.profiles.values() if one.picked)
-        visit = self._hold(routed, primary, begun_at)
-        self._response.leave(visit, {key for key in picked if key != primary.key})
+        self._response.visit = self._hold(routed, primary, begun_at)
+        if len(result.profiles) > 1:
+            picked = {one.picked[0].candidate.key for one in result.profiles.values() if one.picked}
+            self._response.leave(picked - {primary.key})
         return routed
 
     def _route_bodyless(self, raw: RawRequest, begun_at: float) -> RouteDecision:

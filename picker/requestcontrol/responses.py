@@ -96,17 +96,18 @@ class Response:
         self._processing = 0.0
         self._ended = False
 
-    def leave(self, visit: EndpointVisit | None, legs: Iterable[str]) -> None:
-        """The request leaves; `legs` are the endpoints that do their part before the answer."""
-        self.visit, self._legs = visit, tuple(legs)
+    def leave(self, legs: Iterable[str]) -> None:
+        """Parts of the request leave for `legs`, the endpoints that come before the answer's."""
+        self._legs = tuple(legs)
         self._context.inflight.acquire_legs(self._legs)
 
     def close(self) -> None:
         """The request is over, or its answer has begun: the endpoints before it have done their
         part.
         """
-        legs, self._legs = self._legs, ()
-        self._context.inflight.release_legs(legs)
+        if self._legs:
+            legs, self._legs = self._legs, ()
+            self._context.inflight.release_legs(legs)
 
     @property
     def usage(self) -> Usage | None:

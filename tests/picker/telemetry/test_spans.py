@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
@@ -123,7 +124,8 @@ async def test_a_refusal_is_a_failed_span() -> None:
     """With its reason, and it ends all the same."""
     notes = Notes()
     with pytest.raises(RefusedError) as refused:
-        await routing(CONFIG, POOL, tracer=notes).route({"model": "m"})
+        body: Any = ["no object, so that its model cannot be rewritten"]
+        await routing(CONFIG, POOL, tracer=notes).route(body, x_llm_d_model_name_rewrite="m")
     (request,) = notes.requests
     spans = [request, *request.parts]
     assert [span.failure for span in spans] == [refused.value.message] * 2

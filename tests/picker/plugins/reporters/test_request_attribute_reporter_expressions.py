@@ -78,5 +78,5 @@ def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
     """It is imported by the first expression, not before."""
     blocked: Any = None
     monkeypatch.setitem(sys.modules, "cel", blocked)
-    with pytest.raises(ValueError, match=r"pointsman\[cel\]"):
+    with pytest.raises(ValueError, match=r"pip install '\.\[cel\]'"):
         UsageExpression("1", int, where="here")
