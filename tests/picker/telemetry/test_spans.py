@@ -123,8 +123,8 @@ async def test_a_request_is_a_span_and_the_endpoint_goes_on_with_it() -> None:
 async def test_a_refusal_is_a_failed_span() -> None:
     """With its reason, and it ends all the same."""
     notes = Notes()
+    body: Any = ["no object, so that its model cannot be rewritten"]
     with pytest.raises(RefusedError) as refused:
-        body: Any = ["no object, so that its model cannot be rewritten"]
         await routing(CONFIG, POOL, tracer=notes).route(body, x_llm_d_model_name_rewrite="m")
     (request,) = notes.requests
     spans = [request, *request.parts]
