@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -60,6 +60,19 @@ class RepetitionDetection:
 
 
 @dataclass(frozen=True, slots=True)
+class BeamParams:
+    """A beam search with `width` beams, whose answers are ranked by their log probability over
+    length ** `length_penalty`. `engine.beams` says what `early_stopping` does (None: vLLM's search,
+    else that of transformers). `num_shown` is `SamplingParams.logprobs` as the client asked.
+    """
+
+    width: int
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] | None = None
+    num_shown: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How to choose tokens. Validated at the API; the engine trusts it.
 
@@ -75,6 +88,7 @@ class SamplingParams:
     the drawn one; None: none at all; -1: the whole vocabulary), `logprob_token_ids` for those of
     fixed tokens too; `prompt_logprobs` the same for each prompt token after the first.
     `logits_processors` pairs names of logits processors and their arguments as JSON.
+    With `beam` nothing is drawn: the answers are the best that a beam search finds.
     """
 
     max_tokens: int
@@ -98,6 +112,7 @@ class SamplingParams:
     logprob_token_ids: tuple[int, ...] = ()
     repetition_detection: RepetitionDetection | None = None
     logits_processors: tuple[tuple[str, str], ...] = ()
+    beam: BeamParams | None = None
 
     @property
     def needs_history(self) -> bool:

@@ -330,3 +330,35 @@ def test_the_models_answers_validate(model_path: Path) -> None:
         jsonschema.validate(json.loads(answer.message.content or ""), BOOK)
     streamed = "".join(c.choices[0].delta.content or "" for c in chunks)
     assert streamed == answers[0].message.content
+
+
+@pytest.mark.parametrize("of_model", ["url", pytest.param("model_url", marks=pytest.mark.model)])
+def test_a_beam_search_answers_with_its_best_beams(
+    request: pytest.FixtureRequest, of_model: str
+) -> None:
+    """In the order of their scores, each as a choice; of all generated tokens those of the answers
+    count.
+    """
+    client = openai.OpenAI(
+        base_url=f"{request.getfixturevalue(of_model)}/v1", api_key="sk-one", max_retries=0
+    )
+    beams = {"use_beam_search": True, "best_of": 4, "length_penalty": 0.0, "ignore_eos": True}
+    asked: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 6, "logprobs": 1}
+    model = client.models.list().data[0].id
+    answer = client.completions.create(model=model, n=3, **asked, extra_body=beams)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert len({choice.text for choice in answer.choices}) == 3
+    sums = [sum(choice.logprobs.token_logprobs) for choice in answer.choices]
+    assert sums == sorted(sums, reverse=True)
+    assert {len(choice.logprobs.tokens) for choice in answer.choices} == {6}
+    assert {choice.finish_reason for choice in answer.choices} == {"length"}
+    assert answer.usage.completion_tokens == 18
+    fields = {"ignore_eos": True}
+    greedy = client.completions.create(model=model, temperature=0, **asked, extra_body=fields)
+    assert sums[0] >= sum(greedy.choices[0].logprobs.token_logprobs) - 1e-3
+    chat = client.chat.completions.create(
+        model=model, messages=HELLO, n=2, max_tokens=5, extra_body={"use_beam_search": True}
+    )
+    assert len(chat.choices) == 2
+    with pytest.raises(openai.BadRequestError, match="stream"):
+        client.completions.create(model=model, stream=True, **asked, extra_body=beams)

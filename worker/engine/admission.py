@@ -110,7 +110,8 @@ class Admitter:
             if only_begun and sequence.scheduled_seconds is None:
                 continue
             if (
-                sequence.is_awaiting_kv
+                sequence.is_held
+                or sequence.is_awaiting_kv
                 or sequence.is_compiling
                 or not self._has_adapter(walk, sequence)
             ):

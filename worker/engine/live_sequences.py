@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from operator import attrgetter
 
+from worker.engine.beams import BeamRules, BeamSearch
 from worker.engine.messages import AddRequest
 from worker.engine.sequence import Branch, Sequence, SequenceState
 from worker.errors import IntegrityError
+from worker.types import BeamParams
 
 _by_rank = attrgetter("rank")
 
@@ -50,6 +53,10 @@ class LiveSequences:
     def find(self, request_id: str) -> Sequence | None:
         """The sequence that runs for a request id; None when it has ended or never was."""
         return self._by_request_id.get(request_id)
+
+    def of(self, seq_ids: Iterable[int]) -> list[Sequence]:
+        """The live ones of some sequences, in this order."""
+        return [self._by_seq_id[seq_id] for seq_id in seq_ids if seq_id in self._by_seq_id]
 
     def first_in_use(self, request_ids: Iterable[str]) -> str | None:
         """The first of the ids that is taken, by a live sequence or by one of these before it."""
@@ -166,7 +173,7 @@ def new_sequence(
     """The record of a request that has just come, `max_model_len` tokens long at most."""
     wanted = len(request.prompt_token_ids) + request.params.max_tokens
     branches = [Branch(name, index) for index, name in enumerate(request.branch_ids, 1)]
-    return Sequence(
+    sequence = Sequence(
         seq_id,
         request,
         priority,
@@ -174,6 +181,26 @@ def new_sequence(
         eos_token_ids,
         branches=branches,
     )
+    if request.params.beam is not None:
+        _search(sequence, request.params.beam)
+    return sequence
+
+
+def _search(sequence: Sequence, beam: BeamParams) -> None:
+    """Begin the beam search of a request, with as many branches as there may be beams."""
+    params, num_prompt = sequence.params, sequence.num_prompt
+    names = [sequence.request_id, *(branch.request_id for branch in sequence.branches)]
+    max_outputs = sequence.max_tokens_total - num_prompt
+    ends = frozenset[int]() if params.ignore_eos else sequence.eos_token_ids
+    rules = BeamRules(beam, num_prompt, max_outputs, ends)
+    slots = [sequence.seq_id + index for index in range(max(beam.width, len(names)))]
+    sequence.search = BeamSearch(rules, dict(enumerate(names)), slots)
+    sequence.branches += [
+        Branch(f"{sequence.request_id}\0{index}", index) for index in range(len(names), len(slots))
+    ]
+    asked = params.logprobs or 0
+    count = -1 if asked < 0 else max(asked, rules.num_candidates)
+    sequence.params = replace(params, logprobs=count)
 
 
 def _require(condition: bool, message: str) -> None:

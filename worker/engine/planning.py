@@ -210,7 +210,9 @@ class StepPlan:
             scheduled.append(_scheduled(share, table_of(sequence.seq_id)))
             sequence.num_computed = end
             sequence.num_pending += bool(share.answers)
-            sequence.is_branching = len(share.answers) > 1
+            sequence.is_branching = len(share.answers) > 1 or (
+                sequence.search is not None and bool(share.answers)
+            )
         return tuple(scheduled), tuple(shares)
 
 

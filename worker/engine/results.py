@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 from worker.engine import policies
+from worker.engine.beam_sequences import BeamSequences
+from worker.engine.beams import BeamSearch
 from worker.engine.counters import Counters
 from worker.engine.live_sequences import LiveSequences
 from worker.engine.messages import RequestOutput
@@ -40,6 +42,7 @@ class Results:
         self._counters = counters
         self._speculation = speculation
         self._remote = remote
+        self.beams = BeamSequences(live, kv, self.end)
 
     def apply(self, step: StepInFlight, result: ModelOutput, now: float) -> list[RequestOutput]:
         """Take in one step; what there is to tell."""
@@ -81,7 +84,8 @@ class Results:
         self._kv.release(sequence, forget)
         self._live.remove(sequence)
         if self._speculation is not None:
-            self._speculation.end(sequence, not forget)
+            # The ends of beams say little of what answers are like.
+            self._speculation.end(sequence, not forget and sequence.search is None)
 
     @staticmethod
     def _has_blocks(share: StepShare) -> bool:
@@ -99,6 +103,8 @@ class Results:
         if sequence.request.pooling is not None:
             return self._take_pooled(share, result.pooled.get(seq_id), now)
         told = self._new_prompt_logprobs(share, result.prompt_logprobs.get(seq_id, ()))
+        if sequence.search is not None:
+            return self._take_beam(share, sequence.search, result.sampled.get(seq_id), told, now)
         if share.answers:
             return self._take_draws(share, result.sampled[seq_id], told, now)
         return [sequence.output(prompt_logprobs=told)] if told else []
@@ -131,7 +137,11 @@ class Results:
         self._counters.prompt_tokens_disk += sequence.num_from_disk
 
     def fail(self, sequence: Sequence, error: str) -> list[RequestOutput]:
-        """End a sequence whose answers cannot be had; its KV is not to be hit."""
+        """End a sequence whose answers cannot be had, and those of its search; their KV is not to
+        be hit.
+        """
+        if sequence.search is not None:
+            return self.beams.fail(sequence.search, error)
         names = (sequence.request_id, *(branch.request_id for branch in sequence.branches))
         self.end(sequence, forget=True)
         return [
@@ -177,6 +187,24 @@ class Results:
                     self._take_token(member, draw, told if member is parent else (), now)
                 )
         return outputs
+
+    def _take_beam(
+        self,
+        share: StepShare,
+        search: BeamSearch,
+        draws: tuple[Draw, ...] | None,
+        told: tuple[TokenLogprobs, ...],
+        now: float,
+    ) -> list[RequestOutput]:
+        """What was found for one beam; when it is known of all, the search takes its step."""
+        sequence = share.sequence
+        outputs = [self.beams.told(search, prompt_logprobs=told)] if told else []
+        if not draws:
+            return outputs
+        sequence.num_pending -= 1
+        self._counters.generation_tokens += 1
+        self._count_prompt(sequence)
+        return outputs + self.beams.take(search, sequence, draws[0], now)
 
     def _take_token(
         self, sequence: Sequence, draw: Draw, told: tuple[TokenLogprobs, ...], now: float

@@ -37,6 +37,11 @@ pipeline puts the token in. Steps run strictly one after the other, and from tha
 while a step in flight draws one: if its neighbours went on without it, it would run in every other
 step only.
 
+*Beam search.* So it is with beams (see `beams`): what they run next depends on all of them. The
+sequences of a search take part in steps like others, and may do so in different steps: one whose
+next tokens are found is held until they are of all, with its blocks or without (`beam_sequences`).
+Those held may hold the blocks that the others wait for: where nothing else can run, they give way.
+
 *Speculation.* A sequence that runs only its last token may have drafts run behind it, to be
 verified in the same step; see `lookahead`. They do not count as computed: those that stand are
 added with the step's results, the KV of the others is written over. Such a step is not overlapped.
@@ -247,7 +252,7 @@ class Scheduler:
             self.max_model_len,
             self._eos_token_ids,
         )
-        error = self._refusal(request)
+        error = self._refusal(sequence)
         if request.adapter is not None and self.adapters is None:
             error = "there are no adapters here: start the worker with --enable-lora"
         asks = request.kv_source is not None or request.kv_peer is not None
@@ -282,6 +287,8 @@ class Scheduler:
             return None
         if hands_over and self.remote is not None:
             self.remote.promise(request_id)
+        if sequence.search is not None:
+            return self._results.beams.abort(sequence.search, request_id)
         output = sequence.output(finish_reason=FinishReason.ABORT, request_id=request_id)
         if sequence.branches:
             self._live.drop_branch(sequence, request_id)
@@ -342,7 +349,7 @@ class Scheduler:
             self._lookahead.plan(plan)
         sequences, shares = plan.commit(self.blocks.table_copy)
         if not sequences:
-            return None
+            return self.schedule(now) if self._give_way_held() else None
         self._counters.num_steps += 1
         step = self._counters.num_steps
         self._in_flight.append(StepInFlight(step, shares, now))
@@ -358,7 +365,7 @@ class Scheduler:
     def take_broken(self) -> list[RequestOutput]:
         """The ends of requests whose adapters could not be read, since the last call."""
         broken, self._admission.broken = self._admission.broken, []
-        return [output for sequence, why in broken for output in self._results.fail(sequence, why)]
+        return [told for sequence, why in broken for told in self._results.fail(sequence, why)]
 
     def update(self, step: SchedulerOutput, result: ModelOutput, now: float) -> list[RequestOutput]:
         """Take in what a step produced: new tokens, newly full blocks, branches, ended sequences.
@@ -412,6 +419,7 @@ class Scheduler:
             if sequence.num_pending != pending.get(sequence.seq_id, 0):
                 raise IntegrityError(f"sequence {sequence.seq_id} miscounts tokens in flight")
             self._kv.check_integrity(sequence)
+        self._results.beams.check_integrity()
         self._kv.check_total(self._live.running)
         if self._lookahead is not None:
             self._lookahead.check_integrity(self._in_flight)
@@ -424,7 +432,7 @@ class Scheduler:
         if not self._in_flight:
             return False
         step = self._in_flight[-1]
-        if any(share.answers and share.sequence.matcher is not None for share in step.shares):
+        if any(share.answers and share.sequence.waits_for_draw for share in step.shares):
             return True
         return self._lookahead is not None and self._lookahead.must_wait(step)
 
@@ -477,6 +485,16 @@ class Scheduler:
         self._live.preempt(sequence)
         self._counters.num_preemptions += 1
 
+    def _give_way_held(self) -> bool:
+        """Preempt a held beam where nothing can run before another one of its search has room;
+        False if there is none.
+        """
+        held = [s for s in self._live.running if s.is_held] if not self._in_flight else []
+        if not held or all(s.is_held for s in self._live.waiting):
+            return False
+        self._preempt(held[-1])
+        return True
+
     def _num_deferred(self) -> int:
         if self.pause_state is PauseState.UNPAUSED:
             return min(self._admission.num_deferred, self.num_waiting)
@@ -485,15 +503,17 @@ class Scheduler:
         held = (s for s in self._live.waiting if s.scheduled_seconds is None)
         return sum(sequence.num_answers for sequence in held)
 
-    def _refusal(self, request: AddRequest) -> str | None:
-        num_prompt = len(request.prompt_token_ids)
-        names = (request.request_id, *request.branch_ids)
+    def _refusal(self, sequence: Sequence) -> str | None:
+        request, num_prompt = sequence.request, sequence.num_prompt
+        names = (sequence.request_id, *(branch.request_id for branch in sequence.branches))
         taken = self._live.first_in_use(names)
         if taken is not None:
             return f"request id {taken!r} is in use"
         if len(names) > self._limits.max_num_seqs:
             return (
-                f"the request asks for {len(names)} answers; at most {self._limits.max_num_seqs} "
+                f"the request asks for {len(names)} "
+                f"{'answers' if sequence.search is None else 'beams'}; "
+                f"at most {self._limits.max_num_seqs} "
                 "can run together (--max-num-seqs)"
             )
         if request.params.grammar is not None and self.grammars is None:

@@ -9,6 +9,7 @@ from enum import Enum, auto
 from operator import add
 from typing import Protocol
 
+from worker.engine.beams import Beam, BeamSearch
 from worker.engine.block_hash import BlockHash
 from worker.engine.counters import DraftTally
 from worker.engine.grammar import Matcher
@@ -81,6 +82,9 @@ class Sequence:
     the sequence waits, without blocks: what has arrived is loaded into them by the step that admits
     it.
 
+    The sequences of one beam `search` hold its live beams, and trade contents with every step of it
+    (None: the answer is drawn). Their request ids are those of its answers, then ids of our own.
+
     `pooled` sums the hidden states that count for the embedding of the prompt; those of positions
     below `num_pooled` do not count, or are summed by it and by steps in flight.
     """
@@ -100,7 +104,9 @@ class Sequence:
     num_computed: int = 0
     num_written: int = 0
     num_pending: int = 0
-    is_branching: bool = False  # the step in flight draws the first tokens of several answers
+    # The step in flight draws the first tokens of several answers, or the search that the sequence
+    # takes part in has not taken its next step: nothing of it may be scheduled.
+    is_branching: bool = False
     num_cached: int = 0
     num_preemptions: int = 0
     guaranteed: bool = False  # never a victim within its class, see `engine.policies`
@@ -114,6 +120,7 @@ class Sequence:
     adapter_slot: int | None = None  # that of its adapter, while it runs
     grammar: Future[Matcher] | None = None
     matcher: Matcher | None = None
+    search: BeamSearch | None = None
     kv_pull: Pull | None = None
     asks_peer: bool = False  # what it waits for, or had, comes from another engine's caches
     num_external: int = 0  # of `num_cached`, those whose KV was not on the device
@@ -144,7 +151,9 @@ class Sequence:
 
     @property
     def answers(self) -> tuple[int, ...]:
-        """The indices of those answers."""
+        """The indices of those that a step draws for: a search has one draw for all of them."""
+        if self.search is not None:
+            return (self.index,)
         return (self.index, *(branch.index for branch in self.branches))
 
     def lead(self, branch: Branch) -> None:
@@ -170,7 +179,16 @@ class Sequence:
         child.adapter_slot = self.adapter_slot
         child.matcher = None if self.matcher is None else self.matcher.fork()
         child.scheduled_seconds = self.scheduled_seconds
+        if self.search is not None:
+            child.search, child.params = self.search, self.params
+            child.first_token_seconds = self.first_token_seconds
         return child
+
+    def hold(self, beam: Beam, chain: Seq[BlockHash]) -> None:
+        """Be the sequence of a live beam, whose leading full blocks `chain` names."""
+        self.token_ids = [*self.request.prompt_token_ids, *beam.token_ids]
+        self.block_hashes = list(chain)
+        self.is_branching = False
 
     # ---- progress ---------------------------------------------------------------------------
 
@@ -189,7 +207,8 @@ class Sequence:
 
         None while the step in flight is drawing the last token that fits, or those that make
         branches of this sequence: nothing may be written into the shared blocks before that, and
-        which of the tokens is the next one depends on whose answer is still wanted then.
+        which of the tokens is the next one depends on whose answer is still wanted then. None of a
+        beam until its search has taken its next step.
         """
         if self.is_branching or (self.num_pending and self.num_tokens >= self.max_tokens_total):
             return 0
@@ -220,6 +239,16 @@ class Sequence:
         """Whether KV for it is on its way."""
         return self.kv_pull is not None and not self.kv_pull.done
 
+    @property
+    def is_held(self) -> bool:
+        """Whether it waits for other sequences of its search."""
+        return self.search is not None and self.search.holds(self.seq_id)
+
+    @property
+    def waits_for_draw(self) -> bool:
+        """Whether what follows its next token cannot be scheduled before that is known."""
+        return self.matcher is not None or self.search is not None
+
     def drop_pull(self) -> None:
         """What has arrived for it is loaded, or of no use any more."""
         if self.kv_pull is not None:
@@ -248,7 +277,7 @@ class Sequence:
         if self.matcher is not None:
             outputs, ends = self.token_ids[self.num_prompt :], self._end_ids(self.params)
             masks = self.matcher.masks(outputs, drafts, self.params, ends)
-        if not self.branches:
+        if self.search is not None or not self.branches:
             return (self._sample_spec(self.params, position, masks),)
         return tuple(self._sample_spec(self.params_of(i), position, masks) for i in self.answers)
 

@@ -342,6 +342,7 @@ class Lookahead:
     def plan(self, plan: StepPlan) -> None:
         """Add drafts to what is planned already; no step is in flight."""
         ends = [(s, n) for s, n in plan.planned if s.num_computed + n == len(s.token_ids)]
+        ends = [(s, n) for s, n in ends if s.search is None]
         drawing = [s for s, _ in ends if not s.branches]
         decoding = [s for s, n in ends if n == 1 and s.num_outputs]
         num_other = sum(n for _, n in plan.planned) - len(decoding)

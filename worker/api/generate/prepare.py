@@ -37,6 +37,7 @@ from worker.api.schema.params import (
     ModelLimits,
     SamplingContext,
     TextParams,
+    beam_params,
     check_cache_salt,
     check_count,
     check_logprobs,
@@ -47,6 +48,7 @@ from worker.api.schema.params import (
     num_sequences,
     requested_max_tokens,
     sampling_params,
+    searching,
     text_params,
     unknown_model,
 )
@@ -74,7 +76,7 @@ from worker.api.tools.answer import AnswerForm
 from worker.config import ApiConfig
 from worker.engine.messages import AddRequest
 from worker.errors import RequestError
-from worker.types import Adapter
+from worker.types import Adapter, SamplingParams
 
 DEFAULT_COMPLETION_TOKENS = 16
 COMPILE_SECONDS = 10.0  # of a grammar, others that it waits for included
@@ -135,7 +137,11 @@ class Prepared:
     @property
     def num_sequences(self) -> int:
         """How many sequences run at once."""
-        return sum(1 + len(request.branch_ids) for request in self.requests)
+        beams = [request.params.beam for request in self.requests]
+        return sum(
+            1 + len(request.branch_ids) if beam is None else beam.width
+            for request, beam in zip(self.requests, beams, strict=True)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,7 +441,9 @@ class RequestPreparer:
         params = replace(params, grammar=asked.grammar, logits_processors=processors)
         answered = resume.token_ids or []
         check_token_ids(answered, limits, "resume.token_ids")
-        n = num_sequences(request, params.temperature)
+        n = num_sequences(request, 1.0 if request.use_beam_search else params.temperature)
+        if not transfer.keeps:  # else another worker searches
+            params = self._searching(params, asked, n)
         if n * len(asked.prompts) > MAX_PROMPTS:
             reason = f"n × the number of prompts must be at most {MAX_PROMPTS}."
             raise invalid("n", n, reason)
@@ -471,6 +479,16 @@ class RequestPreparer:
                 )
             )
         return tuple(requests)
+
+    def _searching(self, params: SamplingParams, asked: _Asked, n: int) -> SamplingParams:
+        """The parameters for `n` answers by a beam search, where the request asks for one."""
+        beam = beam_params(asked.request, n, params.logprobs, self._limits)
+        if beam is None:
+            return params
+        if asked.constraint is not None:
+            name = asked.constraint.field
+            raise RequestError(f"`{name}` cannot be used with a beam search; leave it out", name)
+        return searching(params, beam)
 
     def priority(self, asked: int | None, arrival: Arrival) -> int:
         """The header's, or what the body asks for. Raises `RequestError` where there are none."""

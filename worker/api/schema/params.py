@@ -20,6 +20,7 @@ from worker.api.schema.requests import (
     MAX_BAD_WORD_TOKENS,
     MAX_BAD_WORDS,
     MAX_CACHE_SALT_CHARS,
+    MAX_LENGTH_PENALTY,
     MAX_LOGIT_BIASES,
     MAX_LOGPROB_TOKEN_IDS,
     MAX_PROMPT_LOGPROBS,
@@ -33,7 +34,7 @@ from worker.api.schema.requests import (
 )
 from worker.errors import RequestError
 from worker.logits_processors import chosen
-from worker.types import RepetitionDetection, SamplingParams
+from worker.types import BeamParams, RepetitionDetection, SamplingParams
 
 GREEDY_BELOW = 1e-5
 MIN_TEMPERATURE = 0.01  # a smaller one overflows the softmax of half-precision logits
@@ -41,6 +42,12 @@ MAX_LOGIT_BIAS = 100.0
 _INT64 = 1 << 63
 _MAX_DIGITS = 20
 
+# What would change the answers of a beam search, and is not built.
+_NOT_WITH_BEAMS = (
+    *("stream", "presence_penalty", "frequency_penalty", "logit_bias", "bad_words", "min_tokens"),
+    *("allowed_token_ids", "stop", "stop_token_ids", "logprob_token_ids", "repetition_detection"),
+    *("vllm_xargs", "resume"),
+)
 _NAMED = ("temperature", "top_p")  # the others' faults have no `param`, as in vLLM
 
 
@@ -195,6 +202,53 @@ def num_sequences(request: SamplingFields, temperature: float) -> int:
     if n > 1 and temperature == 0:
         raise RequestError(f"n must be 1 when using greedy sampling, got {n}.")
     return n
+
+
+def beam_params(
+    request: SamplingFields, n: int, logprobs: int | None, limits: ModelLimits
+) -> BeamParams | None:
+    """The beam search that a request asks for, for `n` answers; None: tokens are drawn."""
+    if not request.use_beam_search:
+        for name, neutral in (
+            ("best_of", (1, n)),
+            ("length_penalty", (1,)),
+            ("early_stopping", (False,)),
+        ):
+            if getattr(request, name) not in (None, *neutral):
+                reason = f"`{name}` goes with a beam search; leave it out or send use_beam_search"
+                raise RequestError(reason, param=name)
+        return None
+    for name in _NOT_WITH_BEAMS:
+        if getattr(request, name, None):
+            raise RequestError(f"`{name}` cannot be used with a beam search; leave it out", name)
+    if request.repetition_penalty not in (None, 1):
+        name = "repetition_penalty"
+        raise RequestError(f"`{name}` cannot be used with a beam search; leave it out", name)
+    width = n if request.best_of is None else int(request.best_of)
+    most = min(MAX_SEQUENCES, limits.vocab_size // 2)
+    if not n <= width <= most:
+        raise invalid(
+            "best_of", width, f"best_of, the width of the search, must be from n={n} to {most}."
+        )
+    penalty = 1.0 if request.length_penalty is None else request.length_penalty
+    if not abs(penalty) <= MAX_LENGTH_PENALTY:
+        reason = f"length_penalty must be in [-{MAX_LENGTH_PENALTY:g}, {MAX_LENGTH_PENALTY:g}]."
+        raise invalid("length_penalty", penalty, reason)
+    return BeamParams(width, float(penalty), request.early_stopping, logprobs)
+
+
+def searching(params: SamplingParams, beam: BeamParams) -> SamplingParams:
+    """The same request as a beam search. It goes by the model's own log probabilities, so what is
+    about draws (temperature, top-p, …, and the model's defaults of them) means nothing to it.
+    """
+    return SamplingParams(
+        params.max_tokens,
+        temperature=0.0,
+        ignore_eos=params.ignore_eos,
+        logprobs=params.logprobs,
+        prompt_logprobs=params.prompt_logprobs,
+        beam=beam,
+    )
 
 
 def check_logprobs(name: str, asked: int, limits: ModelLimits, kind: str = "sample") -> int:

@@ -1,7 +1,7 @@
 """The bodies of the OpenAI API as this worker takes them. Pure.
 
 What would change the answer and is not supported is refused, never ignored: such a field is
-accepted only with a value that asks for nothing (`modalities: ["text"]`, `best_of: 1`, …). A field
+accepted only with a value that asks for nothing (`modalities: ["text"]`, …). A field
 that leaves the answer as it is (`hint`), or that the API does not have, is an `IgnoredFieldError`:
 the server answers without it, and warns. Ranges are checked in `params`.
 """
@@ -19,7 +19,8 @@ from worker.errors import RequestError
 
 MAX_MESSAGES = 4096
 MAX_PROMPTS = 1024
-MAX_SEQUENCES = 16  # n
+MAX_SEQUENCES = 16  # n, and beams
+MAX_LENGTH_PENALTY = 10.0
 MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 256
 MAX_CACHE_SALT_CHARS = 128
@@ -183,8 +184,12 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     include_stop_str_in_output: bool | None = None
     prompt_logprobs: Annotated[Whole | None, says(minimum=-1)] = None
     logprob_token_ids: Annotated[TokenIds | None, says(maxItems=MAX_LOGPROB_TOKEN_IDS)] = None
-    use_beam_search: Annotated[bool | None, only(False)] = None
-    length_penalty: Annotated[float | None, only(1)] = None
+    use_beam_search: bool | None = None
+    best_of: Annotated[Whole | None, says(minimum=1, maximum=MAX_SEQUENCES)] = None  # beams
+    length_penalty: Annotated[
+        float | None, says(minimum=-MAX_LENGTH_PENALTY, maximum=MAX_LENGTH_PENALTY)
+    ] = None
+    early_stopping: bool | Literal["never"] | None = None
     repetition_detection: RepetitionFields | None = None
     structured_outputs: StructuredOutputs | None = None
     skip_special_tokens: bool | None = None
@@ -244,7 +249,6 @@ class GenerationFields(SamplingFields, kw_only=True):
     session_id: Annotated[Any, hint()] = None
     service_tier: Annotated[Any, hint("auto", "default")] = None
 
-    best_of: Annotated[Any, only(1)] = None
     response_format: (
         TextFormat | JsonObjectFormat | JsonSchemaFormat | StructuralTagFormat | None
     ) = None

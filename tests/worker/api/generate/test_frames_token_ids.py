@@ -91,7 +91,7 @@ async def test_everything_a_client_library_sends_is_taken(bench: Any) -> None:
         ({"token_ids": [1], "kv_transfer_params": {"a": 1}}, "kv_transfer_params"),
         ({"token_ids": [1], "sampling_params": {"temperature": 9}}, "temperature"),
         ({"token_ids": [1], "sampling_params": {"temp": 1}}, "body.sampling_params.temp"),
-        ({"token_ids": [1], "sampling_params": {"use_beam_search": True}}, "use_beam_search"),
+        ({"token_ids": [1], "sampling_params": {"length_penalty": 2}}, "length_penalty"),
         ({"token_ids": [1], "sampling_params": {"extra_args": {"a": 1}}}, "extra_args"),
         (
             {"token_ids": [1], "sampling_params": {"structured_outputs": {"json": {"not": {}}}}},

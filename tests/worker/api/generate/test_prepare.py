@@ -24,7 +24,7 @@ from worker.engine.client import EngineClient
 from worker.errors import RequestError
 from worker.tokenizer import sim
 from worker.tokenizer.chat import ChatTemplate
-from worker.types import KvSource
+from worker.types import BeamParams, KvSource, SamplingParams
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 USER = [{"role": "user", "content": "hi"}]
@@ -78,6 +78,89 @@ async def test_several_answers_are_branches_of_one_request(bench: Any) -> None:
     first, second = request.branch_ids
     assert first == f"1_{request.request_id}"
     assert second == f"2_{request.request_id}"
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+async def test_a_beam_search_is_asked_of_the_engine(bench: Any, path: str) -> None:
+    """With the width of `best_of`; draws, and the model's defaults of them, mean nothing to it."""
+    settings = {"default_sampling": [("temperature", 0.6), ("repetition_penalty", 1.3)]}
+    beams = {"use_beam_search": True, "n": 2, "temperature": 0, "top_p": 0.5, "max_tokens": 5}
+    request = await asked(bench, path, settings, **beams)
+    assert request.params == SamplingParams(5, 0.0, beam=BeamParams(2))
+    assert len(request.branch_ids) == 1
+    wider = {"best_of": 8, "length_penalty": 0.5, "early_stopping": "never", "ignore_eos": True}
+    request = await asked(bench, path, settings, **beams, **wider)
+    beam = BeamParams(8, 0.5, "never")
+    assert request.params == SamplingParams(5, 0.0, ignore_eos=True, beam=beam)
+    assert len(request.branch_ids) == 1
+
+
+async def test_a_beam_search_of_token_ids_shows_log_probabilities(bench: Any) -> None:
+    """As many as were asked for, whatever the search looks at."""
+    sampling = {"use_beam_search": True, "best_of": 3, "logprobs": 2, "early_stopping": True}
+    async with bench.client() as client:
+        body = {"token_ids": [5, 6], "sampling_params": {**sampling, "max_tokens": 4}}
+        response = await client.post("/inference/v1/generate", json=body)
+    assert response.status_code == 200, response.text
+    request = bench.engine.requests[-1]
+    assert request.params.beam == BeamParams(3, 1.0, True, num_shown=2)
+    assert (request.params.logprobs, request.branch_ids) == (2, [])
+
+
+async def test_the_leg_that_runs_a_prompt_does_not_search(bench: Any) -> None:
+    """Its one token is not the answer's."""
+    body = {"prompt": [1, 2], "use_beam_search": True, "n": 2, "best_of": 4}
+    body |= {"bootstrap_host": "10.0.0.1", "bootstrap_port": 7, "bootstrap_room": 5}
+    for role in ("kv_producer", "kv_consumer"):
+        async with bench.client(kv_role=role) as client:
+            answer = await client.post(TEXT, json=body)
+            assert answer.status_code == 200, answer.text
+    assert [r.params.beam for r in bench.engine.requests] == [None, BeamParams(4)]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("stream", True),
+        ("stop", "x"),
+        ("stop_token_ids", [1]),
+        ("presence_penalty", 0.5),
+        ("frequency_penalty", -0.5),
+        ("repetition_penalty", 1.1),
+        ("logit_bias", {"1": 5}),
+        ("bad_words", ["x"]),
+        ("min_tokens", 1),
+        ("allowed_token_ids", [1]),
+        ("logprob_token_ids", [1]),
+        ("repetition_detection", {"max_pattern_size": 2}),
+        ("resume", {}),
+        ("best_of", 1),
+        ("best_of", 17),
+        ("length_penalty", 10.5),
+        ("length_penalty", -11),
+        ("response_format", {"type": "json_object"}),
+        ("guided_regex", "a"),
+    ],
+)
+async def test_what_a_beam_search_cannot_have_is_named(bench: Any, name: str, value: Any) -> None:
+    """Whatever would change its answers and does not is a 400 with the field."""
+    error = await refused(bench, TEXT, use_beam_search=True, n=2, **{name: value})
+    assert error["param"] == name
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("best_of", 2), ("best_of", 4), ("length_penalty", 0.5), ("early_stopping", True)],
+)
+async def test_fields_of_a_beam_search_have_no_effect_without_one(
+    bench: Any, name: str, value: Any
+) -> None:
+    """So they are refused, unless they ask for nothing."""
+    error = await refused(bench, TEXT, **{name: value})
+    assert error["param"] == name
+    neutral = {"best_of": 3, "length_penalty": 1.0, "early_stopping": False}
+    request = await asked(bench, TEXT, n=3, **neutral, use_beam_search=False)
+    assert request.params.beam is None
 
 
 async def test_answers_to_several_prompts_are_bounded(
