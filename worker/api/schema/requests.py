@@ -1,9 +1,9 @@
 """The bodies of the OpenAI API as this worker takes them. Pure.
 
 What would change the answer and is not supported is refused, never ignored: such a field is
-accepted only with a value that asks for nothing (`modalities: ["text"]`, …). A field
-that leaves the answer as it is (`hint`), or that the API does not have, is an `IgnoredFieldError`:
-the server answers without it, and warns. Ranges are checked in `params`.
+accepted only with a value that asks for nothing (`modalities: ["text"]`, …). A field that leaves
+the answer as it is (`hint`), or that the API does not have, is an `IgnoredFieldError`: the server
+answers without it, and warns. Ranges are checked in `params`.
 """
 
 from __future__ import annotations
