@@ -17,14 +17,21 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.depth import by_depth
-from worker.config import CacheConfig, EngineConfig, SchedulerConfig
+from worker.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculativeConfig
 from worker.engine.core import EngineCore
+from worker.engine.drafters.ngram import NgramDrafter
 from worker.engine.messages import AddRequest, RequestOutput
 from worker.engine.scheduler import Scheduler
-from worker.engine.speculation import JUMP_FORWARD, Speculation
-from worker.executor.interface import Executor
+from worker.engine.speculation import Speculation
+from worker.executor.interface import Executor, Ticket
 from worker.executor.start import build_executor
-from worker.types import BeamParams, EngineStats, FinishReason, SamplingParams
+from worker.types import (
+    BeamParams,
+    EngineStats,
+    FinishReason,
+    SamplingParams,
+    SchedulerOutput,
+)
 
 VOCAB_SIZE = 96
 BLOCK_SIZE = 4
@@ -32,10 +39,17 @@ MOST_BLOCKS = 256
 
 
 class Lent(Executor):
-    """Another executor, which outlives the engine that it is lent to."""
+    """Another executor, which outlives the engine that it is lent to. No beam has drafts."""
 
     def __init__(self, executor: Any) -> None:
-        self.submit = executor.submit
+        self._executor = executor
+
+    def submit(self, step: SchedulerOutput) -> Ticket:
+        for sequence in step.sequences:
+            if any(spec.params.beam is not None for spec in sequence.samples):
+                assert (sequence.num_drafts, sequence.num_to_draft) == (0, 0)
+        ticket: Ticket = self._executor.submit(step)
+        return ticket
 
 
 @dataclass(frozen=True)
@@ -165,7 +179,8 @@ def run(
     cache = CacheConfig(
         house.num_blocks, BLOCK_SIZE, house.caching, enable_partial_hits=house.partial_hits
     )
-    speculation = Speculation(JUMP_FORWARD, None, VOCAB_SIZE)
+    config = SpeculativeConfig("ngram", 3, enable_adaptive_verification=False)
+    speculation = Speculation(config, NgramDrafter(1, 3), False, VOCAB_SIZE)
     scheduler = Scheduler(cache, limits, tiny.ends, speculation)
     core = EngineCore(scheduler, Lent(tiny.executor), lambda: 0.0, house.overlap)
     coming = [*(s.request(name) for name, s in searches.items()), *others]
@@ -246,7 +261,7 @@ def test_every_search_finds_what_transformers_finds(
     expected: dict[str, list[list[int]]],
     name: str,
 ) -> None:
-    """All at once, with greedy requests beside them whose answers stay what they are alone."""
+    """All at once, with greedy requests beside them that speculate and say what they say alone."""
     house = HOUSES[name]
     greedy = SamplingParams(max_tokens=12, temperature=0.0)
     others = [
@@ -261,6 +276,7 @@ def test_every_search_finds_what_transformers_finds(
     assert made.stats.prompt_tokens == sum(
         len(prompt) for prompt in [*(s.prompt for s in searches.values()), *prompts(6, 9)]
     )
+    assert made.stats.num_drafts > 0
     assert (made.stats.num_preemptions > 0) == (house.num_blocks < 30)
     assert (made.stats.prefix_cache_hits > 0) == house.caching
 
