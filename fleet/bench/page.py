@@ -280,7 +280,7 @@ def _plots(stages: Sequence[Stage], slo: Slo | None) -> Iterator[Json]:
     if not stages:
         return
     lines = [_line(number, stage.name) for number, stage in enumerate(stages)]
-    gaps = [[gap for one in stage.counted() for gap in one.gaps] for stage in stages]
+    gaps = [[gap for one in stage.counted() if one.is_good for gap in one.gaps] for stage in stages]
     for metric, name, values, what in (
         ("ttft", "Time to first token", [_times(one, "ttft") for one in stages], "requests"),
         ("e2e", "Whole answer", [_times(one, "e2e") for one in stages], "requests"),
