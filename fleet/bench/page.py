@@ -85,7 +85,7 @@ def page(run: Run, parts: Sequence[ReportPart]) -> str:
     body = []
     for number, part in enumerate(parts):
         place = f"plots-{number}"
-        plots += ({"place": place, **plot} for plot in _plots(part.stages, run.slo))
+        plots += ({"place": place, **plot} for plot in _plots(part, run.slo))
         body.append(_section(part, place))
     # In a script nothing may look like its end.
     data = msgspec.json.encode(plots).decode().replace("<", "\\u003c")
@@ -275,8 +275,9 @@ def _words(seconds: float) -> str:
 # Plots
 
 
-def _plots(stages: Sequence[Stage], slo: Slo | None) -> Iterator[Json]:
+def _plots(part: ReportPart, slo: Slo | None) -> Iterator[Json]:
     """As the charts take them, with their titles."""
+    stages = part.stages
     if not stages:
         return
     lines = [_line(number, stage.name) for number, stage in enumerate(stages)]
@@ -287,7 +288,9 @@ def _plots(stages: Sequence[Stage], slo: Slo | None) -> Iterator[Json]:
         ("itl", "Time between tokens", gaps, "gaps"),
     ):
         if any(values):
-            yield {"title": name, "lines": lines, **_distribution(values, metric, slo, what)}
+            spreads = [getattr(one, metric) for one in part.summaries]
+            plot = _distribution(values, spreads, _marks(slo, metric, "x"), what)
+            yield {"title": name, "lines": lines, **plot}
     first = [
         [
             (one.intended - stage.begun, time)
@@ -334,21 +337,25 @@ def _times(stage: Stage, metric: str) -> list[float]:
 
 
 def _distribution(
-    times: Sequence[Sequence[float]], metric: str, slo: Slo | None, what: str
+    times: Sequence[Sequence[float]],
+    spreads: Sequence[Spread | None],
+    limits: Sequence[Json],
+    what: str,
 ) -> Json:
-    """The share of values up to each time, to the 99.9th percentile."""
+    """The share of values up to each time, to the 99.9th percentile. `times` may be a sample of
+    those whose `spreads` are given.
+    """
     curves, knots, rest = list[list[Point]](), list[list[tuple[float, float, str]]](), list[str]()
     medians, tails = [], []
-    for values in times:
-        numbers = np.asarray(values if len(values) else [], dtype=np.float64)
-        if not len(numbers):
+    for values, known in zip(times, spreads, strict=True):
+        if known is None or not values:
             curves.append([])
             knots.append([])
             rest.append("none")
             continue
-        at = np.quantile(numbers, _SHARES)
+        at = np.quantile(values, _SHARES)
         curves.append([_rounded(x, y) for x, y in zip(at, _SHARES, strict=True)])
-        marked = [float(one) for one in np.quantile(numbers, _KNOTS)]
+        marked = (known.p50, known.p95, known.p99)
         knots.append(
             [
                 (*_rounded(x, y), f"p{100 * y:.0f}: {_words(x)}")
@@ -369,7 +376,7 @@ def _distribution(
         "y": {"unit": "percent", "to": 1, "ticks": percent, "label": f"share of {what}"},
         "series": curves,
         "knots": knots,
-        "marks": [*levels, *_marks(slo, metric, "x")],
+        "marks": [*levels, *limits],
         "rest": rest,
         "words": "; ".join(rest),
     }

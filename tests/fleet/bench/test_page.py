@@ -150,6 +150,25 @@ async def test_one_request_has_an_axis_of_a_second(window: Browser, tmp_path: Pa
     assert last == "1 s"
 
 
+async def test_a_plot_of_a_sample_names_the_percentiles_of_all(
+    window: Browser, tmp_path: Path
+) -> None:
+    """A simulation leaves some gaps for the plot, and its table has those of all."""
+    one = stage("4/s", 0.249)
+    for record in one.outcomes:
+        record.gaps = array("d", [0.4, *[0.02] * 39])
+    whole = summary(one, None)
+    for record in one.outcomes:
+        del record.gaps[2:]
+    run = Run(ARGV, datetime(2026, 3, 9, tzinfo=UTC), {})
+    path = tmp_path / "page.html"
+    path.write_text(page(run, [ReportPart("text", [one], [whole])]), encoding="utf-8")
+    await window.open(path.as_uri())
+    await window.until(DRAWN)
+    legend = "document.querySelectorAll('.legend')[2].innerText"
+    assert "p50 20 ms, p95 20 ms" in await window.run(legend)
+
+
 async def test_the_head_says_what_was_run(window: Browser, tmp_path: Path) -> None:
     """Names are only ever text, and credentials are left out."""
     await window.open(written(tmp_path / "page.html", [stage("<b>4/s", 0.249)]))
