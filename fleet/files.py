@@ -50,6 +50,8 @@ def files_command(names: Sequence[str], into: Path, out: Print) -> int:
     there = next((path for path in chosen if path.exists()), None)
     if there is not None:
         raise FleetError(f"{there} is there already: remove it, or write elsewhere with --into")
+    if into.exists() and not into.is_dir():
+        raise FleetError(f"{into} is not a folder: give another with --into")
     for path, name in chosen.items():
         try:
             into.mkdir(parents=True, exist_ok=True)

@@ -64,7 +64,7 @@ def which_of_several(named: str | None, environment: Mapping[str, str]) -> str |
     if len(running) < 2:
         return None
     others = ", ".join(running[1:])
-    return f"{len(running)} fleets run here; this is of {running[0]} (--picker names {others})"
+    return f"{len(running)} fleets run here; this is {running[0]} (others: --picker {others})"
 
 
 def running_fleets(environment: Mapping[str, str]) -> list[RunningFleet]:

@@ -75,7 +75,7 @@ REPORTS = {
         *("--output-tokens", "60", "--slo", "ttft<100ms,itl<20ms"),
     ),
     "simulate": (
-        *("simulate", "--fast", "--workers", "8", "--rate", "28", "--duration", "40"),
+        *("simulate", "--fast", "--workers", "8", "--rate", "28", "--duration", "25"),
         *("--prefix-groups", "64", "--prefix-tokens", "6000"),
         *("--policies", "default", "round-robin", "random", "--slo", "ttft_p95<1s"),
     ),

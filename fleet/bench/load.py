@@ -32,7 +32,8 @@ def loads_of(settings: LoadSettings) -> Iterator[Load]:
     """The stages of a run."""
     if settings.concurrency is not None:
         for number in settings.concurrency:
-            yield Load(f"{number} sessions", concurrency=number)
+            what = "session" if number == 1 else "sessions"
+            yield Load(f"{number} {what}", concurrency=number)
     elif settings.trace is not None and settings.rate is None:
         yield Load(settings.trace.name)
     else:

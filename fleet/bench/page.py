@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -27,6 +28,8 @@ _SHARES: Final = np.linspace(0, 0.999, 160)
 _KNOTS: Final = (0.5, 0.95, 0.99)
 _WIDE_RANGE: Final = 40  # of the slowest line's p99 to the fastest one's median: a logarithmic axis
 _COLOURS: Final = 7
+_MOST_ERRORS: Final = 5
+_SHORTEST: Final = 1.0  # seconds of an axis
 _MODULES: Final = ("dom.js", "format.js", "chart.js")  # of the picker's page, in their order
 _IMPORT = re.compile(r"^import .*;\n", re.MULTILINE)
 _BRAND: Final = (
@@ -82,7 +85,7 @@ def page(run: Run, parts: Sequence[ReportPart]) -> str:
     body = []
     for number, part in enumerate(parts):
         place = f"plots-{number}"
-        plots += ({"place": place, **plot} for plot in _plots(part.stages, run.slo))
+        plots += ({"place": place, **plot} for plot in _plots(part, run.slo))
         body.append(_section(part, place))
     # In a script nothing may look like its end.
     data = msgspec.json.encode(plots).decode().replace("<", "\\u003c")
@@ -152,14 +155,25 @@ def _section(part: ReportPart, place: str) -> str:
     numbers = _of_one(rows[0][1]) if len(rows) == 1 else _of_several(rows)
     table = _spreads(rows[0][1]) if len(rows) == 1 else _stages(rows)
     return (
-        f'<section class="summary">{title}{_facts(numbers, "tiles")}{table}'
+        f'<section class="summary">{title}{_facts(numbers, "tiles")}{_errors(rows)}{table}'
         f'<div class="charts reports" id="{place}"></div>'
         f"<details><summary>Report as text</summary>{text}</details></section>"
     )
 
 
+def _errors(rows: Iterable[tuple[str, Summary]]) -> str:
+    times = Counter[str]()
+    for _, one in rows:
+        times.update(one.errors)
+    lines = "".join(
+        f"<li>{many:,} × {escape(text)}</li>" for text, many in times.most_common(_MOST_ERRORS)
+    )
+    title = "<strong>✕ Requests failed</strong>"
+    return f'<div class="notice bad">{title}<ul>{lines}</ul></div>' if lines else ""
+
+
 def _of_one(one: Summary) -> dict[str, str]:
-    return {
+    numbers = {
         "Completed/s": f"{one.completed_rate:,.2f}",
         "TTFT p95": _time(one.ttft, "p95"),
         "ITL p95": _time(one.itl, "p95"),
@@ -167,8 +181,8 @@ def _of_one(one: Summary) -> dict[str, str]:
         "Tokens/s": f"{one.output_tokens_per_second:,.0f}",
         "Cached": _share(one.cached_tokens / one.prompt_tokens if one.prompt_tokens else None),
         "Failed": f"{sum(one.errors.values()):,} of {one.requests:,}",
-        "Goodput": _share(one.goodput),
     }
+    return numbers if one.goodput is None else {**numbers, "Goodput": _share(one.goodput)}
 
 
 def _of_several(rows: Sequence[tuple[str, Summary]]) -> dict[str, str]:
@@ -201,13 +215,14 @@ def _spreads(one: Summary) -> str:
             ("Whole answer (E2E)", one.e2e),
         )
     ]
-    return _table("Latencies", ("", *names), rows)
+    return _table("Latencies", ("Latency", *names), rows)
 
 
-def _stages(rows: Iterable[tuple[str, Summary]]) -> str:
+def _stages(rows: Sequence[tuple[str, Summary]]) -> str:
+    has_goodput = any(one.goodput is not None for _, one in rows)
     head = (
         *("Stage", "Offered/s", "Completed/s", "Failed", "Tokens/s", "Cached", "TTFT p50"),
-        *("TTFT p95", "ITL p95", "E2E p95", "Goodput"),
+        *("TTFT p95", "ITL p95", "E2E p95", *(["Goodput"] if has_goodput else [])),
     )
     body = [
         (
@@ -220,7 +235,7 @@ def _stages(rows: Iterable[tuple[str, Summary]]) -> str:
                 _share(one.cached_tokens / one.prompt_tokens if one.prompt_tokens else None),
                 _time(one.ttft, "p50"),
                 *(_time(spread, "p95") for spread in (one.ttft, one.itl, one.e2e)),
-                _share(one.goodput),
+                *([_share(one.goodput)] if has_goodput else []),
             ],
         )
         for name, one in rows
@@ -230,7 +245,7 @@ def _stages(rows: Iterable[tuple[str, Summary]]) -> str:
 
 def _table(label: str, head: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> str:
     columns = "".join(f'<th scope="col" class="number">{escape(one)}</th>' for one in head[1:])
-    first = f'<th scope="col">{escape(head[0])}</th>' if head[0] else "<td></td>"
+    first = f'<th scope="col">{escape(head[0])}</th>'
     lines = (
         f'<tr><th scope="row">{escape(name)}</th>'
         + "".join(f'<td class="number">{escape(cell)}</td>' for cell in cells)
@@ -260,17 +275,22 @@ def _words(seconds: float) -> str:
 # Plots
 
 
-def _plots(stages: Sequence[Stage], slo: Slo | None) -> Iterator[Json]:
+def _plots(part: ReportPart, slo: Slo | None) -> Iterator[Json]:
     """As the charts take them, with their titles."""
+    stages = part.stages
     if not stages:
         return
     lines = [_line(number, stage.name) for number, stage in enumerate(stages)]
-    for metric, name in (("ttft", "Time to first token"), ("e2e", "Whole answer")):
-        times = [_times(stage, metric) for stage in stages]
-        yield {"title": name, "lines": lines, **_distribution(times, metric, slo, "requests")}
-    gaps = [[gap for one in stage.counted() for gap in one.gaps] for stage in stages]
-    title = "Time between tokens"
-    yield {"title": title, "lines": lines, **_distribution(gaps, "itl", slo, "gaps")}
+    gaps = [[gap for one in stage.counted() if one.is_good for gap in one.gaps] for stage in stages]
+    for metric, name, values, what in (
+        ("ttft", "Time to first token", [_times(one, "ttft") for one in stages], "requests"),
+        ("e2e", "Whole answer", [_times(one, "e2e") for one in stages], "requests"),
+        ("itl", "Time between tokens", gaps, "gaps"),
+    ):
+        if any(values):
+            spreads = [getattr(one, metric) for one in part.summaries]
+            plot = _distribution(values, spreads, _marks(slo, metric, "x"), what)
+            yield {"title": name, "lines": lines, **plot}
     first = [
         [
             (one.intended - stage.begun, time)
@@ -279,17 +299,19 @@ def _plots(stages: Sequence[Stage], slo: Slo | None) -> Iterator[Json]:
         ]
         for stage in stages
     ]
-    yield {
-        "title": "First token over time",
-        "lines": [line | {"form": "dots"} for line in lines],
-        "x": {"unit": "seconds", "isTight": True},
-        "y": {"unit": "seconds", "label": "by due time"},
-        "isOverTime": True,
-        "series": [_thin(points) for points in first],
-        "marks": _marks(slo, "ttft", "y"),
-        "rest": [f"{len(points):,}" for points in first],
-        "words": "requests by the time they were due",
-    }
+    if any(first):
+        last = max(at for points in first for at, _ in points)
+        yield {
+            "title": "First token over time",
+            "lines": [line | {"form": "dots"} for line in lines],
+            "x": {"unit": "seconds", "isTight": True, "to": max(last, _SHORTEST)},
+            "y": {"unit": "seconds", "label": "by due time"},
+            "isOverTime": True,
+            "series": [_thin(points) for points in first],
+            "marks": _marks(slo, "ttft", "y"),
+            "rest": [f"{len(points):,}" for points in first],
+            "words": "requests by the time they were due",
+        }
     flights = [[(one.at, float(one.in_flight)) for one in stage.pulses] for stage in stages]
     most = [max((many for _, many in points), default=0) for points in flights]
     yield {
@@ -315,21 +337,25 @@ def _times(stage: Stage, metric: str) -> list[float]:
 
 
 def _distribution(
-    times: Sequence[Sequence[float]], metric: str, slo: Slo | None, what: str
+    times: Sequence[Sequence[float]],
+    spreads: Sequence[Spread | None],
+    limits: Sequence[Json],
+    what: str,
 ) -> Json:
-    """The share of values up to each time, to the 99.9th percentile."""
+    """The share of values up to each time, to the 99.9th percentile. `times` may be a sample of
+    those whose `spreads` are given.
+    """
     curves, knots, rest = list[list[Point]](), list[list[tuple[float, float, str]]](), list[str]()
     medians, tails = [], []
-    for values in times:
-        numbers = np.asarray(values if len(values) else [], dtype=np.float64)
-        if not len(numbers):
+    for values, known in zip(times, spreads, strict=True):
+        if known is None or not values:
             curves.append([])
             knots.append([])
             rest.append("none")
             continue
-        at = np.quantile(numbers, _SHARES)
+        at = np.quantile(values, _SHARES)
         curves.append([_rounded(x, y) for x, y in zip(at, _SHARES, strict=True)])
-        marked = [float(one) for one in np.quantile(numbers, _KNOTS)]
+        marked = (known.p50, known.p95, known.p99)
         knots.append(
             [
                 (*_rounded(x, y), f"p{100 * y:.0f}: {_words(x)}")
@@ -350,7 +376,7 @@ def _distribution(
         "y": {"unit": "percent", "to": 1, "ticks": percent, "label": f"share of {what}"},
         "series": curves,
         "knots": knots,
-        "marks": [*levels, *_marks(slo, metric, "x")],
+        "marks": [*levels, *limits],
         "rest": rest,
         "words": "; ".join(rest),
     }

@@ -266,8 +266,9 @@ class _Run:
 def _thin(stage: Stage) -> None:
     """Leave some gaps for a plot: there may be gigabytes of them."""
     step = 1 + sum(len(one.gaps) for one in stage.outcomes) // _MOST_GAPS
+    rng = Random(step)  # an answer's first gap is longer than its others: not all of these are left
     for outcome in stage.outcomes if step > 1 else ():
-        outcome.gaps = outcome.gaps[::step]
+        outcome.gaps = outcome.gaps[rng.randrange(step) :: step]
 
 
 def _lines(rows: Sequence[_Row], settings: SimulateSettings) -> Iterator[str]:

@@ -55,6 +55,7 @@ _ENOUGH, _LEAST_GAIN = 0.005, 0.02  # errors as a root mean square; of their squ
 # Below these a run does not tell a number: stages' sequences that decode, most over least; the load
 # by prompts, where all are of one length; the part of the time to the first token.
 _LEAST_SPREAD, _LEAST_LOAD, _LEAST_PART = 1.2, 0.3, 0.02
+_LARGE_ERROR = 0.5
 _METRICS = ("ttft", "itl", "e2e")
 _QUANTILES = {"p50": 1.0, "p95": 0.5}  # with their weights
 Numbers = NDArray[np.float64]
@@ -321,4 +322,9 @@ def fit_command(argv: Sequence[str], out: Callable[[str], None]) -> int:
         "error of p50 and p95 over the stages (root mean square): "
         f"ITL {speed.itl_error or 0.0:.1%}, TTFT {speed.ttft_error or 0.0:.1%}"
     )
+    if max(speed.itl_error or 0.0, speed.ttft_error or 0.0) > _LARGE_ERROR:
+        out(
+            "errors this large mean that no such worker acts as the measured one did: check "
+            "--workers and --kv-tokens, and whether the worker's limits are simulate's"
+        )
     return 0

@@ -56,6 +56,14 @@ def test_nothing_is_replaced(
     assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
 
 
+def test_what_is_no_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And stays as it is."""
+    (tmp_path / "notes").write_text("mine")
+    assert main(["files", "grafana", "--into", str(tmp_path / "notes")]) == 1
+    assert "notes is not a folder: give another with --into" in capsys.readouterr().err
+    assert (tmp_path / "notes").read_text() == "mine"
+
+
 def test_a_name_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """With what may have been meant."""
     assert main(["files", "envoy/esd.yaml"]) == 2

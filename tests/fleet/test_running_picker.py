@@ -72,7 +72,9 @@ def test_of_two_fleets_the_later_one_is_meant(environment: dict[str, str]) -> No
             assert found == ["http://127.0.0.1:3", "http://127.0.0.1:2"]
             note = which_of_several(None, environment)
             assert note is not None
-            assert "2 fleets run here; this is of http://127.0.0.1:3" in note
+            assert note.startswith(
+                "2 fleets run here; this is http://127.0.0.1:3 (others: --picker "
+            )
             assert which_of_several("127.0.0.1:2", environment) is None
         assert which_of_several(None, environment) is None
 

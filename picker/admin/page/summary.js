@@ -22,7 +22,7 @@ function leading(title, explains, lines, say, unit, detail) {
 const REQUESTS = leading("Requests", "per second", [["all", "running", "requests_per_second"]], rate, "rate");
 const FIRST = leading("Time to first token", "p95, as clients see it", [
   ["p50", "running", "ttft_p50_seconds"], ["p95", "waiting", "ttft_p95_seconds"],
-  ["of it in the queue, p95", "prefix", "queue_wait_p95_seconds", true],
+  ["in the queue, p95", "prefix", "queue_wait_p95_seconds", true],
 ], seconds, "seconds", "queue included");
 const LOAD = leading("Running and waiting", "running", [
   ["running", "running", "running"], ["waiting", "waiting", "waiting"], ["in picker", "prefix", "queued"],

@@ -122,6 +122,53 @@ async def test_objectives_and_percentiles_are_marked(window: Browser, tmp_path: 
     assert "4/s: ttft_p95<900ms: " in text
 
 
+async def test_a_run_without_an_answer_says_why(window: Browser, tmp_path: Path) -> None:
+    """Its page has no plot of times, and nothing about a goodput that was not asked for."""
+    failed = stage("9/s", 0.1, 7)
+    for record in failed.outcomes:
+        record.first_token = None
+        record.status, record.error = 502, "status 502: <no worker>"
+    await window.look(1400)
+    await window.open(written(tmp_path / "page.html", [failed], slo=None))
+    await window.until("document.querySelectorAll('svg.plot .line').length > 0")
+    titles = await window.run(
+        "[...document.querySelectorAll('figcaption strong')].map((one) => one.textContent)"
+    )
+    assert titles == ["Requests in flight"]
+    text = await window.run("document.body.innerText")
+    assert "7 × status 502: <no worker>" in text
+    assert "Goodput" not in text
+
+
+async def test_one_request_has_an_axis_of_a_second(window: Browser, tmp_path: Path) -> None:
+    await window.look(1400)
+    await window.open(written(tmp_path / "page.html", [stage("1 session", 0.1, 1)], slo=None))
+    await window.until(DRAWN)
+    last = await window.run(
+        "[...document.querySelectorAll('svg.plot')[3].querySelectorAll('text')].at(-1).textContent"
+    )
+    assert last == "1 s"
+
+
+async def test_a_plot_of_a_sample_names_the_percentiles_of_all(
+    window: Browser, tmp_path: Path
+) -> None:
+    """A simulation leaves some gaps for the plot, and its table has those of all."""
+    one = stage("4/s", 0.249)
+    for record in one.outcomes:
+        record.gaps = array("d", [0.4, *[0.02] * 39])
+    whole = summary(one, None)
+    for record in one.outcomes:
+        del record.gaps[2:]
+    run = Run(ARGV, datetime(2026, 3, 9, tzinfo=UTC), {})
+    path = tmp_path / "page.html"
+    path.write_text(page(run, [ReportPart("text", [one], [whole])]), encoding="utf-8")
+    await window.open(path.as_uri())
+    await window.until(DRAWN)
+    legend = "document.querySelectorAll('.legend')[2].innerText"
+    assert "p50 20 ms, p95 20 ms" in await window.run(legend)
+
+
 async def test_the_head_says_what_was_run(window: Browser, tmp_path: Path) -> None:
     """Names are only ever text, and credentials are left out."""
     await window.open(written(tmp_path / "page.html", [stage("<b>4/s", 0.249)]))

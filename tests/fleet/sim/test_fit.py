@@ -112,3 +112,18 @@ def test_what_is_no_run_is_refused(text: str, tmp_path: Path) -> None:
     run.write_text(text)
     with pytest.raises(UsageError, match="is no JSON of `pointsman bench`"):
         fit_command([str(run), str(tmp_path / "out")], print)
+
+
+@pytest.mark.full
+def test_a_poor_fit_says_what_to_check(tmp_path: Path) -> None:
+    """A worker whose gaps between tokens shrink under load is like none that can be simulated."""
+    measured, run = tmp_path / "measured", tmp_path / "run"
+    measured.write_text(json.dumps(WORKER))
+    simulated(run, measured, "--rate", "1,4")
+    document = json.loads(run.read_text())
+    for name in ("mean", "p50", "p95", "p99", "max"):
+        document["stages"][1]["itl"][name] /= 20
+    run.write_text(json.dumps(document))
+    said: list[str] = []
+    assert fit_command([str(run), str(tmp_path / "out")], said.append) == 0
+    assert "check --workers and --kv-tokens" in said[-1]
