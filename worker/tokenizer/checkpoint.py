@@ -38,7 +38,9 @@ _ENDS_OF_TURNS = frozenset(
 )
 # Where a model has the second, the first ends a message within its turn.
 _END_OF_MESSAGE, _END_BEHIND_MESSAGES = "<|end|>", "<|return|>"
-_MARKED_KINDS = (3, 4)  # of `tokenizer.ggml.token_type`: control, defined by the user
+_KINDS = "tokenizer.ggml.token_type"
+_NORMAL, _CONTROL = 1, 3
+_MARKED_KINDS = (_CONTROL, 4)  # control, defined by the user
 
 # The sampling defaults that newer GGUF files carry, by their `generation_config.json` names.
 _GGUF_SAMPLING = {
@@ -112,6 +114,7 @@ def _from_gguf(path: Path, any_architecture: bool) -> Checkpoint:
     if not isinstance(tokens, list) or set(map(type, tokens)) != {str}:
         raise ModelError(f"{path}: tokenizer.ggml.tokens is missing, or not a list of texts")
     template = _gguf_template(file, "tokenizer.chat_template")
+    metadata = _with_marked_ends(tokens, metadata, template or "")
     named = {
         kind: _known_id(metadata.get(f"tokenizer.ggml.{key}_token_id"), tokens)
         for kind, key in (
@@ -195,11 +198,24 @@ def _known_id(value: object, tokens: list[str]) -> int | None:
     return value if isinstance(value, int) and 0 <= value < len(tokens) else None
 
 
+def _with_marked_ends(tokens: list[str], metadata: dict[str, Any], template: str) -> dict[str, Any]:
+    """The metadata in which the ends of turns that the chat template writes are control tokens.
+    Some converters made plain text of them, which a prompt never has as one token.
+    """
+    kinds = metadata.get(_KINDS)
+    named = {text for text in _ENDS_OF_TURNS if text in template}
+    if not named or not isinstance(kinds, list) or len(kinds) != len(tokens):
+        return metadata
+    pairs = zip(tokens, kinds, strict=True)
+    marked = [_CONTROL if kind == _NORMAL and text in named else kind for text, kind in pairs]
+    return {**metadata, _KINDS: marked}
+
+
 def _ends_by_text(tokens: list[str], metadata: dict[str, Any]) -> list[int]:
     """The tokens of a chat model's vocabulary that end a turn; they are marked as such tokens are,
     where the file marks any.
     """
-    kinds = metadata.get("tokenizer.ggml.token_type")
+    kinds = metadata.get(_KINDS)
     marked = kinds if isinstance(kinds, list) and len(kinds) == len(tokens) else None
     found = {
         text: i

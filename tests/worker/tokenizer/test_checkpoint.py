@@ -267,6 +267,31 @@ def test_a_file_that_names_one_end_alone_ends_turns_too(
     assert found("listed.gguf", ids=[2, 1]) == ["</s>", tokens[2]]
 
 
+@pytest.mark.parametrize("end", ["<|im_end|>", "<|eot_id|>", "<end_of_turn>"])
+def test_an_end_that_a_converter_made_plain_text_is_one_token_and_ends_turns(
+    end: str, tmp_path: Path
+) -> None:
+    """Where the chat template writes it; others of the kind remain text."""
+    letters = sorted(set(f"ab{end}<EOT>") | {"\u0120"})
+    tokens = [*letters, "</s>", end, "<EOT>"]
+    writer = gguf.GGUFWriter(tmp_path / "chat.gguf", "llama")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_merges([])
+    writer.add_token_types([*[NORMAL] * len(letters), CONTROL, NORMAL, NORMAL])
+    writer.add_context_length(64)
+    writer.add_eos_token_id(len(letters))
+    writer.add_chat_template("{{ messages[0].content }}" + end)
+    write(writer)
+    found = read_checkpoint(tmp_path / "chat.gguf")
+    assert [tokens[i] for i in found.eos_token_ids] == ["</s>", end]
+    tokenizer = build_tokenizer(found)
+    ids = tokenizer.encode(f"ab{end}<EOT>", add_special_tokens=False)
+    assert [tokens[i] for i in ids] == ["a", "b", end, *"<EOT>"]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "ab<EOT>"
+
+
 def test_older_conventions_of_directories_are_read(tmp_path: Path) -> None:
     """`chat_template.json` where there is no other, `special_tokens_map.json` unless the
     configuration lists its added tokens, as transformers has it; a mark of UTF-8 in front.
