@@ -91,6 +91,10 @@ def _connection_manager(config: BootstrapConfig) -> http_connection_manager_pb2.
         ),
         # Of a WebSocket (vLLM's /v1/realtime) the picker decides at the headers.
         upgrade_configs=[_ConnectionManager.UpgradeConfig(upgrade_type="websocket")],
+        # `curl --http1.0`, `ab` and old health checks; such a request may have no Host.
+        http_protocol_options=protocol_pb2.Http1ProtocolOptions(
+            accept_http_10=True, default_host_for_http_10="pointsman"
+        ),
         http2_protocol_options=protocol_pb2.Http2ProtocolOptions(
             allow_connect=True,  # which a WebSocket over HTTP/2 begins with
             max_concurrent_streams=uint32(limits.max_concurrent_streams),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import aiohttp
 import pytest
@@ -24,6 +25,23 @@ async def test_the_picked_endpoint_serves(bench, mechanism) -> None:
             for size in (1, 100_000, 3_000_000):
                 answer = await b.post(size=size)
                 assert (answer["worker"], answer["size"]) == (worker.name, size)
+
+
+@BOTH
+@pytest.mark.parametrize("host", [b"", b"Host: worker\r\n"], ids=["no host", "host"])
+async def test_http_1_0_is_answered_without_chunks(bench, mechanism, host: bytes) -> None:
+    """By the picked endpoint, in a connection that ends with the answer."""
+    async with bench(mechanism=mechanism) as b:
+        b.picker.answer.destination = b.workers[1].host_port
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(b.url.rpartition(":")[2]))
+        writer.write(b"POST /v1/echo HTTP/1.0\r\n" + host + b"Content-Length: 2\r\n\r\nhi")
+        async with asyncio.timeout(60):
+            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+    assert head.startswith(b"HTTP/1.0 200") or head.startswith(b"HTTP/1.1 200")
+    assert b"chunked" not in head.lower()
+    answer = json.loads(body)
+    assert (answer["worker"], answer["size"]) == ("b", 2)
 
 
 async def test_dynamic_metadata_alone_is_enough(bench) -> None:
