@@ -38,7 +38,7 @@ async def test_http_1_0_is_answered_without_chunks(bench, mechanism, host: bytes
         async with asyncio.timeout(60):
             head, _, body = (await reader.read()).partition(b"\r\n\r\n")
         writer.close()
-    assert head.startswith(b"HTTP/1.0 200") or head.startswith(b"HTTP/1.1 200")
+    assert head.split(b" ", 2)[1] == b"200"
     assert b"chunked" not in head.lower()
     answer = json.loads(body)
     assert (answer["worker"], answer["size"]) == ("b", 2)
