@@ -255,7 +255,7 @@ class _Talk:
             self.note(text)
 
     def _show(self, text: str) -> None:
-        """What was asked for, also by a script."""
+        """Run the command that was entered, also by a script."""
         if self._terminal.note is None:
             self._terminal.write(f"{text}\n")
         else:

@@ -210,7 +210,7 @@ class Plan:
 
     @property
     def dashboard(self) -> SocketAddress:
-        """Where the picker's HTTP port is reached, also after a restart."""
+        """The address of the picker's HTTP port, which outlives a restart."""
         return SocketAddress(_LOOPBACK, self.site.dashboard_port)
 
     @property
@@ -404,7 +404,7 @@ class Plan:
 
     @property
     def _welcome(self) -> str:
-        """Where to find what, for a browser."""
+        """The text at `/`: the addresses of API, dashboard and metrics."""
         rows = {
             "models": "/v1/models",
             "OpenAI API": "/v1/chat/completions and others, see /openapi.json",

@@ -141,7 +141,7 @@ class EvictedError(RefusedError):
 
 
 class ErrorForm(Enum):
-    """How an answer writes an error."""
+    """The forms that an answer may give an error."""
 
     OPENAI = "OpenAI's error object"
     ANTHROPIC = "Anthropic's error object"

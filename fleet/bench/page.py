@@ -42,7 +42,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What the head of a page says of a run: its command line, when it began, and facts by name."""
+    """The facts of a run in the head of its page: command line, start, and others by name."""
 
     argv: Sequence[str]
     begun: datetime
@@ -264,7 +264,7 @@ def _time(spread: Spread | None, quantile: str) -> str:
 
 
 def _words(seconds: float) -> str:
-    """As the picker's page writes times: three digits or so."""
+    """Format a time with about three digits, like the picker's page."""
     if seconds < 0.01:
         return f"{seconds * 1e3:.1f} ms"
     if seconds < 1:
@@ -276,7 +276,7 @@ def _words(seconds: float) -> str:
 
 
 def _plots(part: ReportPart, slo: Slo | None) -> Iterator[Json]:
-    """As the charts take them, with their titles."""
+    """Convert them to the charts' input, with titles."""
     stages = part.stages
     if not stages:
         return

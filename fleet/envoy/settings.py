@@ -11,7 +11,7 @@ DESTINATION_NAMESPACE = "envoy.lb"
 # picker that chooses the pool says which one.
 POOL_METADATA = "x-pointsman-pool"
 
-# The response header by which Envoy's own answers can be told from a worker's.
+# The response header that marks Envoy's own answers.
 LOCAL_REPLY_HEADER = "x-pointsman-local-reply"
 
 # Every header by which a picker or a worker learns where to send or take something. A client that
@@ -47,7 +47,7 @@ class SocketAddress:
 
     @property
     def url(self) -> str:
-        """Of an HTTP server there."""
+        """The URL of an HTTP server at this address."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}"
 

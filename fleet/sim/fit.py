@@ -156,7 +156,7 @@ def require_variation(run: _Run, speed: WorkerSpeed, workers: int) -> None:
     if max(decoding) < _LEAST_SPREAD * min(decoding):
         raise FleetError(
             "the load does not vary: every stage has about as many sequences at a time, so the two "
-            "times of a decode step cannot be told apart; bench at several rates, one of them near "
+            "times of a decode step cannot be separated; bench at several rates, one of them near "
             "the worker's limit"
         )
     made = load_of(run.settings)
@@ -167,7 +167,7 @@ def require_variation(run: _Run, speed: WorkerSpeed, workers: int) -> None:
     if is_one_length and load < _LEAST_LOAD:
         raise FleetError(
             f"the prompts do not vary: all have {lengths.low} tokens, and no rate is near the "
-            "worker's limit, so a prompt's time cannot be told from the fixed time of a request; "
+            "worker's limit, so a prompt's time cannot be distinguished from the fixed time; "
             "bench with lengths such as --input-tokens 64..1024, or at a higher rate"
         )
 
@@ -185,8 +185,8 @@ def require_prompt_time(run: _Run, speed: WorkerSpeed) -> None:
     if max(parts) < _LEAST_PART:
         raise FleetError(
             f"prompts take {max(parts):.1%} of the time to the first token at most, so their speed "
-            "cannot be told; bench with longer prompts of several lengths, such as --input-tokens "
-            "256..4096, and one rate near the worker's limit"
+            "cannot be determined; bench with longer prompts of several lengths, such as "
+            "--input-tokens 256..4096, and one rate near the worker's limit"
         )
 
 

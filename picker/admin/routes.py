@@ -74,7 +74,7 @@ class AdminSource(Protocol):
         ...
 
     def about(self) -> AboutView:
-        """Which picker this is."""
+        """The identity of this picker."""
         ...
 
     def queues(self) -> QueuesView:

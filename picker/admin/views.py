@@ -82,7 +82,7 @@ class PoolRates(msgspec.Struct, frozen=True):
 
 
 class AboutView(msgspec.Struct, frozen=True):
-    """Which picker this is: its pool, its version, and when it started."""
+    """The identity of a picker: its pool, its version, and its start."""
 
     pool: str = ""
     version: str = ""

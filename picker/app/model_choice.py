@@ -1,5 +1,5 @@
 # Apart: pure, and tested without a picker.
-"""Which of several pools a request is for, by the model that it names: in its body, JSON or a form,
+"""Choose one of several pools by the model that a request names: in its body, JSON or a form,
 or in its path where it has none.
 
 A pool has the models that its rewrites match exactly, those that its endpoints list at `/v1/models`

@@ -91,7 +91,7 @@ class PluginInstances:
         self._named.add(instance.name)
 
     def is_named(self, instance: Instance) -> bool:
-        """Whether a section of the configuration, another plugin or a default has asked for it."""
+        """True if a section of the configuration, another plugin or a default refers to it."""
         return instance.name in self._named or any(
             instance.name in self.names_in(other) for other in self
         )

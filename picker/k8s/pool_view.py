@@ -331,7 +331,7 @@ class PoolView:
         }
 
     def _claim_to(self, port: int, record: PodRecord) -> int:
-        """How well founded it is that a Pod serves at a port of the pool; more is better."""
+        """Rank the evidence that a Pod serves at a port of the pool; higher is better."""
         if not record.is_on_host_network or record.active_ports is not None:
             return _NAMED
         declared = frozenset[int]().union(*(one.ports for one in record.containers))

@@ -81,7 +81,7 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 class LoadReport(msgspec.Struct, frozen=True):
-    """What a replica has under way. `is_whole`: there is nothing else; otherwise what changed. So
+    """The load of a replica. `is_whole`: there is nothing else; otherwise what changed. So
     many further entries were `unusable`.
     """
 
@@ -290,7 +290,7 @@ def _batch(message: pb.Batch) -> Batch:
 
 
 def _or_none(read: Callable[[E], T], entry: E) -> T | None:
-    """What `read` makes of an entry; None for one that makes no sense."""
+    """Apply `read` to an entry; None if the entry makes no sense."""
     try:
         return read(entry)
     except _EntryError:

@@ -269,7 +269,7 @@ class HostNames:
 
 @dataclass(frozen=True, slots=True)
 class EntryProblem:
-    """What is wrong at `path` of the document."""
+    """Describe the fault at `path` of the document."""
 
     path: tuple[str | int, ...]
     text: str

@@ -57,12 +57,12 @@ class InflightLoad:
         return self._sums.get(key, 0) + self._legs.get(key, 0)
 
     def acquire_legs(self, keys: Iterable[str]) -> None:
-        """Parts of a request leave for these endpoints."""
+        """Count a part of a request at each of these endpoints."""
         for key in keys:
             self._legs[key] = self._legs.get(key, 0) + 1
 
     def release_legs(self, keys: Iterable[str]) -> None:
-        """Those parts are over. Raises `LookupError` when none is under way at one of them."""
+        """End those parts. Raises `LookupError` when none is under way at one of them."""
         for key in keys:
             if key not in self._legs:
                 raise LookupError(f"no part of a request is under way at {key}")

@@ -260,7 +260,7 @@ class Exchange:
         return parser, parsed, request
 
     def _parsed(self, parser: Parser, path: str, raw: RawRequest, body: bytes) -> ParsedBody:
-        """What the parser makes of a body. One that it cannot read is the endpoint's to judge, and
+        """Parse a body. One that the parser cannot read is the endpoint's to judge, and
         goes on as it came, unless its model may have to be replaced. Raises `RefusedError`.
         """
         try:

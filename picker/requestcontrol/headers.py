@@ -70,7 +70,7 @@ def path_of(headers: Mapping[str, str]) -> str:
 
 
 def opens_tunnel(headers: Mapping[str, str]) -> bool:
-    """Whether a client waits for the response before it sends more: CONNECT, and an upgrade, as a
+    """True if the client waits for the response before it sends more: CONNECT, and an upgrade, as a
     WebSocket is. Those to h2c have a body like any other request.
     """
     if headers.get(":method") == "CONNECT":

@@ -58,7 +58,7 @@ def attribute_number(candidate: Candidate, attribute: str, producer: str) -> flo
 
 
 def pools_unknown(candidates: Candidates) -> list[bool]:
-    """Which candidates, each a pool of another cluster, have no metrics page that says anything."""
+    """The candidates, each a pool of another cluster, whose metrics page reports nothing."""
     return [
         attribute_number(one, MULTICLUSTER_QUEUE_SIZE, MULTICLUSTER_METRICS) is None
         and attribute_number(one, MULTICLUSTER_KV_CACHE_UTILIZATION, MULTICLUSTER_METRICS) is None

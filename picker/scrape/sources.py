@@ -20,7 +20,7 @@ _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
 def is_request_path(path: str) -> bool:
-    """Whether `path`, with or without a query, can stand in the first line of a request."""
+    """True if `path`, with or without a query, is valid in the first line of a request."""
     return path.startswith("/") and path.isascii() and path.isprintable() and " " not in path
 
 
@@ -86,8 +86,8 @@ class Scrape:
 
 @dataclass(frozen=True, slots=True)
 class Extraction:
-    """What a page said: the endpoint's load (None: nothing), attributes by "Type/producer", what is
-    missing or unusable, and which models the endpoint names.
+    """The contents of a page: the endpoint's load (None: nothing), attributes by "Type/producer",
+    problems, and the models that the endpoint names.
     """
 
     metrics: EndpointMetrics | None = None

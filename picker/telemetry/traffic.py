@@ -64,7 +64,7 @@ class PoolRecent(msgspec.Struct, frozen=True):
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """How long a share of the requests waited in the picker before they left."""
+    """The waits in the picker of the requests that left, as shares."""
 
     seconds: float
     share: float
@@ -74,8 +74,8 @@ NO_WAIT = (Wait(0.0, 1.0),)
 
 
 class Traffic(msgspec.Struct, frozen=True):
-    """What was sent lately: to each endpoint, by key, and to the pool; and how long it waited, the
-    shortest waits first.
+    """The requests sent lately, to each endpoint, by key, and to the pool; and their waits, the
+    shortest first.
     """
 
     endpoints: Mapping[str, Recent] = {}
@@ -203,7 +203,7 @@ def longest_wait(waits: Sequence[Wait], share: float) -> float:
 
 
 class Served(msgspec.Struct, frozen=True):
-    """What endpoints say that they served over the last ten samples; None: they do not say, or no
+    """The work that endpoints report over the last ten samples; None: they report none, or no
     request got its first token. `ttft` is that of clients, with the wait in the picker, for all of
     them, and for one endpoint what passed there.
     """
@@ -221,7 +221,7 @@ class ServedWindow:
     def sample(
         self, totals: Mapping[str, ServedTotals | None], waits: Sequence[Wait] = NO_WAIT
     ) -> tuple[dict[str, Served], Served]:
-        """Of each endpoint and of all together; those that are absent are forgotten. `waits` are
+        """Sum up each endpoint and all together; those that are absent are forgotten. `waits` are
         those of the pool's requests, wherever they went.
 
         An endpoint whose counts fell has restarted, and counts from there.
@@ -281,7 +281,7 @@ def _quantile(rank: float, edges: Sequence[float], upto: Sequence[float]) -> flo
 
 
 def percentiles_after(waits: Sequence[Wait], buckets: Mapping[float, float]) -> Percentiles | None:
-    """As `percentiles`, of requests that waited before. Within a bucket times are spread evenly."""
+    """Like `percentiles`, of requests that waited before. Times are even within a bucket."""
     # How the number of requests per second of latency changes from one place to the next; those
     # beyond the last edge are all at it.
     bends, jumps, below = defaultdict[float, float](float), defaultdict[float, float](float), 0.0

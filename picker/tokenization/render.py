@@ -40,8 +40,8 @@ class RenderQuestion:
 
 
 def question_of(body: ParsedBody, model: str) -> RenderQuestion | None:
-    """What to ask about `body`; None for an API that no server renders, and for a body without a
-    prompt that a server could render.
+    """The question to a render server about `body`; None for an API that no server renders, and for
+    a body without a prompt that a server could render.
     """
     if body.payload is None:
         return None

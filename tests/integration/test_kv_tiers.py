@@ -42,7 +42,9 @@ def test_the_picker_knows_which_tier_has_a_block(form: str, as_int: bool) -> Non
         for number in range(8):
             house.events = []
             house.ask(prompt(number), f"{turn}-{number}")
-            for event in decode_events(encoder.encode(house.events, 1.0)):
+            events, skipped = decode_events(encoder.encode(house.events, 1.0))
+            assert skipped == []
+            for event in events:
                 index.apply("w", "m", event)
             for other in range(8):
                 expected = house.tiers_of(prompt(other))

@@ -13,7 +13,7 @@ places in line and their seats.
 A beam may have lost its blocks while it was held. What follows from it waits then, and finds in the
 prefix cache what is left; a sequence that runs and takes over such a beam gives up its place.
 
-The answers are told at the end, all at once: until then it is open which of the beams they are.
+The answers are reported at the end, all at once: until then any beam may become one.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class BeamSequences:
         self._move(search, before)
         return []
 
-    def told(
+    def report(
         self,
         search: BeamSearch,
         draws: tuple[Draw, ...] = (),
@@ -87,7 +87,7 @@ class BeamSequences:
             return None
         best = search.best()[index : index + 1]
         draws = _draws(best[0]) if best else ()
-        output = self.told(search, draws, FinishReason.ABORT, request_id=request_id)
+        output = self.report(search, draws, FinishReason.ABORT, request_id=request_id)
         del search.wanted[index]
         if not search.wanted:
             self._end_all(search)
@@ -96,7 +96,7 @@ class BeamSequences:
     def fail(self, search: BeamSearch, error: str) -> list[RequestOutput]:
         """End a search whose answers cannot be had; nothing where it has ended."""
         outputs = [
-            self.told(search, reason=FinishReason.ERROR, error=error, request_id=name)
+            self.report(search, reason=FinishReason.ERROR, error=error, request_id=name)
             for name in search.wanted.values()
         ]
         search.wanted.clear()
@@ -124,12 +124,12 @@ class BeamSequences:
         for index, name in search.wanted.items():
             if index >= len(search.beams.ended):
                 few = f"the search has only {len(search.beams.ended)} answers"
-                told = self.told(search, reason=FinishReason.ERROR, error=few, request_id=name)
+                output = self.report(search, reason=FinishReason.ERROR, error=few, request_id=name)
             else:
                 beam = search.beams.ended[index]
                 reason = FinishReason.LENGTH if beam.end_token is None else FinishReason.STOP
-                told = self.told(search, _draws(beam), reason, beam.end_token, request_id=name)
-            outputs.append(told)
+                output = self.report(search, _draws(beam), reason, beam.end_token, request_id=name)
+            outputs.append(output)
         self._end_all(search)
         return outputs
 

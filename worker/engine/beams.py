@@ -146,7 +146,7 @@ def _extended(
 
 
 def _is_decided(ended: Sequence[Beam], likeliest: float, length: int, rules: BeamRules) -> bool:
-    """Whether there are `width` answers and no search is wanted for better ones; the likeliest
+    """True if there are `width` answers and no better ones are to be searched; the likeliest
     live beam, of `length` tokens, has the sum `likeliest`.
     """
     params = rules.params
@@ -180,7 +180,7 @@ class BeamSearch:
         self.members = self.slots[:1]
 
     def holds(self, seq_id: int) -> bool:
-        """Whether a sequence has nothing to run until the search takes its step."""
+        """True if a sequence has nothing to run until the search takes its step."""
         return seq_id in self.found or seq_id not in self.members
 
     def advance(self) -> None:

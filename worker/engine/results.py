@@ -196,9 +196,9 @@ class Results:
         told: tuple[TokenLogprobs, ...],
         now: float,
     ) -> list[RequestOutput]:
-        """What was found for one beam; when it is known of all, the search takes its step."""
+        """Record the candidates of one beam; with the last ones the search takes its step."""
         sequence = share.sequence
-        outputs = [self.beams.told(search, prompt_logprobs=told)] if told else []
+        outputs = [self.beams.report(search, prompt_logprobs=told)] if told else []
         if not draws:
             return outputs
         sequence.num_pending -= 1

@@ -241,12 +241,12 @@ class Sequence:
 
     @property
     def is_held(self) -> bool:
-        """Whether it waits for other sequences of its search."""
+        """True if it waits for other sequences of its search."""
         return self.search is not None and self.search.holds(self.seq_id)
 
     @property
     def waits_for_draw(self) -> bool:
-        """Whether what follows its next token cannot be scheduled before that is known."""
+        """True if the step after its next token cannot be scheduled before that token is known."""
         return self.matcher is not None or self.search is not None
 
     def drop_pull(self) -> None:

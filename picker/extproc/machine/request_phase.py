@@ -26,7 +26,7 @@ DEFAULT_MAX_BODY_BYTES = 64 * 1024 * 1024
 DEFAULT_MAX_HEADERS = 1_000
 DEFAULT_MAX_HEADER_BYTES = 256 * 1024
 RETRY_AFTER_SECONDS = 1  # when other bodies will be complete is not known; the least there is
-# Envoy lets nobody change its modes where one of them is full duplex (measured).
+# Envoy ignores overrides of its modes where one of them is full duplex (measured).
 _NO_TUNNEL = (
     "upgrades need request bodies in FULL_DUPLEX_STREAMED mode, or in BUFFERED mode with "
     "allow_mode_override and response bodies in a mode other than FULL_DUPLEX_STREAMED"
@@ -55,7 +55,7 @@ def mode_refusal() -> RefusedError:
 
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
-    """How large a request may be, and whose words the picker answers in.
+    """The limits of a request's size, and the wording of the picker's answers.
 
     More of a body than `max_body_bytes` is a 413, more of headers a 431. `max_header_bytes` counts
     the headers as the proxy sends them, a few bytes of framing each included. `budget` bounds the

@@ -85,7 +85,7 @@ class UtilizationFilter:
         return candidates if self._fallback and not kept else kept
 
     def _is_within(self, candidate: Candidate) -> bool | None:
-        """Whether the signals that are known are within their limits; None without any."""
+        """True if all known signals are within their limits; None without any."""
         found = [(_value(candidate, one.metric), one.max_value) for one in self._scraped]
         known = [value <= most for value, most in found if value is not None]
         return all(known) if known else None

@@ -209,8 +209,8 @@ def _parsed(text: str, field: str) -> dict[str, Any]:
 
 
 def _of_grammar(text: str, field: str) -> str:
-    """Of Lark or GBNF. The library tells them apart by a rule `start:`, which Lark's `?start:` is
-    not and a rule of GBNF may be.
+    """Compile Lark or GBNF. The library distinguishes them by a rule `start:`, which Lark's
+    `?start:` is not and a rule of GBNF may be.
     """
     if _BEGINS_AS_GBNF.match(text):
         return grammar_from("gbnf", _PART_OF_GBNF.sub(_plain_gbnf, text))

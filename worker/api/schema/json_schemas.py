@@ -74,7 +74,7 @@ _CONTROL_SYMBOL = re.compile(
     rf"(?s:{_CONTROL.pattern})|\\[av]|\\[xuU]\{{?0*(?:[0-7bBeEfF]|1[0-9a-fA-F]|7[fF])\}}?"
 )
 # What classes let in is of ASCII, as in ECMA-262; what they keep out is Unicode's, as in Python and
-# Rust, so that an answer matches whoever reads the expression.
+# Rust, so that an answer matches in every reader of the expression.
 _WORD = r"\p{Alphabetic}\p{M}\p{N}\p{Pc}\p{Join_Control}"
 _NARROW = {"d": "0-9", "w": "0-9A-Za-z_", "s": r"\t-\r\x20"}
 _WIDE = {"d": r"\p{Nd}", "w": _WORD, "s": r"\s\x{FEFF}"}
@@ -202,7 +202,7 @@ def _rewritten(schema: Any) -> Any:
 
 
 def _is_idle(name: str, value: Any, schema: dict[str, Any]) -> bool:
-    """Whether a keyword demands nothing, so that it may be left out."""
+    """True if a keyword demands nothing, so that it may be left out."""
     if name == "format":
         return isinstance(value, str) and value not in _STANDARD_FORMATS
     if name in _COMPANIONS:

@@ -118,7 +118,7 @@ class Scanner:
             raise Unfinished if self.ended and literal.startswith(rest) else Malformed
 
     def is_over(self) -> Parse[bool]:
-        """Whether no more of a call comes: a mark does, or the model has said all."""
+        """True if the call is over: a mark follows, or the model has ended."""
         for mark in self.ends:
             if (yield from self.looking_at(mark)):
                 return True
