@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
@@ -124,7 +125,9 @@ async def test_a_crowd_is_served_made_to_wait_or_sent_away(tmp_path: Path) -> No
             if status == 429:
                 assert headers["x-llm-d-request-dropped-reason"] == "rejected-saturated"
                 assert int(headers["retry-after"]) >= 1
-                assert "queue at capacity" in text
+                error = json.loads(text)["error"]
+                assert (error["type"], error["code"]) == ("RateLimitError", 429)
+                assert "queue of requests is full" in error["message"]
         await crowd.is_at_rest()
         told = await crowd.series("llm_d_epp_request_error_total", fairness_id="crowd")
         assert told == statuses[429]
@@ -168,7 +171,8 @@ async def stop_for_a_better_one(crowd: Crowd) -> None:
     (stopped,) = [one.result() for one in shed if one.result()[0] == 429]
     assert stopped[1]["x-llm-d-request-dropped-reason"] == "evicted"
     assert stopped[1]["retry-after"] == "1"
-    assert stopped[2] == "request evicted by flow control"
+    message = json.loads(stopped[2])["error"]["message"]
+    assert message == "The request was stopped to make room for others"
     await crowd.is_at_rest()
     told = "llm_d_epp_flow_control_revocations"
     assert await crowd.series(f"{told}_issued_total", priority="10") == 1
