@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import contextlib
+import json
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
