@@ -37,7 +37,7 @@ from streams import CHAT, COMPLETIONS, Answer, running
 START_SECONDS = 240.0
 LEAST_EQUAL = 0.99
 # The workers' ports, and the last line of a fleet that serves.
-READY = r"workers  127\.0\.0\.1:([\d, ]+?)  (?:.|\n)*curl -N"
+READY = r"workers +127\.0\.0\.1:([\d, ]+?)  (?:.|\n)*curl -N"
 RUNNING = re.compile(r"^vllm:num_requests_running\{[^}]*\} (\S+)$", re.MULTILINE)
 
 
