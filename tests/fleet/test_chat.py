@@ -320,7 +320,7 @@ def test_commands_work_in_a_pipe(server: Canned) -> None:
     ],
 )
 def test_lines_of_a_terminal_end_between_words(pieces: tuple[str, ...], shown: str) -> None:
-    """Of ten columns, whatever pieces the text comes in."""
+    """Lines have ten columns at most, whatever pieces the text comes in."""
     written: list[str] = []
     write = Wrapped(written.append, lambda: 10)
     for piece in (*pieces, "\n"):

@@ -45,7 +45,7 @@ async def relay_to(target: SocketAddress) -> AsyncIterator[tuple[Relay, int]]:
 
 
 async def sent(port: int, *pieces: bytes) -> bytes:
-    """What comes back for `pieces`."""
+    """The response to `pieces`."""
     reader, writer = await asyncio.open_connection(HOST, port)
     writer.writelines(pieces)
     writer.write_eof()
@@ -73,7 +73,7 @@ async def test_new_connections_go_to_the_new_server_and_old_ones_stay() -> None:
 
 
 async def test_a_server_that_is_away_is_found_when_it_is_back() -> None:
-    """As with a picker that crashed and starts again."""
+    """A picker that crashed is replaced in the same way."""
     away = SocketAddress(HOST, free_port())
     async with relay_to(away) as (relay, port):
         assert await sent(port) == b""

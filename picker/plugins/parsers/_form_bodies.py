@@ -37,7 +37,7 @@ def form_field(body: bytes, content_type: str, name: str) -> str:
 
 
 def _delimiters(body: bytes, delimiter: bytes) -> Iterator[int]:
-    """Where they begin; a longer word is none. The first has no line before it where the body
+    """Find the delimiters; a longer word is none. The first has no line before it where the body
     begins with it.
     """
     at = -2 if body.startswith(delimiter[2:]) else body.find(delimiter)

@@ -50,7 +50,7 @@ def test_a_sample_of_the_pool_holds_what_workers_report() -> None:
 
 
 def test_a_client_s_first_token_comes_after_its_wait_in_the_picker() -> None:
-    """Of the pool; the endpoint's own time is without the wait."""
+    """The pool's time has the wait; the endpoint's own has not."""
     scene = Scene()
     scene.pool("a")
     scene.load("a", running=1, waiting=2, cache=0.25, served=ServedTotals(0, 0, (0.1,), (0, 0)))
@@ -71,7 +71,7 @@ def test_a_client_s_first_token_comes_after_its_wait_in_the_picker() -> None:
 async def test_numbers_beside_a_history_are_those_of_its_last_sample(
     query: str, expected: tuple[int, ...]
 ) -> None:
-    """Of loads, requests in flight and queues, whatever happens until the question; else of now."""
+    """Loads, requests in flight and queues are of one sample; without history they are of now."""
     scene = Scene()
     scene.pool("a")
     scene.load("a", running=4, waiting=2, cache=0.25)

@@ -454,7 +454,7 @@ async def test_a_pool_that_is_well_has_no_trouble(window: Browser, scene: Scene)
 async def test_charts_have_axes_and_tell_what_is_beneath_the_pointer(
     window: Browser, scene: Scene
 ) -> None:
-    """Of rates, times to the first token, queues and errors."""
+    """There is a chart of rates, times to the first token, queues and errors each."""
     await _open(window, scene)
     titles = await window.run(
         "[...document.querySelectorAll('#charts strong')].map((one) => one.innerText)"
@@ -519,7 +519,7 @@ async def test_no_text_of_a_chart_is_cut_or_covered(
 
 
 async def test_columns_that_say_nothing_are_left_out(window: Browser, scene: Scene) -> None:
-    """Of requests without priority, wait or first token, and of endpoints that do not fail."""
+    """Requests without priority, wait or first token have none, nor endpoints that do not fail."""
     shown = (
         "[...document.querySelectorAll('#{}-table thead th')]"
         ".filter((one) => !one.hidden).map((one) => one.firstChild.textContent.trim())"
@@ -561,7 +561,7 @@ async def test_columns_that_say_nothing_are_left_out(window: Browser, scene: Sce
 async def test_a_bar_shows_the_limit_that_binds(
     window: Browser, scene: Scene, limits: dict[str, int], width: str, words: str
 ) -> None:
-    """Of the band's limits and those of the whole queue the one that is nearest."""
+    """The nearest limit counts, of the band or of the whole queue."""
     band = BandView(0, 4, 4_000, 10, 200_000, 1.0, (FlowView("x", 4, 4_000, 1.0),))
     view = QueuesView(
         is_on=True,
