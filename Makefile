@@ -102,6 +102,7 @@ check: $(VENV)/ready
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/python scripts/check_budgets.py
+	@$(BIN)/python scripts/check_words.py
 
 format: $(VENV)/ready
 	@$(BIN)/ruff check --fix .

@@ -1,4 +1,3 @@
-# Apart: has to be there before anything else is imported.
 """What becomes of a command whose output is not read to its end (`pointsman doctor | head`)."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# Apart: a subcommand, imported only when it runs.
 """`pointsman plan`: how many replicas a load needs, by the model that the picker scales with.
 
 The load is that of a running picker's pool, of a bench, or of flags; flags replace single numbers.

@@ -1,4 +1,3 @@
-# Apart: a subcommand, imported only when it runs.
 """`pointsman chat`: talk to a model through any OpenAI-compatible address, in the terminal."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# Apart: a subcommand, imported only when it runs.
 """`pointsman completion`: scripts that complete commands, their flags and the words flags take."""
 
 from __future__ import annotations

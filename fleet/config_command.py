@@ -1,4 +1,3 @@
-# Apart: a subcommand, imported only when it runs.
 """`pointsman config`: begin, check and show a picker's configuration, and its JSON Schema."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# Apart: read for help and completion, without the picker's code that reads a configuration.
 """The flags of `pointsman config`."""
 
 from __future__ import annotations

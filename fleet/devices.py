@@ -1,4 +1,3 @@
-# Apart: asks the machine; the plan works without one.
 """The GPUs of this machine, and which worker gets which."""
 
 from __future__ import annotations

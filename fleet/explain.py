@@ -1,4 +1,3 @@
-# Apart: a subcommand, imported only when it runs.
 """`pointsman explain`: why a request went where it went, or why it did not go at all."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# Apart: text of a record, without a picker to ask.
 """A request's record, as text for a terminal or a file."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# Apart: reads metadata, and is asked before a room of a command is imported.
 """Which parts of an installation are missing, and the command that installs them."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# Apart: a subcommand, imported only when it runs.
 """`pointsman files`: the files of deploy/ that an installation without a clone needs."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# Apart: a subcommand, imported only when it runs.
 """`pointsman front`: streams that outlive their workers, in front of a gateway.
 
 Theory of operation

@@ -1,4 +1,3 @@
-# Apart: read for help and completion, without what the front imports.
 """The flags of `pointsman front`."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# Apart: subcommands, imported only when they run.
 """`pointsman ps` and `pointsman logs`: the processes of fleets that run here, and what they say."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# Apart: refuses flags before what runs a fleet is imported.
 """What is looked at before `pointsman up` starts, or fetches, anything: every flag, its own as well
 as those it hands on, read as the program reads them that gets them.
 """

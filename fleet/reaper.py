@@ -1,4 +1,3 @@
-# Apart: runs as a script of its own, without the package.
 """The last one out: ends a fleet's processes when the process that started them is gone.
 
 Run as a script with nothing but the standard library, so that it is small and up in no time. It

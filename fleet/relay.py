@@ -1,4 +1,3 @@
-# Apart: a server by itself, which is tested without a fleet.
 """One address that stays, in front of a server that moves."""
 
 from __future__ import annotations

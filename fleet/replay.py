@@ -1,4 +1,3 @@
-# Apart: a subcommand, imported only when it runs.
 """`pointsman replay`: decide a recording's requests again and say what is different."""
 
 from __future__ import annotations

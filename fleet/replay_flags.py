@@ -1,4 +1,3 @@
-# Apart: read for help and completion, without the picker's code that decides again.
 """The flags of `pointsman replay`."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# Apart: restarts under load, a subject of their own.
 """Restarts of a fleet's parts that cost no request.
 
 Theory of operation. A new process serves, and those who send requests have found it healthy,

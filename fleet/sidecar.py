@@ -1,4 +1,3 @@
-# Apart: a subcommand, imported only when it runs.
 """`pointsman sidecar`: both legs of a disaggregated request, in front of a decode worker.
 
 Theory of operation

@@ -1,4 +1,3 @@
-# Apart: read for help and completion, without what the sidecar imports.
 """The flags of `pointsman sidecar`."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# Apart: a subcommand, imported only when it runs.
 """`pointsman top`: a running picker, live in a terminal.
 
 It asks once a second and draws what was said; keys sort, filter, stop the picture and explain a

@@ -1,4 +1,3 @@
-# Apart: pure: a frame from views, drawn in tests without a terminal.
 """One picture of a picker for a terminal: a pure function of what was seen, of the room, and of
 what the person at it wants to see.
 

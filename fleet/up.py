@@ -1,4 +1,3 @@
-# Apart: a subcommand, imported only when it runs.
 """`pointsman up`: Envoy, a picker and workers on this machine, until Ctrl-C.
 
 Order of life: look for what could be in the way, start everything but Envoy, which waits for the

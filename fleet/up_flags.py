@@ -1,4 +1,3 @@
-# Apart: read for help and completion, without what `up` imports.
 """The flags of `pointsman up`."""
 
 from __future__ import annotations

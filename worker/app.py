@@ -1,4 +1,3 @@
-# Apart: `__main__` reads flags and exits; this lives on a loop.
 """The composition root of a worker: the engine process and the HTTP server, from start to drain.
 
 Order of life: bind the port (without listening, so that a busy one is found at once), start the

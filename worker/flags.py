@@ -1,4 +1,3 @@
-# Apart: documents and scripts read the parser, and start nothing.
 """The command line of a worker, in vLLM's spelling, and what it resolves to."""
 
 from __future__ import annotations

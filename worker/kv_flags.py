@@ -1,4 +1,3 @@
-# Apart: what these flags say is JSON, or must fit together.
 """The flags about KV that is told of, moved, or kept below the device; strictly decoded."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# Apart: files, locks and sockets, tested without a worker.
 """The socket a worker listens on: bound early, so that a busy address is found before anything is
 loaded; listening late, when requests can be answered.
 """

@@ -1,4 +1,3 @@
-# Apart: the bench and `fleet` read the same JSON with it.
 """`--speculative-config`: vLLM's JSON, strictly decoded, with its defaults and relations."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# Apart: statistics, without the command that runs the turns.
 """Two endpoints in alternating turns: the ratio of each number, with an interval.
 
 Turns `A1 B1 B2 A2 …`: the two of a round have the same arrivals and lengths. A round gives one

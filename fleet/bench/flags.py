@@ -1,4 +1,3 @@
-# Apart: read by the help of the command line, without what runs the command.
 """The flags of `pointsman bench`, and what they come to."""
 
 from __future__ import annotations

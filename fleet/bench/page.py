@@ -1,4 +1,3 @@
-# Apart: markup, of which the rest of the bench knows nothing.
 """One page about a run that needs nothing else: its head, tables, and plots.
 
 The plots are drawn by the charts of the picker's page, whose modules and style stand in the file.

@@ -1,4 +1,3 @@
-# Apart: speaks to a picker, which the bench of any other endpoint does without.
 """Other configurations for a picker that runs: written into the file that it follows."""
 
 from __future__ import annotations

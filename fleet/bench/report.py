@@ -1,4 +1,3 @@
-# Apart: text and tables, without what runs the command.
 """A summary as text, and stages as CSV."""
 
 from __future__ import annotations

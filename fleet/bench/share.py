@@ -1,4 +1,3 @@
-# Apart: runs in processes of its own.
 """One process's part of the load, and how the bench starts it and hears from it.
 
 Theory of operation. Each process draws all arrivals and lengths from the seed, makes the texts of

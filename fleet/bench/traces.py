@@ -1,4 +1,3 @@
-# Apart: formats of files, which nothing else of the bench knows.
 """Trace files: Mooncake's JSON lines, Azure's CSV, and recordings of `picker --record`."""
 
 from __future__ import annotations

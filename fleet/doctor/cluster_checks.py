@@ -1,4 +1,3 @@
-# Apart: the checks of one subject, as rows.
 """Checks of a cluster: rights, kinds, the pool and what it refers to, its Pods and its pickers."""
 
 from __future__ import annotations

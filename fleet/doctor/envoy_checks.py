@@ -1,4 +1,3 @@
-# Apart: the checks of one subject, as rows.
 """Checks of Envoys: how they ask the picker, and where they send what it has decided."""
 
 from __future__ import annotations

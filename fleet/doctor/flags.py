@@ -1,4 +1,3 @@
-# Apart: read for help and completion, without the checks.
 """The flags of `pointsman doctor`."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# Apart: the checks of one subject, as rows.
 """Checks of a picker, of its replicas, certificates and workers, by what they answer."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# Apart: half of a bootstrap; the whole would exceed a file.
 """The door: one HTTP listener that cleans a request, asks the picker, and forwards."""
 
 from __future__ import annotations

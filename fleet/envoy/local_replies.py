@@ -1,4 +1,3 @@
-# Apart: expressions of another language, which the listener would bury.
 """Envoy's own answers (no healthy worker, a timeout, a body too large) in the form of the API that
 was called, as the picker's are.
 

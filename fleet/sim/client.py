@@ -1,4 +1,3 @@
-# Apart: what bench's driver needs of a fleet, without the command.
 """The bench's client, text and form in virtual time. A token is a character: its id is the
 character's number, so that texts, answers and prompts of later turns need no tokenizer.
 """

@@ -1,4 +1,3 @@
-# Apart: read by the help of the command line, without what runs the commands.
 """The flags of `pointsman simulate`, and what they come to."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# Apart: configurations, which nothing but the command reads.
 """Picker configurations by name: ours, and the policies of other routers."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# Apart: processes and pipes, which know of no fleet.
 """Independent jobs in several processes, with the results of one."""
 
 from __future__ import annotations

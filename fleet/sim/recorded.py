@@ -1,4 +1,3 @@
-# Apart: what a file format lacks, of which the command knows nothing else.
 """What a recording of `picker --record` has for a simulation, and what not. The requests are read
 by `fleet.bench.traces`.
 """

@@ -1,4 +1,3 @@
-# Apart: values, of which the command knows nothing but the names.
 """Published benchmarks as command lines of `pointsman simulate`.
 
 Shapes are those of the sources: llm-d's posts "KV-Cache Wins You Can See" (S1, S6), "Sticky until

@@ -1,4 +1,3 @@
-# Apart: runs one load, whatever it was asked for.
 """One fleet under one load, from the first request to the last answer."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# Apart: a clock, which tests of other rooms use as well.
 """An event loop whose clock jumps over the waiting: minutes take as long as the work in them."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# Apart: what protects the port, read on its own.
 """The guard of the HTTP port: where it is protected it asks for tokens, and it always keeps other
 people's web pages away.
 

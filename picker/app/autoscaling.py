@@ -1,4 +1,3 @@
-# Apart: a loop of its own, whose tests hand it a pool, a clock and a server.
 """Plans the replicas of a pool's workers at each interval, and writes them to the cluster."""
 
 from __future__ import annotations

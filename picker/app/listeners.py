@@ -1,4 +1,3 @@
-# Apart: ports, certificates and their errors are a subject of their own.
 """The picker's ports: ext_proc (of several pools: one more for each that wants its own), gRPC
 health, HTTP, endpoint discovery, peers. Opened together or not at all.
 """

@@ -1,4 +1,3 @@
-# Apart: pure, and tested without a picker.
 """Choose one of several pools by the model that a request names: in its body, JSON or a form,
 or in its path where it has none.
 

@@ -1,4 +1,3 @@
-# Apart: what only a picker with peers runs.
 """The exchange of one pool's knowledge with the other replicas."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# Apart: a state machine with tests of its own.
 """The tasks beside the requests that plugins ask for, for as long as a configuration has them."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# Apart: pure, and tested without a picker.
 """Which of several pools a request at their common port is for: the proxy says so.
 
 The proxy's call has the gRPC metadata `x-pointsman-pool`, whose value is the name of a pool, alone

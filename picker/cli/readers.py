@@ -1,4 +1,3 @@
-# Apart: one kind of value a function; `flags` would exceed a file.
 """The readers of flags' values. Each takes the text, and raises `ConfigError` for one that cannot
 be meant; argparse puts the flag's name before that.
 """

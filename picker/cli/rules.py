@@ -1,4 +1,3 @@
-# Apart: what does not go together, a table; `flags` would exceed a file.
 """The table of flags that do not go together."""
 
 from __future__ import annotations

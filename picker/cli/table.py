@@ -1,4 +1,3 @@
-# Apart: the docs are written from it.
 """The table of all flags: name, kind of value, default and meaning, under the headings of `--help`.
 
 A flag without a kind is true without a value and takes `=false`; with the default `?` it is neither

@@ -1,4 +1,3 @@
-# Apart: which plugin needs which other one's data, a subject of its own.
 """The producers of the data that plugins consume: defaults, their order, and what cannot work."""
 
 from __future__ import annotations

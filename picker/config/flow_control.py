@@ -1,4 +1,3 @@
-# Apart: one section of the document, of which there is much to say.
 """The section `flowControl` → settings with their policies.
 
 What is not written has the reference's defaults: a cap of a band that is 0 or missing is 1e9 bytes

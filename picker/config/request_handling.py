@@ -1,4 +1,3 @@
-# Apart: one section of the document.
 """How requests are understood and refused: parsers and the saturation detector."""
 
 from __future__ import annotations

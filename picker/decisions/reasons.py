@@ -1,4 +1,3 @@
-# Apart: the one place and language of reasons, read without a ring.
 """Why an endpoint was chosen, in sentences."""
 
 from __future__ import annotations

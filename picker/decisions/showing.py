@@ -1,4 +1,3 @@
-# Apart: what nothing needs until a person asks.
 """A decision → what people are shown of it."""
 
 from __future__ import annotations

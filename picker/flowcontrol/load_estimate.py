@@ -1,4 +1,3 @@
-# Apart: the core asks, this computes; tested against exact loads.
 """The pool's saturation, estimated between two passes over all endpoints.
 
 Theory of operation. Every request that is let in or ends changes the saturation. In a pool of up to

@@ -1,4 +1,3 @@
-# Apart: the core decides when, the queue knows who.
 """The waiting requests: priority bands, the flows in them, and the caps on all of these.
 
 Theory of operation. A band is an integer priority, the higher the sooner. In it every tenant

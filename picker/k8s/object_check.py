@@ -1,4 +1,3 @@
-# Apart: pure, and a checker for any struct; `objects` says what is checked.
 """A JSON value and a struct type → the value as an API server would store it, and its problems.
 
 An API server returns objects that break its current schema: they were stored under an older one. So

@@ -1,4 +1,3 @@
-# Apart: the pure half of discovery, played in tests without a client.
 """The pure half of discovery: the objects of a pool → endpoints and rules.
 
 Theory of operation. `PoolReconciler` holds the last known objects of each kind, and does no I/O;

@@ -1,4 +1,3 @@
-# Apart: pure, and played against the outbox in tests.
 """What peers have told: their loads, until they fall silent, and which of their batches came.
 
 Batches are merged by whoever remembers prompts and sessions; here it is only seen to that none is

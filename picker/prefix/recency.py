@@ -1,4 +1,3 @@
-# Apart: two arrays of links that know nothing of prompts.
 """Doubly linked lists in two arrays: which entries of which list were used least recently.
 
 Theory of operation

@@ -1,4 +1,3 @@
-# Apart: what runs on the thread, or before it; file.py is the event loop's.
 """The disk's side of a recording: opening the file, and the thread that writes to it."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# Apart: lines of a file as they are, before any is replayed.
 """A recording's file → its lines, with their numbers."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# Apart: deciding again, without comparing.
 """Decides again what a recording holds, with the picker's own code.
 
 Theory of operation. Every line is taken in its order. A configuration is built as the picker builds

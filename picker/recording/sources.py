@@ -1,4 +1,3 @@
-# Apart: what a replay pretends to be; replay.py drives it.
 """Where a replay takes the findings of a decision from: the recording, or its producers.
 
 A finding is taken as it was recorded while the entry of its producer (type and parameters), and

@@ -1,4 +1,3 @@
-# Apart: bytes in, bytes out, without a request to direct.
 """Bodies: the one that leaves instead of the one that came, and how much one that waits takes."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# Apart: a machine on bytes, without a request.
 """Gives a response back the model name that the client asked with.
 
 Theory of operation: a JSON response names its model in a member `"model"`; in a stream of events

@@ -1,4 +1,3 @@
-# Apart: sockets before there is a server.
 """Listening sockets: TCP, and unix sockets in the file system."""
 
 from __future__ import annotations

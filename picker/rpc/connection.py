@@ -1,4 +1,3 @@
-# Apart: one connection; `server` has them all.
 """One HTTP/2 connection of gRPC calls: asyncio's bytes to HTTP/2 to calls, and back.
 
 Theory of operation

@@ -1,4 +1,3 @@
-# Apart: what is learned when; the producer predicts by it.
 """Learns the latencies of models from the responses of requests, and from endpoints' counters.
 
 The time to the first token is learned when that is seen: an answer may take minutes, or die. The

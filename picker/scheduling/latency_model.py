@@ -1,4 +1,3 @@
-# Apart: a model of its own, with tests of its own.
 """An online model of one latency: its expectation and its p90, by the request and the load.
 
 Theory of operation. The expectation is linear in products of one feature of the request and one of

@@ -1,4 +1,3 @@
-# Apart: one HTTP response as a pure reader, and the client on top of it.
 """One HTTP/1.1 response out of bytes as they arrive, without I/O; the parser is llhttp.
 
 What could be understood in two ways is an error, after which the connection is of no use. Nothing a

@@ -1,4 +1,3 @@
-# Apart: it reads file headers and knows nothing of tokens.
 """The size of an image, from the first bytes of a PNG, GIF, JPEG or WebP file.
 
 Nothing is decoded but the header, and nothing beyond a fixed number of bytes is looked at.

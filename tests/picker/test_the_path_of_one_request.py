@@ -25,7 +25,7 @@ from tests.support.picker.ext_proc_recording import Sink, record
 ROOT = Path(picker.__file__).parent
 WARM_UP = 1300  # attributes that plugins touch are watched for the first thousand calls
 TRACED = 5
-# 330 calls, 52 files and 73 changes of room; on a slow machine a timer of the picker adds a call or two.
+# Reached: 330, 52, 73. On a slow machine a timer of the picker adds a call or two.
 MAX_CALLS, MAX_FILES, MAX_ROOM_CHANGES = 335, 54, 75
 
 

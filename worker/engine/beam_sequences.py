@@ -1,4 +1,3 @@
-# Apart: blocks and lines of beams; results are those of all sequences.
 """The sequences of beam searches: what each step of a search does to them.
 
 Theory of operation

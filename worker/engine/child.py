@@ -1,4 +1,3 @@
-# Apart: one process and its sockets; the client outlives several.
 """One life of the engine process: its sockets, its signs of life, its end.
 
 The process is reached over ZMQ pairs on unix sockets in a private directory, one for requests and

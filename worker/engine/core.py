@@ -1,4 +1,3 @@
-# Apart: the engine without its process, which virtual time and tests run in place.
 """The engine without its process: schedule, execute, update; and commands in between.
 
 Theory of operation

@@ -1,4 +1,3 @@
-# Apart: the eviction order, which is fair by itself.
 """The order in which idle blocks are used again, fair between tenants.
 
 Theory of operation

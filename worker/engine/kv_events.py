@@ -1,4 +1,3 @@
-# Apart: a wire format and a thread of its own.
 """Publishes what the prefix cache holds over ZMQ, as vLLM 0.32 does, without ever holding it up.
 
 Theory of operation

@@ -1,4 +1,3 @@
-# Apart: which blocks are known by what; the manager owns whose they are.
 """The contents of blocks, found by name or by the longest common beginning.
 
 Theory of operation

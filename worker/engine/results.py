@@ -1,4 +1,3 @@
-# Apart: what becomes of a step; the scheduler plans them.
 """What the results of a step do to its sequences."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# Apart: an eviction order, as free_queue is another.
 """Eviction orders that look at how often contents were hit: LFU and segmented LRU.
 
 Theory of operation

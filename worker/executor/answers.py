@@ -1,4 +1,3 @@
-# Apart: rows of logits become draws, whatever ran them.
 """The answers of a step: hidden states turned into draws and log probabilities.
 
 Logits are made for a bounded number of rows at a time, so that memory does not grow with the

@@ -1,4 +1,3 @@
-# Apart: the steady state of a GPU; nothing of it runs on a CPU but in tests.
 """Decode steps as graphs: captured once for each size, replayed with other values in one place.
 
 Theory of operation. A step in which every sequence decodes one token is padded to the next size.

@@ -1,4 +1,3 @@
-# Apart: it owns a stream, and what was begun on it.
 """Copies blocks to the host's memory before a step writes them."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# Apart: without torch, for the engine process too.
 """How a process ends with the one that started it."""
 
 from __future__ import annotations

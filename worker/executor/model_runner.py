@@ -1,4 +1,3 @@
-# Apart: steps; start.py is what happens before the first one.
 """The executor that runs a real model: plain ints in, sampled tokens out.
 
 Weights moved from the device to the host's memory and back, in place.

@@ -1,4 +1,3 @@
-# Apart: everything that happens once, before the first step.
 """How a configuration becomes an executor: device, number types, backend, weights, KV cache."""
 
 from __future__ import annotations

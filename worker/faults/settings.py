@@ -1,4 +1,3 @@
-# Apart: values and their parsing, without I/O.
 """What can go wrong on purpose in the HTTP process, as `/admin/config` takes it. Pure."""
 
 from __future__ import annotations

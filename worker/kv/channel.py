@@ -1,4 +1,3 @@
-# Apart: sockets, frames and bytes, without what is kept or asked for.
 """One end of a connection: whole frames, and bytes that are encrypted as they go."""
 
 from __future__ import annotations

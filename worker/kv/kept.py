@@ -1,4 +1,3 @@
-# Apart: what is kept is a pure matter of time and bytes.
 """KV that was computed for another engine, until it is taken or its time is up."""
 
 from __future__ import annotations

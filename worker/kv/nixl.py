@@ -1,4 +1,3 @@
-# Apart: an agent and its memory, without the protocol around them.
 """KV that NIXL reads from the memory of one engine into that of another, over RDMA where there is.
 
 Theory of operation

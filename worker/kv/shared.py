@@ -1,4 +1,3 @@
-# Apart: memory and its names, without a protocol.
 """Memory that processes of one machine and user share, without a name in any file system."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# Apart: the bytes of the protocol, without a socket.
 """The protocol by which one engine takes KV from another. No sockets here.
 
 Theory of operation

@@ -1,4 +1,3 @@
-# Apart: a table of what the engine counts, read beside docs/metrics.md.
 """Gauges and counters of the engine, each a function of one snapshot."""
 
 from __future__ import annotations

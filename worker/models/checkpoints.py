@@ -1,4 +1,3 @@
-# Apart: files, without a model's arithmetic.
 """Named tensors on disk: GGUF files and Hugging Face safetensors directories.
 
 Both are read through one interface under Hugging Face's tensor names, straight into the memory the

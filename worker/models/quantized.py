@@ -1,4 +1,3 @@
-# Apart: layouts of quantised tensors, which few checkpoints have.
 """Weights of safetensors directories in FP8, AWQ or GPTQ, as `quantization_config` describes them.
 
 Which weights are quantised is what the tensors say: a weight that is stored in a float type of its

@@ -1,4 +1,3 @@
-# Apart: what the model calls; the package is imported only when it is chosen.
 """Attention by the package flash-attn (Dao, arXiv:2307.08691); all else by another backend.
 
 Its paged kernel takes keys and values by their strides, so the cache is that of all backends; its

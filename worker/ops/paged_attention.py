@@ -1,4 +1,3 @@
-# Apart: attention alone, the twin of every kernel's tests.
 """Causal attention over a paged cache: a batch of single tokens and chunks of prompts together.
 
 Theory of operation. Sequences attend one after the other. The blocks of a sequence are gathered

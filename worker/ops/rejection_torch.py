@@ -1,4 +1,3 @@
-# Apart: the slow twin of `rejection_triton`.
 """The parts of verification by rejection that go over the vocabulary, in torch.
 
 In float64, and such that a row's results do not depend on the rows beside it: sums run in the order

@@ -1,4 +1,3 @@
-# Apart: sorting and sums that follow from three definitions, read without the rest of sampling.
 """min-p, top-k and top-p: which tokens may be drawn at all.
 
 All three keep what is not below some score, so together they are one floor, and the tokens above it

@@ -1,4 +1,3 @@
-# Apart: a security boundary that knows nothing of chats.
 """A Jinja sandbox with a budget: no request can keep a worker busy through its chat template.
 
 Theory of operation. A chat template comes with a model, its variables from any client. Jinja's

@@ -1,4 +1,3 @@
-# Apart: an algorithm and its vocabulary; the tokenizer only picks it.
 """SentencePiece byte-pair encoding from scored pieces, run by the Rust `tokenizers` library.
 
 Theory of operation. Text is escaped (spaces become `▁`, and a text usually gets one in front), cut

@@ -1,4 +1,3 @@
-# Apart: gradient descent, which knows nothing of a run's files.
 """Gradient descent on a head: batches, learning rate, checkpoints.
 
 Theory of operation. Matrices are moved by Muon (momentum made orthogonal; see `torch.optim.Muon`),

@@ -1,4 +1,3 @@
-# Apart: an engine of its own, which knows nothing of training.
 """Text that the target writes and reads to learn from, with the hidden states it had meanwhile.
 
 Theory of operation. Rows each follow a conversation, over the target's own paged cache; one that

@@ -1,4 +1,3 @@
-# Apart: half of the machine; `stream` would exceed a file.
 """The response of one stream on its way through the picker: passed on as it is, or as a tap says.
 
 A tap that raises is asked for nothing but what it still holds; then the response goes on unchanged.

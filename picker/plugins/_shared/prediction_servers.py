@@ -1,4 +1,3 @@
-# Apart: what is asked of other servers; the producer predicts without them too.
 """The servers of an external latency predictor: asked in turn, spared while they fail.
 
 Theory of operation. A breaker keeps a predictor that is down from delaying every request: after

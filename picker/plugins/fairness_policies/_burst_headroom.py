@@ -1,4 +1,3 @@
-# Apart: a learned quantity, tested without a policy.
 """How much room flows within their share need: as much as their bursts have taken.
 
 Theory of operation. A flow whose requests come independently of each other has about `mean` of them

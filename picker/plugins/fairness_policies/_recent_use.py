@@ -1,4 +1,3 @@
-# Apart: an account of its own, tested without a policy.
 """How much of a pool each flow has used lately, and which flows use more than a fair share.
 
 Theory of operation. What a flow used counts the less the longer ago it was, by exp(−age / 3 s).

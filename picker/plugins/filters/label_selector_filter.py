@@ -1,4 +1,3 @@
-# Apart: a plugin type, and every type is a file.
 """label-selector-filter: keep the endpoints whose labels a Kubernetes label selector selects.
 
     keep ⇔ every entry of matchLabels and of matchExpressions holds

@@ -1,4 +1,3 @@
-# Apart: a plugin type, and every type is a file.
 """session-affinity-filter: keep a session at the endpoint that it was sent to before.
 
     keep = {the session's endpoint}      when it is a candidate, else all

@@ -1,4 +1,3 @@
-# Apart: a plugin type, and every type is a file.
 """Understands the request bodies of the OpenAI APIs, as far as a routing decision needs them.
 
 Nothing is refused but what is no JSON object: what a body lacks, or has in another type, is the

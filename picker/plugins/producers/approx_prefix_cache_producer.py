@@ -1,4 +1,3 @@
-# Apart: a plugin type, and every type is a file.
 """approx-prefix-cache-producer: guess which endpoint holds how much of the prompt.
 
 It remembers, per endpoint, the hashes of the prompt blocks it sent there (`pre_request`, before the

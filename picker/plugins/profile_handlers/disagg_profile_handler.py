@@ -1,4 +1,3 @@
-# Apart: a plugin type, and every type is a file.
 """disagg-profile-handler: run a request's encode, prefill and decode stages on different endpoints.
 
     decode-first:   decode → encode, if its decider says so → prefill, if its decider says so

@@ -1,4 +1,3 @@
-# Apart: a plugin type, and every type is a file.
 """single-profile-handler: run the only profile; its result is primary.
 
 Refused when the picker starts with more than one profile.

@@ -1,4 +1,3 @@
-# Apart: what to look for in answers, whatever else a body says.
 """Which parsers the answers to a chat go through."""
 
 from __future__ import annotations

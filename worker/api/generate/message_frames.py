@@ -1,4 +1,3 @@
-# Apart: the wire form of one API, which has nothing in common with those of the others.
 """Answers of `/v1/messages`: the whole message, or its events. Pure.
 
 Blocks of content come one after the other: one ends when another kind of text, or another call,

@@ -1,4 +1,3 @@
-# Apart: what is said of a response, without I/O; the runner awaits and writes.
 """A response while it runs: its prompts and choices, and the whole answer of one that is not
 streamed.
 """

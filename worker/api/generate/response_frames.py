@@ -1,4 +1,3 @@
-# Apart: the wire form of one API, which has nothing in common with those of the others.
 """Responses of `/v1/responses`: the whole object, or its events. Pure.
 
 Theory of operation. The output of a response is a list of items, in the order in which they begin:

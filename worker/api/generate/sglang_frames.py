@@ -1,4 +1,3 @@
-# Apart: the wire form of one API, which has nothing in common with those of the others.
 """Answers of `/generate`, as SGLang and forge-infer write them. Pure."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# Apart: loaded by name, as few workers need its HTTP client.
 """`--pd-proxy`: a decode worker runs the prefill leg of its requests itself."""
 
 from __future__ import annotations

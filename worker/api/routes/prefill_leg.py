@@ -1,4 +1,3 @@
-# Apart: the sidecar runs it as well.
 """The first leg of a disaggregated request: the prompt, at the prefill worker that a header names.
 
 Theory of operation

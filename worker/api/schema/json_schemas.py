@@ -1,4 +1,3 @@
-# Apart: what the grammar library makes of JSON Schema, whatever else a constraint may be.
 """JSON Schemas in the words in which the grammar library enforces all of what they say. Pure.
 
 The library refuses most of what it does not enforce. Refused here, or written in other words, is

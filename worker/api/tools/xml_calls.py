@@ -1,4 +1,3 @@
-# Apart: a language of its own, whose values need the schemas.
 """Calls written in tags, as Qwen3-Coder does:
 `<tool_call><function=NAME><parameter=KEY>VALUE</parameter>…</function></tool_call>`.
 

@@ -1,4 +1,3 @@
-# Apart: a drafter each.
 """Prompt lookup: what followed the last time that the last few tokens stood in the sequence.
 
 Theory of operation. The match is the longest n in [min, max] such that the last n tokens stand

@@ -1,4 +1,3 @@
-# Apart: a drafter each.
 """Suffix decoding: what followed the last tokens in the sequence itself, or in the outputs of
 sequences that ended lately.
 """

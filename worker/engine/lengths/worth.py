@@ -1,4 +1,3 @@
-# Apart: a theory of its own, beside that of goodput.
 """What a drafted token is worth, by sequence.
 
 Theory of operation

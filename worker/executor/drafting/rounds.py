@@ -1,4 +1,3 @@
-# Apart: one run of drafting; the drafter owns what outlives it.
 """The rounds of drafting: read, draft one token of each sequence, then one more each round.
 
 All sequences share a round's forward pass. One leaves when it has as many drafts as were asked for,

@@ -1,4 +1,3 @@
-# Apart: one kernel family, with its plan.
 """Causal attention over a paged cache as Triton kernels: decoding, verification, chunks of prompts.
 
 Theory of operation. Query heads that share a KV head are rows of one tile, so that its keys and

@@ -1,4 +1,3 @@
-# Apart: what the model calls; imports Triton only when it is chosen.
 """The Triton kernels as a backend of the model."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# Apart: kernels of sampling, read with their twin.
 """Draws as Triton kernels: the largest sum of score and Gumbel noise, in one pass over the logits,
 with the noise made where it is added.
 

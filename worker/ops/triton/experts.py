@@ -1,4 +1,3 @@
-# Apart: kernels of mixtures, which few models have.
 """Mixtures of experts as grouped products, without waiting for the device to say who is chosen.
 
 Theory of operation. Each row and expert that are to meet are a pair. Pairs are sorted by expert,

@@ -1,4 +1,3 @@
-# Apart: kernels besides attention.
 """What a layer does beside products and attention, in one pass over its rows each: norms with their
 residual, gated activation, and rotation of queries and keys with the write to the KV cache.
 

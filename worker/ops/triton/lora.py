@@ -1,4 +1,3 @@
-# Apart: imports Triton only when it is chosen.
 """LoRA adapters as grouped products (SGMV, Chen et al., arXiv:2310.18547).
 
 Theory of operation. The adapters of all slots lie in stacks, one of each side for each product of a

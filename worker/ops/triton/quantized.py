@@ -1,4 +1,3 @@
-# Apart: kernels of quantised checkpoints, which few models are.
 """Products with weights in four or eight bits, decoded tile by tile.
 
 Theory of operation. A program makes a tile of rows by outputs. It goes over the inputs a tile at a
