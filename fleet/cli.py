@@ -16,7 +16,7 @@ from fleet.errors import FleetError, UsageError
 if TYPE_CHECKING:
     from fleet.models import Progress
 
-_OURS = ("pointsman", "picker", "worker", "fleet")
+_OURS = ("pointsman", "base", "picker", "worker", "fleet")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

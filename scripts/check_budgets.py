@@ -16,8 +16,18 @@ from pathlib import Path
 
 MAX_FILE_LINES = 800
 MAX_FUNCTION_LINES = 60
-ROOTS = ("pointsman", "picker", "worker", "fleet", "conformance", "scripts", "tests", "benchmarks")
-PROGRAMS = ("picker", "worker", "fleet")
+ROOTS = (
+    "pointsman",
+    "base",
+    "picker",
+    "worker",
+    "fleet",
+    "conformance",
+    "scripts",
+    "tests",
+    "benchmarks",
+)
+PROGRAMS = ("base", "picker", "worker", "fleet")
 KERNELS = ("worker/ops/",)
 MAX_ROOM_FILES = 16
 MANY_ALIKE = ("picker/plugins/", "picker/contrib/", "worker/ops")

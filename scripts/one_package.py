@@ -1,7 +1,7 @@
-"""Build step: a wheel has one package, `pointsman`, with `picker`, `worker` and `fleet` in it.
+"""Build step: a wheel has one package, `pointsman`, with `base`, `picker`, `worker`, `fleet` in it.
 
 In the repository, in an editable install and in the sources these are packages of their own, so
-that imports stay short and no file has to know how it was installed. Three names as common as these
+that imports stay short and no file has to know how it was installed. Names as common as these
 may not be at the top level of an installation, where they would meet those of other projects; so
 what setuptools has collected for a wheel is moved into `pointsman`, and every name of one of our
 modules in it gets the new prefix: in import statements, and in strings that are such a name and
@@ -21,7 +21,7 @@ from setuptools.command.build import build
 from setuptools.command.egg_info import egg_info
 
 ROOT = "pointsman"
-PARTS = ("picker", "worker", "fleet")
+PARTS = ("base", "picker", "worker", "fleet")
 DEPLOYED = ("envoy", "grafana", "prometheus", "systemd")  # as in fleet/files.py
 _NAME = re.compile(rf"(?:{'|'.join(PARTS)})(?:\.\w+)+")
 _LINK = re.compile(r"\]\((?P<path>(?!https?://|#|mailto:)[^)\s]+)\)")

@@ -17,7 +17,7 @@ import pytest
 from tests.support.local_ports import free_port
 
 ROOT = Path(__file__).parent.parent
-NAMES = ("picker", "worker", "fleet")
+NAMES = ("base", "picker", "worker", "fleet")
 COMMANDS = (
     *("up", "restart", "chat", "top", "explain", "doctor", "bench", "worker", "picker", "config"),
     *("replay", "train-draft", "version"),

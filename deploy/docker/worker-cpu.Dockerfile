@@ -20,6 +20,7 @@ RUN python -m pip install --no-cache-dir --only-binary=:all: --require-hashes --
 COPY pyproject.toml README.md LICENSE ./
 COPY scripts/one_package.py scripts/build_kernels.py scripts/
 COPY pointsman pointsman
+COPY base base
 COPY picker picker
 COPY worker worker
 COPY fleet fleet

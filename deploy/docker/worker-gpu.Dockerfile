@@ -20,6 +20,7 @@ RUN python3.12 -m venv /build \
 COPY pyproject.toml README.md LICENSE ./
 COPY scripts/one_package.py scripts/build_kernels.py scripts/
 COPY pointsman pointsman
+COPY base base
 COPY picker picker
 COPY worker worker
 COPY fleet fleet

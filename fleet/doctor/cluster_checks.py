@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
+from base.durations import parse_duration
 from fleet.doctor.cluster_look import (
     ACCESS_REVIEWS,
     PEER_FLAGS,
@@ -23,7 +24,6 @@ from fleet.doctor.cluster_look import (
 )
 from fleet.doctor.diagnosis import Check, Diagnosis, Facts, each, error, warning
 from fleet.doctor.paths import Json, at, listed, mapped, number, texts
-from picker.framework.durations import parse_duration
 from picker.k8s.api import (
     ENDPOINT_SLICES,
     LEASES,

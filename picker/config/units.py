@@ -6,8 +6,8 @@ import math
 import re
 from decimal import Decimal
 
+from base.durations import parse_duration
 from picker.errors import ConfigError
-from picker.framework.durations import parse_duration
 
 _QUANTITY = re.compile(
     r"\+?(\d+\.?\d*|\.\d+)(?:([num]|[kMGTPE]|[KMGTPE]i)|[eE]([-+]?\d{1,3}))?B?", re.ASCII

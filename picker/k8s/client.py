@@ -8,9 +8,7 @@ asks the server to end it soon (`ClientLimits.watch_seconds`), and one on which 
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
-import ssl
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
@@ -22,6 +20,7 @@ from typing import Any, Final, Self, TypeAlias
 import aiohttp
 import msgspec
 
+from base.http import reason
 from picker.k8s.api import (
     ApiError,
     ApiResource,
@@ -285,35 +284,7 @@ def _translated(silence: type[UnreachableError] = UnreachableError) -> Iterator[
     except (aiohttp.SocketTimeoutError, TimeoutError) as error:
         raise silence("no answer in time") from error
     except (aiohttp.ClientError, OSError, ValueError) as error:
-        raise UnreachableError(_said(error)) from error
-
-
-def _said(error: BaseException) -> str:
-    """In plain words: aiohttp's own hold addresses of objects, names of classes and URLs, in which
-    there may be passwords.
-    """
-    if isinstance(error, aiohttp.ClientResponseError):
-        return f"{error.status} {error.message}"
-    if isinstance(error, aiohttp.ClientConnectorCertificateError):
-        return f"no connection to {error.host}:{error.port}: {_reason(error.certificate_error)}"
-    if isinstance(error, aiohttp.ClientConnectorError):
-        return f"no connection to {error.host}:{error.port}: {_reason(error.os_error)}"
-    if isinstance(error, aiohttp.ServerDisconnectedError):
-        return "the connection was closed without an answer"
-    if isinstance(error, aiohttp.ClientPayloadError):
-        return "the answer broke off"
-    return _reason(error)
-
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"the certificate is not accepted: {error.verify_message}"
-    if isinstance(error, ssl.SSLError) and error.reason:
-        return f"TLS failed: {error.reason.replace('_', ' ').lower()}"
-    if isinstance(error, OSError) and not isinstance(error, socket.gaierror) and error.errno:
-        return os.strerror(error.errno)
-    text = error.strerror if isinstance(error, OSError) else str(error)
-    return text or "the connection failed"
+        raise UnreachableError(reason(error)) from error
 
 
 def _socket(address: _AddressInfo) -> socket.socket:

@@ -16,8 +16,8 @@ from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any, Final, TypeAlias
 
+from base.backoff import Backoff
 from picker.k8s.api import LEASES, ApiError, KubernetesApi, UnreachableError
-from picker.k8s.backoff import Backoff
 from picker.k8s.elector import Elector, LeaseName, LeaseRecord, Step, Timings
 from picker.metrics.families import ElectionSeries
 

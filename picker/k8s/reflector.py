@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final, Generic, TypeAlias, TypeVar
 
+from base.backoff import Backoff
 from picker.k8s.api import (
     PODS,
     ApiError,
@@ -31,7 +32,6 @@ from picker.k8s.api import (
     UnreachableError,
     WatchEvent,
 )
-from picker.k8s.backoff import Backoff
 from picker.k8s.object_map import Decode, ObjectKey, ObjectMap, metadata_of
 from picker.metrics.families import KubernetesSeries
 

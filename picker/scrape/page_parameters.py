@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from picker.framework.durations import parse_duration
+from base.durations import parse_duration
 from picker.framework.registry import Parameters, PositiveInt
 from picker.framework.services import Services
 from picker.scrape.sources import (

@@ -62,7 +62,7 @@ def test_an_import_that_binds_the_short_name_is_refused(text: str) -> None:
 
 def test_the_packages_move_into_one(tmp_path: Path) -> None:
     """And names are those of the files that were there."""
-    for name in ("pointsman", "picker", "worker", "fleet", "worker/engine"):
+    for name in ("pointsman", "base", "picker", "worker", "fleet", "worker/engine"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").touch()
     (tmp_path / "fleet/plan.py").write_text("from worker.engine import a\nb = 'worker.engine'\n")

@@ -34,8 +34,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
+from base.durations import parse_duration
 from picker.framework.attributes import Attributes
-from picker.framework.durations import parse_duration
 from picker.framework.registry import (
     NonNegativeFloat,
     Parameters,

@@ -33,8 +33,8 @@ from typing import Any
 
 import msgspec
 
+from base.durations import parse_duration
 from picker.framework.attributes import Attributes, DataKey
-from picker.framework.durations import parse_duration
 from picker.framework.interfaces import KvEventFeed, KvEventSource, SkippedKvEvent
 from picker.framework.label_selector import LabelSelector
 from picker.framework.registry import (

@@ -20,8 +20,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from base.durations import parse_duration
 from picker.framework.attributes import Attributes, DataKey
-from picker.framework.durations import parse_duration
 from picker.framework.registry import Parameters, PluginType
 from picker.framework.services import HttpClient, HttpError, Services
 from picker.tokenization.estimate import PromptEstimator

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from picker.k8s.backoff import FIRST_SECONDS, LONGEST_ASKED_SECONDS, LONGEST_SECONDS, Backoff
+from base.backoff import FIRST_SECONDS, MAX_ASKED_SECONDS, MAX_SECONDS, Backoff
 
 
 def test_delays_double_up_to_the_longest() -> None:
@@ -12,7 +12,7 @@ def test_delays_double_up_to_the_longest() -> None:
     backoff = Backoff(Random(1))
     delays = [backoff.next_seconds() for _ in range(40)]
     for number, delay in enumerate(delays):
-        whole = min(FIRST_SECONDS * 2**number, LONGEST_SECONDS)
+        whole = min(FIRST_SECONDS * 2**number, MAX_SECONDS)
         assert whole / 2 <= delay <= whole
 
 
@@ -34,8 +34,8 @@ def test_what_a_server_asks_is_waited_and_a_little_more() -> None:
     """Also when it is longer than any delay of ours, but not for a day."""
     backoff = Backoff(Random(1))
     assert 30 <= backoff.next_seconds(asked_seconds=30) <= 37.5
-    assert backoff.next_seconds(asked_seconds=86_400) <= LONGEST_ASKED_SECONDS * 1.25
-    assert 0 < backoff.next_seconds(asked_seconds=-5) <= LONGEST_SECONDS
+    assert backoff.next_seconds(asked_seconds=86_400) <= MAX_ASKED_SECONDS * 1.25
+    assert 0 < backoff.next_seconds(asked_seconds=-5) <= MAX_SECONDS
 
 
 def test_the_least_delay_holds_from_the_first_failure() -> None:

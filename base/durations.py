@@ -7,13 +7,13 @@ import re
 _MICRO = dict.fromkeys(("us", "\u00b5s", "\u03bcs"), 1e-6)  # Go takes both micro signs
 _SECONDS = {"ns": 1e-9, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0} | _MICRO
 _DURATION = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|\u00b5s|\u03bcs|ms|s|m|h)", re.ASCII)
-MAX_SECONDS = 2**63 / 1e9  # what Go counts in nanoseconds: 292 years
+MAX_SECONDS = 2**63 / 1e9  # Go's limit, an int64 of nanoseconds: 292 years
 
 
 def parse_duration(text: str) -> float:
     """Seconds of a Go duration, e.g. `50ms`, `1m30s`, `0`. Raises `ValueError`.
 
-    Negative durations are refused: nothing here has a use for one.
+    Negative durations are refused: no setting has a use for one.
     """
     if text == "0":
         return 0.0

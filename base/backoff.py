@@ -1,0 +1,45 @@
+"""Delays before a retry: they double, are bounded, and differ between clients."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Final
+
+FIRST_SECONDS: Final = 0.2
+MAX_SECONDS: Final = 5.0
+MAX_ASKED_SECONDS: Final = 60.0
+_MAX_DOUBLINGS: Final = 30
+
+
+class Backoff:
+    """Delays that double up to `max_seconds`. Owns the number of failures in a row.
+
+    Each is shortened by up to a half at random, so that clients that lost a server together do not
+    return together.
+    """
+
+    def __init__(self, rng: Random, max_seconds: float = MAX_SECONDS) -> None:
+        self._rng = rng
+        self._max_seconds = max_seconds
+        self._failures = 0
+
+    def reset(self) -> None:
+        """Begin with the shortest delay again, after a success."""
+        self._failures = 0
+
+    def next_seconds(
+        self, asked_seconds: float | None = None, at_least_seconds: float = 0.0
+    ) -> float:
+        """The delay after one more failure.
+
+        It is not shorter than `at_least_seconds`, nor than what the server asked for, up to
+        `MAX_ASKED_SECONDS`.
+        """
+        doublings = min(self._failures, _MAX_DOUBLINGS)
+        self._failures += 1
+        delay = max(min(FIRST_SECONDS * 2.0**doublings, self._max_seconds), at_least_seconds)
+        shortened = max(delay * self._rng.uniform(0.5, 1.0), at_least_seconds * 0.8)
+        if asked_seconds is None:
+            return shortened
+        asked = min(max(asked_seconds, 0.0), MAX_ASKED_SECONDS)
+        return max(shortened, asked * self._rng.uniform(1.0, 1.25))

@@ -1,0 +1,155 @@
+"""An HTTP client for everything off the hot path: whole bodies, bounded in time and in size.
+
+Scraping, load generation, proxies and watches of Kubernetes have clients of their own, because
+rate or streaming is their subject.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Self
+
+import aiohttp
+
+MAX_BODY_BYTES: Final = 16 * 2**20
+CONNECT_SECONDS: Final = 5.0
+KEEPALIVE_SECONDS: Final = 30.0
+_REASONS: Final = (
+    (aiohttp.InvalidURL, "the URL is not valid"),
+    (aiohttp.ServerDisconnectedError, "the connection was closed without an answer"),
+    (aiohttp.ClientPayloadError, "the answer broke off"),
+)
+
+
+class HttpError(Exception):
+    """The server was not reached, broke off, took too long or sent too much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """A complete response of any status. Names of headers are not case-sensitive."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class HttpClient:
+    """Owns its connections: an async context manager, unusable outside.
+
+    It follows no redirects, uses no proxies and keeps no cookies. With `unix_path` it connects to
+    that socket, whatever host a URL names.
+    """
+
+    def __init__(self, *, unix_path: str | None = None, verify_tls: bool = True) -> None:
+        self._unix_path, self._verify_tls = unix_path, verify_tls
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        connector: aiohttp.BaseConnector
+        if self._unix_path is None:
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_SECONDS)
+        else:
+            connector = aiohttp.UnixConnector(self._unix_path, limit=0)
+        self._session = aiohttp.ClientSession(
+            connector=connector,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers={"Accept-Encoding": "identity"},
+            auto_decompress=False,  # a small body could become a huge one
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def request(
+        self,
+        method: str,
+        url: str,
+        *,
+        timeout_seconds: float,
+        headers: Mapping[str, str] | None = None,
+        json: Any = None,
+        max_bytes: int = MAX_BODY_BYTES,
+    ) -> Response:
+        """Send a request, with `json` as its body unless that is None, and read the response.
+
+        The timeout covers everything, to the last byte of the body. Raises `HttpError`.
+        """
+        if self._session is None:
+            raise HttpError("the client is not running")
+        timeout = aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=CONNECT_SECONDS)
+        try:
+            async with self._session.request(
+                method,
+                url,
+                headers=headers,
+                json=json,
+                timeout=timeout,
+                allow_redirects=False,
+                ssl=self._verify_tls,
+            ) as response:
+                body = await _read(response, max_bytes)
+                return Response(response.status, response.headers, body)
+        except TimeoutError as error:
+            raise HttpError(f"no answer within {timeout_seconds:g} s") from error
+        except (aiohttp.ClientError, OSError, ValueError, TypeError) as error:
+            raise HttpError(reason(error)) from error
+
+
+async def request_once(
+    method: str, url: str, *, timeout_seconds: float, unix_path: str | None = None
+) -> Response:
+    """Send one request on a connection of its own. Raises `HttpError`."""
+    async with HttpClient(unix_path=unix_path) as client:
+        return await client.request(method, url, timeout_seconds=timeout_seconds)
+
+
+async def _read(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
+    if response.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise ValueError("the answer is compressed, although none was asked for")
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) > max_bytes:
+            raise ValueError(f"the answer has more than {max_bytes} bytes")
+    return bytes(body)
+
+
+def reason(error: BaseException) -> str:
+    """Describe a failed exchange in plain words.
+
+    aiohttp's own words contain addresses of objects, names of classes and URLs, in which there may
+    be passwords.
+    """
+    if isinstance(error, aiohttp.ClientResponseError):
+        return f"{error.status} {error.message}"
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return f"no connection to {error.host}:{error.port}: {_cause(error.certificate_error)}"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return f"no connection to {error.host}:{error.port}: {_cause(error.os_error)}"
+    fixed = (text for kind, text in _REASONS if isinstance(error, kind))
+    return next(fixed, None) or _cause(error)
+
+
+def _cause(error: BaseException) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the certificate is not accepted: {error.verify_message}"
+    if isinstance(error, ssl.SSLError) and error.reason:
+        return f"TLS failed: {error.reason.replace('_', ' ').lower()}"
+    if isinstance(error, OSError) and not isinstance(error, socket.gaierror) and error.errno:
+        return os.strerror(error.errno)
+    text = error.strerror if isinstance(error, OSError) else str(error)
+    return text or "the connection failed"

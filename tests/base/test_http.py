@@ -1,0 +1,75 @@
+"""Responses are complete and bounded; every failure is one kind of error in plain words."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from base.http import HttpClient, HttpError, request_once
+
+
+def application() -> web.Application:
+    async def echo(request: web.Request) -> web.Response:
+        body = await request.read()
+        return web.Response(status=404, body=body, headers={"X-Method": request.method})
+
+    async def broken_off(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Length": "10"})
+        await response.prepare(request)
+        await response.write(b"12345")
+        assert request.transport is not None
+        request.transport.close()
+        return response
+
+    async def silent(_: web.Request) -> web.StreamResponse:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    made = web.Application()
+    for handler in (echo, broken_off, silent):
+        made.router.add_route("*", f"/{handler.__name__}", handler)
+    return made
+
+
+@pytest.fixture
+async def unix_path(tmp_path: Path) -> AsyncIterator[str]:
+    """A server at a unix socket."""
+    path = str(tmp_path / "http")
+    runner = web.AppRunner(application(), shutdown_timeout=0.1)
+    await runner.setup()
+    await web.UnixSite(runner, path).start()
+    yield path
+    await runner.cleanup()
+
+
+async def test_a_response_of_any_status_is_returned(unix_path: str) -> None:
+    async with HttpClient(unix_path=unix_path) as client:
+        answer = await client.request("PUT", "http://x/echo", timeout_seconds=30, json=[1])
+    assert (answer.status, answer.body) == (404, b"[1]")
+    assert answer.headers["x-method"] == "PUT"
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"), [("broken_off", "broke off"), ("silent", r"no answer within 0\.2 s")]
+)
+async def test_an_incomplete_response_is_an_error(unix_path: str, path: str, reason: str) -> None:
+    with pytest.raises(HttpError, match=reason):
+        await request_once("GET", f"http://x/{path}", timeout_seconds=0.2, unix_path=unix_path)
+
+
+async def test_a_body_above_the_limit_is_an_error(unix_path: str) -> None:
+    async with HttpClient(unix_path=unix_path) as client:
+        with pytest.raises(HttpError, match="more than 3 bytes"):
+            await client.request(
+                "PUT", "http://x/echo", timeout_seconds=30, json="abc", max_bytes=3
+            )
+
+
+async def test_a_missing_server_is_named_without_the_url() -> None:
+    """URLs may contain passwords."""
+    with pytest.raises(HttpError, match=r"^no connection to 127\.0\.0\.1:1: Connection refused$"):
+        await request_once("GET", "http://u:secret@127.0.0.1:1/x", timeout_seconds=30)
