@@ -19,6 +19,7 @@ CONSTANT = re.compile(r"^(_?(?:DEFAULT_)?(?:MAX|MOST)_[A-Z0-9_]+)(?:: Final)? = 
 NO_LIMITS = {
     # parts of a thread's time, the age of something computed, pauses
     *("app.model_choice.MAX_AGE_SECONDS", "flowcontrol.load_estimate.MAX_AGE_SECONDS"),
+    "base.backoff.MAX_ASKED_SECONDS",
     *("k8s.discovery.MAX_SHARE", "scrape.scrape.MAX_SHARE", "xds.feed.MAX_SHARE"),
     # lines of the log and names in a line, and what is remembered not to log it twice
     *("app.model_choice._MAX_WARNINGS", "app.pool.MAX_NAMED", "app.pool_choice._MAX_WARNINGS"),
@@ -31,7 +32,7 @@ NO_LIMITS = {
     *("requestcontrol.pipeline.MAX_REMEMBERED", "rpc.http2.headers.MAX_REMEMBERED"),
     *("peers.inbox._MAX_MISSING", "scrape.exposition.MAX_REMEMBERED_BYTES"),
     # what a type or a standard can hold
-    *("config.units.MAX_BYTES", "framework.durations.MAX_SECONDS", "peers.wire._MAX_UINT32"),
+    *("config.units.MAX_BYTES", "base.durations.MAX_SECONDS", "peers.wire._MAX_UINT32"),
     *("framework.label_selector._MAX_NAME", "framework.label_selector._MAX_PREFIX"),
     *("plugins.filters.header_based_testing_filter._MAX_PORT_DIGITS", "pool.object_parts.MAX_PORT"),
     *("plugins.parsers._usage._MAX_COUNT", "plugins.parsers._usage._MAX_DIGITS"),
@@ -66,9 +67,10 @@ def documented() -> dict[str, str]:
 
 
 def constants() -> Iterator[str]:
-    """The places of all that is named as a limit in the picker's sources."""
-    for file in sorted((ROOT / "picker").rglob("*.py")):
-        module = ".".join(file.relative_to(ROOT / "picker").with_suffix("").parts)
+    """The places of all that is named as a limit in the sources of the picker and of `base`."""
+    for file in sorted([*(ROOT / "picker").rglob("*.py"), *(ROOT / "base").rglob("*.py")]):
+        dotted = ".".join(file.relative_to(ROOT).with_suffix("").parts)
+        module = dotted.removeprefix("picker.")
         for found in CONSTANT.finditer(file.read_text()):
             yield f"{module}.{found[1]}"
 
@@ -77,7 +79,7 @@ def value_at(place: str) -> float:
     """Of a constant of a module, or the default of a field of a class in one."""
     path, name = place.rsplit(".", 1)
     path, _, holder = path.rpartition(".") if path.split(".")[-1][0].isupper() else (path, "", "")
-    module = import_module(f"picker.{path}")
+    module = import_module(path if path.startswith("base.") else f"picker.{path}")
     if not holder:
         return float(getattr(module, name))
     fields = {field.name: field.default for field in dataclasses.fields(getattr(module, holder))}
