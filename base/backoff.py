@@ -8,7 +8,6 @@ from typing import Final
 FIRST_SECONDS: Final = 0.2
 MAX_SECONDS: Final = 5.0
 MAX_ASKED_SECONDS: Final = 60.0
-_MAX_DOUBLINGS: Final = 30
 
 
 class Backoff:
@@ -35,7 +34,7 @@ class Backoff:
         It is not shorter than `at_least_seconds`, nor than what the server asked for, up to
         `MAX_ASKED_SECONDS`.
         """
-        doublings = min(self._failures, _MAX_DOUBLINGS)
+        doublings = min(self._failures, 30)  # beyond every limit, and a float
         self._failures += 1
         delay = max(min(FIRST_SECONDS * 2.0**doublings, self._max_seconds), at_least_seconds)
         shortened = max(delay * self._rng.uniform(0.5, 1.0), at_least_seconds * 0.8)
