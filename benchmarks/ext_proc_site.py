@@ -16,9 +16,9 @@ from typing import Any
 
 from fleet.envoy.binary import find_envoy
 from fleet.envoy.bootstrap import build, to_json
+from fleet.envoy.probe import until
 from fleet.envoy.settings import BootstrapConfig, SocketAddress
-from fleet.ports import free_ports
-from fleet.probe import until
+from fleet.run.ports import free_ports
 
 HOST = "127.0.0.1"
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")

@@ -43,7 +43,7 @@ import uvloop
 from envoy.service.discovery.v3 import discovery_pb2
 from measuring import Table, child, command_line, numbers, write_results
 
-from fleet.ports import free_ports
+from fleet.run.ports import free_ports
 from picker.xds.wire import ENDPOINT_TYPE, STREAM_ENDPOINTS
 from tests.fakes.kube_api.server import KubeApi, running_kube_api
 

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from fleet.models import cached_path
+from fleet.run.models import cached_path
 from worker.catalog import DEFAULT
 
 # For the twins and fakes of the tests, which some scripts use.

@@ -34,7 +34,7 @@ from ext_proc_load import Shot, drive, saturate
 from ext_proc_site import HOST, Site, answering_envoy, envoy, front_envoy, picker, without_picker
 from measuring import Table, command_line, numbers, write_results
 
-from fleet.ports import free_ports
+from fleet.run.ports import free_ports
 
 SEED = 20261121
 RATES = (10.0, 100.0, 500.0, 1000.0, 2000.0)

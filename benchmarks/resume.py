@@ -150,7 +150,16 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Ask everything twice, the second time while workers are killed."""
     asked = requests(options.streams, options.max_tokens, options.seed)
     killed: list[int] = []
-    command = [sys.executable, "-P", "-m", "fleet.cli", "up", "--front", "--engine", options.engine]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "fleet.commands.cli",
+        "up",
+        "--front",
+        "--engine",
+        options.engine,
+    ]
     command += ["--port", str(options.port), "--workers", str(options.workers)]
     if options.engine == "sim":
         command += [f"--worker-args=--sim-decode-base-ms {options.token_ms}ms"]

@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from urllib.parse import unquote, urlsplit
 
+from fleet.errors import FleetError
+
 CONNECT_SECONDS = 5.0
+SILENCE_SECONDS = 300.0  # while a prompt is read; a missing server is known at once
 # Raised by `get`, by `opened` and while its response is read.
 HTTP_ERRORS = (OSError, HTTPException, ValueError)
 
@@ -86,3 +89,44 @@ def reason_in(body: bytes) -> str:
         text = body.decode(errors="replace")
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return line[:200] or "(no reason)"
+
+
+def first_model(
+    url: str,
+    headers: Mapping[str, str] | None = None,
+    timeout_seconds: float = SILENCE_SECONDS,
+) -> str:
+    """The id of the first model that is served. Raises `FleetError`."""
+    url = url.rstrip("/")
+    with explained(url), opened(f"{url}/v1/models", timeout_seconds, headers) as response:
+        status, content = response.status, response.read()
+    if status != 200:
+        raise FleetError(f"{url}/v1/models: {refusal(status, content)}")
+    try:
+        return str(json.loads(content)["data"][0]["id"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise FleetError(f"{url}/v1/models lists no model: name one with --model") from error
+
+
+@contextlib.contextmanager
+def explained(url: str) -> Iterator[None]:
+    """What went wrong on the way, as one sentence."""
+    try:
+        yield
+    except ConnectError as error:
+        if "CERTIFICATE" in str(error):
+            raise FleetError(
+                f"{url} has no certificate that is trusted: {error}; name its issuer's in "
+                "SSL_CERT_FILE"
+            ) from error
+        raise FleetError(
+            f"nothing answers at {url} ({error}): start a fleet with `pointsman up`, or give --url"
+        ) from error
+    except (HTTPException, ConnectionError) as error:
+        raise FleetError("the answer broke off: the connection was lost") from error
+    except (*HTTP_ERRORS, LookupError) as error:
+        raise FleetError(f"no useful answer from {url}: {why(error)}") from error
+
+
+def refusal(status: int, content: bytes) -> str:
+    return f"the server refuses ({status}): {reason_in(content)}"

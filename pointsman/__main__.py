@@ -1,10 +1,10 @@
-"""The command `pointsman`, also as `python -m pointsman`; everything else is in `fleet.cli`."""
+"""The command `pointsman`, also as `python -m pointsman`; see `fleet.commands.cli`."""
 
 from __future__ import annotations
 
 import sys
 
-from fleet.cli import main
+from fleet.commands.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -11,13 +11,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-import fleet.up_flags  # noqa: E402 (the repository's own, wherever we are started)
+import fleet.run.up_flags  # noqa: E402 (the repository's own, wherever we are started)
 import picker.cli.flags  # noqa: E402
 import worker.flags  # noqa: E402
 
 DOCUMENT = ROOT / "docs" / "configuration.md"
 PARSERS = {
-    "fleet": fleet.up_flags.build_parser,
+    "fleet": fleet.run.up_flags.build_parser,
     "picker": picker.cli.flags.build_parser,
     "worker": worker.flags.build_parser,
 }

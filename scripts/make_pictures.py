@@ -31,10 +31,10 @@ import openai  # noqa: E402
 from PySide6.QtGui import QImage  # noqa: E402
 from rich.console import Console  # noqa: E402
 
+from fleet.commands.top import DECISIONS  # noqa: E402
+from fleet.commands.top_frame import Room, Title, Wishes, frame  # noqa: E402
+from fleet.commands.top_text import Glyphs  # noqa: E402
 from fleet.picker_views import PickerViews  # noqa: E402
-from fleet.top import DECISIONS  # noqa: E402
-from fleet.top_frame import Room, Title, Wishes, frame  # noqa: E402
-from fleet.top_text import Glyphs  # noqa: E402
 from picker.admin.history import SAMPLES  # noqa: E402
 from tests.support.fleet.browser import browser  # noqa: E402
 from tests.support.fleet.running_fleet import (  # noqa: E402

@@ -22,7 +22,7 @@ from setuptools.command.egg_info import egg_info
 
 ROOT = "pointsman"
 PARTS = ("base", "picker", "worker", "fleet")
-DEPLOYED = ("envoy", "grafana", "prometheus", "systemd")  # as in fleet/files.py
+DEPLOYED = ("envoy", "grafana", "prometheus", "systemd")  # as in fleet/commands/files.py
 _NAME = re.compile(rf"(?:{'|'.join(PARTS)})(?:\.\w+)+")
 _LINK = re.compile(r"\]\((?P<path>(?!https?://|#|mailto:)[^)\s]+)\)")
 _FROM = re.compile(rb"from\s+(?=\w)")

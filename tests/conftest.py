@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from fleet.models import ensure_model
+from fleet.run.models import ensure_model
 from tests import depth
 from tests.durations import Recorder
 from worker.catalog import DEFAULT

@@ -11,7 +11,7 @@ import mkdocs.commands.build
 import mkdocs.config
 import pytest
 
-import fleet.cli
+import fleet.commands.cli
 from picker.config.autoscale_file import read_autoscale_file
 from picker.config.build import build
 from picker.config.catalog import builtin_plugins
@@ -66,7 +66,7 @@ def test_yaml_examples_are_valid(name: str, text: str) -> None:
 def test_commands_are_taken_by_their_parsers(line: str) -> None:
     """No example uses a flag that does not exist."""
     words = shlex.split(line, comments=True)[1:]
-    assert fleet.cli.parser_of(words[0]).parse_args(words[1:]) is not None
+    assert fleet.commands.cli.parser_of(words[0]).parse_args(words[1:]) is not None
 
 
 def test_there_are_examples_of_every_kind() -> None:

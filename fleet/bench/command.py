@@ -35,10 +35,10 @@ from fleet.bench.report import lines_of, stages_table
 from fleet.bench.share import Endpoint, Share, endpoint_of, follow, started
 from fleet.bench.summary import Observed, Stage, Summary, stage_of, summary
 from fleet.bench.workload import WordRing
-from fleet.chat import first_model
 from fleet.errors import FleetError
+from fleet.http_client import first_model
 from fleet.picker_views import PickerViews
-from fleet.running_picker import picker_behind, picker_url
+from fleet.run.running_picker import picker_behind, picker_url
 
 INTERRUPTED = 130
 LIVE_SECONDS = 1.0

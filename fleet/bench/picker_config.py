@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fleet.errors import FleetError
 from fleet.picker_views import NoPickerError
-from fleet.sim.policies import policy
+from fleet.policies import policy
 from picker.admin.views import ConfigView
 from picker.config.build import DEFAULT_CONFIG
 

@@ -19,7 +19,7 @@ from fleet.doctor.diagnosis import Check, Diagnosis, Facts
 from fleet.doctor.envoy_look import EnvoyFacts, ask_envoy, read_envoy_file
 from fleet.doctor.flags import build_parser
 from fleet.doctor.picker_look import PickerFacts, ask_certificate, ask_picker, ask_workers
-from fleet.running_picker import picker_url, running_fleets
+from fleet.run.running_picker import picker_url, running_fleets
 from picker.cli.options import KubernetesFlags
 from picker.config.findings import Severity
 from picker.errors import ConfigError

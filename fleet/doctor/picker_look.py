@@ -15,7 +15,7 @@ import msgspec
 
 from fleet.doctor.paths import listed
 from fleet.doctor.web import NO_JSON, HttpClient, NoPageError, Page
-from fleet.proc import Listener, listener_at
+from fleet.run.proc import Listener, listener_at
 from fleet.several_pools import list_of, pools_of, which_to_name
 from picker.admin.views import ConfigView, EndpointsView, EndpointView
 from picker.flowcontrol.views import QueuesView

@@ -11,8 +11,8 @@ from urllib.parse import unquote, urlsplit
 import h11
 import msgspec
 
+from fleet.envoy.probe import exchange
 from fleet.envoy.settings import Address, PipeAddress, SocketAddress
-from fleet.probe import exchange
 
 TIMEOUT_SECONDS = 5.0
 MAX_BYTES = 128 * 2**20

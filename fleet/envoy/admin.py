@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
-from fleet import probe
+from fleet.envoy import probe
 from fleet.envoy.settings import Address, SocketAddress
 
 # Requests that went on without the picker's answer, and responses without its look at them.

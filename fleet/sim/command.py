@@ -19,11 +19,11 @@ from fleet.bench.slo import Slo
 from fleet.bench.summary import Stage, Summary, summary
 from fleet.bench.workload import Sessions, traced_sessions
 from fleet.errors import UsageError
-from fleet.plan import DISAGGREGATED_CONFIG
+from fleet.policies import POLICIES, policy
+from fleet.run.layout import DISAGGREGATED_CONFIG
 from fleet.sim.fast_worker import is_linear
 from fleet.sim.flags import Event, SimulateSettings, build_parser, read_settings
 from fleet.sim.latency import WorkerLimits, worker_settings
-from fleet.sim.policies import POLICIES, policy
 from fleet.sim.processes import Processes, cores
 from fleet.sim.recorded import read_recorded
 from fleet.sim.scenarios import ELSEWHERE, SCENARIOS

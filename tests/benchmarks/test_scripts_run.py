@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fleet.ports import free_ports
+from fleet.run.ports import free_ports
 
 pytestmark = pytest.mark.full
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fleet.sidecar_flags import build_parser
+from fleet.proxy.sidecar_flags import build_parser
 from picker.config.autoscale_file import read_autoscale_file
 from tests.support.kube.crd_rules import CrdRules
 from tests.support.kube.deploy_wiring import loose_ends

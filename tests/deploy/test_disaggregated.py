@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 import worker.flags
-from fleet.plan import DISAGGREGATED_CONFIG
-from fleet.sidecar_flags import build_parser
+from fleet.proxy.sidecar_flags import build_parser
+from fleet.run.layout import DISAGGREGATED_CONFIG
 from picker.framework.disaggregation import DECODE_ROLES, PREFILL_ROLES, ROLE_LABEL
 from tests.support.kube.manifests import (
     ROOT,
@@ -96,8 +96,8 @@ def test_the_image_has_what_the_sidecar_needs() -> None:
     program = (
         "import sys\n"
         "sys.modules.update(dict.fromkeys(('torch', 'envoy', 'grpc', 'kubernetes', 'numpy')))\n"
-        "import fleet.cli, fleet.sidecar\n"
-        "fleet.cli.main(['sidecar', '--help'])"
+        "import fleet.commands.cli, fleet.proxy.sidecar\n"
+        "fleet.commands.cli.main(['sidecar', '--help'])"
     )
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

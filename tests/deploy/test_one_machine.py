@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fleet.cli import parser_of
+from fleet.commands.cli import parser_of
 from fleet.envoy.binary import find_envoy
 from picker.config.pool_file import read_pool_file
 

@@ -59,7 +59,7 @@ def test_the_images_fetch_models(image: str, tmp_path: Path) -> None:
     program = (
         "import sys\n"
         "sys.modules['envoy'] = None\n"
-        "from fleet.cli import with_default_model\n"
+        "from fleet.commands.cli import with_default_model\n"
         "print(*with_default_model(['--model', sys.argv[1]]))"
     )
     done = subprocess.run(

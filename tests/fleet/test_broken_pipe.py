@@ -47,7 +47,7 @@ def test_commands_end_without_a_word(words: tuple[str, ...], tmp_path: Path) -> 
     config = tmp_path / "config.yaml"
     config.write_text("apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n")
     given = [one.format(config=config) for one in words]
-    assert unread("-m", "fleet.cli", *given) == (141, "")
+    assert unread("-m", "fleet.commands.cli", *given) == (141, "")
 
 
 def test_tables_too() -> None:
@@ -58,7 +58,7 @@ def test_tables_too() -> None:
 def test_the_first_line_of_a_longer_report() -> None:
     """As with `head -1`: the reader leaves in the middle."""
     with subprocess.Popen(
-        [sys.executable, "-m", "fleet.cli", "doctor", "--envoy-config", "/no/such"],
+        [sys.executable, "-m", "fleet.commands.cli", "doctor", "--envoy-config", "/no/such"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from fleet.cli import _COMMANDS
+from fleet.commands.cli import _COMMANDS
 from tests.support.picker.admin_scene import busy_scene, serving
 
 RUN = """
 import json, sys
-from fleet.cli import main
+from fleet.commands.cli import main
 
 try:
     status = main(sys.argv[2:])
@@ -101,7 +101,7 @@ def test_help_imports_nothing_that_only_a_run_needs() -> None:
     """Of no command, not even after the help of all others."""
     code = f"""
 import contextlib, io, sys
-from fleet.cli import _COMMANDS, main
+from fleet.commands.cli import _COMMANDS, main
 
 for name in _COMMANDS:
     text = io.StringIO()

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from fleet.commands.explain import Options, explain
+from fleet.commands.top import top
 from fleet.doctor.command import WRONG, doctor_command
 from fleet.errors import FleetError
-from fleet.explain import Options, explain
 from fleet.http_client import Answer, Fetch
 from fleet.picker_views import PickerViews
 from fleet.several_pools import (
@@ -25,7 +26,6 @@ from fleet.several_pools import (
     refuse_several,
     which_to_name,
 )
-from fleet.top import top
 from tests.support.fleet.terminal import LIMIT_SECONDS, terminal
 from tests.support.picker.pools_port import WholePools, whole_pools
 
@@ -106,7 +106,9 @@ async def test_top_and_doctor_say_which_addresses_there_are(
 
 async def test_top_does_not_wait_for_a_picker_to_become_another(whole: WholePools) -> None:
     """In a terminal, where it would wait for one that does not answer."""
-    async with terminal("-m", "fleet.cli", "top", "--picker", whole.url, columns=300) as screen:
+    async with terminal(
+        "-m", "fleet.commands.cli", "top", "--picker", whole.url, columns=300
+    ) as screen:
         assert await asyncio.wait_for(screen.process.wait(), LIMIT_SECONDS) == 1
         await screen.until(lambda output: _addresses(whole.url) in output)
         assert "Traceback" not in screen.output

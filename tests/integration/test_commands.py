@@ -26,7 +26,7 @@ async def pointsman(*arguments: str) -> subprocess.CompletedProcess[str]:
     """The command as a person types it, with a pipe behind it."""
     return await asyncio.to_thread(
         subprocess.run,
-        [sys.executable, "-m", "fleet.cli", *arguments],
+        [sys.executable, "-m", "fleet.commands.cli", *arguments],
         capture_output=True,
         text=True,
         timeout=120,

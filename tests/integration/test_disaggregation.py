@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from fleet.http_proxy import runner_of
-from fleet.sidecar import Sidecar, SidecarOptions
+from fleet.proxy.http_proxy import runner_of
+from fleet.proxy.sidecar import Sidecar, SidecarOptions
 from tests.support.local_ports import free_port
 from tests.support.worker.running_worker import Worker, running_worker
 from worker.api.routes.prefill_leg import KEEP_KV

@@ -16,8 +16,8 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from fleet.envoy.probe import request
 from fleet.envoy.settings import PipeAddress
-from fleet.probe import request
 from tests.support.fleet.running_fleet import LIMIT_SECONDS, Fleet, free_base_port, running_fleet
 from tests.support.waiting import until
 

@@ -46,7 +46,16 @@ async def test_the_readme_works(model_path: Path) -> None:
         await the_printed_curl_streams(fleet)
         await the_readmes_python_answers(fleet)
         await the_openai_client_gets_the_models_answer(fleet)
-        argv = (sys.executable, "-m", "fleet.cli", "chat", "--url", fleet.url, "--max-tokens", "5")
+        argv = (
+            sys.executable,
+            "-m",
+            "fleet.commands.cli",
+            "chat",
+            "--url",
+            fleet.url,
+            "--max-tokens",
+            "5",
+        )
         assert (await output_of(*argv, "Hello!")).strip()
 
 

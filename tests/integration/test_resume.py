@@ -107,7 +107,7 @@ async def test_streams_move_when_workers_restart() -> None:
         (front,) = (pid for pid, line in fleet.descendants().items() if " front --host" in line)
 
         async def restart() -> None:
-            command = (sys.executable, "-P", "-m", "fleet.cli", "restart", "workers")
+            command = (sys.executable, "-P", "-m", "fleet.commands.cli", "restart", "workers")
             process = await asyncio.create_subprocess_exec(*command, "--port", str(fleet.port))
             async with asyncio.timeout(LIMIT_SECONDS):
                 assert await process.wait() == 0

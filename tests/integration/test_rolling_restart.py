@@ -349,7 +349,7 @@ class Restart:
 
 async def restart(fleet: Fleet, part: str) -> Restart:
     """Begin one, as a person would."""
-    argv = (sys.executable, "-m", "fleet.cli", "restart", part, "--port", str(fleet.port))
+    argv = (sys.executable, "-m", "fleet.commands.cli", "restart", part, "--port", str(fleet.port))
     return Restart(
         await asyncio.create_subprocess_exec(
             *argv, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT

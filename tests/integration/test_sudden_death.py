@@ -94,7 +94,7 @@ async def test_nothing_survives_a_fleet_that_is_killed_while_it_serves(family: F
     async with running_fleet(port, "--workers", "2") as fleet:
         await fleet.ready()
         restart = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "fleet.cli", "restart", "--port", str(port)),
+            *(sys.executable, "-m", "fleet.commands.cli", "restart", "--port", str(port)),
             stdout=asyncio.subprocess.DEVNULL,
         )
         await until(

@@ -21,7 +21,7 @@ import pytest
 from fleet.envoy.binary import find_envoy
 from fleet.envoy.bootstrap import build, to_json
 from fleet.envoy.settings import BootstrapConfig, SocketAddress
-from fleet.ports import free_ports
+from fleet.run.ports import free_ports
 from tests.support.waiting import until
 from tests.support.worker.running_worker import running_worker
 

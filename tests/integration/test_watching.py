@@ -77,7 +77,15 @@ async def _watch_page(window: Browser, fleet: Fleet) -> None:
 
 async def _top(fleet: Fleet) -> list[str]:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "fleet.cli", "top", "--once", "--picker", fleet.picker_url),
+        *(
+            sys.executable,
+            "-m",
+            "fleet.commands.cli",
+            "top",
+            "--once",
+            "--picker",
+            fleet.picker_url,
+        ),
         stdout=asyncio.subprocess.PIPE,
     )
     out, _ = await asyncio.wait_for(process.communicate(), LIMIT_SECONDS)

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet import probe
-from fleet.envoy import admin
+from fleet.envoy import admin, probe
 from fleet.envoy.settings import PipeAddress, SocketAddress
 
 CLUSTERS = {

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from fleet.errors import FleetError, UsageError
+from fleet.policies import POLICIES
 from fleet.sim.command import simulate_command
 from fleet.sim.flags import build_parser
-from fleet.sim.policies import POLICIES
 from fleet.sim.scenarios import ELSEWHERE, SCENARIOS
 from picker.config.build import DEFAULT_CONFIG
 from picker.recording.lines import AnyLine, DecisionLine, End, Header, RequestLine, encoded

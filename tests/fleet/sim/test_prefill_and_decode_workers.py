@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from fleet.plan import DISAGGREGATED_CONFIG
+from fleet.run.layout import DISAGGREGATED_CONFIG
 from fleet.sim.command import simulate_command
 from fleet.sim.fast_worker import FastWorker
 from fleet.sim.living_worker import Answered, LivingWorker, WorkerSettings

@@ -20,8 +20,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from fleet.explain_text import Layout, explained
-from fleet.replay import replayed as report_of
+from fleet.commands.explain_text import Layout, explained
+from fleet.commands.replay import replayed as report_of
 from picker.decisions.ring import DecisionRing
 from picker.errors import RefusedError
 from picker.types import Endpoint, EndpointMetrics, FinishCause, RawRequest

@@ -9,8 +9,8 @@ from statistics import fmean
 
 import pytest
 
+from fleet.policies import POLICIES
 from fleet.sim.living_worker import WorkerSettings
-from fleet.sim.policies import POLICIES
 from fleet.sim.virtual_replicas import ReplicasSettings, Served, VirtualReplicas
 from fleet.sim.virtual_time import run_in_virtual_time
 from worker.config import CacheConfig, SchedulerConfig, SimConfig

@@ -10,7 +10,7 @@ import grpc
 import pytest
 from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
 
-from fleet.cli import main
+from fleet.commands.cli import main
 from picker.cli.options import RecordFlags
 from tests.support.picker.ext_proc_stream import GatewayStream, directed
 from tests.support.picker.metrics_pages import page, pods

@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from fleet.cli import main
+from fleet.commands.cli import main
 from picker.cli.options import RecordFlags
 from picker.recording.reading import read_recording
 from picker.recording.replay import Redecided, Replay

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet.cli import main
+from fleet.commands.cli import main
 from picker.cli.options import RecordFlags
 from picker.recording.lines import Header
 from picker.recording.reading import read_recording

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fleet.ports import free_ports
+from fleet.run.ports import free_ports
 from tests.fakes.kube_api.access import Rule
 from tests.fakes.kube_api.server import KubeApi
 from tests.support.kube.manifests import (

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet import cli
+from fleet.commands import cli
 from worker.errors import ConfigError
 from worker.training.__main__ import main
 from worker.training.flags import Settings, resolve

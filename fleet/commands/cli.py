@@ -1,0 +1,586 @@
+"""The `pointsman` command. A subcommand's room is imported only when it runs."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from fleet.broken_pipe import status_of
+from fleet.command_line import Parser, count, near, port, url
+from fleet.errors import FleetError, UsageError
+
+if TYPE_CHECKING:
+    from fleet.run.models import Progress
+
+_OURS = ("pointsman", "base", "picker", "worker", "fleet")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a subcommand; returns the exit status. What the user can act on is one line on stderr
+    and status 1, or 2 where the command line is wrong; output that is not read to its end is
+    status 141.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    return status_of(lambda: _run(arguments))
+
+
+def _run(arguments: list[str]) -> int:
+    name = arguments[0] if arguments else "--help"
+    try:
+        for word in arguments:
+            if "\0" in word or word.endswith("=--"):  # argparse makes an empty list of `--`
+                raise UsageError(f"{word!r} is no value of a flag")
+        if name in ("-h", "--help", "help"):
+            print(_overview())
+            return 0
+        if name in ("-V", "--version"):
+            name = "version"
+        if name not in _COMMANDS:
+            known = "" if name.startswith("-") else near(name, _COMMANDS)
+            raise UsageError(f"there is no command {name}{known} (see pointsman --help)")
+        return _COMMANDS[name](arguments[1:])
+    except FleetError as error:
+        print(f"pointsman: {error}", file=sys.stderr)
+        return error.status
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] in _OURS:
+            raise
+        from fleet.extras import install_command
+
+        extra = _EXTRAS.get(name, "")
+        text = f"`pointsman {name}` needs {error.name}: {install_command(extra)}"
+        print(f"pointsman: {text}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _overview() -> str:
+    lines = [_ABOUT, "", "usage: pointsman COMMAND [FLAG …]", ""]
+    lines += [f"  {name:<13}{text}" for name, text in _HELP.items()]
+    return "\n".join((*lines, "", "`pointsman COMMAND --help` has the flags of a command."))
+
+
+def parser_of(name: str) -> Parser:
+    """The flags of a subcommand."""
+    if name not in _FLAGS_IN:
+        parser = Parser(prog=f"pointsman {name}", description=f"{_HELP[name].capitalize()}.")
+        _ADD_FLAGS.get(name, lambda _: None)(parser)
+        return parser
+    found: argparse.ArgumentParser = import_module(_FLAGS_IN[name]).build_parser()
+    if isinstance(found, Parser):
+        return found
+    return Parser(prog=found.prog, description=found.description, parents=[found], add_help=False)
+
+
+def _require(name: str, extra: str) -> None:
+    """Raise `FleetError` where the command needs packages of an extra that are not installed."""
+    from fleet.extras import require_extra
+
+    require_extra(f"pointsman {name}", extra)
+
+
+def _add_chat(parser: Parser) -> None:
+    parser.add_argument("prompt", nargs="?", help="send this and exit; without it: a conversation")
+    text = "default: the fleet that runs here, else http://127.0.0.1:8080"
+    parser.add_argument("--url", type=url, help=text)
+    parser.add_argument("--model", help="default: the first one served")
+    parser.add_argument("--system", help="system prompt")
+    parser.add_argument("--max-tokens", type=count, help="of an answer (default: about 1024)")
+    parser.add_argument(
+        "--temperature", type=float, help="0: always the likeliest token (default: the model's)"
+    )
+
+
+def _add_top(parser: Parser) -> None:
+    _add_picker(parser)
+    parser.add_argument("--once", action="store_true", help="print one snapshot as plain text")
+
+
+def _add_explain(parser: Parser) -> None:
+    wanted = parser.add_mutually_exclusive_group()
+    text = "the request's x-request-id (default: the newest request)"
+    wanted.add_argument("id", nargs="?", help=text)
+    wanted.add_argument("--last", action="store_true", help="the newest request, as without an id")
+    _add_picker(parser)
+    parser.add_argument("--json", action="store_true", help="the full record, as JSON")
+    parser.add_argument("--all", action="store_true", help="show every recorded candidate")
+
+
+def _add_logs(parser: Parser) -> None:
+    text = "picker, envoy, worker-1 … (default: all)"
+    parser.add_argument("part", nargs="?", metavar="PART", help=text)
+    parser.add_argument(
+        "--lines",
+        type=count,
+        default=20,
+        metavar="N",
+        help="most lines of each log (default %(default)s)",
+    )
+    parser.add_argument("--follow", action="store_true", help="follow the logs until Ctrl-C")
+    parser.add_argument(
+        "--port", type=port, help="port of the fleet's Envoy; required if several fleets run"
+    )
+
+
+def _add_completion(parser: Parser) -> None:
+    parser.epilog = (
+        "example: pointsman completion bash > ~/.local/share/bash-completion/completions/pointsman"
+    )
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell")
+
+
+def _add_models(parser: Parser) -> None:
+    text = "download a model, unless it is here already (default: list the models)"
+    parser.add_argument("action", nargs="?", choices=("fetch",), help=text)
+    text = "as `pointsman models` lists it (default: the model of `pointsman up`)"
+    parser.add_argument("name", nargs="?", metavar="NAME", help=text)
+
+
+def _add_files(parser: Parser) -> None:
+    from pathlib import Path
+
+    text = "a file, or a folder of them, as `pointsman files` lists it (default: list them)"
+    parser.add_argument("names", nargs="*", metavar="NAME", help=text)
+    text = "folder to write to (default: this one)"
+    parser.add_argument("--into", type=Path, default=Path(), metavar="FOLDER", help=text)
+
+
+def _add_picker(parser: Parser) -> None:
+    text = (
+        "the picker's HTTP port; default: of the fleet that runs here, else http://127.0.0.1:9090"
+    )
+    parser.add_argument("--picker", type=url, metavar="URL", help=text)
+
+
+def _up(argv: list[str]) -> int:
+    arguments = parser_of("up").parse_args(_joined(argv, "--worker-args"))
+    if (arguments.prefill is None) is not (arguments.decode is None):
+        raise UsageError("--prefill and --decode go together: give both, or neither")
+    _require("up", "fleet" if arguments.engine == "torch" else "sim")
+    from fleet.envoy.settings import Mechanism
+    from fleet.run.layout import FleetOptions
+    from fleet.run.preflight import check_options, read_objectives
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+
+    given = vars(arguments)
+    path, trust = given["objectives"], arguments.trust_control_headers
+    given |= {
+        "objectives": "" if path is None else read_objectives(path, say, clients_may_name=trust),
+        "routing": Mechanism(arguments.routing),
+        "buffer_request_body": given.pop("request_body") == "buffered",
+        "startup_seconds": given.pop("startup_timeout"),
+        "drain_seconds": given.pop("drain_timeout"),
+    }
+    prefill, decode = given.pop("prefill"), given.pop("decode")
+    if prefill is not None:
+        given |= {"prefill": prefill, "workers": prefill + decode}
+    options = FleetOptions(**given)
+    gpus = check_options(options)
+    from fleet.run.up import up
+
+    with _progress() as progress:
+        return up(options, gpus, say, progress)
+
+
+def _joined(argv: list[str], flag: str) -> list[str]:
+    """With the value of `flag` behind a `=`: argparse takes one that begins with a dash no other
+    way.
+    """
+    if flag not in argv[:-1]:
+        return argv
+    at = argv.index(flag)
+    return [*argv[:at], f"{flag}={argv[at + 1]}", *_joined(argv[at + 2 :], flag)]
+
+
+def _chat(argv: list[str]) -> int:
+    arguments = parser_of("chat").parse_args(argv)
+    from os import environ
+    from shutil import get_terminal_size
+
+    from fleet.commands.chat import ChatOptions, Terminal, Wrapped, chat
+    from fleet.run.models import ensure_model
+    from fleet.run.running_picker import running_fleets
+    from worker.catalog import CatalogModel
+
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401 (line editing and history in input())
+    given = {name: value for name, value in vars(arguments).items() if value is not None}
+    fleets = [fleet for fleet in running_fleets(environ) if fleet.url is not None]
+    here = [fleet for fleet in fleets if arguments.url in (None, fleet.url)]
+    if here:
+        given |= {"url": here[0].url, "picker": here[0].picker}
+    has_user = sys.stdin.isatty() and sys.stdout.isatty()
+    if has_user and len(here) > 1:
+        others = ", ".join(str(fleet.url) for fleet in here[1:])
+        print(f"{len(here)} fleets run here; --url names others: {others}", file=sys.stderr)
+
+    def note(line: str) -> None:
+        print(line, end="", file=sys.stderr, flush=True)
+
+    def write(text: str) -> None:
+        print(text, end="", flush=True)
+
+    def fetch(model: CatalogModel) -> None:
+        with _progress() as progress:
+            ensure_model(model, progress)
+
+    terminal = Terminal(
+        Wrapped(write, lambda: get_terminal_size().columns) if has_user else write,
+        lambda prompt: input(prompt if has_user else ""),
+        note if has_user else None,
+    )
+    return chat(ChatOptions(**given), terminal, fetch if here else None)
+
+
+def _top(argv: list[str]) -> int:
+    arguments = parser_of("top").parse_args(argv)
+    from os import environ
+
+    from fleet.commands.top import console_and_keyboard, top
+    from fleet.run.running_picker import picker_url
+
+    url = picker_url(arguments.picker, environ)
+    return top(url, *console_and_keyboard(), once=arguments.once)
+
+
+def _explain(argv: list[str]) -> int:
+    arguments = parser_of("explain").parse_args(argv)
+    from os import environ
+
+    from rich.console import Console
+
+    from fleet.commands.explain import Options, explain
+    from fleet.run.running_picker import picker_url, which_of_several
+
+    url = picker_url(arguments.picker, environ)
+    note = which_of_several(arguments.picker, environ)
+    if note is not None:
+        print(note, file=sys.stderr)
+    return explain(Options(url, arguments.id, arguments.json, arguments.all), Console())
+
+
+def _version(argv: list[str]) -> int:
+    parser_of("version").parse_args(argv)
+    from importlib.metadata import version
+
+    print(f"pointsman {version('pointsman')}")
+    return 0
+
+
+def _worker(argv: list[str]) -> int:
+    arguments = parser_of("worker").parse_args(argv)
+    _require("worker", "worker" if arguments.engine == "torch" else "sim")
+    argv = with_default_model(argv)
+    from worker.__main__ import main as worker_main
+
+    return worker_main(argv)
+
+
+def _sidecar(argv: list[str]) -> int:
+    parser_of("sidecar").parse_args(argv)
+    from fleet.proxy.sidecar import sidecar_command
+
+    return sidecar_command(argv)
+
+
+def _front(argv: list[str]) -> int:
+    parser_of("front").parse_args(argv)
+    from fleet.proxy.front import front_command
+
+    return front_command(argv)
+
+
+def _picker(argv: list[str]) -> int:
+    from picker.cli.flags import options_of
+    from picker.errors import ConfigError
+
+    parser = parser_of("picker")
+    try:
+        options_of(parser.parse_args(argv))
+    except ConfigError as error:
+        parser.error(str(error))
+    from picker.__main__ import main as picker_main
+
+    return picker_main(argv)
+
+
+def _config(argv: list[str]) -> int:
+    parser_of("config").parse_args(argv)
+    from fleet.commands.config import config_command
+
+    return config_command(argv, print, lambda line: print(line, file=sys.stderr))
+
+
+def _replay(argv: list[str]) -> int:
+    parser_of("replay").parse_args(argv)
+    from rich.console import Console
+
+    from fleet.commands.replay import replay_command
+
+    return replay_command(argv, Console(), lambda line: print(line, file=sys.stderr))
+
+
+def _bench(argv: list[str]) -> int:
+    from fleet.bench.flags import read_settings
+
+    read_settings(argv)
+    from rich.console import Console
+
+    from fleet.bench.command import bench_command
+
+    return bench_command(argv, print, Console(stderr=True))
+
+
+def _plan(argv: list[str]) -> int:
+    from fleet.commands.capacity_plan import plan_command
+
+    return plan_command(argv, print)
+
+
+def _simulate(argv: list[str]) -> int:
+    from fleet.sim.flags import read_settings
+
+    read_settings(argv)
+    _require("simulate", "sim")
+    from fleet.sim.command import simulate_command
+
+    def note(line: str) -> None:
+        print(line, file=sys.stderr)
+
+    return simulate_command(argv, lambda text: print(text, flush=True), note)
+
+
+def _fit(argv: list[str]) -> int:
+    parser_of("fit").parse_args(argv)
+    _require("fit", "sim")
+    from fleet.sim.fit import fit_command
+
+    return fit_command(argv, print)
+
+
+def _restart(argv: list[str]) -> int:
+    from os import environ
+
+    from fleet.run.control import restart_command
+
+    return restart_command(argv, environ, lambda line: print(line, flush=True))
+
+
+def _ps(argv: list[str]) -> int:
+    from os import environ
+
+    from fleet.commands.parts import ps_command
+
+    parser_of("ps").parse_args(argv)
+    return ps_command(environ, print)
+
+
+def _logs(argv: list[str]) -> int:
+    arguments = parser_of("logs").parse_args(argv)
+    from os import environ
+
+    from fleet.commands.parts import LogOptions, logs_command
+
+    return logs_command(LogOptions(**vars(arguments)), environ)
+
+
+def _models(argv: list[str]) -> int:
+    arguments = parser_of("models").parse_args(argv)
+    from fleet.run.models import catalog_model, ensure_model, listing
+    from worker.catalog import CATALOG
+
+    if arguments.action is None:
+        print(*listing(), sep="\n")
+        return 0
+    model = catalog_model(arguments.name)
+    if model is None:
+        known = near(arguments.name, [one.name for one in CATALOG])
+        raise UsageError(f"there is no model {arguments.name}{known} (see pointsman models)")
+    with _progress() as progress:
+        print(ensure_model(model, progress))
+    return 0
+
+
+def _files(argv: list[str]) -> int:
+    arguments = parser_of("files").parse_args(argv)
+    from fleet.commands.files import files_command
+
+    return files_command(arguments.names, arguments.into, print)
+
+
+def _completion(argv: list[str]) -> int:
+    arguments = parser_of("completion").parse_args(argv)
+    from fleet.commands.completion import script
+
+    print(script(arguments.shell, {name: parser_of(name) for name in _COMMANDS}), end="")
+    return 0
+
+
+def _doctor(argv: list[str]) -> int:
+    parser_of("doctor").parse_args(argv)
+    from os import environ
+
+    from fleet.doctor.command import doctor_command
+
+    return doctor_command(argv, environ, lambda line: print(line, flush=True))
+
+
+def _train_draft(argv: list[str]) -> int:
+    parser_of("train-draft").parse_args(argv)
+    _require("train-draft", "worker")
+    argv = with_default_model(argv, is_training=True)
+    from worker.training.__main__ import main as training_main
+
+    return training_main(argv)
+
+
+def with_default_model(argv: list[str], is_training: bool = False) -> list[str]:
+    """The flags of a worker, or of a training, completed: without a model the default one, fetched
+    if need be; names instead of paths are resolved, also of a model that drafts for a worker's.
+    """
+    from os import environ
+
+    from fleet.run.models import resolve_model, with_found_draft_model
+
+    known = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    known.add_argument("--model")
+    if not is_training:
+        known.add_argument("--engine", default="torch")
+    known.add_argument("-h", "--help", action="store_true")
+    given, others = known.parse_known_args(argv)
+    engine = "" if is_training else given.engine
+    if given.help or (engine == "sim" and given.model is None):
+        return argv
+    with _progress() as progress:
+        path = resolve_model(given.model or environ.get("POINTSMAN_MODEL"), progress)
+        if engine == "torch":
+            others = with_found_draft_model(others, lambda name: resolve_model(name, progress))
+    return [*others, *(["--engine", engine] if engine else []), "--model", str(path)]
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Progress]:
+    """Show a download: a bar in a terminal, one line elsewhere; nothing while there is none."""
+    announced = ""
+
+    def tell(name: str, _done: int, total: int) -> None:
+        nonlocal announced
+        if announced != name:
+            announced = name
+            print(f"fetching {name} ({total / 1e6:.0f} MB) …", file=sys.stderr)
+
+    if not sys.stderr.isatty():
+        yield tell  # also where `rich` is not installed: in the images of workers
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn("fetching {task.description}"), BarColumn(), DownloadColumn())
+    bar = Progress(*columns, TransferSpeedColumn(), console=Console(stderr=True), transient=True)
+    task = bar.add_task("", total=None)
+
+    def show(name: str, done: int, total: int) -> None:
+        nonlocal announced
+        if announced != name:
+            announced = name
+            bar.start()
+        bar.update(task, description=name, completed=done, total=total)
+        if done >= total and bar.live.is_started:
+            bar.stop()
+
+    try:
+        yield show
+    finally:
+        if bar.live.is_started:
+            bar.stop()
+
+
+_ABOUT = "An Envoy endpoint picker for LLM fleets, and the paged-KV worker behind it."
+_HELP = {
+    "up": "run Envoy, a picker and workers on this machine",
+    "restart": "restart parts of a running fleet without losing requests",
+    "ps": "list the fleets that run here, and their processes",
+    "logs": "show the logs of a running fleet",
+    "chat": "talk to a fleet in the terminal",
+    "models": "list the models that are known by name, or fetch one",
+    "top": "watch a running picker in the terminal",
+    "explain": "show why a request went to its endpoint",
+    "bench": "measure an endpoint under load",
+    "plan": "show how many replicas a load needs",
+    "simulate": "run a fleet in virtual time, with any configuration",
+    "fit": "make a simulated worker of a run of bench",
+    "doctor": "find the problems of an installation, and their fixes",
+    "worker": "serve one model over the OpenAI API",
+    "front": "keep streams whole whose workers die, in front of a gateway",
+    "sidecar": "have prompts run by prefill workers, in front of a decode worker",
+    "picker": "run an endpoint picker for Envoy",
+    "config": "write, check or show a picker's configuration",
+    "files": "write Envoy bootstraps, systemd units, alerts and dashboards to a folder",
+    "replay": "repeat recorded decisions, also with another configuration",
+    "train-draft": "train a draft head for a model",
+    "completion": "print a script that completes commands and flags in a shell",
+    "version": "print the version",
+}
+_ADD_FLAGS = {
+    "chat": _add_chat,
+    "top": _add_top,
+    "explain": _add_explain,
+    "logs": _add_logs,
+    "models": _add_models,
+    "files": _add_files,
+    "completion": _add_completion,
+}
+# Where `build_parser` is: read without what runs the command.
+_FLAGS_IN = {
+    "up": "fleet.run.up_flags",
+    "worker": "worker.flags",
+    "front": "fleet.proxy.front_flags",
+    "sidecar": "fleet.proxy.sidecar_flags",
+    "picker": "picker.cli.flags",
+    "train-draft": "worker.training.flags",
+    "config": "fleet.commands.config_flags",
+    "replay": "fleet.commands.replay_flags",
+    "restart": "fleet.run.control",
+    "doctor": "fleet.doctor.flags",
+    "bench": "fleet.bench.flags",
+    "plan": "fleet.commands.capacity_plan",
+    "simulate": "fleet.sim.flags",
+    "fit": "fleet.sim.fit_flags",
+}
+_COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "up": _up,
+    "restart": _restart,
+    "ps": _ps,
+    "logs": _logs,
+    "chat": _chat,
+    "models": _models,
+    "top": _top,
+    "explain": _explain,
+    "bench": _bench,
+    "plan": _plan,
+    "simulate": _simulate,
+    "fit": _fit,
+    "doctor": _doctor,
+    "worker": _worker,
+    "front": _front,
+    "sidecar": _sidecar,
+    "picker": _picker,
+    "config": _config,
+    "files": _files,
+    "replay": _replay,
+    "train-draft": _train_draft,
+    "completion": _completion,
+    "version": _version,
+}
+# What an installation lacks where a command cannot be imported.
+_EXTRAS = {"up": "sim", "worker": "sim", "train-draft": "worker", "simulate": "sim", "fit": "sim"}
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""`pointsman explain`: why a request went where it went, or why it did not go at all."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import msgspec
+from rich.console import Console
+
+from fleet.commands.explain_text import SHOWN_CANDIDATES, Layout, explained
+from fleet.commands.top_text import ASCII, Glyphs
+from fleet.errors import FleetError
+from fleet.http_client import HTTP_ERRORS, Answer, Fetch, get, why
+from fleet.picker_views import part_of_path
+from fleet.several_pools import PoolAddress, is_of_all, list_of, pools_of, which_to_name
+from picker.decisions.views import RecordView
+
+TIMEOUT_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Which request, at which picker; `request_id` None: the one that came last."""
+
+    url: str
+    request_id: str | None = None
+    as_json: bool = False
+    shows_all: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A record as the picker told it; `pools` are those that know the request, where a picker of
+    several was asked, that of the record first.
+    """
+
+    content: bytes
+    pools: tuple[PoolAddress, ...] = ()
+
+
+def _fetch(url: str) -> Answer:
+    return get(url, TIMEOUT_SECONDS)
+
+
+def explain(options: Options, console: Console, fetch: Fetch = _fetch) -> int:
+    """Print the record; returns the exit status 0.
+
+    Raises `FleetError` when nothing answers, or nothing is known of the request.
+    """
+    found = _Search(options, fetch).run()
+    if options.as_json:
+        console.file.write(msgspec.json.format(found.content, indent=2).decode() + "\n")
+        return 0
+    record = _decoded(options.url, found.content)
+    glyphs = Glyphs() if console.encoding.lower().startswith("utf") else ASCII
+    limit = None if options.shows_all else SHOWN_CANDIDATES
+    page = Layout(glyphs, limit=limit)
+    for number, one in enumerate(found.pools):
+        said = "also known to pool" if number else "pool"
+        console.print(page.text(f"{said} {one.name} ({one.url})"), soft_wrap=True)
+    for part in explained(record, page):
+        console.print(part, highlight=False, markup=False)
+    return 0
+
+
+class _Search:
+    """Looks for the request at the address that was named, and in all pools that are below it."""
+
+    def __init__(self, options: Options, fetch: Fetch) -> None:
+        self._options, self._fetch = options, fetch
+        wanted = "last" if options.request_id is None else part_of_path(options.request_id)
+        self._path = f"/decisions/{wanted}"
+
+    def run(self) -> _Found:
+        """Raises `FleetError` for what is not found."""
+        url = self._options.url
+        answer = self._get(url + self._path)
+        if answer.status != 404:
+            return _Found(self._content(answer, url))
+        listed = self._get(list_of(url))
+        pools = pools_of(url, listed.content) if listed.status == 200 else ()
+        if pools and is_of_all(url):
+            return self._in_any(pools)
+        told = which_to_name(url, pools)
+        if told is not None:
+            raise FleetError(f"{url}: {told}")
+        raise FleetError(_said(answer, "nothing is known of this request, or not any more"))
+
+    def _in_any(self, pools: tuple[PoolAddress, ...]) -> _Found:
+        """The newest of that id; that a pool cannot tell matters where no other knows it."""
+        found, failed = [], []
+        for pool in pools:
+            answer = self._get(pool.url + self._path)
+            if answer.status == 200:
+                record = _decoded(pool.url, answer.content)
+                found.append((record.summary.received_unix_seconds, answer.content, pool))
+            elif answer.status != 404:
+                failed.append((answer, pool.url))
+        if not found and failed:
+            self._content(*failed[0])
+        if not found:
+            names = ", ".join(pool.name for pool in pools)
+            wanted = self._options.request_id
+            raise FleetError(
+                f"none of the pools {names} had a request yet"
+                if wanted is None
+                else f"none of the pools {names} knows of request '{wanted[:200]}', or not any more"
+            )
+        found.sort(key=lambda one: one[0], reverse=True)
+        known = (pool for _, _, pool in found)
+        is_last = self._options.request_id is None
+        return _Found(found[0][1], (found[0][2],) if is_last else tuple(known))
+
+    def _content(self, answer: Answer, url: str) -> bytes:
+        if answer.status != 200:
+            raise FleetError(_said(answer, f"{url}{self._path} answers {answer.status}"))
+        return answer.content
+
+    def _get(self, address: str) -> Answer:
+        try:
+            return self._fetch(address)
+        except HTTP_ERRORS as error:
+            hint = "name it with --picker URL, or start a fleet with `pointsman up`"
+            raise FleetError(
+                f"no picker answers at {self._options.url}: {why(error)}; {hint}"
+            ) from error
+
+
+def _decoded(url: str, content: bytes) -> RecordView:
+    try:
+        return msgspec.json.decode(content, type=RecordView)
+    except msgspec.MsgspecError as error:
+        raise FleetError(f"what answers at {url} is not this picker: {error}") from error
+
+
+def _said(answer: Answer, otherwise: str) -> str:
+    """The picker's own words, where it said any."""
+    try:
+        body = json.loads(answer.content)
+    except ValueError:
+        return otherwise
+    return str(body["error"]) if isinstance(body, dict) and "error" in body else otherwise

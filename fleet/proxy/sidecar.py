@@ -1,0 +1,140 @@
+"""`pointsman sidecar`: both legs of a disaggregated request, in front of a decode worker.
+
+Theory of operation
+-------------------
+A request whose header `x-prefiller-host-port` names a prefill worker goes there and to the decode
+worker, whose answer is streamed through here.
+
+- `nixlv2`: to the prefill worker first, and then, with what it says of the KV, to the decode worker
+  (`worker.api.routes.prefill_leg`).
+- `sglang`: the same body to both at once. It names a room at the prefill worker's bootstrap server,
+  where the decode worker waits for the KV.
+
+Everything else is passed on as it is, without the header. Nothing is stored here. A client that
+leaves ends the leg that runs; but SGLang's prefill worker is not interrupted, as it serves a room
+that the decode worker may be reading.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+import aiohttp
+import msgspec
+from aiohttp import web
+
+from fleet.proxy.http_proxy import error_answer, pass_on, serve
+from fleet.proxy.sidecar_flags import build_parser
+from worker.api.routes.prefill_leg import (
+    PATHS,
+    PREFILLER_HEADER,
+    REQUEST_ID_HEADER,
+    Headers,
+    PrefillLeg,
+    decoded,
+    new_session,
+    passed_on,
+    without_source,
+)
+from worker.errors import RequestError
+
+_ROOMS_AT_ONCE = 1000  # in a nanosecond
+
+
+@dataclass(frozen=True, slots=True)
+class SidecarOptions:
+    """What the user asked for. `prefiller_networks` None: private ones."""
+
+    host: str
+    port: int
+    decoder: str
+    kv_connector: str
+    bootstrap_port: int
+    prefiller_networks: tuple[str, ...] | None
+    prefill_timeout: float
+    drain_timeout: float
+
+
+def sidecar_command(argv: Sequence[str]) -> int:
+    """Serve until SIGTERM or SIGINT. Raises `FleetError` when the port cannot be listened on."""
+    options = SidecarOptions(**vars(build_parser().parse_args(argv)))
+    return asyncio.run(_serve(options))
+
+
+async def _serve(options: SidecarOptions) -> int:
+    async with Sidecar.running(options) as sidecar:
+        address = (options.host, options.port)
+        await serve("sidecar", sidecar.handle, address, options.drain_timeout, reads=True)
+    return 0
+
+
+class Sidecar:
+    """Handles requests. Owns the prefills that run beside their decodes."""
+
+    def __init__(self, options: SidecarOptions, session: aiohttp.ClientSession) -> None:
+        self._options = options
+        self._session = session
+        self._leg = PrefillLeg(options.prefiller_networks, options.prefill_timeout)
+        self._prefills: set[asyncio.Task[bytes | None]] = set()
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def running(cls, options: SidecarOptions) -> AsyncIterator[Sidecar]:
+        """One with connections; at the end it leaves none."""
+        async with new_session() as session:
+            sidecar = cls(options, session)
+            try:
+                yield sidecar
+            finally:
+                for prefill in sidecar._prefills:
+                    prefill.cancel()
+                await asyncio.gather(*sidecar._prefills, return_exceptions=True)
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """One request, from its client to the end of the answer."""
+        named = request.headers.get(PREFILLER_HEADER)
+        headers = passed_on(request.headers.items(), PREFILLER_HEADER, "content-encoding")
+        has_two_legs = request.method == "POST" and request.path in PATHS
+        try:
+            body = without_source(await request.read())
+            prefiller = self._leg.prefiller(named) if named and has_two_legs else ""
+        except RequestError as error:
+            return error_answer(error)
+        if prefiller:
+            if self._options.kv_connector == "sglang":
+                body = self._begin_prefill(prefiller, request, headers, body)
+            else:
+                if REQUEST_ID_HEADER not in request.headers:
+                    headers.append((REQUEST_ID_HEADER, str(uuid.uuid1())))
+                url = f"http://{prefiller}{request.rel_url}"
+                path = request.path
+                body = await self._leg.second_body(self._session, url, headers, path, body)
+        url = f"{self._options.decoder.rstrip('/')}{request.rel_url}"
+        data = body if body or request.body_exists else None
+        return await pass_on(self._session, request, url, data, headers)
+
+    def _begin_prefill(
+        self, prefiller: str, request: web.Request, headers: Headers, body: bytes
+    ) -> bytes:
+        """The body of both legs, of which the first is on its way."""
+        asked = decoded(body)
+        if asked is None:
+            return body
+        asked |= {
+            "bootstrap_host": prefiller.rpartition(":")[0].strip("[]"),
+            "bootstrap_port": self._options.bootstrap_port,
+            "bootstrap_room": time.time_ns() + secrets.randbelow(_ROOMS_AT_ONCE),
+        }
+        body = msgspec.json.encode(asked)
+        url = f"http://{prefiller}{request.rel_url}"
+        post = self._leg.post(self._session, url, headers, body)
+        prefill = asyncio.create_task(post, name="prefill")
+        self._prefills.add(prefill)
+        prefill.add_done_callback(self._prefills.discard)
+        return body

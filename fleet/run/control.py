@@ -1,0 +1,181 @@
+"""Orders to a running fleet, and `pointsman restart`, which gives them.
+
+They come by a unix socket in the fleet's folder, one JSON document a line.
+
+The client sends one `Order`; the fleet answers with any number of `Progress`, then one `Outcome`,
+and hangs up. A client that goes away changes nothing: what has begun goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from enum import Enum
+
+import msgspec
+
+from fleet.command_line import Parser
+from fleet.errors import FleetError
+from fleet.run.running_picker import the_fleet
+
+ALL = "all"
+CUT = 3  # all is back, but not every client got its answer
+MAX_LINE_BYTES = 65_536
+_CONNECT_SECONDS = 5.0
+Say = Callable[[str], None]
+
+
+class Part(Enum):
+    """What can be restarted by itself."""
+
+    PICKER = "picker"
+    ENVOY = "envoy"
+    WORKERS = "workers"
+
+
+class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is to be restarted, in that order."""
+
+    restart: tuple[Part, ...]
+
+
+class Progress(msgspec.Struct, frozen=True, tag="progress"):
+    line: str
+
+
+class Outcome(msgspec.Struct, frozen=True, tag="outcome"):
+    """The last line; `failure` is None when all is done. `cut` requests were not finished."""
+
+    failure: str | None = None
+    cut: int = 0
+
+
+Obey = Callable[[Order, Say], Awaitable[int]]
+_Answer = Progress | Outcome
+
+
+class Control:
+    """Takes orders, each connection one. `obey` carries one out, and returns how many
+    requests that cut; it raises `FleetError`.
+    """
+
+    def __init__(self, path: str, obey: Obey) -> None:
+        self._path, self._obey = path, obey
+
+    async def run(self) -> None:
+        """Take orders until cancelled; those under way end then too, and their clients learn it."""
+        async with asyncio.TaskGroup() as group:
+
+            def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                group.create_task(self._serve(reader, writer), name="order")
+
+            async with _listening(self._path, connected):
+                await asyncio.Event().wait()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        def send(answer: _Answer) -> None:
+            if not writer.is_closing():
+                writer.write(msgspec.json.encode(answer) + b"\n")
+
+        try:
+            send(await self._outcome(reader, lambda line: send(Progress(line))))
+        except asyncio.CancelledError:
+            send(Outcome("the fleet stops"))
+            raise
+        finally:
+            writer.close()  # what is written by then is sent first
+
+    async def _outcome(self, reader: asyncio.StreamReader, say: Say) -> Outcome:
+        try:
+            order = msgspec.json.decode(await reader.readline(), type=Order)
+        except (ValueError, OSError) as error:  # also of a line that is too long
+            return Outcome(f"not an order: {error}")
+        try:
+            return Outcome(cut=await self._obey(order, say))
+        except FleetError as error:
+            return Outcome(str(error))
+
+
+@contextlib.asynccontextmanager
+async def _listening(
+    path: str, connected: Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]
+) -> AsyncIterator[None]:
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(path)
+    os.chmod(path, 0o600)  # before it listens
+    server = await asyncio.start_unix_server(connected, sock=listening, limit=MAX_LINE_BYTES)
+    try:
+        yield
+    finally:
+        server.close()
+        os.unlink(path)
+
+
+def give(order: Order, path: str, say: Say) -> int:
+    """Have the fleet at `path` carry out `order`; `say` gets its lines. Returns how many
+    requests were cut.
+
+    Raises `FleetError` with its reason when it does not, or not completely.
+    """
+    with socket.socket(socket.AF_UNIX) as connection:
+        try:
+            connection.settimeout(_CONNECT_SECONDS)
+            connection.connect(path)
+            connection.sendall(msgspec.json.encode(order) + b"\n")
+            connection.settimeout(None)  # an order takes as long as it takes
+            with connection.makefile("rb") as lines:
+                outcome = _read(lines, say)
+        except OSError as error:
+            text = "the fleet takes no orders: it is not ready yet, or about to end"
+            raise FleetError(text) from error
+    if outcome.failure is not None:
+        raise FleetError(outcome.failure)
+    return outcome.cut
+
+
+def _read(lines: Iterable[bytes], say: Say) -> Outcome:
+    answers = msgspec.json.Decoder(_Answer)
+    for line in lines:
+        answer = answers.decode(line)
+        if isinstance(answer, Outcome):
+            return answer
+        say(answer.line)
+    return Outcome("the fleet ended before it was done")
+
+
+def restart_command(
+    argv: Sequence[str], environment: Mapping[str, str], say: Callable[[str], None]
+) -> int:
+    """Returns the exit status: 0 once everything that was asked for is back, 3 where requests
+    were cut meanwhile.
+
+    Raises `FleetError` when something is not, or no fleet is there to ask.
+    """
+    arguments = build_parser().parse_args(argv)
+    fleet = the_fleet(environment, arguments.port)
+    parts = tuple(Part) if arguments.part == ALL else (Part(arguments.part),)
+    if fleet.control is None:
+        raise FleetError("that fleet takes no orders")
+    return CUT if give(Order(parts), fleet.control, say) else 0
+
+
+def build_parser() -> Parser:
+    parser = Parser(
+        prog="pointsman restart",
+        description="Restart parts of the fleet that `pointsman up` runs here, without a failed "
+        "request: one after the other, each once its successor serves.",
+    )
+    parser.add_argument(
+        "part",
+        nargs="?",
+        choices=[*(part.value for part in Part), ALL],
+        default=ALL,
+        help="default: %(default)s, in this order",
+    )
+    parser.add_argument(
+        "--port", type=int, help="port of the fleet's Envoy; required if several fleets run"
+    )
+    return parser

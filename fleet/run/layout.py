@@ -1,0 +1,471 @@
+"""What a fleet consists of, worked out from its options: no process, no socket, no file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+import yaml
+
+from fleet.envoy.settings import BootstrapConfig, Mechanism, PipeAddress, SocketAddress
+from fleet.errors import FleetError
+from fleet.run.devices import Gpu, Placement, place
+from fleet.run.process import Program
+from worker import speculation_flags
+from worker.kv.access import KEY_VARIABLE
+
+_NONE: Mapping[str, str] = MappingProxyType({})
+_LOOPBACK = "127.0.0.1"
+PORTS_OF_A_PICKER = 3  # ext_proc, health, HTTP
+# An old Envoy is ended by us when its time is over; by its successor only should we have vanished.
+_PARENT_OVERTIME_SECONDS = 60
+_ENVOYS_AT_ONCE = 3  # that Envoy gives addresses to
+_ROLE_LABEL = "llm-d.ai/role"
+# Prompts go to a prefill worker when at least so much of them is to be computed.
+DISAGGREGATED_CONFIG = """\
+apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+plugins:
+- {type: disagg-profile-handler, parameters: {deciders: {prefill: prefix-based-pd-decider}}}
+- {type: prefix-based-pd-decider, parameters: {nonCachedTokens: 512}}
+- {type: prefill-filter}
+- {type: decode-filter}
+- {type: queue-scorer}
+- {type: kv-cache-utilization-scorer}
+- {type: prefix-cache-scorer}
+- {type: metrics-data-source}
+- {type: core-metrics-extractor}
+schedulingProfiles:
+- name: prefill
+  plugins:
+  - {pluginRef: prefill-filter}
+  - {pluginRef: queue-scorer, weight: 2}
+  - {pluginRef: prefix-cache-scorer, weight: 3}
+- name: decode
+  plugins:
+  - {pluginRef: decode-filter}
+  - {pluginRef: queue-scorer, weight: 2}
+  - {pluginRef: kv-cache-utilization-scorer, weight: 2}
+  - {pluginRef: prefix-cache-scorer, weight: 3}
+"""
+# Of what is available, for the KV caches of all workers: they size them at about the same time,
+# before any has loaded weights or filled its cache.
+_MEMORY_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class FleetOptions:
+    """What the user asked `pointsman up` for.
+
+    `model` is what `models.resolve_model` takes; None is the default model. `config` is the
+    picker's configuration file, `record` where its decisions are written down. `objectives` are
+    YAML documents, see `objectives.read_objectives`. `worker_args` are added to every worker's
+    command line. `buffer_request_body` and `trust_control_headers` are those of `BootstrapConfig`,
+    `allow_experimental_plugins` and `decision_header` are the picker's flags. `devices` is what
+    `devices.choose` takes. Of the `workers` the first `prefill` only run prompts for the others;
+    0: every worker does both. With `front` clients come in through `pointsman front`.
+    """
+
+    workers: int = 2
+    prefill: int = 0
+    engine: str = "torch"
+    model: str | None = None
+    dtype: str | None = None
+    host: str = _LOOPBACK
+    port: int = 8080
+    config: Path | None = None
+    objectives: str = ""
+    routing: Mechanism = Mechanism.OVERRIDE_HOST
+    buffer_request_body: bool = True
+    trust_control_headers: bool = False
+    allow_experimental_plugins: bool = False
+    decision_header: bool = False
+    record: Path | None = None
+    worker_args: tuple[str, ...] = ()
+    devices: str = "all"
+    insecure: bool = False
+    front: bool = False
+    envoy_concurrency: int = 1
+    startup_seconds: float = 120.0
+    drain_seconds: float = 10.0
+
+    @property
+    def num_ports(self) -> int:
+        """Those that the parts behind the first one listen on."""
+        num_sidecars = self.workers - self.prefill if self.prefill else 0
+        return 1 + PORTS_OF_A_PICKER + self.workers + num_sidecars + self.front
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where this machine lets the fleet live: a private folder, free ports, cores, GPUs, the proxy.
+
+    `hot_restart_id` is a number by which one Envoy of this fleet finds the next, of at most 27
+    bits; None where the machine has no shared memory for that. `decoder_ports` are those of decode
+    workers, whose place in `worker_ports` a sidecar takes; `kv_key` is what they share.
+    `gateway_port` is Envoy's where clients come in through a front. `dashboard_port` leads to the
+    HTTP port of whichever picker serves.
+    """
+
+    folder: Path
+    dashboard_port: int
+    picker_ports: tuple[int, int, int]  # ext_proc, health, HTTP
+    worker_ports: tuple[int, ...]
+    cores: int
+    envoy: Path
+    hot_restart_id: int | None = None
+    gpus: tuple[Gpu, ...] = ()
+    decoder_ports: tuple[int, ...] = ()
+    kv_key: str = ""
+    gateway_port: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPlan:
+    """One worker and where it answers: through `sidecar`, if it has one."""
+
+    program: Program
+    address: SocketAddress
+    sidecar: Program | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PickerPlan:
+    """One picker and where it answers; `record` is the file it writes decisions to, if any."""
+
+    program: Program
+    ext_proc: SocketAddress
+    health: SocketAddress
+    http: SocketAddress
+    record: Path | None
+
+    @property
+    def ports(self) -> tuple[int, int, int]:
+        """As in `Site`."""
+        return self.ext_proc.port, self.health.port, self.http.port
+
+
+@dataclass(frozen=True, slots=True)
+class EnvoyPlan:
+    """One Envoy, `again` what takes its place after a crash, and its bootstrap.
+
+    `number` counts the Envoys of a fleet from 1, `epoch` those that took over from one another.
+    """
+
+    program: Program
+    again: Program
+    admin: PipeAddress
+    bootstrap: BootstrapConfig
+    bootstrap_path: Path
+    number: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The programs of a fleet, the files they read (by path), and where they answer.
+
+    `model` None: the simulator runs without one.
+    """
+
+    options: FleetOptions
+    site: Site
+    model: Path | None
+
+    @property
+    def workers(self) -> tuple[WorkerPlan, ...]:
+        return tuple(self.worker(index, port) for index, port in enumerate(self.site.worker_ports))
+
+    @property
+    def placements(self) -> list[Placement]:
+        """The GPU of each worker; empty where they run on the CPU."""
+        return place(self.options.workers, self.site.gpus, self._gpus_each)
+
+    @property
+    def _gpus_each(self) -> int:
+        """How many a worker takes by the user's flags for it; more than there are if it takes none,
+        or will refuse the flags.
+        """
+        flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+        flags.add_argument("--device", default="auto")
+        flags.add_argument("--tensor-parallel-size", default="1", dest="size")
+        none = len(self.site.gpus) + 1
+        try:
+            asked, _ = flags.parse_known_args(self.options.worker_args)
+        except argparse.ArgumentError:
+            return none
+        is_sound = asked.device != "cpu" and asked.size.isdecimal() and int(asked.size) > 0
+        return int(asked.size) if is_sound else none
+
+    @property
+    def ingress(self) -> SocketAddress:
+        """Where clients come in."""
+        return SocketAddress(self.options.host, self.options.port)
+
+    @property
+    def dashboard(self) -> SocketAddress:
+        """The address of the picker's HTTP port, which outlives a restart."""
+        return SocketAddress(_LOOPBACK, self.site.dashboard_port)
+
+    @property
+    def gateway(self) -> SocketAddress:
+        """Where Envoy listens."""
+        port = self.site.gateway_port
+        return self.ingress if port is None else SocketAddress(_LOOPBACK, port)
+
+    @property
+    def front(self) -> Program | None:
+        """What stands before Envoy, if anything does."""
+        if self.site.gateway_port is None:
+            return None
+        argv = [*_python("fleet.commands.cli"), "front", "--host", self.options.host]
+        argv += ["--port", str(self.options.port)]
+        argv += ["--gateway", f"http://{_LOOPBACK}:{self.site.gateway_port}"]
+        argv += ["--drain-timeout", f"{self.options.drain_seconds:g}"]
+        return Program("front", tuple(argv), self.site.folder / "front.log")
+
+    @property
+    def endpoints_path(self) -> Path:
+        """What the picker follows: see `endpoints_yaml`."""
+        return self.site.folder / "endpoints.yaml"
+
+    @property
+    def pool_path(self) -> Path:
+        """What Envoy follows: the workers it may send requests to."""
+        return self.site.folder / "pool.json"
+
+    @property
+    def pickers_path(self) -> Path:
+        """What Envoy follows: the pickers it may ask."""
+        return self.site.folder / "pickers.json"
+
+    @property
+    def roles(self) -> dict[str, str]:
+        """Of each worker, by name; empty where every worker does everything."""
+        options = self.options
+        if not options.prefill:
+            return {}
+        return {
+            worker_name(index): "prefill" if index < options.prefill else "decode"
+            for index in range(options.workers)
+        }
+
+    @property
+    def disaggregated_path(self) -> Path | None:
+        """The picker's configuration if it is `DISAGGREGATED_CONFIG`."""
+        if not self.options.prefill or self.options.config is not None:
+            return None
+        return self.site.folder / "disaggregated.yaml"
+
+    @property
+    def control_path(self) -> Path:
+        """The socket at which the fleet takes orders."""
+        return self.site.folder / "control.sock"
+
+    @property
+    def hot_restart_memory(self) -> Path | None:
+        """The shared memory of the fleet's Envoys, which none of them removes."""
+        number = self.site.hot_restart_id
+        return None if number is None else Path(f"/dev/shm/envoy_shared_memory_{10 * number}")
+
+    def hot_restart_socket(self, epoch: int) -> Path | None:
+        """Where the Envoy of that epoch listens to the one after it."""
+        if self.site.hot_restart_id is None:
+            return None
+        number = 10 * self.site.hot_restart_id + epoch % _ENVOYS_AT_ONCE
+        return Path(f"{self._hot_restart_path}_parent_{number}")
+
+    @property
+    def _hot_restart_path(self) -> Path:
+        return self.site.folder / "hot"
+
+    def worker(self, index: int, port: int, beside: WorkerPlan | None = None) -> WorkerPlan:
+        """The worker of that index, counted from 0, on `port`. One that takes the place of
+        `beside`, which still runs, is on other GPUs; raises `FleetError` where there are none.
+        """
+        options, site = self.options, self.site
+        threads = max(1, site.cores // max(1, options.workers))
+        name, decodes = worker_name(index), bool(options.prefill) and index >= options.prefill
+        own_port = site.decoder_ports[index - options.prefill] if decodes else port
+        argv = [*_python("worker.__main__"), "--engine", options.engine]
+        argv += ["--host", _LOOPBACK, "--port", str(own_port)]
+        argv += ["--shutdown-timeout", f"{options.drain_seconds:g}"]
+        if self.model is not None:
+            argv += ["--model", str(self.model)]
+        if options.dtype is not None:
+            argv += ["--dtype", options.dtype]
+        # In our folder, so that what a killed worker could not remove goes with it.
+        environment = {"TMPDIR": str(site.folder)}
+        if options.prefill:
+            argv += ["--kv-transfer-config", _transfers(decodes)]
+            environment[KEY_VARIABLE] = site.kv_key
+        if options.engine == "torch":
+            argv += [
+                "--num-threads",
+                str(threads),
+                speculation_flags.FLAG,
+                speculation_flags.LOOKUP,
+            ]
+            placements = self.placements
+            if placements:
+                placement = placements[index % len(placements)]
+                gpus = placement.gpus if beside is None else self._spare_gpus(beside)
+                argv += ["--gpu-memory-utilization", f"{placement.memory_share:.4g}"]
+                environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.uuid for gpu in gpus)
+            elif options.workers > 1:
+                share = _MEMORY_SHARE / options.workers
+                argv += ["--gpu-memory-utilization", f"{share:.2g}"]
+            if options.devices == "cpu":
+                environment["CUDA_VISIBLE_DEVICES"] = ""
+            environment["OMP_NUM_THREADS"] = str(threads)
+            # Numbers that it is given mean what they mean to us: the order of nvidia-smi.
+            environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        log = site.folder / f"{name}.log"
+        program = Program(name, (*argv, *options.worker_args), log, environment)
+        sidecar = self._sidecar(f"sidecar-{index + 1}", port, own_port) if decodes else None
+        return WorkerPlan(program, SocketAddress(_LOOPBACK, port), sidecar)
+
+    def _sidecar(self, name: str, port: int, decoder_port: int) -> Program:
+        argv = [*_python("fleet.commands.cli"), "sidecar", "--host", _LOOPBACK, "--port", str(port)]
+        argv += ["--decoder", f"http://{_LOOPBACK}:{decoder_port}"]
+        argv += ["--prefiller-networks", f"{_LOOPBACK}/32"]
+        argv += ["--drain-timeout", f"{self.options.drain_seconds:g}"]
+        return Program(name, tuple(argv), self.site.folder / f"{name}.log")
+
+    def _spare_gpus(self, beside: WorkerPlan) -> list[Gpu]:
+        taken = beside.program.environment["CUDA_VISIBLE_DEVICES"].split(",")
+        spare = [gpu for gpu in self.site.gpus if gpu.uuid not in taken]
+        if len(spare) < self._gpus_each:
+            raise FleetError(
+                f"{beside.program.name} is the only worker, and no GPU is free for a new one beside"
+                " it: run two workers (--workers 2), or end the fleet and start it again"
+            )
+        return spare[: self._gpus_each]
+
+    def picker(
+        self, ports: tuple[int, int, int] | None = None, record: Path | None = None
+    ) -> PickerPlan:
+        """A picker on `ports` that records into `record`; None: as the first one."""
+        options, site = self.options, self.site
+        ports = site.picker_ports if ports is None else ports
+        record = options.record if record is None else record
+        ext_proc, health, http = ports
+        argv = [*_python("picker.__main__"), "--endpoints-file", str(self.endpoints_path)]
+        argv += ["--bind-address", _LOOPBACK, "--grpc-port", str(ext_proc)]
+        argv += ["--grpc-health-port", str(health), "--metrics-port", str(http)]
+        argv += ["--drain-timeout", f"{options.drain_seconds:g}s"]
+        if record is not None:
+            argv += ["--record", str(record)]
+        config = options.config or self.disaggregated_path
+        if config is not None:
+            argv += ["--config-file", str(config)]
+        if options.allow_experimental_plugins:
+            argv.append("--allow-experimental-plugins")
+        if options.decision_header:
+            argv.append("--decision-header")
+        program = Program("picker", tuple(argv), site.folder / "picker.log")
+        at = [SocketAddress(_LOOPBACK, port) for port in ports]
+        return PickerPlan(program, at[0], at[1], at[2], record)
+
+    def envoy(self, number: int = 1, epoch: int = 0) -> EnvoyPlan:
+        """The Envoy of that number, which takes over from the one before it if `epoch` is not 0."""
+        options, folder = self.options, self.site.folder
+        suffix = "" if number == 1 else f"-{number}"
+        path = folder / f"envoy{suffix}.yaml"
+        admin = PipeAddress(str(folder / f"envoy{suffix}.sock"))
+        first = self.picker()
+        return EnvoyPlan(
+            program=self._envoy_program(path, epoch),
+            again=self._envoy_program(path, 0),  # a crash leaves nothing to take over
+            admin=admin,
+            bootstrap=BootstrapConfig(
+                listen=self.gateway,
+                admin=admin,
+                picker=first.ext_proc,
+                picker_health=first.health,
+                pickers_file=str(self.pickers_path),
+                endpoints=tuple(worker.address for worker in self.workers),
+                endpoints_file=str(self.pool_path),
+                mechanism=options.routing,
+                buffer_request_body=options.buffer_request_body,
+                trust_control_headers=options.trust_control_headers,
+                welcome=self._welcome,
+            ),
+            bootstrap_path=path,
+            number=number,
+            epoch=epoch,
+        )
+
+    @property
+    def _welcome(self) -> str:
+        """The text at `/`: the addresses of API, dashboard and metrics."""
+        rows = {
+            "models": "/v1/models",
+            "OpenAI API": "/v1/chat/completions and others, see /openapi.json",
+            "dashboard": self.dashboard.url,
+            "metrics": f"{self.dashboard.url}/metrics",
+        }
+        listed = "".join(f"{name:<12}{text}\n" for name, text in rows.items())
+        return f"Pointsman: a fleet on this machine.\n\n{listed}"
+
+    def _envoy_program(self, bootstrap_path: Path, epoch: int) -> Program:
+        options, site = self.options, self.site
+        argv = [str(site.envoy), "-c", str(bootstrap_path)]
+        argv += ["--concurrency", str(options.envoy_concurrency), "--log-level", "warn"]
+        argv += self._hot_restart(epoch)
+        return Program("envoy", tuple(argv), site.folder / "envoy.log")
+
+    def _hot_restart(self, epoch: int) -> list[str]:
+        """Flags by which an Envoy takes over the port from the one before it."""
+        number, drain = self.site.hot_restart_id, max(1, math.ceil(self.options.drain_seconds))
+        if number is None:
+            return ["--disable-hot-restart"]
+        return [
+            *("--base-id", str(number), "--restart-epoch", str(epoch)),
+            # In our folder and for us alone; by default any user of the machine could connect.
+            *("--socket-path", str(self._hot_restart_path), "--socket-mode", "600"),
+            # Every connection ends with its next answer, not one after the other.
+            *("--drain-time-s", str(drain), "--drain-strategy", "immediate"),
+            *("--parent-shutdown-time-s", str(drain + _PARENT_OVERTIME_SECONDS)),
+            # Whoever asks an old Envoy that has died for its statistics hangs for good (measured).
+            "--skip-hot-restart-parent-stats",
+            # Should the old one die meanwhile there is nothing to take over.
+            *(["--skip-hot-restart-on-no-parent"] if epoch else []),
+        ]
+
+
+def endpoints_yaml(
+    addresses: Mapping[str, SocketAddress], objectives: str = "", roles: Mapping[str, str] = _NONE
+) -> str:
+    """The file the picker learns its pool from, by name, and what requests stand for."""
+    entries: list[dict[str, object]] = []
+    for name, address in addresses.items():
+        entry = {"name": name, "address": address.host, "port": str(address.port)}
+        labels = {"labels": {_ROLE_LABEL: roles[name]}} if name in roles else {}
+        entries.append({**entry, **labels})
+    listed = yaml.safe_dump({"endpoints": entries}, sort_keys=False)
+    return f"{listed}---\n{objectives}" if objectives else listed
+
+
+def _transfers(decodes: bool) -> str:
+    """Any free port will do: who is to know it learns it with each request."""
+    role = "kv_consumer" if decodes else "kv_producer"
+    return json.dumps({"kv_connector": "TcpConnector", "kv_role": role, "kv_port": 0})
+
+
+def worker_name(index: int) -> str:
+    return f"worker-{index + 1}"
+
+
+def _python(module: str) -> tuple[str, ...]:
+    """How to run the package of the module `….__main__`; its whole name is one that a build finds
+    and changes (`scripts/one_package.py`).
+    """
+    # -P: a folder in the current directory that is named like one of our packages is not ours.
+    return (sys.executable, "-P", "-m", module.removesuffix(".__main__"))

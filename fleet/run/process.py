@@ -1,0 +1,298 @@
+"""One supervised child process: started, watched, restarted, and never left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fleet.errors import FleetError
+from fleet.run import reaper
+
+FIRST_DELAY_SECONDS = 0.2
+LONGEST_DELAY_SECONDS = 30.0
+CALM_SECONDS = 60.0  # a child that lived so long starts again without delay
+_TAIL_LINES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What to run. `environment` is added to ours; everything it prints goes to `log_path`."""
+
+    name: str
+    argv: tuple[str, ...]
+    log_path: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """How long to wait before the next start; grows while starts keep failing."""
+
+    delay_seconds: float = FIRST_DELAY_SECONDS
+
+    def after(self, lived_seconds: float) -> Backoff:
+        """The pause that follows a life of `lived_seconds`."""
+        if lived_seconds >= CALM_SECONDS:
+            return Backoff()
+        return Backoff(min(2 * self.delay_seconds, LONGEST_DELAY_SECONDS))
+
+
+# Isolated: it imports nothing from the current directory, nor from where the environment says.
+_REAPER = (sys.executable, "-I", "-S", reaper.__file__)
+
+
+class Reaper:
+    """Owns the process that ends our children should we vanish without a chance to do it.
+
+    `turn` is held while a child is started: one at a time, so that the event loop gets to signals
+    between two of many.
+    """
+
+    def __init__(self) -> None:
+        self.turn = asyncio.Lock()
+        # In a session of its own: a Ctrl-C in the terminal must not reach it.
+        self._process = subprocess.Popen(
+            _REAPER,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    async def start(self, program: Program) -> asyncio.subprocess.Process:
+        """Start a program, in a process group of its own that does not survive us: until it is
+        adopted there is only the reaper's script, which ends with us by itself. Raises `FleetError`
+        when the system has no room for another process.
+        """
+        try:
+            with program.log_path.open("ab") as log:
+                process = await asyncio.create_subprocess_exec(
+                    *(*_REAPER, *program.argv),
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, **program.environment},
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise FleetError(f"{program.name} cannot be started: {error}") from error
+        self.adopt(process.pid)
+        if process.stdin is not None:
+            process.stdin.write(b"\n")
+            process.stdin.close()
+        return process
+
+    def adopt(self, group: int) -> None:
+        """Promise that the process group `group` will not survive us."""
+        self._write(f"+{group}\n")
+
+    def release(self, group: int) -> None:
+        """Take the promise back: the group is gone."""
+        self._write(f"-{group}\n")
+
+    def remove(self, path: Path) -> None:
+        """Promise that `path` will not survive us: a file, or a folder if we vanish."""
+        self._write(f"/{path}\n")
+
+    def close(self) -> None:
+        """Let it end whatever was not released, and wait for that; folders are left to us."""
+        self._write(".\n")
+        if self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
+        self._process.wait()
+
+    def _write(self, line: str) -> None:
+        if self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.write(line.encode())
+                self._process.stdin.flush()
+
+
+class Child:
+    """Owns one running program and its restarts.
+
+    `is_ready` returns once the program serves. `run` returns after `stop`; it raises `FleetError`
+    when the program ends before it was ready for the first time. `again` is what to run after a
+    death, where that is not the same program.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        guard: Reaper,
+        is_ready: Callable[[], Awaitable[object]],
+        say: Callable[[str], None],
+        again: Program | None = None,
+    ) -> None:
+        self.program = program
+        self.ready = asyncio.Event()  # it was ready once
+        self.serving = asyncio.Event()  # the process that runs now is ready
+        self.settled = asyncio.Event()  # it was ready once, or never will be
+        self.deaths = 0
+        self.failure: FleetError | None = None  # why it never was ready
+        self.has_ended = False  # and will not start again
+        self._again = program if again is None else again
+        self._guard = guard
+        self._is_ready = is_ready
+        self._say = say
+        self._stopping = asyncio.Event()
+        self._no_pause = asyncio.Event()
+        self._renewing = False
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Process id, which is also its process group; None while it is not running."""
+        return None if self._process is None else self._process.pid
+
+    async def run(self) -> None:
+        """Start, and start again after every death, until `stop`."""
+        backoff, asked_for = Backoff(), False
+        loop = asyncio.get_running_loop()
+        try:
+            while not self._stopping.is_set():
+                self._no_pause.clear()
+                started = loop.time()
+                status = await self._run_once(asked_for)
+                if self._stopping.is_set():
+                    return
+                asked_for, self._renewing = self._renewing, False
+                if asked_for:
+                    continue
+                await self._died(status, backoff.delay_seconds)
+                backoff = backoff.after(loop.time() - started)
+        finally:
+            self.has_ended = True
+            self.settled.set()
+
+    async def _died(self, status: int, pause: float) -> None:
+        """Report it, and wait until it is time to start again; raises `FleetError` instead when
+        it never was ready.
+        """
+        ended = describe_exit(status)
+        if not self.ready.is_set():
+            text = f"{self.program.name} {ended} while starting{self.last_words()}"
+            self.failure = FleetError(text)
+            raise self.failure
+        self.deaths += 1
+        self.program = self._again
+        self._say(
+            f"{self.program.name} {ended}; starting it again in {pause:g} s "
+            f"(log: {self.program.log_path})"
+        )
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._no_pause.wait(), pause)
+
+    async def _run_once(self, asked_for: bool) -> int:
+        """Run the program once, unreported where that was asked for; returns its exit status."""
+        async with self._guard.turn:
+            if self._stopping.is_set():
+                return 0
+            try:
+                process = self._process = await self._guard.start(self.program)
+            except FleetError as error:
+                self.failure = error
+                raise
+        try:
+            if self._stopping.is_set():  # `stop` found no process to end
+                return 0
+            async with asyncio.TaskGroup() as group:
+                watch = group.create_task(self._watch(asked_for), name=f"{self.program.name}-ready")
+                status = await process.wait()
+                watch.cancel()
+        finally:
+            # Also when we are cancelled: what it started itself goes with it.
+            reaper.signal_group(process.pid, signal.SIGKILL)
+            self.serving.clear()
+            self._process = None
+            self._guard.release(process.pid)
+            await process.wait()  # the loop may be about to end
+        return status
+
+    async def _watch(self, asked_for: bool) -> None:
+        await self._is_ready()
+        if self.ready.is_set() and not asked_for:
+            self._say(f"{self.program.name} is back")
+        self.ready.set()
+        self.serving.set()
+        self.settled.set()
+
+    def retire(self) -> None:
+        """Let its end, whenever it comes, be the end: it is not started again."""
+        self._stopping.set()
+        self._no_pause.set()
+
+    def ask_to_end(self) -> None:
+        """Ask it to go when it has done what it has; not waited for."""
+        self.retire()
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGTERM)
+
+    async def stop(self, drain_seconds: float, grace_seconds: float = 0.0) -> None:
+        """Ask it to go; `run` returns then.
+
+        After `drain_seconds` it is asked to hurry, after `grace_seconds` more it is killed.
+        """
+        self.retire()
+        await self._end(drain_seconds, grace_seconds)
+
+    async def renew(self, drain_seconds: float, grace_seconds: float = 0.0) -> None:
+        """End its process as `stop` does, and start the next one at once; returns before that is
+        `serving`.
+        """
+        self._no_pause.set()
+        if self._process is not None:
+            self._renewing = True
+            await self._end(drain_seconds, grace_seconds)
+        self.serving.clear()
+
+    async def _end(self, drain_seconds: float, grace_seconds: float) -> None:
+        process = self._process
+        if process is None:
+            return
+        # Two signals, because one that is sent again before it was looked at counts once.
+        for number, seconds in (
+            (signal.SIGTERM, drain_seconds),
+            (signal.SIGINT, grace_seconds),
+        ):
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(number)
+            if not seconds:
+                continue
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), seconds)
+                return
+        reaper.signal_group(process.pid, signal.SIGKILL)
+        await process.wait()
+
+    def kill(self) -> None:
+        """End it and everything it started, now."""
+        self.retire()
+        if self._process is not None:
+            reaper.signal_group(self._process.pid, signal.SIGKILL)
+
+    def last_words(self) -> str:
+        """The end of its log, for an error message."""
+        with contextlib.suppress(OSError):
+            lines = self.program.log_path.read_text("utf-8", "replace").splitlines()
+            tail = "\n".join(f"  | {line}" for line in lines[-_TAIL_LINES:])
+            return f"\n{tail}" if tail else ""
+        return ""
+
+
+def describe_exit(status: int) -> str:
+    if status >= 0:
+        return f"ended with status {status}"
+    try:
+        return f"was ended by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was ended by signal {-status}"

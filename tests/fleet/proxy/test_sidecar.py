@@ -1,0 +1,374 @@
+"""The sidecar between workers that are shaped like vLLM's: both legs, as they go over the wire."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from fleet.proxy.http_proxy import runner_of
+from fleet.proxy.sidecar import Sidecar, SidecarOptions
+from fleet.proxy.sidecar_flags import build_parser
+from tests.support.fleet.noting_server import Handler, Server, listening
+from worker.api.routes.prefill_leg import prefill_body
+
+KEPT = {
+    "do_remote_prefill": True,
+    "do_remote_decode": False,
+    "remote_block_ids": [[3, 1, 2]],
+    "remote_engine_id": "e",
+    "remote_request_id": "r",
+    "remote_host": "10.0.0.1",
+    "remote_port": 5600,
+    "tp_size": 1,
+}
+ASKED = {
+    "model": "m",
+    "messages": [{"role": "user", "content": "Zwölf"}],
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "max_tokens": 7,
+    "min_tokens": 2,
+    "temperature": 0.25,
+}
+CHAT = "/v1/chat/completions"
+CHUNKS = (b'data: {"a":1}\n\n', b"data: [DONE]\n\n")
+
+
+async def keeps(_: web.Request) -> web.StreamResponse:
+    return web.json_response({"choices": [], "kv_transfer_params": KEPT})
+
+
+async def streams(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "X-Worker": "w"})
+    await response.prepare(request)
+    for chunk in CHUNKS:
+        await response.write(chunk)
+    return response
+
+
+class House:
+    """A sidecar, its decode worker and a prefill worker."""
+
+    def __init__(self, stack: AsyncExitStack) -> None:
+        self._stack = stack
+        self.prefiller, self.decoder = Server(keeps), Server(streams)
+        self.sidecar_stack = AsyncExitStack()
+
+    async def start(self, **options: Any) -> House:
+        await self._stack.enter_async_context(self.prefiller.serving())
+        await self._stack.enter_async_context(self.decoder.serving())
+        given = {
+            "host": "",
+            "port": 0,
+            "decoder": f"http://{self.decoder.address}",
+            "kv_connector": "nixlv2",
+            "bootstrap_port": 8998,
+            "prefiller_networks": None,
+            "prefill_timeout": 60.0,
+            "drain_timeout": 1.0,
+        }
+        await self._stack.enter_async_context(self.sidecar_stack)
+        running = Sidecar.running(SidecarOptions(**{**given, **options}))
+        sidecar = await self.sidecar_stack.enter_async_context(running)
+        runner = runner_of(sidecar.handle, 1.0, reads=True)
+        self.url = f"http://{await listening(runner)}"
+        self._stack.push_async_callback(runner.cleanup)
+        self.client = await self._stack.enter_async_context(aiohttp.ClientSession())
+        return self
+
+    async def ask(
+        self, body: Any = ASKED, path: str = CHAT, prefiller: str | None = None, **headers: str
+    ) -> tuple[int, bytes]:
+        """What the client gets."""
+        named = {"x-prefiller-host-port": prefiller or self.prefiller.address, **headers}
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        async with self.client.post(self.url + path, data=data, headers=named) as answer:
+            return answer.status, await answer.read()
+
+
+@pytest.fixture
+async def house() -> AsyncIterator[House]:
+    async with AsyncExitStack() as stack:
+        yield House(stack)
+
+
+async def test_both_legs_as_the_protocol_says(house: House) -> None:
+    """Bodies in full; the answer comes through chunk for chunk."""
+    await house.start()
+    status, answer = await house.ask(**{"x-request-id": "mine", "authorization": "Bearer k"})
+    assert (status, answer) == (200, b"".join(CHUNKS))
+    ((method, path, first, prefill),) = house.prefiller.asked
+    assert (method, path) == ("POST", CHAT)
+    assert json.loads(prefill) == {
+        "model": "m",
+        "messages": [{"role": "user", "content": "Zwölf"}],
+        "stream": False,
+        "max_tokens": 1,
+        "min_tokens": 1,
+        "temperature": 0.25,
+        "kv_transfer_params": {
+            "do_remote_decode": True,
+            "do_remote_prefill": False,
+            "remote_engine_id": None,
+            "remote_block_ids": None,
+            "remote_host": None,
+            "remote_port": None,
+        },
+    }
+    ((method, path, second, decode),) = house.decoder.asked
+    assert (method, path) == ("POST", CHAT)
+    assert json.loads(decode) == {**ASKED, "kv_transfer_params": KEPT}
+    for headers, body in ((first, prefill), (second, decode)):
+        assert "x-prefiller-host-port" not in headers
+        assert (headers["x-request-id"], headers["authorization"]) == ("mine", "Bearer k")
+        assert headers["content-length"] == str(len(body))
+    assert first["content-type"] == "application/json"
+
+
+async def test_both_legs_are_told_whose_caches_to_ask(house: House) -> None:
+    """The picker means the one that computes: the decode worker, where the first leg fails."""
+    await house.start()
+    await house.ask(**{"x-kv-cache-source-host-port": "10.0.0.7:8000"})
+    legs = [server.asked[0][2] for server in (house.prefiller, house.decoder)]
+    assert [leg["x-kv-cache-source-host-port"] for leg in legs] == ["10.0.0.7:8000"] * 2
+
+
+async def test_both_legs_have_one_request_id(house: House) -> None:
+    await house.start()
+    await house.ask()
+    ids = [server.asked[0][2]["x-request-id"] for server in (house.prefiller, house.decoder)]
+    assert len(set(ids)) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "given", "limits"),
+    [
+        (CHAT, {}, {"max_tokens": 1}),
+        (CHAT, {"max_completion_tokens": 5}, {"max_tokens": 1, "max_completion_tokens": 1}),
+        ("/v1/completions", {"max_tokens": 9}, {"max_tokens": 1}),
+        (
+            "/inference/v1/generate",
+            {"sampling_params": {"max_tokens": 5, "min_tokens": 3, "seed": 1}},
+            {"sampling_params": {"max_tokens": 1, "min_tokens": 1, "seed": 1}},
+        ),
+        ("/inference/v1/generate", {}, {"sampling_params": {"max_tokens": 1}}),
+    ],
+)
+def test_a_prefill_is_of_one_token(path: str, given: Any, limits: Any) -> None:
+    body = prefill_body(path, given)
+    assert {name: body[name] for name in body if name not in ("stream", "kv_transfer_params")} == (
+        limits
+    )
+
+
+async def refuses(_: web.Request) -> web.StreamResponse:
+    return web.json_response({"message": "no"}, status=500)
+
+
+async def hangs(_: web.Request) -> web.StreamResponse:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def babbles(_: web.Request) -> web.StreamResponse:
+    return web.Response(body=b"[1")
+
+
+async def dies(request: web.Request) -> web.StreamResponse:
+    assert request.transport is not None
+    request.transport.close()
+    return web.Response()
+
+
+@pytest.mark.parametrize("behave", [refuses, hangs, babbles, dies])
+async def test_without_a_prefill_the_decode_goes_on(house: House, behave: Handler) -> None:
+    """With the body as the client sent it, byte for byte."""
+    house.prefiller.behave = behave
+    await house.start(prefill_timeout=0.2)
+    body = json.dumps(ASKED, indent=3).encode()
+    assert await house.ask(body) == (200, b"".join(CHUNKS))
+    assert house.decoder.asked[0][3] == body
+    assert "x-prefiller-host-port" not in house.decoder.asked[0][2]
+
+
+async def test_a_prefiller_that_is_not_there_costs_nothing_else(house: House) -> None:
+    await house.start()
+    assert await house.ask(prefiller="127.0.0.1:1") == (200, b"".join(CHUNKS))
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b"\xff", b""])
+async def test_a_body_that_is_no_object_is_the_decoders_to_refuse(
+    house: House, body: bytes
+) -> None:
+    await house.start()
+    assert (await house.ask(body))[0] == 200
+    assert (house.prefiller.asked, house.decoder.asked[0][3]) == ([], body)
+
+
+@pytest.mark.parametrize(
+    "prefiller",
+    [
+        *(
+            "8.8.8.8:80",
+            "169.254.169.254:80",
+            "[::ffff:169.254.169.254]:80",
+            "[::ffff:8.8.8.8]:80",
+            "host:80",
+            "x",
+            "[::]:1",
+        ),
+        *("127.0.0.1:x@host.example", "127.0.0.1:80/admin?x=", "[::1%x@host.example]:80"),
+        *("user@127.0.0.1:80", "127.0.0.1", "::1:80"),
+    ],
+)
+async def test_only_allowed_prefillers_are_asked(house: House, prefiller: str) -> None:
+    """What a client may have put into the header is no way to other services."""
+    await house.start()
+    status, body = await house.ask(prefiller=prefiller)
+    assert (status, json.loads(body)["error"]["type"]) == (403, "Forbidden")
+    assert house.decoder.asked == []
+
+
+async def test_networks_can_be_named(house: House) -> None:
+    await house.start(prefiller_networks=("10.0.0.0/8",))
+    assert (await house.ask())[0] == 403
+
+
+async def test_the_rest_is_passed_on(house: House) -> None:
+    """Whatever the path, method and query; the header goes all the same."""
+    await house.start()
+    async with house.client.get(f"{house.url}/metrics?a=%20b") as answer:
+        assert (answer.status, answer.headers["X-Worker"]) == (200, "w")
+    await house.ask(path="/v1/messages")
+    assert [one[:2] for one in house.decoder.asked] == [
+        ("GET", "/metrics?a=%20b"),
+        ("POST", "/v1/messages"),
+    ]
+    assert house.prefiller.asked == []
+    assert "x-prefiller-host-port" not in house.decoder.asked[1][2]
+
+
+async def test_a_decoder_that_is_gone_is_a_503(house: House) -> None:
+    await house.start(decoder="http://127.0.0.1:1")
+    status, body = await house.ask()
+    assert (status, json.loads(body)["error"]["type"]) == (503, "ServiceUnavailableError")
+
+
+async def test_a_client_disconnect_ends_the_prefill(house: House) -> None:
+    house.prefiller.behave = hangs
+    await house.start()
+    asking = asyncio.create_task(house.ask())
+    await house.prefiller.arrived.wait()
+    asking.cancel()
+    await asyncio.wait_for(house.prefiller.left.wait(), 60)
+
+
+@pytest.mark.parametrize("number", ["1e999", "NaN"])
+async def test_what_cannot_be_read_says_nothing_of_kv(house: House, number: str) -> None:
+    """A decode worker may read more than we do."""
+    await house.start()
+    body = json.dumps({**ASKED, "kv_transfer_params": KEPT, "x": 7}).encode()
+    status, _ = await house.ask(body.replace(b'"x": 7', f'"x": {number}'.encode()))
+    said = [json.loads(one[3]) for one in house.decoder.asked]
+    assert (status, said) == (
+        (400, []) if number == "NaN" else (200, [{**ASKED, "x": float("inf")}])
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "spelling"),
+    [
+        ("kv_transfer_params", "kv_transfer_params"),
+        ("kv_transfer_params", "kv_transfer\\u005fparams"),
+        ("bootstrap_host", "bootstrap_host"),
+        ("bootstrap_port", "bootstrap_port"),
+        ("bootstrap_room", "bootstrap\\u005froom"),
+    ],
+)
+@pytest.mark.parametrize("is_packed", [False, True])
+async def test_a_client_does_not_say_where_kv_is_taken_from(
+    house: House, field: str, spelling: str, is_packed: bool
+) -> None:
+    """However it spells or packs its body: the decode worker would connect there."""
+    await house.start()
+    body = json.dumps({**ASKED, field: KEPT}).encode()
+    body = body.replace(field.encode(), spelling.encode())
+    data, headers = (gzip.compress(body), {"content-encoding": "gzip"}) if is_packed else (body, {})
+    async with house.client.post(house.url + CHAT, data=data, headers=headers) as answer:
+        assert answer.status == 200
+    ((_, _, told, decode),) = house.decoder.asked
+    assert json.loads(decode) == ASKED
+    assert "content-encoding" not in told
+
+
+async def test_sglang_has_the_same_body_at_both_workers_at_once(house: House) -> None:
+    """Neither waits for the other; the decode worker's answer is the client's."""
+    await house.start(kv_connector="sglang")
+    both = asyncio.Barrier(2)
+
+    async def prefills(_: web.Request) -> web.StreamResponse:
+        await both.wait()
+        return web.json_response({"choices": []})
+
+    async def decodes(request: web.Request) -> web.StreamResponse:
+        await both.wait()
+        return await streams(request)
+
+    house.prefiller.behave, house.decoder.behave = prefills, decodes
+    before = time.time_ns()
+    status, answer = await house.ask(authorization="Bearer k")
+    assert (status, answer) == (200, b"".join(CHUNKS))
+    ((method, path, first, prefill),) = house.prefiller.asked
+    assert (method, path) == ("POST", CHAT)
+    ((method, path, second, decode),) = house.decoder.asked
+    assert (method, path) == ("POST", CHAT)
+    assert prefill == decode
+    room = json.loads(decode)["bootstrap_room"]
+    assert before <= room <= time.time_ns() + 1000
+    where = {"bootstrap_host": "127.0.0.1", "bootstrap_port": 8998, "bootstrap_room": room}
+    assert json.loads(decode) == {**ASKED, **where}
+    for headers, body in ((first, prefill), (second, decode)):
+        assert "x-prefiller-host-port" not in headers
+        assert headers["authorization"] == "Bearer k"
+        assert headers["content-length"] == str(len(body))
+    assert first["content-type"] == "application/json"
+
+
+async def test_sglang_decodes_though_the_prefill_fails(house: House) -> None:
+    house.prefiller.behave = refuses
+    await house.start(kv_connector="sglang", bootstrap_port=7)
+    assert await house.ask() == (200, b"".join(CHUNKS))
+    assert json.loads(house.decoder.asked[0][3])["bootstrap_port"] == 7
+    assert await house.ask(b"[]") == (200, b"".join(CHUNKS))
+    assert house.decoder.asked[1][3] == b"[]"
+
+
+async def test_sglangs_prefill_goes_on_without_its_client(house: House) -> None:
+    """The decode leg ends, and the prefill ends with the sidecar."""
+    house.prefiller.behave = house.decoder.behave = hangs
+    await house.start(kv_connector="sglang")
+    asking = asyncio.create_task(house.ask())
+    await house.prefiller.arrived.wait()
+    await house.decoder.arrived.wait()
+    asking.cancel()
+    await asyncio.wait_for(house.decoder.left.wait(), 60)
+    assert not house.prefiller.left.is_set()
+    await house.sidecar_stack.aclose()
+    await asyncio.wait_for(house.prefiller.left.wait(), 60)
+
+
+def test_the_bootstrap_port_may_be_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As SGLang's own routers have it."""
+    assert build_parser().parse_args([]).bootstrap_port == 8998
+    monkeypatch.setenv("SGLANG_BOOTSTRAP_PORT", "9000")
+    assert build_parser().parse_args([]).bootstrap_port == 9000
+    assert build_parser().parse_args(["--bootstrap-port", "1"]).bootstrap_port == 1

@@ -1,0 +1,136 @@
+"""Orders to a running fleet, over a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import stat
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from fleet.errors import FleetError
+from fleet.run.control import Control, Obey, Order, Part, Say, give
+
+ORDER = Order((Part.PICKER, Part.WORKERS))
+
+
+@contextlib.asynccontextmanager
+async def taking_orders(path: Path, obey: Obey) -> AsyncIterator[asyncio.Task[None]]:
+    """A fleet that does what `obey` does."""
+    serving = asyncio.ensure_future(Control(str(path), obey).run())
+    async with asyncio.timeout(120):
+        while not path.exists():  # noqa: ASYNC110, ASYNC240
+            await asyncio.sleep(0.01)
+    yield serving
+    serving.cancel()
+    await asyncio.wait([serving])
+
+
+async def given(path: Path, lines: list[str]) -> int:
+    """The order, as the command gives it; the requests that it cut."""
+    return await asyncio.wait_for(asyncio.to_thread(give, ORDER, str(path), lines.append), 120)
+
+
+async def test_an_order_is_carried_out_line_by_line(tmp_path: Path) -> None:
+    """The client sees every line, and the fleet the order as it was given."""
+    orders: list[Order] = []
+
+    async def obey(order: Order, say: Say) -> int:
+        orders.append(order)
+        say("picker: done")
+        say("workers: done")
+        return 2
+
+    lines: list[str] = []
+    async with taking_orders(tmp_path / "c", obey):
+        assert await given(tmp_path / "c", lines) == 2
+    assert orders == [ORDER]
+    assert lines == ["picker: done", "workers: done"]
+    assert not (tmp_path / "c").exists()
+
+
+async def test_nobody_else_may_give_orders(tmp_path: Path) -> None:
+    """The socket is for its owner."""
+
+    async def obey(order: Order, say: Say) -> int:
+        raise AssertionError
+
+    async with taking_orders(tmp_path / "c", obey):
+        assert stat.S_IMODE((tmp_path / "c").stat().st_mode) == 0o600
+
+
+async def test_a_failure_is_the_clients_error(tmp_path: Path) -> None:
+    """With its reason, after the lines before it; and the fleet takes the next order."""
+
+    async def obey(order: Order, say: Say) -> int:
+        say("picker: starting")
+        raise FleetError("it did not come")
+
+    async with taking_orders(tmp_path / "c", obey):
+        for _ in range(2):
+            lines: list[str] = []
+            with pytest.raises(FleetError, match="it did not come"):
+                await given(tmp_path / "c", lines)
+            assert lines == ["picker: starting"]
+
+
+@pytest.mark.parametrize(
+    "line", [b"{}\n", b'{"restart": ["all"]}\n', b"nonsense\n", b"x" * 70_000 + b"\n", b""]
+)
+async def test_what_is_no_order_is_refused(tmp_path: Path, line: bytes) -> None:
+    """In the form that every answer has."""
+
+    async def obey(order: Order, say: Say) -> int:
+        raise AssertionError
+
+    async with taking_orders(tmp_path / "c", obey):
+        reader, writer = await asyncio.open_unix_connection(str(tmp_path / "c"))
+        writer.write(line)
+        writer.write_eof()
+        answer = await asyncio.wait_for(reader.read(), 120)
+        writer.close()
+    assert b'"failure":"not an order' in answer
+
+
+async def test_the_end_of_the_fleet_is_told(tmp_path: Path) -> None:
+    """To whoever waits for an order that is under way."""
+    begun = asyncio.Event()
+
+    async def obey(order: Order, say: Say) -> int:
+        begun.set()
+        await asyncio.Event().wait()
+
+    async with taking_orders(tmp_path / "c", obey) as serving:
+        waiting = asyncio.ensure_future(given(tmp_path / "c", []))
+        await asyncio.wait_for(begun.wait(), 120)
+        serving.cancel()
+        with pytest.raises(FleetError, match="the fleet stops"):
+            await waiting
+
+
+async def test_a_client_that_leaves_stops_nothing(tmp_path: Path) -> None:
+    """What has begun goes on to its end."""
+    begun, go_on, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def obey(order: Order, say: Say) -> int:
+        begun.set()
+        await go_on.wait()
+        say("nobody hears this")
+        done.set()
+
+    async with taking_orders(tmp_path / "c", obey):
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(tmp_path / "c"))
+            client.sendall(b'{"restart": ["envoy"]}\n')
+            await asyncio.wait_for(begun.wait(), 120)
+        go_on.set()
+        await asyncio.wait_for(done.wait(), 120)
+
+
+def test_a_fleet_that_is_not_there_takes_no_orders(tmp_path: Path) -> None:
+    """Not ready yet, or gone."""
+    with pytest.raises(FleetError, match="not ready yet, or about to end"):
+        give(ORDER, str(tmp_path / "c"), print)

@@ -1,0 +1,64 @@
+"""The files by which parts of a fleet take requests or do not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import yaml
+
+from fleet.envoy.settings import SocketAddress
+from fleet.run.layout import FleetOptions, Plan, Site
+from fleet.run.members import Rotation
+
+WORKERS = {f"worker-{n}": SocketAddress("127.0.0.1", 10 + n) for n in (1, 2)}
+
+
+def layout(folder: Path, **changes: object) -> Plan:
+    """A fleet of two in `folder`."""
+    site = Site(folder, 4, (1, 2, 3), (11, 12), cores=2, envoy=Path("/bin/envoy"))
+    return Plan(FleetOptions(**changes), site, None)
+
+
+def members(path: Path) -> list[dict]:
+    """The endpoints of Envoy's file."""
+    (resource,) = json.loads(path.read_text())["resources"]
+    return [one["endpoint"] for one in resource["endpoints"][0].get("lb_endpoints", [])]
+
+
+def test_the_picker_is_told_the_workers_and_the_objectives_each_time(tmp_path: Path) -> None:
+    """One that is left out is gone, and nothing else is."""
+    plan = layout(tmp_path, objectives="kind: InferenceObjective\n")
+    rotation = Rotation(plan)
+    for names in (["worker-1", "worker-2"], ["worker-2"], []):
+        rotation.endpoints({name: WORKERS[name] for name in names})
+        pool, objectives = yaml.safe_load_all(plan.endpoints_path.read_text())
+        assert [one["name"] for one in pool["endpoints"]] == names
+        assert objectives == {"kind": "InferenceObjective"}
+
+
+def test_envoy_is_told_the_workers(tmp_path: Path) -> None:
+    """By a rename, which is what it sees; nothing unfinished is left."""
+    plan = layout(tmp_path)
+    rotation = Rotation(plan)
+    rotation.pool(WORKERS.values())
+    first = plan.pool_path.stat().st_ino
+    rotation.pool([WORKERS["worker-2"]])
+    assert plan.pool_path.stat().st_ino != first
+    (member,) = members(plan.pool_path)
+    assert member["address"]["socket_address"]["port_value"] == 12
+    assert {path.name for path in tmp_path.iterdir()} == {plan.pool_path.name}
+
+
+def test_envoy_is_told_where_each_picker_answers_health_checks(tmp_path: Path) -> None:
+    """Two may be there at once."""
+    plan = layout(tmp_path)
+    Rotation(plan).pickers([plan.picker((7, 8, 9)), plan.picker()])
+    found = [
+        (
+            one["address"]["socket_address"]["port_value"],
+            one["health_check_config"]["address"]["socket_address"]["port_value"],
+        )
+        for one in members(plan.pickers_path)
+    ]
+    assert found == [(7, 8), (1, 2)]

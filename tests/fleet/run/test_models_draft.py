@@ -1,0 +1,80 @@
+"""The draft model in a worker's flags is found like the model itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fleet.commands.cli import main, with_default_model
+from fleet.errors import FleetError
+from fleet.run.models import resolve_model, with_found_draft_model
+
+
+@pytest.mark.parametrize("flag", ["--speculative-config", "-sc"])
+def test_a_hub_id_becomes_the_path_of_what_was_fetched(flag: str) -> None:
+    """As every user of vLLM writes it; the other fields and flags stay as they are."""
+    asked: list[str] = []
+
+    def resolve(name: str) -> Path:
+        asked.append(name)
+        return Path("/hub/qwen")
+
+    config = '{"model": "Qwen/Qwen3-0.6B", "num_speculative_tokens": 5}'
+    argv = with_found_draft_model(["--port", "1", flag, config, "--seed", "7"], resolve)
+    assert asked == ["Qwen/Qwen3-0.6B"]
+    assert argv[:-1] == ["--port", "1", "--seed", "7", "--speculative-config"]
+    assert json.loads(argv[-1]) == {"model": "/hub/qwen", "num_speculative_tokens": 5}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        '{"model": "ngram", "num_speculative_tokens": 5}',
+        '{"method": "suffix"}',
+        '{"method": "eagle", "model": "someone/EAGLE"}',
+        '{"model": "Qwen/Qwen3-0.6B", "colour": 1}',
+        '{"model": 7}',
+        "[1]",
+        "{",
+    ],
+)
+def test_nothing_else_is_looked_up(config: str) -> None:
+    """Names of methods, heads, and what the worker refuses anyway."""
+    argv = ["-sc", config, "--port", "1"]
+
+    def resolve(name: str) -> Path:
+        raise AssertionError(name)
+
+    assert with_found_draft_model(argv, resolve) == argv
+    assert with_found_draft_model(["--port", "1"], resolve) == ["--port", "1"]
+
+
+def test_what_is_not_found_is_said_with_the_flag(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever gives two models is told which one is missing, by either command."""
+    config = '{"model": "missing.gguf"}'
+    with pytest.raises(FleetError, match=r"^--speculative-config: model: no model at missing"):
+        with_found_draft_model(["-sc", config], resolve_model)
+    model = tmp_path / "m.gguf"
+    model.touch()
+    assert main(["worker", "--model", str(model), "-sc", config]) == 1
+    assert main(["up", "--model", str(model), "--worker-args", f"-sc '{config}'"]) == 1
+    told = capsys.readouterr().err.splitlines()
+    assert [line.startswith("pointsman: --speculative-config: model: ") for line in told] == [
+        True
+    ] * 2
+
+
+def test_a_worker_gets_both_models_by_path(tmp_path: Path) -> None:
+    """The simulator has none to draft with, and says so itself."""
+    model = tmp_path / "m.gguf"
+    model.touch()
+    given = ["--model", str(model), "-sc", json.dumps({"model": str(model)})]
+    engine = ["--engine", "torch", "--model", str(model)]
+    found = ["--speculative-config", f'{{"model":"{model}"}}']
+    assert with_default_model(given) == [*found, *engine]
+    simulated = with_default_model([*given, "--engine", "sim"])
+    assert simulated == [*given[2:], "--engine", "sim", "--model", str(model)]
