@@ -22,7 +22,7 @@ ROOTS = (*PROGRAMS, "scripts", "benchmarks", "tests", "docs")
 PAGES = ("README.md", "CHANGELOG.md")
 # Folders whose English was not revised yet.
 UNREVISED = (
-    *("conformance", "tests", "benchmarks", "scripts", "docs/decisions", "docs/configuration.md"),
+    *("conformance", "tests", "benchmarks", "scripts", "docs/configuration.md"),
     *("picker", "worker", "fleet"),
 )
 
