@@ -16,7 +16,7 @@ from fleet.doctor.paths import Json, at, listed, mapped, number
 from fleet.doctor.web import NO_JSON
 from picker.cli.options import PoolFlags
 from picker.cli.pools import pool_flags
-from picker.cli.readers import checked
+from picker.cli.readers import DIALECT
 from picker.k8s.api import (
     ENDPOINT_SLICES,
     LEASES,
@@ -253,7 +253,7 @@ def _pools(words: list[str]) -> tuple[PoolFlags, ...] | None:
 @functools.cache
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    read = checked(pool_flags)
+    read = DIALECT.checked(pool_flags)
     parser.add_argument("--pool", dest="pools", type=read, action="append", default=[])
     return parser
 

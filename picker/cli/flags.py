@@ -12,10 +12,10 @@ import re
 import socket
 import uuid
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
+from base.flags import Parser, add_flags, configured, refuse
 from picker.admin.loopback import is_loopback
 from picker.cli.options import (
     DEFAULT_NAMESPACE,
@@ -33,9 +33,9 @@ from picker.cli.options import (
     XdsFlags,
 )
 from picker.cli.pools import pools_of
-from picker.cli.readers import READERS, checked, namespace, refused, truth
+from picker.cli.readers import DIALECT, namespace
 from picker.cli.rules import check, first_pool, follows_cluster, has_peers, is_secure
-from picker.cli.table import Row, rows
+from picker.cli.table import FLAGS
 from picker.errors import ConfigError
 from picker.k8s.elector import LeaseName, Timings
 from picker.peers.discovery import PeerName, peer_name
@@ -49,22 +49,6 @@ _TIMINGS: Final = Timings()
 _DEPLOYMENT: Final = re.compile(r"(.+)-[a-z0-9]+-[a-z0-9]+")
 _SERVICE: Final = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 
-# Flags that may stand several times.
-_ACTIONS: Final = {"--pool": "append", "--endpoint-target-ports": "extend"}
-# Kinds that cannot be empty, as templates render what nobody gave.
-_NOT_EMPTY: Final = frozenset({"PORT", "DURATION", "LEVEL"})
-# Fields of the options that are called otherwise than their flags.
-_FIELDS: Final = {
-    "grpc_max_recv_msg_bytes": "grpc_max_recv_msg_size",
-    "max_unfinished_body_bytes": "max_unfinished_bodies",
-    "metrics_auth": "metrics_endpoint_auth",
-    "grpc_stream_metrics": "enable_grpc_stream_metrics",
-    "pool_gauges_interval_seconds": "refresh_prometheus_metrics_interval",
-    "refresh_metrics_interval_seconds": "refresh_metrics_interval",
-    "metrics_staleness_threshold_seconds": "metrics_staleness_threshold",
-    "drain_timeout_seconds": "drain_timeout",
-}
-
 _PROCESSES: Final = (
     "is gone: two processes decided fewer requests a second than one, each knew only its own "
     "prefixes; run replicas that are peers (docs/high-availability.md)"
@@ -72,7 +56,7 @@ _PROCESSES: Final = (
 _TRANSPORT: Final = "is gone: there is one transport, that of `native`; leave the flag out"
 _NO_METRIC: Final = "is gone: use engineConfigs in the parameters of a core-metrics-extractor"
 _NO_ZAP: Final = "settings of Go's zap: use --zap-encoder, --zap-log-level and -v"
-# Flags that may only ask for what is so anyway: why, and for what.
+# Flags that are accepted only with values that change nothing: why, and the values.
 _REFUSED: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "--processes": (_PROCESSES, ("1",)),
     "--grpc-transport": (_TRANSPORT, ("native",)),
@@ -88,52 +72,16 @@ _REFUSED: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
 }
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """All flags, in groups."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="pointsman picker",
         description="Endpoint picker: an Envoy external processor that sends each LLM request to "
         "the right worker.",
-        allow_abbrev=False,
     )
-    groups: dict[str, argparse._ArgumentGroup] = {}
-    for row in rows():
-        if row.group not in groups:
-            groups[row.group] = parser.add_argument_group(row.group)
-        _add(groups[row.group], row)
-    for name, (why, harmless) in _REFUSED.items():
-        parser.add_argument(
-            name,
-            type=checked(refused(why, harmless)),
-            nargs="?",
-            const="true",
-            default=argparse.SUPPRESS,
-            help=argparse.SUPPRESS,
-        )
+    add_flags(parser, FLAGS, DIALECT)
+    refuse(parser, _REFUSED)
     return parser
-
-
-def _add(group: argparse._ArgumentGroup, row: Row) -> None:
-    if row.has_counterpart:
-        action = argparse.BooleanOptionalAction
-        group.add_argument(row.name, action=action, default=row.default == "true", help=row.text)
-    elif row.metavar is None:
-        default = None if row.default == "?" else row.default == "true"
-        group.add_argument(
-            row.name, type=checked(truth), nargs="?", const=True, default=default, help=row.text
-        )
-    else:
-        read = READERS.get(row.name) or READERS.get(row.metavar, str)
-        names = ("-v", row.name) if row.name == "--v" else (row.name,)
-        empty = None if row.metavar in _NOT_EMPTY else ""
-        group.add_argument(
-            *names,
-            type=checked(read),
-            metavar=row.metavar,
-            action=_ACTIONS.get(row.name, "store"),
-            default=[] if row.name in _ACTIONS else row.default or empty,
-            help=row.text,
-        )
 
 
 def options_of(arguments: argparse.Namespace, environ: Mapping[str, str] | None = None) -> Options:
@@ -164,11 +112,7 @@ def options_of(arguments: argparse.Namespace, environ: Mapping[str, str] | None 
     if given.xds_port is not None:
         cluster_name = given.xds_cluster_name or pool_name
         made["xds"] = XdsFlags(given.xds_port, given.xds_bind_address, cluster_name)
-    for one in fields(Options):
-        dest = _FIELDS.get(one.name, one.name)
-        if one.name not in made and hasattr(given, dest):
-            made[one.name] = getattr(given, dest)
-    return Options(**made)
+    return configured(Options, given, **made)
 
 
 def _verbosity(arguments: argparse.Namespace) -> int:

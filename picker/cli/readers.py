@@ -1,57 +1,24 @@
-"""The readers of flags' values. Each takes the text, and raises `ConfigError` for one that cannot
-be meant; argparse puts the flag's name before that.
+"""The readers of flags' values. Each raises `ConfigError` for a text that it refuses; the name of
+the flag is put before its words.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
-from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Final
 
+from base.flags import LAST_PORT, Dialect, Reader, Readers, rows, whole_number
 from picker.cli.options import POOL_GROUPS
 from picker.cli.pools import DNS_LABEL, DNS_NAME, pool_flags
+from picker.cli.table import FLAGS
 from picker.config.units import duration_seconds, quantity_bytes
 from picker.errors import ConfigError
 from picker.extproc.machine.request_phase import DEFAULT_MAX_BODY_BYTES
 from picker.framework.label_selector import LabelSelector
 from picker.rpc.options import DEFAULT_MAX_MESSAGE_BYTES
 
-Reader: TypeAlias = Callable[[str], Any]
 _LEVELS: Final = {"debug": 4, "info": 2, "error": 0}
-
-
-def checked(read: Reader) -> Reader:
-    """`read` as a type of argparse."""
-
-    def convert(text: str) -> Any:
-        try:
-            return read(text)
-        except ConfigError as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
-
-    return convert
-
-
-def truth(text: str) -> bool:
-    """As Go's programs read it."""
-    if text.lower() in ("true", "t", "1"):
-        return True
-    if text.lower() in ("false", "f", "0"):
-        return False
-    raise ConfigError(f"'{text}' is neither true nor false")
-
-
-def refused(why: str, harmless: Iterable[str]) -> Reader:
-    """A flag that may only ask for what is so anyway."""
-
-    def read(text: str) -> str:
-        if text.lower() not in harmless:
-            raise ConfigError(why)
-        return text
-
-    return read
 
 
 def namespace(text: str) -> str:
@@ -66,12 +33,6 @@ def _path(text: str) -> Path | None:
     return Path(text) if text else None
 
 
-def _port(text: str) -> int:
-    if not text.isascii() or not text.isdecimal() or int(text) > 65535:
-        raise ConfigError(f"'{text}' is no port; write a number from 0 to 65535")
-    return int(text)
-
-
 def _ports(text: str) -> list[int]:
     """One or more of them; the flag may stand several times."""
     ports = []
@@ -83,15 +44,6 @@ def _ports(text: str) -> list[int]:
             )
         ports.append(int(word))
     return ports
-
-
-def _number(most: int) -> Reader:
-    def read(text: str) -> int:
-        if not text.isascii() or not text.isdecimal() or int(text) > most:
-            raise ConfigError(f"must be a number from 0 to {most}")
-        return int(text)
-
-    return read
 
 
 def _size(least: int, why: str, absent: int | None = None) -> Reader:
@@ -151,10 +103,10 @@ def _encoder(text: str) -> str:
 
 
 # By flag, or by what its value is called.
-READERS: Final[Mapping[str, Reader]] = {
+READERS: Final[Readers] = {
     "FILE": _path,
     "DIR": _path,
-    "PORT": _port,
+    "PORT": whole_number(0, LAST_PORT),
     "PORTS": _ports,
     "DURATION": duration_seconds,
     "NAMESPACE": namespace,
@@ -171,9 +123,33 @@ READERS: Final[Mapping[str, Reader]] = {
     "--max-unfinished-bodies": _size(DEFAULT_MAX_BODY_BYTES, "one request body may have 64MiB"),
     "--metrics-client-label-bytes": _size(64 * 1024, "a single tenant may take 64Ki"),
     "--record-max-bytes": _size(64 * 1024, "write 64Ki or more"),
-    "--endpoint-ejection-failures": _number(1000),
-    "--decision-records": _number(1_000_000),
     "--v": _verbosity,
     "--zap-log-level": _level,
     "--zap-encoder": _encoder,
 }
+# Flags that may be given several times.
+_SETTINGS: Final = {
+    "--pool": {"action": "append", "default": []},
+    "--endpoint-target-ports": {"action": "extend", "default": []},
+}
+# Values that cannot be empty. All others can, because templates render what is absent as "".
+_NOT_EMPTY: Final = frozenset({None, "PORT", "DURATION", "LEVEL"})
+# Fields of the options whose names differ from those of their flags.
+_FIELDS: Final = {
+    "--grpc-max-recv-msg-size": "grpc_max_recv_msg_bytes",
+    "--max-unfinished-bodies": "max_unfinished_body_bytes",
+    "--metrics-endpoint-auth": "metrics_auth",
+    "--enable-grpc-stream-metrics": "grpc_stream_metrics",
+    "--refresh-prometheus-metrics-interval": "pool_gauges_interval_seconds",
+    "--refresh-metrics-interval": "refresh_metrics_interval_seconds",
+    "--metrics-staleness-threshold": "metrics_staleness_threshold_seconds",
+    "--drain-timeout": "drain_timeout_seconds",
+}
+DIALECT: Final = Dialect(
+    readers=READERS,
+    defaults={row.dest: "" for row in rows(FLAGS) if row.metavar not in _NOT_EMPTY},
+    fields=_FIELDS,
+    errors=(ConfigError,),
+    takes_truth=True,
+    settings=_SETTINGS,
+)

@@ -8,6 +8,7 @@ from typing import Final
 
 from picker.admin.loopback import is_loopback
 from picker.cli.pools import PLACE
+from picker.cli.readers import DIALECT
 from picker.errors import ConfigError
 from picker.rpc.options import UNIX_SCHEME
 
@@ -152,7 +153,8 @@ def check(flags: argparse.Namespace) -> None:
     """
     for names, is_broken, why in RULES:
         for name in names.split():
-            value = getattr(flags, name.removeprefix("--").replace("-", "_"))
+            dest = name.removeprefix("--").replace("-", "_")
+            value = getattr(flags, DIALECT.fields.get(name, dest))
             is_given = value is not False and value not in (None, "", (), [])
             if is_given and is_broken(flags):
                 raise ConfigError(why.format(flag=name))

@@ -1,17 +1,12 @@
-"""The table of all flags: name, kind of value, default and meaning, under the headings of `--help`.
+"""The table of all flags, in the notation of `base.flags`, from which the docs are written too.
 
-A flag without a kind is true without a value and takes `=false`; with the default `?` it is neither
-until it is given, and `[no-]` gives it a counterpart. The docs are written from this table
-(`scripts/document_flags.py`). Kinds have their readers in `readers`. A flag sets the field of
-`Options` that is called as it is; what other fields are made of stands in `flags`, and what does
-not go together in `rules`.
+A flag without a value is true, and takes `=false`; with the default `?` it is neither until it is
+given. A flag sets the field of `Options` that has its name. `flags` makes the other fields, and
+`rules` names the flags that exclude each other.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 FLAGS: Final = """
@@ -100,12 +95,13 @@ health and metrics
 behaviour
 --drain-timeout DURATION = 30s
                               how long running requests get to finish after SIGTERM
---endpoint-ejection-failures N = 3
+--endpoint-ejection-failures N[0..1000] = 3
                               failures in a row (500, 502, 503, 504, no connection) after which an
                               endpoint is ejected, and only probed; 0: never
 
 explanations
---decision-records N = 10000  finished requests to retain for `pointsman explain`; 0: none
+--decision-records N[0..1000000] = 10000
+                              finished requests to retain for `pointsman explain`; 0: none
 --[no-]decision-header        send clients the request's id (`x-request-id`) and its endpoint's name
                               (`x-pointsman-endpoint`) in the headers of responses
 
@@ -157,44 +153,9 @@ autoscaling
                               that the file names (docs/autoscaling.md)
 
 logging and tracing
---v LEVEL = 2                 2: normal, 4 and above: debug
+-v, --v LEVEL = 2                 2: normal, 4 and above: debug
 --zap-log-level LEVEL         debug, info, error, or a number as for -v; overrides -v
 --zap-encoder console|json = console
                               console, or json: one object a line
 --tracing                     send OpenTelemetry spans, configured by the OTEL_* variables
 """
-
-_LINE: Final = re.compile(
-    r"--(?P<no>\[no-\])?(?P<name>[-a-z]+)(?: (?P<metavar>[^ =]\S*))?(?: = (?P<default>\S+))?"
-    r"(?:  +(?P<text>.*))?"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A flag. `metavar` None: it is true without a value. `default` is as a user writes it, None:
-    there is none.
-    """
-
-    group: str
-    name: str
-    metavar: str | None
-    default: str | None
-    text: str
-    has_counterpart: bool
-
-
-def rows() -> Iterator[Row]:
-    """The table, flag by flag. Lines that begin with spaces belong to the one before."""
-    group = ""
-    for part in re.split(r"\n+(?! )", FLAGS.strip()):
-        first, *more = part.split("\n")
-        found = _LINE.fullmatch(first)
-        if found is None:
-            group = first
-            continue
-        text = " ".join([found["text"] or "", *map(str.strip, more)]).strip()
-        has_counterpart = found["no"] is not None
-        yield Row(
-            group, f"--{found['name']}", found["metavar"], found["default"], text, has_counterpart
-        )

@@ -115,7 +115,7 @@ def test_what_is_no_pool(text: str, told: str, capsys: pytest.CaptureFixture[str
         build_parser().parse_args([f"--pool={text}"])
     assert ended.value.code == 2
     lines = " ".join(capsys.readouterr().err.split())
-    assert "error: argument --pool: " in lines
+    assert "argument --pool: " in lines
     assert " ".join(told.split()) in lines
 
 

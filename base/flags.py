@@ -1,0 +1,343 @@
+"""Command lines as tables of text, a line or two for each flag, under the headings of `--help`.
+
+    server
+    --port PORT[0..65535] = 8000  port to bind; 0 picks a free one
+    --retries, -r N[0..]          further attempts (default: none)
+    --level debug|info = info     least severe message to log
+    --label TEXT …                one or more; a second --label adds to the first
+    --[no-]watch = true           follow changes of the file
+    --json                        print JSON
+
+The reader of the flag reads a value, or the one of the value's name. An interval after the name
+bounds a number: `N` and `PORT` are whole, `[` includes a bound and `(` does not. Words between `|`
+are the choices. A default is written as a user writes it; without one in the table it is the
+program's, e.g. that of the field which the flag sets. A line that begins with spaces continues the
+text before it.
+
+A wrong command line ends with status 2 and one sentence, which suggests what was misspelt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import ipaddress
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NoReturn, TypeAlias, TypeVar
+from urllib.parse import urlsplit
+
+T = TypeVar("T")
+Reader: TypeAlias = Callable[[str], Any]
+Readers: TypeAlias = Mapping[str, Reader | Sequence[str]]
+"""By flag or by the name of a value: what converts the text, or the words that are allowed."""
+
+LAST_PORT: Final = 65_535
+_ROW: Final = re.compile(
+    r"(?:(?P<first>-\w+), )?--(?P<no>\[no-\])?(?P<name>[a-z][-a-z0-9]*)(?:, (?P<short>-\w+))?"
+    r"(?: (?P<metavar>[^ =]\S*?)(?P<bounds>[\[(][-.\d]*\.\.[-.\d]*[\])])?(?P<many> …)?)?"
+    r"(?: = (?P<default>\S+))?(?:  +(?P<text>.*))?"
+)
+_WORD: Final = r"[\w.-]+"
+_CHOICE: Final = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)$")
+_UNKNOWN: Final = re.compile(r"unrecognized arguments: .*?(--?[\w-]+)")
+_TRUTH: Final = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Row:
+    """A flag. `metavar` None: it takes no value. `default` None: the table has none."""
+
+    group: str
+    name: str
+    spellings: tuple[str, ...]  # the name and a short one, in the order of the table
+    metavar: str | None
+    bounds: str | None
+    takes_many: bool
+    has_counterpart: bool
+    default: str | None
+    text: str
+
+    @property
+    def dest(self) -> str:
+        """The attribute of the parsed flags."""
+        return self.name.removeprefix("--").replace("-", "_")
+
+
+def rows(table: str) -> Iterator[Row]:
+    """The flags of a table, in order."""
+    group = ""
+    for part in re.split(r"\n+(?! )", table.strip()):
+        first, *more = part.split("\n")
+        found = _ROW.fullmatch(first)
+        if found is None:
+            group = first
+            continue
+        name = f"--{found['name']}"
+        yield Row(
+            group=group,
+            name=name,
+            spellings=tuple(one for one in (found["first"], name, found["short"]) if one),
+            metavar=found["metavar"],
+            bounds=found["bounds"],
+            takes_many=found["many"] is not None,
+            has_counterpart=found["no"] is not None,
+            default=found["default"],
+            text=" ".join([found["text"] or "", *map(str.strip, more)]).strip(),
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Dialect:
+    """How a program reads its table.
+
+    `defaults` are those of flags without one in the table, and `fields` the attributes of flags
+    that are called otherwise. `errors` are raised by readers for texts that they refuse, beside
+    `ValueError`. With `takes_truth` a flag without a value also takes `=false`, as Go's programs
+    do; with the default `?` it is None until it is given. `settings` are more arguments of
+    argparse, by flag.
+    """
+
+    readers: Readers = dataclasses.field(default_factory=dict)
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    fields: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    errors: tuple[type[Exception], ...] = ()
+    takes_truth: bool = False
+    settings: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+
+    def reader(self, row: Row) -> Reader | Sequence[str]:
+        """Find what converts or limits the value of a flag."""
+        metavar = row.metavar or ""
+        if row.bounds is not None:
+            return _number(metavar, row.bounds)
+        found = self.readers.get(row.name) or self.readers.get(metavar) or READERS.get(metavar)
+        return found or (tuple(metavar.split("|")) if "|" in metavar else str)
+
+    def checked(self, read: Reader) -> Reader:
+        """`read` as a type of argparse."""
+        refusals: tuple[type[Exception], ...] = (ValueError, *self.errors)
+
+        def convert(text: str) -> Any:
+            try:
+                return read(text)
+            except refusals as error:
+                raise argparse.ArgumentTypeError(str(error)) from error
+
+        return convert
+
+
+def add_flags(parser: argparse.ArgumentParser, table: str, dialect: Dialect | None = None) -> None:
+    """Add the flags of a table to a parser; those below one heading form a group of `--help`."""
+    dialect = dialect or Dialect()
+    groups = {group.title: group for group in parser._action_groups}
+    for row in rows(table):
+        if row.group and row.group not in groups:
+            groups[row.group] = parser.add_argument_group(row.group)
+        group = groups[row.group] if row.group else parser
+        group.add_argument(*row.spellings, **_settings(row, dialect))
+
+
+def _settings(row: Row, dialect: Dialect) -> dict[str, Any]:
+    dest = dialect.fields.get(row.name, row.dest)
+    default = dialect.defaults.get(dest) if row.default is None else row.default
+    made: dict[str, Any] = {"dest": dest, "default": default, "help": row.text or None}
+    if row.metavar is None:
+        made["default"] = _TRUTH.get(str(default).lower(), None if default == "?" else False)
+        if row.has_counterpart:
+            made["action"] = argparse.BooleanOptionalAction
+        elif dialect.takes_truth:
+            made |= {"type": dialect.checked(truth), "nargs": "?", "const": True, "metavar": "BOOL"}
+        else:
+            made["action"] = "store_true"
+    else:
+        read = dialect.reader(row)
+        if not callable(read):
+            made["choices"] = tuple(read)
+        else:
+            made |= {"metavar": row.metavar, "type": dialect.checked(read)}
+        if row.takes_many:
+            made |= {"nargs": "+", "action": "extend", "default": list(default or ())}
+    return {**made, **dialect.settings.get(row.name, {})}
+
+
+Refusal: TypeAlias = tuple[str, Iterable[str]]
+"""Why a flag is refused, and the values that are accepted because they change nothing."""
+
+
+def refuse(parser: argparse.ArgumentParser, refused: Mapping[str, Refusal]) -> None:
+    """Add flags of another program, by name, that are refused with a reason."""
+    for name, (why, harmless) in refused.items():
+
+        def read(text: str, why: str = why, harmless: Iterable[str] = harmless) -> str:
+            if text.lower() not in harmless:
+                raise argparse.ArgumentTypeError(why)
+            return text
+
+        hidden = argparse.SUPPRESS
+        parser.add_argument(name, type=read, nargs="?", const="true", default=hidden, help=hidden)
+
+
+def defaults_of(*kinds: Any) -> dict[str, Any]:
+    """The defaults of the fields of dataclasses, by name; the first that has one counts."""
+    fields = [field for kind in reversed(kinds) for field in dataclasses.fields(kind)]
+    return {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
+
+
+def configured(kind: Callable[..., T], given: argparse.Namespace, **others: Any) -> T:
+    """A dataclass: `others`, and for every other field the value of the flag that sets it."""
+    names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    return kind(**{n: getattr(given, n) for n in names if hasattr(given, n)} | others)
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser without abbreviations, whose help names every default."""
+
+    def __init__(
+        self,
+        prog: str,
+        description: str | None = None,
+        epilog: str | None = None,
+        add_help: bool = True,
+    ) -> None:
+        super().__init__(
+            prog=prog,
+            description=description,
+            epilog=epilog,
+            add_help=add_help,
+            allow_abbrev=False,
+            formatter_class=_Help,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """End with status 2 and one line, instead of the usage, which is long."""
+        hint = ""
+        if unknown := _UNKNOWN.search(message):
+            hint = near(unknown[1], self._option_string_actions)
+        elif choice := _CHOICE.search(message):
+            hint = near(choice[1], re.findall(_WORD, choice[2]))
+        self.exit(2, f"{self.prog}: {message}{hint} (see {self.prog.partition(':')[0]} --help)\n")
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Adds the default of every flag that has one and does not mention it."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text = action.help or ""
+        is_plain = action.nargs == 0 or action.default in (None, "", argparse.SUPPRESS)
+        if "default" in text or is_plain or action.default in ([], ()) or not action.option_strings:
+            return text
+        return f"{text} (default %(default)s)"
+
+
+def near(word: str, known: Iterable[str]) -> str:
+    """A suggestion for a misspelt word, as the end of a sentence; empty without a guess."""
+    names = {one.strip("-"): one for one in known}  # dashes would make all flags alike
+    found = difflib.get_close_matches(word.strip("-"), names, n=1, cutoff=0.7)
+    return f"; did you mean {names[found[0]]}?" if found else ""
+
+
+# Readers. Each raises `ValueError` with the end of a sentence that begins with the flag.
+
+
+def whole_number(least: int | None = None, most: int | None = None) -> Reader:
+    """Read a whole number between two bounds, both included."""
+
+    def read(text: str) -> int:
+        value = int(text) if re.fullmatch(r"[+-]?[0-9]{1,18}", text) else None
+        too_small = value is None or (least is not None and value < least)
+        if value is None or too_small or (most is not None and value > most):
+            raise ValueError(f"takes a whole number{_range(least, most)}, not {text!r}")
+        return value
+
+    return read
+
+
+def _range(least: int | None, most: int | None) -> str:
+    if most is not None:
+        return f" from {least} to {most}"
+    return "" if least is None else f" of {least} or more"
+
+
+def _number(metavar: str, bounds: str) -> Reader:
+    """The reader of an interval such as `[1..]` or `(0..1]`; `N` is a whole number."""
+    low, high = bounds[1:-1].split("..")
+    if metavar in ("N", "PORT"):
+        return whole_number(int(low) if low else None, int(high) if high else None)
+    least, is_open = float(low), bounds[0] == "("
+    wanted = f"above {low}" if is_open else f"of {low} or more"
+    wanted = f"from {low} to {high}" if high else wanted
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        in_bounds = least <= value <= float(high) if high else least <= value < math.inf
+        if not in_bounds or (is_open and value == least):
+            raise ValueError(f"takes a number {wanted}, not {text!r}")
+        return value
+
+    return read
+
+
+def truth(text: str) -> bool:
+    """Read true or false, as Go's programs do."""
+    if text.lower() not in _TRUTH:
+        raise ValueError(f"'{text}' is neither true nor false")
+    return _TRUTH[text.lower()]
+
+
+def url(text: str) -> str:
+    """Read the address of an HTTP server; without a scheme it is http."""
+    whole = text if "://" in text else f"http://{text}"
+    try:
+        parts = urlsplit(whole)
+        is_sound = parts.scheme in ("http", "https") and parts.port != 0
+        is_sound = is_sound and not {*"?#"} & {*whole}  # paths are put behind it
+        host = (parts.hostname or "").encode("idna")
+    except ValueError:  # of a port, an address or a name
+        is_sound, host = False, b""
+    if not is_sound or not host or not (text.isascii() and text.isprintable()):
+        raise ValueError(f"takes an address such as http://127.0.0.1:8080, not {text[:80]!r}")
+    return whole
+
+
+def networks(text: str) -> tuple[str, ...]:
+    """Read networks in CIDR notation: 10.8.0.0/16,fd00::/8."""
+    return tuple(str(ipaddress.ip_network(one.strip())) for one in text.split(","))
+
+
+def strings(text: str) -> tuple[str, ...]:
+    """Read a JSON list of strings, as vLLM's flags take it."""
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f'must be a list such as ["*"]: {error}') from error
+    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+        raise ValueError('must be a list such as ["*"]')
+    return tuple(found)
+
+
+def byte_count(text: str) -> int:
+    """Read a number of bytes: plain, or with K, M, G or T (powers of 1024) behind it."""
+    number, unit = (text[:-1], text[-1].upper()) if text[-1:].isalpha() else (text, "")
+    factor = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}.get(unit)
+    if factor is None or not number.replace(".", "", 1).isdigit():
+        raise ValueError(f"must be a number of bytes such as 4G, got {text}")
+    value = int(float(number) * factor)
+    if value < 1:
+        raise ValueError(f"must be at least 1, got {text}")
+    return value
+
+
+READERS: Final[Readers] = {
+    "N": whole_number(),
+    "PORT": whole_number(1, LAST_PORT),
+    "URL": url,
+    "CIDR": networks,
+    "STRINGS": strings,
+    "BYTES": byte_count,
+}
