@@ -92,7 +92,7 @@ def rows(table: str) -> Iterator[Row]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Dialect:
-    """How a program reads its table.
+    """A program's way of reading its table.
 
     `defaults` are those of flags without one in the table, and `fields` the attributes of flags
     that are called otherwise. `errors` are raised by readers for texts that they refuse, beside
