@@ -6,7 +6,7 @@ A picker of one pool with flow control, a producer of loads by tenant and a ring
 decides `--values` requests, each with a model, a tenant, an objective, an id and other headers that
 no request had before; all are answered with their usage. Of the models the workers name one. Then
 each page is read over and over by another process, while requests are decided one after the other,
-half of them with new values. The longest decision stands beside the same without a reader, in
+half of them with new values. The longest decision is printed beside the same without a reader, in
 turns, also in CPU time, which other programs on the machine disturb little. Fixed seed. Writes
 benchmarks/results/admin_pages.json.
 """
@@ -140,7 +140,7 @@ def resident_mib() -> float:
 
 
 async def measured(options: argparse.Namespace, endpoints: int, table: Table) -> dict[str, Any]:
-    """One pool size."""
+    """Measure one size of the pool."""
     with tempfile.TemporaryDirectory() as folder:
         subject = Subject(Path(folder), endpoints)
         memory = {}
@@ -175,7 +175,7 @@ async def measured(options: argparse.Namespace, endpoints: int, table: Table) ->
 
 
 async def run(options: argparse.Namespace) -> None:
-    """All sizes."""
+    """Measure all sizes of the pool."""
     table = Table(
         *("endpoints", "page <24", "kilobytes .0f", "read", "longest_ms .1f", "cpu_ms .1f"),
         *("hold_ms .1f", "alone_longest_ms .1f", "alone_cpu_ms .1f"),

@@ -3,7 +3,7 @@
     python benchmarks/kv_transfer.py [--mebibytes 64] [--rounds 15] [--nixl]
     python benchmarks/kv_transfer.py --model PATH [--lengths 128,1024] [--rounds 5]
 
-In turns: a copy in memory, bare sockets (`sendall` to `recv_into` on loopback, two threads), the
+In turns: a copy in memory, plain sockets (`sendall` to `recv_into` on loopback, two threads), the
 connector with bytes sent, the connector with memory shared; with `--nixl`, where that is installed,
 connectors that use it. Median and least of the wall times; all connectors run in this process, each
 on its own thread.
@@ -119,9 +119,9 @@ def hand_over(args: argparse.Namespace) -> list[dict[str, float]]:
         for _ in range(args.rounds + 1):
             prompt = rng.choices(range(1000, 40_000), k=length)
             whole, computed = first_token(second, prompt)
-            kept, prefill = first_token(first, prompt, keeps_kv=True)
-            assert kept.kv_offer is not None
-            output, taken = first_token(second, prompt, source=kept.kv_offer.source)
+            exported, prefill = first_token(first, prompt, keeps_kv=True)
+            assert exported.kv_offer is not None
+            output, taken = first_token(second, prompt, source=exported.kv_offer.source)
             assert output.num_cached_tokens == length - 1, "the KV was not taken"
             if args.dtype == "float32":
                 assert output.token_ids == whole.token_ids, "answers differ"

@@ -68,7 +68,7 @@ class Table:
         print(self._line({key: key for key, _ in self._columns}, is_heading=True), flush=True)
 
     def add(self, **row: Any) -> None:
-        """Print one row."""
+        """Print one row of the table."""
         self.rows.append(row)
         print(self._line(row), flush=True)
 

@@ -108,7 +108,7 @@ async def over_connections(rate: float, seconds: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure each rate."""
+    """Measure each rate of decisions."""
     parser = command_line(__doc__)
     parser.add_argument("--rates", type=numbers(int), default=DECISION_RATES)
     parser.add_argument("--seconds", type=float, default=4.0, help="of each rate, twice")

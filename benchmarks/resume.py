@@ -35,7 +35,7 @@ from measuring import command_line, write_results
 from streams import CHAT, COMPLETIONS, Answer, running
 
 START_SECONDS = 240.0
-LEAST_EQUAL = 0.99
+MIN_EQUAL = 0.99
 # The workers' ports, and the last line of a fleet that serves.
 READY = r"workers +127\.0\.0\.1:([\d, ]+?)  (?:.|\n)*curl -N"
 RUNNING = re.compile(r"^vllm:num_requests_running\{[^}]*\} (\S+)$", re.MULTILINE)
@@ -209,7 +209,7 @@ def main() -> int:
     for name, value in figures.items():
         print(f"{name:<24}{value}")
     write_results(options, figures=figures)
-    is_good = figures["equal"] >= LEAST_EQUAL * figures["streams"]
+    is_good = figures["equal"] >= MIN_EQUAL * figures["streams"]
     return 0 if is_good and not figures["silently wrong"] else 1
 
 

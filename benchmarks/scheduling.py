@@ -144,7 +144,7 @@ async def measure(endpoints: int, size: int, decisions: int) -> dict[str, float]
 
 
 def main() -> None:
-    """Measure every combination."""
+    """Measure every combination of sizes."""
     parser = command_line(__doc__)
     parser.add_argument("--decisions", type=int, default=2000)
     parser.add_argument("--endpoints", type=numbers(int), default=ENDPOINTS)

@@ -146,7 +146,7 @@ async def per_scrape(fetch: Fetch, endpoints: Sequence[Endpoint], seconds: float
 
 
 async def with_aiohttp(endpoints: Sequence[Endpoint], seconds: float) -> float:
-    """The usual way."""
+    """Fetch the pages with aiohttp."""
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=1.0)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
@@ -160,7 +160,7 @@ async def with_aiohttp(endpoints: Sequence[Endpoint], seconds: float) -> float:
 
 
 async def with_ours(endpoints: Sequence[Endpoint], seconds: float) -> float:
-    """The picker's way."""
+    """Fetch the pages with the picker's client."""
     async with HttpPages(PageLocation()) as pages:
         return await per_scrape(pages.fetch, endpoints, seconds)
 

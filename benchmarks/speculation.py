@@ -11,7 +11,7 @@ a prefix cache. Suffix drafts see finished outputs of the same workload and roun
 was seen before.
 
 On a shared machine speeds drift, so all engines decode the same job in turns of two tokens of
-each answer, in a random order; between its turns an engine stands still, its clock too. `speed-up`
+each answer, in a random order; between its turns an engine and its clock pause. `speed-up`
 is the ratio of decoding times (after the first token) over the whole workload, each job's the
 median over rounds; `±` is its standard error, from the differences of rounds (two at least); `cpu`
 is the same ratio in CPU seconds, which other programs on the machine change less; `whole` counts
@@ -241,7 +241,7 @@ def compare(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def names(text: str) -> list[str]:
-    """Comma-separated names."""
+    """Parse a list of comma-separated names."""
     return [name.strip() for name in text.split(",") if name.strip()]
 
 

@@ -71,7 +71,7 @@ class Outcome:
 
     @property
     def whole_seconds(self) -> float:
-        """Prompts included."""
+        """Seconds of the whole run, prompts included."""
         return self.prompt_seconds + self.decode_seconds
 
     @property
@@ -82,7 +82,7 @@ class Outcome:
 
 class Turn:
     """When an engine's steps may run, on the `thread` that all engines share. Owns the engine's
-    clock, which stands still meanwhile, and the steps that it has submitted too late for its turn.
+    clock, which pauses meanwhile, and the steps that it has submitted too late for its turn.
 
     So engines that take turns do not disturb each other, nor what they learn of step times; and
     none is some percent slower for good by where its thread's buffers happen to lie in memory.
@@ -257,7 +257,7 @@ class Subject:
         self._outcome.num_shares = 0
 
     def advance(self, num_decoded: int | None) -> bool:
-        """Go on until that many tokens are decoded, None: to the end. False: there is no more."""
+        """Continue until `tokens` are decoded, None: to the end. Returns False at the end."""
         left = None if num_decoded is None else num_decoded - self._outcome.num_decoded
         if not self._core.has_work:
             return False

@@ -68,7 +68,7 @@ class NullModel:
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Zeros."""
+        """Logits of zero for each row."""
         return self._logits[: len(hidden)]
 
 
@@ -88,22 +88,22 @@ class NullGraphs(GraphDevice):
     """Copies at once, and replays nothing: every draw is token 0."""
 
     def host_buffer(self, size: int) -> Tensor:
-        """Any memory."""
+        """Allocate memory that is not pinned."""
         return torch.zeros(size, dtype=torch.int32)
 
     def renew(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the buffer holds no device memory."""
 
     def capture(self, launch: Callable[[], None], writes: Tensor) -> Callable[[], None]:
-        """Forget it."""
+        """Discard the launch: nothing is replayed."""
         return _nothing
 
     def send(self, source: Tensor, target: Tensor) -> None:
-        """At once."""
+        """Copy to the device at once."""
         target.copy_(source)
 
     def fetch(self, source: Tensor, target: Tensor) -> Callable[[], None]:
-        """At once."""
+        """Copy to the host at once."""
         target.copy_(source)
         return _nothing
 

@@ -101,7 +101,7 @@ class Stopwatch:
         self._began, self._cpu_at = time.perf_counter(), time.process_time()
 
     def seconds(self) -> tuple[float, float]:
-        """Both, until now."""
+        """Seconds of prefill and decode so far."""
         return time.perf_counter() - self._began, time.process_time() - self._cpu_at
 
     def turn(self, num_tokens: int) -> Turn:
@@ -118,12 +118,12 @@ class Engine(Protocol):
         ...
 
     def prefill(self) -> Turn:
-        """One prompt."""
+        """Run the prefill of one prompt."""
         ...
 
 
 class Ours:
-    """The model runner."""
+    """The project's model runner as a rival."""
 
     def __init__(self, path: Path, dtype: str, **changes: Any) -> None:
         config = EngineConfig(

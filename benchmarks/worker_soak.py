@@ -44,7 +44,7 @@ START_SECONDS, PATIENCE_SECONDS, SETTLE_SECONDS = 180.0, 300.0, 60.0
 MAX_WAIT_SECONDS = 180.0
 MAX_PREEMPTIONS, MAX_MORE_FDS = 3, 4
 MAX_MEBIBYTES_PER_MINUTE = 8.0
-SLOPE_MINUTES = 4.0  # shorter runs cannot tell a leak from a cache that fills
+SLOPE_MINUTES = 4.0  # shorter runs cannot distinguish a leak from a cache that fills
 PAGE_BYTES = 4096
 GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 KINDS = {"whole": 30, "stream": 40, "abort": 8, "leave-stream": 10, "leave-whole": 5, "bad": 7}
@@ -113,7 +113,7 @@ class Deck:
         ]
 
     def draw(self) -> Ask:
-        """The next request."""
+        """Draw the next request at random."""
         rng = self._rng
         kind = rng.choices(list(KINDS), weights=list(KINDS.values()))[0]
         if kind == "bad":
@@ -326,7 +326,7 @@ class Report:
     violations: list[str] = field(default_factory=list)
 
     def check(self, is_good: bool, what: str) -> None:
-        """Remember a violation."""
+        """Record a violation if the condition fails."""
         if not is_good:
             self.violations.append(what)
 

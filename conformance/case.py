@@ -1,4 +1,4 @@
-"""What a case is: one rule of the protocol, what it takes to check it, and the check."""
+"""A case: one rule of the protocol, its requirements, and the check."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ DEFAULT_LIMIT_SECONDS = 90.0
 
 
 class Strength(StrEnum):
-    """How much a rule binds. A SHOULD that is broken is told of, and fails no run."""
+    """The force of a rule. A broken SHOULD is reported and fails no run."""
 
     MUST = "MUST"
     SHOULD = "SHOULD"
 
 
 class Provision(StrEnum):
-    """What a case may need of the picker under test or of this machine."""
+    """A requirement of a case on the picker under test or on this machine."""
 
     SELECTION = "selection-header"
     SERVED = "served-header"

@@ -1,4 +1,4 @@
-"""What the command lines of both suites have in common."""
+"""The flags that both suites share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class CannotRun(Exception):  # noqa: N818 - says what it is
 
 
 def say(line: str) -> None:
-    """A line for whoever runs the suite, at once."""
+    """Print a line and flush it."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
@@ -81,12 +81,12 @@ def provisions_of(text: str) -> frozenset[Provision]:
 
 
 def implementation_of(arguments: argparse.Namespace, is_own: bool) -> Implementation:
-    """What the report is about."""
-    name, told = arguments.implementation, arguments.implementation_version
+    """The picker that the report names."""
+    name, given = arguments.implementation, arguments.implementation_version
     if not is_own:
-        return Implementation(name or "unnamed", told or "unknown")
+        return Implementation(name or "unnamed", given or "unknown")
     try:
         installed = version("pointsman")
     except PackageNotFoundError:
         installed = "not installed"
-    return Implementation(name or "pointsman", told or installed)
+    return Implementation(name or "pointsman", given or installed)

@@ -12,7 +12,7 @@ _LOWEST, _HIGHEST = 15_000, 30_000
 
 
 def free_ports(count: int, addresses: Sequence[str] = ("127.0.0.1",)) -> list[int]:
-    """Ports that nobody listens on right now, at any of the addresses. Raises OSError."""
+    """Find ports that are free now, at all of the addresses. Raises OSError."""
     found: list[int] = []
     while len(found) < count:
         port = _free_at(addresses)

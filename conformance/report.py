@@ -1,4 +1,4 @@
-"""What a run has found: a table for people, a file for everybody else."""
+"""The findings of a run: a table to read, a file for programs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WIDTH = 100
 
 
 class Outcome(StrEnum):
-    """What became of a case. `WARNED` is a SHOULD that is broken."""
+    """The outcome of a case. `WARNED`: a SHOULD is broken."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -56,16 +56,16 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether no MUST was broken, and something was checked."""
+        """True if at least one case was checked and no MUST is broken."""
         counts = self.counts()
         return not counts[Outcome.FAILED] and counts[Outcome.PASSED] > 0
 
     def counts(self) -> Counter[Outcome]:
-        """How many cases ended how."""
+        """The number of cases by outcome."""
         return Counter(result.outcome for result in self.results)
 
     def document(self) -> dict[str, Any]:
-        """The report as it stands in its file; see conformance/reports/README.md."""
+        """The report in the format of its file; see conformance/reports/README.md."""
         counts = self.counts()
         return {
             "apiVersion": API_VERSION,
@@ -117,11 +117,11 @@ def row(result: Result, width: int = 36) -> str:
 
 
 def last_line(report: Report) -> str:
-    """How many cases ended how."""
+    """Summarize the number of cases by outcome."""
     counts = report.counts()
-    told = ", ".join(f"{counts[outcome]} {outcome.value}" for outcome in Outcome)
+    summary = ", ".join(f"{counts[outcome]} {outcome.value}" for outcome in Outcome)
     verdict = "conformant" if report.passed else "NOT conformant"
-    return f"{report.suite} {SUITE_VERSION}: {verdict}: {told}"
+    return f"{report.suite} {SUITE_VERSION}: {verdict}: {summary}"
 
 
 def broken(results: Iterable[Result]) -> list[str]:

@@ -47,8 +47,8 @@ async def _outcome(
         await between()
         async with asyncio.timeout(case.limit_seconds):
             await case.check(scene)
-    except NotApplicable as told:
-        return Outcome.SKIPPED, str(told)
+    except NotApplicable as reason:
+        return Outcome.SKIPPED, str(reason)
     except Violation as violation:
         return broken, str(violation)
     except TimeoutError:

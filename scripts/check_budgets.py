@@ -62,7 +62,7 @@ def length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def findings(path: Path) -> Iterator[str]:
-    """What is over budget in one file."""
+    """Yield the findings in one file."""
     text = path.read_text(encoding="utf-8")
     lines = text.count("\n")
     if lines > MAX_FILE_LINES:

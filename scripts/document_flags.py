@@ -1,5 +1,5 @@
 """Keep the flags in docs/configuration.md what the parsers say: checks, or with `--write` writes,
-what stands between the marks of each program.
+the text between the marks of each program.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PARSERS = {
 
 
 def marks(program: str) -> tuple[str, str]:
-    """What stands before and after the flags of a program."""
+    """The lines before and after the flags of a program."""
     begin = f"<!-- flags of the {program}: written by scripts/document_flags.py -->"
     return begin, f"<!-- end of the {program}'s flags -->"
 

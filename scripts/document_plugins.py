@@ -1,5 +1,5 @@
 """Keep the plugin types in docs/configuration.md what the plugin files say: checks, or with
-`--write` writes, what stands between the two marks.
+`--write` writes, the text between the two marks.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def run(path: Path, seconds: str, seed: str) -> bool:
 
 
 def main() -> int:
-    """Every file."""
+    """Run every fuzz file for the given time."""
     seconds = sys.argv[1] if len(sys.argv) > 1 else "60"
     seed = sys.argv[2] if len(sys.argv) > 2 else str(random.randrange(10_000))
     paths = sorted(FOLDER.glob("test_*.py"))

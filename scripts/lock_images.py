@@ -67,7 +67,7 @@ def _marker(package: dict[str, Any]) -> str | None:
 
 
 def _digests(package: dict[str, Any]) -> list[str]:
-    """Those of wheels that the images' Python can install."""
+    """The digests of the wheels that the images' Python can install."""
     found = set()
     for wheel in package["wheels"]:
         *_, tags = parse_wheel_filename(wheel["url"].rpartition("/")[2])
@@ -97,7 +97,7 @@ def _lines(packages: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def wanted() -> Iterator[tuple[str, str]]:
-    """The name of each lock, and what stands in it."""
+    """Yield the name and the text of each lock."""
     head = "# Written by scripts/lock_images.py; edits are lost.\n"
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     needed = "\n".join(project["build-system"]["requires"])

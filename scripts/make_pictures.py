@@ -2,7 +2,7 @@
 
     python scripts/make_pictures.py [SECONDS]
 
-Four simulated workers get chats that share beginnings for so many seconds (60 without a number),
+Four simulated workers get chats that share beginnings for the given number of seconds (default 60),
 more than they can serve at once, so that some wait in the picker. What a browser shows (the extra
 `browser`) is taken on a desk and on a phone, light and dark; `top` is what it draws in a terminal
 of 110 by 32 characters. Pictures have a small palette, which makes them four times smaller.
@@ -47,8 +47,8 @@ PICTURES = ROOT / "docs" / "pictures"
 COLUMNS, LINES = 110, 32
 SIZES = ((1400, 900), (375, 812))
 SCHEMES = ("light", "dark")
-COLOURS, LEAST_APART = 20, 9
-MOST_LINES = 2_600  # of pixels, of a report
+COLOURS, MIN_DISTANCE = 20, 9
+MAX_LINES = 2_600  # of pixels, of a report
 CLIENTS, THINK_SECONDS = 20, 0.8
 CONFIG = """\
 apiVersion: llm-d.ai/v1alpha1
@@ -80,7 +80,7 @@ REPORTS = {
         *("--policies", "default", "round-robin", "random", "--slo", "ttft_p95<1s"),
     ),
 }
-# Not from other hosts: whoever reads the documentation has a font.
+# Not from other hosts: a reader of the documentation has a font.
 FONT_FACE = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 
 
@@ -127,7 +127,7 @@ async def take(name: str, url: str, ready: str, *, whole: bool) -> None:
             await window.until(ready)
             if whole:
                 high: int = await window.run("document.documentElement.scrollHeight")
-                await window.look(width, min(high, MOST_LINES), scheme)
+                await window.look(width, min(high, MAX_LINES), scheme)
             await window.run("document.fonts.ready.then(() => 0)")
             save(await window.screenshot(), PICTURES / f"{name}-{width}-{scheme}.png")
 
@@ -141,8 +141,8 @@ def save(picture: bytes, path: Path) -> None:
     parts = np.stack([colours >> 16, colours >> 8 & 255, colours & 255], axis=1).astype(np.int32)
     palette = list[int]()
     for index in np.argsort(-times.astype(np.int64), kind="stable"):
-        apart = np.abs(parts[palette] - parts[index]).max(axis=1)
-        if len(palette) < COLOURS and (not palette or apart.min() >= LEAST_APART):
+        distances = np.abs(parts[palette] - parts[index]).max(axis=1)
+        if len(palette) < COLOURS and (not palette or distances.min() >= MIN_DISTANCE):
             palette.append(int(index))
     nearest = np.array(
         [((parts[palette] - one) ** 2).sum(axis=1).argmin() for one in parts], np.uint8
@@ -155,7 +155,7 @@ def save(picture: bytes, path: Path) -> None:
 
 
 def top(url: str) -> str:
-    """What `pointsman top` draws, as SVG."""
+    """Render the screen of `pointsman top` as SVG."""
     seen = PickerViews(url).look(SAMPLES, DECISIONS)
     console = Console(
         record=True, width=COLUMNS, height=LINES, file=io.StringIO(), force_terminal=True

@@ -104,7 +104,7 @@ def rewritten(source: bytes, modules: frozenset[str], name: str) -> bytes:
 def _places(
     tree: ast.AST, lines: list[bytes], modules: frozenset[str], name: str
 ) -> Iterator[tuple[int, int]]:
-    """Where the prefix goes: line, counted from 1, and byte in it."""
+    """The positions of the prefix: line, counted from 1, and byte in it."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             if not node.level and node.module is not None and _is_ours(node.module):

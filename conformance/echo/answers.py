@@ -1,4 +1,4 @@
-"""What an endpoint of the suite answers: who it is, and what it has received."""
+"""An endpoint's answer: its name and the request that it received."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ class Reply:
 
 def reply_to(received: Received) -> Reply:
     """The body as it came where a header asks for it, else a description of the request."""
-    told = ((SERVED_BY, received.endpoint),)
+    names = ((SERVED_BY, received.endpoint),)
     if received.header(ECHO) == BODY:
-        return Reply((*told, ("content-type", JSON)), received.body)
+        return Reply((*names, ("content-type", JSON)), received.body)
     described = {
         "endpoint": received.endpoint,
         "protocol": received.protocol,
@@ -63,11 +63,11 @@ def reply_to(received: Received) -> Reply:
         "bytes": len(received.body),
         "sha256": hashlib.sha256(received.body).hexdigest(),
     }
-    return Reply((*told, ("content-type", JSON)), json.dumps(described).encode())
+    return Reply((*names, ("content-type", JSON)), json.dumps(described).encode())
 
 
 def metrics_page(is_full: bool) -> str:
-    """Load as vLLM tells it: of a server that is idle, or of one that has far too much to do."""
+    """A metrics page in vLLM's format, of an idle or an overloaded server."""
     running, waiting, usage = _FULL if is_full else _IDLE
     return _METRICS.format(running=running, waiting=waiting, usage=usage)
 

@@ -36,7 +36,7 @@ class H2cEchoServer:
 
     @property
     def endpoint(self) -> str:
-        """What pickers name it by."""
+        """The address by which pickers name it."""
         return f"{self.address}:{self.port}"
 
     async def start(self) -> None:
@@ -95,7 +95,6 @@ class _Connection(asyncio.Protocol):
         self._server.closed(self)
 
     def cut(self) -> None:
-        """Reset the connection."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -129,7 +128,7 @@ class _Connection(asyncio.Protocol):
         self._send(stream_id)
 
     def _send(self, stream_id: int) -> None:
-        """As much of a body as its window takes."""
+        """Send the part of a body that fits the window."""
         body = self._unsent.pop(stream_id)
         while body:
             window = self._http.local_flow_control_window(stream_id)

@@ -43,7 +43,7 @@ class EchoPool:
             await server.start()
 
     async def stop(self) -> None:
-        """All of them."""
+        """Stop all servers of the pool."""
         for server in self.servers.values():
             await server.stop()
 

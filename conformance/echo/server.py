@@ -27,7 +27,7 @@ class EchoServer:
     """One endpoint. It may vanish, and come back at its address.
 
     `received` are the requests of clients so far. A stream (`x-echo: stream`) sends its first
-    event, then waits for `go_on`. `is_full` makes its metrics tell of far too much load.
+    event, then waits for `go_on`. `is_full` makes its metrics report an overload.
     """
 
     def __init__(self, address: str, port: int) -> None:
@@ -42,12 +42,12 @@ class EchoServer:
 
     @property
     def endpoint(self) -> str:
-        """What pickers name it by."""
+        """The address by which pickers name it."""
         return f"{self.address}:{self.port}"
 
     @property
     def is_up(self) -> bool:
-        """Whether it listens."""
+        """True while the server accepts connections."""
         return self._runner is not None
 
     async def start(self) -> None:

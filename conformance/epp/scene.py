@@ -1,4 +1,4 @@
-"""What cases play in: a picker, its pool of echo servers, and an Envoy between clients and both."""
+"""A case's environment: a picker, its pool of echo servers, and an Envoy before both."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OPEN, CLOSED, BY_HEADER = "fail-open", "fail-close", "by-header"
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a client of the gateway got."""
+    """The reply that a client of the gateway received."""
 
     status: int
     headers: Mapping[str, str]
@@ -74,7 +74,7 @@ class Scene:
     # Straight to the picker
 
     async def stream(self) -> Stream:
-        """A new stream."""
+        """Open a new stream to the picker."""
         async with self._connecting:
             if self._channel is None:
                 self._connection = AsyncExitStack()
@@ -153,7 +153,7 @@ class Scene:
 
     @asynccontextmanager
     async def full(self) -> AsyncIterator[None]:
-        """The endpoints tell of far too much load for the length of the block."""
+        """Make the endpoints report an overload for the length of the block."""
         try:
             for server in self.pool.servers.values():
                 server.is_full = True
@@ -163,7 +163,7 @@ class Scene:
                 server.is_full = False
 
     async def health(self, service: str) -> str:
-        """What the picker's health port says of a service."""
+        """The state of a service by the picker's health port."""
         if self.picker.health_address is None:
             raise RuntimeError(f"the case does not say that it needs {Provision.HEALTH}")
         return await health_of(self.picker.health_address, service)
@@ -194,7 +194,7 @@ class Scene:
         path: str = "/v1/models",
         headers: Mapping[str, str] | None = None,
     ) -> Reply:
-        """A client's GET."""
+        """Send a GET to the gateway as a client."""
         return await self._fetch("GET", listener, path, None, headers or {})
 
     async def _fetch(
@@ -240,7 +240,7 @@ class Scene:
 
 
 async def _add_rest(stream: Stream, answer: Answer) -> None:
-    """What comes after all is answered belongs to the answer; how the stream ends is a case of its
+    """Messages that follow the last answer belong to it; how the stream ends is a case of its
     own.
     """
     with suppress(Violation):

@@ -34,7 +34,7 @@ NAME = "conformance/epp"
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What to test: exactly one of `command` and `address` is given."""
+    """The picker to test: exactly one of `command` and `address` is given."""
 
     command: tuple[str, ...] | None
     address: str | None
@@ -47,9 +47,9 @@ class Asked:
 
 
 async def run(
-    cases: Sequence[Case[Scene]], asked: Asked, folder: Path, tell: Callable[[Result], None]
+    cases: Sequence[Case[Scene]], asked: Asked, folder: Path, report: Callable[[Result], None]
 ) -> Report:
-    """Play the cases; `tell` hears of each result. Raises `CannotRun`."""
+    """Run the cases; `report` gets each result. Raises `CannotRun`."""
     needs_gateway = any(Provision.GATEWAY in case.needs for case in cases)
     async with AsyncExitStack() as stack:
         pool = EchoPool(asked.endpoints or own_endpoints())
@@ -63,7 +63,7 @@ async def run(
         if needs_gateway and has_pool:
             scene.envoy = await _gateway(picker, pool, folder, stack, environment)
         provisions = picker.provides | ({Provision.GATEWAY} if scene.envoy else frozenset())
-        results = await play(cases, scene, provisions, tell)
+        results = await play(cases, scene, provisions, report)
     return Report(
         NAME,
         SPEC_VERSION,
@@ -79,7 +79,7 @@ async def play(
     cases: Sequence[Case[Scene]],
     scene: Scene,
     provisions: frozenset[Provision],
-    tell: Callable[[Result], None],
+    report: Callable[[Result], None],
 ) -> list[Result]:
     """The results of the cases, on a scene that is set."""
 
@@ -89,10 +89,10 @@ async def play(
 
     found: list[Result] = []
     async for result in outcomes(cases, scene, provisions, between):
-        tell(result)
+        report(result)
         found.append(result)
         if result.outcome is not Outcome.PASSED:
-            await scene.disconnect()  # a stream that was left as it was must not tell on others
+            await scene.disconnect()  # a stream that a case left open must not affect the next
     return found
 
 

@@ -1,4 +1,4 @@
-"""Which Envoy to run."""
+"""Find the Envoy binary to run."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def find_envoy() -> Path | None:
 def version_of(binary: Path) -> str:
     """`1.40.0`, or what it says instead."""
     try:
-        told = subprocess.run(
+        printed = subprocess.run(
             [str(binary), "--version"], capture_output=True, text=True, timeout=30, check=False
         ).stdout
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"does not run: {error}"
-    found = re.search(r"/(\d+\.\d+\.\d+)", told)
-    return found[1] if found else told.strip()
+    found = re.search(r"/(\d+\.\d+\.\d+)", printed)
+    return found[1] if found else printed.strip()

@@ -1,8 +1,8 @@
 """Envoy's bootstrap: a listener for each way in which a gateway may follow a picker.
 
-Everything is as the protocol asks: bodies in full duplex both ways, trailers, the subset hint's and
-the destination's metadata let through, the served endpoint told. No listener strips anything that
-clients send: what a client cannot do here it cannot do because of the picker.
+Everything follows the protocol: bodies in full duplex both ways, trailers, the metadata of the
+subset hint and of the destination, and a report of the served endpoint. No listener strips anything
+that clients send, so the picker alone decides what a client can do.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BODY_LIMIT_BYTES = 8 * 2**20
 
 
 class Following(StrEnum):
-    """How a listener finds the endpoint that the picker has named."""
+    """The mechanism by which a listener finds the endpoint that the picker named."""
 
     BY_METADATA = "metadata"
     BY_HEADER = "header"
@@ -31,7 +31,7 @@ class Following(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PickerAt:
-    """Where a picker listens. Envoy verifies no certificate."""
+    """A picker's address. Envoy verifies no certificate."""
 
     address: str
     health_address: str | None = None
@@ -42,7 +42,7 @@ class PickerAt:
 class PoolBehind:
     """A pool as the gateway knows it: its picker, its members, and whether they speak h2c.
 
-    `is_open` is the pool's failure mode: without a picker requests go on (FailOpen) or are refused.
+    `is_open` is the pool's failure mode: without a picker requests pass (FailOpen) or are refused.
     """
 
     name: str
@@ -103,7 +103,7 @@ def _listener(listener: Listener, pools: Mapping[str, PoolBehind]) -> Fragment:
         },
         "http_filters": [
             *(_ext_proc(pools[name]) for name in processors),
-            _told_as_metadata(),
+            _served_as_metadata(),
             {"name": "router", "typed_config": _typed("filters.http.router.v3.Router")},
         ],
     }
@@ -172,8 +172,8 @@ def _ext_proc(pool: PoolBehind) -> Fragment:
     }
 
 
-def _told_as_metadata() -> Fragment:
-    """The address that has served, as the protocol has a gateway tell it."""
+def _served_as_metadata() -> Fragment:
+    """The address that served, in the metadata that the protocol prescribes."""
     rule = {
         "header": SERVED_ADDRESS,
         "on_header_present": {
@@ -273,7 +273,7 @@ def _health_check(picker: PickerAt) -> Fragment:
 
 
 def _tls() -> Fragment:
-    """TLS to the picker's port and none to its health port; whoever shows a certificate will do."""
+    """TLS to the picker's port and none to its health port; any certificate is accepted."""
     context = {"alpn_protocols": ["h2"], "validation_context": {}}
     tls = {
         "name": "tls",

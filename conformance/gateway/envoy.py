@@ -1,4 +1,4 @@
-"""One Envoy process."""
+"""Start and stop one Envoy process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Envoy:
     client: aiohttp.ClientSession
 
     async def healthy_members(self, cluster: str) -> int:
-        """How many members of a cluster it would use."""
+        """The number of members of a cluster that Envoy would use."""
         name = f"cluster.{cluster}.membership_healthy"
         asked = {"filter": f"^{name}$", "format": "json"}
         async with self.client.get(f"{self.admin}/stats", params=asked) as response:
@@ -74,16 +74,16 @@ async def running_envoy(
 
 
 async def _admin_url(process: asyncio.subprocess.Process, path: Path, log: Path) -> str:
-    async def told() -> str:
+    async def listening() -> str:
         if process.returncode is not None:
             raise GatewayError(f"Envoy ended with {process.returncode}: {_text(log)[-2000:]}")
         return _text(path).strip()
 
-    return "http://" + await until(told, "Envoy starts", _START_SECONDS)
+    return "http://" + await until(listening, "Envoy starts", _START_SECONDS)
 
 
 def _text(path: Path) -> str:
-    """What a small file holds; nothing where there is none yet."""
+    """The text of a small file, empty while it does not exist."""
     with suppress(OSError):
         return path.read_text(encoding="utf-8", errors="replace")
     return ""

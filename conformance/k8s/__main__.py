@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Its flags."""
+    """The parser of the suite's flags."""
     made = argparse.ArgumentParser(
         prog="python -m conformance.k8s",
         description="Black-box cases for pickers that follow an InferencePool "
@@ -99,7 +99,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def asked_of(arguments: argparse.Namespace) -> Asked:
-    """What they say. Raises `CannotRun` for arguments that do not go together."""
+    """Convert the arguments. Raises `CannotRun` for arguments that do not go together."""
     is_own = arguments.command is None
     provided = arguments.provides
     if provided is None:

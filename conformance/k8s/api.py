@@ -39,7 +39,7 @@ class ApiRefusalError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class KubeApi:
-    """One API server, as a kubeconfig tells of it."""
+    """One API server, by its entry in a kubeconfig."""
 
     session: aiohttp.ClientSession
     url: str
@@ -47,7 +47,7 @@ class KubeApi:
     tls: ssl.SSLContext | bool
 
     async def create(self, document: Document, namespace: str = "") -> Document:
-        """Raises `ApiRefusalError`."""
+        """Create an object. Raises `ApiRefusalError`."""
         return await self._call("POST", _path(document["kind"], namespace), document)
 
     async def read(self, kind: str, name: str, namespace: str = "") -> Document | None:
@@ -96,7 +96,7 @@ class KubeApi:
                 raise
 
     async def version(self) -> str:
-        """What it says of itself."""
+        """The version that the server reports."""
         return str((await self._call("GET", "/version")).get("gitVersion", "of no version"))
 
     async def _call(

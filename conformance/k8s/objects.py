@@ -29,7 +29,7 @@ class PoolPlan:
 
     @property
     def labels(self) -> Mapping[str, str]:
-        """What its Pods are selected by."""
+        """The labels that select its Pods."""
         return {"app": self.name}
 
     @property
@@ -50,7 +50,7 @@ class PoolPlan:
 
 @dataclass(frozen=True, slots=True)
 class PodState:
-    """What a Pod is like."""
+    """The state of a Pod."""
 
     ip: str
     labels: Mapping[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What the cases play in: an API server, pools with their Pods, a picker for each, one Envoy."""
+"""A case's environment: an API server, pools with their Pods, a picker for each, one Envoy."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Side:
     follow_seconds: float = FOLLOW_SECONDS
 
     async def endpoints(self) -> set[str]:
-        """Those of the addresses known here that the picker picks when they are asked for."""
+        """The known addresses that the picker picks when a request selects them."""
         asked = [Request({SELECTION: one}) for one in self.plan.served]
         answers = [await self.scene.ask(request) for request in asked]
         pairs = zip(self.plan.served, answers, strict=True)
@@ -70,7 +70,7 @@ class Side:
 
 
 def of_several(pool: str) -> str:
-    """What the gateway calls a pool where the picker of several serves it."""
+    """The gateway's name of a pool that a picker of several pools serves."""
     return f"several-{pool}"
 
 
@@ -99,14 +99,14 @@ class SeveralPools:
 
 @dataclass(slots=True)
 class Traffic:
-    """Requests of clients that go on and on; what became of them."""
+    """Endless requests of clients, with their results."""
 
     replies: list[Reply] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     answered: int = 0
 
     async def goes_on(self, count: int, limit_seconds: float) -> None:
-        """Wait for so many further answers."""
+        """Wait for `count` further answers."""
         seen = self.answered
 
         async def enough() -> bool:
@@ -156,7 +156,7 @@ class ClusterScene:
         await self.api.replace(document, self.namespace)
 
     async def delete_pool(self, name: str) -> None:
-        """It is gone."""
+        """Delete a pool and wait until it is gone."""
         self._is_touched = True
         await self.api.delete("InferencePool", self.side(name).plan.name, self.namespace)
 
@@ -241,7 +241,7 @@ class ClusterScene:
     async def several_pools(self) -> AsyncIterator[Mapping[str, Side]]:
         """The sides of the picker of several, which runs for the length of the block."""
         if self.several is None:
-            raise NotApplicable("nobody said how one picker is started for several pools")
+            raise NotApplicable("no command starts one picker for several pools")
         async with self.several.running(self.envoy) as sides:
             yield sides
 

@@ -42,7 +42,7 @@ _END_SECONDS = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What to test, and through which API server; `kubeconfig` None: the one of the tests.
+    """The picker to test, and the API server to use; `kubeconfig` None: the one of the tests.
 
     `several_command` starts one picker for several pools, where there is such a picker.
     """
@@ -60,15 +60,15 @@ async def run(
     cases: Sequence[Case[ClusterScene]],
     asked: Asked,
     folder: Path,
-    tell: Callable[[Result], None],
+    report: Callable[[Result], None],
 ) -> Report:
-    """Play the cases; `tell` hears of each result. Raises `CannotRun`."""
+    """Run the cases; `report` gets each result. Raises `CannotRun`."""
     environment: dict[str, str] = {}
     try:
         async with AsyncExitStack() as stack:
             scene = await _set(asked, folder, stack, environment)
             provisions = _provisions(scene, asked)
-            results = await play(cases, scene, provisions, tell)
+            results = await play(cases, scene, provisions, report)
     except (NoServerError, GatewayError, CommandError, ApiRefusalError) as error:
         raise CannotRun(str(error)) from error
     except aiohttp.ClientError as error:
@@ -88,12 +88,12 @@ async def play(
     cases: Sequence[Case[ClusterScene]],
     scene: ClusterScene,
     provisions: frozenset[Provision],
-    tell: Callable[[Result], None],
+    report: Callable[[Result], None],
 ) -> list[Result]:
     """The results of the cases, on a scene that is set."""
     found: list[Result] = []
     async for result in outcomes(cases, scene, provisions, scene.tidy):
-        tell(result)
+        report(result)
         found.append(result)
         if result.outcome is not Outcome.PASSED:
             for side in scene.sides.values():
@@ -122,8 +122,8 @@ async def _set(
         server = await stack.enter_async_context(running_test_server(folder, DEFINITIONS))
         kubeconfig = server.kubeconfig
     api = await stack.enter_async_context(api_at(kubeconfig))
-    told = await api.version()
-    environment["kubernetes"] = f"{'test API server' if server else 'API server'} {told}"
+    server_version = await api.version()
+    environment["kubernetes"] = f"{'test API server' if server else 'API server'} {server_version}"
     await _install(api)
     namespace = await stack.enter_async_context(_namespace(api))
     pools = plans()
@@ -171,7 +171,7 @@ def _side(plan: PoolPlan, picker: Picker, envoy: Envoy, asked: Asked) -> Scene:
 
 @dataclass(frozen=True, slots=True)
 class _Starting:
-    """What the command lines of pickers are filled in with."""
+    """The values that command lines of pickers are filled in with."""
 
     asked: Asked
     folder: Path
@@ -179,11 +179,11 @@ class _Starting:
     namespace: str
 
     def picker_of(self, plan: PoolPlan) -> CommandPicker:
-        """That of one pool."""
+        """The picker of one pool."""
         return self._picker(self.asked.command, plan.name, {"pool_name": plan.name})
 
     def ports_of_several(self) -> dict[str, PortOf]:
-        """Where one picker serves several pools; none where nobody said how it is started."""
+        """The ports of one picker for several pools; none without a command that starts one."""
         command = self.asked.several_command
         if command is None:
             return {}

@@ -1,1 +1,1 @@
-"""What is tested: a picker started by a command line, or one that runs already."""
+"""The picker under test: started by a command line, or one that runs already."""

@@ -23,7 +23,7 @@ class RunningPicker:
         self.is_running = True
 
     async def start(self) -> None:
-        """It runs already."""
+        """Do nothing: the picker runs already."""
 
     async def kill(self) -> None:
         """Raises RuntimeError: it is not the suite's to end."""

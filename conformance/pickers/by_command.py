@@ -75,7 +75,7 @@ class CommandPicker:
 
     @property
     def is_running(self) -> bool:
-        """Whether the process has been started, and has not ended."""
+        """True while the started process runs."""
         return self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:
@@ -95,14 +95,14 @@ class CommandPicker:
             raise CommandError(f"cannot start {shlex.join(self._argv)}: {error}") from error
 
     async def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL to the process."""
         if self._process is not None:
             with suppress(ProcessLookupError):
                 self._process.kill()
             await self._process.wait()
 
     def ask_to_end(self) -> None:
-        """SIGTERM."""
+        """Send SIGTERM to the process."""
         if self._process is not None:
             with suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGTERM)

@@ -17,7 +17,7 @@ class PortOf:
 
     @property
     def health_address(self) -> str | None:
-        """That of the whole."""
+        """The health address of the whole picker."""
         return self._picker.health_address
 
     @property
@@ -27,28 +27,28 @@ class PortOf:
 
     @property
     def provides(self) -> frozenset[Provision]:
-        """What the whole does."""
+        """The provisions of the whole picker."""
         return self._picker.provides
 
     @property
     def is_running(self) -> bool:
-        """Whether the whole is."""
+        """True while the whole picker runs."""
         return self._picker.is_running
 
     async def start(self) -> None:
-        """All ports."""
+        """Start the whole picker, with all ports."""
         await self._picker.start()
 
     async def kill(self) -> None:
-        """All ports."""
+        """Kill the whole picker, with all ports."""
         await self._picker.kill()
 
     def ask_to_end(self) -> None:
-        """All ports."""
+        """Ask the whole picker to end, with all ports."""
         self._picker.ask_to_end()
 
     async def end(self, limit_seconds: float) -> int | None:
-        """Of the whole."""
+        """End the whole picker, with all ports."""
         return await self._picker.end(limit_seconds)
 
     async def use_pool(self, endpoints: Sequence[str]) -> None:

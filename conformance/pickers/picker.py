@@ -1,4 +1,4 @@
-"""What the suites ask of a picker under test, whatever it is."""
+"""The interface of a picker under test."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from conformance.case import Provision
 
 @dataclass(frozen=True, slots=True)
 class Implementation:
-    """What a report is about."""
+    """The picker that a report names."""
 
     name: str
     version: str
@@ -47,7 +47,7 @@ class Picker(Protocol):
         """End it without notice, and wait until it is gone."""
 
     def ask_to_end(self) -> None:
-        """Send it SIGTERM."""
+        """Send SIGTERM to the picker."""
 
     async def end(self, limit_seconds: float) -> int | None:
         """The exit status; None when it runs on after the limit."""

@@ -1,1 +1,1 @@
-"""What a gateway says to a picker, said by the suite itself: ext_proc streams and health checks."""
+"""The gateway's part of the protocol, spoken by the suite: ext_proc streams and health checks."""

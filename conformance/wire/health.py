@@ -11,7 +11,7 @@ _TIMEOUT_SECONDS = 5.0
 
 
 async def health_of(address: str, service: str) -> str:
-    """What a plain health port says of a service: `SERVING`, `NOT_SERVING`, a gRPC status …"""
+    """Ask a health port for the state of a service: `SERVING`, `NOT_SERVING`, a gRPC status …"""
     async with channel_to(address) as channel:
         asked = health_pb2.HealthCheckRequest(service=service)
         try:

@@ -18,7 +18,7 @@ DESTINATION = "x-gateway-destination-endpoint"
 SUBSET = "x-gateway-destination-endpoint-subset"
 SERVED = "x-gateway-destination-endpoint-served"
 SELECTION = "test-epp-endpoint-selection"
-SERVED_TOLD = "x-conformance-test-served-endpoint"
+SERVED_HEADER = "x-conformance-test-served-endpoint"
 DESTINATION_NAMESPACE = "envoy.lb"
 SUBSET_NAMESPACE = "envoy.lb.subset_hint"
 COMPLETIONS = "/v1/completions"
@@ -96,7 +96,7 @@ class Answer:
 
     @property
     def body(self) -> bytes:
-        """The body as it goes on."""
+        """The body that the endpoint receives."""
         return b"".join(self.pieces)
 
     @property
@@ -148,8 +148,8 @@ def response_messages(response: Response) -> list[Message]:
     """Every message of a response."""
     metadata = response.metadata
     if metadata is None:
-        told = {} if response.served is None else {SERVED: response.served}
-        metadata = {DESTINATION_NAMESPACE: told} if told else {}
+        reported = {} if response.served is None else {SERVED: response.served}
+        metadata = {DESTINATION_NAMESPACE: reported} if reported else {}
     shown = {":status": "200", "content-type": "application/json", **response.headers}
     ends = response.body is None and not response.trailers
     found = [pb.ProcessingRequest(response_headers=_headers(shown, ends))]
@@ -213,9 +213,9 @@ def take(answer: Answer, message: Message) -> str:
 
 def _take_metadata(answer: Answer, message: Message) -> None:
     for namespace, value in message.dynamic_metadata.fields.items():
-        told = answer.metadata.setdefault(namespace, {})
+        values = answer.metadata.setdefault(namespace, {})
         for key, field_value in value.struct_value.fields.items():
-            told[key] = field_value.string_value
+            values[key] = field_value.string_value
 
 
 def _take_mutation(answer: Answer, mutation: Message) -> None:

@@ -25,7 +25,7 @@ OPTIONS = (("grpc.max_receive_message_length", 64 * 2**20),)
 
 
 class Stream:
-    """One request of a client, told to a picker message by message.
+    """One request of a client, sent to a picker message by message.
 
     A picker that says nothing for `patience_seconds` while an answer is due, or that fails the
     stream, breaks the protocol: `Violation`.

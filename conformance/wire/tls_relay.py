@@ -1,4 +1,4 @@
-"""A relay that speaks TLS to a picker and verifies nobody, as gateways do in this protocol.
+"""A relay that speaks TLS to a picker and verifies no certificate, as gateways do in this protocol.
 
 gRPC for Python has no way to accept any certificate; a plain connection to this relay is one to
 the picker.

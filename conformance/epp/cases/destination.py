@@ -40,7 +40,7 @@ async def said_alike(scene: Scene) -> None:
         answer = await scene.ask(request)
         header, metadata = answer.in_headers, answer.in_metadata
         if header is None or metadata is None:
-            raise NotApplicable("one of the two is missing, which other cases tell")
+            raise NotApplicable("one of the two is missing, which other cases report")
         expect(header == metadata, f"the header says {header}, the metadata {metadata}")
 
 

@@ -24,7 +24,7 @@ _AT_ONCE = 40
 
 
 @case("streams-apart", EXT_PROC)
-async def streams_apart(scene: Scene) -> None:
+async def independent_streams(scene: Scene) -> None:
     """Every stream is one request of its own: many at once on one connection MUST each get their
     own body and a destination.
     """
@@ -95,7 +95,7 @@ async def streams_out_of_order(scene: Scene) -> None:
 
 
 CASES: tuple[Case[Scene], ...] = (
-    streams_apart,
+    independent_streams,
     streams_reset,
     streams_end_with_the_request,
     streams_out_of_order,

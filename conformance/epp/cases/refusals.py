@@ -12,7 +12,7 @@ _OBJECTIVE = {
     "x-llm-d-inference-objective": "sheddable",
     "x-gateway-inference-objective": "sheddable",
 }
-_NOBODY: Metadata = {SUBSET_NAMESPACE: {SUBSET: []}}
+_EMPTY_SUBSET: Metadata = {SUBSET_NAMESPACE: {SUBSET: []}}
 
 
 @case("refusal-empty-pool", ERRORS, Provision.POOL_CHANGES)
@@ -59,7 +59,7 @@ async def only(scene: Scene) -> None:
     it.
     """
     stream = await scene.stream()
-    answer = await stream.request(Request(metadata=_NOBODY))
+    answer = await stream.request(Request(metadata=_EMPTY_SUBSET))
     expect(answer.status is not None, f"not refused: {said(answer)}")
     expect(answer.kinds == ["immediate_response"], f"the order is {answer.kinds}")
     expect(not answer.in_metadata, f"with metadata {answer.metadata}")
@@ -82,7 +82,7 @@ async def of_nonsense(scene: Scene) -> None:
 async def then_served(scene: Scene) -> None:
     """A rejection applies to one request: those that follow MUST be routed."""
     for _ in range(5):
-        await scene.ask(Request(metadata=_NOBODY))
+        await scene.ask(Request(metadata=_EMPTY_SUBSET))
         await scene.routed(Request())
 
 

@@ -15,7 +15,7 @@ from conformance.epp.scene import BY_HEADER, CLOSED, Scene
 from conformance.ports import free_ports
 from conformance.waiting import until
 from conformance.wire import messages
-from conformance.wire.messages import SELECTION, SERVED_TOLD, completion
+from conformance.wire.messages import SELECTION, SERVED_HEADER, completion
 
 _GATEWAY, _SELECTION = Provision.GATEWAY, Provision.SELECTION
 _WAYS = (CLOSED, BY_HEADER)
@@ -55,7 +55,7 @@ async def selected(scene: Scene) -> None:
 
 @case("gateway-crowd-selected", EPP_ROLE, _GATEWAY, _SELECTION)
 async def following(scene: Scene) -> None:
-    """Of a hundred requests, ten at a time, that select one, two or three addresses MUST all be
+    """A hundred requests, ten at a time, that select one, two or three addresses MUST all be
     served by these.
     """
     for count in (1, 2, 3):
@@ -118,11 +118,11 @@ async def events_as_they_come(scene: Scene) -> None:
 
 
 @case("gateway-served-told", SERVED, _GATEWAY, Provision.SERVED)
-async def served_told(scene: Scene) -> None:
+async def served_header(scene: Scene) -> None:
     """The picker under test MUST return the gateway's report of the endpoint that served."""
     for reply in (await scene.post(), await scene.get()):
-        told = reply.headers.get(SERVED_TOLD)
-        expect(told == reply.headers.get(SERVED_BY), f"told {told}, served by {reply.endpoint}")
+        named = reply.headers.get(SERVED_HEADER)
+        expect(named == reply.headers.get(SERVED_BY), f"named {named}, served by {reply.endpoint}")
 
 
 @case("gateway-unsteered", DESTINATION, _GATEWAY)
@@ -200,7 +200,7 @@ CASES: tuple[Case[Scene], ...] = (
     following,
     bodies_intact,
     events_as_they_come,
-    served_told,
+    served_header,
     unsteered,
     clients_gone,
 )

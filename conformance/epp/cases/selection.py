@@ -1,4 +1,4 @@
-"""The header by which the upstream suite tells a picker under test what to pick."""
+"""The header by which the upstream suite names to a picker under test the endpoint to pick."""
 
 from __future__ import annotations
 

@@ -1,30 +1,30 @@
-"""Who has served in the end, as the proxy tells the picker on the response."""
+"""Cases on the endpoint that served, which the proxy reports to the picker with the response."""
 
 from __future__ import annotations
 
 from conformance.case import Case, Provision, case, expect
 from conformance.epp.cases.sources import EPP_ROLE, SERVED
 from conformance.epp.scene import BODILESS, Scene, said
-from conformance.wire.messages import SERVED_TOLD, Request, Response
+from conformance.wire.messages import SERVED_HEADER, Request, Response
 
 _NEEDS = Provision.SERVED
 
 
-async def _tells_another(scene: Scene, request: Request) -> None:
-    """Whoever was not picked is said to have served, as after a retry."""
+async def _reports_another(scene: Scene, request: Request) -> None:
+    """Report another endpoint than the picked one as having served, as after a retry."""
     stream = await scene.stream()
     asked = await stream.request(request)
     expect(asked.endpoints, f"no destination: {said(asked)}")
     served = next(one for one in scene.pool.endpoints if one != asked.endpoints[0])
     answered = await stream.response(Response(served=served))
     await stream.leave()
-    found = answered.headers.get(SERVED_TOLD, [])
-    expect(found == [served], f"served by {served}, told {found}")
+    found = answered.headers.get(SERVED_HEADER, [])
+    expect(found == [served], f"served by {served}, reported {found}")
 
 
-async def _told(scene: Scene, request: Request, response: Response) -> list[str]:
+async def _reported(scene: Scene, request: Request, response: Response) -> list[str]:
     _, answer = await scene.converse(request, response)
-    return answer.headers.get(SERVED_TOLD, [])
+    return answer.headers.get(SERVED_HEADER, [])
 
 
 @case("served-taken", SERVED)
@@ -40,18 +40,18 @@ async def taken(scene: Scene) -> None:
 
 
 @case("served-told", EPP_ROLE, _NEEDS)
-async def told(scene: Scene) -> None:
+async def reported(scene: Scene) -> None:
     """A picker under test MUST set x-conformance-test-served-endpoint to the metadata's value,
     which may differ from its pick.
     """
     for _ in range(3):
-        await _tells_another(scene, Request())
+        await _reports_another(scene, Request())
 
 
 @case("served-told-without-body", EPP_ROLE, _NEEDS)
-async def told_without_body(scene: Scene) -> None:
+async def reported_without_body(scene: Scene) -> None:
     """The same MUST hold for requests without a body."""
-    await _tells_another(scene, BODILESS)
+    await _reports_another(scene, BODILESS)
 
 
 @case("served-missing", EPP_ROLE, _NEEDS)
@@ -61,8 +61,8 @@ async def missing(scene: Scene) -> None:
     """
     nothing, other = Response(), Response(metadata={"envoy.lb": {"other": "value"}})
     for response in (nothing, other):
-        found = await _told(scene, Request(), response)
-        expect(len(found) == 1 and found[0].startswith("fail:"), f"told {found}")
+        found = await _reported(scene, Request(), response)
+        expect(len(found) == 1 and found[0].startswith("fail:"), f"reported {found}")
 
 
-CASES: tuple[Case[Scene], ...] = (taken, told, told_without_body, missing)
+CASES: tuple[Case[Scene], ...] = (taken, reported, reported_without_body, missing)

@@ -1,4 +1,4 @@
-"""Where rules are from."""
+"""The documents that rules are from."""
 
 from __future__ import annotations
 

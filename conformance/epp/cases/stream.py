@@ -17,7 +17,7 @@ def _whole(answer: Answer, body: bytes, what: str) -> None:
     """The body has come back as it was, and its end once, with its last piece."""
     expect(answer.status is None, f"{what}: {said(answer)}")
     expect(answer.body == body, f"{what}: {len(answer.body)} bytes came back, or other bytes")
-    expect(answer.ends == 1, f"{what}: the end of the body was told {answer.ends} times")
+    expect(answer.ends == 1, f"{what}: the end of the body was sent {answer.ends} times")
 
 
 @case("request-body-intact", STREAMING)

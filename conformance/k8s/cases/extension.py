@@ -24,7 +24,7 @@ def _all_addresses(sides: Mapping[str, Side]) -> list[str]:
 
 
 @case("several-pools-kept-apart", EXTENSION, _SELECTION, _SEVERAL)
-async def kept_apart(scene: ClusterScene) -> None:
+async def separate_pools(scene: ClusterScene) -> None:
     """A picker of several InferencePools, each at its own port, MUST pick only from the pool of the
     called port, even while all are called at once and the Pods of all are selected.
     """
@@ -75,4 +75,4 @@ async def one_deleted(scene: ClusterScene) -> None:
             await side.until_endpoints(side.plan.endpoints, "the pool's Pods are endpoints again")
 
 
-CASES: tuple[Case[ClusterScene], ...] = (kept_apart, one_deleted)
+CASES: tuple[Case[ClusterScene], ...] = (separate_pools, one_deleted)

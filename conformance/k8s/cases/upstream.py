@@ -13,7 +13,7 @@ from conformance.case import Case, Provision, case, expect
 from conformance.epp.scene import Reply
 from conformance.k8s.cases.sources import UPSTREAM
 from conformance.k8s.scene import H2C, PARALLEL, PRIMARY, SECONDARY, ClusterScene
-from conformance.wire.messages import SERVED_TOLD
+from conformance.wire.messages import SERVED_HEADER
 
 _SELECTION, _SERVED = Provision.SELECTION, Provision.SERVED
 _REQUESTS, _AT_ONCE = 100, 10
@@ -24,7 +24,7 @@ PRIMARY_WEIGHT, SECONDARY_WEIGHT = 70, 30
 async def _crowd(
     scene: ClusterScene, path: str, chosen: Sequence[str], count: int, at_once: int
 ) -> list[Reply]:
-    """So many requests, so many at a time; raises `Violation` unless all are served."""
+    """Send a number of requests, several at a time. Raises `Violation` unless all are served."""
     room = asyncio.Semaphore(at_once)
 
     async def one() -> Reply:
@@ -108,10 +108,10 @@ async def destination_endpoint_served(scene: ClusterScene) -> None:
             reply = await scene.post("/primary", [address], method=method)
             expect(reply.status == 200, f"status {reply.status}: {reply.body[:200]!r}")
             (wanted,) = side.at(at)
-            told = reply.headers.get(SERVED_TOLD)
+            named = reply.headers.get(SERVED_HEADER)
             expect(
-                reply.endpoint == wanted and told == wanted,
-                f"{method} for {wanted}: served by {reply.endpoint}, told {told}",
+                reply.endpoint == wanted and named == wanted,
+                f"{method} for {wanted}: served by {reply.endpoint}, named {named}",
             )
 
 
