@@ -170,9 +170,9 @@ class _ScopedAttributes(Attributes):
         self._inner = inner
         self._scope = scope
 
-    def put(self, key: DataKey[T], value: T) -> None:
+    def __setitem__(self, key: DataKey[T], value: T, /) -> None:
         if self._scope.may_write(key):
-            self._inner.put(key, value)
+            self._inner[key] = value
 
     def get(self, key: DataKey[T], /) -> T | None:  # type: ignore[override]
         return self._inner.get(key) if self._scope.may_read(key) else None

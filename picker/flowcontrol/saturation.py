@@ -81,7 +81,7 @@ def pool_load(
         attributes = Attributes()
         if let_in.requests:
             members, loads = spread(members, let_in)
-            attributes.put(LET_IN_LOAD_KEY, loads)
+            attributes[LET_IN_LOAD_KEY] = loads
         by_stage[stage] = detector.saturation(members, attributes, now_seconds)
     effective = max(by_stage.values())
     by_stage.pop(WHOLE_POOL, None)

@@ -43,20 +43,18 @@ class DataKey(Generic[T]):
 class Attributes(dict[DataKey[Any], Any]):
     """The findings of one decision by their keys, in the order in which producers made them.
 
-    Owned by the director for the length of that decision. A dict, so that to look one up is no call
-    of ours; plugins use `get`, `put`, `items` and `of_type` alone.
+    Owned by the director for the length of that decision. A dict, so that plugins read and write
+    without a Python call; they use `get`, `[key] = value`, `items` and `of_type` alone.
     """
 
     __slots__ = ()
 
-    if TYPE_CHECKING:  # as that of a dict, but a key knows the type of what is found under it
+    if TYPE_CHECKING:  # those of a dict, but a key knows the type of its value
+
+        def __setitem__(self, key: DataKey[T], value: T, /) -> None: ...
 
         def get(self, key: DataKey[T], /) -> T | None:  # type: ignore[override]
             """The finding, or None when no producer made it."""
-
-    def put(self, key: DataKey[T], value: T) -> None:
-        """Store a finding; a second one under the same key replaces the first."""
-        self[key] = value
 
     def of_type(self, data_type: str) -> tuple[Any, ...]:
         """The findings of one type, of all producers, in the order they were made."""

@@ -55,5 +55,5 @@ def findings_of(line: Mapping[str, Any]) -> Attributes:
         if not slash:
             raise ValueError(f"the finding '{name}' names no producer")
         key: DataKey[Any] = DataKey(data_type, producer)
-        attributes.put(key, restored(value))
+        attributes[key] = restored(value)
     return attributes

@@ -172,7 +172,7 @@ class Recorder:
         try:
             before = attributes.get(_NUMBER)
             findings, left_out = ({}, ()) if before else findings_line(attributes, self._digests)
-            attributes.put(_NUMBER, number)
+            attributes[_NUMBER] = number
             changes, order = self._deltas.of(decision.candidates)
             line = DecisionLine(
                 number=number,

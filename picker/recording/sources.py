@@ -70,7 +70,7 @@ class FindingSources:
         attributes = Attributes()
         for key, value in recorded.items():
             if key.producer in self._recorded_producers or str(key) in self._recorded_keys:
-                attributes.put(key, value)
+                attributes[key] = value
         for producer in self._beside:
             self._note(producer, request, candidates, attributes)
         for producer in self._run:
@@ -93,14 +93,14 @@ class FindingSources:
         """Let `producer` note what it needs for itself; its findings do not count."""
         beside, log = Attributes(), self._log
         for key, value in attributes.items():
-            beside.put(key, value)
+            beside[key] = value
         try:
             producer.plugin.produce(request, candidates, producer.scoped(beside))
         except Exception as error:
             log.exception(producer.name, error, "its memory may differ from what it was")
         for key, value in beside.items():
             if key.data_type in OWN_NOTES:
-                attributes.put(key, value)
+                attributes[key] = value
 
     def _with_attributes(self, candidate: Candidate) -> Candidate:
         known = self._described.get(candidate.key)

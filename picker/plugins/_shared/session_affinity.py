@@ -111,7 +111,7 @@ class SessionAffinity:
         session = self._session(request, attributes)
         if not session:
             return None
-        attributes.put(self._seen_key, (*(attributes.get(self._seen_key) or ()), candidates))
+        attributes[self._seen_key] = (*(attributes.get(self._seen_key) or ()), candidates)
         bound = self.session_bindings.endpoint(session, request.received_at_seconds)
         return _by_key(candidates, bound) if bound else None
 

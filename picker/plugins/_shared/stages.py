@@ -143,7 +143,7 @@ def stage_runs(
 def note_skipped(attributes: Attributes, stage: str, why: str) -> None:
     """Leave word of a stage that is left out."""
     known = attributes.get(SKIPPED_STAGES_KEY)
-    attributes.put(SKIPPED_STAGES_KEY, {stage: why} if known is None else {**known, stage: why})
+    attributes[SKIPPED_STAGES_KEY] = {stage: why} if known is None else {**known, stage: why}
 
 
 def note_failed(attributes: Attributes, results: Results, stages: Iterable[str]) -> None:

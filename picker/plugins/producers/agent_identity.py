@@ -49,7 +49,7 @@ class AgentIdentity:
     ) -> InferenceRequest:
         """Write the identity, if there is one."""
         if identity := self._identity(request):
-            attributes.put(self._key, identity)
+            attributes[self._key] = identity
         return request
 
     def _identity(self, request: InferenceRequest) -> str:

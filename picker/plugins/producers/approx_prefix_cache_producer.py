@@ -131,8 +131,8 @@ class ApproxPrefixCacheProducer:
         match = self._index.match
         matched = match(prompts[0]) if len(prompts) == 1 else _sums(map(match, prompts))
         total = sum(map(len, prompts))
-        attributes.put(self._hashed_key, _Hashed(prompts, block_size, self._seed))
-        attributes.put(self._match_key, PrefixCacheMatchInfo(total, block_size, matched))
+        attributes[self._hashed_key] = _Hashed(prompts, block_size, self._seed)
+        attributes[self._match_key] = PrefixCacheMatchInfo(total, block_size, matched)
         return request
 
     def pre_request(

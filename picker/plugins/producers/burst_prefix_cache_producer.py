@@ -120,7 +120,7 @@ class BurstPrefixCacheProducer:
             pool = tuple((one.key, one.inflight_requests) for one in candidates)
             endpoint = await self._together(BurstRequest(blocks, pool))
         info = PrefixCacheMatchInfo(len(blocks), self._block_size, {endpoint: len(blocks)})
-        attributes.put(self._key, info)
+        attributes[self._key] = info
         return request
 
     async def _together(self, request: BurstRequest) -> str:

@@ -277,7 +277,7 @@ class InflightLoadProducer:
             uncached = {
                 key: max(0, tokens - blocks * size) for key, blocks in match.match_blocks.items()
             }
-        attributes.put(self._key, InFlightLoad(self.loads, uncached, tokens))
+        attributes[self._key] = InFlightLoad(self.loads, uncached, tokens)
         return request
 
     def pre_request(
@@ -297,7 +297,7 @@ class InflightLoadProducer:
             tokens = request.num_tokens if load is None else load.uncached(key)
             part = self._ledger.take(key, tokens + output, owner)
             (primary if name == result.primary_profile else others).append(part)
-        attributes.put(self._hold_key, _Hold(self._ledger, primary, others))
+        attributes[self._hold_key] = _Hold(self._ledger, primary, others)
 
     def response_progress(self, flight: Flight, progress: ResponseProgress) -> None:
         """With the first piece, give back what is worked off by then."""

@@ -70,7 +70,7 @@ class MmEmbeddingsCacheProducer:
                 if found:
                     matched[candidate.key] = found
         sizes = {key: float(found.total()) for key, found in matched.items()}
-        attributes.put(self._key, EncoderMatch(float(len(items)), sizes, matched))
+        attributes[self._key] = EncoderMatch(float(len(items)), sizes, matched)
         return request
 
     def pre_request(

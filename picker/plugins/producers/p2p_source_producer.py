@@ -83,7 +83,7 @@ class P2pSourceProducer:
                 host_port = candidate.endpoint.host_port
                 tokens = blocks * info.block_size_tokens
                 peers.append(_Peer(candidate.key, host_port, tokens, queue))
-        attributes.put(self._peers_key, _Peers(tuple(peers), info.block_size_tokens))
+        attributes[self._peers_key] = _Peers(tuple(peers), info.block_size_tokens)
         return request
 
     def pre_request(

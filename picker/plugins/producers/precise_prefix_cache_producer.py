@@ -201,11 +201,11 @@ class PrecisePrefixCacheProducer:
         prompts = tuple(
             tuple(self._keys(request, number)) for number in range(len(request.prompts))
         )
-        attributes.put(self._keys_key, prompts)
+        attributes[self._keys_key] = prompts
         now = request.received_at_seconds
         found = [self._index.match(keys, now) for keys in prompts]
         info = _match_info(found, sum(map(len, prompts)), self._maker.block_size_tokens)
-        attributes.put(self._match_key, info)
+        attributes[self._match_key] = info
         return request
 
     def pre_request(

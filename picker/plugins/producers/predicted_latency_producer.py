@@ -153,7 +153,7 @@ class PredictedLatencyProducer:
         if self._parameters.predict_in_produce and loads:
             predictions = self._predictions(request, loads, attributes.get(self._load_key))
             if predictions:
-                attributes.put(self._key, predictions)
+                attributes[self._key] = predictions
         return request
 
     def pre_request(
@@ -177,7 +177,7 @@ class PredictedLatencyProducer:
         if load is not None:
             measurement.pending = load.uncached
             self._pending[key] = self._pending.get(key, 0.0) + load.uncached
-        attributes.put(self._measurement_key, measurement)
+        attributes[self._measurement_key] = measurement
         if objective is not None:
             self._under_way.setdefault(key, WeakSet()).add(measurement)
 
@@ -389,7 +389,7 @@ class AskingLatencyProducer(PredictedLatencyProducer):
         predicted: Sequence[Predicted | None] = ()
         if self._parameters.predict_in_produce:
             predicted = await self._servers.predict(list(features.values()), self._now(request))
-        attributes.put(self._asked_key, _Asked(features, bool(predicted)))
+        attributes[self._asked_key] = _Asked(features, bool(predicted))
         if predicted:
             objectives = latency_objectives(request.headers)
             predictions = {
@@ -399,7 +399,7 @@ class AskingLatencyProducer(PredictedLatencyProducer):
             }
             # What was learned here stands in for a row that the server left unusable.
             learned = attributes.get(self._key) or {}
-            attributes.put(self._key, {**learned, **predictions})
+            attributes[self._key] = {**learned, **predictions}
         return request
 
     def pre_request(

@@ -42,7 +42,7 @@ class SessionIdProducer:
         else:
             session = cookie(request.headers.get(_COOKIES, ""), self._cookie)
         if session:
-            attributes.put(self._key, session)
+            attributes[self._key] = session
         return request
 
 

@@ -145,7 +145,7 @@ class DisaggProfileHandler:
         """Store what was decided, for metrics."""
         stages = self._stages
         decided = disaggregation_decision(result.profiles, stages.prefill, stages.encode)
-        attributes.put(DISAGGREGATION_DECISION_KEY, decided)
+        attributes[DISAGGREGATION_DECISION_KEY] = decided
 
     def _decode_first(
         self,
@@ -160,7 +160,7 @@ class DisaggProfileHandler:
         decode = first_picked(results, stages.decode)
         if decode is None or stages.prefill in results:
             return None
-        attributes.put(PEER_ENDPOINT_KEY, decode)
+        attributes[PEER_ENDPOINT_KEY] = decode
         if stages.encode not in results and self._encodes(request, profiles, decode, attributes):
             return stages.encode
         if stages.prefill not in profiles:
@@ -181,7 +181,7 @@ class DisaggProfileHandler:
             return None
         peer = first_picked(results, stages.prefill) or first_picked(results, stages.encode)
         if peer is not None:
-            attributes.put(PEER_ENDPOINT_KEY, peer)
+            attributes[PEER_ENDPOINT_KEY] = peer
         has_begun = stages.encode in results or stages.prefill in results
         if not has_begun and self._encodes(request, profiles, None, attributes):
             return stages.encode

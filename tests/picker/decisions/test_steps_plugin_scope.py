@@ -102,13 +102,13 @@ def test_what_is_undeclared_is_counted_each_time_and_logged_once(
 ) -> None:
     """And dropped, where the scope is strict."""
     metrics, found = PickerMetrics(), Attributes()
-    found.put(FOREIGN, 1)
+    found[FOREIGN] = 1
     bound = bound_in(metrics, strict=strict)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             seen = bound.scoped(found)
             assert seen.get(FOREIGN) == (None if strict else 1)
-            seen.put(FOREIGN, 2 if strict else 1)
+            seen[FOREIGN] = 2 if strict else 1
     assert found.get(FOREIGN) == 1
     counted = dict(metrics.plugin_data_scope_violations_total.numbers())
     assert counted == {
@@ -121,10 +121,10 @@ def test_what_is_undeclared_is_counted_each_time_and_logged_once(
 def test_what_is_declared_passes() -> None:
     """Also what belongs to the plugin itself, declared or not."""
     metrics, found = PickerMetrics(), Attributes()
-    found.put(WANTED, 3)
+    found[WANTED] = 3
     seen = bound_in(metrics, strict=True).scoped(found)
-    seen.put(MINE, 1)
-    seen.put(DataKey("Private", "me"), 2)
+    seen[MINE] = 1
+    seen[DataKey("Private", "me")] = 2
     assert (seen.get(WANTED), seen.get(MINE), seen.of_type("Wanted")) == (3, 1, (3,))
     assert seen.get(DataKey("Private", "me")) == 2
     assert seen.of_type("Foreign") == ()

@@ -97,7 +97,7 @@ class _Odd:
     def produce(
         self, request: InferenceRequest, candidates: Any, attributes: Attributes
     ) -> InferenceRequest:
-        attributes.put(DataKey("Odd", "odd"), object())
+        attributes[DataKey("Odd", "odd")] = object()
         return request
 
 

@@ -110,7 +110,7 @@ class Recorder:
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
     ) -> InferenceRequest:
         """Leave a finding and enrich the request."""
-        attributes.put(SEEN, f"{len(candidates)} candidates")
+        attributes[SEEN] = f"{len(candidates)} candidates"
         return replace(request, prompts=(b"tokens",))
 
     def pre_request(

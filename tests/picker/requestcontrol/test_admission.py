@@ -106,7 +106,7 @@ class Finds:
     def produce(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
     ) -> InferenceRequest:
-        attributes.put(match_info_key(self.name), PrefixCacheMatchInfo(4, 16, self.blocks))
+        attributes[match_info_key(self.name)] = PrefixCacheMatchInfo(4, 16, self.blocks)
         return request
 
 
@@ -283,7 +283,7 @@ async def test_a_refusing_processor_is_the_answer(house: Any) -> None:
 
 def test_findings_are_found_by_their_type() -> None:
     attributes = Attributes()
-    attributes.put(DataKey("A", "one"), 1)
-    attributes.put(DataKey("B", "one"), 2)
-    attributes.put(DataKey("A", "two"), 3)
+    attributes[DataKey("A", "one")] = 1
+    attributes[DataKey("B", "one")] = 2
+    attributes[DataKey("A", "two")] = 3
     assert (attributes.of_type("A"), attributes.of_type("C")) == ((1, 3), ())

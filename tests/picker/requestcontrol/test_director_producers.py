@@ -44,7 +44,7 @@ class Asks:
             raise
         if self.error is not None:
             raise self.error
-        attributes.put(ASKED, "answer")
+        attributes[ASKED] = "answer"
         return replace(request, prompts=(b"asked",))
 
 

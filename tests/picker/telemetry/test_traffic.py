@@ -78,7 +78,7 @@ def test_of_several_indexes_the_one_that_expects_most_counts() -> None:
     one = decision("a", 64, 16)
     assert one.attributes is not None
     more = PrefixCacheMatchInfo(2, 32, {"default/a": 1})
-    one.attributes.put(match_info_key("other"), more)
+    one.attributes[match_info_key("other")] = more
     assert expected_hits(one, "default/a") == (64, 32)
 
 

@@ -256,7 +256,7 @@ def decision(name: str, prompt_tokens: int, cached_tokens: int | None) -> Decisi
     if cached_tokens is not None:
         matches = {f"default/{name}": cached_tokens // 16}
         found = PrefixCacheMatchInfo(math.ceil(prompt_tokens / 16), 16, matches)
-        attributes.put(match_info_key("prefix"), found)
+        attributes[match_info_key("prefix")] = found
     request = InferenceRequest(
         request_id="r",
         headers={},

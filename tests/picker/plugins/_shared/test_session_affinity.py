@@ -178,7 +178,7 @@ def test_the_first_source_that_has_an_id_wins() -> None:
     strategy = by_id(sources=sources)
     assert strategy.consumes == (session_id_key(),)
     found = Attributes()
-    found.put(session_id_key(), "from-attribute")
+    found[session_id_key()] = "from-attribute"
     for session, to in (("from-header", A), ("from-attribute", B), ("from-other", C)):
         strategy.pre_request(request(x_session_id=session), went_to(to), Attributes())
     everybody = [A, B, C]

@@ -24,7 +24,7 @@ def _found(*valid: bool) -> Attributes:
         f"default/{index}": LatencyPrediction(1.0, 1.0, 0.0, 0.0, good)
         for index, good in enumerate(valid)
     }
-    attributes.put(latency_predictions_key(), predictions)
+    attributes[latency_predictions_key()] = predictions
     return attributes
 
 

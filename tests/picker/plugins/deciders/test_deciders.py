@@ -27,7 +27,7 @@ def matched(
     attributes = Attributes()
     by_key = {f"default/{name}": count for name, count in blocks.items()}
     info = PrefixCacheMatchInfo(10, block_size, by_key)
-    attributes.put(match_info_key(producer), info)
+    attributes[match_info_key(producer)] = info
     return attributes
 
 

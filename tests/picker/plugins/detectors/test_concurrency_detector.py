@@ -76,7 +76,7 @@ def test_what_was_let_in_and_has_not_left_counts(
 ) -> None:
     """Once: the candidate's own count knows of it, that of its tokens nobody but flow control."""
     attributes = Attributes()
-    attributes.put(LET_IN_LOAD_KEY, {"default/a": EndpointLoad(2, 400)})
+    attributes[LET_IN_LOAD_KEY] = {"default/a": EndpointLoad(2, 400)}
     detector = _detector(loads, concurrency_mode=mode, **LIMITS)
     known = loads.get("a", (0, 0))[0]
     found = detector.saturation([candidate("a", inflight=known + 2)], attributes, 0.0)
@@ -108,7 +108,7 @@ def test_unconnected_it_takes_what_was_found() -> None:
     parameters = ConcurrencyDetectorParameters(in_flight_load_producer_name="mine", **LIMITS)
     detector = ConcurrencyDetector(parameters)
     attributes = Attributes()
-    attributes.put(inflight_load_key("mine"), InFlightLoad({"default/a": EndpointLoad(5, 0)}, {}))
+    attributes[inflight_load_key("mine")] = InFlightLoad({"default/a": EndpointLoad(5, 0)}, {})
     assert detector.saturation([candidate("a")], attributes, 0.0) == 0.5
     assert detector.saturation([candidate("a")], Attributes(), 0.0) == 0.0
 

@@ -124,19 +124,19 @@ def findings(draw: st.DrawFn) -> Attributes:
     if draw(st.booleans()):
         matches = draw(st.dictionaries(keys, st.integers(0, 4)))
         info = PrefixCacheMatchInfo(draw(st.integers(0, 4)), 64, matches)
-        attributes.put(match_info_key("approx-prefix-cache-producer"), info)
+        attributes[match_info_key("approx-prefix-cache-producer")] = info
     if draw(st.booleans()):
         loads = st.builds(EndpointLoad, st.integers(0, 9), st.integers(0, 10**9))
         load = InFlightLoad(draw(st.dictionaries(keys, loads)), {})
-        attributes.put(inflight_load_key(), load)
+        attributes[inflight_load_key()] = load
     if draw(st.booleans()):
         predictions = st.builds(
             LatencyPrediction, numbers, numbers, numbers, numbers, st.booleans()
         )
-        attributes.put(latency_predictions_key(), draw(st.dictionaries(keys, predictions)))
+        attributes[latency_predictions_key()] = draw(st.dictionaries(keys, predictions))
     if draw(st.booleans()):
         known = {"Topology/topology-extractor": draw(topologies)}
-        attributes.put(PEER_ENDPOINT_KEY, Candidate(Endpoint("p", "10.0.0.9", 1), attributes=known))
+        attributes[PEER_ENDPOINT_KEY] = Candidate(Endpoint("p", "10.0.0.9", 1), attributes=known)
     return attributes
 
 

@@ -31,16 +31,16 @@ def found(
     """Matched blocks of ten, tokens in flight and predicted TTFTs, by endpoint name."""
     attributes = Attributes()
     by_key = {f"default/{name}": blocks for name, blocks in matches.items()}
-    attributes.put(MATCH_KEY, PrefixCacheMatchInfo(total, 64, by_key))
+    attributes[MATCH_KEY] = PrefixCacheMatchInfo(total, 64, by_key)
     if tokens is not None:
         loads = {f"default/{name}": EndpointLoad(1, count) for name, count in tokens.items()}
-        attributes.put(inflight_load_key(), InFlightLoad(loads, {}))
+        attributes[inflight_load_key()] = InFlightLoad(loads, {})
     if ttft_ms is not None:
         predicted = {
             f"default/{name}": LatencyPrediction(ms, 0.0, 0.0, 0.0, True)
             for name, ms in ttft_ms.items()
         }
-        attributes.put(latency_predictions_key(), predicted)
+        attributes[latency_predictions_key()] = predicted
     return attributes
 
 

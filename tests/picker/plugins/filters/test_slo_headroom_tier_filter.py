@@ -20,7 +20,7 @@ def predicted(headrooms: Headrooms, producer: str = "predicted-latency-producer"
         f"default/{name}": LatencyPrediction(0.0, 0.0, ttft, tpot, False)
         for name, (ttft, tpot) in headrooms.items()
     }
-    attributes.put(latency_predictions_key(producer), found)
+    attributes[latency_predictions_key(producer)] = found
     return attributes
 
 

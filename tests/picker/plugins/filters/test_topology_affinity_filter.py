@@ -31,7 +31,7 @@ def beside(place: Topology | None) -> Attributes:
     """The findings after a stage that was given an endpoint at `place`."""
     attributes = Attributes()
     known = {} if place is None else {"Topology/topology-extractor": place}
-    attributes.put(PEER_ENDPOINT_KEY, placed("peer", attributes=known))
+    attributes[PEER_ENDPOINT_KEY] = placed("peer", attributes=known)
     return attributes
 
 
@@ -73,6 +73,6 @@ def test_another_extractor_can_be_named() -> None:
     mine = {"Topology/mine": Topology("h1"), "Topology/topology-extractor": Topology("h2")}
     theirs = {"Topology/mine": Topology("h2"), "Topology/topology-extractor": Topology("h1")}
     attributes = Attributes()
-    attributes.put(PEER_ENDPOINT_KEY, placed("peer", attributes={"Topology/mine": Topology("h1")}))
+    attributes[PEER_ENDPOINT_KEY] = placed("peer", attributes={"Topology/mine": Topology("h1")})
     candidates = [placed("theirs", attributes=theirs), placed("mine", attributes=mine)]
     assert kept(plugin, candidates, attributes) == ["mine"]

@@ -74,7 +74,7 @@ def test_active_requests_are_the_greater_of_both_counts() -> None:
     assert kept(plugin, candidates) == ["found", "calm", "queued"]
     attributes = Attributes()
     loads = {"default/found": EndpointLoad(3), "default/calm": EndpointLoad(1)}
-    attributes.put(inflight_load_key(), InFlightLoad(loads, {}))
+    attributes[inflight_load_key()] = InFlightLoad(loads, {})
     assert kept(plugin, candidates, attributes) == ["calm", "queued"]
     assert plugin.consumes == (inflight_load_key(),)
     assert configured(PLUGIN, limits(waiting_queue=1)).consumes == ()

@@ -58,7 +58,7 @@ def _leave(
     attributes = Attributes()
     if match is not None:
         info = PrefixCacheMatchInfo(4, 64, match)
-        attributes.put(match_info_key("approx-prefix-cache-producer"), info)
+        attributes[match_info_key("approx-prefix-cache-producer")] = info
     producer.produce(request, [], attributes)
     producer.pre_request(request, result, attributes)
     return Flight(request, result, attributes)

@@ -50,7 +50,7 @@ def header(
     if tiers is not None:
         found = {f"default/{name}": counts for name, counts in tiers.items()}
         info = PrefixCacheMatchInfo(10, 16, {}, found)
-        attributes.put(match_info_key("precise-prefix-cache-producer"), info)
+        attributes[match_info_key("precise-prefix-cache-producer")] = info
     by_name = {one.endpoint.name: one for one in candidates}
     profiles = {
         profile: ProfileResult((ScoredEndpoint(by_name[name], 1.0),))

@@ -118,10 +118,10 @@ async def test_each_known_endpoint_gets_a_row(predictor: FakeLatencyPredictor) -
     producer = make(predictor, endpoint_role_label="role", use_encoder_cache_features=True)
     attributes = Attributes()
     loads = {"default/a": EndpointLoad(3, 70), "default/b": EndpointLoad(1, 30)}
-    attributes.put(inflight_load_key(), InFlightLoad(loads, {}))
+    attributes[inflight_load_key()] = InFlightLoad(loads, {})
     match = PrefixCacheMatchInfo(4, 64, {"default/a": 1})
-    attributes.put(match_info_key("approx-prefix-cache-producer"), match)
-    attributes.put(encoder_matches_key(), EncoderMatch(4.0, {"default/b": 2.0}))
+    attributes[match_info_key("approx-prefix-cache-producer")] = match
+    attributes[encoder_matches_key()] = EncoderMatch(4.0, {"default/b": 2.0})
     a = candidate("a", kv_cache_usage=0.5, waiting_requests=2)
     b = candidate("b")
     b = replace(b, endpoint=replace(b.endpoint, labels={"role": "decode"}))

@@ -110,11 +110,11 @@ def findings(draw: st.DrawFn) -> Attributes:
     for producer in PREFIX_PRODUCERS:
         if draw(st.booleans()):
             blocks = draw(_by_endpoint(st.integers(0, total)))
-            attributes.put(match_info_key(producer), PrefixCacheMatchInfo(total, 64, blocks))
+            attributes[match_info_key(producer)] = PrefixCacheMatchInfo(total, 64, blocks)
     if draw(st.booleans()):
         loads = draw(_by_endpoint(st.builds(EndpointLoad, counts, counts)))
         uncached = draw(_by_endpoint(counts))
-        attributes.put(inflight_load_key(), InFlightLoad(loads, uncached, draw(counts)))
+        attributes[inflight_load_key()] = InFlightLoad(loads, uncached, draw(counts))
     if draw(st.booleans()):
         prediction = st.builds(
             LatencyPrediction,
@@ -125,11 +125,11 @@ def findings(draw: st.DrawFn) -> Attributes:
             st.booleans(),
             st.integers(0, 2),
         )
-        attributes.put(latency_predictions_key(), draw(_by_endpoint(prediction)))
+        attributes[latency_predictions_key()] = draw(_by_endpoint(prediction))
     if draw(st.booleans()):
         requested = draw(st.integers(0, 5))
         matched = draw(_by_endpoint(st.integers(0, requested).map(float)))
-        attributes.put(encoder_matches_key(), EncoderMatch(float(requested), matched))
+        attributes[encoder_matches_key()] = EncoderMatch(float(requested), matched)
     return attributes
 
 

@@ -80,7 +80,7 @@ def test_cache_aware_leaves_an_endpoint_out_whose_load_is_unknown() -> None:
 def under_way(found: Attributes, **tokens: int) -> Attributes:
     """With tokens of prompts under way."""
     loads = {f"default/{name}": EndpointLoad(1, count) for name, count in tokens.items()}
-    found.put(inflight_load_key(), InFlightLoad(loads, {}))
+    found[inflight_load_key()] = InFlightLoad(loads, {})
     return found
 
 
@@ -149,7 +149,7 @@ def test_dynamo_cost_decays_what_is_on_the_gpu_alone() -> None:
     """
     found = under_way(matches(10), a=50)
     tiers = {"default/a": {"gpu": 4, "cpu": 6}}
-    found.put(APPROX, PrefixCacheMatchInfo(10, 10, {"default/a": 7}, tiers))
+    found[APPROX] = PrefixCacheMatchInfo(10, 10, {"default/a": 7}, tiers)
     candidates = [in_use("a", 0), in_use("b", 0), in_use("c", 4)]
     scored = dynamo(candidates, found, {"overlapScoreCreditDecay": 2})
     assert scored == pytest.approx([1, 1, 0])

@@ -21,7 +21,7 @@ def _scores(
         f"default/{name}": LatencyPrediction(1.0, 1.0, 0.0, 0.0, True, cost_ms=cost)
         for name, cost in costs.items()
     }
-    attributes.put(latency_predictions_key("learned"), predictions)
+    attributes[latency_predictions_key("learned")] = predictions
     scorer = LatencyCostScorer(LatencyCostScorerParameters(producer))
     candidates = [candidate(name, known=name in known) for name in "abc"]
     return list(scorer.score(request_for(), candidates, attributes))

@@ -26,7 +26,7 @@ def _found(headrooms: Mapping[str, tuple[float, float]], dispatched: int = 1) ->
         f"default/{name}": LatencyPrediction(1.0, 1.0, ttft, tpot, True, dispatched)
         for name, (ttft, tpot) in headrooms.items()
     }
-    attributes.put(latency_predictions_key(), predictions)
+    attributes[latency_predictions_key()] = predictions
     return attributes
 
 
@@ -118,7 +118,7 @@ def test_without_predictions_load_and_cache_decide(
     """The mean of free cache, short queue and cached prompt; unknown load contributes nothing."""
     attributes = Attributes()
     match = PrefixCacheMatchInfo(4, 64, {"default/a": 4, "default/c": 4})
-    attributes.put(match_info_key("approx-prefix-cache-producer"), match)
+    attributes[match_info_key("approx-prefix-cache-producer")] = match
     candidates = [
         candidate("a", kv_cache_usage=0.5),
         candidate("b", kv_cache_usage=0.75, waiting_requests=4),

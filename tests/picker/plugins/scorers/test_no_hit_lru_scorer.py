@@ -14,7 +14,7 @@ MATCH = match_info_key("approx-prefix-cache-producer")
 def _found(**matches: int) -> Attributes:
     attributes = Attributes()
     blocks = {f"default/{name}": count for name, count in matches.items()}
-    attributes.put(MATCH, PrefixCacheMatchInfo(4, 64, blocks))
+    attributes[MATCH] = PrefixCacheMatchInfo(4, 64, blocks)
     return attributes
 
 

@@ -58,7 +58,7 @@ def unknown(name: str = "u", inflight: int = 0) -> Candidate:
 def found(*pairs: tuple[Any, Any]) -> Attributes:
     attributes = Attributes()
     for key, value in pairs:
-        attributes.put(key, value)
+        attributes[key] = value
     return attributes
 
 
