@@ -23,7 +23,7 @@ from measuring import DEFAULT_MODEL, Table, command_line, write_results
 from worker.config import EngineConfig, KvOffloadingConfig, SchedulerConfig
 from worker.engine.core import EngineCore
 from worker.engine.messages import AddRequest
-from worker.engine.process import build_core
+from worker.engine.process.build import build_core
 from worker.types import EngineStats, SamplingParams
 
 BLOCK_SIZE = 16

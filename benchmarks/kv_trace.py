@@ -28,8 +28,8 @@ from dataclasses import asdict, dataclass
 from measuring import Table, command_line, write_results
 
 from worker.config import CacheConfig
-from worker.engine.block_hash import BlockHash, BlockHasher, PartialBlock
-from worker.engine.block_manager import BlockManager
+from worker.engine.cache.block_hash import BlockHash, BlockHasher, PartialBlock
+from worker.engine.cache.block_manager import BlockManager
 
 NUM_REQUESTS = 300
 NUM_BLOCKS = 512

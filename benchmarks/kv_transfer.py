@@ -33,7 +33,7 @@ from measuring import Table, command_line, numbers, write_results
 from worker.config import EngineConfig, KvTransferConfig, SchedulerConfig
 from worker.engine.core import EngineCore
 from worker.engine.messages import AddRequest, RequestOutput
-from worker.engine.process import build_core
+from worker.engine.process.build import build_core
 from worker.kv.content import KvShape
 from worker.kv.nixl import NixlTransport
 from worker.kv.tcp import TcpConnector

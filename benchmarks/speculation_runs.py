@@ -18,7 +18,7 @@ from worker.config import EngineConfig, SchedulerConfig, SpeculativeConfig
 from worker.engine.core import EngineCore
 from worker.engine.messages import AddRequest
 from worker.engine.pipeline import OverlappedPipeline
-from worker.engine.process import build_core
+from worker.engine.process.build import build_core
 from worker.executor import model_runner
 from worker.executor.interface import Executor
 from worker.models.llama import LlamaModel

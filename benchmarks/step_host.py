@@ -31,7 +31,7 @@ from torch import Tensor
 
 from worker.config import CacheConfig, SchedulerConfig, SimConfig
 from worker.engine.messages import AddRequest
-from worker.engine.scheduler import Scheduler
+from worker.engine.scheduling.scheduler import Scheduler
 from worker.executor.graphs import DecodeGraphs, GraphDevice, graph_sizes
 from worker.executor.interface import Executor, Ticket
 from worker.executor.model_runner import ModelRunner

@@ -34,9 +34,9 @@ from measuring import DEFAULT_MODEL, Table, command_line, numbers, write_results
 from worker.api.schema.constraints import Constraint, grammar_of
 from worker.api.schema.requests import StructuredOutputs
 from worker.config import EngineConfig, SchedulerConfig
-from worker.engine.grammar import GrammarCompiler, allows
 from worker.engine.messages import AddRequest, Vocabulary
-from worker.engine.process import build_core
+from worker.engine.process.build import build_core
+from worker.engine.sequences.grammar import GrammarCompiler, allows
 from worker.errors import RequestError
 from worker.tokenizer.checkpoint import read_checkpoint
 from worker.tokenizer.tokenizer import build_tokenizer

@@ -38,7 +38,6 @@ TO_SHRINK = {
     "picker/k8s": 18,
     "worker/api/generate": 19,
     "worker/api/schema": 17,
-    "worker/engine": 33,
 }
 CLAIM_WORDS = 3
 NAMED_BY_FOLDER = {"test_kernels"}

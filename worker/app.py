@@ -39,11 +39,11 @@ from worker.api.schema.openapi import package_version
 from worker.api.schema.params import ModelLimits
 from worker.api.server import WorkerApi
 from worker.config import ApiConfig, EngineConfig, KvAddress, ServeConfig
-from worker.engine.block_hash import RANDOM_SEED
-from worker.engine.client import EngineClient
-from worker.engine.grammar import GrammarCompiler
+from worker.engine.cache.block_hash import RANDOM_SEED
 from worker.engine.messages import EngineReady, Pause, StepOutputs, Vocabulary
-from worker.engine.supervision import Supervision
+from worker.engine.process.client import EngineClient
+from worker.engine.process.supervision import Supervision
+from worker.engine.sequences.grammar import GrammarCompiler
 from worker.errors import ConfigError, EngineDeadError, RequestError, root_cause
 from worker.executor.sim.runner import CRASH_STATUS
 from worker.faults.injection import App, FaultInjection

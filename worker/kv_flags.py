@@ -19,7 +19,7 @@ from worker.config import (
     KvOffloadingConfig,
     KvTransferConfig,
 )
-from worker.engine.block_hash import RANDOM_SEED
+from worker.engine.cache.block_hash import RANDOM_SEED
 from worker.errors import ConfigError
 from worker.flag_types import Flag, networks, positive
 

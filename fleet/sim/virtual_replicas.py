@@ -49,8 +49,8 @@ from picker.types import (
     ResponseHead,
     RouteDecision,
 )
-from worker.engine.cache_events import CacheEvent
-from worker.engine.kv_events import EventEncoder
+from worker.engine.cache.cache_events import CacheEvent
+from worker.engine.process.kv_events import EventEncoder
 from worker.types import KvSource
 
 PORT = 8000

@@ -14,7 +14,7 @@ from tests.support.waiting import until
 from tests.support.worker.made_up_disk import MadeUpDisk
 from tests.support.worker.running_worker import Worker, running_worker
 from tests.support.worker.tier_house import SIZE, House, prompt
-from worker.engine.kv_events import EventEncoder
+from worker.engine.process.kv_events import EventEncoder
 
 pytestmark = pytest.mark.full
 

@@ -18,8 +18,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from tests.support.worker.running_worker import PATIENCE_SECONDS, Worker, running_worker
 from worker.config import EngineConfig, SchedulerConfig
-from worker.engine.client import EngineClient
 from worker.engine.messages import AddRequest
+from worker.engine.process.client import EngineClient
 from worker.errors import EngineDeadError
 from worker.types import SamplingParams
 

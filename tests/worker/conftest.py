@@ -27,8 +27,8 @@ from worker.api.http.connection import protocol_of
 from worker.api.schema.params import ModelLimits
 from worker.api.server import WorkerApi
 from worker.config import ApiConfig, EngineConfig
-from worker.engine.grammar import GrammarCompiler
 from worker.engine.messages import AddRequest, Command, CommandReply, RequestOutput, Vocabulary
+from worker.engine.sequences.grammar import GrammarCompiler
 from worker.metrics.page import WorkerMetrics
 from worker.tokenizer import sim
 from worker.tokenizer.chat import ChatTemplate

@@ -19,7 +19,7 @@ from tests.depth import by_depth
 from worker.config import CacheConfig, EngineConfig, SchedulerConfig
 from worker.engine.core import EngineCore
 from worker.engine.messages import AddRequest
-from worker.engine.scheduler import Scheduler
+from worker.engine.scheduling.scheduler import Scheduler
 from worker.executor.interface import Executor
 from worker.types import EngineStats, SamplingParams
 

@@ -30,8 +30,8 @@ from tests.support.worker.grammar_bench import (
 )
 from worker.api.schema.constraints import Constraint, grammar_of
 from worker.api.schema.requests import StructuredOutputs
-from worker.engine.grammar import GrammarCompiler
 from worker.engine.messages import AddRequest
+from worker.engine.sequences.grammar import GrammarCompiler
 from worker.errors import RequestError
 from worker.types import FinishReason
 

@@ -23,10 +23,10 @@ from worker.config import CacheConfig, EngineConfig, SchedulerConfig, Speculativ
 from worker.engine.core import EngineCore
 from worker.engine.drafters.interface import DraftContext, Drafter
 from worker.engine.drafters.registry import build_drafter
+from worker.engine.features.speculation import Speculation
 from worker.engine.messages import AddRequest, SpeculationFigures
-from worker.engine.process import build_core
-from worker.engine.scheduler import Scheduler
-from worker.engine.speculation import Speculation
+from worker.engine.process.build import build_core
+from worker.engine.scheduling.scheduler import Scheduler
 from worker.executor.interface import HostExecutor, execute
 from worker.tokenizer.checkpoint import read_checkpoint
 from worker.tokenizer.tokenizer import Tokenizer, build_tokenizer

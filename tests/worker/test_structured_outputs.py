@@ -31,8 +31,8 @@ from tests.support.worker.grammar_bench import (
 from worker.api.schema.constraints import Constraint, after_reasoning, grammar_of
 from worker.api.schema.requests import StructuredOutputs
 from worker.config import SpeculativeConfig
-from worker.engine.grammar import GrammarCompiler
-from worker.engine.speculation import JUMP_FORWARD
+from worker.engine.features.speculation import JUMP_FORWARD
+from worker.engine.sequences.grammar import GrammarCompiler
 from worker.errors import RequestError
 from worker.types import FinishReason
 

@@ -17,7 +17,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
-from worker.engine.admission import PauseState
 from worker.engine.messages import (
     Command,
     CommandReply,
@@ -32,7 +31,8 @@ from worker.engine.messages import (
     UnloadAdapter,
     WakeUp,
 )
-from worker.engine.scheduler import Scheduler
+from worker.engine.scheduling.admission import PauseState
+from worker.engine.scheduling.scheduler import Scheduler
 from worker.errors import ConfigError
 from worker.executor.interface import Executor
 

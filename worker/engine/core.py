@@ -20,10 +20,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from worker.engine.admission import PauseState
-from worker.engine.cache_events import CacheEvent
+from worker.engine.cache.cache_events import CacheEvent
 from worker.engine.control import CommandRunner
-from worker.engine.grammar import GrammarCompiler
 from worker.engine.messages import (
     AddRequest,
     Command,
@@ -36,7 +34,9 @@ from worker.engine.messages import (
     Vocabulary,
 )
 from worker.engine.pipeline import InlinePipeline, OverlappedPipeline, Pipeline
-from worker.engine.scheduler import Scheduler
+from worker.engine.scheduling.admission import PauseState
+from worker.engine.scheduling.scheduler import Scheduler
+from worker.engine.sequences.grammar import GrammarCompiler
 from worker.errors import DeviceMemoryError
 from worker.executor.interface import Executor
 from worker.types import EngineStats, SchedulerOutput

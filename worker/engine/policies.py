@@ -35,7 +35,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from worker.engine.block_hash import BlockHash
+from worker.engine.cache.block_hash import BlockHash
 from worker.types import FinishReason, RepetitionDetection, SamplingParams
 
 MAX_PREEMPTIONS = 3

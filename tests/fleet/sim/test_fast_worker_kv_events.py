@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fleet.sim.fast_worker import PrefixCache, chain
-from worker.engine.cache_events import BlockRemoved, BlocksStored, CacheEvent
+from worker.engine.cache.cache_events import BlockRemoved, BlocksStored, CacheEvent
 
 SIZE = 4
 

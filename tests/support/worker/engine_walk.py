@@ -25,7 +25,7 @@ from worker.engine.messages import (
     StepOutputs,
     WakeUp,
 )
-from worker.engine.scheduler import Scheduler
+from worker.engine.scheduling.scheduler import Scheduler
 from worker.executor.interface import Ticket
 from worker.types import (
     FinishReason,

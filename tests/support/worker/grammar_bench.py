@@ -14,10 +14,10 @@ from tests.support.model.tiny_llama import TINY, tiny_llama
 from worker.config import CacheConfig, SchedulerConfig, SpeculativeConfig
 from worker.engine.core import EngineCore
 from worker.engine.drafters.registry import build_drafter
-from worker.engine.grammar import GrammarCompiler
+from worker.engine.features.speculation import JUMP_FORWARD, Speculation
 from worker.engine.messages import AddRequest, Vocabulary
-from worker.engine.scheduler import Scheduler
-from worker.engine.speculation import JUMP_FORWARD, Speculation
+from worker.engine.scheduling.scheduler import Scheduler
+from worker.engine.sequences.grammar import GrammarCompiler
 from worker.executor.drafting.cached_drafter import CachedDrafter
 from worker.executor.drafting.loading import ModelNetwork
 from worker.executor.model_runner import ModelRunner

@@ -5,9 +5,9 @@ from __future__ import annotations
 from tests.support.worker.step_driver import drawn
 from worker.config import SpeculativeConfig
 from worker.engine.drafters.interface import DraftContext
+from worker.engine.features.speculation import Speculation
 from worker.engine.messages import RequestOutput
-from worker.engine.scheduler import Scheduler
-from worker.engine.speculation import Speculation
+from worker.engine.scheduling.scheduler import Scheduler
 from worker.types import Drafts, ScheduledSequence, SchedulerOutput
 
 

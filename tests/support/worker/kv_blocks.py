@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from worker.config import CacheConfig
-from worker.engine.block_hash import BlockHash, BlockHasher, PartialBlock, extra_keys
-from worker.engine.block_manager import BlockManager, PrefixHit
+from worker.engine.cache.block_hash import BlockHash, BlockHasher, PartialBlock, extra_keys
+from worker.engine.cache.block_manager import BlockManager, PrefixHit
 
 SIZE = 4
 HASHER = BlockHasher(SIZE)

@@ -16,13 +16,13 @@ import torch
 
 from tests.support.model.tiny_llama import GPU_IF_ANY, TINY, tiny_llama
 from worker.config import CacheConfig, KvTransferConfig, SchedulerConfig, SpeculativeConfig
+from worker.engine.cache.tiers import Tiers
 from worker.engine.core import EngineCore
 from worker.engine.drafters.registry import build_drafter
+from worker.engine.features.remote_kv import RemoteKv
+from worker.engine.features.speculation import Speculation
 from worker.engine.messages import AddRequest, RequestOutput
-from worker.engine.remote_kv import RemoteKv
-from worker.engine.scheduler import Scheduler
-from worker.engine.speculation import Speculation
-from worker.engine.tiers import Tiers
+from worker.engine.scheduling.scheduler import Scheduler
 from worker.executor.kv_cache import allocate
 from worker.executor.model_runner import ModelRunner
 from worker.kv.content import KvShape

@@ -12,7 +12,7 @@ from worker.types import KvPart
 
 @dataclass
 class MadeUpDisk:
-    """Implements `worker.engine.tiers.Disk`. Operations take turns to be right, by `writes` and
+    """Implements `tiers.Disk`. Operations take turns to be right, by `writes` and
     `reads`; each read takes `looks` looks. What is being written must not change.
     """
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from worker.config import CacheConfig, SchedulerConfig
+from worker.engine.features.speculation import Speculation
 from worker.engine.messages import RequestOutput
-from worker.engine.scheduler import Scheduler
-from worker.engine.speculation import Speculation
+from worker.engine.scheduling.scheduler import Scheduler
 from worker.types import Draw, ModelOutput, SchedulerOutput
 
 END = 0

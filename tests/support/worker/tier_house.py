@@ -10,13 +10,13 @@ from tests.support.worker import engine_walk as walks
 from tests.support.worker.made_up_disk import MadeUpDisk
 from tests.support.worker.paged_executor import TOKEN_BYTES, VOCABULARY, PagedExecutor
 from worker.config import CacheConfig, SchedulerConfig, SpeculativeConfig
-from worker.engine.cache_events import BlockRemoved, BlocksStored, CacheCleared, CacheEvent
+from worker.engine.cache.cache_events import BlockRemoved, BlocksStored, CacheCleared, CacheEvent
+from worker.engine.cache.tiers import Tiers
 from worker.engine.core import EngineCore
 from worker.engine.drafters.registry import build_drafter
+from worker.engine.features.speculation import Speculation
 from worker.engine.messages import AddRequest, Command
-from worker.engine.scheduler import Scheduler
-from worker.engine.speculation import Speculation
-from worker.engine.tiers import Tiers
+from worker.engine.scheduling.scheduler import Scheduler
 from worker.types import SamplingParams
 
 SIZE = 4  # tokens of a block

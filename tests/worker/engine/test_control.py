@@ -23,7 +23,7 @@ from worker.engine.messages import (
     WakeUp,
 )
 from worker.engine.pipeline import InlinePipeline
-from worker.engine.scheduler import Scheduler
+from worker.engine.scheduling.scheduler import Scheduler
 from worker.errors import ConfigError
 from worker.types import FinishReason
 

@@ -11,7 +11,7 @@ import pytest
 from worker.config import CacheConfig, SchedulerConfig
 from worker.engine.core import EngineCore
 from worker.engine.messages import AddRequest, Pause
-from worker.engine.scheduler import Scheduler
+from worker.engine.scheduling.scheduler import Scheduler
 from worker.executor.interface import HostExecutor, execute
 from worker.types import FinishReason, ModelOutput, SchedulerOutput
 

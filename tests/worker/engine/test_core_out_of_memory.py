@@ -14,12 +14,12 @@ from tests.depth import examples
 from tests.support.worker import engine_walk as walks
 from tests.support.worker.paged_executor import TOKEN_BYTES, PagedExecutor
 from worker.config import CacheConfig, SchedulerConfig
+from worker.engine.cache.tiers import Tiers
 from worker.engine.core import EngineCore
 from worker.engine.messages import AddRequest, Command, RequestOutput
 from worker.engine.pipeline import InlinePipeline, OverlappedPipeline, Pipeline
-from worker.engine.planning import NO_MEMORY
-from worker.engine.scheduler import Scheduler
-from worker.engine.tiers import Tiers
+from worker.engine.scheduling.scheduler import Scheduler
+from worker.engine.sequences.planning import NO_MEMORY
 from worker.errors import DeviceMemoryError
 from worker.executor.interface import Ticket
 from worker.types import FinishReason, ModelOutput, SchedulerOutput

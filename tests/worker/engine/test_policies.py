@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker.engine import policies
-from worker.engine.block_hash import BlockHash, BlockHasher
+from worker.engine.cache.block_hash import BlockHash, BlockHasher
 from worker.engine.policies import VICTIM_POLICIES, VictimCandidate, WaitingRank, choose_victim
 from worker.types import FinishReason, RepetitionDetection, SamplingParams
 

@@ -11,8 +11,8 @@ import pytest
 from tests.support.worker.grammar_bench import BIAS, DEVICE, END, MARK, NGRAM, SUFFIX, GrammarBench
 from worker.api.schema.constraints import Constraint, grammar_of
 from worker.api.schema.requests import StructuredOutputs
+from worker.engine.features.speculation import JUMP_FORWARD
 from worker.engine.messages import AddRequest, RequestOutput
-from worker.engine.speculation import JUMP_FORWARD
 from worker.types import FinishReason, RepetitionDetection
 
 POINTS = {

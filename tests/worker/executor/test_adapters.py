@@ -16,7 +16,7 @@ from tests.support.model.lora_files import ALL, merge, weight_shapes, write_adap
 from worker.config import EngineConfig, LoraConfig, SchedulerConfig, SpeculativeConfig
 from worker.engine.core import EngineCore
 from worker.engine.messages import AddRequest, RequestOutput
-from worker.engine.process import build_core
+from worker.engine.process.build import build_core
 from worker.errors import ModelError
 from worker.models.adapters import read_adapter
 from worker.models.checkpoints import open_checkpoint

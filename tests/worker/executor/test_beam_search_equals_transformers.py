@@ -20,9 +20,9 @@ from tests.depth import by_depth
 from worker.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculativeConfig
 from worker.engine.core import EngineCore
 from worker.engine.drafters.ngram import NgramDrafter
+from worker.engine.features.speculation import Speculation
 from worker.engine.messages import AddRequest, RequestOutput
-from worker.engine.scheduler import Scheduler
-from worker.engine.speculation import Speculation
+from worker.engine.scheduling.scheduler import Scheduler
 from worker.executor.interface import Executor, Ticket
 from worker.executor.start import build_executor
 from worker.types import (

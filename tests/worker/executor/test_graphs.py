@@ -20,9 +20,9 @@ from tests.support.worker.poisoned_graphs import PoisonedGraphs
 from worker.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculativeConfig
 from worker.engine.core import EngineCore
 from worker.engine.drafters.interface import DraftContext, Drafter
+from worker.engine.features.speculation import Speculation
 from worker.engine.messages import AddRequest, Vocabulary
-from worker.engine.scheduler import Scheduler
-from worker.engine.speculation import Speculation
+from worker.engine.scheduling.scheduler import Scheduler
 from worker.errors import ConfigError
 from worker.executor.graphs import DecodeGraphs, _Key, _keys, graph_sizes
 from worker.executor.interface import execute

@@ -11,7 +11,7 @@ import torch
 from worker.config import CacheConfig, SchedulerConfig
 from worker.engine.core import EngineCore
 from worker.engine.messages import AddRequest, RequestOutput
-from worker.engine.scheduler import Scheduler
+from worker.engine.scheduling.scheduler import Scheduler
 from worker.executor.interface import Executor
 from worker.types import FinishReason, Pooling, SamplingParams
 

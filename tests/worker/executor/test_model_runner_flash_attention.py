@@ -16,9 +16,9 @@ from tests.support.model.tiny_llama import TINY, tiny_llama
 from worker.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculativeConfig
 from worker.engine.core import EngineCore
 from worker.engine.drafters.registry import build_drafter
+from worker.engine.features.speculation import Speculation
 from worker.engine.messages import AddRequest
-from worker.engine.scheduler import Scheduler
-from worker.engine.speculation import Speculation
+from worker.engine.scheduling.scheduler import Scheduler
 from worker.errors import ConfigError
 from worker.executor import start
 from worker.executor.kv_cache import allocate

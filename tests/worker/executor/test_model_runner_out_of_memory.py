@@ -14,9 +14,9 @@ from tests.depth import by_depth
 from worker.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculativeConfig
 from worker.engine.core import EngineCore
 from worker.engine.drafters.registry import build_drafter
+from worker.engine.features.speculation import Speculation
 from worker.engine.messages import AddRequest
-from worker.engine.scheduler import Scheduler
-from worker.engine.speculation import Speculation
+from worker.engine.scheduling.scheduler import Scheduler
 from worker.executor import kv_cache
 from worker.executor.model_runner import ModelRunner
 from worker.executor.start import build_executor

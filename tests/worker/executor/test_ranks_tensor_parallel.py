@@ -17,9 +17,9 @@ from tests.support.model.tiny_checkpoint import save_checkpoint
 from worker.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculativeConfig
 from worker.engine.core import EngineCore
 from worker.engine.drafters.registry import build_drafter
+from worker.engine.features.speculation import Speculation
 from worker.engine.messages import AddRequest, RequestOutput
-from worker.engine.scheduler import Scheduler
-from worker.engine.speculation import Speculation
+from worker.engine.scheduling.scheduler import Scheduler
 from worker.errors import ConfigError, DeviceMemoryError
 from worker.executor import ranks
 from worker.executor.interface import Executor, execute

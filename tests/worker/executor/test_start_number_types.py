@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from tests.support.model.tiny_llama import BLOCK_SIZE, step_of
 from worker.config import EngineConfig, SchedulerConfig, SpeculativeConfig
 from worker.engine.messages import AddRequest
-from worker.engine.process import build_core
+from worker.engine.process.build import build_core
 from worker.errors import ConfigError, ModelError
 from worker.executor.kv_cache import allocate
 from worker.executor.start import EIGHT_BITS, build_executor, choose_kernels, choose_kv_dtype

@@ -17,7 +17,7 @@ from tests.support.worker.kv_engines import NATIVE, NGRAM, Engine, requests, tok
 from worker.config import EngineConfig, KvOffloadingConfig, KvTransferConfig, SchedulerConfig
 from worker.engine.core import EngineCore
 from worker.engine.messages import AddRequest
-from worker.engine.process import GIB, build_core
+from worker.engine.process.build import GIB, build_core
 from worker.errors import ConfigError
 from worker.models.llama import LlamaModel
 from worker.types import SamplingParams

@@ -11,7 +11,7 @@ from worker.api.schema.params import ModelLimits
 from worker.api.schema.prompts import check_documents, check_prompt_chars, template_messages
 from worker.api.schema.requests import ChatMessage, Tool
 from worker.api.schema.tools import template_tools
-from worker.engine.grammar import Grammars
+from worker.engine.sequences.grammar import Grammars
 from worker.errors import RequestError
 from worker.tokenizer.chat import ChatTemplate
 from worker.tokenizer.tokenizer import Tokenizer

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from tests.depth import examples
-from worker.engine.client import merge
 from worker.engine.messages import RequestOutput, SpeculationFigures
+from worker.engine.process.client import merge
 from worker.tokenizer import sim
 from worker.types import FinishReason
 

@@ -20,7 +20,7 @@ from worker.api.http.arrival import Arrival
 from worker.api.schema.params import ModelLimits
 from worker.api.schema.requests import MAX_REQUEST_ID_CHARS, ChatRequest, CompletionRequest
 from worker.config import ApiConfig, EngineConfig
-from worker.engine.client import EngineClient
+from worker.engine.process.client import EngineClient
 from worker.errors import RequestError
 from worker.tokenizer import sim
 from worker.tokenizer.chat import ChatTemplate

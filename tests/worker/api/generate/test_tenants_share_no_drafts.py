@@ -10,8 +10,8 @@ from tests.support.worker.step_driver import advance, scheduler
 from worker.config import SpeculativeConfig
 from worker.engine.drafters.interface import DraftContext
 from worker.engine.drafters.registry import build_drafter
+from worker.engine.features.speculation import Speculation
 from worker.engine.messages import AddRequest
-from worker.engine.speculation import Speculation
 from worker.types import Drafts
 
 KEYS = ["secret-a", "secret-b"]

@@ -16,9 +16,9 @@ from tests.support.worker.poisoned_graphs import PoisonedGraphs
 from worker.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculativeConfig
 from worker.engine.core import EngineCore
 from worker.engine.drafters.registry import build_drafter
+from worker.engine.features.speculation import Speculation
 from worker.engine.messages import AddRequest
-from worker.engine.scheduler import Scheduler
-from worker.engine.speculation import Speculation
+from worker.engine.scheduling.scheduler import Scheduler
 from worker.executor.graphs import DecodeGraphs
 from worker.executor.interface import Executor
 from worker.executor.model_runner import ModelRunner

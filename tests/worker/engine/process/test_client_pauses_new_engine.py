@@ -1,0 +1,40 @@
+"""A new engine is told to pause and sleep as the one before it did."""
+
+from __future__ import annotations
+
+import pytest
+
+from worker.engine.messages import Command, Pause, ResetPrefixCache, Resume, Sleep, WakeUp
+from worker.engine.process.client import Halts
+
+
+@pytest.mark.parametrize(
+    ("told", "again"),
+    [
+        ([], []),
+        ([ResetPrefixCache(1)], []),
+        ([Pause(1, "wait")], [Pause(0, "keep")]),
+        ([Pause(1), Resume(2)], []),
+        ([Sleep(1, 0, "abort")], [Sleep(0, 0, "keep")]),
+        ([Sleep(1, 0), WakeUp(2, ["weights"])], []),
+        ([Sleep(1, 2), Sleep(2, 1)], [Sleep(0, 2, "keep")]),
+        ([Sleep(1, 1), WakeUp(2)], []),
+        ([Sleep(1, 1), WakeUp(2, ["weights"])], [Sleep(0, 1, "keep"), WakeUp(0, ["weights"])]),
+        ([Sleep(1, 1), WakeUp(2, ["weights"]), WakeUp(3, ["kv_cache"])], []),
+        ([Sleep(1, 1), WakeUp(2, ["weights"]), Sleep(3, 1)], [Sleep(0, 1, "keep")]),
+        ([WakeUp(1, ["weights"])], []),
+        ([Sleep(1, 1), Resume(2)], [Sleep(0, 1, "keep")]),
+        ([Pause(1), Sleep(2, 1), WakeUp(3)], [Pause(0, "keep")]),
+    ],
+)
+def test_what_holds_is_said_again_and_what_was_undone_is_not(
+    told: list[Command], again: list[Command]
+) -> None:
+    """The shortest way to the same state."""
+    halts = Halts()
+    for command in told:
+        halts.note(command)
+    assert halts.commands() == again
+    assert halts.is_halted is bool(again)
+    levels = [command.level for command in again if isinstance(command, Sleep)]
+    assert [halts.sleep_level] == (levels or [None])

@@ -1,0 +1,304 @@
+"""A step may take several times what steps of its size take; nothing else counts as stuck."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from worker.engine.messages import Heartbeat
+from worker.engine.process.heartbeat import (
+    COMMAND_SECONDS,
+    HEARTBEAT_SECONDS,
+    Pulse,
+    StepBudget,
+    Threads,
+    ThreadTimes,
+    frozen_seconds,
+)
+
+
+@dataclass
+class Clock:
+    """Shows what it is set to."""
+
+    now: float = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Step:
+    """The step in flight, if any, as the core shows it."""
+
+    running: tuple[float, int] | None = None
+
+    def __call__(self) -> tuple[float, int] | None:
+        return self.running
+
+
+@dataclass
+class Kernel:
+    """Shows what it knows of one thread, which is asleep but when it runs or waits for a core."""
+
+    cpu_seconds: float = 1.0
+    waited_seconds: float = 1.0
+
+    def __call__(self) -> Threads:
+        """The times of all threads."""
+        return {1: ThreadTimes(self.cpu_seconds, self.waited_seconds)}
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """A clock that stands at 100 s."""
+    return Clock()
+
+
+@pytest.fixture
+def step() -> Step:
+    return Step()
+
+
+@pytest.fixture
+def kernel() -> Kernel:
+    """A thread that ran and waited for a second each."""
+    return Kernel()
+
+
+@pytest.fixture
+def pulse(clock: Clock, step: Step, kernel: Kernel) -> Pulse:
+    """A pulse whose steps may take 2 s, or four times what they usually take."""
+    pulse = Pulse(StepBudget(2.0, 4.0), clock, kernel)
+    pulse.follow(step)
+    return pulse
+
+
+def test_short_steps_share_the_least_budget() -> None:
+    """Four times 20 ms is less than any step may take."""
+    budget = StepBudget(2.5, 4.0)
+    budget.observe(1, 0.02)
+    assert budget.seconds(1) == 2.5
+
+
+def test_a_size_is_judged_by_its_own_steps() -> None:
+    """A prefill of 1,024 tokens that takes a second has four; a larger one of its kind has more."""
+    budget = StepBudget(0.1, 4.0)
+    budget.observe(1024, 1.0)
+    budget.observe(1, 0.05)
+    assert budget.seconds(1024) == pytest.approx(4.0)
+    assert budget.seconds(1536) == pytest.approx(6.0)
+    assert budget.seconds(1) == pytest.approx(0.2)
+
+
+def test_a_size_never_seen_is_judged_by_its_neighbours() -> None:
+    """A long prefill after decode steps alone has the time of as many decode steps."""
+    budget = StepBudget(0.1, 4.0)
+    budget.observe(1, 0.01)
+    assert budget.seconds(2000) == pytest.approx(80.0)
+    other = StepBudget(0.1, 4.0)
+    other.observe(100, 1.0)
+    assert other.seconds(3) == pytest.approx(4 * 0.01 * 128)
+
+
+def test_the_first_step_has_time_to_warm_up() -> None:
+    """Nothing is known before it, so it may take long; those after it may not."""
+    budget = StepBudget(0.5, 4.0, warm_up_seconds=60.0)
+    assert budget.seconds(1) == budget.seconds(2048) == 60.0
+    budget.observe(1, 0.01)
+    assert budget.seconds(1) == 0.5
+    assert budget.seconds(7) == 0.5
+
+
+def test_first_steps_of_a_size_have_time_to_compile() -> None:
+    """On a device that compiles kernels at their first use, each size is warmed up."""
+    budget = StepBudget(0.5, 4.0, warm_up_seconds=60.0)
+    budget.compiles_kernels = True
+    budget.observe(1, 0.01)
+    assert budget.seconds(1) == 0.5
+    assert budget.seconds(7) == 60.0
+
+
+def test_an_idle_engine_never_stalls(pulse: Pulse, clock: Clock) -> None:
+    """Waiting for requests may take forever."""
+    pulse.working()
+    pulse.idle()
+    clock.now += 1e6
+    assert pulse.beat() == Heartbeat(0.0)
+
+
+def test_a_step_stalls_when_its_budget_is_over(pulse: Pulse, clock: Clock, step: Step) -> None:
+    """From its start, and by as much as it is over."""
+    pulse.working()
+    step.running = (101.0, 1)
+    clock.now = 103.0
+    assert pulse.beat().stalled_seconds == 0.0
+    clock.now = 104.5
+    assert pulse.beat() == Heartbeat(1.5, 2.0)
+    step.running = None
+    pulse.stepped(1)
+    pulse.working()
+    assert pulse.beat().stalled_seconds == 0.0
+
+
+def test_a_long_prefill_does_not_stall(pulse: Pulse, clock: Clock, step: Step) -> None:
+    """A step of thousands of tokens has the time its size takes."""
+    pulse.working()
+    clock.now += 8.0
+    pulse.stepped(2048)
+    pulse.working()
+    step.running = (clock.now, 2048)
+    clock.now += 30.0
+    assert pulse.beat().stalled_seconds == 0.0
+    clock.now += 3.0
+    assert pulse.beat().stalled_seconds == pytest.approx(1.0)
+
+
+def test_time_between_steps_is_not_learned(pulse: Pulse, clock: Clock, step: Step) -> None:
+    """A step is timed from when work began, not from the step before a pause."""
+    pulse.working()
+    clock.now += 1.0
+    pulse.stepped(1)
+    pulse.idle()
+    clock.now += 1000.0
+    pulse.working()
+    clock.now += 1.0
+    pulse.stepped(1)
+    pulse.working()
+    step.running = (clock.now, 1)
+    clock.now += 5.0
+    assert pulse.beat() == Heartbeat(1.0, 4.0)
+
+
+def test_a_loop_that_hangs_outside_of_steps_stalls(pulse: Pulse, clock: Clock) -> None:
+    """Bookkeeping that never ends is found too."""
+    pulse.working()
+    clock.now += 2.5
+    assert pulse.beat() == Heartbeat(0.5, 2.0)
+
+
+def test_a_command_may_take_long(pulse: Pulse, clock: Clock, step: Step) -> None:
+    """Moving weights is no stall; a step that runs before it has its own budget all the same."""
+    pulse.working(commanded=True)
+    clock.now += 60.0
+    assert pulse.beat().stalled_seconds == 0.0
+    step.running = (clock.now, 1)
+    clock.now += 3.0
+    assert pulse.beat() == Heartbeat(1.0, 2.0)
+    step.running = None
+    clock.now += COMMAND_SECONDS + 1.0
+    assert pulse.beat().stalled_seconds == 1.0
+
+
+def test_a_step_that_is_known_to_be_long_does_not_stall(
+    pulse: Pulse, clock: Clock, step: Step
+) -> None:
+    """A simulator tells how long its step takes; one that says nothing is stuck as ever."""
+    modelled = [6.0]
+    pulse.follow(step, lambda: modelled[0])
+    pulse.working()
+    step.running = (clock.now, 1)
+    clock.now += 24.0
+    assert pulse.beat() == Heartbeat(0.0, 24.0)
+    modelled[0] = 0.0
+    assert pulse.beat().stalled_seconds == pytest.approx(22.0)
+
+
+def test_time_in_which_nothing_ran_is_no_steps_fault(
+    pulse: Pulse, clock: Clock, step: Step
+) -> None:
+    """The worker was stopped (Ctrl-Z, a frozen container): the step goes on from where it was."""
+    pulse.working()
+    step.running = (clock.now, 1)
+    clock.now += 9.0
+    assert pulse.beat(8.0).stalled_seconds == 0.0
+    clock.now += 2.0
+    assert pulse.beat() == Heartbeat(pytest.approx(1.0), 2.0)
+    clock.now += 0.5
+    assert pulse.beat(0.5) == Heartbeat(pytest.approx(1.0), 2.0)
+
+
+def test_a_step_that_began_later_has_no_use_of_it(pulse: Pulse, clock: Clock, step: Step) -> None:
+    """Each is credited with what it lived through."""
+    pulse.working()
+    clock.now += 9.0
+    pulse.beat(8.0)
+    step.running = (clock.now, 1)
+    clock.now += 5.0
+    assert pulse.beat() == Heartbeat(3.0, 2.0)
+
+
+def beats(
+    pulse: Pulse, clock: Clock, kernel: Kernel, seconds: int, *, cpu: float, waited: float
+) -> float:
+    """The stall that the last of many beats reports, while the thread runs and waits so long in
+    each second.
+    """
+    stalled = pulse.beat().stalled_seconds
+    for _ in range(4 * seconds):
+        clock.now += 0.25
+        kernel.cpu_seconds += cpu / 4
+        kernel.waited_seconds += waited / 4
+        stalled = pulse.beat().stalled_seconds
+    return stalled
+
+
+@pytest.mark.parametrize(
+    ("cpu", "waited", "stalled"),
+    [(0.0, 0.0, 18.0), (1.0, 0.0, 18.0), (0.01, 0.99, 0.0), (0.25, 0.75, 3.0), (0.0, 0.5, 8.0)],
+    ids=["asleep", "endless loop", "starved", "endless loop, starved", "half of it asleep"],
+)
+def test_what_a_step_waited_for_a_core_is_not_its_fault(
+    *,
+    pulse: Pulse,
+    clock: Clock,
+    step: Step,
+    kernel: Kernel,
+    cpu: float,
+    waited: float,
+    stalled: float,
+) -> None:
+    """A step of 20 s with a budget of 2 s: what it slept and what it ran counts."""
+    pulse.working()
+    step.running = (clock.now, 1)
+    found = beats(pulse, clock, kernel, 20, cpu=cpu, waited=waited)
+    # At the first two beats of a step nothing is known of its threads.
+    assert stalled <= found <= stalled + 0.25
+
+
+def test_what_a_step_waited_for_a_core_is_not_learned(
+    pulse: Pulse, clock: Clock, step: Step, kernel: Kernel
+) -> None:
+    """After a starved step of 40 s, one that hangs is noticed as soon as before it."""
+    pulse.working()
+    step.running = (clock.now, 1)
+    assert beats(pulse, clock, kernel, 40, cpu=0.0, waited=1.0) == 0.0
+    pulse.stepped(1)
+    pulse.working()
+    step.running = (clock.now, 1)
+    assert beats(pulse, clock, kernel, 5, cpu=0.0, waited=0.0) == 3.0
+
+
+def test_what_comes_after_a_long_step_begins_when_it_ends(
+    pulse: Pulse, clock: Clock, step: Step
+) -> None:
+    """The outputs of a step of 30 s, which may take so long, are not out of time at once."""
+    pulse.follow(step, lambda: 30.0)
+    pulse.working()
+    step.running = (clock.now, 2048)
+    clock.now += 30.0
+    assert pulse.beat().stalled_seconds == 0.0
+    step.running = None
+    assert pulse.beat().stalled_seconds == 0.0
+    clock.now += 3.0
+    assert pulse.beat() == Heartbeat(1.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("gap", "frozen"),
+    [(HEARTBEAT_SECONDS, 0.0), (1.9 * HEARTBEAT_SECONDS, 0.0), (8.0, 8.0 - HEARTBEAT_SECONDS)],
+)
+def test_a_beat_that_is_far_too_late_tells_of_a_freeze(gap: float, frozen: float) -> None:
+    """A busy machine delays a beat a little; only a stopped process misses several."""
+    assert frozen_seconds(50.0, 50.0 + gap) == pytest.approx(frozen)

@@ -1,0 +1,444 @@
+"""Paged KV blocks: the tables that hold them, and the contents that can be used again.
+
+Theory of operation
+-------------------
+The KV cache is `num_blocks` blocks of `block_size` tokens. A sequence owns a *table*, the ordered
+ids of its blocks; a block may stand in several tables and counts them (`references`). A block that
+stands in none is *idle*: it is in the free queue, and only there:
+
+    in the free queue  ⇔  references == 0
+
+A full block whose KV is written can be *sealed*: it gets its contents' name and is a hit at once,
+while its sequence still runs. A sealed block is never written again. Idle, it stays a hit until it
+is taken for something else, so the free queue is the cache's eviction order (see `free_queue`), and
+the prefix cache (see `prefix_cache`) needs no references of its own.
+
+- Freed blocks become idle in reverse table order: of one sequence the tail is taken before the
+  head, for a prefix is of use without its continuation, not the other way round.
+- A lookup covers at most all tokens but the last: one must be run to have something to sample from.
+- A hit ends inside a block where the cache knows a block with the same beginning. That block is
+  copied into the first new one, of which the tokens in common are then valid.
+- `fork` shares the blocks of a sequence with another. The one partly filled block at the end is
+  shared too, until either side is about to write into it: `allocate` then replaces it by a copy.
+
+Copies are not made here but handed to the executor by `take_copies`, to be made before anything of
+the step is written, every source read before any destination is written. Why that is enough:
+
+- A source holds what it should at the end of the steps before. It may be taken, even as the
+  destination of another copy, and written in the very step of the copy: it is read before that.
+- A block that is still to be copied to holds nothing yet. So a copy of it is made from its own
+  source instead, and there is never a chain of copies.
+- A destination that no table holds any more (a preemption in the same step) is forgotten with its
+  copy, so no block is the destination of two, and it never becomes idle with contents.
+
+Every operation either does all it says or returns False and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from worker.config import CacheConfig
+from worker.engine.cache.block_hash import BlockHash, PartialBlock, extra_keys, key_of
+from worker.engine.cache.cache_events import CacheEvent, announcement
+from worker.engine.cache.free_queue import FreeQueue
+from worker.engine.cache.prefix_cache import PrefixCache
+from worker.engine.messages import CachedBlock
+from worker.errors import IntegrityError, UnknownSequenceError
+from worker.types import Adapter
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixHit:
+    """What the cache has of a sequence: `blocks` to share, and of `partial_block` the beginning to
+    copy. `num_tokens` is what both cover together; or `blocks` and `num_loaded` tokens behind them,
+    whose KV comes from elsewhere: from the `slots` of the host tier, then from what has `arrived`.
+    """
+
+    blocks: tuple[int, ...] = ()
+    num_tokens: int = 0
+    partial_block: int | None = None
+    num_loaded: int = 0
+    slots: tuple[int, ...] = ()
+    arrived: memoryview | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """A content that was thrown out, which is in `block` until the next step writes; it counted for
+    `tenant`.
+    """
+
+    block: int
+    content: BlockHash
+    tenant: str
+
+
+NO_HIT = PrefixHit()
+
+
+@dataclass(slots=True)
+class _Holding:
+    """What a sequence holds; its first `num_sealed` blocks are sealed under its own chain. `copy`
+    is of the table as it is; None: not made yet.
+    """
+
+    table: list[int]
+    num_sealed: int
+    tenant: str
+    copy: tuple[int, ...] | None = None
+
+
+class BlockManager:
+    """Sole owner of block tables and reference counts, of the free queue and the prefix cache."""
+
+    def __init__(self, config: CacheConfig) -> None:
+        self._block_size = config.block_size
+        self._num_blocks = config.num_blocks
+        self._caching = config.enable_prefix_caching
+        self._partial_hits = config.enable_prefix_caching and config.enable_partial_hits
+        self._references = [0] * config.num_blocks
+        self._free = FreeQueue(config.num_blocks, config.enable_fair_eviction)
+        self._cache = PrefixCache(config.num_blocks, self._partial_hits, config.record_events)
+        self._holdings: dict[int, _Holding] = {}
+        self._copies: dict[int, int] = {}  # destination → source
+        self._evicted: list[Evicted] | None = [] if config.record_evictions else None
+        self.num_evictions = 0
+        self.max_num_used = 0
+
+    @property
+    def num_free(self) -> int:
+        """Blocks in no table; what they cache is still there until they are taken."""
+        return len(self._free)
+
+    @property
+    def num_empty(self) -> int:
+        """Those of them that cache nothing, and are taken first."""
+        return self._free.num_empty
+
+    @property
+    def usage(self) -> float:
+        """Fraction of the blocks that stand in a table, 0 to 1. Idle cached blocks are free."""
+        return 1.0 - len(self._free) / self._num_blocks
+
+    @property
+    def num_hash_collisions(self) -> int:
+        """How often two contents met under one digest; each time it was a miss, never an answer."""
+        return self._cache.num_collisions
+
+    def table(self, seq_id: int) -> Sequence[int]:
+        """The block ids of a sequence, in order. A live view: later operations change it.
+
+        Like everything here that names a sequence, raises UnknownSequenceError for one without.
+        """
+        return self._holding(seq_id).table
+
+    def table_copy(self, seq_id: int) -> tuple[int, ...]:
+        """The same as it is now: one object until it changes, so that to see that it has not takes
+        no time.
+        """
+        holding = self._holding(seq_id)
+        if holding.copy is None:
+            holding.copy = tuple(holding.table)
+        return holding.copy
+
+    def num_shared_tokens(self, seq_id: int) -> int:
+        """Tokens in the leading sealed blocks that others hold too: still hits if this sequence
+        lost its blocks now, whatever is taken afterwards.
+        """
+        holding = self._holding(seq_id)
+        for index in range(holding.num_sealed):
+            if self._references[holding.table[index]] == 1:
+                return index * self._block_size
+        return holding.num_sealed * self._block_size
+
+    def num_blocks_needed(self, seq_id: int, end: int) -> int:
+        """Blocks that a table lacks for `end` tokens; copies of shared blocks are not counted."""
+        return max(0, -(-end // self._block_size) - len(self._holding(seq_id).table))
+
+    def find(self, chain: Sequence[BlockHash]) -> list[int]:
+        """The blocks of the longest beginning of `chain` that is cached; none of them is written
+        before the next step is scheduled.
+        """
+        return self._cache.find_chain(chain)
+
+    def match(
+        self,
+        chain: Sequence[BlockHash],
+        token_ids: Sequence[int],
+        cache_salt: str | None = None,
+        adapter: Adapter | None = None,
+    ) -> PrefixHit:
+        """The longest known prefix of `token_ids`, without the last of them.
+
+        `chain` covers the full blocks of `token_ids[:-1]` (more is not looked at). Pure: the blocks
+        may be gone after the next operation, so pass the hit on to `admit` at once.
+        """
+        if not self._caching:
+            return NO_HIT
+        size, max_hit = self._block_size, len(token_ids) - 1
+        blocks = self._cache.find_chain(chain[: max_hit // size])
+        num_full = len(blocks)
+        start = num_full * size
+        if self._partial_hits and start < max_hit:
+            found = self._cache.find_beginning(
+                chain[num_full - 1] if num_full else None,
+                token_ids[start : min(start + size, max_hit)],
+                extra_keys(num_full, cache_salt, adapter),
+            )
+            if found is not None:
+                return PrefixHit(tuple(blocks), start + found[1], found[0])
+        return PrefixHit(tuple(blocks), start)
+
+    def admit(
+        self, seq_id: int, num_tokens: int, hit: PrefixHit, reserve: int = 0, tenant: str = ""
+    ) -> bool:
+        """Give a new sequence a table for `num_tokens` tokens that starts with `hit`.
+
+        False, and nothing changed, unless at least `reserve` blocks stay free. `seq_id` has no
+        table yet; `hit` comes from `match` and covers fewer tokens. The new blocks count for
+        `tenant`.
+        """
+        num_new = -(-num_tokens // self._block_size) - len(hit.blocks)
+        idle_hits = [block for block in hit.blocks if self._references[block] == 0]
+        if num_new + len(idle_hits) + reserve > len(self._free):
+            return False
+        for block in idle_hits:
+            self._free.remove(block)
+        for block in hit.blocks:
+            self._references[block] += 1
+        source = hit.partial_block
+        if source is not None and self._references[source] == 0:
+            self._free.touch(source)
+        new = [self._take(tenant) for _ in range(num_new)]
+        if source is not None:
+            self._copy(source, new[0])
+        self._holdings[seq_id] = _Holding([*hit.blocks, *new], len(hit.blocks), tenant)
+        self._note_use()
+        return True
+
+    def allocate(self, seq_id: int, start: int, end: int) -> bool:
+        """Make positions `start` … `end`−1 of a sequence writable; `start` is the first unwritten.
+
+        False, and nothing changed, when too few blocks are free.
+        """
+        holding = self._holding(seq_id)
+        table, size = holding.table, self._block_size
+        num_new = -(-end // size) - len(table)
+        tail = start // size
+        # The block at `start` is the partial tail of a fork if others hold it. If it is sealed, the
+        # other side of that fork filled it, whether or not that one is still there.
+        shared_tail = tail < len(table) and (
+            self._references[table[tail]] > 1 or self._cache.holds(table[tail])
+        )
+        if num_new <= 0 and not shared_tail:
+            return True
+        if max(num_new, 0) + shared_tail > len(self._free):
+            return False
+        holding.copy = None
+        if shared_tail:
+            source, table[tail] = table[tail], self._take(holding.tenant)
+            self._copy(source, table[tail])
+            self._references[source] -= 1
+            if self._references[source] == 0:
+                self._free.put_cached(source)
+        for _ in range(num_new):
+            table.append(self._take(holding.tenant))
+        self._note_use()
+        return True
+
+    def shrink(self, seq_id: int, end: int) -> None:
+        """Give back a sequence's blocks beyond `end` tokens: room that it has not used.
+
+        No other sequence holds them then, and nothing in them is sealed.
+        """
+        holding = self._holding(seq_id)
+        num_kept = max(-(-end // self._block_size), holding.num_sealed)
+        while len(holding.table) > num_kept:
+            holding.copy = None
+            block = holding.table.pop()
+            self._references[block] -= 1
+            if self._references[block] == 0:
+                self._copies.pop(block, None)
+                self._free.put_empty(block)
+
+    def take_copies(self) -> tuple[tuple[int, int], ...]:
+        """The block copies (source, destination) due before the next write, once.
+
+        All sources are to be read before any destination is written.
+        """
+        if not self._copies:
+            return ()
+        copies = tuple((source, destination) for destination, source in self._copies.items())
+        self._copies = {}
+        return copies
+
+    def take_evicted(self) -> list[Evicted]:
+        """The contents thrown out since the last call that are in no other block, in that order;
+        empty unless the config says `record_evictions`. Due before the next write, like copies.
+        """
+        if not self._evicted:
+            return []
+        evicted, self._evicted = self._evicted, []
+        return evicted
+
+    def seal(self, seq_id: int, chain: Sequence[BlockHash], num_blocks: int) -> None:
+        """Let others hit the leading `num_blocks` blocks of a sequence: their KV is written.
+
+        `chain` is the sequence's, at least that long; blocks sealed before are passed over. A block
+        whose digest stands for other contents stays un-sealed, and those after it.
+        """
+        holding = self._holding(seq_id)
+        if num_blocks <= holding.num_sealed or not self._caching:
+            return
+        blocks = holding.table[:num_blocks]
+        holding.num_sealed, superseded = self._cache.store(blocks, chain, holding.num_sealed)
+        for block in superseded:
+            self._free.empty(block)
+
+    def fork(self, parent_id: int, child_id: int, num_tokens: int) -> None:
+        """Give `child_id` a table that shares the parent's first `num_tokens` written tokens."""
+        parent = self._holding(parent_id)
+        num_blocks = -(-num_tokens // self._block_size)
+        table = parent.table[:num_blocks]
+        for block in table:
+            self._references[block] += 1
+        num_sealed = min(parent.num_sealed, num_tokens // self._block_size)
+        self._holdings[child_id] = _Holding(table, num_sealed, parent.tenant)
+
+    def free(self, seq_id: int, tail: PartialBlock | None = None, forget: bool = False) -> None:
+        """Take a sequence's table away. An unknown id has none and is passed over.
+
+        `tail` names the written tokens of the block after the full ones, which are all sealed (or
+        it is of no use, and ignored): idle, it stays a hit for a copy. With `forget` the KV that
+        this sequence alone holds is corrupt, and none of it a hit any more.
+        """
+        holding = self._holdings.pop(seq_id, None)
+        if holding is None:
+            return
+        table, num_sealed = holding.table, holding.num_sealed
+        # Where a collision ended the sealing, the next block is not the one that `tail` names.
+        is_named = tail is not None and tail.index == num_sealed < len(table)
+        kept = table[num_sealed] if is_named else None
+        for block in reversed(table):
+            self._references[block] -= 1
+            if self._references[block]:
+                continue
+            copied = self._copies.pop(block, None) is None  # else it was never written
+            if forget and self._cache.drop(block):
+                self._free.put_empty(block)
+            elif self._cache.holds(block):
+                self._free.put_cached(block)
+            elif tail is not None and block == kept and copied and not forget:
+                self._keep_tail(block, tail, table[num_sealed - 1] if num_sealed else None)
+            else:
+                self._free.put_empty(block)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached content. False, and nothing changed, while a sequence has blocks."""
+        if len(self._free) < self._num_blocks:
+            return False
+        for block in self._cache.clear():
+            self._free.empty(block)
+        self.take_evicted()
+        return True
+
+    def record(self, event: CacheEvent) -> None:
+        """A change in a tier below, to be told by `take_events`."""
+        self._cache.record(event)
+
+    def take_events(self) -> list[CacheEvent]:
+        """What changed in the prefix cache since the last call, in order; empty unless the config
+        says `record_events`.
+
+        The contents that a step's allocations throw out come before those that it stores, as blocks
+        are taken before they are sealed.
+        """
+        return self._cache.take_events()
+
+    def cached_blocks(self) -> list[CachedBlock]:
+        """Every cached full block, parents before children; equal contents as often as they exist.
+
+        A block whose parent is gone is in it too: it can be hit when its parent is back.
+        """
+        return [
+            CachedBlock(
+                content.digest,
+                None if first else content.parent,
+                list(content.token_ids),
+                key_of(content.extra, "cache_salt"),
+                key_of(content.extra, "lora"),
+            )
+            for content, first in self._cache.full_blocks()
+        ]
+
+    def announcement(self) -> list[CacheEvent]:
+        """Events that tell a mirror in whatever state all that is cached now."""
+        return announcement(self._cache.full_blocks())
+
+    def check_integrity(self) -> None:
+        """Raise IntegrityError unless every invariant above holds. For tests; O(blocks)."""
+        references = [0] * self._num_blocks
+        for seq_id, holding in self._holdings.items():
+            if holding.copy is not None and holding.copy != tuple(holding.table):
+                raise IntegrityError(f"the copy of sequence {seq_id}'s table is out of date")
+            if len(set(holding.table)) != len(holding.table):
+                raise IntegrityError(f"sequence {seq_id} holds a block twice: {holding.table}")
+            for block in holding.table:
+                references[block] += 1
+        if references != self._references:
+            raise IntegrityError("reference counts do not match the tables")
+        held = {block for block, count in enumerate(references) if count}
+        idle = list(self._free)
+        if len(idle) != len(self._free) or sorted([*idle, *held]) != list(range(self._num_blocks)):
+            raise IntegrityError("the free queue is not the set of unreferenced blocks")
+        cached, partial = self._cache.check_integrity()
+        self._free.check_integrity(cached, held)
+        if partial & held:
+            raise IntegrityError("a block that is held passes for a partial one")
+        for holding in self._holdings.values():
+            self._cache.check_chain(holding.table[: holding.num_sealed])
+        self._check_copies(held, cached)
+
+    def _check_copies(self, held: set[int], cached: set[int]) -> None:
+        for destination in self._copies:
+            if destination not in held or destination in cached:
+                raise IntegrityError(f"block {destination} is due a copy but idle or sealed")
+            tables = [h for h in self._holdings.values() if destination in h.table]
+            if any(h.table.index(destination) < h.num_sealed for h in tables):
+                raise IntegrityError(f"block {destination} counts as sealed before it is copied to")
+
+    def _holding(self, seq_id: int) -> _Holding:
+        try:
+            return self._holdings[seq_id]
+        except KeyError:
+            raise UnknownSequenceError(f"sequence {seq_id} holds no blocks") from None
+
+    def _take(self, tenant: str) -> int:
+        """Hold the next idle block once; what it cached is forgotten."""
+        block = self._free.take(tenant)
+        content = None if self._evicted is None else self._cache.last_copy(block)
+        if content is not None and self._evicted is not None:
+            self._evicted.append(Evicted(block, content, self._free.last_loser))
+        self.num_evictions += self._cache.drop(block)
+        self._references[block] = 1
+        return block
+
+    def _copy(self, source: int, destination: int) -> None:
+        """Queue a copy. `source` may be idle, even taken as `destination` or since."""
+        source = self._copies.get(source, source)
+        if source != destination:
+            self._copies[destination] = source
+
+    def _keep_tail(self, block: int, tail: PartialBlock, after: int | None) -> None:
+        kept, superseded = self._cache.store_partial(block, tail, after)
+        if kept:
+            self._free.put_cached(block)
+        else:
+            self._free.put_empty(block)
+        for other in superseded:
+            self._free.empty(other)
+
+    def _note_use(self) -> None:
+        self.max_num_used = max(self.max_num_used, self._num_blocks - len(self._free))

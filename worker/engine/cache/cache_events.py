@@ -1,0 +1,66 @@
+"""Changes of the prefix cache, as values that a mirror of it can replay.
+
+Replaying them in order over an empty mirror that counts each hash gives the cached full blocks:
+contents that exist twice are stored twice and removed twice. Blocks that are only partly full have
+no name and appear nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from worker.engine.cache.block_hash import BlockHash
+
+# Where contents are, as vLLM calls it: the engine's own KV cache, whatever the device is, and the
+# tiers below it.
+GPU, CPU, STORAGE = "GPU", "CPU", "STORAGE"
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksStored:
+    """A run of blocks of one chain became hits; each continues the one before it.
+
+    `parent` is the digest of the block before the run, None when the run begins a chain.
+    """
+
+    blocks: tuple[BlockHash, ...]
+    parent: bytes | None
+    medium: str = GPU
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRemoved:
+    """One copy of this content is gone: its block was taken for another, or found corrupt."""
+
+    digest: bytes
+    medium: str = GPU
+
+
+@dataclass(frozen=True, slots=True)
+class CacheCleared:
+    """Nothing is cached any more."""
+
+
+CacheEvent = BlocksStored | BlockRemoved | CacheCleared
+
+
+def announcement(blocks: Iterable[tuple[BlockHash, bool]]) -> list[CacheEvent]:
+    """Events that bring a mirror in any state up to date: clear everything, then store these
+    blocks.
+
+    Each comes with whether it begins a chain; parents come before children.
+    """
+    events: list[CacheEvent] = [CacheCleared()]
+    run: list[BlockHash] = []
+    run_parent: bytes | None = None
+    for block, first in blocks:
+        if run and (first or block.parent != run[-1].digest):
+            events.append(BlocksStored(tuple(run), run_parent))
+            run = []
+        if not run:
+            run_parent = None if first else block.parent
+        run.append(block)
+    if run:
+        events.append(BlocksStored(tuple(run), run_parent))
+    return events

@@ -1,0 +1,475 @@
+"""Tiers below the device: what the prefix cache evicts goes to host memory, and from there to disk.
+
+Theory of operation
+-------------------
+The host tier is a number of slots, each the size of a block. When the block manager throws a
+content out, the step that takes its block copies it to a slot first (`save`, then
+`SchedulerOutput.kv_saves`). When a waiting sequence continues in the host tier where the prefix
+cache ends, the step that admits it loads those slots into its blocks, just as KV that has arrived
+from another engine. So the block manager knows of no tier, no step waits, and the order of steps
+makes all of it safe:
+
+- Steps run one after the other, and within one the saves are read first, then loads are written. A
+  slot can be loaded by the step that fills it, or by any later one.
+- A slot that a step loads is held until that step is scheduled, so the saves of the same step do
+  not take it; those of later steps run later.
+
+A slot keeps its content when it is loaded: what is evicted from the device again need not be copied
+again. Slots give way by a policy (`FreeQueue`, `SegmentedQueue`), to which a load or a second
+eviction counts as a hit; of what is evicted together the tail of a chain goes first.
+
+Below that is the disk. When fewer slots are free than the most that a step has saved, or than an
+eighth, the coldest are written to disk by a thread, and free when that is done; meanwhile they are
+held, and still hits. A slot is only written when a
+step behind the one that fills it has ended: then its bytes are there, on any device. A slot that
+must give way before that is lost. A sequence whose next blocks are on disk waits without blocks
+while a thread reads them, like one whose KV comes from another engine. What cannot be read, or not
+in time, is computed.
+
+What an adapter computed stays off the disk: the files behind its name may be others by the next
+start.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
+from typing import Protocol
+
+import msgspec
+
+from worker.engine.cache.block_hash import BlockHash, key_of
+from worker.engine.cache.block_manager import Evicted
+from worker.engine.cache.cache_events import CPU, STORAGE, BlockRemoved, BlocksStored, CacheEvent
+from worker.engine.cache.free_queue import FreeQueue
+from worker.engine.cache.segmented_queue import NUM_LEVELS, SegmentedQueue
+from worker.errors import IntegrityError
+from worker.kv.disk import Found, Left, Lost, StoredBlock, Written
+from worker.kv.pull import Pull
+from worker.types import EngineStats, KvSave
+
+logger = logging.getLogger(__name__)
+
+# One of so many slots of the host is kept free by writing others to disk.
+_FREE_SHARE = 8
+
+
+_Facts = tuple[bytes, bytes, tuple[int, ...], tuple[tuple[str, ...], ...] | None]
+_decoder = msgspec.msgpack.Decoder(_Facts)
+
+
+class Disk(Protocol):
+    """Files of blocks, written and read by threads; see `worker.kv.disk`. Nothing here blocks."""
+
+    bytes_written: int
+    bytes_read: int
+    num_failures: int
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether a read takes so long that others should not be begun."""
+        ...
+
+    def write(self, slot: int, block: StoredBlock, data: memoryview, generation: int) -> None:
+        """Begin to write; `data` stays as it is until this is reported."""
+        ...
+
+    def read(self, blocks: Seq[StoredBlock], start: int, end: int) -> Pull:
+        """Begin to read blocks that hold the tokens `start` to `end` − 1."""
+        ...
+
+    def delete(self, digests: Seq[bytes]) -> None:
+        """Delete files, after what is being written."""
+        ...
+
+    def take_reports(self) -> Seq[Written | Found | Lost | Left]:
+        """What has happened since the last call."""
+        ...
+
+    def close(self) -> None:
+        """End the threads. Idempotent."""
+        ...
+
+
+class _Tier:
+    """Sole owner of the contents of some slots, of their order and of the events that tell them."""
+
+    def __init__(
+        self, num_slots: int, policy: str, medium: str, record: Callable[[CacheEvent], None]
+    ) -> None:
+        self.num_slots = num_slots
+        self._policy = policy
+        self._medium = medium
+        self._record = record
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything, without an event."""
+        self.order: FreeQueue | SegmentedQueue
+        if self._policy in NUM_LEVELS:
+            self.order = SegmentedQueue(self.num_slots, self._policy)
+        else:
+            self.order = FreeQueue(self.num_slots, fair=self._policy == "tenant")
+        self.slots: dict[bytes, int] = {}
+        self.contents: dict[int, BlockHash] = {}
+        self.tenants: dict[int, str] = {}
+
+    def find(self, content: BlockHash) -> int | None:
+        """The slot of a content; contents are compared, digests not trusted."""
+        slot = self.slots.get(content.digest)
+        return slot if slot is not None and self.contents[slot] == content else None
+
+    def take(self, tenant: str) -> tuple[int | None, BlockHash | None]:
+        """A slot, held from now on, and the content that gave way for it. None: all are held."""
+        if not len(self.order):
+            return None, None
+        slot = self.order.take(tenant)
+        loser = self.forget(slot)
+        self.tenants[slot] = tenant
+        return slot, loser
+
+    def put(self, slot: int, content: BlockHash, is_first: bool) -> None:
+        """A held slot has this content; `is_first`: it begins a chain."""
+        self.slots[content.digest] = slot
+        self.contents[slot] = content
+        self._record(self._event(content, is_first))
+
+    def forget(self, slot: int) -> BlockHash | None:
+        """What a slot held, which it holds no more; the order does not change."""
+        content = self.contents.pop(slot, None)
+        if content is not None:
+            del self.slots[content.digest]
+            self._record(BlockRemoved(content.digest, self._medium))
+        return content
+
+    def check_integrity(self, held: set[int]) -> None:
+        """Raise IntegrityError unless exactly the slots `held` are not idle, and names fit."""
+        if {self.slots[c.digest]: c for c in self.contents.values()} != self.contents:
+            raise IntegrityError(f"names and contents of tier {self._medium} differ")
+        if len(self.order) != self.num_slots - len(held):
+            raise IntegrityError(f"tier {self._medium} miscounts its idle slots")
+        if self.order.num_empty != self.num_slots - len(held | self.contents.keys()):
+            raise IntegrityError(f"tier {self._medium} miscounts its empty slots")
+
+    def events(self, root: bytes) -> dict[bytes, tuple[BlockHash, CacheEvent]]:
+        """For each digest its content, and the event that tells of it."""
+        return {c.digest: (c, self._event(c, c.parent == root)) for c in self.contents.values()}
+
+    def _event(self, content: BlockHash, is_first: bool) -> BlocksStored:
+        return BlocksStored((content,), None if is_first else content.parent, self._medium)
+
+
+class Tiers:
+    """Decides what is saved, loaded, written and read, and owns the host's memory: slots of
+    `block_bytes` each. `root` is the parent of first blocks, `record` takes events, `num_on_disk`
+    is how many blocks there may be on `disk`. Pure: no clock, and no I/O but the disk's.
+    """
+
+    def __init__(
+        self,
+        memory: memoryview,
+        block_bytes: int,
+        root: bytes,
+        policy: str,
+        record: Callable[[CacheEvent], None],
+        disk: Disk | None = None,
+        num_on_disk: int = 0,
+    ) -> None:
+        self._memory = memory
+        self._block_bytes = block_bytes
+        self._root = root
+        self._host = _Tier(memory.nbytes // block_bytes, policy, CPU, record)
+        self._on_disk = _Tier(num_on_disk, policy, STORAGE, record)
+        self._disk = disk
+        self._saved_by: dict[int, int] = {}  # slot → the step that fills it
+        self._loading: dict[int, None] = {}  # slots that the step being scheduled loads
+        self._writing: dict[int, int | None] = {}  # slot → its place on disk
+        self._last_ended = 0
+        self._most_saved = 1  # by one step
+        self._generation = 0
+        self._bytes_saved = 0
+        self._bytes_loaded = 0
+        self._num_skipped = 0  # blocks that were not saved, as all slots were held
+
+    # ---- look-ups and loads -----------------------------------------------------------------
+
+    def find(self, chain: Iterable[BlockHash]) -> tuple[int, ...]:
+        """The host's slots of the longest beginning of `chain` that is there. Changes nothing."""
+        slots = []
+        for content in chain:
+            slot = self._host.find(content)
+            if slot is None:
+                break
+            slots.append(slot)
+        return tuple(slots)
+
+    def peek(self, chain: Iterable[BlockHash]) -> list[memoryview]:
+        """What the host has of the longest beginning of `chain`, where its bytes are there already.
+        Valid until the next step is scheduled.
+        """
+        slots = self.find(chain)
+        there = itertools.takewhile(lambda slot: self._saved_by[slot] < self._last_ended, slots)
+        return [self._view(slot) for slot in there]
+
+    def is_on_disk(self, content: BlockHash) -> bool:
+        """Whether a block can be read from there."""
+        return self._disk is not None and self._on_disk.find(content) is not None
+
+    def load(self, slots: Seq[int]) -> list[memoryview]:
+        """What the step being scheduled loads."""
+        for slot in reversed(slots):  # the tail of the chain gives way first
+            if slot not in self._loading and slot not in self._writing:
+                self._host.order.touch(slot)
+                self._host.order.remove(slot)
+                self._loading[slot] = None
+        self._bytes_loaded += len(slots) * self._block_bytes
+        return [self._view(slot) for slot in slots]
+
+    def read(self, chain: Iterable[BlockHash], first: int, block_tokens: int) -> Pull | None:
+        """Begin to read the longest beginning of `chain` that is on disk; `first` blocks come
+        before it. None: there is nothing to read.
+        """
+        if self._disk is None or self._disk.is_stuck:
+            return None
+        found = []
+        for content in chain:
+            if self._on_disk.find(content) is None:
+                break
+            found.append(content)
+        for content in reversed(found):
+            self._on_disk.order.touch(self._on_disk.slots[content.digest])
+        if not found:
+            return None
+        start = first * block_tokens
+        end = start + len(found) * block_tokens
+        return self._disk.read([_file_of(content) for content in found], start, end)
+
+    # ---- steps ------------------------------------------------------------------------------
+
+    def save(self, evicted: Seq[Evicted], step: int) -> tuple[KvSave, ...]:
+        """What step `step`, which is scheduled now, saves of what its blocks held."""
+        host = self._host
+        blocks: list[int] = []
+        slots: list[int] = []
+        for one in reversed(evicted):  # parents first: who hears of a block must know its parent
+            slot = host.slots.get(one.content.digest)
+            if slot is not None:
+                if slot not in self._loading and slot not in self._writing and slot not in slots:
+                    host.order.touch(slot)
+                continue
+            slot, _ = host.take(one.tenant)
+            if slot is None:
+                self._num_skipped += 1
+                continue
+            host.put(slot, one.content, one.content.parent == self._root)
+            self._saved_by[slot] = step
+            blocks.append(one.block)
+            slots.append(slot)
+        for slot in (*reversed(slots), *self._loading):
+            host.order.put_cached(slot)
+        self._loading.clear()
+        self._most_saved = max(self._most_saved, len(slots))
+        self._bytes_saved += len(slots) * self._block_bytes
+        if self._disk is not None:
+            self._write_out(self._disk)
+        return (KvSave(tuple(blocks), tuple(map(self._view, slots))),) if slots else ()
+
+    def ended(self, step: int) -> None:
+        """The results of a step are there."""
+        self._last_ended = step
+
+    def look(self) -> None:
+        """Take in what the disk's threads have done. Between steps that are scheduled."""
+        for report in [] if self._disk is None else self._disk.take_reports():
+            if isinstance(report, Written):
+                self._written(report)
+            elif isinstance(report, Found):
+                self._found([_content(facts) for facts in report.facts])
+            elif isinstance(report, Lost):
+                self._lost(report.digest)
+            else:
+                self._left(report)
+
+    def reset(self) -> None:
+        """Forget everything, on disk too. Call `announce` when that was told."""
+        if self._disk is not None:
+            writing = (self._host.contents.get(slot) for slot in self._writing)
+            gone = [*self._on_disk.contents.values(), *(c for c in writing if c is not None)]
+            self._disk.delete([content.digest for content in gone])
+        self._forget()
+
+    def leave_disk(self) -> None:
+        """Forget everything, but leave the disk as it is and do without it: from now on the model
+        may be another.
+        """
+        if self._disk is not None:
+            self._disk.close()
+            self.look()
+            self._disk = None
+        self._forget()
+
+    def announce(self) -> list[CacheEvent]:
+        """Events that tell everything that is here, parents before children."""
+        told: dict[bytes, list[CacheEvent]] = {}
+        contents: dict[bytes, BlockHash] = {}
+        for tier in (self._host, self._on_disk):
+            for digest, (content, event) in tier.events(self._root).items():
+                contents[digest] = content
+                told.setdefault(digest, []).append(event)
+        ordered = _parents_first(contents.values())
+        return [event for content in ordered for event in told[content.digest]]
+
+    def close(self) -> None:
+        """End the disk's threads. Idempotent."""
+        if self._disk is not None:
+            self._disk.close()
+
+    @property
+    def totals(self) -> tuple[int, ...]:
+        """What changes while the engine has nothing to do."""
+        return len(self._on_disk.contents), *self._disk_counts()
+
+    def stats(self, stats: EngineStats) -> EngineStats:
+        """With what there is in the tiers, and what was done."""
+        written, read, failures = self._disk_counts()
+        return msgspec.structs.replace(
+            stats,
+            host_tier_blocks=len(self._host.contents),
+            host_tier_usage=len(self._host.contents) / self._host.num_slots,
+            host_bytes_saved=self._bytes_saved,
+            host_bytes_loaded=self._bytes_loaded,
+            num_host_saves_skipped=self._num_skipped,
+            disk_tier_blocks=len(self._on_disk.contents),
+            disk_bytes_written=written,
+            disk_bytes_read=read,
+            num_disk_failures=failures,
+        )
+
+    def check_integrity(self) -> None:
+        """Raise IntegrityError unless slots, contents and orders agree. For tests."""
+        places = {place for place in self._writing.values() if place is not None}
+        self._host.check_integrity({*self._loading, *self._writing})
+        self._on_disk.check_integrity(places)
+        if any(slot not in self._saved_by for slot in self._host.contents):
+            raise IntegrityError("a slot holds what no step has saved")
+
+    # ---- within -----------------------------------------------------------------------------
+
+    def _disk_counts(self) -> tuple[int, int, int]:
+        if self._disk is None:
+            return 0, 0, 0
+        return self._disk.bytes_written, self._disk.bytes_read, self._disk.num_failures
+
+    def _view(self, slot: int) -> memoryview:
+        return self._memory[slot * self._block_bytes : (slot + 1) * self._block_bytes]
+
+    def _write_out(self, disk: Disk) -> None:
+        """Have the coldest slots written, until enough are free or about to be."""
+        host = self._host
+        wanted = min(max(host.num_slots // _FREE_SHARE, self._most_saved), host.num_slots // 2)
+        while host.order.num_empty + len(self._writing) < wanted:
+            slot = host.order.coldest()
+            if slot is None or self._saved_by[slot] >= self._last_ended:
+                return
+            content = host.contents[slot]
+            place = None
+            is_kept_off = key_of(content.extra, "lora") is not None
+            if content.digest not in self._on_disk.slots and not is_kept_off:
+                place, loser = self._on_disk.take(host.tenants[slot])
+                if loser is not None:
+                    disk.delete([loser.digest])
+            if place is None:  # it is there already, or cannot be
+                host.forget(slot)
+                host.order.empty(slot)
+                continue
+            host.order.remove(slot)
+            self._writing[slot] = place
+            disk.write(slot, _file_of(content), self._view(slot), self._generation)
+
+    def _written(self, report: Written) -> None:
+        place = self._writing.pop(report.slot)
+        self._host.order.put_empty(report.slot)
+        if report.generation != self._generation or place is None:
+            return
+        content = self._host.contents[report.slot]
+        if report.is_there:
+            self._on_disk.put(place, content, content.parent == self._root)
+            self._on_disk.order.put_cached(place)
+        else:
+            self._on_disk.order.put_empty(place)
+        self._host.forget(report.slot)
+
+    def _found(self, contents: Seq[BlockHash]) -> None:
+        # Nothing, where all was forgotten before it was found.
+        num_kept = 0 if self._generation else len(self._on_disk.order)
+        superfluous = contents[: max(0, len(contents) - num_kept)]
+        if superfluous and self._disk is not None:
+            self._disk.delete([content.digest for content in superfluous])
+        kept = contents[len(superfluous) :]
+        places = {}
+        for content in _parents_first(kept):
+            if content.digest not in self._on_disk.slots:
+                place, _ = self._on_disk.take("")
+                if place is not None:
+                    self._on_disk.put(place, content, content.parent == self._root)
+                    places[content.digest] = place
+        for content in kept:
+            if content.digest in places:
+                self._on_disk.order.put_cached(places[content.digest])
+
+    def _left(self, report: Left) -> None:
+        gone = [digest for digest in self._on_disk.slots if digest.hex() not in report.names]
+        for digest in gone:
+            self._lost(digest)
+        if gone:
+            logger.warning("%d blocks of KV were deleted from disk, not by this worker", len(gone))
+
+    def _lost(self, digest: bytes) -> None:
+        place = self._on_disk.slots.get(digest)
+        if place is not None:
+            self._on_disk.forget(place)
+            self._on_disk.order.empty(place)
+
+    def _forget(self) -> None:
+        """Slots that are being written stay held until that is reported."""
+        self._generation += 1
+        self._host.clear()
+        self._on_disk.clear()
+        self._saved_by.clear()
+        self._loading.clear()
+        if self._writing:
+            self._hold_again()
+
+    def _hold_again(self) -> None:
+        """Take the slots that are being written out of the new order."""
+        taken = [self._host.order.take("") for _ in range(self._host.num_slots)]
+        for slot in reversed(taken):
+            if slot not in self._writing:
+                self._host.order.put_empty(slot)
+        self._writing = dict.fromkeys(self._writing)
+
+
+def _parents_first(contents: Iterable[BlockHash]) -> list[BlockHash]:
+    """The same, parents before children where both are there."""
+    waiting: dict[bytes, list[BlockHash]] = {}
+    known = {content.digest: content for content in contents}
+    for content in known.values():
+        waiting.setdefault(content.parent, []).append(content)
+    ordered = []
+    ready = [content for content in known.values() if content.parent not in known]
+    while ready:
+        content = ready.pop()
+        ordered.append(content)
+        ready += waiting.get(content.digest, [])
+    return ordered
+
+
+def _file_of(content: BlockHash) -> StoredBlock:
+    facts: _Facts = (content.digest, content.parent, content.token_ids, content.extra)
+    return StoredBlock(content.digest, msgspec.msgpack.encode(facts))
+
+
+def _content(facts: bytes) -> BlockHash:
+    return BlockHash(*_decoder.decode(facts))

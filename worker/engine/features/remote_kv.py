@@ -1,0 +1,278 @@
+"""KV of other engines, as the scheduler sees it: what to ask for, what has come, what to keep."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Protocol
+
+from worker.engine.features.adapters import AdapterSlots
+from worker.engine.sequences.sequence import Sequence
+from worker.engine.sequences.sequence_kv import SequenceKv
+from worker.errors import DeviceMemoryError
+from worker.kv.asked import KvQuestion, WantedKv
+from worker.kv.content import content_digest
+from worker.kv.pull import Pull
+from worker.kv.tcp import TransferCounts
+from worker.types import KvOffer, KvPeer, KvSource
+
+
+class KvConnector(Protocol):
+    """Moves KV between engines, without ever blocking; see `worker.kv.tcp`."""
+
+    counts: TransferCounts
+
+    @property
+    def num_expired(self) -> int:
+        """What was kept and not taken."""
+        ...
+
+    def has_room(self, num_tokens: int) -> bool:
+        """Whether KV of so many tokens can be kept."""
+        ...
+
+    def keep(
+        self,
+        request_id: str,
+        digest: bytes,
+        data: memoryview,
+        blocks: tuple[int, ...],
+        name: str | None = None,
+    ) -> KvOffer | None:
+        """Keep KV for another engine, as `name` if that is given; where it can be had. None: it
+        cannot be kept.
+        """
+        ...
+
+    def pull(self, source: KvSource, digest: bytes, start: int) -> Pull:
+        """Begin to take KV from token `start` on."""
+        ...
+
+    def ask(self, peer: KvPeer, wanted: WantedKv) -> Pull:
+        """Begin to take what another engine's caches have."""
+        ...
+
+    @property
+    def has_questions(self) -> bool:
+        """Whether another engine asks."""
+        ...
+
+    def next_question(self) -> KvQuestion | None:
+        """What it asks of the caches here."""
+        ...
+
+    def lend(self, question: KvQuestion, num_tokens: int) -> bool:
+        """Whether there is room for so many tokens of an answer."""
+        ...
+
+    def promise(self, name: str) -> None:
+        """Another engine will ask for a sequence that ends here."""
+        ...
+
+    @property
+    def num_promised(self) -> int:
+        """Promises that are open."""
+        ...
+
+    def leave_model(self) -> None:
+        """The weights may be others from now on: give and take nothing."""
+        ...
+
+    @property
+    def bell(self) -> int:
+        """A file that can be read when one of these has changed."""
+        ...
+
+    def close(self) -> None:
+        """End all transfers. Idempotent."""
+        ...
+
+
+@dataclass(slots=True)
+class _Reading:
+    """An answer so far: `num_tokens` in `parts`, from token `start` on. `pull` brings the rest from
+    a disk.
+    """
+
+    question: KvQuestion
+    start: int
+    parts: list[memoryview]
+    num_tokens: int
+    pull: Pull | None
+
+    def data(self) -> memoryview | None:
+        """From the first token that was asked for on; None: nothing."""
+        if not self.num_tokens:
+            return None
+        is_whole = self.pull is None and len(self.parts) == 1
+        data = self.parts[0] if is_whole else memoryview(b"".join(self.parts))
+        num_before = self.question.wanted.start - self.start
+        return data[num_before * (data.nbytes // self.num_tokens) :]
+
+    def close(self) -> None:
+        """What the disk has read is not needed any more."""
+        if self.pull is not None:
+            self.pull.close()
+
+
+class RemoteKv:
+    """Decides for sequences what is taken from other engines and kept for them, and answers what
+    those ask of the caches. `read` gives the KV of the first tokens in some blocks: [tokens,
+    layers, 2, kv_heads, head_dim], as bytes. Owns the answers that wait for a disk.
+    """
+
+    def __init__(
+        self, connector: KvConnector, read: Callable[[Seq[int], int], memoryview], block_size: int
+    ) -> None:
+        self._connector = connector
+        self._read = read
+        self._block_size = block_size
+        self._reading: list[_Reading] = []
+        self.counts = connector.counts
+        self.bell = connector.bell
+        self.promise = connector.promise
+        self.leave_model = connector.leave_model
+        self.close = connector.close
+
+    @property
+    def num_expired(self) -> int:
+        """What was kept for others and not taken."""
+        return self._connector.num_expired
+
+    @property
+    def totals(self) -> tuple[int, ...]:
+        """All counts: these change while the engine has nothing to do."""
+        return (self.num_expired, *dataclasses.astuple(self.counts))
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether `look` has something to do, or waits for a disk."""
+        return self._connector.has_questions or self.is_reading
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether an answer waits for a disk."""
+        return bool(self._reading)
+
+    @property
+    def has_promised(self) -> bool:
+        """Whether another engine will ask for what is here."""
+        return self._connector.num_promised > 0
+
+    def begin(self, sequence: Sequence, num_local: int, is_on_disk: bool) -> int:
+        """A sequence has come, of which there are `num_local` tokens here, and more if it is
+        `is_on_disk`: take the KV of the rest, if that saves computing a block. How many tokens of
+        the prompt were asked for.
+        """
+        if sequence.request.kv_source is not None:
+            return self._pull(sequence, sequence.request.kv_source, num_local)
+        peer = sequence.request.kv_peer
+        return 0 if peer is None else self._ask(sequence, peer, num_local, is_on_disk)
+
+    def _ask(self, sequence: Sequence, peer: KvPeer, num_local: int, is_on_disk: bool) -> int:
+        """Ask for all that is not here, outputs too."""
+        request, token_ids = sequence.request, tuple(sequence.token_ids)
+        adapter = None if request.adapter is None else request.adapter.digest
+        start = num_local // self._block_size * self._block_size
+        is_short = len(token_ids) - 1 - num_local < self._block_size
+        if is_on_disk or is_short or sequence.num_readable < len(token_ids):
+            if peer.promise:  # nothing of it is needed
+                wanted = WantedKv(token_ids, len(token_ids), request.cache_salt, adapter)
+                self._connector.ask(peer, wanted)
+            return 0
+        wanted = WantedKv(token_ids, start, request.cache_salt, adapter)
+        sequence.kv_pull = self._connector.ask(peer, wanted)
+        sequence.asks_peer = True
+        return max(0, min(len(token_ids) - 1, sequence.num_prompt) - start)
+
+    def _pull(self, sequence: Sequence, source: KvSource, num_local: int) -> int:
+        """Take what was kept for it."""
+        end = min(source.num_tokens, sequence.num_prompt - 1)
+        # A prompt whose log probabilities are wanted, or that is pooled, is run anyway.
+        is_read = sequence.num_readable >= sequence.num_prompt >= source.num_tokens
+        digest = _digest(sequence, min(source.num_tokens, sequence.num_prompt))
+        if not is_read or end - num_local < self._block_size:
+            # Nothing of it is needed, which its keeper is told.
+            self._connector.pull(source, digest, source.num_tokens)
+            return 0
+        start = num_local // self._block_size * self._block_size
+        sequence.kv_pull = self._connector.pull(source, digest, start)
+        return end - start
+
+    def offer(self, sequence: Sequence, table: Seq[int]) -> KvOffer | None:
+        """A sequence has ended whose KV is asked for: where it can be had, if it could be kept."""
+        num_tokens = min(sequence.num_written, sequence.num_prompt)
+        if not num_tokens or not self._connector.has_room(num_tokens):
+            return None
+        blocks = tuple(table[: -(-num_tokens // self._block_size)])
+        try:
+            data = self._read(blocks, num_tokens)
+        except DeviceMemoryError:
+            return None
+        digest = _digest(sequence, num_tokens)
+        name = sequence.request.kv_name
+        return self._connector.keep(sequence.request_id, digest, data, blocks, name)
+
+    # ---- what others ask --------------------------------------------------------------------
+
+    def look(self, kv: SequenceKv, adapters: AdapterSlots | None) -> None:
+        """Between steps that are scheduled: answer at most one question with what the device has,
+        so that no step waits for long, and those whose disks have been read.
+        """
+        reading, self._reading = self._reading, []
+        for one in reading:
+            if one.pull is None or one.pull.done or not one.question.is_open:
+                self._take_in(one)
+            else:
+                self._reading.append(one)
+        if self._reading:  # a disk serves one at a time, and sequences here before others
+            return
+        question = self._connector.next_question()
+        if question is not None:
+            self._look_up(question, kv, adapters)
+
+    def _look_up(self, question: KvQuestion, kv: SequenceKv, adapters: AdapterSlots | None) -> None:
+        wanted, adapter = question.wanted, None
+        if wanted.adapter is not None:
+            adapter = None if adapters is None else adapters.find(wanted.adapter)
+            if adapter is None:
+                question.answer(None)
+                return
+        held = kv.held(wanted, adapter)
+        num_tokens = (len(held.blocks) + len(held.views)) * self._block_size
+        parts: list[memoryview] = []
+        has_room = self._connector.lend(question, num_tokens)
+        try:
+            if has_room and held.blocks:
+                parts.append(self._read(held.blocks, len(held.blocks) * self._block_size))
+        except DeviceMemoryError:
+            has_room = False
+        if held.views:
+            parts.append(memoryview(b"".join(held.views)))
+        reading = _Reading(question, held.start, parts, num_tokens, held.reading)
+        if not has_room:
+            reading.close()
+            question.answer(None)
+        elif held.reading is None:
+            question.answer(reading.data())
+        else:
+            self._reading.append(reading)
+
+    def _take_in(self, reading: _Reading) -> None:
+        """A disk was read, or the other engine has left."""
+        pull = reading.pull
+        part = None if pull is None else pull.part
+        if part is not None and self._connector.lend(reading.question, part.end - part.start):
+            reading.parts.append(part.data)
+            reading.num_tokens += part.end - part.start
+        reading.question.answer(reading.data())
+        reading.close()
+
+
+def _digest(sequence: Sequence, num_tokens: int) -> bytes:
+    request = sequence.request
+    return content_digest(
+        request.prompt_token_ids[:num_tokens], request.cache_salt, request.adapter
+    )

@@ -1,0 +1,422 @@
+"""Speculation: where drafts come from, how many are verified, and how that went.
+
+Theory of operation
+-------------------
+Drafts come from one of two places. A *drafter* that guesses from tokens alone is asked when a step
+is planned. The executor's own (a draft model, a trained head) is told with a step how many drafts
+to make, and they come with the step's result; they are kept here until the sequence is planned
+again, and are of use only if it still stands where it stood.
+
+What a grammar forces comes before what a drafter that guesses from tokens proposes, and of its
+proposals the grammar keeps those that may follow. Without any drafter there is what grammars force
+(`JUMP_FORWARD`): a name of thirty characters takes one step. Other sequences are scheduled ahead as
+ever, and nothing is lost for constrained ones, whose masks wait for each step's tokens anyway.
+
+Nothing that a drafter does changes an answer: the executor verifies every draft against what it
+would have drawn anyway. So a drafter is not trusted either. One that raises is done with for that
+sequence; what it proposes is cut at the first thing that is no token. One that raises when it is to
+learn is not told to learn again.
+
+A drafter learns from outputs a few tokens a step, so that no step waits for all that ended with the
+one before it. The more sequences decode, the more comes, and the longer steps are: so it grows.
+
+Drafts that were themselves drawn from a distribution are verified against that distribution, which
+is exact only if whether a draft is verified does not depend on which token it is. How many are
+verified depends on their number, on what was accepted before, and on their confidences: so those
+of drawn drafts must be constant (see `ops.draft`). Those of all others may tell what they like.
+
+Drafts take nothing from anybody who runs or can be admitted. They come after everybody's share, out
+of what is left of the token budget. They take a block only while one block stays free for each
+sequence that runs; else they are cut to what fits in the blocks that are there. None is preempted
+for them. What room they took and did not need is given back when the step's results are there, so
+between steps no sequence holds more than without drafts. No drafts are made that the step after has
+no room to verify.
+
+From the prefix cache they take next to nothing. Beyond the block that a sequence comes to next they
+use only blocks that cache nothing. That one block they may take from the cache's far end, a few
+tokens before the sequence would: a cache in use has no empty blocks, and drafts that stop at each
+block's end are a tenth to a third fewer tokens a step (measured, blocks of 16). It comes back empty
+and is taken first by the next that needs one. So drafts have never emptied more blocks than one for
+each sequence that can run at a time, and a sequence that goes on takes its own anyway.
+
+How many tokens a sequence has after a step with drafts is known only with its results; so is what a
+device drafter made. Nothing is scheduled before that. While drafts may be worth it in the next
+step, nothing is scheduled ahead at all: a sequence whose last token is unknown has no drafts.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Collection, Iterable
+from collections.abc import Sequence as Seq
+
+import msgspec
+
+from worker.config import SpeculativeConfig
+from worker.engine.counters import DraftTally
+from worker.engine.drafters.interface import DraftContext, Drafter
+from worker.engine.lengths.acceptance import Offer
+from worker.engine.lengths.costs import StepCosts
+from worker.engine.lengths.goodput import DraftLengths
+from worker.engine.sequences.live_sequences import LiveSequences
+from worker.engine.sequences.planning import Guess, StepInFlight, StepPlan
+from worker.engine.sequences.sequence import Sequence
+from worker.engine.sequences.sequence_kv import SequenceKv
+from worker.errors import IntegrityError
+from worker.types import Drafts, EngineStats, ModelOutput
+
+logger = logging.getLogger(__name__)
+
+_NO_DRAFTS = Drafts(0, (), ())
+
+# Tokens that a drafter learns after a step: these, and as many for each sequence that decoded.
+_LEARNT_TOKENS = 128
+_LEARNT_TOKENS_PER_SEQUENCE = 2
+
+
+# Where no drafter is configured.
+JUMP_FORWARD = SpeculativeConfig("grammar", 16, enable_adaptive_verification=False)
+
+
+class Speculation:
+    """Sole owner of the drafter, of drafts not used yet, and of what is counted about all of them.
+
+    `drafter` None, with `has_device_drafter`: the executor makes the drafts; without: there are
+    those that grammars force. Drafts of ids that are
+    not below `vocab_size` are refused; None: whatever is not negative is a token. `costs` are step
+    times measured at start; None: they are learned from the first steps on.
+    """
+
+    def __init__(
+        self,
+        config: SpeculativeConfig,
+        drafter: Drafter | None,
+        has_device_drafter: bool,
+        vocab_size: int | None = None,
+        costs: StepCosts | None = None,
+    ) -> None:
+        self._most = config.num_speculative_tokens
+        self._drafter = drafter
+        self._has_device_drafter = has_device_drafter
+        self._vocab_size = math.inf if vocab_size is None else vocab_size
+        self._lengths = DraftLengths(config, costs, has_device_drafter)
+        self._kept: dict[int, Drafts] = {}  # from the device, not used yet
+        self._given_up: set[int] = set()  # sequences for which the drafter raised
+        self._faulted: set[int] = set()  # sequences of whose drafter something was logged
+        self._failed_tasks: set[str] = set()  # what the drafter raised at, sequences aside
+        self._tally = DraftTally.up_to(self._most)
+        self._num_failures = 0
+        self._num_per_sequence = 0.0
+
+    # ---- planning ---------------------------------------------------------------------------
+
+    def may_draft(self, decoding: Seq[Sequence]) -> bool:
+        """Whether drafts may be verified or made in a step in which these sequences decode."""
+        if not any(self._has_drafter(s) and self._room(s) > 0 for s in decoding):
+            return False
+        return self._lengths.may_pay([sequence.seq_id for sequence in decoding])
+
+    def choose(
+        self,
+        decoding: Seq[Sequence],
+        num_other_tokens: int,
+        room: int | None = None,
+        reach: Callable[[Sequence], float] = lambda _: math.inf,
+        is_crowded: bool = False,
+    ) -> dict[int, Guess]:
+        """What to verify in a step that runs the last token of each of these sequences, and
+        `num_other_tokens` of prompts; by sequence id. No answer gets longer than it may. There is
+        `room` for so many drafts (None: for all), and for each sequence up to position `reach`.
+        `is_crowded`: others wait for a place.
+        """
+        if room == 0 or not self.may_draft(decoding):
+            return {}
+        found = [self._drafts_of(s, reach(s)) for s in decoding]
+        offers = [
+            Offer(sequence.seq_id, drafts.confidences)
+            for sequence, drafts in zip(decoding, found, strict=True)
+        ]
+        guesses: dict[int, Guess] = {}
+        lengths = self._lengths.to_verify(offers, num_other_tokens, room, is_crowded)
+        for drafts, offer, length in zip(found, offers, lengths, strict=True):
+            guess = Guess(drafts.token_ids, offer).cut(min(length, len(drafts.token_ids)))
+            if guess is not None:
+                guesses[offer.seq_id] = guess
+        return guesses
+
+    def to_draft(
+        self, drawing: Seq[Sequence], num_other_tokens: int, room: int | None = None
+    ) -> dict[int, int]:
+        """How many drafts the executor should make after a step that draws a token for each of
+        these sequences; by sequence id. The next step has `room` for so many (None: for all).
+        """
+        if room == 0 or not self._has_device_drafter or not self.may_draft(drawing):
+            return {}
+        ids = [sequence.seq_id for sequence in drawing]
+        lengths = self._lengths.to_draft(ids, num_other_tokens, room)
+        return {seq_id: min(n, self._most) for seq_id, n in zip(ids, lengths, strict=True)}
+
+    # ---- results ----------------------------------------------------------------------------
+
+    def verified(self, sequence: Sequence, guess: Guess, num_accepted: int) -> None:
+        """Of a sequence's drafts the first `num_accepted` stood."""
+        num_drafts = len(guess.token_ids)
+        if sequence.draft_tally is None:
+            sequence.draft_tally = DraftTally.up_to(self._most)
+        for tally in (self._tally, sequence.draft_tally):
+            tally.count(num_drafts, num_accepted)
+        self._lengths.observe(guess.offer, num_drafts, num_accepted)
+
+    def keep(self, sequence: Sequence, drafts: Drafts) -> None:
+        """The executor's drafts for a sequence that has not ended, the step's draws appended."""
+        if drafts.position == len(sequence.token_ids):
+            self._kept[sequence.seq_id] = self._checked(sequence, drafts, self._most)
+
+    def observe_step(
+        self, known: tuple[int, int], num_drafts: int, seconds: float, result: ModelOutput
+    ) -> None:
+        """A step took `seconds` for `known` tokens (the last ones of sequences; all others) and
+        `num_drafts` drafts.
+        """
+        num_decoding, num_other = known
+        self._num_per_sequence = num_drafts / num_decoding if num_decoding else 0.0
+        self._lengths.observe_catch_up(result.catch_up_seconds, result.drafts.keys())
+        self._lengths.observe_step(
+            num_decoding + num_other + num_drafts,
+            seconds - result.catch_up_seconds - result.drafting_seconds,
+            num_other,
+        )
+        self._learn(_LEARNT_TOKENS + num_decoding * _LEARNT_TOKENS_PER_SEQUENCE)
+
+    def end(self, sequence: Sequence, is_sound: bool = True) -> None:
+        """The sequence has ended, its last tokens appended. Once for each. Of one that is not sound
+        (it failed) nothing is learnt.
+        """
+        seq_id = sequence.seq_id
+        self._lengths.forget(seq_id)
+        self._kept.pop(seq_id, None)
+        self._tell("the end of a sequence", lambda d: d.end(_context(sequence), is_sound))
+        self._given_up.discard(seq_id)
+        self._faulted.discard(seq_id)
+
+    def stats(self, stats: EngineStats) -> EngineStats:
+        """The same, with what is counted here."""
+        return msgspec.structs.replace(
+            stats,
+            num_drafts=self._tally.num_runs,
+            num_draft_tokens=self._tally.num_draft_tokens,
+            num_accepted_tokens=self._tally.num_accepted_tokens,
+            num_accepted_by_position=self._tally.num_accepted_by_position,
+            num_drafter_failures=self._num_failures,
+            num_speculative_tokens=self._num_per_sequence if stats.num_running else 0.0,
+        )
+
+    def check_integrity(self, live: Iterable[int]) -> None:
+        """Raise IntegrityError when anything is remembered of a sequence that has ended."""
+        if {*self._kept, *self._given_up, *self._faulted} - set(live):
+            raise IntegrityError("drafts are remembered for a sequence that has ended")
+
+    def _has_drafter(self, sequence: Sequence) -> bool:
+        if self._has_device_drafter:
+            return True
+        if self._drafter is None:
+            return sequence.matcher is not None
+        return sequence.seq_id not in self._given_up
+
+    def _room(self, sequence: Sequence) -> int:
+        """The most drafts that can stand: one more token always follows them."""
+        return min(self._most, sequence.max_tokens_total - sequence.num_tokens - 1)
+
+    def _drafts_of(self, sequence: Sequence, reach: float) -> Drafts:
+        limit = int(min(self._room(sequence), reach - len(sequence.token_ids)))
+        if limit <= 0 or not self._has_drafter(sequence):
+            return _NO_DRAFTS
+        if not self._has_device_drafter:
+            forced = _forced(sequence, limit)
+            if forced is not None or self._drafter is None:
+                return forced or _NO_DRAFTS
+            return _allowed(sequence, self._ask(self._drafter, sequence, limit))
+        drafts = self._kept.get(sequence.seq_id)
+        if drafts is None or drafts.position != len(sequence.token_ids):
+            self._kept.pop(sequence.seq_id, None)
+            return _NO_DRAFTS
+        return Drafts(drafts.position, drafts.token_ids[:limit], drafts.confidences[:limit])
+
+    def _ask(self, drafter: Drafter, sequence: Sequence, limit: int) -> Drafts:
+        try:
+            drafts = drafter.propose(_context(sequence), limit)
+            if drafts is None:
+                return _NO_DRAFTS
+            if drafts.position != len(sequence.token_ids):
+                self._fault(sequence, f"position {drafts.position}")
+                return _NO_DRAFTS
+            return self._checked(sequence, drafts, limit)
+        except Exception:
+            self._num_failures += 1
+            self._given_up.add(sequence.seq_id)
+            logger.exception("sequence %d goes on without its drafter", sequence.seq_id)
+            return _NO_DRAFTS
+
+    def _learn(self, num_tokens: int) -> None:
+        if "learning" not in self._failed_tasks:
+            self._tell("learning", lambda drafter: drafter.learn(num_tokens))
+
+    def _tell(self, task: str, tell: Callable[[Drafter], None]) -> None:
+        """Tell the drafter something. Of failures the first of each task is logged, all count."""
+        if self._drafter is None:
+            return
+        try:
+            tell(self._drafter)
+        except Exception:
+            self._num_failures += 1
+            if task not in self._failed_tasks:
+                self._failed_tasks.add(task)
+                logger.exception("the drafter failed at %s; from now on that only counts", task)
+
+    def _checked(self, sequence: Sequence, drafts: Drafts, limit: int) -> Drafts:
+        """The drafts up to the first that is none, `limit` at most."""
+        num_sound = 0
+        for token, confidence in zip(drafts.token_ids, drafts.confidences, strict=False):
+            if type(token) is not int or not 0 <= token < self._vocab_size:
+                self._fault(sequence, f"token {token!r}")
+                break
+            if not 0.0 < confidence <= 1.0:
+                self._fault(sequence, f"confidence {confidence!r}")
+                break
+            num_sound += 1
+        length = min(num_sound, limit)
+        token_ids, confidences = drafts.token_ids[:length], drafts.confidences[:length]
+        return Drafts(drafts.position, tuple(token_ids), tuple(confidences))
+
+    def _fault(self, sequence: Sequence, what: str) -> None:
+        self._num_failures += 1
+        if sequence.seq_id not in self._faulted:
+            self._faulted.add(sequence.seq_id)
+            logger.warning("drafts of sequence %d are cut at %s", sequence.seq_id, what)
+
+
+def _context(sequence: Sequence) -> DraftContext:
+    group = (sequence.request.tenant, sequence.request.cache_salt or "")
+    return DraftContext(sequence.seq_id, sequence.token_ids, sequence.num_prompt, group)
+
+
+def _forced(sequence: Sequence, limit: int) -> Drafts | None:
+    """What the sequence's grammar leaves no choice about; None where it does. They always stand."""
+    if sequence.matcher is None:
+        return None
+    tokens = tuple(sequence.matcher.forced(sequence.token_ids[sequence.num_prompt :])[:limit])
+    return Drafts(len(sequence.token_ids), tokens, (1.0,) * len(tokens)) if tokens else None
+
+
+def _allowed(sequence: Sequence, drafts: Drafts) -> Drafts:
+    """The drafts up to the first that the sequence's grammar forbids. Not for drafts that were
+    drawn from a distribution: whether one is verified must not depend on which token it is.
+    """
+    if sequence.matcher is None or not drafts.token_ids:
+        return drafts
+    outputs = sequence.token_ids[sequence.num_prompt :]
+    length = sequence.matcher.num_allowed(outputs, drafts.token_ids)
+    return Drafts(drafts.position, drafts.token_ids[:length], drafts.confidences[:length])
+
+
+class Lookahead:
+    """Adds drafts to steps; keeps no state but when the last step ended."""
+
+    def __init__(
+        self, speculation: Speculation, live: LiveSequences, kv: SequenceKv, max_tokens: int
+    ) -> None:
+        self._speculation = speculation
+        self._live = live
+        self._kv = kv
+        self._max_tokens = max_tokens  # of a step
+        self._last_ended_seconds = -math.inf
+
+    def must_wait(self, step: StepInFlight) -> bool:
+        """Whether the results of the step in flight are needed to schedule the next one."""
+        if step.looks_ahead:
+            return True
+        decoding = [s for s in self._live.running if _will_decode(s)]
+        return len(decoding) < self._max_tokens and self._speculation.may_draft(decoding)
+
+    def plan(self, plan: StepPlan) -> None:
+        """Add drafts to what is planned already; no step is in flight."""
+        ends = [(s, n) for s, n in plan.planned if s.num_computed + n == len(s.token_ids)]
+        ends = [(s, n) for s, n in ends if s.search is None]
+        drawing = [s for s, _ in ends if not s.branches]
+        decoding = [s for s, n in ends if n == 1 and s.num_outputs]
+        num_other = sum(n for _, n in plan.planned) - len(decoding)
+        room = self._room_ahead(plan)
+        is_crowded = bool(self._live.waiting)
+        guesses = self._speculation.choose(
+            decoding, num_other, plan.budget, self._reach, is_crowded
+        )
+        for sequence in decoding:
+            if sequence.seq_id in guesses:
+                self._verify(plan, sequence, guesses[sequence.seq_id])
+        wanted = self._speculation.to_draft(drawing, num_other, room)
+        for sequence in drawing:
+            if sequence.seq_id in wanted:
+                self._draft(plan, sequence, wanted[sequence.seq_id])
+
+    def observe(self, step: StepInFlight, result: ModelOutput, now: float) -> None:
+        """A step has ended: what it ran, and how long that took."""
+        seconds = now - max(step.scheduled_seconds, self._last_ended_seconds)
+        self._last_ended_seconds = now
+        num_decoding = sum(share.is_decode for share in step.shares)
+        num_known = sum(share.end - share.start for share in step.shares)
+        num_drafts = sum(share.num_drafts for share in step.shares)
+        known = (num_decoding, num_known - num_decoding)
+        self._speculation.observe_step(known, num_drafts, seconds, result)
+
+    def check_integrity(self, in_flight: Collection[StepInFlight]) -> None:
+        """Raise IntegrityError when drafts hold blocks that they should not, or are remembered for
+        a sequence that has ended.
+        """
+        self._speculation.check_integrity(sequence.seq_id for sequence in self._live)
+        if any(step.looks_ahead for step in in_flight):
+            if len(in_flight) > 1:
+                raise IntegrityError("a step was scheduled before it was known what drafts became")
+            return
+        for sequence in self._live.running:
+            table = self._kv.blocks.table(sequence.seq_id)
+            if len(table) > self._kv.blocks_for(sequence.num_tokens):
+                raise IntegrityError(f"sequence {sequence.seq_id} holds room for drafts")
+
+    def _room_ahead(self, plan: StepPlan) -> int:
+        """For how many drafts the step after `plan` has room: what it runs besides is known. Who
+        waits takes part in it if only this step's budget kept them waiting.
+        """
+        planned = {sequence.seq_id: num_tokens for sequence, num_tokens in plan.planned}
+        known = 0
+        for sequence in self._live.running:
+            left = sequence.num_unscheduled - planned.get(sequence.seq_id, 0)
+            known += left or sequence.num_answers
+        if plan.budget <= 0:
+            known += sum(sequence.num_unscheduled for sequence in self._live.waiting)
+        return max(0, self._max_tokens - known)
+
+    def _verify(self, plan: StepPlan, sequence: Sequence, guess: Guess) -> None:
+        known = len(sequence.token_ids)
+        most = min(len(guess.token_ids), plan.budget, self._reach(sequence) - known)
+        fitting = guess.cut(most)
+        if fitting is not None and self._kv.grow(sequence, known + most):
+            plan.verify(sequence, fitting)
+
+    def _draft(self, plan: StepPlan, sequence: Sequence, num_tokens: int) -> None:
+        """Room is for the case that all that is verified stands; one token is drawn behind it, and
+        one more would follow the new drafts.
+        """
+        end = len(sequence.token_ids) + plan.num_drafts(sequence) + 1
+        most = min(num_tokens, sequence.max_tokens_total - end - 1, self._reach(sequence) - end)
+        if most > 0 and self._kv.grow(sequence, end + most):
+            plan.draft(sequence, most)
+
+    def _reach(self, sequence: Sequence) -> int:
+        return self._kv.reach(sequence, self._live.num_running)
+
+
+def _will_decode(sequence: Sequence) -> bool:
+    """Whether a running sequence's next share, once the step in flight has ended, is one token."""
+    begun = sequence.num_outputs or sequence.num_pending
+    return bool(begun) and sequence.num_unscheduled == 1

@@ -1,0 +1,133 @@
+"""The engine process: `python -m worker.engine.process SOCKET BEATS`, spawned by `engine.child`.
+
+Standard input carries the `EngineConfig` (msgpack behind a 4-byte little-endian length) and then
+stays open as a life line: when it ends, the parent is gone, and so is this process at once; from
+the moment that it serves the system sees to that, in case it is stuck or stopped then. Signals that
+reach a whole process group or service (SIGINT, SIGTERM) are left to the parent, which drains
+and then says `Shutdown`.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+
+from worker.config import (
+    EngineConfig,
+)
+from worker.engine.core import EngineCore
+from worker.engine.messages import (
+    EngineFailed,
+)
+from worker.engine.process.build import build_core
+from worker.engine.process.heartbeat import HeartbeatThread, Pulse, StepBudget
+from worker.engine.process.kv_events import KvEventPublisher, publishes
+from worker.engine.process.server import EngineSocket, Server
+from worker.engine.process.speculation_log import SpeculationLog
+from worker.errors import ConfigError, ModelError, WorkerError
+from worker.executor.lifeline import die_with_parent
+
+logger = logging.getLogger(__name__)
+
+WARM_UP_SECONDS = 60.0
+LAST_WORDS_SECONDS = 2.0
+
+
+def run(config: EngineConfig, channel: EngineSocket, budget: StepBudget, pulse: Pulse) -> int:
+    """The life of the process after its config is read; returns the exit status."""
+    started = time.monotonic()
+    core: EngineCore | None = None
+    publisher: KvEventPublisher | None = None
+    try:
+        core, ready = build_core(config)
+        budget.compiles_kernels = _has_gpu(config)
+        if publishes(config.kv_events):
+            publisher = KvEventPublisher(
+                config.kv_events, config.block_size, core.announce, time.time
+            )
+        gc.collect()
+        gc.freeze()  # what start-up allocated stays; no later collection need look at it
+        die_with_parent()
+        elapsed = time.monotonic() - started
+        channel.send(msgspec.structs.replace(ready, startup_seconds=elapsed))
+        Server(core, channel, pulse, publisher, SpeculationLog()).serve()
+    except (ConfigError, ModelError) as error:  # the user's to mend: where it was found is no help
+        logger.error("the engine failed: %s", error)
+        _tell_failure(channel, str(error))
+        return 1
+    except Exception as error:
+        logger.exception("the engine failed")
+        known = isinstance(error, WorkerError)
+        _tell_failure(channel, str(error) if known else f"{type(error).__name__}: {error}")
+        return 1
+    finally:
+        if publisher is not None:
+            publisher.close()
+        if core is not None:
+            core.shutdown()
+        channel.close()
+    return 0
+
+
+def _tell_failure(channel: EngineSocket, reason: str) -> None:
+    channel.send(EngineFailed(reason))
+    channel.wait(LAST_WORDS_SECONDS)  # our parent answers with `Shutdown` once it has them
+
+
+def main() -> int:
+    """Read the config, tie our life to the parent's, serve."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s [engine] %(name)s: %(message)s"
+    )
+    size = int.from_bytes(sys.stdin.buffer.read(4), "little")
+    encoded = sys.stdin.buffer.read(size)
+    if not encoded or len(encoded) < size:  # our parent is gone already
+        _exit_with_parent(*sys.argv[1:3])
+    config = msgspec.msgpack.decode(encoded, type=EngineConfig)
+    threading.Thread(
+        target=_exit_with_parent, args=sys.argv[1:3], name="parent-watch", daemon=True
+    ).start()
+    warm_up = WARM_UP_SECONDS if config.engine == "torch" else 0.0
+    budget = StepBudget(config.step_budget_seconds, config.step_budget_factor, warm_up)
+    pulse = Pulse(budget)
+    heartbeat = HeartbeatThread(sys.argv[2], pulse)
+    heartbeat.start()
+    try:
+        return run(config, EngineSocket(sys.argv[1]), budget, pulse)
+    finally:
+        heartbeat.stop()
+
+
+def _exit_with_parent(*addresses: str) -> None:
+    """Block until standard input ends, then leave at once: no client is left to serve, nor to
+    remove the directory of the sockets.
+    """
+    while os.read(0, 1024):
+        pass
+    try:
+        sockets = [Path(address.removeprefix("ipc://")) for address in addresses]
+        for path in sockets:
+            path.unlink(missing_ok=True)
+        sockets[0].parent.rmdir()
+    finally:  # come what may: our parent may be at it itself
+        os._exit(1)
+
+
+def _has_gpu(config: EngineConfig) -> bool:
+    """Called when torch is loaded, if it is to be."""
+    return config.engine == "torch" and bool(importlib.import_module("torch").cuda.is_available())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

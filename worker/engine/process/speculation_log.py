@@ -1,0 +1,60 @@
+"""The log line about speculation, in the words of vLLM."""
+
+from __future__ import annotations
+
+from worker.types import EngineStats
+
+INTERVAL_SECONDS = 10.0
+
+
+class SpeculationLog:
+    """Owns what was last told, and how long the engine has worked since. One line for
+    `interval_seconds` of work in which anything was drafted; none otherwise. The words and numbers
+    are those of vLLM's line.
+    """
+
+    def __init__(self, interval_seconds: float = INTERVAL_SECONDS) -> None:
+        self._interval_seconds = interval_seconds
+        self._told = EngineStats()
+        self._seen_seconds: float | None = None
+        self._worked_seconds = 0.0  # since then
+
+    def resume(self, now_seconds: float) -> None:
+        """There was nothing to do until now: the time since the last step counts for nothing."""
+        self._seen_seconds = now_seconds
+
+    def line(self, stats: EngineStats, now_seconds: float) -> str | None:
+        """What to log after a step, whose counters since the engine's start are given; mostly
+        None. Rates are over the time worked since the last line, or since an interval of work in
+        which nothing was drafted.
+        """
+        if self._seen_seconds is not None:
+            self._worked_seconds += now_seconds - self._seen_seconds
+        self._seen_seconds = now_seconds
+        if self._worked_seconds < self._interval_seconds:
+            return None
+        seconds, self._worked_seconds = self._worked_seconds, 0.0
+        if stats.num_drafts == self._told.num_drafts:
+            return None
+        text = _line(self._told, stats, seconds)
+        self._told = stats
+        return text
+
+
+def _line(before: EngineStats, after: EngineStats, seconds: float) -> str:
+    num_drafts = after.num_drafts - before.num_drafts
+    drafted = after.num_draft_tokens - before.num_draft_tokens
+    accepted = after.num_accepted_tokens - before.num_accepted_tokens
+    earlier = before.num_accepted_by_position or (0,) * len(after.num_accepted_by_position)
+    by_position = ", ".join(
+        f"{(new - old) / num_drafts:.3f}"
+        for old, new in zip(earlier, after.num_accepted_by_position, strict=True)
+    )
+    return (
+        f"SpecDecoding metrics: Mean acceptance length: {1 + accepted / num_drafts:.2f},"
+        f" Accepted throughput: {accepted / seconds:.2f} tokens/s,"
+        f" Drafted throughput: {drafted / seconds:.2f} tokens/s,"
+        f" Accepted: {accepted} tokens, Drafted: {drafted} tokens,"
+        f" Per-position acceptance rate: {by_position},"
+        f" Avg Draft acceptance rate: {accepted / max(1, drafted):.1%}"
+    )

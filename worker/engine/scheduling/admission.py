@@ -1,0 +1,282 @@
+"""Admission: which of the waiting sequences join the next step.
+
+Theory of operation
+-------------------
+The line is walked in order (of arrival within a priority, or of the longest cached prefix) until
+the step's budget or the seats are used up. A sequence that does not fit is passed over: later ones
+may be admitted before it, `max_bypasses` times in its life, then none is until it fits. Only
+sequences of the same priority pass each other this way. A step passes over `max_bypasses` at most,
+since looking at one costs a look-up of its whole prompt.
+
+A sequence that shares a long beginning with one whose prompt is being run right now is deferred:
+when the other's blocks are sealed it finds them in the cache instead of computing them again. That
+is decided anew in every step, from who runs at that moment, so an end, an abort or a preemption of
+the other sets it free; and the one it waits for runs, so it makes progress.
+
+A sequence whose grammar is still being compiled is passed over, and counts as held up by nobody. So
+is one whose adapter has no slot (see `adapters`). Others with adapters may go before it as often as
+before one that does not fit; then none of them is admitted until it is.
+
+A sequence whose KV is on its way, from another engine or a disk, is passed over likewise, until it
+has arrived or is known not to. What has arrived counts like a hit of the cache. A disk is read when
+a sequence could be admitted that goes on there.
+
+A sequence that was preempted comes back only when some room for growth is left besides, and after
+`policies.MAX_PREEMPTIONS` times only when it can be guaranteed (see `policies`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from worker.config import SchedulerConfig
+from worker.engine import policies
+from worker.engine.cache.block_manager import PrefixHit
+from worker.engine.counters import Counters
+from worker.engine.features.adapters import Access, AdapterSlots
+from worker.engine.sequences.live_sequences import LiveSequences
+from worker.engine.sequences.planning import StepPlan
+from worker.engine.sequences.sequence import Sequence
+from worker.engine.sequences.sequence_kv import SequenceKv
+
+# Sequences that a step looks at and defers before it gives up on the rest of the line.
+MAX_DEFERRED = 16
+
+
+class PauseState(Enum):
+    """What may be scheduled: everything, only what has begun, nothing (vLLM's states)."""
+
+    UNPAUSED = auto()
+    PAUSED_NEW = auto()
+    PAUSED_ALL = auto()
+
+
+class _Outcome(Enum):
+    ADMITTED = auto()
+    DEFERRED = auto()
+    BLOCKED = auto()
+    READING = auto()
+
+
+@dataclass(slots=True)
+class _Walk:
+    """One walk along the line."""
+
+    now: float
+    prefilling: list[Sequence]
+    blocked: list[Sequence] = field(default_factory=list)
+    without_slot: list[Sequence] = field(default_factory=list)
+    num_deferred: int = 0
+
+
+class Admitter:
+    """Moves sequences from the waiting to the running; keeps no state but `num_deferred`, and
+    `broken`: sequences whose adapters cannot be read, and why, for the caller to take away.
+    """
+
+    def __init__(
+        self,
+        limits: SchedulerConfig,
+        live: LiveSequences,
+        kv: SequenceKv,
+        counters: Counters,
+        num_watermark_blocks: int,
+        adapters: AdapterSlots | None = None,
+    ) -> None:
+        self._limits = limits
+        self._live = live
+        self._kv = kv
+        self._counters = counters
+        self._num_watermark_blocks = num_watermark_blocks
+        self._adapters = adapters
+        self.num_deferred = 0
+        self.broken: list[tuple[Sequence, str]] = []
+
+    def admit(self, plan: StepPlan, now: float, only_begun: bool) -> None:
+        """Add to `plan` the sequences that can join; with `only_begun` only those that ran
+        before.
+        """
+        live, limits = self._live, self._limits
+        self.num_deferred = 0
+        if plan.budget <= 0 or live.num_running >= plan.max_num_seqs:
+            return  # none can join, so the order of the line does not matter
+        prefilling = [s for s in live.running if s.num_written < s.num_prompt]
+        walk = _Walk(now, prefilling)
+        for sequence in self._in_order():
+            if plan.budget <= 0 or live.num_running >= plan.max_num_seqs:
+                break
+            if only_begun and sequence.scheduled_seconds is None:
+                continue
+            if (
+                sequence.is_held
+                or sequence.is_awaiting_kv
+                or sequence.is_compiling
+                or not self._has_adapter(walk, sequence)
+            ):
+                continue
+            if not self._may_go_on(walk, sequence):
+                break
+            outcome = self._try(plan, sequence, walk)
+            if outcome is _Outcome.ADMITTED:
+                self._count_overtaken(sequence, walk)
+                walk.prefilling.append(sequence)
+            elif outcome is _Outcome.DEFERRED:
+                walk.num_deferred += sequence.num_answers
+            elif outcome is _Outcome.BLOCKED:
+                walk.blocked.append(sequence)
+            if walk.num_deferred > MAX_DEFERRED or len(walk.blocked) > limits.max_bypasses:
+                break
+        self.num_deferred = walk.num_deferred
+
+    def _has_adapter(self, walk: _Walk, sequence: Sequence) -> bool:
+        """Whether nothing keeps a sequence from the adapter it asks for, if it does."""
+        adapter, adapters = sequence.request.adapter, self._adapters
+        if adapter is None or adapters is None:
+            return True
+        if any(
+            other.priority < sequence.priority or other.num_bypassed >= self._limits.max_bypasses
+            for other in walk.without_slot
+        ):
+            return False
+        place = adapters.place(adapter, self._live.running_adapters())
+        if place is Access.NO_SLOT:
+            walk.without_slot.append(sequence)
+        elif place is Access.BROKEN:
+            self.broken.append((sequence, adapters.error(adapter)))
+        return place is Access.READY
+
+    def _may_go_on(self, walk: _Walk, sequence: Sequence) -> bool:
+        held = ((s.priority, s.num_bypassed) for s in walk.blocked)
+        return policies.may_pass(held, sequence.priority, self._limits.max_bypasses)
+
+    def _in_order(self) -> Iterable[Sequence]:
+        """The line as it is now, in the order of admission."""
+        waiting = self._live.waiting
+        if self._limits.waiting_order == "fcfs" or not self._kv.caching:
+            return _as_of_now(waiting)
+        if len(waiting) > policies.MAX_ORDERED_BY_PREFIX:
+            return _as_of_now(waiting)
+
+        def key(sequence: Sequence) -> tuple[int, bool, int, int]:
+            num_cached = self._kv.lookup(sequence).num_tokens
+            view = policies.WaitingRank(sequence.rank, num_cached, sequence.num_overtaken)
+            return policies.lpm_key(view)
+
+        return sorted(waiting, key=key)
+
+    def _try(self, plan: StepPlan, sequence: Sequence, walk: _Walk) -> _Outcome:
+        live, kv = self._live, self._kv
+        has_no_seat = live.num_running + sequence.num_answers > plan.max_num_seqs
+        # Preempted in this step, its token is still to come.
+        if sequence.num_pending or (live.num_running and has_no_seat):
+            return _Outcome.BLOCKED
+        hit = kv.lookup(sequence)
+        if self._is_deferred(sequence, hit, walk.prefilling):
+            return _Outcome.DEFERRED
+        num_known = len(sequence.token_ids)
+        num_tokens = plan.affordable(num_known - hit.num_tokens)
+        if not num_tokens or not self._may_return(sequence):
+            return _Outcome.BLOCKED
+        if kv.read(sequence, hit):
+            return _Outcome.READING
+        end = num_known if self._limits.reserve_full_prompt else hit.num_tokens + num_tokens
+        if not kv.admit(sequence, end, hit, self._reserve(sequence)):
+            return _Outcome.BLOCKED
+        self._begin(sequence, hit, walk.now)
+        plan.add(sequence, num_tokens)
+        return _Outcome.ADMITTED
+
+    def _begin(self, sequence: Sequence, hit: PrefixHit, now: float) -> None:
+        sequence.guaranteed = self._needs_guarantee(sequence)
+        sequence.drop_pull()
+        sequence.take_grammar()
+        if self._adapters is not None and sequence.request.adapter is not None:
+            users = self._live.running_adapters()
+            sequence.adapter_slot = self._adapters.take(sequence.request.adapter, users)
+        self._live.start(sequence)
+        if sequence.scheduled_seconds is not None:
+            return
+        sequence.scheduled_seconds = now
+        # Of the prompt: an answer that goes on here may have more in the cache.
+        num_local = min(hit.num_tokens - hit.num_loaded, sequence.num_prompt)
+        sequence.num_cached = min(hit.num_tokens, sequence.num_prompt)
+        sequence.num_external = sequence.num_cached - num_local
+        sequence.num_from_host = min(len(hit.slots) * self._kv.block_size, sequence.num_external)
+        self._counters.external_cache_hits += sequence.num_external
+        if self._kv.tiers is not None and sequence.request.kv_source is None:
+            self._counters.external_cache_queries += sequence.num_prompt - num_local
+            if not sequence.asks_peer:
+                sequence.num_from_disk = sequence.num_external - sequence.num_from_host
+        if self._kv.caching and sequence.num_readable >= sequence.num_prompt:
+            self._counters.prefix_cache_queries += sequence.num_prompt
+            self._counters.prefix_cache_hits += num_local
+
+    def _is_deferred(
+        self, sequence: Sequence, hit: PrefixHit, prefilling: Iterable[Sequence]
+    ) -> bool:
+        threshold = self._limits.in_batch_prefix_tokens
+        if threshold is None or not self._kv.caching:
+            return False
+        chain = sequence.block_hashes[: (sequence.num_readable - 1) // self._kv.block_size]
+        return any(
+            policies.should_defer(
+                hit.num_tokens,
+                policies.common_blocks(chain, other.block_hashes) * self._kv.block_size,
+                threshold,
+            )
+            for other in prefilling
+        )
+
+    def _may_return(self, sequence: Sequence) -> bool:
+        if not self._needs_guarantee(sequence):
+            return True
+        kv = self._kv
+        # A lower class holds nothing against a better one, which takes its blocks when it asks.
+        rivals = (s for s in self._live.running if s.priority <= sequence.priority)
+        needs = (kv.blocks_for(s.max_tokens_total) for s in rivals if s.guaranteed)
+        return policies.may_guarantee(
+            kv.blocks_for(sequence.max_tokens_total), needs, kv.num_blocks
+        )
+
+    @staticmethod
+    def _needs_guarantee(sequence: Sequence) -> bool:
+        return sequence.num_preemptions >= policies.MAX_PREEMPTIONS
+
+    def _reserve(self, sequence: Sequence) -> int:
+        """Blocks that must stay free when it is admitted; none when no other runs."""
+        running = self._live.running
+        if not running:
+            return 0
+        reserve = self._num_watermark_blocks
+        if sequence.num_preemptions:
+            rivals = [s for s in running if s.priority <= sequence.priority]
+            remaining = (s.max_tokens_total - s.num_tokens for s in (*rivals, sequence))
+            growth = policies.readmission_reserve(
+                sequence.num_preemptions, remaining, self._kv.block_size
+            )
+            reserve = max(reserve, growth)
+        return reserve
+
+    def _count_overtaken(self, sequence: Sequence, walk: _Walk) -> None:
+        for other in walk.blocked:
+            other.num_bypassed += 1
+        for other in walk.without_slot:
+            other.num_bypassed += sequence.request.adapter is not None
+        if self._limits.waiting_order == "lpm":
+            for other in self._live.waiting:
+                other.num_overtaken += other.rank < sequence.rank
+
+
+def _as_of_now(waiting: list[Sequence]) -> Iterator[Sequence]:
+    """The members one by one; one that is admitted meanwhile leaves the list at the place reached.
+
+    Lines may be long and walks are mostly short, so no copy is made.
+    """
+    index = 0
+    while index < len(waiting):
+        sequence = waiting[index]
+        yield sequence
+        if index < len(waiting) and waiting[index] is sequence:
+            index += 1

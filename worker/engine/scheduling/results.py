@@ -1,0 +1,274 @@
+"""What the results of a step do to its sequences."""
+
+from __future__ import annotations
+
+from worker.engine import policies
+from worker.engine.counters import Counters
+from worker.engine.features.beam_sequences import BeamSequences
+from worker.engine.features.remote_kv import RemoteKv
+from worker.engine.features.speculation import Speculation
+from worker.engine.messages import RequestOutput
+from worker.engine.sequences.beams import BeamSearch
+from worker.engine.sequences.live_sequences import LiveSequences
+from worker.engine.sequences.planning import Guess, StepInFlight, StepShare
+from worker.engine.sequences.sequence import Sequence, SequenceState
+from worker.engine.sequences.sequence_kv import SequenceKv
+from worker.errors import IntegrityError
+from worker.types import Drafts, Draw, FinishReason, KvOffer, ModelOutput, TokenLogprobs
+
+
+class Results:
+    """Applies results to the sequences of a step, whatever happened to these since it was planned.
+
+    - One that has ended meanwhile gets nothing: its token is discarded, and what the step wrote for
+      it lies in blocks that only later steps use.
+    - One that was preempted meanwhile gets its token all the same; it has lost the KV.
+
+    A share with drafts has a run of draws: the drafts that stood, and one token more. The KV of
+    those that stood is there already, and counts from then on.
+    """
+
+    def __init__(
+        self,
+        live: LiveSequences,
+        kv: SequenceKv,
+        counters: Counters,
+        speculation: Speculation | None = None,
+        remote: RemoteKv | None = None,
+    ) -> None:
+        self._live = live
+        self._kv = kv
+        self._counters = counters
+        self._speculation = speculation
+        self._remote = remote
+        self.beams = BeamSequences(live, kv, self.end)
+
+    def apply(self, step: StepInFlight, result: ModelOutput, now: float) -> list[RequestOutput]:
+        """Take in one step; what there is to tell."""
+        outputs: list[RequestOutput] = []
+        for share in step.shares:
+            sequence = share.sequence
+            if sequence.state is SequenceState.FINISHED:
+                continue
+            seq_id = sequence.seq_id
+            error = result.failed.get(seq_id)
+            if error is not None:
+                self._counters.num_corrupted_requests += sequence.num_answers
+                outputs += self.fail(sequence, error)
+                continue
+            outputs += self._take_in(share, result, now)
+            if share.looks_ahead and self._has_blocks(share):
+                self._kv.shrink(sequence)
+            self._keep(sequence, result.drafts.get(seq_id))
+        return outputs
+
+    def undo(self, step: StepInFlight) -> None:
+        """Put the sequences of a step back to where they stood. Call it for the last step first."""
+        for share in step.shares:
+            sequence = share.sequence
+            if sequence.state is SequenceState.FINISHED:
+                continue
+            sequence.num_pending -= bool(share.answers)
+            sequence.num_pooled -= share.num_pooled
+            sequence.is_branching = False
+            if self._has_blocks(share):
+                sequence.num_computed = share.start
+                self._kv.blocks.shrink(sequence.seq_id, len(sequence.token_ids))
+
+    def end(self, sequence: Sequence, forget: bool = False) -> None:
+        """Free the blocks and forget the sequence, with its branches; with `forget` its KV and its
+        outputs are worth nothing either.
+        """
+        sequence.drop_pull()
+        self._kv.release(sequence, forget)
+        self._live.remove(sequence)
+        if self._speculation is not None:
+            # The ends of beams say little of what answers are like.
+            self._speculation.end(sequence, not forget and sequence.search is None)
+
+    @staticmethod
+    def _has_blocks(share: StepShare) -> bool:
+        """Whether the sequence still has the blocks that the step wrote."""
+        running = share.sequence.state is SequenceState.RUNNING
+        return running and share.sequence.num_preemptions == share.num_preemptions
+
+    def _take_in(self, share: StepShare, result: ModelOutput, now: float) -> list[RequestOutput]:
+        sequence = share.sequence
+        seq_id = sequence.seq_id
+        if share.guess is not None:
+            return [self._take_run(share, share.guess, result.sampled[seq_id], now)]
+        if self._has_blocks(share):
+            self._kv.written(sequence, share.end)
+        if sequence.request.pooling is not None:
+            return self._take_pooled(share, result.pooled.get(seq_id), now)
+        told = self._new_prompt_logprobs(share, result.prompt_logprobs.get(seq_id, ()))
+        if sequence.search is not None:
+            return self._take_beam(share, sequence.search, result.sampled.get(seq_id), told, now)
+        if share.answers:
+            return self._take_draws(share, result.sampled[seq_id], told, now)
+        return [sequence.output(prompt_logprobs=told)] if told else []
+
+    def _take_pooled(
+        self, share: StepShare, sums: list[float] | None, now: float
+    ) -> list[RequestOutput]:
+        """What a step has summed, also for a sequence that has lost its blocks since: it does not
+        run those positions again for their sake. The step that ends the prompt ends the sequence.
+        """
+        sequence = share.sequence
+        if sums is not None:
+            sequence.pool(sums)
+        if not share.answers:
+            return []
+        sequence.num_pending -= 1
+        self._count_prompt(sequence)
+        sequence.first_token_seconds = sequence.last_token_seconds = now
+        self.end(sequence)
+        return [sequence.output(finish_reason=FinishReason.STOP, pooled=sequence.embedding())]
+
+    def _count_prompt(self, sequence: Sequence) -> None:
+        """Count a prompt with the first token that is drawn after it here."""
+        if sequence.first_token_seconds is not None:
+            return
+        self._counters.prompt_tokens += sequence.num_prompt
+        self._counters.prompt_tokens_cached += sequence.num_cached
+        self._counters.prompt_tokens_external += sequence.num_external
+        self._counters.prompt_tokens_host += sequence.num_from_host
+        self._counters.prompt_tokens_disk += sequence.num_from_disk
+
+    def fail(self, sequence: Sequence, error: str) -> list[RequestOutput]:
+        """End a sequence whose answers cannot be had, and those of its search; their KV is not to
+        be hit.
+        """
+        if sequence.search is not None:
+            return self.beams.fail(sequence.search, error)
+        names = (sequence.request_id, *(branch.request_id for branch in sequence.branches))
+        self.end(sequence, forget=True)
+        return [
+            sequence.output(finish_reason=FinishReason.ERROR, error=error, request_id=name)
+            for name in names
+        ]
+
+    @staticmethod
+    def _new_prompt_logprobs(
+        share: StepShare, logprobs: tuple[TokenLogprobs, ...]
+    ) -> tuple[TokenLogprobs, ...]:
+        """Those not told before: after a preemption the same positions may be run again."""
+        sequence = share.sequence
+        new = logprobs[max(0, sequence.num_prompt_logprobs - share.start) :]
+        sequence.num_prompt_logprobs += len(new)
+        return new
+
+    def _take_draws(
+        self,
+        share: StepShare,
+        draws: tuple[Draw, ...],
+        told: tuple[TokenLogprobs, ...],
+        now: float,
+    ) -> list[RequestOutput]:
+        """One token for each answer that is still wanted; branches become sequences first, while
+        the first answer still has the blocks.
+        """
+        parent = share.sequence
+        parent.num_pending -= 1
+        parent.is_branching = False
+        self._count_prompt(parent)
+        members = {parent.index: parent}
+        if parent.branches:
+            for child in self._live.branch(parent):
+                members[child.index] = child
+                if child.state is SequenceState.RUNNING:
+                    self._kv.fork(parent, child)
+        outputs = []
+        for index, draw in zip(share.answers, draws, strict=True):
+            member = members.get(index)  # None: aborted since
+            if member is not None:
+                outputs.append(
+                    self._take_token(member, draw, told if member is parent else (), now)
+                )
+        return outputs
+
+    def _take_beam(
+        self,
+        share: StepShare,
+        search: BeamSearch,
+        draws: tuple[Draw, ...] | None,
+        told: tuple[TokenLogprobs, ...],
+        now: float,
+    ) -> list[RequestOutput]:
+        """Record the candidates of one beam; with the last ones the search takes its step."""
+        sequence = share.sequence
+        outputs = [self.beams.report(search, prompt_logprobs=told)] if told else []
+        if not draws:
+            return outputs
+        sequence.num_pending -= 1
+        self._counters.generation_tokens += 1
+        self._count_prompt(sequence)
+        return outputs + self.beams.take(search, sequence, draws[0], now)
+
+    def _take_token(
+        self, sequence: Sequence, draw: Draw, told: tuple[TokenLogprobs, ...], now: float
+    ) -> RequestOutput:
+        reason, stop_token = self._append(sequence, draw, now)
+        offer = None if reason is None else self._end_well(sequence)
+        return sequence.output((draw,), reason, stop_token, told, kv_offer=offer)
+
+    def _end_well(self, sequence: Sequence) -> KvOffer | None:
+        """End a sequence that has its answer; where its KV is, if that is kept for another."""
+        request, offer = sequence.request, None
+        has_blocks = sequence.state is SequenceState.RUNNING
+        if self._remote is not None and request.keeps_kv and has_blocks and sequence.index == 0:
+            table = self._kv.blocks.table(sequence.seq_id)
+            offer = self._remote.offer(sequence, table)
+        self.end(sequence)
+        return offer
+
+    def _take_run(
+        self, share: StepShare, guess: Guess, draws: tuple[Draw, ...], now: float
+    ) -> RequestOutput:
+        """The draws one by one, up to one that ends the sequence; those after it never were."""
+        sequence = share.sequence
+        sequence.num_pending -= 1
+        self._count_prompt(sequence)
+        num_accepted = _num_accepted(guess, draws)
+        if self._speculation is not None:
+            self._speculation.verified(sequence, guess, num_accepted)
+        reason, stop_token, num_taken = None, None, 0
+        while reason is None and num_taken < len(draws):
+            reason, stop_token = self._append(sequence, draws[num_taken], now)
+            num_taken += 1
+        if self._has_blocks(share):
+            sequence.num_computed = min(share.end + num_accepted, len(sequence.token_ids))
+            self._kv.written(sequence, sequence.num_computed)
+        offer = None if reason is None else self._end_well(sequence)
+        return sequence.output(draws[:num_taken], reason, stop_token, kv_offer=offer)
+
+    def _append(
+        self, sequence: Sequence, draw: Draw, now: float
+    ) -> tuple[FinishReason | None, int | None]:
+        """Append a token; why that ends the sequence, if it does, and by which stop token."""
+        self._counters.generation_tokens += 1
+        sequence.append(draw.token_id, now)
+        return policies.check_stop(
+            sequence.params,
+            sequence.eos_token_ids,
+            sequence.token_ids,
+            sequence.num_prompt,
+            sequence.max_tokens_total,
+        )
+
+    def _keep(self, sequence: Sequence, drafts: Drafts | None) -> None:
+        if self._speculation is None or drafts is None:
+            return
+        if sequence.state is not SequenceState.FINISHED:
+            self._speculation.keep(sequence, drafts)
+
+
+def _num_accepted(guess: Guess, draws: tuple[Draw, ...]) -> int:
+    """How many of the drafts stood. Raises IntegrityError when the draws are no run behind them:
+    the KV that was written would be that of other tokens.
+    """
+    num_accepted = len(draws) - 1
+    accepted = tuple(draw.token_id for draw in draws[:-1])
+    if not draws or accepted != guess.token_ids[:num_accepted]:
+        raise IntegrityError(f"drafts {guess.token_ids} cannot have stood as {accepted}")
+    return num_accepted

@@ -1,0 +1,25 @@
+"""The handle of a transfer of KV, from another engine or from a disk."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from worker.types import KvPart
+
+
+class Pull(Protocol):
+    """KV on its way from another engine or a disk."""
+
+    @property
+    def done(self) -> bool:
+        """Whether it has arrived, or is known not to."""
+        ...
+
+    @property
+    def part(self) -> KvPart | None:
+        """What has arrived once it is done; None: it failed."""
+        ...
+
+    def close(self) -> None:
+        """End it, and give up what has arrived. Idempotent."""
+        ...
