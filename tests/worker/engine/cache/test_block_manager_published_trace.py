@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-SCRIPT = Path(__file__).parents[3] / "benchmarks" / "kv_trace.py"
+SCRIPT = Path(__file__).parents[4] / "benchmarks" / "kv_trace.py"
 
 
 @pytest.fixture(scope="module")
