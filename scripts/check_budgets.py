@@ -35,7 +35,7 @@ MANY_ALIKE = ("picker/plugins/", "picker/contrib/", "worker/ops")
 TO_SHRINK = {
     "fleet/sim": 17,
     "picker/config": 22,
-    "picker/k8s": 18,
+    "picker/k8s": 17,
     "worker/api/generate": 19,
     "worker/api/schema": 17,
 }

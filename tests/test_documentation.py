@@ -12,12 +12,12 @@ import mkdocs.config
 import pytest
 
 import fleet.commands.cli
-from picker.config.autoscale_file import read_autoscale_file
 from picker.config.build import build
 from picker.config.catalog import builtin_plugins
 from picker.config.load import load_config
 from picker.config.pool_file import read_pool_file
 from picker.metrics.picker_metrics import PickerMetrics
+from picker.planner.autoscale_file import read_autoscale_file
 from scripts.wrap_prose import pages, wrapped
 
 ROOT = Path(__file__).parent.parent

@@ -19,8 +19,8 @@ from fleet.bench.slo import METRICS, Bound, read_bounds
 from fleet.command_line import Parser, seconds, url
 from fleet.errors import UsageError
 from fleet.picker_views import PickerViews
-from picker.config.autoscale_file import ScaledGroup, read_autoscale_file
 from picker.errors import ConfigError
+from picker.planner.autoscale_file import ScaledGroup, read_autoscale_file
 from picker.planner.capacity import LatencyObjective, Load, Prediction, predict, replicas_for
 from picker.types import BYTES_PER_TOKEN
 

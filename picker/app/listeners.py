@@ -17,7 +17,8 @@ from pathlib import Path
 
 from picker.admin.server import AdminServer
 from picker.app.pool import ServedPool
-from picker.cli.options import MetricsTls, Options, PeerFlags, Ports, TlsFlags, XdsFlags
+from picker.app.shelves import DiscoveryPort, PublishedPool, discovery_port
+from picker.cli.options import MetricsTls, Options, PeerFlags, Ports, TlsFlags
 from picker.errors import ConfigError, PickerError
 from picker.extproc.machine.request_phase import StreamSettings
 from picker.extproc.pump import StreamMetrics
@@ -36,9 +37,6 @@ from picker.rpc.tls import (
     min_version,
     replace_certificate,
 )
-from picker.xds.feed import EndpointFeed
-from picker.xds.server import EndpointDiscovery
-from picker.xds.state.cache import Cache
 
 log = logging.getLogger(__name__)
 
@@ -160,7 +158,12 @@ class Listeners:
             port=options.grpc_health_port,
         )
         self._health = GrpcServer(self._health_options, health.methods())
-        self._xds = None if options.xds is None else XdsPort(options.xds, pools, metrics)
+        self._xds: DiscoveryPort | None = None
+        if options.xds is not None:
+            published = [
+                PublishedPool(pool.xds_name, pool.datastore, pool.metrics.xds) for pool in pools
+            ]
+            self._xds = discovery_port(options.xds, published, metrics.xds)
         self._peers = None if options.peers is None else PeersPort(options.peers, pools)
 
     async def open(self, stack: AsyncExitStack) -> Ports:
@@ -176,12 +179,18 @@ class Listeners:
         metrics = await bound(http, "--metrics-port", f"{host}:{port}")
         health_address = self._health_options.address
         health = await bound(self._health.start(), "--grpc-health-port", health_address)
+        ext_proc = await self._ext_proc.open(stack)
+        pools = {key: await one.open(stack) for key, one in self._own.items()}
+        xds = None
+        if self._xds is not None:
+            stack.push_async_callback(self._xds.stop)
+            xds = await bound(self._xds.start(), "--xds-port", self._xds.address)
         return Ports(
-            await self._ext_proc.open(stack),
+            ext_proc,
             health,
             metrics,
-            pools={key: await one.open(stack) for key, one in self._own.items()},
-            xds=None if self._xds is None else await self._xds.open(stack),
+            pools=pools,
+            xds=xds,
             peers=None if self._peers is None else await self._peers.open(stack),
         )
 
@@ -194,38 +203,13 @@ class Listeners:
             following.append(folder.watch(partial(replace_certificate, context)))
         works = [("certificates", one) for one in following]
         if self._xds is not None:
-            works += [("endpoint discovery", feed.run()) for feed in self._xds.feeds]
+            works += [("endpoint discovery", feed) for feed in self._xds.works()]
         return [*works, ("history", self._admin.watch())]
 
     async def close_ext_proc(self, grace_seconds: float) -> None:
         """Take no new requests, and let those under way end for `grace_seconds`."""
         every = (self._ext_proc, *self._own.values())
         await asyncio.gather(*(one.close(grace_seconds) for one in every))
-
-
-class XdsPort:
-    """Owns the port of endpoint discovery, and what follows the pools for it. Each is called as its
-    own options say.
-    """
-
-    def __init__(
-        self, flags: XdsFlags, pools: Sequence[ServedPool], metrics: PickerMetrics
-    ) -> None:
-        """Opens nothing. `metrics` count what clients do."""
-        names = [pool.xds_name for pool in pools]
-        cache = Cache(names)
-        self.feeds = [
-            EndpointFeed(pool.datastore, cache, name, pool.metrics.xds)
-            for pool, name in zip(pools, names, strict=True)
-        ]
-        self._options = ServerOptions(host=flags.bind_address, port=flags.port)
-        methods = EndpointDiscovery(cache, metrics.xds).methods()
-        self._server = GrpcServer(self._options, methods)
-
-    async def open(self, stack: AsyncExitStack) -> int:
-        """Listen until `stack` is closed; the port. Raises `StartError`."""
-        stack.push_async_callback(self._server.stop, 0)
-        return await bound(self._server.start(), "--xds-port", self._options.address)
 
 
 class PeersPort:

@@ -16,12 +16,12 @@ from random import Random
 from picker.admin.history import INTERVAL_SECONDS
 from picker.admin.metrics_page import RememberedCollector
 from picker.admin.views import UNKNOWN, AboutView, ConfigView, HealthView
-from picker.app.autoscaling import Autoscaling, PoolSight, access_for, read_groups
 from picker.app.cluster import ClusterAccess, target_of
 from picker.app.in_use import Outbound, config_in_use, pipeline_of, read_config
 from picker.app.leadership import Leadership
 from picker.app.peering import Peering, Work
 from picker.app.plugin_tasks import PluginTasks, flush, listen_to_engines
+from picker.app.shelves import Autoscaler, PoolSight, autoscaler
 from picker.cli.options import Options, RecordFlags
 from picker.config.build import Assembly
 from picker.config.findings import Finding
@@ -61,7 +61,6 @@ from picker.scrape.reading import StalenessLimits
 from picker.scrape.scrape import MIN_TICK_SECONDS, Scraper, ScrapeSettings, polled
 from picker.scrape.sources import describers
 from picker.telemetry.health_metrics import HealthMetrics
-from picker.telemetry.load_window import LoadWindow
 from picker.telemetry.plugin_metrics import PluginCollector
 from picker.telemetry.pool_metrics import PoolCollector
 from picker.telemetry.request_metrics import RequestMetrics
@@ -100,7 +99,7 @@ class ServedPool:
             self.datastore.subscribe(self._recording.recorder.endpoints_changed)
         self.detector, settling = self._outlier_detection()
         self._traffic, self._requests = EndpointTraffic(), RequestMetrics(metrics)
-        self._load_window = LoadWindow()
+        self._autoscaler = self._autoscaler_of(options)
         count = options.explain.decision_records
         self.records = DecisionRing(count) if count else None
         context = self._context(outbound, settling)
@@ -116,8 +115,6 @@ class ServedPool:
         self._use(assembly)
         self.config.subscribe(self._use)
         self._effective: tuple[Assembly, str] | None = None
-        self._scales: ClusterAccess | None = None
-        self._autoscaling = self._autoscaler()
         self.peers: Peering | None = None
         if options.peers is not None:
             shared = (self.datastore, self.inflight, metrics)
@@ -140,7 +137,8 @@ class ServedPool:
     def _context(self, outbound: Outbound, settling: BurstWait | None) -> RequestContext:
         options, rules, tracer = self._options, self.known.rules, outbound.tracing.tracer
         ring = () if self.records is None else (self.records,)
-        watchers = ring if options.autoscale is None else (*ring, self._load_window)
+        scaler = self._autoscaler
+        watchers = ring if scaler is None else (*ring, scaler.watcher)
         return RequestContext(
             self.known.snapshots,
             self.inflight,
@@ -191,24 +189,19 @@ class ServedPool:
             pipeline = replace(pipeline, response_heads=heads)
         self.director.use(pipeline)
 
-    def _autoscaler(self) -> Autoscaling | None:
-        """What scales the workers, where that is asked for. Raises `ConfigError`."""
-        options = self._options
+    def _autoscaler_of(self, options: Options) -> Autoscaler | None:
         if options.autoscale is None:
             return None
-        flags = options.kubernetes
+        cluster = options.kubernetes
         sight = PoolSight(
             options.pool_name,
-            "" if flags is None else flags.pool_namespace,
+            "" if cluster is None else cluster.pool_namespace,
             lambda: self.datastore.snapshot().candidates,
             lambda: self.waiting,
             self._leadership.is_leader,
             time.monotonic,
         )
-        groups = read_groups(options.autoscale)
-        self._scales = access_for(groups, flags, options.autoscale)
-        connect = None if self._scales is None else self._scales.open
-        return Autoscaling(groups, sight, self._load_window, connect, self.metrics.autoscale)
+        return autoscaler(options.autoscale, sight, cluster, self.metrics.autoscale)
 
     @property
     def warnings(self) -> tuple[Finding, ...]:
@@ -242,8 +235,8 @@ class ServedPool:
     def load(self) -> None:
         """Find out for the first time which endpoints exist. Raises `ConfigError`."""
         self.known.load()
-        if self._scales is not None:
-            self._scales.load()
+        if self._autoscaler is not None:
+            self._autoscaler.load()
         if self.peers is not None:
             self.peers.load()
 
@@ -254,8 +247,8 @@ class ServedPool:
             works["recording"] = self._recording.file.run
         if self.peers is not None:
             works |= self.peers.works
-        if self._autoscaling is not None:
-            works["autoscaling"] = self._autoscaling.run
+        if self._autoscaler is not None:
+            works["autoscaling"] = self._autoscaler.run
         if self._watch is not None:
             works["configuration"] = self._watch.run
         self._flushing = group.create_task(self._flushes.run(), name="flushes")

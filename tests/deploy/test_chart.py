@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from fleet.proxy.sidecar_flags import build_parser
-from picker.config.autoscale_file import read_autoscale_file
+from picker.planner.autoscale_file import read_autoscale_file
 from tests.support.kube.crd_rules import CrdRules
 from tests.support.kube.deploy_wiring import loose_ends
 from tests.support.kube.manifests import (

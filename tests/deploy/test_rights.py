@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from picker.config.autoscale_file import read_autoscale_file
 from picker.k8s.reviews import ACCESS_REVIEWS, TOKEN_REVIEWS
+from picker.planner.autoscale_file import read_autoscale_file
 from tests.support.kube.manifests import (
     BUILDS,
     DEPLOY,

@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from picker.app.autoscaling import Autoscaling, PoolSight, access_for, read_groups
+from picker.app.shelves import PoolSight
 from picker.cli.options import KubernetesFlags
-from picker.config.autoscale_file import read_autoscale_file
 from picker.errors import ConfigError
-from picker.k8s.scale import DeploymentScale, ScaleError
 from picker.metrics.picker_metrics import PickerMetrics
-from picker.telemetry.load_window import LoadWindow
+from picker.planner.autoscale_file import read_autoscale_file
+from picker.planner.load_window import LoadWindow
+from picker.planner.shell.autoscaling import Autoscaling, access_for, read_groups
+from picker.planner.shell.scale import DeploymentScale, ScaleError
 from picker.types import Candidate, Endpoint, EndpointMetrics, ServedTotals, Usage
 from tests.fakes.kube_api.clock import LoopClock
 from tests.fakes.kube_api.server import KubeApi
@@ -47,7 +48,7 @@ class Scene:
     workers: list[Candidate] = field(default_factory=list)
     waiting: int = 0
     leads: bool = True
-    window: LoadWindow = field(default_factory=LoadWindow)
+    window: LoadWindow = field(init=False)
     metrics: PickerMetrics = field(default_factory=PickerMetrics)
 
     def __post_init__(self) -> None:
@@ -73,6 +74,14 @@ class Scene:
         name = f"pointsman_autoscale_{name}"
         return self.metrics.registry.get_sample_value(name, LABELS | labels)
 
+    def load(self) -> None:
+        pass
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[InProcessKubeApi]:
+        """As an `Access`."""
+        yield self.api
+
     async def requests(self, each_second: int, seconds: int) -> None:
         for _ in range(seconds):
             for _ in range(each_second):
@@ -83,10 +92,6 @@ class Scene:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        @asynccontextmanager
-        async def connect() -> AsyncIterator[InProcessKubeApi]:
-            yield self.api
-
         sight = PoolSight(
             "pool",
             "default",
@@ -96,7 +101,8 @@ class Scene:
             asyncio.get_running_loop().time,
         )
         groups = read_autoscale_file((FILE % self.more).encode(), "a.yaml")
-        loop = Autoscaling(groups, sight, self.window, connect, self.metrics.autoscale)
+        loop = Autoscaling(groups, sight, self, self.metrics.autoscale)
+        self.window = loop.watcher
         task = asyncio.create_task(loop.run())
         await asyncio.sleep(0.5)  # between its looks
         try:

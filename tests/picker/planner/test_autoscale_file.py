@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from picker.config.autoscale_file import read_autoscale_file
 from picker.config.findings import InvalidConfigError
+from picker.planner.autoscale_file import read_autoscale_file
 from picker.planner.capacity import LatencyObjective, Stage, WorkerCapacity
 from picker.planner.planner import Mode
 from picker.types import Endpoint

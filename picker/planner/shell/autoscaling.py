@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from picker.app.cluster import ClusterAccess
+from picker.app.shelves import PoolSight
 from picker.cli.options import KubernetesFlags
-from picker.config.autoscale_file import ScaledGroup, read_autoscale_file
 from picker.errors import ConfigError
 from picker.k8s.api import KubernetesApi
-from picker.k8s.lease import Connect
-from picker.k8s.scale import DeploymentScale, ScaleError, replicas_of
 from picker.metrics.families import AutoscaleSeries
 from picker.metrics.series import Gauge
+from picker.planner.autoscale_file import ScaledGroup, read_autoscale_file
+from picker.planner.load_window import LoadWindow
 from picker.planner.planner import NO_SUMS, Observation, Planner, Sums
-from picker.telemetry.load_window import LoadWindow
+from picker.planner.shell.scale import DeploymentScale, ScaleError, replicas_of
 from picker.types import Candidate
 
 log = logging.getLogger(__name__)
@@ -28,43 +28,47 @@ log = logging.getLogger(__name__)
 SAMPLE_SECONDS: Final = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class PoolSight:
-    """What is known of the pool: its workers, how many requests wait in the picker, and whether
-    this replica of the picker is the one that plans. `clock` is monotonic, in seconds.
-    """
+class Access(Protocol):
+    """The connection to an API server; `ClusterAccess` in a picker."""
 
-    name: str
-    namespace: str
-    workers: Callable[[], Sequence[Candidate]]
-    waiting: Callable[[], int]
-    is_leader: Callable[[], bool]
-    clock: Callable[[], float]
+    def load(self) -> None:
+        """Find credentials. Raises `ConfigError`."""
+        ...
+
+    def open(self) -> AbstractAsyncContextManager[KubernetesApi]:
+        """Connect; called after `load`."""
+        ...
 
 
 class Autoscaling:
-    """Owns the planners of the groups. `connect` opens the way to the API server; None: nothing is
-    written. Standbys plan nothing, as no requests come to them.
+    """Owns the planners of the groups. Without `access` it writes nothing.
+
+    Standbys plan nothing, because they receive no requests.
     """
 
     def __init__(
         self,
         groups: Sequence[ScaledGroup],
         sight: PoolSight,
-        window: LoadWindow,
-        connect: Connect | None,
+        access: Access | None,
         series: AutoscaleSeries,
     ) -> None:
-        self._sight, self._window, self._connect = sight, window, connect
-        self._groups = [_Group(one, sight, series) for one in groups]
+        self._sight, self._access = sight, access
+        self.watcher = LoadWindow()
+        self._groups = [_Group(group, sight, series) for group in groups]
         self._interval = groups[0].scaling.interval_seconds
+
+    def load(self) -> None:
+        """Find the credentials of the cluster. Raises `ConfigError`."""
+        if self._access is not None:
+            self._access.load()
 
     async def run(self) -> None:
         """Plan until cancelled."""
         async with AsyncExitStack() as stack:
             api = None
-            if self._connect is not None:
-                api = await stack.enter_async_context(self._connect())
+            if self._access is not None:
+                api = await stack.enter_async_context(self._access.open())
             begun = self._sight.clock()
             while True:
                 await asyncio.sleep(SAMPLE_SECONDS)
@@ -75,17 +79,17 @@ class Autoscaling:
                     await self._plan(api, seconds)
 
     def _sample(self) -> None:
-        workers = self._sight.workers()
+        workers = self._sight.endpoints()
         for group in self._groups:
             group.sample(workers)
 
     def _must_wake(self) -> bool:
         """Whether requests have come to workers of which there are none."""
-        is_wanted = self._window.arrivals > 0 or self._sight.waiting() > 0
+        is_wanted = self.watcher.arrivals > 0 or self._sight.waiting() > 0
         return is_wanted and any(group.replicas == 0 for group in self._groups)
 
     async def _plan(self, api: KubernetesApi | None, seconds: float) -> None:
-        taken = self._window.take()
+        taken = self.watcher.take()
         if not self._sight.is_leader():
             for group in self._groups:
                 group.stand_by()
@@ -180,7 +184,7 @@ class _Group:
         """The scale, where one can be read. Without it as many replicas are asked for as were
         wanted last, or are there.
         """
-        self._ready = sum(self._group.has(one.endpoint) for one in self._sight.workers())
+        self._ready = sum(self._group.has(one.endpoint) for one in self._sight.endpoints())
         self.replicas = max(self._ready, self.replicas or 0)
         if api is None or self._scale is None:
             return None
@@ -222,7 +226,7 @@ class _Group:
         )
 
     def _begin(self) -> None:
-        there = {one.key for one in self._sight.workers()}
+        there = {one.key for one in self._sight.endpoints()}
         seen = self._samples.tokens
         tokens = {key: (last, last) for key, (_, last) in seen.items() if key in there}
         self._samples = _Samples(tokens=tokens)
@@ -265,3 +269,11 @@ def access_for(
             "or --endpoint-selector without --endpoints-file, or take `deployment` away"
         )
     return ClusterAccess(flags)
+
+
+def build(
+    path: Path, sight: PoolSight, cluster: KubernetesFlags | None, series: AutoscaleSeries
+) -> Autoscaling:
+    """Build the autoscaling of a pool from the file of `--autoscale`. Raises `ConfigError`."""
+    groups = read_groups(path)
+    return Autoscaling(groups, sight, access_for(groups, cluster, path), series)

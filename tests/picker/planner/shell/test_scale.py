@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from picker.k8s.client import KubernetesClient
 from picker.k8s.credentials import Access
-from picker.k8s.scale import DeploymentScale, ScaleError, replicas_of
+from picker.planner.shell.scale import DeploymentScale, ScaleError, replicas_of
 from tests.fakes.kube_api import statuses
 from tests.fakes.kube_api.access import Rule
 from tests.fakes.kube_api.server import KubeApi, running_kube_api

@@ -6,8 +6,8 @@ from msgspec.structs import replace
 
 from picker.decisions.decision import ResponseTimes
 from picker.errors import Code, RefusedError
+from picker.planner.load_window import LoadWindow
 from picker.planner.planner import NO_SUMS, Sums
-from picker.telemetry.load_window import LoadWindow
 from picker.types import Usage
 from tests.support.picker.admin_scene import decision
 

@@ -1,0 +1,107 @@
+"""The optional parts of a picker: a flag asks for one, and its module is then loaded by name.
+
+The core imports no shelf, so a shelf is removed by deleting its folder and its row here; a picker
+without it refuses the flag. What the core calls of a shelf is the protocol beside the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Final, Protocol, cast
+
+from picker.cli.options import KubernetesFlags, XdsFlags
+from picker.errors import ConfigError
+from picker.metrics.families import AutoscaleSeries, XdsSeries
+from picker.pool.datastore import Datastore
+from picker.types import Candidate
+
+_SHELVES: Final = {
+    "--autoscale": "picker.planner.shell.autoscaling",
+    "--xds-port": "picker.xds.port",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSight:
+    """What a shelf sees of one pool: its endpoints, the number of requests that wait in the picker,
+    and whether this replica leads. `clock` is monotonic, in seconds.
+    """
+
+    name: str
+    namespace: str
+    endpoints: Callable[[], Sequence[Candidate]]
+    waiting: Callable[[], int]
+    is_leader: Callable[[], bool]
+    clock: Callable[[], float]
+
+
+class Autoscaler(Protocol):
+    """Plans the replicas of one pool (`--autoscale`)."""
+
+    @property
+    def watcher(self) -> object:
+        """One of the pool's `Watchers`."""
+        ...
+
+    def load(self) -> None:
+        """Find credentials. Raises `ConfigError`."""
+        ...
+
+    async def run(self) -> None:
+        """Plan until cancelled."""
+        ...
+
+
+class DiscoveryPort(Protocol):
+    """Publishes the endpoints of the pools to proxies (`--xds-port`)."""
+
+    @property
+    def address(self) -> str: ...
+
+    async def start(self) -> int:
+        """Listen; returns the port. Raises `OSError`."""
+        ...
+
+    async def stop(self) -> None: ...
+
+    def works(self) -> list[Coroutine[None, None, None]]:
+        """Follow the pools until cancelled."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedPool:
+    """One pool under the name that proxies know it by, and its series."""
+
+    name: str
+    datastore: Datastore
+    series: XdsSeries
+
+
+def autoscaler(
+    path: Path, sight: PoolSight, cluster: KubernetesFlags | None, series: AutoscaleSeries
+) -> Autoscaler:
+    """Build the autoscaler of a pool from the file at `path`. Raises `ConfigError`."""
+    build = _builder("--autoscale")
+    return cast("Autoscaler", build(path, sight, cluster, series))
+
+
+def discovery_port(
+    flags: XdsFlags, pools: Iterable[PublishedPool], series: XdsSeries
+) -> DiscoveryPort:
+    """Build the port of endpoint discovery; `series` are of the process. Raises `ConfigError`."""
+    return cast("DiscoveryPort", _builder("--xds-port")(flags, pools, series))
+
+
+def _builder(flag: str) -> Callable[..., object]:
+    name = _SHELVES[flag]
+    try:
+        build: Callable[..., object] = import_module(name).build
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # the shelf is there, and a package that it needs is not
+        raise ConfigError(f"{flag} needs {error.name}, which is not installed") from error
+    return build

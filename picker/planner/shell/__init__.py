@@ -1,0 +1,1 @@
+"""The loop that plans at each interval, and the scale of Deployments that it writes."""
