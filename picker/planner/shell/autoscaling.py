@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 SAMPLE_SECONDS: Final = 1.0
 
 
-class Access(Protocol):
+class ApiAccess(Protocol):
     """The connection to an API server; `ClusterAccess` in a picker."""
 
     def load(self) -> None:
@@ -50,7 +50,7 @@ class Autoscaling:
         self,
         groups: Sequence[ScaledGroup],
         sight: PoolSight,
-        access: Access | None,
+        access: ApiAccess | None,
         series: AutoscaleSeries,
     ) -> None:
         self._sight, self._access = sight, access

@@ -79,7 +79,7 @@ class Scene:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[InProcessKubeApi]:
-        """As an `Access`."""
+        """As an `ApiAccess`."""
         yield self.api
 
     async def requests(self, each_second: int, seconds: int) -> None:
