@@ -37,12 +37,12 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
+from base.forwarding import Headers, forwarded_headers, json_headers, new_session
 from fleet.envoy.settings import LOCAL_REPLY_HEADER
+from fleet.proxy.forward import begun, error_answer, pass_on, serve, unavailable
 from fleet.proxy.front_flags import build_parser
-from fleet.proxy.http_proxy import begun, error_answer, pass_on, serve, unavailable
 from picker.errors import DROP_REASON_HEADER
 from worker.api.http.exchange import error_frame
-from worker.api.routes.prefill_leg import Headers, new_session, of_json, passed_on
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ class Front:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """One request, from its client to the end of the answer."""
-        headers = passed_on(request.headers.items())
+        headers = forwarded_headers(request.headers.items())
         url = f"{self.options.gateway.rstrip('/')}{request.rel_url}"
         if not _is_held(request):
             data = request.content if request.body_exists else None
@@ -132,7 +132,7 @@ class Front:
         streams = bool(asked.stream)
         is_marked = streams and request.path in _MARKED and asked.resume is msgspec.UNSET
         if is_marked:
-            headers = of_json(headers)
+            headers = json_headers(headers)
         course = _Course(self, url, headers, _Client(request), body, marked=is_marked)
         return await course.run()
 

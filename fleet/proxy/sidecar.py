@@ -29,17 +29,15 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
-from fleet.proxy.http_proxy import error_answer, pass_on, serve
+from base.forwarding import Headers, forwarded_headers, new_session
+from fleet.proxy.forward import error_answer, pass_on, serve
 from fleet.proxy.sidecar_flags import build_parser
 from worker.api.routes.prefill_leg import (
     PATHS,
     PREFILLER_HEADER,
     REQUEST_ID_HEADER,
-    Headers,
     PrefillLeg,
     decoded,
-    new_session,
-    passed_on,
     without_source,
 )
 from worker.errors import RequestError
@@ -99,7 +97,7 @@ class Sidecar:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """One request, from its client to the end of the answer."""
         named = request.headers.get(PREFILLER_HEADER)
-        headers = passed_on(request.headers.items(), PREFILLER_HEADER, "content-encoding")
+        headers = forwarded_headers(request.headers.items(), PREFILLER_HEADER, "content-encoding")
         has_two_legs = request.method == "POST" and request.path in PATHS
         try:
             body = without_source(await request.read())

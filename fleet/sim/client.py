@@ -13,7 +13,7 @@ import numpy as np
 
 from fleet.bench.client import Record
 from fleet.sim.living_worker import WorkerGoneError
-from fleet.sim.virtual_replicas import VirtualReplicas
+from fleet.sim.virtual_fleet import VirtualFleet
 from picker.errors import RefusedError
 from picker.requestcontrol.headers import OBJECTIVE
 
@@ -74,7 +74,7 @@ class TokenForm:
 class VirtualClient:
     """Asks a fleet's first picker, with an objective or without."""
 
-    def __init__(self, fleet: VirtualReplicas, objective: str = "") -> None:
+    def __init__(self, fleet: VirtualFleet, objective: str = "") -> None:
         self._fleet = fleet
         self._headers = {OBJECTIVE[0]: objective} if objective else {}
         self.in_flight = 0
@@ -85,7 +85,7 @@ class VirtualClient:
         outcome.sent = loop.time()
         self.in_flight += 1
         try:
-            served = await self._fleet.ask(0, body.prompt, body.output_tokens, self._headers)
+            served = await self._fleet.ask(body.prompt, body.output_tokens, self._headers)
         except RefusedError as refusal:
             outcome.status, outcome.error = refusal.status, f"{refusal.status} {refusal.message}"
         except WorkerGoneError:

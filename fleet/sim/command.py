@@ -27,7 +27,8 @@ from fleet.sim.latency import WorkerLimits, worker_settings
 from fleet.sim.processes import Processes, cores
 from fleet.sim.recorded import read_recorded
 from fleet.sim.scenarios import ELSEWHERE, SCENARIOS
-from fleet.sim.simulation import Simulation, Tenant, simulate
+from fleet.sim.simulation import Tenant, simulate
+from fleet.sim.virtual_fleet import Simulation
 from picker.errors import ConfigError
 
 _MOST_GAPS = 100_000

@@ -47,7 +47,8 @@ from fleet.command_line import Parser
 from fleet.errors import FleetError, UsageError
 from fleet.sim.fit_flags import build_parser
 from fleet.sim.latency import WorkerLimits, WorkerSpeed, settings_of
-from fleet.sim.simulation import Simulation, Tenant, simulate
+from fleet.sim.simulation import Tenant, simulate
+from fleet.sim.virtual_fleet import Simulation
 
 _GUESSES, _REFINEMENTS = 3, 16
 _STEP = 0.05

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from random import Random
-from types import MappingProxyType
 
 from fleet.bench.driver import Driver
 from fleet.bench.flags import LoadSettings
@@ -16,8 +15,7 @@ from fleet.bench.summary import Stage
 from fleet.bench.workload import Sessions
 from fleet.sim.client import TokenForm, TokenTexts, VirtualClient
 from fleet.sim.flags import Event
-from fleet.sim.living_worker import WorkerSettings
-from fleet.sim.virtual_replicas import ReplicasSettings, VirtualReplicas
+from fleet.sim.virtual_fleet import Simulation, VirtualFleet
 from fleet.sim.virtual_time import run_in_virtual_time
 
 _RARELY = (100_000, 50, 100)
@@ -34,22 +32,6 @@ class Tenant:
     objective: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Simulation:
-    """What is simulated, all but the load. `config` None is the picker's built-in configuration. Of
-    the workers the first `prefill` only run prompts.
-    """
-
-    workers: int
-    worker: WorkerSettings
-    config: str | None
-    is_fast: bool
-    seed: int
-    events: Sequence[Event] = ()
-    objectives: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    prefill: int = 0
-
-
 def simulate(simulation: Simulation, tenants: Sequence[Tenant], draws: int) -> list[Stage]:
     """A stage of each tenant. `draws` numbers the stages of one run, whose arrivals differ. Raises
     `ConfigError`.
@@ -63,22 +45,11 @@ def simulate(simulation: Simulation, tenants: Sequence[Tenant], draws: int) -> l
 
 
 async def _simulated(simulation: Simulation, tenants: Sequence[Tenant], draws: int) -> list[Stage]:
-    settings = ReplicasSettings(
-        replicas=1,
-        shares=False,
-        workers=simulation.workers,
-        prefill=simulation.prefill,
-        worker=simulation.worker,
-        config=simulation.config,
-        objectives=simulation.objectives,
-        seed=simulation.seed,
-        is_fast=simulation.is_fast,
-    )
     loop = asyncio.get_running_loop()
     rngs = [draws_of(simulation.seed, draws, number) for number in range(len(tenants))]
     texts = TokenTexts(rngs[0].getrandbits(32))  # all tenants' groups are the same ones
     form = TokenForm(simulation.worker.template_tokens)
-    async with VirtualReplicas(settings) as fleet:
+    async with VirtualFleet(simulation) as fleet:
         for event in simulation.events:
             loop.call_at(event.at_seconds, _happens, fleet, event)
         async with asyncio.TaskGroup() as group:
@@ -90,7 +61,7 @@ async def _simulated(simulation: Simulation, tenants: Sequence[Tenant], draws: i
 
 
 async def _stage(
-    fleet: VirtualReplicas, tenant: Tenant, form: TokenForm, texts: TokenTexts, rng: Random
+    fleet: VirtualFleet, tenant: Tenant, form: TokenForm, texts: TokenTexts, rng: Random
 ) -> Stage:
     clock = asyncio.get_running_loop().time
     client = VirtualClient(fleet, tenant.objective)
@@ -103,7 +74,7 @@ async def _stage(
     )
 
 
-def _happens(fleet: VirtualReplicas, event: Event) -> None:
+def _happens(fleet: VirtualFleet, event: Event) -> None:
     if event.kind == "add":
         fleet.add(event.number)
     elif event.kind == "kill":

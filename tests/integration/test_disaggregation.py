@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from fleet.proxy.http_proxy import runner_of
+from fleet.proxy.forward import runner_of
 from fleet.proxy.sidecar import Sidecar, SidecarOptions
 from tests.support.local_ports import free_port
 from tests.support.worker.running_worker import Worker, running_worker

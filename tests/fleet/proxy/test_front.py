@@ -13,12 +13,12 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from base.forwarding import new_session
+from fleet.proxy.forward import runner_of
 from fleet.proxy.front import Front, FrontOptions, Marks
 from fleet.proxy.front_flags import build_parser
-from fleet.proxy.http_proxy import runner_of
 from fleet.run.process import LONGEST_DELAY_SECONDS
 from tests.support.fleet.noting_server import Server, listening
-from worker.api.routes.prefill_leg import new_session
 
 CHAT = "/v1/chat/completions"
 ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "Zwölf"}], "stream": True}

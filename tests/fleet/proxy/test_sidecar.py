@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from fleet.proxy.http_proxy import runner_of
+from fleet.proxy.forward import runner_of
 from fleet.proxy.sidecar import Sidecar, SidecarOptions
 from fleet.proxy.sidecar_flags import build_parser
 from tests.support.fleet.noting_server import Handler, Server, listening

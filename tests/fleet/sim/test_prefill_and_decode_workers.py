@@ -19,8 +19,8 @@ from fleet.run.layout import DISAGGREGATED_CONFIG
 from fleet.sim.command import simulate_command
 from fleet.sim.fast_worker import FastWorker
 from fleet.sim.living_worker import Answered, LivingWorker, WorkerSettings
+from fleet.sim.virtual_fleet import Served, Simulation, VirtualFleet
 from fleet.sim.virtual_kv import VirtualKv
-from fleet.sim.virtual_replicas import ReplicasSettings, Served, VirtualReplicas
 from fleet.sim.virtual_time import run_in_virtual_time
 from worker.config import CacheConfig, SchedulerConfig, SimConfig
 
@@ -44,13 +44,11 @@ def prompt(num_tokens: int, seed: int = 0) -> list[int]:
 
 def asked(prompts: Sequence[list[int]], is_fast: bool, worker: WorkerSettings) -> list[Served]:
     """One after the other, of a prefill and a decode worker behind the picker of `up --prefill`."""
-    settings = ReplicasSettings(
-        1, False, 2, 1, worker, config=DISAGGREGATED_CONFIG, is_fast=is_fast
-    )
+    settings = Simulation(2, worker, DISAGGREGATED_CONFIG, is_fast, prefill=1)
 
     async def main() -> list[Served]:
-        async with VirtualReplicas(settings) as fleet:
-            return [await fleet.ask(0, one, 5) for one in prompts]
+        async with VirtualFleet(settings) as fleet:
+            return [await fleet.ask(one, 5) for one in prompts]
 
     return run_in_virtual_time(main())
 

@@ -11,7 +11,7 @@ import pytest
 
 from fleet.policies import POLICIES
 from fleet.sim.living_worker import WorkerSettings
-from fleet.sim.virtual_replicas import ReplicasSettings, Served, VirtualReplicas
+from fleet.sim.virtual_fleet import Served, Simulation, VirtualFleet
 from fleet.sim.virtual_time import run_in_virtual_time
 from worker.config import CacheConfig, SchedulerConfig, SimConfig
 
@@ -32,12 +32,12 @@ WORKER = WorkerSettings(
 async def _answers(config: str | None, seed: int) -> Sequence[Served]:
     """One prompt in seven is thirty times as long as the others."""
     rng, tasks = Random(seed), list[asyncio.Task[Served]]()
-    settings = ReplicasSettings(1, False, worker=WORKER, config=config, seed=seed)
-    async with VirtualReplicas(settings) as fleet, asyncio.TaskGroup() as group:
+    settings = Simulation(worker=WORKER, config=config, seed=seed)
+    async with VirtualFleet(settings) as fleet, asyncio.TaskGroup() as group:
         for _ in range(NUM_REQUESTS):
             length = int(rng.choice((30,) * 6 + (900,)) * rng.uniform(0.5, 1.5))
             prompt = rng.choices(range(256, 1280), k=length)
-            tasks.append(group.create_task(fleet.ask(0, prompt, rng.randint(2, 6))))
+            tasks.append(group.create_task(fleet.ask(prompt, rng.randint(2, 6))))
             await asyncio.sleep(rng.expovariate(RATE))
     return [task.result() for task in tasks]
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import uuid
 
+from base.forwarding import forwarded_headers, new_session
 from worker.api.http.exchange import Exchange
 from worker.api.routes.prefill_leg import (
     PATHS,
     PREFILLER_HEADER,
     REQUEST_ID_HEADER,
     PrefillLeg,
-    new_session,
-    passed_on,
     without_source,
 )
 from worker.config import ApiConfig
@@ -32,7 +31,7 @@ class PdProxy:
         if not named or exchange.path not in PATHS:
             return body
         url = f"http://{self._leg.prefiller(named)}{exchange.path}"
-        headers = passed_on(exchange.headers(), PREFILLER_HEADER)
+        headers = forwarded_headers(exchange.headers(), PREFILLER_HEADER)
         if exchange.header(REQUEST_ID_HEADER.encode()) is None:
             headers.append((REQUEST_ID_HEADER, exchange.request_id or str(uuid.uuid1())))
         async with new_session() as session:

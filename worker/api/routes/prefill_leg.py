@@ -15,12 +15,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
 import msgspec
 
+from base.forwarding import Headers, json_headers
 from worker.errors import KvTransferError, RequestError
 from worker.kv.access import may_ask
 
@@ -35,14 +36,6 @@ _GENERATE = "/inference/v1/generate"
 PATHS = ("/v1/chat/completions", "/v1/completions", _GENERATE)
 _LIMITS = ("max_tokens", "max_completion_tokens", "min_tokens")
 _ADDRESS = re.compile(r"(?:([0-9.]+)|\[([0-9a-fA-F:.]+)\]):[0-9]{1,5}", re.ASCII)
-_CONNECT_SECONDS = 5.0
-# Of one connection, or what the client library sets anew.
-_OF_A_CONNECTION = re.compile(
-    "connection|keep-alive|proxy-authenticate|proxy-authorization|te|trailer|transfer-encoding"
-    "|upgrade|host|content-length|expect",
-    re.IGNORECASE,
-)
-_OF_A_BODY = ("content-type", "content-encoding", "accept-encoding")
 KEEP_KV = {
     "do_remote_decode": True,
     "do_remote_prefill": False,
@@ -52,34 +45,7 @@ KEEP_KV = {
     "remote_port": None,
 }
 
-Headers = list[tuple[str, str]]
 Json = dict[str, Any]
-
-
-def new_session() -> aiohttp.ClientSession:
-    """Connections to servers: as many as there are requests, without a limit of time."""
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
-        auto_decompress=False,
-        skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
-        cookie_jar=aiohttp.DummyCookieJar(),
-    )
-
-
-def passed_on(headers: Iterable[tuple[str, str]], *but: str) -> Headers:
-    """The headers that go on to the other side: all of the message's own `but` those."""
-    return [
-        (name, value)
-        for name, value in headers
-        if not _OF_A_CONNECTION.fullmatch(name) and name.lower() not in but
-    ]
-
-
-def of_json(headers: Headers) -> Headers:
-    """For a body of our own making, which is not compressed; nor may the answer be."""
-    kept = [(name, value) for name, value in headers if name.lower() not in _OF_A_BODY]
-    return [*kept, ("Content-Type", "application/json")]
 
 
 class PrefillLeg:
@@ -136,7 +102,7 @@ class PrefillLeg:
         try:
             async with (
                 asyncio.timeout(self._timeout_seconds),
-                session.post(url, data=leg, headers=of_json(headers)) as answer,
+                session.post(url, data=leg, headers=json_headers(headers)) as answer,
             ):
                 said = await answer.read()
             if answer.status != 200:

@@ -1,4 +1,4 @@
-"""A virtual fleet whose picker hears nothing more of its workers' load."""
+"""A virtual fleet whose picker loses the metrics of its workers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from fleet.sim.virtual_replicas import ReplicasSettings, VirtualReplica, VirtualReplicas
+from fleet.sim.virtual_fleet import Simulation, VirtualFleet, VirtualPicker
 from fleet.sim.virtual_time import run_in_virtual_time
 from picker.types import EndpointMetrics
 
@@ -18,26 +18,26 @@ STALE_AFTER_SECONDS = 2.0
 SECOND_TO_FIRST_TOKEN = 0.5  # that a client would have
 
 
-class FreezingFleet(VirtualReplicas):
-    """Its scrapes fail from a moment on, as the picker notices after a while."""
+class FreezingFleet(VirtualFleet):
+    """Its scrapes fail once it is frozen; the picker marks metrics as stale after a while."""
 
     is_frozen = False
 
-    def _scrape(self, replica: VirtualReplica) -> None:
+    def _scrape(self, picker: VirtualPicker) -> None:
         if not self.is_frozen:
-            super()._scrape(replica)
+            super()._scrape(picker)
             return
         now = asyncio.get_running_loop().time()
-        for one in replica.datastore.snapshot().candidates:
+        for one in picker.datastore.snapshot().candidates:
             metrics = one.metrics
             if metrics is not None and now - metrics.updated_at_seconds > STALE_AFTER_SECONDS:
-                replica.datastore.mark_stale(one.key)
-        if replica.gate is not None:
-            replica.gate.pool_changed()
+                picker.datastore.mark_stale(one.key)
+        if picker.gate is not None:
+            picker.gate.pool_changed()
 
 
-async def arrivals(fleet: VirtualReplicas, rate: float, seconds: float, rng: Random) -> list[float]:
-    """Poisson arrivals of completions of many lengths; seconds to the first tokens of all."""
+async def arrivals(fleet: VirtualFleet, rate: float, seconds: float, rng: Random) -> list[float]:
+    """Send Poisson arrivals of many lengths; return the seconds to each first token."""
     until = asyncio.get_running_loop().time() + seconds
     tasks = []
     async with asyncio.TaskGroup() as group:
@@ -45,17 +45,17 @@ async def arrivals(fleet: VirtualReplicas, rate: float, seconds: float, rng: Ran
             num_prompt = min(2000, 1 + int(rng.lognormvariate(5, 0.8)))
             num_output = min(400, 1 + int(rng.lognormvariate(3.2, 0.8)))
             prompt = rng.choices(range(256, 1280), k=num_prompt)
-            tasks.append(group.create_task(fleet.ask(0, prompt, num_output)))
+            tasks.append(group.create_task(fleet.ask(prompt, num_output)))
             await asyncio.sleep(rng.expovariate(rate))
     return [task.result().ttft_seconds for task in tasks]
 
 
 @cache
 def goodput(change: Callable[[FreezingFleet], None] | None, config: str | None) -> int:
-    """How many of the same arrivals are served in time, when a fleet changes after a second."""
+    """Count the arrivals that are served in time when a fleet changes after a second."""
 
     async def run() -> list[float]:
-        async with FreezingFleet(ReplicasSettings(1, False, config=config)) as fleet:
+        async with FreezingFleet(Simulation(config=config)) as fleet:
             if change is not None:
                 asyncio.get_running_loop().call_later(1.0, change, fleet)
             return await arrivals(fleet, 130.0, 3.0, Random(3))
@@ -66,14 +66,14 @@ def goodput(change: Callable[[FreezingFleet], None] | None, config: str | None) 
 
 
 def freeze(fleet: FreezingFleet) -> None:
-    """No scrape comes through any more."""
+    """Fail every scrape."""
     fleet.is_frozen = True
 
 
 def freeze_with_lies(fleet: FreezingFleet) -> None:
-    """And the last ones have shown one endpoint idle and the others full."""
+    """Fail every scrape after one that shows one endpoint idle and the others full."""
     now = asyncio.get_running_loop().time()
-    datastore = fleet.replicas[0].datastore
+    datastore = fleet.pickers[0].datastore
     for index, one in enumerate(datastore.snapshot().candidates):
         full = index > 0
         metrics = EndpointMetrics(50 * full, 50 * full, 0.9 * full, updated_at_seconds=now)

@@ -1,4 +1,4 @@
-"""Several pickers over one pool in virtual time: what they lose against one."""
+"""Several pickers over one pool in virtual time, compared with a single one."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from random import Random
 import pytest
 
 from fleet.sim.living_worker import WorkerSettings
-from fleet.sim.virtual_replicas import ReplicasSettings, Served, VirtualReplicas
+from fleet.sim.virtual_fleet import Served, Simulation
 from fleet.sim.virtual_time import run_in_virtual_time
+from tests.support.fleet.peer_fleet import PeerFleet, Peers
 from worker.config import CacheConfig, SchedulerConfig
 
 # A worker's cache holds a third of the beginnings, so that it matters who is sent what.
@@ -33,41 +34,35 @@ class SharedPrefixes:
     seed: int = 7
 
 
-Event = Callable[[VirtualReplicas], None]
-QUIET_SECONDS = 10.0  # after the last request, for replicas to hear of its end
+Event = Callable[[PeerFleet], None]
+QUIET_SECONDS = 10.0  # after the last request, until replicas have received its end
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What became of the requests, and what each replica believes to be under way long after."""
+    """The answers, and the requests that each replica still counts as in flight long after."""
 
     served: Sequence[Served]
     left: Sequence[Mapping[str, int]]
 
     def hit_rate(self, since: float = 0.0, until: float = math.inf) -> float:
-        """Prompt tokens found cached, of all; of requests that came within these seconds."""
+        """The cached share of the prompt tokens of requests that arrived within these seconds."""
         counted = [one for one in self.served if since <= one.arrived_seconds < until]
         return sum(one.num_cached for one in counted) / sum(one.num_prompt for one in counted)
 
 
-def run(
-    settings: ReplicasSettings,
-    load: SharedPrefixes,
-    events: Mapping[float, Event] | None = None,
-) -> Seen:
-    """What becomes of the load; each request comes to a replica drawn by lot. The same requests in
-    the same order whatever the replicas are. Events happen at their seconds.
+def run(peers: Peers, load: SharedPrefixes, events: Mapping[float, Event] | None = None) -> Seen:
+    """Serve the load; each request arrives at a random replica, and the requests and their order do
+    not depend on the replicas. Events happen at their seconds.
     """
-    return run_in_virtual_time(_run(settings, load, events or {}))
+    return run_in_virtual_time(_run(peers, load, events or {}))
 
 
-async def _run(
-    settings: ReplicasSettings, load: SharedPrefixes, events: Mapping[float, Event]
-) -> Seen:
+async def _run(peers: Peers, load: SharedPrefixes, events: Mapping[float, Event]) -> Seen:
     rng, lots, loop = Random(load.seed), Random(load.seed + 1), asyncio.get_running_loop()
     beginnings = [_tokens(rng, load.num_prefix) for _ in range(load.prefixes)]
     tasks: list[asyncio.Task[Served]] = []
-    async with VirtualReplicas(settings) as fleet:
+    async with PeerFleet(Simulation(worker=WORKER), peers) as fleet:
         for second, event in events.items():
             loop.call_at(second, event, fleet)
         while True:
@@ -75,11 +70,11 @@ async def _run(
             if loop.time() > load.seconds:
                 break
             prompt = rng.choice(beginnings) + _tokens(rng, load.num_own)
-            replica = int(lots.random() * settings.replicas)
-            tasks.append(asyncio.ensure_future(fleet.ask(replica, prompt, load.num_output)))
+            replica = int(lots.random() * peers.count)
+            tasks.append(asyncio.ensure_future(fleet.ask(prompt, load.num_output, picker=replica)))
         served = [await task for task in tasks]
         await asyncio.sleep(QUIET_SECONDS)
-        left = [dict(one.inflight.counts) for one in fleet.replicas]
+        left = [dict(one.inflight.counts) for one in fleet.pickers]
         return Seen(served, left)
 
 
@@ -88,8 +83,7 @@ def _tokens(rng: Random, count: int) -> list[int]:
 
 
 LOAD = SharedPrefixes()
-ONE = ReplicasSettings(replicas=1, worker=WORKER, scrape_seconds=0.2)
-TWO = replace(ONE, replicas=2)
+ONE, TWO = Peers(1), Peers(2)
 POINTS = 0.05
 
 
@@ -99,24 +93,24 @@ def one() -> Seen:
     return run(ONE, LOAD)
 
 
-def cut(fleet: VirtualReplicas) -> None:
-    """No replica hears another."""
+def cut(fleet: PeerFleet) -> None:
+    """Lose every message between replicas."""
     fleet.is_cut = True
 
 
-def mend(fleet: VirtualReplicas) -> None:
-    """They hear each other again."""
+def mend(fleet: PeerFleet) -> None:
+    """Deliver messages again."""
     fleet.is_cut = False
 
 
-def restart_one(fleet: VirtualReplicas) -> None:
-    """One of them is killed and begins anew."""
+def restart_one(fleet: PeerFleet) -> None:
+    """Kill a replica and start another in its place."""
     fleet.restart(1)
 
 
 @pytest.mark.full
 def test_two_replicas_find_as_much_cached_as_one(one: Seen) -> None:
-    """Although one message in twenty is lost; those that tell each other nothing do not."""
+    """Although one message in twenty is lost; replicas without an exchange find less."""
     lossy = run(replace(TWO, loss=0.05), LOAD)
     silent = run(replace(TWO, shares=False), LOAD)
     assert lossy.hit_rate() == pytest.approx(one.hit_rate(), abs=POINTS)
@@ -124,18 +118,15 @@ def test_two_replicas_find_as_much_cached_as_one(one: Seen) -> None:
     assert lossy.left == [{}, {}]
 
 
-def test_a_replica_that_begins_anew_knows_soon_what_the_other_one_does(one: Seen) -> None:
-    """It is told what was sent where lately; and nothing that the killed one had under way stands
-    anywhere for ever.
-    """
+def test_a_restarted_replica_soon_knows_what_the_other_one_does(one: Seen) -> None:
+    """It receives recent placements; requests of the killed replica are not counted for ever."""
     seen = run(TWO, LOAD, {15.0: restart_one})
     assert seen.hit_rate(15.0) == pytest.approx(one.hit_rate(15.0), abs=POINTS)
     assert seen.left == [{}, {}]
 
 
 @pytest.mark.full
-def test_replicas_that_do_not_hear_each_other_for_a_while_catch_up() -> None:
-    """After half a minute of it, everything is as with one."""
+def test_replicas_catch_up_after_half_a_minute_without_messages() -> None:
     load = replace(LOAD, seconds=60.0, rate=10.0)
     seen = run(TWO, load, {10.0: cut, 40.0: mend})
     alone = run(ONE, load)
@@ -144,7 +135,6 @@ def test_replicas_that_do_not_hear_each_other_for_a_while_catch_up() -> None:
 
 
 def test_the_same_seed_gives_the_same_outcome() -> None:
-    """To the last request and instant."""
     load = replace(LOAD, seconds=4.0)
-    settings = replace(TWO, loss=0.05)
-    assert run(settings, load) == run(settings, load)
+    lossy = Peers(2, loss=0.05)
+    assert run(lossy, load) == run(lossy, load)

@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable
 import aiohttp
 from aiohttp import web
 
+from base.forwarding import Headers, forwarded_headers
 from fleet.errors import FleetError
 from worker.api.http.exchange import error_body
-from worker.api.routes.prefill_leg import Headers, passed_on
 from worker.errors import RequestError
 
 logger = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ async def begun(
     request: web.Request, source: aiohttp.ClientResponse, *dropped: str
 ) -> web.StreamResponse:
     """An answer that begins as `source` does, without the headers `dropped`."""
-    headers = passed_on(source.headers.items(), *dropped)
+    headers = forwarded_headers(source.headers.items(), *dropped)
     response = web.StreamResponse(status=source.status, reason=source.reason, headers=headers)
     response.content_length = source.content_length
     await response.prepare(request)

@@ -13,7 +13,7 @@ from random import Random
 import pytest
 
 from fleet.sim.living_worker import WorkerSettings
-from fleet.sim.virtual_replicas import ReplicasSettings, VirtualReplicas
+from fleet.sim.virtual_fleet import Simulation, VirtualFleet
 from fleet.sim.virtual_time import run_in_virtual_time
 from picker.decisions.decision import Decision, Watchers
 from picker.errors import RefusedError
@@ -107,25 +107,17 @@ def run(
     worker = WorkerSettings(
         limits=SchedulerConfig(max_num_seqs=slots), cache=CacheConfig(num_blocks=4096)
     )
-    settings = ReplicasSettings(
-        1,
-        False,
-        workers,
-        worker=worker,
-        config=text,
-        objectives=objectives or {},
-        is_fast=True,
-    )
+    settings = Simulation(workers, worker, text, is_fast=True, objectives=objectives or {})
     seen, rng = Run(), Random(0)
 
-    async def ask(fleet: VirtualReplicas, name: str, num_output: int) -> None:
+    async def ask(fleet: VirtualFleet, name: str, num_output: int) -> None:
         one = tenants[name]
         prompt = rng.choices(range(256, 1280), k=one.num_prompt)
         headers = {FAIRNESS_ID[0]: name, OBJECTIVE[0]: one.objective}
         with suppress(RefusedError):
-            await fleet.ask(0, prompt, num_output, headers)
+            await fleet.ask(prompt, num_output, headers)
 
-    async def tenant(fleet: VirtualReplicas, name: str) -> None:
+    async def tenant(fleet: VirtualFleet, name: str) -> None:
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as group:
             for at, num_output in tenants[name].calls(name, seconds):
@@ -136,8 +128,8 @@ def run(
                 seen.most_memory_bytes = max(seen.most_memory_bytes, view.queued_memory_bytes)
 
     async def main() -> None:
-        async with VirtualReplicas(settings) as fleet:
-            director = fleet.replicas[0].director
+        async with VirtualFleet(settings) as fleet:
+            director = fleet.pickers[0].director
             director.context = replace(director.context, watchers=Watchers(seen))
             async with asyncio.TaskGroup() as group:
                 for name in tenants:
@@ -148,18 +140,18 @@ def run(
     return seen
 
 
-def gate_of(fleet: VirtualReplicas) -> FlowController:
+def gate_of(fleet: VirtualFleet) -> FlowController:
     """Flow control of its one picker."""
-    gate = fleet.replicas[0].gate
+    gate = fleet.pickers[0].gate
     assert gate is not None
     return gate
 
 
-def _check_that_nothing_is_left(fleet: VirtualReplicas, num_requests: int) -> None:
+def _check_that_nothing_is_left(fleet: VirtualFleet, num_requests: int) -> None:
     """Every counter is at zero, and every request had one outcome."""
     gate = gate_of(fleet)
     view = gate.queues()
-    assert (fleet.replicas[0].inflight.total, gate.num_waiting, gate.num_under_way) == (0, 0, 0)
+    assert (fleet.pickers[0].inflight.total, gate.num_waiting, gate.num_under_way) == (0, 0, 0)
     assert (view.queued_requests, view.queued_memory_bytes, view.under_way) == (0, 0, 0)
     assert not any(band.queued_requests or band.flows for band in view.bands)
     assert sum(view.outcomes.values()) == num_requests
