@@ -4,10 +4,7 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,7 +14,8 @@ import msgspec
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from picker import plugins  # noqa: E402 (the repository's own, wherever we are started)
+# The repository's own, wherever this is started.
+from picker.config.catalog import PACKAGES, modules_of  # noqa: E402
 from picker.framework.registry import PluginType, Stability  # noqa: E402
 
 DOCUMENT = ROOT / "docs" / "configuration.md"
@@ -27,35 +25,32 @@ MARKS = {Stability.ALPHA: " (alpha)", Stability.BETA: "", Stability.DEPRECATED: 
 
 
 def tables() -> str:
-    """One table for each kind of plugin, by its folder."""
+    """One table for each kind of plugin, one for each file of several kinds, one for the shelf."""
+    titled: dict[str, list[str]] = {}
+    for package in PACKAGES:
+        for module, rows in modules_of(package):
+            inner = module.__name__.removeprefix(f"{package}.").partition(".")[0]
+            title = inner if package == PACKAGES[0] else package.rpartition(".")[2]
+            titled.setdefault(title, []).extend(_row(module, row) for row in rows)
+    head = "| type | what it does | parameters (defaults) |\n|---|---|---|\n"
     parts = []
-    for kind in pkgutil.iter_modules(plugins.__path__):
-        modules = list(_modules(f"{plugins.__name__}.{kind.name}"))
-        if modules and not kind.name.startswith("_"):
-            title = kind.name.replace("_", " ").capitalize()
-            head = "| type | what it does | parameters (defaults) |\n|---|---|---|\n"
-            parts.append(f"#### {title}\n\n{head}{''.join(map(_row, modules))}")
+    for title, lines in titled.items():
+        parts.append(f"#### {title.replace('_', ' ').capitalize()}\n\n{head}{''.join(lines)}")
     return "\n".join(parts)
 
 
-def _modules(folder: str) -> Iterator[ModuleType]:
-    package = importlib.import_module(folder)
-    for info in pkgutil.iter_modules(package.__path__):
-        if not info.name.startswith("_"):  # those are helpers
-            yield importlib.import_module(f"{folder}.{info.name}")
-
-
-def _row(module: ModuleType) -> str:
-    row: PluginType[Any] = module.PLUGIN
+def _row(module: ModuleType, row: PluginType[Any]) -> str:
     names = ", ".join(f"`{name}`" for name in (row.name, *row.deprecated_aliases))
-    cells = (names + MARKS[row.stability], _summary(module), _parameters(row))
+    cells = (names + MARKS[row.stability], _summary(module, row), _parameters(row))
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"
 
 
-def _summary(module: ModuleType) -> str:
-    """The first sentence of the file, without the type's name before it."""
-    first = " ".join((module.__doc__ or "").split("\n\n")[0].split())
-    return first.removeprefix(f"{module.PLUGIN.name}: ").split(". ")[0].rstrip(".")
+def _summary(module: ModuleType, row: PluginType[Any]) -> str:
+    """The first sentence of the type's paragraph, which begins with its name, else of the file."""
+    paragraphs = (module.__doc__ or "").split("\n\n")
+    named = [one for one in paragraphs if one.startswith(f"{row.name}: ")]
+    first = " ".join((named or paragraphs)[0].split())
+    return first.removeprefix(f"{row.name}: ").split(". ")[0].rstrip(".")
 
 
 def _parameters(row: PluginType[Any]) -> str:

@@ -21,7 +21,8 @@ SOURCES = ROOT / "proto"
 # Proto file → the folder of its module, and of the module's types.
 FOLDERS = {
     SOURCES / "pointsman/replica/v1/replica.proto": ROOT / "picker/peers/generated",
-    SOURCES / "pointsman/parsers/v1/grpc_bodies.proto": ROOT / "picker/plugins/parsers/_generated",
+    SOURCES / "pointsman/parsers/v1/grpc_bodies.proto": ROOT
+    / "picker/contrib/grpc_parsers/_generated",
 }
 SUFFIXES = ("_pb2.py", "_pb2.pyi")
 HEAD = "# Written by scripts/gen-protos from {}; edits are lost.\n"

@@ -1,35 +1,53 @@
-"""The plugin types of this program, found in the tree: one file, one type, one `PLUGIN`.
+"""The plugin types of this program, found in the tree: one row for each type.
 
-A module or package whose name begins with `_` is a helper and defines none.
+A module of `picker.plugins` defines `PLUGIN`, the one type that is named like the file, or
+`PLUGINS`, the types of one subject; a module of the shelf `picker.contrib` defines `PLUGINS`. The
+shelf is found by its name and never imported by name, so it can be deleted. Modules and packages
+whose names begin with `_` are helpers and define no type.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import pkgutil
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from picker import plugins
 from picker.errors import ConfigError
 from picker.framework.registry import PluginType, Registry
 
+PACKAGES = ("picker.plugins", "picker.contrib")
+
 
 def builtin_plugins() -> Registry:
-    """All plugin types under `picker.plugins`.
+    """Collect all plugin types. Raises `ConfigError` for a file that defines none."""
+    return Registry(row for package in PACKAGES for _, rows in modules_of(package) for row in rows)
 
-    Raises `ConfigError` for a file whose `PLUGIN` is not called like the file.
+
+def modules_of(package: str) -> Iterator[tuple[ModuleType, tuple[PluginType[Any], ...]]]:
+    """Yield the plugin modules of a package, each with its types; none without the package.
+
+    Raises `ConfigError` for a module that defines no type, or one type under another name.
     """
-    return Registry(
-        _row(importlib.import_module(info.name))
-        for info in pkgutil.walk_packages(plugins.__path__, f"{plugins.__name__}.")
-        if not info.ispkg and "._" not in info.name
-    )
+    spec = importlib.util.find_spec(package)
+    if spec is None:
+        return
+    for info in pkgutil.walk_packages(spec.submodule_search_locations, f"{package}."):
+        if not info.ispkg and "._" not in info.name:
+            module = importlib.import_module(info.name)
+            yield module, _rows(module)
 
 
-def _row(module: ModuleType) -> PluginType[Any]:
+def _rows(module: ModuleType) -> tuple[PluginType[Any], ...]:
+    rows = getattr(module, "PLUGINS", ())
+    if rows:
+        return tuple(rows)
     row = getattr(module, "PLUGIN", None)
     expected = module.__name__.rpartition(".")[2].replace("_", "-")
     if not isinstance(row, PluginType) or row.name != expected:
-        raise ConfigError(f"{module.__name__} must define PLUGIN, the plugin type '{expected}'")
-    return row
+        raise ConfigError(
+            f"{module.__name__} must define PLUGIN, the plugin type '{expected}', or PLUGINS"
+        )
+    return (row,)

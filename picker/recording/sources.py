@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from picker.config.build import Assembly
 from picker.config.instances import Instance
 from picker.decisions.steps import BoundPlugin
-from picker.framework.attributes import Attributes, DataKey
+from picker.framework.attributes import LATENCY_PREDICTIONS, Attributes, DataKey
 from picker.framework.interfaces import (
     Admitter,
     AsyncDataProducer,
@@ -32,7 +32,6 @@ from picker.framework.interfaces import (
     RequestProcessor,
     Screener,
 )
-from picker.plugins.producers.predicted_latency_producer import PredictedLatencyParameters
 from picker.plugins.producers.session_id_producer import SessionIdProducerParameters
 from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
 from picker.recording.findings import OWN_NOTES
@@ -195,7 +194,7 @@ class _Plan:
         if TOKENIZED_PROMPT in _made_by(instance):
             return "it reads bodies, which are not recorded"
         parameters = instance.parameters
-        if isinstance(parameters, PredictedLatencyParameters):
+        if any(key.data_type == LATENCY_PREDICTIONS for key in _made_by(instance)):
             return "it learns from responses, which are not replayed"
         if isinstance(parameters, SessionIdProducerParameters) and parameters.cookie_name:
             return "it reads cookies, which are not recorded"

@@ -6,12 +6,9 @@ import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from picker.types import Candidate, Candidates, EndpointMetrics
+from picker.types import Candidate, EndpointMetrics
 
 CORE_METRICS = "core-metrics-extractor"
-MULTICLUSTER_METRICS = "multicluster-metrics-extractor"
-MULTICLUSTER_QUEUE_SIZE = "llm-d.ai/multicluster-queue-size"
-MULTICLUSTER_KV_CACHE_UTILIZATION = "llm-d.ai/multicluster-kv-cache-utilization"
 
 _CORE: Mapping[str, Callable[[EndpointMetrics], float | None]] = MappingProxyType(
     {
@@ -55,12 +52,3 @@ def attribute_number(candidate: Candidate, attribute: str, producer: str) -> flo
     except OverflowError:
         return None
     return number if math.isfinite(number) else None
-
-
-def pools_unknown(candidates: Candidates) -> list[bool]:
-    """The candidates, each a pool of another cluster, whose metrics page reports nothing."""
-    return [
-        attribute_number(one, MULTICLUSTER_QUEUE_SIZE, MULTICLUSTER_METRICS) is None
-        and attribute_number(one, MULTICLUSTER_KV_CACHE_UTILIZATION, MULTICLUSTER_METRICS) is None
-        for one in candidates
-    ]

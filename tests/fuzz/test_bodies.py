@@ -11,6 +11,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
+from picker.contrib.grpc_parsers.vertexai import VertexAIParser
+from picker.contrib.grpc_parsers.vllm import VllmGrpcParser
 from picker.errors import RefusedError
 from picker.framework.attributes import Attributes
 from picker.framework.interfaces import Parser, ReadsResponses
@@ -18,8 +20,6 @@ from picker.plugins.parsers.anthropic_parser import AnthropicParser
 from picker.plugins.parsers.openai_parser import OpenAIParser
 from picker.plugins.parsers.passthrough_parser import PassthroughParser
 from picker.plugins.parsers.sglanghttp_parser import SglangHttpParser
-from picker.plugins.parsers.vertexai_parser import VertexAIParser
-from picker.plugins.parsers.vllmgrpc_parser import VllmGrpcParser
 from picker.plugins.parsers.vllmhttp_parser import VllmHttpParser
 from picker.plugins.producers.token_producer import TokenProducer
 from picker.requestcontrol.headers import path_of

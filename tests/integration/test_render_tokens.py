@@ -15,8 +15,8 @@ from picker.framework.interfaces import AsyncDataProducer, Parser
 from picker.framework.services import HttpError, Services
 from picker.plugins.parsers.anthropic_parser import AnthropicParser
 from picker.plugins.parsers.openai_parser import OpenAIParser
-from picker.plugins.producers.token_producer import PLUGIN
 from picker.types import InferenceRequest
+from tests.support.picker.plugin_scenes import configured
 from tests.support.worker.sim_worker import SimWorker, sim_worker
 
 pytestmark = [pytest.mark.model, pytest.mark.full]
@@ -42,8 +42,7 @@ async def tokens_of(
 ) -> list[list[int]]:
     """The tokens that a picker with this worker's render routes gives a request."""
     parameters = {"modelName": "tiny", "vllm": {"url": worker.url, "timeout": "30s"}}
-    decoded = msgspec.convert(parameters, PLUGIN.parameters)
-    producer = PLUGIN.make("tokens", decoded, Services(client))
+    producer = configured("token-producer", parameters, services=Services(client))
     assert isinstance(producer, AsyncDataProducer)
     body = parser.parse(path, {}, msgspec.json.encode(payload))
     request = InferenceRequest("r", {}, body, body.model, body.model)

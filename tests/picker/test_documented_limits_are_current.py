@@ -38,6 +38,7 @@ NO_LIMITS = {
     *("plugins.parsers._usage._MAX_COUNT", "plugins.parsers._usage._MAX_DIGITS"),
     *("plugins.producers.inflight_load_producer._MOST_OUTPUT", "rpc.http2.frames.MAX_FRAME_BYTES"),
     *("rpc.http2.frames.MAX_WINDOW_BYTES", "tokenization.prompt_stream._MAX_TOKEN"),
+    "contrib.program_aware._MAX_HALVINGS",
     # flags that are refused
     *("cli.flags.MAX_LEASE_NAME", "cli.flags.MAX_LEASE_SECONDS"),
     # parts of formulas
@@ -49,7 +50,6 @@ NO_LIMITS = {
             "_recent_use.MOST_OF_THE_TIME",
             "_recent_use._MOST_FADED",
             "deficit_round_robin_fairness_policy.MOST_OFF",
-            "program_aware_fairness._MAX_HALVINGS",
         )
     ),
 }

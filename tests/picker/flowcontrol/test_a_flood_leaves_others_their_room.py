@@ -33,8 +33,6 @@ from picker.plugins.fairness_policies.deficit_round_robin_fairness_policy import
     DeficitRoundRobinFairnessPolicy,
     DeficitRoundRobinFairnessPolicyParameters,
 )
-from picker.plugins.ordering_policies import fcfs_ordering_policy
-from picker.plugins.usage_limits import static_usage_limit_policy
 from picker.types import (
     Api,
     Candidate,
@@ -44,6 +42,7 @@ from picker.types import (
     ParsedBody,
     Usage,
 )
+from tests.support.picker.plugin_scenes import configured
 
 SECONDS, SEEDS = 12.0, range(3)
 SERVICE_SECONDS = 0.64
@@ -108,11 +107,11 @@ class Gate:
         self.ends: list[tuple[float, int, FlowTicket]] = []
         parameters = DeficitRoundRobinFairnessPolicyParameters()
         fairness = DeficitRoundRobinFairnessPolicy(parameters)
-        band = BandSettings(fairness, _made(fcfs_ordering_policy), max_requests=200)
+        band = BandSettings(fairness, configured("fcfs-ordering-policy"), max_requests=200)
         settings = FlowControlSettings(
             default_band=band,
             default_negative_band=band,
-            usage_limits=_made(static_usage_limit_policy),
+            usage_limits=configured("static-usage-limit-policy"),
             detector=Places(places),  # type: ignore[arg-type]
             detector_name="places",
         )
@@ -155,11 +154,6 @@ class Gate:
             self.waits.append((waiting.item.flow, since, self.now - since))
             ticket.left(ENDPOINT.key)
             heapq.heappush(self.ends, (self._service(self.now), next(self._number), ticket))
-
-
-def _made(module: object) -> object:
-    plugin = module.PLUGIN  # type: ignore[attr-defined]
-    return plugin.make(plugin.name, plugin.parameters())
 
 
 def steps(rng: Random, now: float) -> float:

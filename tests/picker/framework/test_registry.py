@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 import pytest
 
-from picker import plugins
 from picker.config.catalog import builtin_plugins
 from picker.errors import ConfigError
 from picker.framework.registry import Parameters, PluginType, Registry
@@ -40,14 +37,6 @@ def test_two_types_of_one_name_are_refused() -> None:
     """Also when one is an alias."""
     with pytest.raises(ConfigError, match="two plugins"):
         Registry([row("a"), row("b", deprecated_aliases=("a",))])
-
-
-def test_every_plugin_file_is_a_type_called_like_it() -> None:
-    """Adding a plugin is adding a file; `_` begins the name of a helper."""
-    root = Path(plugins.__path__[0])
-    files = {path.stem.replace("_", "-") for path in root.glob("[!_]*/[!_]*.py")}
-    registry = builtin_plugins()
-    assert {row.name for row in registry} == files
 
 
 def test_a_producer_that_is_named_by_nothing_is_the_default_one() -> None:

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 
 from picker.errors import ConfigError
-from picker.plugins.extractors import core_metrics_extractor
-from picker.plugins.extractors.core_metrics_extractor import CoreMetricsParameters
 from picker.pool.datastore import Datastore
 from picker.scrape.http_client import HttpPages
 from picker.scrape.scrape import SLICE_BYTES, polled
 from picker.scrape.sources import PageLocation, SourceBinding, TlsFiles, describers
 from picker.types import Endpoint
+from tests.support.picker.plugin_scenes import configured
 from tests.support.picker.scrape_scene import (
     HOST,
     PAGE,
@@ -244,7 +243,7 @@ async def test_a_large_page_is_searched_while_the_loop_does_other_work() -> None
     """Two megabytes of histograms around the load; the number is that of a small page."""
     bucket = b'vllm:request_latency_seconds_bucket{engine="%d",le="0.5"} 7\n'
     filler = b"".join(bucket % number for number in range(20_000))
-    extractor = core_metrics_extractor.PLUGIN.make("c", CoreMetricsParameters())
+    extractor = configured("core-metrics-extractor")
     pages = Pages({1: filler + PAGE + filler})
     async with scraping(source(pages, ("core", extractor))) as scene:
         scene.store.set_endpoints([endpoint("a", 1)])

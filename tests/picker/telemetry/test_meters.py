@@ -6,9 +6,9 @@ import json
 
 import pytest
 
+from picker.contrib.latency._model import MIN_SAMPLES
 from picker.errors import RefusedError
 from picker.framework.services import Services
-from picker.scheduling.latency_model import MIN_SAMPLES
 from picker.types import Endpoint, FinishCause
 from tests.support.picker.configured_requests import PROMPT, routing
 from tests.support.picker.fake_latency_predictor import FakeLatencyPredictor

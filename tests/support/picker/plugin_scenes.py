@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from random import Random
 from typing import Any
 
 import msgspec
 
+from picker.config.catalog import builtin_plugins
 from picker.decisions.steps import BoundPlugin
 from picker.framework.attributes import PEER_ENDPOINT_KEY, Attributes
 from picker.framework.disaggregation import DECODE_ROLES, ENCODE_ROLES, PREFILL_ROLES, ROLE_LABEL
 from picker.framework.flow import QueuedRequest
-from picker.framework.registry import PluginType
+from picker.framework.interfaces import Flight
+from picker.framework.services import NO_SERVICES, Services
 from picker.plugins.filters.by_label import LabelValueFilter
 from picker.scheduling.scheduler import Profile, Scheduler
 from picker.types import (
@@ -63,15 +65,22 @@ def request_for(
     return InferenceRequest("r", headers, body, "m", model, **fields)
 
 
+_TYPES = builtin_plugins()
+
+
 def configured(
-    plugin: PluginType[Any], parameters: dict[str, Any] | None = None, name: str = ""
+    type_name: str,
+    parameters: Mapping[str, Any] | None = None,
+    name: str = "",
+    services: Services = NO_SERVICES,
 ) -> Any:
     """An instance from its parameters as YAML has them.
 
     Raises what the configuration reports as an error: `ValueError` or `msgspec.ValidationError`.
     """
+    plugin = _TYPES.get(type_name)
     decoded = msgspec.convert(parameters or {}, plugin.parameters)
-    return plugin.make(name or plugin.name, decoded)
+    return plugin.make(name or type_name, decoded, services)
 
 
 def queued(
@@ -90,6 +99,11 @@ def decided(**profiles: Candidates) -> SchedulingResult:
     }
     primary = next(iter(profiles))
     return SchedulingResult(tuple(one.endpoint for one in profiles[primary]), primary, made)
+
+
+def flight() -> Flight:
+    """A request that is under way at one endpoint."""
+    return Flight(request_for(), SchedulingResult((placed().endpoint,), "default"), Attributes())
 
 
 def kept(

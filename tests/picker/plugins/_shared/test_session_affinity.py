@@ -19,8 +19,6 @@ from picker.plugins._shared.session_affinity import (
     SessionAffinityParameters,
     SessionBindings,
 )
-from picker.plugins.filters import multicluster_session_affinity_filter, session_affinity_filter
-from picker.plugins.scorers import session_affinity_scorer
 from picker.types import (
     Api,
     Candidate,
@@ -32,7 +30,7 @@ from picker.types import (
     SchedulingResult,
 )
 from tests.depth import examples
-from tests.support.picker.plugin_scenes import decided
+from tests.support.picker.plugin_scenes import configured, decided
 
 A, B, C = (Candidate(Endpoint(name, "10.0.0.1", 8000)) for name in "abc")
 
@@ -205,10 +203,10 @@ def test_sources_that_are_attributes_are_consumed(
 
 
 @pytest.mark.parametrize(
-    "plugin", [session_affinity_filter.PLUGIN, multicluster_session_affinity_filter.PLUGIN]
+    "type_name", ["session-affinity-filter", "multicluster-session-affinity-filter"]
 )
-def test_the_filter_keeps_the_endpoint_of_the_session_or_all(plugin: Any) -> None:
-    narrow = plugin.make("mine", SessionAffinityParameters())
+def test_the_filter_keeps_the_endpoint_of_the_session_or_all(type_name: str) -> None:
+    narrow = configured(type_name)
     token = request(x_session_token=base64.b64encode(b"default/b").decode())
     for asked, shown, kept in ((token, [A, B], [B]), (token, [A, C], [A, C]), (token, [], [])):
         assert list(narrow.filter(asked, shown, Attributes(), Random(1))) == kept
@@ -217,16 +215,16 @@ def test_the_filter_keeps_the_endpoint_of_the_session_or_all(plugin: Any) -> Non
 
 def test_the_scorer_prefers_the_endpoint_of_the_session() -> None:
     """1.0 for it, 0.0 for others; a plugin of another name remembers for itself."""
-    parameters = SessionAffinityParameters(strategy="session_id")
-    one, other = (session_affinity_scorer.PLUGIN.make(name, parameters) for name in "ab")
+    parameters = {"strategy": "session_id"}
+    one, other = (configured("session-affinity-scorer", parameters, name) for name in "ab")
     asked = request(x_session_id="s")
-    one.pre_request(asked, went_to(B), Attributes())  # type: ignore[attr-defined]
+    one.pre_request(asked, went_to(B), Attributes())
     for scorer, shown, scores in (
         (one, [A, B, C], [0.0, 1.0, 0.0]),
         (one, [A], [0.0]),
         (other, [A, B], [0.0, 0.0]),
     ):
-        assert list(scorer.score(asked, shown, Attributes())) == scores  # type: ignore[attr-defined]
+        assert list(scorer.score(asked, shown, Attributes())) == scores
 
 
 # What is remembered

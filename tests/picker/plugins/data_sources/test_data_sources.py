@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import msgspec
 import pytest
 
-from picker.framework.registry import PluginType
-from picker.plugins.data_sources import (
-    dcgm_data_source,
-    endpoint_notification_source,
-    metrics_data_source,
-    models_data_source,
-)
 from picker.scrape.sources import DataSource, PageLocation, TlsFiles
 from picker.types import Endpoint
+from tests.support.picker.plugin_scenes import configured
 
 
-def location(plugin: PluginType[Any], **parameters: object) -> PageLocation | None:
-    made = plugin.make("name", msgspec.convert(parameters, plugin.parameters))
+def location(plugin: str, **parameters: object) -> PageLocation | None:
+    made = configured(plugin, parameters)
     assert isinstance(made, DataSource)
     return made.location
 
@@ -27,14 +18,14 @@ def location(plugin: PluginType[Any], **parameters: object) -> PageLocation | No
 @pytest.mark.parametrize(
     ("plugin", "expected"),
     [
-        (metrics_data_source.PLUGIN, PageLocation("http", "/metrics")),
-        (models_data_source.PLUGIN, PageLocation("http", "/v1/models")),
-        (dcgm_data_source.PLUGIN, PageLocation("http", "/metrics", 9400)),
-        (endpoint_notification_source.PLUGIN, None),
+        ("metrics-data-source", PageLocation("http", "/metrics")),
+        ("models-data-source", PageLocation("http", "/v1/models")),
+        ("dcgm-data-source", PageLocation("http", "/metrics", 9400)),
+        ("endpoint-notification-source", None),
     ],
 )
 def test_sources_have_the_defaults_of_the_reference(
-    plugin: PluginType[Any], expected: PageLocation | None
+    plugin: str, expected: PageLocation | None
 ) -> None:
     """Plain http, the endpoint's own port but for DCGM."""
     assert location(plugin) == expected
@@ -43,7 +34,7 @@ def test_sources_have_the_defaults_of_the_reference(
 def test_everything_can_be_said_otherwise() -> None:
     """Scheme, path, port, interval, certificates."""
     assert location(
-        metrics_data_source.PLUGIN,
+        "metrics-data-source",
         scheme="https",
         path="/m?x=1",
         port=1,
@@ -69,13 +60,13 @@ def test_where_an_endpoint_is_asked_about(
     parameters: dict[str, object], endpoint: Endpoint, address: str
 ) -> None:
     """At its metrics address; a port of the source's replaces the endpoint's."""
-    where = location(metrics_data_source.PLUGIN, **parameters)
+    where = location("metrics-data-source", **parameters)
     assert where.address(endpoint) == address
 
 
 def test_an_exporter_on_the_node_needs_the_node() -> None:
     """Its address, or the endpoint cannot be asked about."""
-    where = location(dcgm_data_source.PLUGIN, useNodeAddress=True)
+    where = location("dcgm-data-source", useNodeAddress=True)
     assert where.address(Endpoint("a", "10.0.0.1", 1, node_address="10.9.0.1")) == "10.9.0.1:9400"
     assert where.address(Endpoint("a", "10.0.0.1", 1, node_address="fd00::1")) == "[fd00::1]:9400"
     assert where.address(Endpoint("a", "10.0.0.1", 1)) is None

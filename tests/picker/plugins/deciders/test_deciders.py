@@ -7,11 +7,6 @@ from msgspec.structs import replace
 
 from picker.framework.attributes import Attributes
 from picker.framework.interfaces import Decider
-from picker.plugins.deciders import (
-    always_disagg_multimodal_decider,
-    always_disagg_pd_decider,
-    prefix_based_pd_decider,
-)
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
 from picker.types import MultiModalFeature
 from tests.support.picker.plugin_scenes import configured, placed, request_for
@@ -32,7 +27,7 @@ def matched(
 
 
 def test_the_always_decider_always_wants_it() -> None:
-    decider = configured(always_disagg_pd_decider.PLUGIN)
+    decider = configured("always-disagg-pd-decider")
     assert isinstance(decider, Decider)
     assert decider.should_run(request_for(), None, Attributes())
 
@@ -45,7 +40,7 @@ def test_the_multimodal_decider_wants_it_for_any_item(
     features: tuple[tuple[MultiModalFeature, ...], ...], expected: bool
 ) -> None:
     """In any prompt, known to the tokenizer or to the parser alone."""
-    decider = configured(always_disagg_multimodal_decider.PLUGIN)
+    decider = configured("always-disagg-multimodal-decider")
     assert isinstance(decider, Decider)
     request = request_for(features=features)
     assert decider.should_run(request, None, Attributes()) is expected
@@ -76,7 +71,7 @@ def test_the_prefix_decider_wants_it_when_enough_is_not_cached(
     parameters: dict[str, int], tokens: int, blocks: dict[str, int], expected: bool
 ) -> None:
     """Blocks have ten tokens here; the tokens of all prompts count."""
-    decider = configured(prefix_based_pd_decider.PLUGIN, parameters)
+    decider = configured("prefix-based-pd-decider", parameters)
     first = tokens // 3
     request = request_for(prompts=(bytes(4 * first), bytes(4 * (tokens - first))))
     assert decider.should_run(request, placed("w"), matched(blocks)) is expected
@@ -84,7 +79,7 @@ def test_the_prefix_decider_wants_it_when_enough_is_not_cached(
 
 def test_the_prefix_decider_needs_an_endpoint_and_a_finding() -> None:
     """Of the approximate producer: another one's is not looked at."""
-    decider = configured(prefix_based_pd_decider.PLUGIN, {"nonCachedTokens": 1})
+    decider = configured("prefix-based-pd-decider", {"nonCachedTokens": 1})
     request = request_for(prompts=(bytes(400),))
     assert not decider.should_run(request, None, matched({}))
     assert not decider.should_run(request, placed("w"), Attributes())
@@ -92,4 +87,4 @@ def test_the_prefix_decider_needs_an_endpoint_and_a_finding() -> None:
     assert not decider.should_run(request, placed("w"), precise)
     assert decider.should_run(request, placed("w"), matched({}))
     assert decider.consumes == (match_info_key(APPROXIMATE),)
-    assert configured(prefix_based_pd_decider.PLUGIN).consumes == ()
+    assert configured("prefix-based-pd-decider").consumes == ()

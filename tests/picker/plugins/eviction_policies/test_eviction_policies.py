@@ -5,10 +5,6 @@ from __future__ import annotations
 import pytest
 
 from picker.framework.flow import EvictionFilter, EvictionOrder
-from picker.plugins.eviction_policies import (
-    priority_then_time_eviction_order_policy,
-    sheddable_eviction_filter,
-)
 from tests.support.picker.plugin_scenes import configured, queued
 
 
@@ -17,14 +13,14 @@ from tests.support.picker.plugin_scenes import configured, queued
 )
 def test_only_negative_priorities_may_be_stopped(priority: int, expected: bool) -> None:
     """Those that would be shed without flow control as well."""
-    policy = configured(sheddable_eviction_filter.PLUGIN)
+    policy = configured("sheddable-eviction-filter")
     assert isinstance(policy, EvictionFilter)
     assert policy.is_evictable(queued(priority=priority)) is expected
 
 
 def test_the_lowest_priority_goes_first_and_then_the_youngest() -> None:
     """By when it was let in, not by when it came."""
-    policy = configured(priority_then_time_eviction_order_policy.PLUGIN)
+    policy = configured("priority-then-time-eviction-order-policy")
     assert isinstance(policy, EvictionOrder)
     under_way = [(-1, 5.0), (-1, 9.0), (-3, 1.0), (-3, 2.0)]
     order = sorted(under_way, key=lambda one: policy.rank(queued(priority=one[0], at=9.0), one[1]))

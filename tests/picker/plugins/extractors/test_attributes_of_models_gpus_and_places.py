@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
 from picker.framework.attributes import MODELS_ATTRIBUTE, ServedModel, Topology
-from picker.plugins.extractors import dcgm_extractor, models_data_extractor, topology_extractor
 from picker.scrape.sources import EndpointExtractor, ExtractError, Extraction, Extractor, Scrape
 from picker.types import Endpoint
+from tests.support.picker.plugin_scenes import configured
 
 POD = Endpoint("pod-rank-1", "10.0.0.1", 8001, rank_index=1)
 
 
 def models(page: bytes) -> Extraction:
-    plugin = models_data_extractor.PLUGIN
-    extractor = plugin.make("m", plugin.parameters())
+    extractor = configured("models-data-extractor")
     assert isinstance(extractor, Extractor)
     return extractor.extract(Scrape(page, POD, 0.0))
 
 
 def gpu(page: bytes) -> Extraction:
-    plugin = dcgm_extractor.PLUGIN
-    extractor = plugin.make("d", plugin.parameters())
+    extractor = configured("dcgm-extractor")
     assert isinstance(extractor, Extractor)
     return extractor.extract(Scrape(page, POD, 0.0))
 
@@ -67,8 +64,7 @@ def test_a_page_without_the_pods_gpus_is_an_error() -> None:
 
 
 def topology(endpoint: Endpoint, **parameters: str) -> object:
-    plugin = topology_extractor.PLUGIN
-    extractor = plugin.make("where", msgspec.convert(parameters, plugin.parameters))
+    extractor = configured("topology-extractor", parameters, "where")
     assert isinstance(extractor, EndpointExtractor)
     return extractor.describe(endpoint)["Topology/where"]
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
-from picker.plugins.extractors.core_metrics_extractor import PLUGIN
 from picker.scrape.sources import Extraction, Extractor, Scrape
 from picker.types import Endpoint
+from tests.support.picker.plugin_scenes import configured
 
 PAGE = b"""\
 vllm:num_requests_waiting 1
@@ -33,7 +32,7 @@ MINE = {
 
 
 def made(**parameters: object) -> Extractor:
-    plugin = PLUGIN.make("x", msgspec.convert(parameters, PLUGIN.parameters))
+    plugin = configured("core-metrics-extractor", parameters)
     assert isinstance(plugin, Extractor)
     return plugin
 

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from picker.framework.flow import FairnessPolicy
-from picker.framework.registry import PluginType
-from picker.plugins.fairness_policies import (
-    deficit_round_robin_fairness_policy,
-    global_strict_fairness_policy,
-    program_aware_fairness,
-    round_robin_fairness_policy,
-)
 from picker.types import Usage
 from tests.depth import examples
 from tests.support.picker.band_queue import Queue
+from tests.support.picker.plugin_scenes import configured
 
-POLICIES: list[PluginType[Any]] = [
-    deficit_round_robin_fairness_policy.PLUGIN,
-    global_strict_fairness_policy.PLUGIN,
-    program_aware_fairness.PLUGIN,
-    round_robin_fairness_policy.PLUGIN,
+POLICIES: list[str] = [
+    "deficit-round-robin-fairness-policy",
+    "global-strict-fairness-policy",
+    "program-aware-fairness",
+    "round-robin-fairness-policy",
 ]
 FLOWS = st.sampled_from("abcde")
 STEPS = st.lists(
@@ -40,17 +32,17 @@ STEPS = st.lists(
 )
 
 
-def _policy(plugin: PluginType[Any]) -> FairnessPolicy:
-    policy = plugin.make(plugin.name, plugin.parameters())
+def _policy(plugin: str) -> FairnessPolicy:
+    policy = configured(plugin)
     assert isinstance(policy, FairnessPolicy)
     return policy
 
 
-@pytest.mark.parametrize("plugin", POLICIES, ids=lambda plugin: plugin.name)
+@pytest.mark.parametrize("plugin", POLICIES)
 @examples(40)
 @given(steps=STEPS)
 def test_something_goes_whenever_something_waits(
-    plugin: PluginType[Any], steps: list[tuple[str, str, int]]
+    plugin: str, steps: list[tuple[str, str, int]]
 ) -> None:
     """The flow that is named has somebody waiting, and asked twice it is the same one."""
     band = Queue(_policy(plugin).for_band(0))
@@ -76,8 +68,8 @@ def test_something_goes_whenever_something_waits(
     assert len(band.drain()) == left
 
 
-@pytest.mark.parametrize("plugin", POLICIES, ids=lambda plugin: plugin.name)
-def test_bands_know_nothing_of_each_other(plugin: PluginType[Any]) -> None:
+@pytest.mark.parametrize("plugin", POLICIES)
+def test_bands_know_nothing_of_each_other(plugin: str) -> None:
     """One policy serves several; what waits in one is not named in another."""
     policy = _policy(plugin)
     one, other = Queue(policy.for_band(1)), Queue(policy.for_band(0))
@@ -86,8 +78,8 @@ def test_bands_know_nothing_of_each_other(plugin: PluginType[Any]) -> None:
     assert one.dispatch() is not None
 
 
-@pytest.mark.parametrize("plugin", POLICIES, ids=lambda plugin: plugin.name)
-def test_a_request_of_another_time_may_complete(plugin: PluginType[Any]) -> None:
+@pytest.mark.parametrize("plugin", POLICIES)
+def test_a_request_of_another_time_may_complete(plugin: str) -> None:
     """Bands come and go while requests are under way."""
     before, after = (Queue(_policy(plugin).for_band(0)) for _ in range(2))
     before.push("a", 100)
@@ -97,8 +89,8 @@ def test_a_request_of_another_time_may_complete(plugin: PluginType[Any]) -> None
     assert after.drain() == "b"
 
 
-@pytest.mark.parametrize("plugin", POLICIES, ids=lambda plugin: plugin.name)
-def test_requests_may_be_let_in_that_never_waited(plugin: PluginType[Any]) -> None:
+@pytest.mark.parametrize("plugin", POLICIES)
+def test_requests_may_be_let_in_that_never_waited(plugin: str) -> None:
     """While the pool has room nobody has to queue, but policies are told."""
     band = Queue(_policy(plugin).for_band(0))
     item = band.push("a", 50)

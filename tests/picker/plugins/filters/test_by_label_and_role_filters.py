@@ -6,15 +6,6 @@ from typing import Any
 
 import pytest
 
-from picker.framework.registry import PluginType, Stability
-from picker.plugins.filters import (
-    by_label,
-    by_label_selector,
-    decode_filter,
-    encode_filter,
-    label_selector_filter,
-    prefill_filter,
-)
 from tests.support.picker.plugin_scenes import configured, kept, placed
 
 ROLES = (
@@ -31,8 +22,8 @@ ROLES = (
 )
 
 
-@pytest.mark.parametrize("plugin", [label_selector_filter.PLUGIN, by_label_selector.PLUGIN])
-def test_a_selector_filter_keeps_what_its_parameters_select(plugin: PluginType[Any]) -> None:
+@pytest.mark.parametrize("plugin", ["label-selector-filter", "by-label-selector"])
+def test_a_selector_filter_keeps_what_its_parameters_select(plugin: str) -> None:
     """The parameters are the selector; without any all are kept, in the order given."""
     candidates = [
         placed("h100-new", {"gpu": "h100", "age": "new"}),
@@ -68,34 +59,30 @@ def test_by_label_keeps_the_listed_values(parameters: dict[str, Any], expected: 
         placed("bare", {"other": "a"}),
         placed("blank", {"k": ""}),
     ]
-    assert kept(configured(by_label.PLUGIN, {"label": "k", **parameters}), candidates) == expected
+    assert kept(configured("by-label", {"label": "k", **parameters}), candidates) == expected
 
 
 @pytest.mark.parametrize(
     ("plugin", "expected"),
     [
         (
-            decode_filter.PLUGIN,
+            "decode-filter",
             {"decode", "prefill-decode", "both", "encode-prefill-decode", "bare"},
         ),
         (
-            prefill_filter.PLUGIN,
+            "prefill-filter",
             {"prefill", "encode-prefill", "prefill-decode", "both", "encode-prefill-decode"},
         ),
-        (encode_filter.PLUGIN, {"encode", "encode-prefill", "encode-prefill-decode"}),
+        (
+            "encode-filter",
+            {"encode", "encode-prefill", "encode-prefill-decode"},
+        ),
     ],
 )
 def test_a_role_filter_keeps_the_endpoints_that_can_run_its_stage(
-    plugin: PluginType[Any], expected: set[str]
+    plugin: str, expected: set[str]
 ) -> None:
     """Only decode-filter keeps an endpoint that names no role; names are exact."""
     candidates = [placed(role or "blank", {"llm-d.ai/role": role}) for role in ROLES]
     candidates.append(placed("bare", {"app": "llm"}))
     assert set(kept(configured(plugin), candidates)) == expected
-
-
-def test_the_former_names_are_marked() -> None:
-    """So that the configuration can warn."""
-    assert by_label.PLUGIN.stability is Stability.DEPRECATED
-    assert by_label_selector.PLUGIN.stability is Stability.DEPRECATED
-    assert label_selector_filter.PLUGIN.stability is Stability.BETA

@@ -6,7 +6,6 @@ from collections import Counter
 from random import Random
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,53 +20,37 @@ from picker.framework.attributes import (
     inflight_load_key,
     latency_predictions_key,
 )
-from picker.framework.registry import PluginType
-from picker.plugins.filters import (
-    by_label,
-    by_label_selector,
-    decode_filter,
-    encode_filter,
-    endpoint_attribute_filter,
-    header_based_testing_filter,
-    label_selector_filter,
-    multicluster_session_affinity_filter,
-    prefill_filter,
-    prefix_cache_affinity_filter,
-    session_affinity_filter,
-    slo_headroom_tier_filter,
-    topology_affinity_filter,
-    utilization_filter,
-)
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
 from picker.types import Api, Candidate, Endpoint, EndpointMetrics, InferenceRequest, ParsedBody
 from tests.depth import examples
+from tests.support.picker.plugin_scenes import configured
 
-FILTERS: list[tuple[PluginType[Any], dict[str, Any]]] = [
-    (by_label.PLUGIN, {"label": "llm-d.ai/role", "validValues": ["decode"]}),
-    (by_label_selector.PLUGIN, {"matchLabels": {"llm-d.ai/role": "decode"}}),
-    (decode_filter.PLUGIN, {}),
-    (encode_filter.PLUGIN, {}),
+FILTERS: list[tuple[str, dict[str, Any]]] = [
+    ("by-label", {"label": "llm-d.ai/role", "validValues": ["decode"]}),
+    ("by-label-selector", {"matchLabels": {"llm-d.ai/role": "decode"}}),
+    ("decode-filter", {}),
+    ("encode-filter", {}),
     (
-        endpoint_attribute_filter.PLUGIN,
+        "endpoint-attribute-filter",
         {
             "attribute": "WaitingQueueSize",
             "algorithm": {"type": "threshold", "threshold": {"operator": "LessThan", "value": 3}},
         },
     ),
-    (header_based_testing_filter.PLUGIN, {}),
+    ("header-based-testing-filter", {}),
     (
-        label_selector_filter.PLUGIN,
+        "label-selector-filter",
         {"matchExpressions": [{"key": "llm-d.ai/role", "operator": "NotIn", "values": ["both"]}]},
     ),
-    (multicluster_session_affinity_filter.PLUGIN, {}),
-    (prefill_filter.PLUGIN, {}),
-    (prefix_cache_affinity_filter.PLUGIN, {"explorationProbability": 0.3}),
-    (prefix_cache_affinity_filter.PLUGIN, {"ttftSource": "latencyPredictor"}),
-    (session_affinity_filter.PLUGIN, {"strategy": "session_id"}),
-    (slo_headroom_tier_filter.PLUGIN, {"epsilonExploreNeg": 0.5}),
-    (topology_affinity_filter.PLUGIN, {"minAffinity": "zone"}),
+    ("multicluster-session-affinity-filter", {}),
+    ("prefill-filter", {}),
+    ("prefix-cache-affinity-filter", {"explorationProbability": 0.3}),
+    ("prefix-cache-affinity-filter", {"ttftSource": "latencyPredictor"}),
+    ("session-affinity-filter", {"strategy": "session_id"}),
+    ("slo-headroom-tier-filter", {"epsilonExploreNeg": 0.5}),
+    ("topology-affinity-filter", {"minAffinity": "zone"}),
     (
-        utilization_filter.PLUGIN,
+        "utilization-filter",
         {
             "conditions": [
                 {"metric": "kv-cache-utilization", "maxValue": 0.5},
@@ -77,7 +60,7 @@ FILTERS: list[tuple[PluginType[Any], dict[str, Any]]] = [
     ),
 ]
 # It answers in the order of a header, which conformance asks for.
-REORDERS = {header_based_testing_filter.PLUGIN.name}
+REORDERS = {"header-based-testing-filter"}
 
 numbers = st.floats(allow_nan=True, allow_infinity=True)
 words = st.sampled_from(["", "a", "b", "decode", "prefill", "both", "é"])
@@ -147,14 +130,14 @@ requests = st.dictionaries(
 
 
 @pytest.mark.parametrize(
-    ("plugin", "parameters"),
+    ("type_name", "parameters"),
     FILTERS,
-    ids=[f"{plugin.name}-{index}" for index, (plugin, _) in enumerate(FILTERS)],
+    ids=[f"{name}-{index}" for index, (name, _) in enumerate(FILTERS)],
 )
 @examples(60)
 @given(candidate_lists(), findings(), requests, st.integers(0, 9))
 def test_a_filter_keeps_candidates_in_their_order_and_never_raises(
-    plugin: PluginType[Any],
+    type_name: str,
     parameters: dict[str, Any],
     candidates: list[Candidate],
     attributes: Attributes,
@@ -162,14 +145,14 @@ def test_a_filter_keeps_candidates_in_their_order_and_never_raises(
     seed: int,
 ) -> None:
     """What it keeps are the very candidates, each once; the same seed keeps the same."""
-    narrow = plugin.make(plugin.name, msgspec.convert(parameters, plugin.parameters))
+    narrow = configured(type_name, parameters)
     given_ = tuple(candidates)
-    kept = list(narrow.filter(request_, candidates, attributes, Random(seed)))  # type: ignore[attr-defined]
+    kept = list(narrow.filter(request_, candidates, attributes, Random(seed)))
     assert tuple(candidates) == given_
     places = [index for one in kept for index, other in enumerate(given_) if other is one]
     assert len(places) == len(kept)
     assert max(Counter(places).values(), default=1) == 1
-    if plugin.name not in REORDERS:
+    if type_name not in REORDERS:
         assert places == sorted(places)
-    again = narrow.filter(request_, candidates, attributes, Random(seed))  # type: ignore[attr-defined]
+    again = narrow.filter(request_, candidates, attributes, Random(seed))
     assert list(again) == kept

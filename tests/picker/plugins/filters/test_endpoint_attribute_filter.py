@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from picker.plugins.filters.endpoint_attribute_filter import PLUGIN
 from picker.types import Candidate, EndpointMetrics
 from tests.support.picker.plugin_scenes import configured, kept, placed
 
@@ -41,16 +40,19 @@ def test_each_operator_compares_the_number_with_the_value(
     candidates: list[Candidate], operator: str, expected: list[str]
 ) -> None:
     """The endpoint without the number is kept with Pass, the default, and dropped with Fail."""
-    assert kept(configured(PLUGIN, threshold(operator)), candidates) == [*expected, "none"]
-    strict = configured(PLUGIN, threshold(operator, onMissing="Fail"))
+    assert kept(configured("endpoint-attribute-filter", threshold(operator)), candidates) == [
+        *expected,
+        "none",
+    ]
+    strict = configured("endpoint-attribute-filter", threshold(operator, onMissing="Fail"))
     assert kept(strict, candidates) == expected
 
 
 def test_all_are_kept_instead_of_none_where_that_is_asked_for(candidates: list[Candidate]) -> None:
     """fallbackOnEmpty is off by default."""
     none = threshold("LessThan", -1, onMissing="Fail")
-    assert kept(configured(PLUGIN, none), candidates) == []
-    fallback = configured(PLUGIN, {**none, "fallbackOnEmpty": True})
+    assert kept(configured("endpoint-attribute-filter", none), candidates) == []
+    fallback = configured("endpoint-attribute-filter", {**none, "fallbackOnEmpty": True})
     assert kept(fallback, candidates) == ["low", "mid", "high", "none"]
     assert kept(fallback, []) == []
 
@@ -58,8 +60,13 @@ def test_all_are_kept_instead_of_none_where_that_is_asked_for(candidates: list[C
 @pytest.mark.parametrize("value", [math.nan, math.inf, True, "0.1", None, [0.1], object()])
 def test_what_is_no_number_is_missing(value: object) -> None:
     odd = [placed("odd", attributes={"gpu/dcgm": value})]
-    assert kept(configured(PLUGIN, threshold("LessThan", 9, onMissing="Fail")), odd) == []
-    assert kept(configured(PLUGIN, threshold("LessThan", -9)), odd) == ["odd"]
+    assert (
+        kept(
+            configured("endpoint-attribute-filter", threshold("LessThan", 9, onMissing="Fail")), odd
+        )
+        == []
+    )
+    assert kept(configured("endpoint-attribute-filter", threshold("LessThan", -9)), odd) == ["odd"]
 
 
 def test_core_metrics_are_known_by_name_while_the_load_is_known() -> None:
@@ -71,10 +78,12 @@ def test_core_metrics_are_known_by_name_while_the_load_is_known() -> None:
         placed("long", metrics=EndpointMetrics(waiting_requests=5)),
         placed("unknown", metrics=None),
     ]
-    assert kept(configured(PLUGIN, parameters), candidates) == ["short"]
+    assert kept(configured("endpoint-attribute-filter", parameters), candidates) == ["short"]
 
 
 def test_a_slash_is_fine_once_the_producer_is_named() -> None:
     """The key is the attribute, a slash, the producer."""
-    plugin = configured(PLUGIN, {**threshold(onMissing="Fail"), "attribute": "a/b"})
+    plugin = configured(
+        "endpoint-attribute-filter", {**threshold(onMissing="Fail"), "attribute": "a/b"}
+    )
     assert kept(plugin, [placed("w", attributes={"a/b/dcgm": 0.1})]) == ["w"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from picker.plugins.filters.header_based_testing_filter import PLUGIN
 from tests.support.picker.plugin_scenes import configured, kept, placed, request_for
 
 
@@ -51,10 +50,17 @@ def test_the_header_lists_what_is_kept(header: str | None, expected: list[str]) 
     ]
     headers = {} if header is None else {"test-epp-endpoint-selection": header}
     request = replace(request_for(), headers=headers)
-    assert kept(configured(PLUGIN), candidates, request=request) == expected
+    assert kept(configured("header-based-testing-filter"), candidates, request=request) == expected
 
 
 def test_an_address_that_is_a_name_is_never_listed() -> None:
     """Not even by something that is no address either."""
     request = replace(request_for(), headers={"test-epp-endpoint-selection": "nonsense,host"})
-    assert kept(configured(PLUGIN), [placed("n", address="host")], request=request) == []
+    assert (
+        kept(
+            configured("header-based-testing-filter"),
+            [placed("n", address="host")],
+            request=request,
+        )
+        == []
+    )

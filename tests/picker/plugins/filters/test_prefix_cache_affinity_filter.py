@@ -15,7 +15,6 @@ from picker.framework.attributes import (
     inflight_load_key,
     latency_predictions_key,
 )
-from picker.plugins.filters.prefix_cache_affinity_filter import PLUGIN
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
 from tests.support.picker.plugin_scenes import configured, kept, placed
 
@@ -67,12 +66,15 @@ def test_endpoints_with_enough_of_the_prompt_are_kept(
     matches: dict[str, int], threshold: float | None, expected: str
 ) -> None:
     """From 0.8 on by default; nobody sticky keeps all, and so does a threshold of zero."""
-    plugin = configured(PLUGIN, {} if threshold is None else {"affinityThreshold": threshold})
+    plugin = configured(
+        "prefix-cache-affinity-filter",
+        {} if threshold is None else {"affinityThreshold": threshold},
+    )
     assert "".join(kept(plugin, CANDIDATES, found(matches))) == expected
 
 
 def test_without_a_finding_all_are_kept() -> None:
-    plugin = configured(PLUGIN)
+    plugin = configured("prefix-cache-affinity-filter")
     assert kept(plugin, CANDIDATES) == ["a", "b", "c"]
     assert kept(plugin, CANDIDATES, found({}, total=0)) == ["a", "b", "c"]
 
@@ -89,20 +91,20 @@ def test_without_a_finding_all_are_kept() -> None:
 )
 def test_stickiness_ends_when_it_costs_too_much_time(tokens: dict[str, int], expected: str) -> None:
     """At 1,000 tokens a second a token takes a millisecond; the best of each side counts."""
-    plugin = configured(PLUGIN, {"peakPrefillThroughput": 1000})
+    plugin = configured("prefix-cache-affinity-filter", {"peakPrefillThroughput": 1000})
     assert "".join(kept(plugin, CANDIDATES, found({"a": 10}, tokens))) == expected
 
 
 def test_the_best_sticky_endpoint_decides() -> None:
     """One that waits long does not spoil another."""
-    plugin = configured(PLUGIN, {"peakPrefillThroughput": 1000})
+    plugin = configured("prefix-cache-affinity-filter", {"peakPrefillThroughput": 1000})
     warm = found({"a": 10, "b": 10}, {"a": 99_000, "b": 18_000})
     assert kept(plugin, CANDIDATES, warm) == ["a", "b"]
 
 
 def test_the_default_throughput_is_the_published_one() -> None:
     """18 s × 15,928 tokens/s in flight are the limit."""
-    plugin = configured(PLUGIN)
+    plugin = configured("prefix-cache-affinity-filter")
     assert kept(plugin, CANDIDATES, found({"a": 10}, {"a": 286_704})) == ["a"]
     assert len(kept(plugin, CANDIDATES, found({"a": 10}, {"a": 286_720}))) == 3
 
@@ -110,7 +112,7 @@ def test_the_default_throughput_is_the_published_one() -> None:
 @pytest.mark.parametrize("penalty", [0, -5])
 def test_no_penalty_means_always_sticky(penalty: float) -> None:
     """However much is in flight; then nothing but matches is asked for."""
-    plugin = configured(PLUGIN, {"maxTTFTPenaltyMs": penalty})
+    plugin = configured("prefix-cache-affinity-filter", {"maxTTFTPenaltyMs": penalty})
     assert kept(plugin, CANDIDATES, found({"a": 10}, {"a": 10**12})) == ["a"]
     assert plugin.consumes == (MATCH_KEY,)
 
@@ -128,7 +130,9 @@ def test_no_penalty_means_always_sticky(penalty: float) -> None:
 )
 def test_predicted_times_can_decide_instead(ttft_ms: dict[str, float], expected: str) -> None:
     """Without a prediction an endpoint is the slowest; nobody is slower than the slowest."""
-    plugin = configured(PLUGIN, {"ttftSource": "latencyPredictor", "maxTTFTPenaltyMs": 100})
+    plugin = configured(
+        "prefix-cache-affinity-filter", {"ttftSource": "latencyPredictor", "maxTTFTPenaltyMs": 100}
+    )
     answer = kept(plugin, CANDIDATES, found({"a": 10}, {"a": 10**12}, ttft_ms))
     assert "".join(answer) == expected
     assert plugin.consumes == (MATCH_KEY, latency_predictions_key())
@@ -137,14 +141,19 @@ def test_predicted_times_can_decide_instead(ttft_ms: dict[str, float], expected:
 def test_exploration_skips_the_gate_at_its_rate() -> None:
     """By the rng it is given; a single candidate takes no draw."""
     warm = found({"a": 10})
-    always = configured(PLUGIN, {"explorationProbability": 1})
+    always = configured("prefix-cache-affinity-filter", {"explorationProbability": 1})
     assert kept(always, CANDIDATES, warm) == ["a", "b", "c"]
-    sometimes, rng = configured(PLUGIN, {"explorationProbability": 0.25}), Random(7)
+    sometimes, rng = (
+        configured("prefix-cache-affinity-filter", {"explorationProbability": 0.25}),
+        Random(7),
+    )
     explored = sum(len(kept(sometimes, CANDIDATES, warm, rng=rng)) == 3 for _ in range(2000))
     assert 430 < explored < 570
     untouched = Random(7)
     assert kept(always, CANDIDATES[:1], warm, rng=untouched) == ["a"]
-    assert kept(configured(PLUGIN), CANDIDATES, warm, rng=untouched) == ["a"]
+    assert kept(configured("prefix-cache-affinity-filter"), CANDIDATES, warm, rng=untouched) == [
+        "a"
+    ]
     assert untouched.random() == Random(7).random()
 
 
@@ -154,8 +163,10 @@ def test_other_producers_can_be_named() -> None:
         "inFlightLoadProducerName": "loads",
         "latencyPredictionInfoProducerName": "oracle",
     }
-    by_load = configured(PLUGIN, names)
+    by_load = configured("prefix-cache-affinity-filter", names)
     assert by_load.consumes == (match_info_key("precise"), inflight_load_key("loads"))
-    predicted = configured(PLUGIN, {**names, "ttftSource": "latencyPredictor"})
+    predicted = configured(
+        "prefix-cache-affinity-filter", {**names, "ttftSource": "latencyPredictor"}
+    )
     assert predicted.consumes == (match_info_key("precise"), latency_predictions_key("oracle"))
-    assert configured(PLUGIN, {"affinityThreshold": 0}).consumes == ()
+    assert configured("prefix-cache-affinity-filter", {"affinityThreshold": 0}).consumes == ()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from picker.framework.attributes import PEER_ENDPOINT_KEY, Attributes, Topology
-from picker.plugins.filters.topology_affinity_filter import PLUGIN
 from picker.types import Candidate
 from tests.support.picker.plugin_scenes import configured, kept, placed
 
@@ -49,14 +48,14 @@ def test_it_keeps_that_tier_and_nearer_ones(
     candidates: list[Candidate], floor: str | None, expected: list[str]
 ) -> None:
     """Host is the default; the peer itself need not be a candidate."""
-    plugin = configured(PLUGIN, {"minAffinity": floor} if floor else {})
+    plugin = configured("topology-affinity-filter", {"minAffinity": floor} if floor else {})
     attributes = beside(Topology("h1", "r1", "z1", "g1"))
     assert kept(plugin, candidates, attributes) == expected
 
 
 def test_nothing_is_dropped_where_nearness_says_nothing(candidates: list[Candidate]) -> None:
     """No peer, a peer nobody knows the place of, nobody near, nobody known."""
-    plugin = configured(PLUGIN)
+    plugin = configured("topology-affinity-filter")
     everybody = [candidate.endpoint.name for candidate in candidates]
     assert kept(plugin, candidates) == everybody
     assert kept(plugin, candidates, beside(None)) == everybody
@@ -69,7 +68,7 @@ def test_nothing_is_dropped_where_nearness_says_nothing(candidates: list[Candida
 
 def test_another_extractor_can_be_named() -> None:
     """Of the peer and of the candidates alike."""
-    plugin = configured(PLUGIN, {"topologyProducerName": "mine"})
+    plugin = configured("topology-affinity-filter", {"topologyProducerName": "mine"})
     mine = {"Topology/mine": Topology("h1"), "Topology/topology-extractor": Topology("h2")}
     theirs = {"Topology/mine": Topology("h2"), "Topology/topology-extractor": Topology("h1")}
     attributes = Attributes()

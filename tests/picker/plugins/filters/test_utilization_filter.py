@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from picker.framework.attributes import Attributes, EndpointLoad, InFlightLoad, inflight_load_key
-from picker.plugins.filters.utilization_filter import PLUGIN
 from picker.types import EndpointMetrics
 from tests.support.picker.plugin_scenes import configured, kept, placed
 
@@ -41,16 +40,20 @@ def test_every_metric_has_to_be_within_its_limit(
         placed("queue", metrics=EndpointMetrics(6, 9, 0.5)),
         placed("full-cache", metrics=EndpointMetrics(0, 10, 0.95)),
     ]
-    assert kept(configured(PLUGIN, limits(**limit)), candidates) == expected
+    assert kept(configured("utilization-filter", limits(**limit)), candidates) == expected
 
 
 def test_own_requests_count_before_a_scrape_sees_them() -> None:
     """As waiting or as running, beyond what the scrape saw of the other."""
     burst = placed("burst", inflight_requests=4)
     seen = placed("seen", inflight_requests=4, metrics=EndpointMetrics(0, 4))
-    assert kept(configured(PLUGIN, limits(waiting_queue=3)), [burst, seen]) == ["seen"]
+    assert kept(configured("utilization-filter", limits(waiting_queue=3)), [burst, seen]) == [
+        "seen"
+    ]
     waiting = placed("waiting", inflight_requests=4, metrics=EndpointMetrics(4, 0))
-    assert kept(configured(PLUGIN, limits(running_requests=3)), [burst, waiting]) == ["waiting"]
+    assert kept(configured("utilization-filter", limits(running_requests=3)), [burst, waiting]) == [
+        "waiting"
+    ]
 
 
 @pytest.mark.parametrize("metric", ["active-requests", "waiting-queue"])
@@ -59,12 +62,14 @@ def test_of_two_limits_of_one_metric_both_hold(metric: str) -> None:
     candidates = [placed("calm", inflight_requests=1), placed("busy", inflight_requests=5)]
     conditions = [{"metric": metric, "maxValue": limit} for limit in (2, 9)]
     for written in (conditions, conditions[::-1]):
-        assert kept(configured(PLUGIN, {"conditions": written}), candidates) == ["calm"]
+        assert kept(configured("utilization-filter", {"conditions": written}), candidates) == [
+            "calm"
+        ]
 
 
 def test_active_requests_are_the_greater_of_both_counts() -> None:
     """The in-flight finding may know of other pickers' requests; scrapes do not matter."""
-    plugin = configured(PLUGIN, limits(active_requests=2))
+    plugin = configured("utilization-filter", limits(active_requests=2))
     candidates = [
         placed("own", inflight_requests=3),
         placed("found"),
@@ -77,14 +82,14 @@ def test_active_requests_are_the_greater_of_both_counts() -> None:
     attributes[inflight_load_key()] = InFlightLoad(loads, {})
     assert kept(plugin, candidates, attributes) == ["calm", "queued"]
     assert plugin.consumes == (inflight_load_key(),)
-    assert configured(PLUGIN, limits(waiting_queue=1)).consumes == ()
+    assert configured("utilization-filter", limits(waiting_queue=1)).consumes == ()
     named = {**limits(active_requests=1), "inFlightLoadProducerName": "mine"}
-    assert configured(PLUGIN, named).consumes == (inflight_load_key("mine"),)
+    assert configured("utilization-filter", named).consumes == (inflight_load_key("mine"),)
 
 
 def test_unknown_load_is_chosen_only_when_no_known_load_will_do() -> None:
     """Its own count has to pass all the same."""
-    plugin = configured(PLUGIN, limits(waiting_queue=5, active_requests=2))
+    plugin = configured("utilization-filter", limits(waiting_queue=5, active_requests=2))
     calm, unknown = placed("calm"), placed("unknown", metrics=None)
     full = placed("full", metrics=EndpointMetrics(9))
     busy = placed("busy", metrics=None, inflight_requests=3)
@@ -108,7 +113,7 @@ def test_a_missing_signal_passes_and_the_others_decide(
     seen: EndpointMetrics, is_kept: bool
 ) -> None:
     """Without any of them the load is unknown."""
-    plugin = configured(PLUGIN, limits(waiting_queue=5, kv_cache_utilization=0.9))
+    plugin = configured("utilization-filter", limits(waiting_queue=5, kv_cache_utilization=0.9))
     candidates = [placed("calm"), placed("gap", metrics=seen)]
     assert kept(plugin, candidates) == (["calm", "gap"] if is_kept else ["calm"])
     full = placed("full", metrics=EndpointMetrics(9))
@@ -119,5 +124,5 @@ def test_a_missing_signal_passes_and_the_others_decide(
 def test_all_are_kept_instead_of_none_where_that_is_asked_for() -> None:
     """Otherwise the request is refused."""
     full = [placed(name, metrics=EndpointMetrics(9)) for name in "ab"]
-    assert kept(configured(PLUGIN, limits(waiting_queue=5)), full) == []
-    assert kept(configured(PLUGIN, limits(True, waiting_queue=5)), full) == ["a", "b"]
+    assert kept(configured("utilization-filter", limits(waiting_queue=5)), full) == []
+    assert kept(configured("utilization-filter", limits(True, waiting_queue=5)), full) == ["a", "b"]

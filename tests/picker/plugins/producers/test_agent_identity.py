@@ -7,7 +7,6 @@ from msgspec.structs import replace
 
 from picker.framework.attributes import Attributes, agent_identity_key
 from picker.framework.interfaces import DataProducer, RequestProcessor
-from picker.plugins.producers.agent_identity import PLUGIN
 from tests.support.picker.plugin_scenes import configured, request_for
 
 CLAUDE, OPENCODE, CODEX, OLD_CODEX = (
@@ -38,7 +37,7 @@ def test_the_first_header_with_a_value_is_the_identity(
     extra: list[str], headers: dict[str, str], expected: str | None
 ) -> None:
     """Additional ones come first; it is the fairness id and a finding."""
-    plugin = configured(PLUGIN, {"additionalSessionHeaders": extra}, "mine")
+    plugin = configured("agent-identity", {"additionalSessionHeaders": extra}, "mine")
     assert isinstance(plugin, RequestProcessor)
     assert isinstance(plugin, DataProducer)
     request = replace(request_for(), headers=headers)
@@ -54,7 +53,7 @@ def test_the_first_header_with_a_value_is_the_identity(
 )
 def test_a_fairness_header_is_left_to_itself(header: str) -> None:
     """By either name; the finding is made all the same, and an empty one is none."""
-    plugin = configured(PLUGIN)
+    plugin = configured("agent-identity")
     named = replace(request_for(), headers={header: "user-123", CLAUDE: "session-abc"})
     assert plugin.process(named) is named
     attributes = Attributes()

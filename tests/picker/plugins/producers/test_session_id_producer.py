@@ -7,7 +7,6 @@ from msgspec.structs import replace
 
 from picker.framework.attributes import Attributes, session_id_key
 from picker.framework.interfaces import DataProducer, ProducesData
-from picker.plugins.producers.session_id_producer import PLUGIN
 from tests.support.picker.plugin_scenes import configured, request_for
 
 
@@ -36,7 +35,7 @@ def test_the_session_is_read_from_its_one_source(
     parameters: dict[str, str], headers: dict[str, str], expected: str | None
 ) -> None:
     """Nothing is written without a value; the request stays as it is."""
-    producer = configured(PLUGIN, parameters, "mine")
+    producer = configured("session-id-producer", parameters, "mine")
     assert isinstance(producer, DataProducer)
     assert isinstance(producer, ProducesData)
     assert producer.produces == (session_id_key("mine"),)

@@ -6,15 +6,14 @@ from collections.abc import Callable, Mapping
 from struct import pack
 from typing import Any
 
-import msgspec
 import pytest
 
 from picker.framework.attributes import Attributes
 from picker.framework.interfaces import AsyncDataProducer, DataProducer, ProducesData
 from picker.framework.services import HttpError, Services
-from picker.plugins.producers.token_producer import PLUGIN, TOKENIZED_PROMPT
+from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
 from picker.types import Api, InferenceRequest, MultiModalFeature, ParsedBody
-from tests.support.picker.plugin_scenes import request_for
+from tests.support.picker.plugin_scenes import configured, request_for
 
 RequestFor = Callable[..., InferenceRequest]
 HELLO = pack("<3I", 1819043176, 1870078063, 6581362)
@@ -45,8 +44,7 @@ class Server:
 
 def make(server: Server | None = None, **parameters: Any) -> object:
     """A producer with parameters as the configuration writes them."""
-    decoded = msgspec.convert(parameters, PLUGIN.parameters)
-    return PLUGIN.make("mine", decoded, Services(server or Server()))
+    return configured("token-producer", parameters, "mine", Services(server or Server()))  # type: ignore[no-any-return]
 
 
 def estimated(request: InferenceRequest, **parameters: Any) -> InferenceRequest:
@@ -69,8 +67,6 @@ def test_it_produces_the_tokenized_prompt_whatever_its_name(parameters: dict[str
     producer = make(**parameters)
     assert isinstance(producer, ProducesData)
     assert producer.produces == (TOKENIZED_PROMPT,)
-    assert PLUGIN.default_for == ("TokenizedPrompt",)
-    assert PLUGIN.deprecated_aliases == ("tokenizer",)
 
 
 def test_text_is_packed_four_bytes_a_token() -> None:

@@ -11,7 +11,6 @@ from picker.errors import Code, DropReason, RefusedError
 from picker.framework.attributes import Attributes
 from picker.framework.disaggregation import DISAGGREGATION_DECISION_KEY
 from picker.framework.interfaces import PreRequest, ProfileHandler, UsesPlugins
-from picker.plugins.profile_handlers.disagg_profile_handler import PLUGIN
 from picker.types import InferenceRequest, ProfileResult
 from tests.support.picker.plugin_scenes import (
     SetDecider,
@@ -32,7 +31,7 @@ def connected(order: str = "", prefill: bool | None = None, encode: bool | None 
     answers = {"prefill": prefill, "encode": encode}
     made = {name: SetDecider(answer) for name, answer in answers.items() if answer is not None}
     names = {name: f"{name}-decider" for name in made}
-    handler = configured(PLUGIN, {"stageOrder": order, "deciders": names})
+    handler = configured("disagg-profile-handler", {"stageOrder": order, "deciders": names})
     plugins = {f"{name}-decider": plugin for name, plugin in made.items()}
     handler.connect({**plugins, "something-else": object()})
     return handler, made
@@ -207,7 +206,7 @@ def test_profiles_can_have_other_names() -> None:
     }
     flat = {"decodeProfile": "my-decode", "prefillProfile": "my-prefill", "deciderPluginName": "d"}
     for parameters in (nested, flat):
-        handler = configured(PLUGIN, parameters)
+        handler = configured("disagg-profile-handler", parameters)
         handler.connect({"d": SetDecider(True)})
         result, runs = schedule(handler, ("my-decode", "my-prefill"), pool_of(*ALL_ROLES))
         assert [name for name, _ in runs] == ["my-decode", "my-prefill"]
@@ -231,7 +230,9 @@ def test_profiles_can_have_other_names() -> None:
 )
 def test_the_order_is_read_loosely(order: str, is_prefill_first: bool) -> None:
     """Case, dashes and underscores do not matter."""
-    _, runs = schedule(configured(PLUGIN, {"stageOrder": order}), PROFILES, pool_of(*ALL_ROLES))
+    _, runs = schedule(
+        configured("disagg-profile-handler", {"stageOrder": order}), PROFILES, pool_of(*ALL_ROLES)
+    )
     assert (runs[0][0] == "prefill") is is_prefill_first
 
 
@@ -254,7 +255,7 @@ def test_deciders_are_asked_for_by_the_parameter_that_names_them(
     parameters: dict[str, Any], references: dict[str, str]
 ) -> None:
     """So that they may stand anywhere in the configuration."""
-    handler = configured(PLUGIN, parameters)
+    handler = configured("disagg-profile-handler", parameters)
     assert handler.references == references
     for contract in (ProfileHandler, UsesPlugins, PreRequest):
         assert isinstance(handler, contract)
@@ -262,6 +263,6 @@ def test_deciders_are_asked_for_by_the_parameter_that_names_them(
 
 
 def test_a_plugin_that_decides_nothing_is_refused() -> None:
-    handler = configured(PLUGIN, {"deciders": {"encode": "queue"}})
+    handler = configured("disagg-profile-handler", {"deciders": {"encode": "queue"}})
     with pytest.raises(ValueError, match="'queue' is not a decider"):
         handler.connect({"queue": object()})

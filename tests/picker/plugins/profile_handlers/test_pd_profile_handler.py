@@ -7,7 +7,6 @@ import pytest
 from picker.errors import Code, RefusedError
 from picker.framework.attributes import Attributes
 from picker.framework.disaggregation import DISAGGREGATION_DECISION_KEY, DisaggregationDecision
-from picker.plugins.profile_handlers.pd_profile_handler import PLUGIN
 from tests.support.picker.plugin_scenes import (
     SetDecider,
     configured,
@@ -22,7 +21,7 @@ NAME = "prefix-based-pd-decider"
 @pytest.mark.parametrize("answer", [True, False])
 def test_the_decider_decides_about_prefill(answer: bool) -> None:
     """It sees the decode endpoint, and so does the prefill profile."""
-    handler, made = configured(PLUGIN), SetDecider(answer)
+    handler, made = configured("pd-profile-handler"), SetDecider(answer)
     assert handler.references == {"deciderPluginName": NAME}
     handler.connect({NAME: made})
     result, runs = schedule(handler, ("decode", "prefill"), pool_of("prefill", "decode"))
@@ -39,7 +38,7 @@ def test_the_decider_decides_about_prefill(answer: bool) -> None:
 
 def test_the_primary_port_stands_in_front_of_the_picked_endpoint() -> None:
     """Which a header names; a fallback would be given the wrong one, so there is none."""
-    handler = configured(PLUGIN, {"primaryPort": 9000})
+    handler = configured("pd-profile-handler", {"primaryPort": 9000})
     handler.connect({NAME: SetDecider(True)})
     result, _ = schedule(handler, ("decode", "prefill"), pool_of("decode", "decode", "prefill"))
     assert [endpoint.host_port for endpoint in result.endpoints] == ["10.0.0.0:9000"]
@@ -53,7 +52,9 @@ def test_the_primary_port_stands_in_front_of_the_picked_endpoint() -> None:
 @pytest.mark.parametrize("roles", [("decode",), ("prefill",)])
 def test_only_decode_is_needed(roles: tuple[str, ...]) -> None:
     """Without a prefill endpoint decode does it all; without a decode endpoint: 429."""
-    handler = configured(PLUGIN, {"deciderPluginName": "d", "prefixPluginType": "anything"})
+    handler = configured(
+        "pd-profile-handler", {"deciderPluginName": "d", "prefixPluginType": "anything"}
+    )
     handler.connect({"d": SetDecider(True)})
     if roles == ("decode",):
         result, _ = schedule(handler, ("decode", "prefill"), pool_of(*roles))
@@ -65,7 +66,7 @@ def test_only_decode_is_needed(roles: tuple[str, ...]) -> None:
 
 
 def test_without_a_prefill_profile_nobody_is_asked() -> None:
-    handler, made = configured(PLUGIN), SetDecider(True)
+    handler, made = configured("pd-profile-handler"), SetDecider(True)
     handler.connect({NAME: made})
     _, runs = schedule(handler, ("decode",), pool_of("decode"))
     assert runs == [("decode", None)]
@@ -75,4 +76,4 @@ def test_without_a_prefill_profile_nobody_is_asked() -> None:
 def test_its_decider_has_to_be_one() -> None:
     """Named or not: there is always one."""
     with pytest.raises(ValueError, match=NAME):
-        configured(PLUGIN, {"deciderPluginName": ""}).connect({})
+        configured("pd-profile-handler", {"deciderPluginName": ""}).connect({})

@@ -10,13 +10,6 @@ import pytest
 
 from picker.errors import Code, RefusedError
 from picker.framework.attributes import Attributes
-from picker.framework.registry import PluginType, Stability
-from picker.plugins.profile_handlers import (
-    data_parallel_profile_handler,
-    disagg_headers_handler,
-    header_profile_handler,
-    single_profile_handler,
-)
 from picker.types import ProfileResult
 from tests.support.picker.plugin_scenes import (
     configured,
@@ -27,14 +20,14 @@ from tests.support.picker.plugin_scenes import (
     schedule,
 )
 
-SINGLE, HEADER = single_profile_handler.PLUGIN, header_profile_handler.PLUGIN
-DATA_PARALLEL, HEADERS = data_parallel_profile_handler.PLUGIN, disagg_headers_handler.PLUGIN
+SINGLE, HEADER = "single-profile-handler", "header-profile-handler"
+DATA_PARALLEL, HEADERS = "data-parallel-profile-handler", "disagg-headers-handler"
 PREFILLER, ENCODERS = "x-prefiller-host-port", "x-encoder-hosts-ports"
 
 
 @pytest.mark.parametrize("found", [None, ProfileResult(())])
 @pytest.mark.parametrize("plugin", [SINGLE, HEADER, DATA_PARALLEL])
-def test_nothing_picked_is_refused(plugin: PluginType[Any], found: ProfileResult | None) -> None:
+def test_nothing_picked_is_refused(plugin: str, found: ProfileResult | None) -> None:
     """429: there is no destination; and no other profile is tried."""
     handler = configured(plugin)
     assert not handler.pick_profiles(request_for(), ("a", "b"), {"a": found}, Attributes())
@@ -44,9 +37,7 @@ def test_nothing_picked_is_refused(plugin: PluginType[Any], found: ProfileResult
 
 
 @pytest.mark.parametrize(("plugin", "limit"), [(SINGLE, 1), (HEADER, None)])
-def test_all_picked_endpoints_are_the_fallback_list(
-    plugin: PluginType[Any], limit: int | None
-) -> None:
+def test_all_picked_endpoints_are_the_fallback_list(plugin: str, limit: int | None) -> None:
     """In order; the only profile runs once and is primary."""
     handler = configured(plugin)
     assert handler.max_profiles is limit
@@ -135,8 +126,3 @@ def test_headers_name_the_stages_that_found_an_endpoint(
     result = decided(decode=[placed("d")], **found)
     plugin = configured(HEADERS, parameters)
     assert plugin.pre_request(request_for(), result, Attributes()) == expected
-
-
-def test_the_headers_handler_is_known_by_its_former_name() -> None:
-    assert HEADERS.deprecated_aliases == ("prefill-header-handler",)
-    assert HEADERS.stability is Stability.DEPRECATED

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from picker.framework.interfaces import Flight, ResponseHeadHook
-from picker.plugins.reporters.destination_endpoint_served_verifier import PLUGIN
+from picker.framework.interfaces import ResponseHeadHook
 from picker.types import ResponseHead
-from tests.support.picker.plugin_scenes import configured
+from tests.support.picker.plugin_scenes import configured, flight
 
 
 @pytest.mark.parametrize(
@@ -21,11 +20,9 @@ from tests.support.picker.plugin_scenes import configured
         (ResponseHead(None), "fail: missing envoy lb metadata"),
     ],
 )
-def test_every_response_says_who_has_served(
-    flight: Flight, head: ResponseHead, expected: str
-) -> None:
+def test_every_response_says_who_has_served(head: ResponseHead, expected: str) -> None:
     """Or what the proxy left out."""
-    plugin = configured(PLUGIN)
+    plugin = configured("destination-endpoint-served-verifier")
     assert isinstance(plugin, ResponseHeadHook)
-    answer = plugin.response_head(flight, head)
+    answer = plugin.response_head(flight(), head)
     assert answer == {"x-conformance-test-served-endpoint": expected}

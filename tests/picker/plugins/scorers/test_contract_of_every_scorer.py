@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import math
-import pkgutil
 from collections.abc import Mapping
 from struct import pack
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from picker.config.catalog import builtin_plugins
 from picker.framework.attributes import (
     Attributes,
     EncoderMatch,
@@ -25,8 +23,6 @@ from picker.framework.attributes import (
     latency_predictions_key,
 )
 from picker.framework.interfaces import Scorer
-from picker.framework.registry import PluginType
-from picker.plugins import scorers
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
 from picker.types import (
     Api,
@@ -38,19 +34,18 @@ from picker.types import (
     ParsedBody,
 )
 from tests.depth import examples
+from tests.support.picker.plugin_scenes import configured
 
-TYPES: dict[str, PluginType[Any]] = {
-    info.name: importlib.import_module(f"{scorers.__name__}.{info.name}").PLUGIN
-    for info in pkgutil.iter_modules(scorers.__path__)
-}
+TYPES = [one.name for one in builtin_plugins() if one.name.endswith("-scorer")]
+TYPES.append("context-length-aware")
 # Of those that cannot do without any.
 PARAMETERS: Mapping[str, dict[str, Any]] = {
-    "endpoint_attribute_scorer": {
+    "endpoint-attribute-scorer": {
         "attributeKey": "Util",
         "producer": "dcgm-extractor",
         "algorithm": {"type": "linear_higher_is_better"},
     },
-    "header_label_affinity_scorer": {"headerName": "x-pool", "labelKey": "pool"},
+    "header-label-affinity-scorer": {"headerName": "x-pool", "labelKey": "pool"},
 }
 PREFIX_PRODUCERS = (
     "approx-prefix-cache-producer",
@@ -141,9 +136,7 @@ def _request(tokens: int) -> InferenceRequest:
 
 
 def _make(name: str) -> Scorer:
-    kind = TYPES[name]
-    parameters = msgspec.convert(PARAMETERS.get(name, {}), kind.parameters)
-    plugin = kind.make(kind.name, parameters)
+    plugin = configured(name, PARAMETERS.get(name))
     assert isinstance(plugin, Scorer)
     return plugin
 
@@ -171,17 +164,17 @@ def test_each_candidate_gets_one_score_within_zero_and_one(
 @pytest.mark.parametrize(
     "name",
     [
-        "queue_scorer",
-        "running_requests_size_scorer",
-        "kv_cache_utilization_scorer",
-        "load_aware_scorer",
-        "lora_affinity_scorer",
-        "active_request_scorer",
-        "token_load_scorer",
-        "latency_scorer",
-        "cache_aware_scorer",
-        "consistent_hashing_scorer",
-        "dynamo_cost_scorer",
+        "queue-scorer",
+        "running-requests-size-scorer",
+        "kv-cache-utilization-scorer",
+        "load-aware-scorer",
+        "lora-affinity-scorer",
+        "active-request-scorer",
+        "token-load-scorer",
+        "latency-scorer",
+        "cache-aware-scorer",
+        "consistent-hashing-scorer",
+        "dynamo-cost-scorer",
     ],
 )
 @examples(60)

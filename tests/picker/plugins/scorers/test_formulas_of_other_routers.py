@@ -11,11 +11,6 @@ from typing import Any
 import pytest
 
 from picker.framework.attributes import Attributes, EndpointLoad, InFlightLoad, inflight_load_key
-from picker.plugins.scorers import (
-    cache_aware_scorer,
-    consistent_hashing_scorer,
-    dynamo_cost_scorer,
-)
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
 from picker.types import Candidate, InferenceRequest
 from tests.support.picker.plugin_scenes import candidate, configured, request_for
@@ -66,14 +61,14 @@ def test_cache_aware_weighs_match_and_load_as_sglang_router_does(
     found: Attributes,
     expected: Sequence[float],
 ) -> None:
-    scorer = configured(cache_aware_scorer.PLUGIN, parameters)
+    scorer = configured("cache-aware-scorer", parameters)
     assert scorer.score(prompt(100), pool(*loads), found) == pytest.approx(expected)
 
 
 def test_cache_aware_leaves_an_endpoint_out_whose_load_is_unknown() -> None:
     """Although it has the whole prompt."""
     candidates = [candidate("a", known=False), candidate("b", inflight=3)]
-    scorer = configured(cache_aware_scorer.PLUGIN)
+    scorer = configured("cache-aware-scorer")
     assert scorer.score(prompt(100), candidates, matches(10, a=10)) == pytest.approx([0, 1 / 3])
 
 
@@ -99,7 +94,7 @@ def dynamo(
     candidates: Sequence[Candidate], found: Attributes, parameters: Mapping[str, Any]
 ) -> list[float]:
     """The scores of a prompt of 100 tokens."""
-    scorer = configured(dynamo_cost_scorer.PLUGIN, dict(parameters))
+    scorer = configured("dynamo-cost-scorer", dict(parameters))
     return list(scorer.score(prompt(100), candidates, found))
 
 
@@ -170,7 +165,7 @@ def first(scores: Sequence[float]) -> int:
 
 def homes(names: str, num_keys: int = 2000) -> list[str]:
     """Where each key goes while nothing is under way."""
-    scorer = configured(consistent_hashing_scorer.PLUGIN)
+    scorer = configured("consistent-hashing-scorer")
     candidates = [candidate(name) for name in names]
     return [
         names[first(scorer.score(prompt(8, 8 * key), candidates, Attributes()))]
@@ -204,7 +199,7 @@ def test_consistent_hashing_goes_on_where_the_bound_is_reached(
     loads: Sequence[int], factor: float, expected: Sequence[int]
 ) -> None:
     """`loads` and `expected` are by the place that endpoints have for this key without load."""
-    scorer = configured(consistent_hashing_scorer.PLUGIN, {"loadFactor": factor})
+    scorer = configured("consistent-hashing-scorer", {"loadFactor": factor})
     request, names = prompt(8), "abc"
     idle = scorer.score(request, [candidate(name) for name in names], Attributes())
     places = sorted(range(3), key=lambda index: -idle[index])
@@ -217,7 +212,7 @@ def test_consistent_hashing_goes_on_where_the_bound_is_reached(
 @pytest.mark.parametrize("factor", [1.0, 1.25, 2.0])
 def test_consistent_hashing_never_exceeds_the_bound(factor: float) -> None:
     """A random walk of arrivals with popular keys, ends, and changing candidates."""
-    scorer = configured(consistent_hashing_scorer.PLUGIN, {"loadFactor": factor})
+    scorer = configured("consistent-hashing-scorer", {"loadFactor": factor})
     rng, loads = Random(5), dict.fromkeys("abcdefgh", 0)
     for _ in range(2000):
         names = rng.sample(sorted(loads), rng.randint(1, 8))
@@ -235,9 +230,7 @@ def test_consistent_hashing_never_exceeds_the_bound(factor: float) -> None:
 
 def test_what_is_a_key() -> None:
     """The header, else model, salt and the first tokens; without either all score alike."""
-    scorer = configured(
-        consistent_hashing_scorer.PLUGIN, {"headerName": "X-Session", "prefixTokens": 4}
-    )
+    scorer = configured("consistent-hashing-scorer", {"headerName": "X-Session", "prefixTokens": 4})
 
     def scores(request: InferenceRequest) -> Sequence[float]:
         return scorer.score(request, pool(*[0] * 8), Attributes())  # type: ignore[no-any-return]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from struct import pack
 from typing import Any
@@ -21,8 +20,6 @@ from picker.framework.attributes import (
     encoder_matches_key,
     inflight_load_key,
 )
-from picker.framework.registry import Stability
-from picker.plugins.scorers import precise_prefix_cache_scorer
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
 from picker.types import (
     Api,
@@ -33,6 +30,7 @@ from picker.types import (
     InferenceRequest,
     ParsedBody,
 )
+from tests.support.picker.plugin_scenes import configured
 
 REQUEST = InferenceRequest("r", {}, ParsedBody(Api.RAW, "a"), "a", "a")
 APPROX = match_info_key("approx-prefix-cache-producer")
@@ -69,9 +67,8 @@ def scores(
     parameters: Mapping[str, Any] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> list[float]:
-    """What the scorer in the module `name` says."""
-    plugin = importlib.import_module(f"picker.plugins.scorers.{name}").PLUGIN
-    scorer = plugin.make("mine", msgspec.convert(parameters or {}, plugin.parameters))
+    """The scores of a scorer of the type `name`."""
+    scorer = configured(name, parameters)
     request = replace(REQUEST, headers=headers or {})
     return list(scorer.score(request, candidates, attributes or Attributes()))
 
@@ -84,65 +81,65 @@ UNSCRAPED = [unknown(inflight=n) for n in (4, 0, 2)]
 @pytest.mark.parametrize(
     ("name", "candidates", "expected"),
     [
-        ("queue_scorer", WAITING, [0.0, 0.5, 1.0]),
-        ("queue_scorer", [c(), c()], [1.0, 1.0]),
-        ("queue_scorer", [c(waiting_requests=7)], [1.0]),
+        ("queue-scorer", WAITING, [0.0, 0.5, 1.0]),
+        ("queue-scorer", [c(), c()], [1.0, 1.0]),
+        ("queue-scorer", [c(waiting_requests=7)], [1.0]),
         # A burst between two scrapes spreads; what the scrape saw running is not counted twice.
         (
-            "queue_scorer",
+            "queue-scorer",
             [c(inflight=4), c(inflight=4, running_requests=2), c(inflight=4, running_requests=4)],
             [0.0, 0.5, 1.0],
         ),
         # The picker's own count is a lower bound only: other pickers send requests too.
-        ("queue_scorer", [c(waiting_requests=8, inflight=1), c()], [0.0, 1.0]),
-        ("queue_scorer", [unknown(inflight=50), c(), c()], [0.0, 1.0, 1.0]),
-        ("queue_scorer", [c(waiting_requests=4), unknown(), c()], [0.0, 0.0, 1.0]),
-        ("queue_scorer", UNSCRAPED, [0.0, 1.0, 0.5]),
-        ("running_requests_size_scorer", RUNNING, [0.0, 0.5, 1.0]),
-        ("running_requests_size_scorer", [c(), c()], [1.0, 1.0]),
+        ("queue-scorer", [c(waiting_requests=8, inflight=1), c()], [0.0, 1.0]),
+        ("queue-scorer", [unknown(inflight=50), c(), c()], [0.0, 1.0, 1.0]),
+        ("queue-scorer", [c(waiting_requests=4), unknown(), c()], [0.0, 0.0, 1.0]),
+        ("queue-scorer", UNSCRAPED, [0.0, 1.0, 0.5]),
+        ("running-requests-size-scorer", RUNNING, [0.0, 0.5, 1.0]),
+        ("running-requests-size-scorer", [c(), c()], [1.0, 1.0]),
         (
-            "running_requests_size_scorer",
+            "running-requests-size-scorer",
             [c(inflight=4), c(inflight=4, waiting_requests=4)],
             [0.0, 1.0],
         ),
-        ("running_requests_size_scorer", [unknown(), c(running_requests=9)], [0.0, 1.0]),
-        ("running_requests_size_scorer", UNSCRAPED, [0.0, 1.0, 0.5]),
+        ("running-requests-size-scorer", [unknown(), c(running_requests=9)], [0.0, 1.0]),
+        ("running-requests-size-scorer", UNSCRAPED, [0.0, 1.0, 0.5]),
         (
-            "kv_cache_utilization_scorer",
+            "kv-cache-utilization-scorer",
             [c(), c(kv_cache_usage=0.75), c(kv_cache_usage=1.0), unknown()],
             [1.0, 0.25, 0.0, 0.0],
         ),
         # A signal that one page lacks is the mean of the others, not 0, and not the worst.
         (
-            "queue_scorer",
+            "queue-scorer",
             [c(waiting_requests=None), c(waiting_requests=60), c(), unknown()],
             [0.5, 0.0, 1.0, 0.0],
         ),
-        ("queue_scorer", [c(kv_cache_usage=None, waiting_requests=60), c()], [0.0, 1.0]),
+        ("queue-scorer", [c(kv_cache_usage=None, waiting_requests=60), c()], [0.0, 1.0]),
         # Own requests beyond what runs there remain the lower bound.
         (
-            "queue_scorer",
+            "queue-scorer",
             [c(waiting_requests=None, running_requests=2, inflight=12), c(waiting_requests=5), c()],
             [0.0, 0.5, 1.0],
         ),
-        ("queue_scorer", [c(waiting_requests=None), c(waiting_requests=None)], [1.0, 1.0]),
+        ("queue-scorer", [c(waiting_requests=None), c(waiting_requests=None)], [1.0, 1.0]),
         (
-            "running_requests_size_scorer",
+            "running-requests-size-scorer",
             [c(running_requests=8), c(running_requests=None), c(running_requests=2)],
             [0.0, 0.5, 1.0],
         ),
         # Nobody knows what of 6 in flight runs: as much as elsewhere, so that nothing waits.
         (
-            "queue_scorer",
+            "queue-scorer",
             [c(running_requests=None, inflight=6), c(running_requests=6), c(waiting_requests=2)],
             [0.0, 1.0, 1 / 3],
         ),
         (
-            "kv_cache_utilization_scorer",
+            "kv-cache-utilization-scorer",
             [c(kv_cache_usage=None), c(kv_cache_usage=0.9), c(kv_cache_usage=0.1), unknown()],
             [0.5, 0.1, 0.9, 0.0],
         ),
-        ("kv_cache_utilization_scorer", [c(kv_cache_usage=None), unknown()], [0.0, 0.0]),
+        ("kv-cache-utilization-scorer", [c(kv_cache_usage=None), unknown()], [0.0, 0.0]),
     ],
 )
 def test_load_is_compared(name: str, candidates: list[Candidate], expected: list[float]) -> None:
@@ -166,7 +163,7 @@ def test_load_aware_falls_to_zero_at_the_threshold(
     threshold: int, candidates: list[Candidate], expected: list[float]
 ) -> None:
     """A threshold of none is the default one; unknown load is a full queue."""
-    said = scores("load_aware_scorer", candidates, parameters={"threshold": threshold})
+    said = scores("load-aware-scorer", candidates, parameters={"threshold": threshold})
     assert said == pytest.approx(expected)
 
 
@@ -191,7 +188,7 @@ def test_lora_affinity(active: str, waiting: str, limit: int | None, expected: f
     one = c(
         active_models=frozenset(active), waiting_models=frozenset(waiting), max_active_models=limit
     )
-    assert scores("lora_affinity_scorer", [one, unknown()]) == [expected, 0.0]
+    assert scores("lora-affinity-scorer", [one, unknown()]) == [expected, 0.0]
 
 
 def _load(*counts: int) -> Attributes:
@@ -221,7 +218,7 @@ def test_active_requests(
     expected: list[float],
 ) -> None:
     """(max − count) / max · maxBusyScore, 1 for idle ones; unknown load is not idle."""
-    assert scores("active_request_scorer", candidates, attributes, parameters) == expected
+    assert scores("active-request-scorer", candidates, attributes, parameters) == expected
 
 
 @pytest.mark.parametrize(
@@ -246,7 +243,7 @@ def test_token_load(
 ) -> None:
     """Tokens under way and those that are not cached there count alike, up to the threshold."""
     attributes = found() if load is None else found((inflight_load_key(), load))
-    said = scores("token_load_scorer", candidates, attributes, {"queueThresholdTokens": 1000})
+    said = scores("token-load-scorer", candidates, attributes, {"queueThresholdTokens": 1000})
     assert said == pytest.approx(expected)
 
 
@@ -268,10 +265,10 @@ def test_prefix_cache(
     info = PrefixCacheMatchInfo(total, block, {"default/a": match} if match else {})
     parameters = {"matchLengthWeight": weight, "matchLengthScaleTokens": scale}
     candidates = [c("a"), c("b")]
-    said = scores("prefix_cache_scorer", candidates, found((APPROX, info)), parameters)
+    said = scores("prefix-cache-scorer", candidates, found((APPROX, info)), parameters)
     assert said == [pytest.approx(expected), 0.0]
     other = {**parameters, "prefixMatchInfoProducerName": "other"}
-    assert scores("prefix_cache_scorer", candidates, found((APPROX, info)), other) == [0.0, 0.0]
+    assert scores("prefix-cache-scorer", candidates, found((APPROX, info)), other) == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -287,7 +284,7 @@ def test_mm_embeddings_cache(match: EncoderMatch | None, expected: list[float]) 
     attributes = found() if match is None else found((encoder_matches_key("theirs"), match))
     candidates = [c(name) for name in "abc"]
     parameters = {"producerName": "theirs"}
-    assert scores("mm_embeddings_cache_scorer", candidates, attributes, parameters) == expected
+    assert scores("mm-embeddings-cache-scorer", candidates, attributes, parameters) == expected
 
 
 @pytest.mark.parametrize(
@@ -304,7 +301,7 @@ def test_header_label_affinity(headers: dict[str, str], expected: list[float]) -
     labels: list[dict[str, str]] = [{"slice": "a"}, {"slice": "b"}, {"other": "a"}, {"slice": ""}]
     candidates = [c(labels=each) for each in labels]
     parameters = {"headerName": "X-Slice", "labelKey": "slice"}
-    said = scores("header_label_affinity_scorer", candidates, None, parameters, headers)
+    said = scores("header-label-affinity-scorer", candidates, None, parameters, headers)
     assert said == expected
 
 
@@ -333,7 +330,7 @@ def test_topology_affinity(
 ) -> None:
     """The nearest shared tier counts."""
     candidates = [*(c(known={TOPOLOGY: place}) for place in PLACES), c()]
-    assert scores("topology_affinity_scorer", candidates, attributes, parameters) == expected
+    assert scores("topology-affinity-scorer", candidates, attributes, parameters) == expected
 
 
 LOWER, HIGHER = "linear_lower_is_better", "linear_higher_is_better"
@@ -364,7 +361,7 @@ def test_endpoint_attribute(
         "producer": "dcgm-extractor",
         "algorithm": {"type": kind, "normalization": normalization},
     }
-    said = scores("endpoint_attribute_scorer", candidates, None, parameters)
+    said = scores("endpoint-attribute-scorer", candidates, None, parameters)
     assert said == pytest.approx(expected)
 
 
@@ -372,7 +369,7 @@ def test_endpoint_attribute_knows_the_core_metrics() -> None:
     """By the reference's names, without a producer."""
     parameters = {"attributeKey": "WaitingQueueSize", "algorithm": {"type": LOWER}}
     candidates = [c(waiting_requests=4), c(), unknown(), c(waiting_requests=None)]
-    said = scores("endpoint_attribute_scorer", candidates, None, parameters)
+    said = scores("endpoint-attribute-scorer", candidates, None, parameters)
     assert said == [0.0, 1.0, 0.0, 0.5]
 
 
@@ -383,11 +380,11 @@ KV = "llm-d.ai/multicluster-kv-cache-utilization/multicluster-metrics-extractor"
 @pytest.mark.parametrize(
     ("name", "key", "values", "expected"),
     [
-        ("multicluster_queue_scorer", QUEUE, [2, 6, 10], [1.0, 0.5, 0.0]),
-        ("multicluster_queue_scorer", QUEUE, [2, None, 10], [1.0, 0.0, 0.0]),
-        ("multicluster_queue_scorer", QUEUE, [None], [0.0]),
+        ("multicluster-queue-scorer", QUEUE, [2, 6, 10], [1.0, 0.5, 0.0]),
+        ("multicluster-queue-scorer", QUEUE, [2, None, 10], [1.0, 0.0, 0.0]),
+        ("multicluster-queue-scorer", QUEUE, [None], [0.0]),
         (
-            "multicluster_kv_cache_utilization_scorer",
+            "multicluster-kv-cache-utilization-scorer",
             KV,
             [0.0, 0.75, 1.5, -1.0, None],
             [1.0, 0.25, 0.0, 1.0, 0.0],
@@ -406,9 +403,9 @@ def test_a_pool_that_lacks_one_of_two_numbers_has_the_mean_of_the_others() -> No
     """One that reports neither is unknown."""
     known = [{QUEUE: 2, KV: 0.75}, {QUEUE: 6, KV: 0.25}, {QUEUE: 2}, {KV: 0.25}, {}]
     pools = [c(known=one) for one in known]
-    queue = scores("multicluster_queue_scorer", pools)
+    queue = scores("multicluster-queue-scorer", pools)
     assert queue == pytest.approx([1.0, 0.0, 1.0, 2 / 3, 0.0])
-    cache = scores("multicluster_kv_cache_utilization_scorer", pools)
+    cache = scores("multicluster-kv-cache-utilization-scorer", pools)
     assert cache == pytest.approx([0.25, 0.75, 1 - 1.25 / 3, 0.75, 0.0])
 
 
@@ -416,17 +413,15 @@ def test_prefixes_of_pools_come_from_a_producer_of_their_own() -> None:
     """The formula is that of prefix-cache-scorer."""
     key = match_info_key("multicluster-approx-prefix-cache-producer")
     attributes = found((key, PrefixCacheMatchInfo(10, 64, {"default/a": 5})))
-    assert scores("multicluster_prefix_cache_scorer", [c("a"), c("b")], attributes) == [0.5, 0.0]
+    assert scores("multicluster-prefix-cache-scorer", [c("a"), c("b")], attributes) == [0.5, 0.0]
 
 
 def test_the_precise_scorer_scores_what_it_finds_itself() -> None:
     """One of two blocks at `a`, none at `b`; deprecated."""
-    plugin = precise_prefix_cache_scorer.PLUGIN
-    scorer: Any = plugin.make("precise", plugin.parameters())
+    scorer = configured("precise-prefix-cache-scorer")
     event = ["BlockStored", [1], None, list(range(16)), 16]
     scorer.kv_events("default/a", "kv@a@a", msgspec.msgpack.encode([1.0, [event]]))
     attributes, candidates = Attributes(), [c("a"), c("b")]
     prompts = (pack("<32I", *range(32)),)
     request = scorer.produce(replace(REQUEST, prompts=prompts), candidates, attributes)
     assert scorer.score(request, candidates, attributes) == [0.5, 0.0]
-    assert plugin.stability is Stability.DEPRECATED

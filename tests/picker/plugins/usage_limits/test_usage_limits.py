@@ -10,14 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from picker.framework.flow import UsageLimitPolicy
-from picker.framework.registry import PluginType
-from picker.plugins.usage_limits import priority_holdback_policy, static_usage_limit_policy
 from picker.plugins.usage_limits.soft_reflective_ceiling_policy import SoftReflectiveCeilingPolicy
 from tests.depth import examples
 from tests.support.picker.plugin_scenes import configured
 
-STATIC = static_usage_limit_policy.PLUGIN
-HOLDBACK = priority_holdback_policy.PLUGIN
+STATIC = "static-usage-limit-policy"
+HOLDBACK = "priority-holdback-policy"
 VALUE = {"minCeiling": 0.5, "domain": "value"}
 
 
@@ -36,7 +34,7 @@ VALUE = {"minCeiling": 0.5, "domain": "value"}
     ],
 )
 def test_ceilings_are_what_the_formula_says(
-    plugin: PluginType[Any],
+    plugin: str,
     parameters: dict[str, Any],
     priorities: list[int],
     expected: list[float],
@@ -88,10 +86,8 @@ def test_a_lower_priority_never_has_the_higher_ceiling(
 ) -> None:
     """Whatever the policy; and the highest priority has the policy's greatest."""
     ordered = sorted(priorities, reverse=True)
-    holdback = HOLDBACK.make(
-        "h", HOLDBACK.parameters(min_ceiling=0.1, max_ceiling=0.9, domain=domain)
-    )
-    for policy in (STATIC.make("s", STATIC.parameters()), holdback, SoftReflectiveCeilingPolicy()):
+    holdback = configured(HOLDBACK, {"minCeiling": 0.1, "maxCeiling": 0.9, "domain": domain})
+    for policy in (configured(STATIC), holdback, SoftReflectiveCeilingPolicy()):
         assert isinstance(policy, UsageLimitPolicy)
         ceilings = policy.ceilings(saturation, ordered)
         assert len(ceilings) == len(ordered)

@@ -1,0 +1,15 @@
+"""The shelf of rare plugin types: no configuration that this project ships names one of them.
+
+Nothing imports this package: the catalog (`config.catalog`) finds its types as it finds those of
+`picker.plugins`. Deleting a file, or all of them, removes its types and breaks nothing else. A file
+holds the types of one subject in `PLUGINS`; names of helpers begin with `_`.
+
+- `latency`: latencies that the picker learns, and the types that act on predictions
+- `grpc_parsers`: request bodies of vLLM's and Vertex AI's gRPC services
+- `multicluster`: pools of other clusters as endpoints
+- `rollout`, `program_aware`, `burst`: rollouts of DisaggregatedSets, fairness among programs,
+  simultaneous requests
+- `mm_embeddings`, `p2p`, `dynamo`, `context_length`, `dcgm`: caches of encoders, KV from peers,
+  Dynamo's cost, endpoints by prompt length, GPU load
+- `request_attributes`: numbers computed from a response's usage
+"""

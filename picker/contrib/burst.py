@@ -1,0 +1,272 @@
+"""Simultaneous requests with a common prefix, placed together.
+
+burst-prefix-cache-producer: send simultaneous requests with a common prefix together. When many
+requests with the same new prompt arrive at once, no endpoint has seen it before, and each request
+would go to the least busy endpoint. So requests wait up to `windowDurationMs` (100) for each other
+and are then distributed over the endpoints together. Each gets
+
+    match = all its blocks at the endpoint that it is assigned to, 0 elsewhere
+
+for a prefix-cache-scorer whose `prefixMatchInfoProducerName` is this plugin. The first request
+opens the window; a request that finds `maxBatchSize` (1000, -1: any number) others in it opens the
+next one. The producer remembers nothing: configure an approx-prefix-cache-producer for that.
+
+1. Requests that begin with the same `minColocateBlocks` (0: one) blocks of `blockSizeTokens` (64)
+   and may go to the same endpoints form a group: each that goes elsewhere would have the beginning
+   computed once more. Blocks beyond `maxPrefixTokensToMatch` (0: 2048 blocks) are ignored.
+2. Groups are placed whole, the heaviest first, each at the endpoint that was assigned least so far;
+   of equal endpoints at the one with the fewest requests in flight, then at the first.
+3. An endpoint gets at most `maxPerReplica` (-1: any number) requests of one window. The rest of a
+   group overflows to the next endpoint; once all are full, the limit no longer counts.
+
+The weight of a group is, by `balanceBy`, the number of its `requests`, or that of its `tokens` in
+blocks that one endpoint has to compute for all of them: blocks that several share count once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Annotated, Literal
+
+import msgspec
+
+from picker.framework.attributes import Attributes
+from picker.framework.registry import NonNegativeInt, Parameters, PluginType, PositiveInt, Stability
+from picker.framework.services import Clock, Services
+from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
+from picker.prefix.block_hash import prompt_hashes
+from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
+from picker.types import Candidates, InferenceRequest
+
+MAX_BLOCKS = 2048
+SLACK_SECONDS = 1.0  # for an event loop that has much to do when the window ends
+
+
+class BurstPrefixCacheParameters(Parameters, frozen=True):
+    window_duration_ms: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 100
+    max_per_replica: int = -1
+    block_size_tokens: PositiveInt = 64
+    max_prefix_tokens_to_match: NonNegativeInt = 0
+    min_colocate_blocks: NonNegativeInt = 0
+    max_batch_size: int = 1000
+    balance_by: Literal["requests", "tokens"] = "requests"
+
+
+@dataclass(frozen=True, slots=True)
+class BurstRequest:
+    """A request by its chained block hashes, and the endpoints that may serve it.
+
+    `endpoints` are keys with the requests that are under way there; never empty.
+    """
+
+    blocks: tuple[int, ...]
+    endpoints: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BurstRules:
+    """How many blocks have to be alike, how many requests an endpoint takes, what weighs."""
+
+    colocate_blocks: int = 1
+    max_per_endpoint: int | None = None
+    weigh_blocks: bool = False
+
+
+def assign(requests: Sequence[BurstRequest], rules: BurstRules) -> list[str]:
+    """The endpoint of each request, in the order given."""
+    groups: dict[object, list[int]] = {}
+    for index, request in enumerate(requests):
+        groups.setdefault(_alike(request, index, rules), []).append(index)
+    weighed = [(_weight(requests, members, rules), members) for members in groups.values()]
+    weighed.sort(key=lambda one: -one[0])  # stable: of equal ones, who came first
+    placed: dict[int, str] = {}
+    load = _Load()
+    for _, members in weighed:
+        _place(requests, members, rules, load, placed)
+    return [placed[index] for index in range(len(requests))]
+
+
+class _Load:
+    """What each endpoint has got so far. Owned by one `assign`."""
+
+    def __init__(self) -> None:
+        self.weight: dict[str, int] = {}
+        self.count: dict[str, int] = {}
+
+    def add(self, key: str, weight: int, count: int) -> None:
+        """Endpoint `key` gets so much more."""
+        self.weight[key] = self.weight.get(key, 0) + weight
+        self.count[key] = self.count.get(key, 0) + count
+
+    def least(self, endpoints: Sequence[tuple[str, int]], limit: int | None) -> tuple[str, int]:
+        """The endpoint that is next, and for how many requests it has room."""
+        open_ones = [one for one in endpoints if limit is None or self.count.get(one[0], 0) < limit]
+        candidates = open_ones or endpoints
+        key, _ = min(candidates, key=lambda one: (self.weight.get(one[0], 0), one[1]))
+        if limit is None:
+            return key, -1
+        return key, limit - self.count.get(key, 0) if open_ones else 1
+
+
+def _alike(request: BurstRequest, index: int, rules: BurstRules) -> object:
+    """What requests of one group have in common."""
+    shared = max(1, rules.colocate_blocks)
+    if len(request.blocks) < shared:
+        return index  # too short to be worth it
+    # Hashes are chained: this one stands for all blocks before it.
+    return request.blocks[shared - 1], tuple(key for key, _ in request.endpoints)
+
+
+def _weight(requests: Sequence[BurstRequest], members: Sequence[int], rules: BurstRules) -> int:
+    if not rules.weigh_blocks:
+        return len(members)
+    return len({block for index in members for block in requests[index].blocks})
+
+
+def _place(
+    requests: Sequence[BurstRequest],
+    members: Sequence[int],
+    rules: BurstRules,
+    load: _Load,
+    placed: dict[int, str],
+) -> None:
+    left = list(members)
+    while left:
+        key, room = load.least(requests[left[0]].endpoints, rules.max_per_endpoint)
+        part = left if room < 0 else left[:room]
+        for index in part:
+            placed[index] = key
+        load.add(key, _weight(requests, part, rules), len(part))
+        left = left[len(part) :]
+
+
+class _Burst:
+    """The requests of one window, until it ends. Owned by the producer."""
+
+    def __init__(self, ends_at_seconds: float) -> None:
+        self.ends_at_seconds = ends_at_seconds
+        self.members: dict[int, BurstRequest] = {}
+        self.assigned: dict[int, str] | None = None
+        self._next = 0
+
+    def join(self, request: BurstRequest) -> int:
+        """One more; its number."""
+        number, self._next = self._next, self._next + 1
+        self.members[number] = request
+        return number
+
+    def leave(self, number: int) -> None:
+        """One that does not want to go any more."""
+        self.members.pop(number, None)
+
+    def endpoint_of(self, number: int, rules: BurstRules) -> str:
+        """Where it goes. The first to ask ends the window."""
+        if self.assigned is None:
+            endpoints = assign(tuple(self.members.values()), rules)
+            self.assigned = dict(zip(self.members, endpoints, strict=True))
+        return self.assigned[number]
+
+
+class BurstPrefixCacheProducer:
+    """Owns the window that is open."""
+
+    consumes = (TOKENIZED_PROMPT,)
+
+    def __init__(
+        self,
+        name: str,
+        parameters: BurstPrefixCacheParameters,
+        clock: Clock,
+        hash_seed: int = 0,
+    ) -> None:
+        """Raises `ValueError` for numbers that make no sense."""
+        _check(parameters)
+        self._block_size = parameters.block_size_tokens
+        tokens = parameters.max_prefix_tokens_to_match
+        self._max_blocks = max(1, tokens // self._block_size) if tokens else MAX_BLOCKS
+        self._max_batch = None if parameters.max_batch_size < 0 else parameters.max_batch_size
+        limit = parameters.max_per_replica
+        self._rules = BurstRules(
+            colocate_blocks=max(1, parameters.min_colocate_blocks),
+            max_per_endpoint=None if limit < 0 else limit,
+            weigh_blocks=parameters.balance_by == "tokens",
+        )
+        self._window_seconds = parameters.window_duration_ms / 1000
+        self._clock, self._seed = clock, hash_seed
+        self._key = match_info_key(name)
+        self._open: _Burst | None = None
+        self.timeout_seconds = self._window_seconds + SLACK_SECONDS
+        self.produces = (self._key,)
+
+    async def look_up(
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
+    ) -> InferenceRequest:
+        """Wait for the end of the window and write the match info.
+
+        A request without prompts, or with one candidate, does not wait.
+        """
+        if not request.prompts or not candidates:
+            return request
+        blocks = self._blocks(request)
+        if len(candidates) == 1:
+            endpoint = candidates[0].key
+        else:
+            pool = tuple((one.key, one.inflight_requests) for one in candidates)
+            endpoint = await self._together(BurstRequest(blocks, pool))
+        info = PrefixCacheMatchInfo(len(blocks), self._block_size, {endpoint: len(blocks)})
+        attributes[self._key] = info
+        return request
+
+    async def _together(self, request: BurstRequest) -> str:
+        burst = self._joined()
+        number = burst.join(request)
+        try:
+            await self._clock.sleep(max(0.0, burst.ends_at_seconds - self._clock.now()))
+        except BaseException:  # the client has gone
+            burst.leave(number)
+            raise
+        if self._open is burst:
+            self._open = None
+        return burst.endpoint_of(number, self._rules)
+
+    def _joined(self) -> _Burst:
+        """The window that is open and has room, else a new one."""
+        burst, now = self._open, self._clock.now()
+        is_full = burst is not None and len(burst.members) == self._max_batch
+        if burst is None or is_full or burst.ends_at_seconds <= now:
+            burst = self._open = _Burst(now + self._window_seconds)
+        return burst
+
+    def _blocks(self, request: InferenceRequest) -> tuple[int, ...]:
+        """The hashes of all prompts, one prompt after the other."""
+        model, salt = request.target_model, request.body.cache_salt
+        sizes = (self._block_size, self._max_blocks, self._seed)
+        prompts = prompt_hashes(request.prompts, model, salt, *sizes)
+        return tuple(chain.from_iterable(prompt.tolist() for prompt in prompts))
+
+
+def _check(parameters: BurstPrefixCacheParameters) -> None:
+    for name, value in (
+        ("maxPerReplica", parameters.max_per_replica),
+        ("maxBatchSize", parameters.max_batch_size),
+    ):
+        if value == 0 or value < -1:
+            raise ValueError(f"{name} must be positive, or -1 for any number, got {value}")
+
+
+def _create(
+    name: str, parameters: BurstPrefixCacheParameters, services: Services
+) -> BurstPrefixCacheProducer:
+    return BurstPrefixCacheProducer(name, parameters, services.clock, services.hash_seed)
+
+
+PLUGINS = (
+    PluginType(
+        "burst-prefix-cache-producer",
+        BurstPrefixCacheParameters,
+        _create,
+        stability=Stability.ALPHA,
+    ),
+)

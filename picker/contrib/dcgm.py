@@ -1,0 +1,68 @@
+"""The GPU load of endpoints, as a DCGM exporter reports it.
+
+dcgm-data-source: where the DCGM exporter reports an endpoint's GPU load. Settings only. `scheme` is
+http or https, `path` /metrics, `port` 9400 at the endpoint's address, or at its node's address with
+`useNodeAddress` (false); when the node of an endpoint is unknown, its scrape fails. `interval` and
+`maxPageBytes` are those of metrics-data-source. For https: `insecureSkipVerify` true, `caCertPath`,
+`clientCertPath` and `clientKeyPath`.
+
+dcgm-extractor: the GPU load of an endpoint, from a DCGM exporter's page. Takes no parameters.
+
+    GPUUtilization/dcgm-extractor = max(DCGM_FI_DEV_GPU_UTIL of its samples) / 100, in [0, 1]
+
+A sample belongs to an endpoint when its `pod` label names the endpoint's pod, or when it has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from picker.framework.registry import Parameters, PluginType, Stability, itself
+from picker.scrape.exposition import scan
+from picker.scrape.page_parameters import PageParameters, checked_source
+from picker.scrape.sources import ExtractError, Extraction, PageLocation, Scrape
+from picker.types import Endpoint
+
+EXTRACTOR = "dcgm-extractor"
+SERIES = "DCGM_FI_DEV_GPU_UTIL"
+ATTRIBUTE = f"GPUUtilization/{EXTRACTOR}"
+
+
+class DcgmDataSource(PageParameters, frozen=True, kw_only=True):
+    path: str = "/metrics"
+    port: int = 9400
+    use_node_address: bool = False
+
+    @property
+    def location(self) -> PageLocation:
+        return self.locate(self.path, self.port, use_node_address=self.use_node_address)
+
+
+class DcgmExtractor(Parameters, frozen=True):
+    """Reads the load of the busiest GPU."""
+
+    def extract(self, scrape: Scrape) -> Extraction:
+        """Raises `ExtractError` when the page has no sample of this endpoint."""
+        names = _pod_names(scrape.endpoint)
+        shares = [
+            sample.value / 100
+            for sample in scan(scrape.page, (SERIES,)).get(SERIES, ())
+            if sample.labels.get("pod", "") in names and 0 <= sample.value <= 100
+        ]
+        if not shares:
+            raise ExtractError(f"series '{SERIES}' has no usable sample of this endpoint")
+        return Extraction(attributes={ATTRIBUTE: max(shares)})
+
+    def series(self, endpoint: Endpoint) -> Sequence[str]:
+        return (SERIES,)
+
+
+def _pod_names(endpoint: Endpoint) -> tuple[str, ...]:
+    """The possible names of its pod; an endpoint of a rank is called `<pod>-rank-<rank>`."""
+    return ("", endpoint.name, endpoint.name.removesuffix(f"-rank-{endpoint.rank_index}"))
+
+
+PLUGINS = (
+    PluginType("dcgm-data-source", DcgmDataSource, checked_source, stability=Stability.ALPHA),
+    PluginType(EXTRACTOR, DcgmExtractor, itself, stability=Stability.ALPHA),
+)

@@ -1,0 +1,1 @@
+"""Written by scripts/gen_protos.py from proto/pointsman/parsers/v1."""

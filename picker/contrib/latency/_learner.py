@@ -1,0 +1,175 @@
+"""Learns the latencies of models from the responses of requests, and from endpoints' counters.
+
+The time to the first token is learned when that is seen: an answer may take minutes, or die. The
+time per token is a mean over an answer, or between two readings of a counter, and is learned by the
+mean load meanwhile: at its beginning an answer of a burst has seen none of the others yet.
+
+All pure.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from picker.contrib.latency._model import (
+    REQUESTS_UNIT,
+    Latency,
+    LatencyModels,
+    LoadFeatures,
+    LoadIntegral,
+    Request,
+    mean_load,
+)
+from picker.contrib.latency._predictor import Measurement
+from picker.types import Candidates, InferenceRequest
+
+log = logging.getLogger(__name__)
+
+# Between two looks at what an endpoint has generated: of a longer time its load is not known.
+LONGEST_LOOK_SECONDS = 3.0
+LONGEST_ANSWER = 1 << 20  # of limits in tokens, which clients choose
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What an endpoint has generated until `read_at_seconds`, and its load over time until then."""
+
+    read_at_seconds: float
+    generated_tokens: float
+    load: Sequence[float]
+
+
+class LatencyLearner:
+    """Owns the models, and the loads of endpoints over time."""
+
+    def __init__(self) -> None:
+        self.models = LatencyModels()
+        self._loads: Mapping[str, LoadFeatures] = {}  # as of the last decision
+        self._over_time: dict[str, LoadIntegral] = {}
+        self._looks: dict[str, _Look] = {}
+
+    def sees(self, loads: Mapping[str, LoadFeatures]) -> None:
+        """A decision is taken with these loads."""
+        self._loads = loads
+
+    def load_over_time(self, key: str, now_seconds: float) -> LoadIntegral:
+        """The endpoint's, up to now: for the measurement of a request that leaves."""
+        known = self._over_time.get(key)
+        if known is None:
+            known = self._over_time[key] = LoadIntegral(now_seconds)
+        known.until(now_seconds, self._loads.get(key))
+        return known
+
+    def first_token(
+        self, request: InferenceRequest, measured: Measurement, now_seconds: float
+    ) -> None:
+        """It was seen. Nothing the second time."""
+        if measured.first is not None:
+            return
+        measured.first = now_seconds
+        if measured.integral is not None:
+            load = self._loads.get(measured.key)
+            measured.load_at_first = measured.integral.until(now_seconds, load)
+        ttft_ms, load = measured.ttft_ms, measured.load
+        if ttft_ms and load and request.body.stream and not measured.failed:
+            self._learn(request, Latency.FIRST_TOKEN, load, measured.key, ttft_ms)
+
+    def ended(
+        self,
+        request: InferenceRequest,
+        measured: Measurement,
+        ended_seconds: float | None,
+        generated: int,
+    ) -> tuple[float | None, float | None]:
+        """The answer went well until `ended_seconds`, with so many tokens (0: nobody said); or it
+        did not (None). Returns TTFT and TPOT, in ms, where they are known.
+        """
+        load, ttft_ms = measured.load, measured.ttft_ms
+        if load is None:
+            return None, None
+        if latency_of(request) is Latency.FIRST_TOKEN:
+            tpot_ms = None
+            if ended_seconds is not None:
+                tpot_ms = self._answered(request, measured, ended_seconds, generated)
+            return ttft_ms, tpot_ms
+        if ended_seconds is None:
+            return None, None
+        whole_ms = 1000 * (ended_seconds - measured.begun)
+        self._learn(request, Latency.WHOLE, load, measured.key, whole_ms)
+        return whole_ms, None
+
+    def look(self, request: InferenceRequest, candidates: Candidates, now_seconds: float) -> None:
+        """Learn the time per token from what the endpoints say they have generated.
+
+        Requests that ran took as long in all as the time between two readings, times the mean
+        number of them.
+        """
+        for candidate in candidates:
+            metrics, key = candidate.metrics, candidate.endpoint.key
+            served = None if metrics is None else metrics.served
+            if served is None or served.generated_tokens is None:
+                continue
+            look, at = self._looks.get(key), served.read_at_seconds
+            if look is not None and at <= look.read_at_seconds:
+                continue
+            until = self.load_over_time(key, now_seconds).until(now_seconds, None)
+            self._looks[key] = _Look(at, served.generated_tokens, until)
+            if look is None:
+                continue
+            load, seconds = mean_load(self._loads[key], look.load, until), at - look.read_at_seconds
+            tokens = served.generated_tokens - look.generated_tokens
+            if load.running and tokens > 0 and seconds <= LONGEST_LOOK_SECONDS:
+                tpot_ms = 1000 * seconds * REQUESTS_UNIT * load.running / tokens
+                self._learn(request, Latency.PER_TOKEN, load, key, tpot_ms)
+
+    def forget(self, key: str) -> None:
+        """The endpoint left or restarted."""
+        self._over_time.pop(key, None)
+        self._looks.pop(key, None)
+        self.models.forget(key)
+
+    def _answered(
+        self, request: InferenceRequest, measured: Measurement, ended_seconds: float, generated: int
+    ) -> float | None:
+        """Learn its time per token, which is returned, and its length; where nobody says how many
+        tokens it has, its duration does.
+        """
+        tpot_ms, predicted = measured.tpot_ms(generated), measured.predicted
+        num_tokens = float(generated)
+        if not generated and measured.first is not None and predicted and predicted.tpot_ms:
+            num_tokens = 1 + 1000 * (ended_seconds - measured.first) / predicted.tpot_ms
+        if num_tokens:
+            self.models.answered(request.target_model, num_tokens)
+        if tpot_ms and measured.load and measured.integral is not None:
+            until = measured.integral.until(ended_seconds, self._loads.get(measured.key))
+            load = mean_load(measured.load, measured.load_at_first, until)
+            self._learn(request, Latency.PER_TOKEN, load, measured.key, tpot_ms)
+        return tpot_ms
+
+    def _learn(
+        self,
+        request: InferenceRequest,
+        kind: Latency,
+        load: LoadFeatures,
+        key: str,
+        latency_ms: float,
+    ) -> None:
+        if key not in self._over_time:  # it left before its request ended
+            return
+        model = self.models.learning(request.target_model, kind)
+        if model.learn(features_of(request), load, key, latency_ms):
+            name = request.target_model
+            log.info("%s of model '%s' has changed: it is learned anew", kind.value, name)
+
+
+def features_of(request: InferenceRequest) -> Request:
+    """What a model is shown; an answer that streams has a first token whatever its length."""
+    limit = 0 if request.body.stream else min(request.body.max_output_tokens or 0, LONGEST_ANSWER)
+    return Request.of(request.num_tokens, limit)
+
+
+def latency_of(request: InferenceRequest) -> Latency:
+    """What its client waits for first."""
+    return Latency.FIRST_TOKEN if request.body.stream else Latency.WHOLE

@@ -1,1 +1,0 @@
-"""What scripts/gen-protos writes."""

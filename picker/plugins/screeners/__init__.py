@@ -1,1 +1,0 @@
-"""Narrow the candidates of all profiles (`Screener`)."""

@@ -1,0 +1,91 @@
+"""Vertex AI's gRPC messages around OpenAI's JSON."""
+
+from __future__ import annotations
+
+import json
+from struct import pack
+
+import pytest
+
+from picker.contrib.grpc_parsers.vertexai import VertexAIParser
+from picker.types import Api, ParsedBody, Usage
+
+SERVICE = "/google.cloud.aiplatform.v1beta1.PredictionService"
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+
+
+def field(number: int, data: bytes) -> bytes:
+    """A length-delimited field of up to 16,383 bytes."""
+    size = len(data)
+    return bytes([number << 3 | 2, size & 0x7F | 0x80, size >> 7]) + data
+
+
+def frame(data: bytes) -> bytes:
+    return pack(">BI", 0, len(data)) + data
+
+
+def request(document: object) -> bytes:
+    """A request whose HTTP body is a JSON document."""
+    http_body = field(1, b"application/json") + field(2, json.dumps(document).encode())
+    return frame(field(1, b"projects/p/endpoints/e") + field(2, http_body))
+
+
+def test_a_chat_completion_is_read_and_cannot_be_changed() -> None:
+    """As openai-parser reads it."""
+    parsed = VertexAIParser().parse(f"{SERVICE}/ChatCompletions", {}, request(CHAT))
+    assert parsed == ParsedBody(
+        api=Api.CHAT_COMPLETIONS, model="m", stream=True, payload=CHAT, can_rewrite=False
+    )
+
+
+@pytest.mark.parametrize("method", ["RawPredict", "StreamRawPredict"])
+def test_a_raw_prediction_is_a_response_of_the_responses_api(method: str) -> None:
+    """It has an input."""
+    parsed = VertexAIParser().parse(f"{SERVICE}/{method}", {}, request({"input": "hi"}))
+    assert (parsed.api, parsed.can_rewrite) == (Api.RESPONSES, False)
+
+
+def test_other_methods_are_not_read() -> None:
+    parsed = VertexAIParser().parse(f"{SERVICE}/Explain", {}, b"anything")
+    assert parsed == ParsedBody(Api.RAW, can_rewrite=False, skip_response=True)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"no healthy upstream",
+        frame(b""),
+        frame(b"\xff"),
+        frame(field(2, b"\xff")),
+        frame(field(2, field(1, b"text"))),
+        request([1]),
+    ],
+)
+def test_what_cannot_be_read_is_the_endpoints_business(body: bytes) -> None:
+    """Broken frames, broken messages and broken JSON; no model in them can be replaced."""
+    parsed = VertexAIParser().parse(f"{SERVICE}/ChatCompletions", {}, body)
+    assert parsed == ParsedBody(Api.RAW, can_rewrite=False)
+
+
+USAGE = b'{"usage":{"prompt_tokens":5,"completion_tokens":10}}'
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        ([USAGE], Usage(5, 10, 15)),
+        ([b" ", USAGE[:9], USAGE[9:]], Usage(5, 10, 15)),
+        ([b"data: {}\n\n", b"data: " + USAGE[:9], USAGE[9:] + b"\n\n"], Usage(5, 10, 15)),
+        ([b"nonsense"], None),
+        ([], None),
+    ],
+)
+def test_responses_tell_their_usage(data: list[bytes], expected: Usage | None) -> None:
+    """Put together from frames that are cut anywhere; JSON or events, as they begin."""
+    body = b"".join(frame(field(1, b"type") + field(2, piece)) for piece in data) + frame(b"\xff")
+    reader = VertexAIParser().response_reader(ParsedBody(Api.CHAT_COMPLETIONS), "application/grpc")
+    for byte in body:
+        reader.feed(bytes([byte]), False)
+    reader.feed(b"", True)
+    assert reader.usage == expected

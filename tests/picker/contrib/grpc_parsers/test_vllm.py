@@ -1,0 +1,185 @@
+"""vLLM's gRPC messages, written here by hand as its descriptions say."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from struct import pack
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from picker.contrib.grpc_parsers.vllm import MAX_ITEMS, VllmGrpcParser
+from picker.types import Api, MultiModalFeature, ParsedBody, Usage
+from tests.depth import examples
+
+GENERATE = "/vllm.grpc.engine.VllmEngine/Generate"
+EMBED = "/vllm.grpc.engine.VllmEngine/Embed"
+
+
+def varint(value: int) -> bytes:
+    """A number in seven bits a byte."""
+    low, rest = value & 0x7F, value >> 7
+    return bytes([low | 0x80]) + varint(rest) if rest else bytes([low])
+
+
+def field(number: int, value: int | bytes | str) -> bytes:
+    """A field: a number, or a string, bytes or message."""
+    if isinstance(value, int):
+        return varint(number << 3) + varint(value)
+    data = value.encode() if isinstance(value, str) else value
+    return varint(number << 3 | 2) + varint(len(data)) + data
+
+
+def message(*members: tuple[int, int | bytes | str]) -> bytes:
+    return b"".join(field(number, value) for number, value in members)
+
+
+def frame(data: bytes) -> bytes:
+    return pack(">BI", 0, len(data)) + data
+
+
+def parse(path: str, data: bytes) -> ParsedBody:
+    """Parse a frame of `data`."""
+    return VllmGrpcParser().parse(path, {}, frame(data))
+
+
+PACKED = varint(1) + varint(300) + varint(2**32 - 1)
+TOKENIZED = message((1, "original"), (2, PACKED))
+PROMPT = pack("<3I", 1, 300, 2**32 - 1)
+
+
+def test_a_text_request_is_read() -> None:
+    """Its text stands where a completion's prompt stands; the body cannot be changed."""
+    data = message((1, "id"), (3, "hello"), (4, message((8, 100), (1, 2))), (5, 1), (99, "new"))
+    assert parse(GENERATE, data) == ParsedBody(
+        api=Api.VLLM_GRPC,
+        stream=True,
+        payload={"prompt": "hello"},
+        max_output_tokens=100,
+        can_rewrite=False,
+    )
+
+
+def test_a_tokenized_request_is_read_with_its_items() -> None:
+    """Every item counts as an image; those without a hash are left out."""
+    places = [message((1, 4), (2, 8)), message((2, 1)), message((1, 9), (2, 9))]
+    items = message(*((5, place) for place in places), (6, "a"), (6, "b"))
+    assert parse(GENERATE, message((2, TOKENIZED), (7, items))) == ParsedBody(
+        api=Api.VLLM_GRPC,
+        can_rewrite=False,
+        prompts=(PROMPT,),
+        features=((MultiModalFeature("image", "a", 4, 8), MultiModalFeature("image", "b", 0, 1)),),
+    )
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        message((5, message((1, 0), (2, 2**63))), (6, "a")),
+        field(6, "") * (MAX_ITEMS + 1),
+    ],
+)
+def test_what_a_short_request_costs_is_bounded(items: bytes) -> None:
+    """With items larger than the prompt, and more than anyone means, it has no prefix."""
+    parsed = parse(GENERATE, message((2, TOKENIZED), (7, items)))
+    assert parsed == ParsedBody(api=Api.VLLM_GRPC, can_rewrite=False)
+
+
+def test_token_ids_may_be_packed_or_not() -> None:
+    """Both are valid protobuf, mixed as well."""
+    tokenized = message((2, 1), (2, varint(300)), (2, 2**32 - 1))
+    assert parse(GENERATE, message((2, tokenized))).prompts == (PROMPT,)
+
+
+def test_of_text_and_tokens_the_last_counts() -> None:
+    """They exclude each other, as protobuf resolves it."""
+    assert parse(GENERATE, message((3, "x"), (2, TOKENIZED))).payload is None
+    assert parse(GENERATE, message((2, TOKENIZED), (3, "x"))).prompts == ()
+
+
+def test_an_embedding_request_is_read() -> None:
+    """Its tokens are in the same place."""
+    parsed = parse(EMBED, message((1, "id"), (2, TOKENIZED)))
+    assert (parsed.api, parsed.prompts, parsed.can_rewrite) == (Api.VLLM_GRPC, (PROMPT,), False)
+
+
+@pytest.mark.parametrize("path", [GENERATE, EMBED])
+@pytest.mark.parametrize("tokenized", [b"", message((1, "original")), message((2, b""))])
+def test_a_prompt_without_tokens_is_the_endpoints_business(path: str, tokenized: bytes) -> None:
+    """It is there, though nothing is known of it; items have no place in it."""
+    items = message((5, message((1, 0), (2, 2**63))), (6, "a"))
+    parsed = parse(path, message((2, tokenized), (7, items)))
+    assert parsed == ParsedBody(api=Api.VLLM_GRPC, can_rewrite=False)
+
+
+def test_an_empty_text_is_a_prompt() -> None:
+    assert parse(GENERATE, message((3, ""))) == ParsedBody(api=Api.VLLM_GRPC, can_rewrite=False)
+
+
+def test_other_methods_are_not_read() -> None:
+    parsed = VllmGrpcParser().parse("/vllm.grpc.engine.VllmEngine/GetModelInfo", {}, b"anything")
+    assert parsed == ParsedBody(Api.RAW, can_rewrite=False, skip_response=True)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (GENERATE, b"no healthy upstream"),
+        (GENERATE, b""),
+        (GENERATE, frame(b"")),
+        (GENERATE, frame(message((3, b"\xff")))),
+        (GENERATE, frame(message((3, 7)))),
+        (GENERATE, frame(message((2, b"\xff")))),
+        (GENERATE, frame(message((3, "x")))[:-1]),
+        (GENERATE, pack(">BI", 1, 3) + b"\x1f\x8b\x08"),
+        (GENERATE, frame(message((3, "x"))) * 2),
+        (EMBED, frame(message((1, "id")))),
+        (EMBED, frame(b"\xff")),
+    ],
+)
+def test_what_cannot_be_read_is_the_endpoints_business(path: str, body: bytes) -> None:
+    """Broken and compressed frames, broken messages, and messages without a prompt."""
+    parsed = VllmGrpcParser().parse(path, {}, body)
+    assert parsed == ParsedBody(api=Api.VLLM_GRPC, can_rewrite=False)
+
+
+CHUNK = frame(message((1, message((1, PACKED), (2, 7), (3, 1), (4, 2)))))
+COMPLETE = frame(message((2, message((1, PACKED), (2, "stop"), (3, 7), (4, 10), (5, 3)))))
+EMBEDDED = frame(message((1, pack("<3f", 0.5, -1.0, 2.0)), (2, 9)))
+
+
+def usage_of(*pieces: bytes) -> Usage | None:
+    """What the pieces of a response say."""
+    reader = VllmGrpcParser().response_reader(ParsedBody(Api.VLLM_GRPC), "application/grpc")
+    for piece in pieces:
+        reader.feed(piece, False)
+    reader.feed(b"", True)
+    return reader.usage
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (CHUNK, Usage(7, 1, 8, 2)),
+        (CHUNK + COMPLETE, Usage(7, 10, 17, 3)),
+        (COMPLETE, Usage(7, 10, 17, 3)),
+        (EMBEDDED, Usage(9, 0, 9)),
+        (frame(b"\xff") + COMPLETE, Usage(7, 10, 17, 3)),
+        (b"no healthy upstream", None),
+        (frame(b""), None),
+        (b"", None),
+    ],
+)
+def test_responses_tell_their_usage(body: bytes, expected: Any) -> None:
+    """What cannot be read tells nothing, and raises nothing."""
+    assert usage_of(body) == expected
+
+
+@examples(50)
+@given(st.lists(st.integers(0, len(CHUNK + COMPLETE)), max_size=5).map(sorted))
+def test_frames_are_put_together_again(cuts: list[int]) -> None:
+    body = CHUNK + COMPLETE
+    pieces = [body[a:b] for a, b in pairwise([0, *cuts, len(body)])]
+    assert usage_of(*pieces) == Usage(7, 10, 17, 3)

@@ -1,0 +1,84 @@
+"""multicluster-metrics-extractor: what another picker tells of its pool."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from picker.framework.attributes import Attributes
+from picker.metrics.picker_metrics import PickerMetrics
+from picker.pool.datastore import Datastore
+from picker.scrape.sources import ExtractError, Extraction, Scrape
+from picker.telemetry.pool_metrics import PoolCollector
+from picker.types import Candidate, Endpoint, EndpointMetrics
+from tests.support.picker.plugin_scenes import configured, request_for
+
+QUEUE = "llm-d.ai/multicluster-queue-size/multicluster-metrics-extractor"
+USAGE = "llm-d.ai/multicluster-kv-cache-utilization/multicluster-metrics-extractor"
+
+
+def findings(plugin: Any, page: str) -> Extraction:
+    """What the page says about a pool."""
+    return plugin.extract(Scrape(page.encode(), Endpoint("p", "10.0.0.1", 80), 0.0))
+
+
+def page_of(waiting: int, usage: float) -> str:
+    """The page of a picker of ours whose pool is so busy."""
+    store, metrics = Datastore(), PickerMetrics()
+    store.set_endpoints([Endpoint("w", "10.0.0.9", 8000)])
+    store.update_metrics("default/w", EndpointMetrics(waiting, 0, usage))
+    metrics.register(PoolCollector("p", store))
+    return metrics.render().decode()
+
+
+def test_pickers_understand_each_other() -> None:
+    """One's averages are what the other one scores by."""
+    extractor = configured("multicluster-metrics-extractor")
+    pools = [
+        Candidate(Endpoint(name, "10.0.0.1", 80), attributes=findings(extractor, page).attributes)
+        for name, page in (("busy", page_of(6, 0.75)), ("idle", page_of(2, 0.25)))
+    ]
+    assert dict(pools[0].attributes) == {QUEUE: 6.0, USAGE: 0.75}
+    scores = [
+        configured(scorer).score(request_for(), pools, Attributes())
+        for scorer in (
+            "multicluster-queue-scorer",
+            "multicluster-kv-cache-utilization-scorer",
+        )
+    ]
+    assert [list(one) for one in scores] == [[0.0, 1.0], [0.25, 0.75]]
+
+
+def test_other_names_can_be_read() -> None:
+    """With labels; of several samples the greatest."""
+    extractor = configured(
+        "multicluster-metrics-extractor",
+        {"queueSizeMetric": "q{pool=a}", "kvCacheUtilizationMetric": "u"},
+    )
+    page = 'q{pool="a",x="1"} 1\nq{pool="a",x="2"} 3\nq{pool="b"} 9\nu 0.5\n'
+    assert findings(extractor, page).attributes == {QUEUE: 3.0, USAGE: 0.5}
+
+
+@pytest.mark.parametrize("bad", ["NaN", "-1", "+Inf", "1.5"])
+def test_unusable_numbers_are_reported_and_left_out(bad: str) -> None:
+    """The other number counts all the same."""
+    page = f"llm_d_epp_average_kv_cache_utilization {bad}\nllm_d_epp_average_queue_size 1\n"
+    found = findings(configured("multicluster-metrics-extractor"), page)
+    assert found.attributes == {QUEUE: 1.0}
+    assert len(found.problems) == 1
+
+
+def test_a_page_without_either_is_an_error() -> None:
+    with pytest.raises(ExtractError, match=r"average_queue_size.*average_kv_cache_utilization"):
+        findings(configured("multicluster-metrics-extractor"), "up 1\n")
+
+
+def test_the_way_between_clusters_is_guarded() -> None:
+    """https with certificates that are checked."""
+    location = configured("multicluster-metrics-data-source").location
+    assert (location.scheme, location.path, location.tls.verify) == ("https", "/metrics", True)
+    plain = configured(
+        "multicluster-metrics-data-source", {"scheme": "http", "port": 9090}
+    ).location
+    assert (plain.scheme, plain.port) == ("http", 9090)
