@@ -7,6 +7,7 @@
     --label TEXT …                one or more; a second --label adds to the first
     --[no-]watch = true           follow changes of the file
     --json                        print JSON
+    or --csv                      print CSV: not together with the flag before it
 
 The reader of the flag reads a value, or the one of the value's name. An interval after the name
 bounds a number: `N` and `PORT` are whole, `[` includes a bound and `(` does not. Words between `|`
@@ -27,6 +28,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, Final, NoReturn, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
@@ -37,7 +39,8 @@ Readers: TypeAlias = Mapping[str, Reader | Sequence[str]]
 
 LAST_PORT: Final = 65_535
 _ROW: Final = re.compile(
-    r"(?:(?P<first>-\w+), )?--(?P<no>\[no-\])?(?P<name>[a-z][-a-z0-9]*)(?:, (?P<short>-\w+))?"
+    r"(?P<either>or )?(?:(?P<first>-\w+), )?"
+    r"--(?P<no>\[no-\])?(?P<name>[a-z][-a-z0-9]*)(?:, (?P<short>-\w+))?"
     r"(?: (?P<metavar>[^ =]\S*?)(?P<bounds>[\[(][-.\d]*\.\.[-.\d]*[\])])?(?P<many> …)?)?"
     r"(?: = (?P<default>\S+))?(?:  +(?P<text>.*))?"
 )
@@ -53,6 +56,7 @@ class Row:
 
     group: str
     name: str
+    is_alternative: bool  # excluded by the flag before it
     spellings: tuple[str, ...]  # the name and a short one, in the order of the table
     metavar: str | None
     bounds: str | None
@@ -80,6 +84,7 @@ def rows(table: str) -> Iterator[Row]:
         yield Row(
             group=group,
             name=name,
+            is_alternative=found["either"] is not None,
             spellings=tuple(one for one in (found["first"], name, found["short"]) if one),
             metavar=found["metavar"],
             bounds=found["bounds"],
@@ -132,11 +137,19 @@ class Dialect:
 def add_flags(parser: argparse.ArgumentParser, table: str, dialect: Dialect | None = None) -> None:
     """Add the flags of a table to a parser; those below one heading form a group of `--help`."""
     dialect = dialect or Dialect()
-    groups = {group.title: group for group in parser._action_groups}
-    for row in rows(table):
+    groups: dict[str | None, argparse._ActionsContainer] = {
+        group.title: group for group in parser._action_groups
+    }
+    either: argparse._ActionsContainer = parser
+    table_rows = list(rows(table))
+    for row, following in zip_longest(table_rows, table_rows[1:]):
         if row.group and row.group not in groups:
             groups[row.group] = parser.add_argument_group(row.group)
         group = groups[row.group] if row.group else parser
+        if row.is_alternative:
+            group = either
+        elif following is not None and following.is_alternative:
+            group = either = group.add_mutually_exclusive_group()
         group.add_argument(*row.spellings, **_settings(row, dialect))
 
 
@@ -333,8 +346,17 @@ def byte_count(text: str) -> int:
     return value
 
 
+def number(text: str) -> float:
+    """Read any number."""
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"takes a number, not {text!r}") from None
+
+
 READERS: Final[Readers] = {
     "N": whole_number(),
+    "NUMBER": number,
     "PORT": whole_number(1, LAST_PORT),
     "URL": url,
     "CIDR": networks,

@@ -48,9 +48,9 @@ os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
 import torch
 from speculation_runs import Request, Shared, Subject, Tally, engine_config, side_by_side
 
+from worker.cli.speculation import parse
 from worker.config import SpeculativeConfig
 from worker.errors import WorkerError
-from worker.speculation_flags import parse
 from worker.tokenizer.chat import chat_template_of
 from worker.tokenizer.checkpoint import read_checkpoint
 from worker.tokenizer.tokenizer import build_tokenizer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from fleet.command_line import near
+from base.flags import near
 from fleet.errors import UsageError
 from picker.config.build import DEFAULT_CONFIG
 from picker.config.watch import read_config_file

@@ -13,13 +13,13 @@ sys.path.insert(0, str(ROOT))
 
 import fleet.run.up_flags  # noqa: E402 (the repository's own, wherever we are started)
 import picker.cli.flags  # noqa: E402
-import worker.flags  # noqa: E402
+import worker.cli.flags  # noqa: E402
 
 DOCUMENT = ROOT / "docs" / "configuration.md"
 PARSERS = {
     "fleet": fleet.run.up_flags.build_parser,
     "picker": picker.cli.flags.build_parser,
-    "worker": worker.flags.build_parser,
+    "worker": worker.cli.flags.build_parser,
 }
 
 

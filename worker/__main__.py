@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import uvloop
 
 from worker import app
+from worker.cli.flags import build_parser, find_model, resolve
+from worker.cli.server import read_chat_template
 from worker.errors import WorkerError
-from worker.flags import build_parser, find_model, resolve
-from worker.server_flags import read_chat_template
 from worker.tokenizer.checkpoint import read_checkpoint
 
 

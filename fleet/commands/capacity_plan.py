@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
+from base.flags import Dialect, Parser, add_flags
 from fleet.bench.slo import METRICS, Bound, read_bounds
-from fleet.command_line import Parser, seconds, url
 from fleet.errors import UsageError
 from fleet.picker_views import PickerViews
 from picker.errors import ConfigError
@@ -31,6 +31,22 @@ SHOWN = 2  # rows on either side of the answer
 _UNSTATED = "give --rate, --input-tokens and --output-tokens, or --bench FILE, or --picker URL"
 
 
+_FLAGS = """
+--picker URL                  plan for the load of this picker's pool (its HTTP port)
+or --bench FILE               plan for the load of the last stage of a bench (pointsman bench
+                              --json)
+--rate NUMBER[0..]            requests a second
+--input-tokens NUMBER[0..]    of a mean prompt
+--output-tokens NUMBER[0..]   of a mean answer
+--cached-share SHARE[0..1]    share of the prompt's tokens that are in a cache, 0 to 1
+--slo BOUNDS                  objective in place of the file's, e.g. ttft_p95<1s,itl_p95<50ms or
+                              ttft<1s
+--cost-per-replica-hour NUMBER[0..]
+                              price in place of the file's
+--json                        print one JSON object
+"""
+
+
 def build_parser() -> Parser:
     parser = Parser(
         prog="pointsman plan",
@@ -40,37 +56,8 @@ def build_parser() -> Parser:
         "--rate 4 --input-tokens 3000 --output-tokens 400",
     )
     parser.add_argument("file", metavar="FILE", type=Path, help="capacity, objective and groups")
-    source = parser.add_mutually_exclusive_group()
-    text = "plan for the load of this picker's pool (its HTTP port)"
-    source.add_argument("--picker", metavar="URL", type=url, help=text)
-    text = "plan for the load of the last stage of a bench (pointsman bench --json)"
-    source.add_argument("--bench", metavar="FILE", type=Path, help=text)
-    parser.add_argument("--rate", metavar="N", type=seconds_like, help="requests a second")
-    parser.add_argument("--input-tokens", metavar="N", type=seconds_like, help="of a mean prompt")
-    parser.add_argument("--output-tokens", metavar="N", type=seconds_like, help="of a mean answer")
-    text = "share of the prompt's tokens that are in a cache, 0 to 1"
-    parser.add_argument("--cached-share", metavar="SHARE", type=_share, help=text)
-    text = "objective in place of the file's, e.g. ttft_p95<1s,itl_p95<50ms or ttft<1s"
-    parser.add_argument("--slo", metavar="BOUNDS", help=text)
-    text = "price in place of the file's"
-    parser.add_argument("--cost-per-replica-hour", metavar="N", type=seconds_like, help=text)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_flags(parser, _FLAGS, Dialect(readers={"FILE": Path}))
     return parser
-
-
-def seconds_like(text: str) -> float:
-    """A finite number of 0 or more."""
-    try:
-        return seconds(text)
-    except argparse.ArgumentTypeError:
-        raise argparse.ArgumentTypeError(f"takes a number of 0 or more, not {text!r}") from None
-
-
-def _share(text: str) -> float:
-    share = seconds_like(text)
-    if share > 1:
-        raise argparse.ArgumentTypeError(f"takes a share from 0 to 1, not {text!r}")
-    return share
 
 
 @dataclass(frozen=True, slots=True)

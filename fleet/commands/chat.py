@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.cells import cell_len
 
-from fleet.command_line import near
+from base.flags import near
 from fleet.errors import FleetError
 from fleet.http_client import (
     HTTP_ERRORS,

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from base.flags import Parser, add_flags, near
 from fleet.broken_pipe import status_of
-from fleet.command_line import Parser, count, near, port, url
 from fleet.errors import FleetError, UsageError
 
 if TYPE_CHECKING:
@@ -69,12 +69,11 @@ def parser_of(name: str) -> Parser:
     """The flags of a subcommand."""
     if name not in _FLAGS_IN:
         parser = Parser(prog=f"pointsman {name}", description=f"{_HELP[name].capitalize()}.")
-        _ADD_FLAGS.get(name, lambda _: None)(parser)
+        _ADD_ARGUMENTS.get(name, lambda _: None)(parser)
+        add_flags(parser, _FLAGS.get(name, ""))
         return parser
-    found: argparse.ArgumentParser = import_module(_FLAGS_IN[name]).build_parser()
-    if isinstance(found, Parser):
-        return found
-    return Parser(prog=found.prog, description=found.description, parents=[found], add_help=False)
+    found: Parser = import_module(_FLAGS_IN[name]).build_parser()
+    return found
 
 
 def _require(name: str, extra: str) -> None:
@@ -86,19 +85,6 @@ def _require(name: str, extra: str) -> None:
 
 def _add_chat(parser: Parser) -> None:
     parser.add_argument("prompt", nargs="?", help="send this and exit; without it: a conversation")
-    text = "default: the fleet that runs here, else http://127.0.0.1:8080"
-    parser.add_argument("--url", type=url, help=text)
-    parser.add_argument("--model", help="default: the first one served")
-    parser.add_argument("--system", help="system prompt")
-    parser.add_argument("--max-tokens", type=count, help="of an answer (default: about 1024)")
-    parser.add_argument(
-        "--temperature", type=float, help="0: always the likeliest token (default: the model's)"
-    )
-
-
-def _add_top(parser: Parser) -> None:
-    _add_picker(parser)
-    parser.add_argument("--once", action="store_true", help="print one snapshot as plain text")
 
 
 def _add_explain(parser: Parser) -> None:
@@ -106,25 +92,11 @@ def _add_explain(parser: Parser) -> None:
     text = "the request's x-request-id (default: the newest request)"
     wanted.add_argument("id", nargs="?", help=text)
     wanted.add_argument("--last", action="store_true", help="the newest request, as without an id")
-    _add_picker(parser)
-    parser.add_argument("--json", action="store_true", help="the full record, as JSON")
-    parser.add_argument("--all", action="store_true", help="show every recorded candidate")
 
 
 def _add_logs(parser: Parser) -> None:
     text = "picker, envoy, worker-1 … (default: all)"
     parser.add_argument("part", nargs="?", metavar="PART", help=text)
-    parser.add_argument(
-        "--lines",
-        type=count,
-        default=20,
-        metavar="N",
-        help="most lines of each log (default %(default)s)",
-    )
-    parser.add_argument("--follow", action="store_true", help="follow the logs until Ctrl-C")
-    parser.add_argument(
-        "--port", type=port, help="port of the fleet's Envoy; required if several fleets run"
-    )
 
 
 def _add_completion(parser: Parser) -> None:
@@ -148,13 +120,6 @@ def _add_files(parser: Parser) -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=text)
     text = "folder to write to (default: this one)"
     parser.add_argument("--into", type=Path, default=Path(), metavar="FOLDER", help=text)
-
-
-def _add_picker(parser: Parser) -> None:
-    text = (
-        "the picker's HTTP port; default: of the fleet that runs here, else http://127.0.0.1:9090"
-    )
-    parser.add_argument("--picker", type=url, metavar="URL", help=text)
 
 
 def _up(argv: list[str]) -> int:
@@ -528,19 +493,44 @@ _HELP = {
     "completion": "print a script that completes commands and flags in a shell",
     "version": "print the version",
 }
-_ADD_FLAGS = {
+# What the tables below cannot name: positional arguments.
+_ADD_ARGUMENTS = {
     "chat": _add_chat,
-    "top": _add_top,
     "explain": _add_explain,
     "logs": _add_logs,
     "models": _add_models,
     "files": _add_files,
     "completion": _add_completion,
 }
+_PICKER = """
+--picker URL                  the picker's HTTP port; default: of the fleet that runs here, else
+                              http://127.0.0.1:9090
+"""
+_FLAGS = {
+    "chat": """
+--url URL                     default: the fleet that runs here, else http://127.0.0.1:8080
+--model NAME                  default: the first one served
+--system TEXT                 system prompt
+--max-tokens N[1..]           of an answer (default: about 1024)
+--temperature NUMBER          0: always the likeliest token (default: the model's)
+""",
+    "top": f"""{_PICKER}
+--once                        print one snapshot as plain text
+""",
+    "explain": f"""{_PICKER}
+--json                        the full record, as JSON
+--all                         show every recorded candidate
+""",
+    "logs": """
+--lines N[1..] = 20           most lines of each log
+--follow                      follow the logs until Ctrl-C
+--port PORT                   port of the fleet's Envoy; required if several fleets run
+""",
+}
 # Where `build_parser` is: read without what runs the command.
 _FLAGS_IN = {
     "up": "fleet.run.up_flags",
-    "worker": "worker.flags",
+    "worker": "worker.cli.flags",
     "front": "fleet.proxy.front_flags",
     "sidecar": "fleet.proxy.sidecar_flags",
     "picker": "picker.cli.flags",

@@ -4,7 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fleet.command_line import Parser
+from base.flags import Parser, add_flags
+
+_CHECK = """
+--json                        findings as JSON
+--endpoints-file FILE         check this endpoints file instead, with its objectives and rewrites
+--objectives FILE             check this file of objectives and rewrites instead, as for `pointsman
+                              up`
+--pool-name NAME = default    name of the picker's pool, for --endpoints-file
+"""
+_SHOW = """
+--origin                      show the origin of each line
+"""
+_BOTH = """
+--config-text YAML            the configuration as text
+--allow-experimental-plugins  accept alpha plugin types
+"""
 
 
 def build_parser() -> Parser:
@@ -20,19 +35,11 @@ def build_parser() -> Parser:
     check = commands.add_parser("check", help="report every problem of a file")
     text = "what to check; `-` is standard input"
     check.add_argument("file", nargs="?", metavar="FILE", help=text)
-    check.add_argument("--json", action="store_true", help="findings as JSON")
-    text = "check this endpoints file instead, with its objectives and rewrites"
-    check.add_argument("--endpoints-file", metavar="FILE", help=text)
-    text = "check this file of objectives and rewrites instead, as for `pointsman up`"
-    check.add_argument("--objectives", metavar="FILE", help=text)
-    text = "name of the picker's pool, for --endpoints-file"
-    check.add_argument("--pool-name", default="default", metavar="NAME", help=text)
+    add_flags(check, _CHECK)
     show = commands.add_parser("show", help="print the configuration in effect, with all defaults")
     text = "what to show; `-` is standard input (default: the built-in configuration)"
     show.add_argument("file", nargs="?", metavar="FILE", help=text)
-    show.add_argument("--origin", action="store_true", help="show the origin of each line")
+    add_flags(show, _SHOW)
     for command in (check, show):
-        command.add_argument("--config-text", metavar="YAML", help="the configuration as text")
-        text = "accept alpha plugin types"
-        command.add_argument("--allow-experimental-plugins", action="store_true", help=text)
+        add_flags(command, _BOTH)
     return parser

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fleet.command_line import near
+from base.flags import near
 from fleet.errors import FleetError, UsageError
 
 FOLDERS = ("envoy", "grafana", "prometheus", "systemd")

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
-from fleet.command_line import Parser
+from base.flags import Dialect, Parser, add_flags
+
+_FLAGS = """
+--config NEW                  repeat the decisions with this configuration, and report what changes
+--json                        print one JSON object
+--limit N[0..] = 10           rows and differences to list at most
+--allow-experimental-plugins  of --config; always allowed when they were for the recording
+"""
 
 
 def build_parser() -> Parser:
@@ -15,21 +21,8 @@ def build_parser() -> Parser:
         "own code. Without --config every decision has to be what it was.",
     )
     parser.add_argument("file", metavar="FILE", type=Path, help="the recording")
-    text = "repeat the decisions with this configuration, and report what changes"
-    parser.add_argument("--config", metavar="NEW", type=Path, help=text)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    text = "rows and differences to list at most (default %(default)s)"
-    parser.add_argument("--limit", metavar="N", type=_count, default=10, help=text)
-    parser.add_argument(
-        "--allow-experimental-plugins",
-        dest="experimental",
-        action="store_true",
-        help="of --config; always allowed when they were for the recording",
+    dialect = Dialect(
+        readers={"NEW": Path}, fields={"--allow-experimental-plugins": "experimental"}
     )
+    add_flags(parser, _FLAGS, dialect)
     return parser
-
-
-def _count(text: str) -> int:
-    if not text.isascii() or not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"'{text}' is no number of rows")
-    return int(text)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from fleet.command_line import Parser
+from base.flags import Dialect, Parser, add_flags
 
 _CHECKS: Final = """
 picker-reachable picker-ready picker-endpoints picker-scrapes picker-health picker-queues
@@ -23,6 +24,24 @@ k8s-target-ports k8s-probes k8s-grace-period
 CHECK_NAMES: Final = tuple(_CHECKS.split())  # of all checks, in their order
 
 
+_FLAGS: Final = """
+--picker URL                  the picker's HTTP port
+--envoy-config FILE           a bootstrap, or the answer of /config_dump
+--envoy-admin URL             a running Envoy's admin port: http://HOST:PORT or unix:///PATH
+--certificate HOST:PORT       a port that speaks TLS, the picker's for instance
+--workers                     check all of the picker's endpoints, not only those on this machine
+--pool NAME                   InferencePool of a cluster
+--namespace NAME = default    of the pool
+--kubeconfig FILE             access to the cluster
+--kube-context NAME           of that file
+--as USER                     account whose permissions are checked (default: the picker's Pods',
+                              else yours)
+--json                        findings as JSON
+--only CHECK                  run this check alone; may be given several times (see --list)
+--list                        list all checks
+"""
+
+
 def build_parser() -> Parser:
     parser = Parser(
         prog="pointsman doctor",
@@ -30,45 +49,16 @@ def build_parser() -> Parser:
         "how to put it right. Without a flag that names something: the fleet that runs here. "
         "Exit status: 0 nothing wrong, 1 warnings, 2 errors.",
     )
-    parser.add_argument("--picker", metavar="URL", help="the picker's HTTP port")
-    parser.add_argument(
-        "--envoy-config",
-        metavar="FILE",
-        type=Path,
-        action="append",
-        default=[],
-        help="a bootstrap, or what /config_dump answered",
+    repeated: Mapping[str, object] = {"action": "append", "default": []}
+    names = ("--envoy-config", "--envoy-admin", "--certificate", "--only")
+    dialect = Dialect(
+        readers={"FILE": Path, "URL": str, "CHECK": CHECK_NAMES},
+        defaults={"kube_context": ""},
+        fields={"--as": "user"},
+        settings={
+            **dict.fromkeys(names, repeated),
+            "--only": {**repeated, "metavar": "CHECK"},
+        },
     )
-    parser.add_argument(
-        "--envoy-admin",
-        metavar="URL",
-        action="append",
-        default=[],
-        help="a running Envoy's admin port: http://HOST:PORT or unix:///PATH",
-    )
-    parser.add_argument(
-        "--certificate",
-        metavar="HOST:PORT",
-        action="append",
-        default=[],
-        help="a port that speaks TLS, the picker's for instance",
-    )
-    text = "check all of the picker's endpoints, not only those on this machine"
-    parser.add_argument("--workers", action="store_true", help=text)
-    parser.add_argument("--pool", metavar="NAME", help="InferencePool of a cluster")
-    parser.add_argument("--namespace", metavar="NAME", default="default", help="of the pool")
-    parser.add_argument("--kubeconfig", metavar="FILE", type=Path, help="access to the cluster")
-    parser.add_argument("--kube-context", metavar="NAME", default="", help="of that file")
-    text = "account whose permissions are checked (default: the picker's Pods', else yours)"
-    parser.add_argument("--as", dest="user", metavar="USER", help=text)
-    parser.add_argument("--json", action="store_true", help="findings as JSON")
-    parser.add_argument(
-        "--only",
-        metavar="CHECK",
-        action="append",
-        default=[],
-        choices=CHECK_NAMES,
-        help="run this check alone; may be given several times (see --list)",
-    )
-    parser.add_argument("--list", action="store_true", help="list all checks")
+    add_flags(parser, _FLAGS, dialect)
     return parser

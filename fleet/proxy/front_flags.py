@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
-from fleet.command_line import Parser, count, port, seconds, url
-from worker.flag_types import positive
+from base.flags import Parser, add_flags
+
+_FLAGS = """
+--host TEXT = 127.0.0.1       address to listen on
+--port PORT = 8080            port to listen on
+--gateway URL = http://127.0.0.1:8081
+                              the gateway whose picker chooses workers
+--attempts N[1..] = 3         most workers in a row that may fail with a request which gets no token
+                              further
+--patience SECONDS[0..] = 60  how long a request waits while no worker answers
+--stall-timeout SECONDS(0..] = 60
+                              how long a stream that has begun may be silent; then its worker counts
+                              as dead
+--drain-timeout SECONDS[0..] = 30
+                              how long running requests get to finish after SIGTERM
+"""
 
 
 def build_parser() -> Parser:
@@ -14,23 +28,5 @@ def build_parser() -> Parser:
         " for another one and have it go on, so that the client sees one stream.",
         epilog="example: pointsman front --port 8080 --gateway http://127.0.0.1:8081",
     )
-    add = parser.add_argument
-    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    add("--port", type=port, default=8080, help="port to listen on (default: %(default)s)")
-    text = "the gateway whose picker chooses workers (default: %(default)s)"
-    add("--gateway", type=url, default="http://127.0.0.1:8081", metavar="URL", help=text)
-    text = (
-        "how many workers in a row may fail with a request that gets no token further"
-        " (default: %(default)s)"
-    )
-    add("--attempts", type=count, default=3, metavar="N", help=text)
-    text = "how long a request waits while no worker answers (default: %(default)g s)"
-    add("--patience", type=seconds, default=60.0, metavar="SECONDS", help=text)
-    text = (
-        "how long a stream that has begun may be silent; then its worker counts as dead"
-        " (default: %(default)g s)"
-    )
-    add("--stall-timeout", type=positive, default=60.0, metavar="SECONDS", help=text)
-    text = "how long running requests get to finish after SIGTERM (default: %(default)g s)"
-    add("--drain-timeout", type=seconds, default=30.0, metavar="SECONDS", help=text)
+    add_flags(parser, _FLAGS)
     return parser

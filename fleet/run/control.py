@@ -17,7 +17,7 @@ from enum import Enum
 
 import msgspec
 
-from fleet.command_line import Parser
+from base.flags import Parser
 from fleet.errors import FleetError
 from fleet.run.running_picker import the_fleet
 

@@ -17,7 +17,7 @@ from fleet.envoy.settings import BootstrapConfig, Mechanism, PipeAddress, Socket
 from fleet.errors import FleetError
 from fleet.run.devices import Gpu, Placement, place
 from fleet.run.process import Program
-from worker import speculation_flags
+from worker.cli import speculation
 from worker.kv.access import KEY_VARIABLE
 
 _NONE: Mapping[str, str] = MappingProxyType({})
@@ -309,8 +309,8 @@ class Plan:
             argv += [
                 "--num-threads",
                 str(threads),
-                speculation_flags.FLAG,
-                speculation_flags.LOOKUP,
+                speculation.FLAG,
+                speculation.LOOKUP,
             ]
             placements = self.placements
             if placements:

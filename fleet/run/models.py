@@ -24,8 +24,8 @@ import msgspec
 
 from fleet.errors import FleetError
 from worker.catalog import BETTER, CATALOG, DEFAULT, CatalogModel
+from worker.cli.speculation import FLAG, SHORT_FLAG, parse
 from worker.errors import ConfigError
-from worker.speculation_flags import FLAG, SHORT_FLAG, parse
 
 CACHE_VARIABLE = "POINTSMAN_CACHE"
 

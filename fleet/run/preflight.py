@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fleet.command_line import LAST_PORT, Parser
+from base.flags import LAST_PORT, Parser
 from fleet.errors import FleetError, UsageError
 from fleet.run import devices
 from fleet.run.layout import FleetOptions, Plan
@@ -20,9 +20,9 @@ from fleet.run.ports import require_free
 from picker.cli import flags as picker_flags
 from picker.config.findings import InvalidConfigError, Severity
 from picker.errors import ConfigError, PickerError
-from worker import flags as worker_flags
+from worker.cli import flags as worker_flags
+from worker.cli.server import read_chat_template
 from worker.errors import WorkerError
-from worker.server_flags import read_chat_template
 from worker.tokenizer.checkpoint import read_checkpoint
 
 POOL_NAME = "default"  # of a fleet's picker
@@ -105,7 +105,8 @@ def check_programs(layout: Plan) -> None:
     the words of `pointsman up`; the model's files are looked at, too.
     """
     given = layout.picker().program.argv
-    parser = Parser(prog="pointsman up", parents=[picker_flags.build_parser()], add_help=False)
+    parser = picker_flags.build_parser()
+    parser.prog = "pointsman up"
     try:
         picker_flags.options_of(parser.parse_args(_flags(given)))
     except ConfigError as error:
@@ -129,8 +130,9 @@ def _flags(argv: Sequence[str]) -> list[str]:
 
 def _worker_parser() -> Parser:
     """What it refuses was in --worker-args: all else has been checked."""
-    theirs = worker_flags.build_parser()
-    return Parser(prog="pointsman up: --worker-args", parents=[theirs], add_help=False)
+    parser = worker_flags.build_parser()
+    parser.prog = "pointsman up: --worker-args"
+    return parser
 
 
 def _check_worker_args(argv: Sequence[str]) -> None:

@@ -6,7 +6,7 @@ import argparse
 import shlex
 from pathlib import Path
 
-from fleet.command_line import Parser, count, port, seconds
+from base.flags import Dialect, Parser, add_flags
 
 _ABOUT = "Run Envoy, a picker and workers on this machine, until Ctrl-C."
 _EXAMPLES = """\
@@ -19,89 +19,73 @@ examples:
 """
 
 
+_FLAGS = """
+workers
+--workers N[1..] = 2          number of workers, at most 256
+or --prefill N[1..]           in place of --workers: number of workers that run long prompts for
+                              those of --decode, and hand the KV over (default: every worker does
+                              both)
+--decode N[1..]               in place of --workers: number of workers that answer, each behind a
+                              sidecar
+--engine torch|sim = torch    torch runs a model; sim simulates one, without weights and torch
+--model NAME                  name that `pointsman models` lists, GGUF file, Hugging Face directory
+                              or id, e.g. ~/models/Qwen3-0.6B (default: the variable
+                              POINTSMAN_MODEL, else a small model that is fetched once)
+--dtype auto|float32|bfloat16|float16
+                              type of weights and activations (default: auto, which is float32 on a
+                              CPU)
+--devices LIST = all          GPUs for the workers, in turn: all, cpu, or numbers such as 0,2;
+                              workers on one GPU get equal parts of its memory
+--worker-args FLAGS           more flags of `pointsman worker` for every worker, in quotes, e.g.
+                              '--max-num-seqs 16' (default: none)
+
+Envoy
+--host HOST = 127.0.0.1       IP address to listen on, or localhost
+--port PORT = 8080            port of Envoy; the other parts use free ports above it
+--insecure                    allow a --host that other machines can reach
+--routing override-host|original-dst = override-host
+                              how Envoy follows the picker: override-host tries a list of workers,
+                              and balances by itself without a picker; original-dst connects to the
+                              given address
+--request-body buffered|full-duplex = buffered
+                              which process holds a body during the decision: Envoy, up to 4 MiB, so
+                              that losing the picker costs no request; or the picker, as the
+                              protocol prescribes
+--front                       put `pointsman front` before Envoy: streams go on when their workers
+                              die
+--trust-control-headers       let clients set the headers for objective, tenant and latency targets
+--envoy-concurrency N[1..] = 1
+                              worker threads of Envoy
+
+picker
+--config FILE                 EndpointPickerConfig in YAML, e.g. from `pointsman config init`
+                              (default: built in)
+--allow-experimental-plugins  let --config use alpha plugin types
+--objectives FILE             InferenceObjective and InferenceModelRewrite documents, in YAML
+                              (default: none)
+--decision-header             return the request's id and the picked worker in response headers
+--record FILE                 record every decision in this file, for `pointsman replay` (default:
+                              none)
+
+times
+--startup-timeout SECONDS[0..] = 120.0
+                              time until all parts must be ready
+--drain-timeout SECONDS[0..] = 10.0
+                              how long running requests get to finish after Ctrl-C, or when a part
+                              restarts
+"""
+
+
 def build_parser() -> Parser:
     """All of them, in groups."""
     parser = Parser(prog="pointsman up", description=_ABOUT, epilog=_EXAMPLES)
-    _add_workers(parser.add_argument_group("workers"))
-    _add_envoy(parser.add_argument_group("Envoy"))
-    _add_picker(parser.add_argument_group("picker"))
-    add = parser.add_argument_group("times").add_argument
-    text = "how long all parts get to become ready"
-    add("--startup-timeout", type=seconds, default=120.0, metavar="SECONDS", help=text)
-    text = "how long running requests get to finish after Ctrl-C, or when a part restarts"
-    add("--drain-timeout", type=seconds, default=10.0, metavar="SECONDS", help=text)
+    dialect = Dialect(
+        readers={"FILE": Path, "FLAGS": _words, "HOST": _host},
+        defaults={"worker_args": ()},
+        settings={"--engine": {"type": _engine}},
+    )
+    add_flags(parser, _FLAGS, dialect)
     return parser
-
-
-def _add_workers(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    either = group.add_mutually_exclusive_group().add_argument
-    either("--workers", type=count, default=2, metavar="N", help="number of workers, at most 256")
-    text = (
-        "in place of --workers: so many workers that run long prompts for those of --decode, and"
-        " hand the KV over (default: every worker does both)"
-    )
-    either("--prefill", type=count, metavar="N", help=text)
-    text = "in place of --workers: so many workers that answer, each behind a sidecar"
-    add("--decode", type=count, metavar="N", help=text)
-    text = "torch runs a model; sim simulates one, without weights and torch"
-    add("--engine", type=_engine, choices=("torch", "sim"), default="torch", help=text)
-    text = (
-        "name that `pointsman models` lists, GGUF file, Hugging Face directory or id, e.g. "
-        "~/models/Qwen3-0.6B (default: the variable POINTSMAN_MODEL, else a small model that is "
-        "fetched once)"
-    )
-    add("--model", metavar="NAME", help=text)
-    text = "type of weights and activations (default: auto, which is float32 on a CPU)"
-    add("--dtype", choices=("auto", "float32", "bfloat16", "float16"), help=text)
-    text = (
-        "GPUs for the workers, in turn: all, cpu, or numbers such as 0,2; workers on one GPU get "
-        "equal parts of its memory"
-    )
-    add("--devices", default="all", metavar="LIST", help=text)
-    text = (
-        "more flags of `pointsman worker` for every worker, in quotes, e.g. '--max-num-seqs 16' "
-        "(default: none)"
-    )
-    add("--worker-args", type=_words, default=(), metavar="FLAGS", help=text)
-
-
-def _add_envoy(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    text = "IP address to listen on, or localhost"
-    add("--host", type=_host, default="127.0.0.1", help=text)
-    text = "port of Envoy; the other parts use free ports above it"
-    add("--port", type=port, default=8080, help=text)
-    add("--insecure", action="store_true", help="allow a --host that other machines can reach")
-    text = (
-        "how Envoy follows the picker: override-host tries a list of workers, and balances by "
-        "itself without a picker; original-dst connects to the given address"
-    )
-    add("--routing", choices=("override-host", "original-dst"), default="override-host", help=text)
-    text = (
-        "which process holds a body during the decision: Envoy, up to 4 MiB, so that losing the "
-        "picker costs no request; or the picker, as the protocol prescribes"
-    )
-    add("--request-body", choices=("buffered", "full-duplex"), default="buffered", help=text)
-    text = "put `pointsman front` before Envoy: streams go on when their workers die"
-    add("--front", action="store_true", help=text)
-    text = "let clients set the headers for objective, tenant and latency targets"
-    add("--trust-control-headers", action="store_true", help=text)
-    add("--envoy-concurrency", type=count, default=1, metavar="N", help="worker threads of Envoy")
-
-
-def _add_picker(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    text = "EndpointPickerConfig in YAML, e.g. from `pointsman config init` (default: built in)"
-    add("--config", type=Path, metavar="FILE", help=text)
-    text = "let --config use alpha plugin types"
-    add("--allow-experimental-plugins", action="store_true", help=text)
-    text = "InferenceObjective and InferenceModelRewrite documents, in YAML (default: none)"
-    add("--objectives", type=Path, metavar="FILE", help=text)
-    text = "return the request's id and the picked worker in response headers"
-    add("--decision-header", action="store_true", help=text)
-    text = "record every decision in this file, for `pointsman replay` (default: none)"
-    add("--record", type=Path, metavar="FILE", help=text)
 
 
 def _engine(text: str) -> str:
@@ -117,7 +101,7 @@ def _words(text: str) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(text))
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{str(error).lower()} in {text!r}") from error
+        raise ValueError(f"{str(error).lower()} in {text!r}") from error
 
 
 def _host(text: str) -> str:

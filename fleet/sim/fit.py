@@ -39,11 +39,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.bench.flags import LoadSettings, add_data, add_load, add_results, refuse_unwritable
+from base.flags import Parser, add_flags, rows
+from fleet.bench.flags import LOAD, LOAD_DIALECT, LoadSettings, refuse_unwritable
 from fleet.bench.load import loads_of, sessions_of
 from fleet.bench.report import write_text
 from fleet.bench.summary import Spread, Summary, summary
-from fleet.command_line import Parser
 from fleet.errors import FleetError, UsageError
 from fleet.sim.fit_flags import build_parser
 from fleet.sim.latency import WorkerLimits, WorkerSpeed, settings_of
@@ -92,10 +92,8 @@ def read_run(path: Path) -> _Run:
 def load_of(settings: dict[str, Any]) -> LoadSettings:
     """The flags of load and data with which a run was made. Raises `UsageError`."""
     parser = Parser(prog="the run's settings", add_help=False)
-    add_load(parser)
-    add_data(parser)
-    known = set(vars(parser.parse_args([])))
-    add_results(parser)
+    add_flags(parser, LOAD, LOAD_DIALECT)
+    known = {row.dest for row in rows(LOAD) if row.group != "results"}
     argv = []
     for name in sorted(known & set(settings)):
         value = settings[name]

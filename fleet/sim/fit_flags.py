@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fleet.command_line import Parser, count
+from base.flags import Parser, add_flags
+
+_FLAGS = """
+--workers N[1..] = 1          that answered the run
+--kv-tokens N[1..]            KV cache of a worker, which no bench can see
+"""
 
 
 def build_parser() -> Parser:
@@ -17,8 +22,5 @@ def build_parser() -> Parser:
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="the JSON of the run")
     parser.add_argument("out", type=Path, metavar="FILE", help="where the worker is written")
-    text = "that answered the run"
-    parser.add_argument("--workers", type=count, default=1, metavar="N", help=text)
-    text = "KV cache of a worker, which no bench can see"
-    parser.add_argument("--kv-tokens", type=count, metavar="N", help=text)
+    add_flags(parser, _FLAGS)
     return parser

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleet.bench.flags import LoadSettings, add_data, add_load, add_results
-from fleet.command_line import Parser, count
+from base.flags import Dialect, Parser, add_flags
+from fleet.bench.flags import LOAD, LOAD_DIALECT, LoadSettings
 from fleet.errors import UsageError
 from worker.errors import ConfigError
 from worker.faults.sim_settings import BY_NAME
@@ -39,6 +38,44 @@ class Event:
         return f"{text}:{self.factor:g}" if self.kind == "slow" else text
 
 
+_FLAGS = """
+fleet
+--workers N[1..]              (default 4)
+or --prefill N[1..]           in place of --workers: number of workers, the first ones, that run
+                              prompts for those of --decode, by the configuration of `pointsman up
+                              --prefill`
+--decode N[1..]               in place of --workers: number of workers that answer
+--sim-kv-cache-transfer-latency DURATION
+                              time of KV from another worker, if not 0 (default 0s)
+--sim-kv-cache-transfer-time-per-token DURATION
+                              time of KV from another worker, else of each of its tokens (default
+                              0s)
+--worker NAME|FILE = qwen3-32b-2xh100
+                              how fast each is: a preset, or a file of `pointsman fit`
+--kv-tokens N[1..]            KV cache of each (default: of the preset or file, else 262144)
+--max-num-seqs N[1..]         sequences in a step (default: of the preset or file, else 256)
+--max-num-batched-tokens N[1..]
+                              tokens in a step (default: of the preset or file, else 8192)
+--fast                        workers that jump over equal steps: approximate, and several times as
+                              fast
+--policies NAME|FILE          configurations of the picker, with the same requests for each: files,
+                              or default, precise, predicted, random, round-robin, power-of-two,
+                              consistent-hashing, cache_aware, dynamo, load-only, prefix-only,
+                              llm-d-111, llm-d-322 (default: default)
+--event EVENT                 SECONDS:kill:N, :drain:N, :slow:N:FACTOR of the worker of this number,
+                              or :add:COUNT; may be repeated
+--seeds N[1..] = 1            runs of each, with the seeds from --seed on: mean ± deviation; plots
+                              show the first
+--processes N[1..]            simulations at a time, each with the memory of its fleet (default: the
+                              cores)
+
+questions
+--find workers                the least number of workers that keeps --slo
+or --scenario NAMES           a published benchmark, or several: S1,S6; or all
+or --replay FILE              the choices of other configurations for the requests of a recording
+"""
+
+
 def build_parser() -> Parser:
     parser = Parser(
         prog="pointsman simulate",
@@ -48,56 +85,24 @@ def build_parser() -> Parser:
         epilog="Exit status: 0; 1 if an objective of --slo is missed, or nothing was answered; "
         "2 for a wrong command line.",
     )
-    group = parser.add_argument_group("fleet")
-    either = group.add_mutually_exclusive_group()
-    either.add_argument("--workers", type=count, metavar="N", help="(default 4)")
-    text = (
-        "in place of --workers: so many workers, the first ones, that run prompts for those of "
-        "--decode, by the configuration of `pointsman up --prefill`"
+    durations = ("sim_kv_cache_transfer_latency", "sim_kv_cache_transfer_time_per_token")
+    dialect = Dialect(
+        readers={
+            "DURATION": _duration,
+            "EVENT": _event,
+            "FILE": Path,
+            "NAME|FILE": str,
+            "NAMES": _names,
+            "--find": ("workers",),
+        },
+        defaults=dict.fromkeys(durations, 0.0),
+        settings={
+            "--event": {"action": "append", "default": []},
+            "--policies": {"nargs": "+"},
+        },
     )
-    either.add_argument("--prefill", type=count, metavar="N", help=text)
-    text = "in place of --workers: so many workers that answer"
-    group.add_argument("--decode", type=count, metavar="N", help=text)
-    for name, what in (("latency", "if not 0"), ("time-per-token", "else of each of its tokens")):
-        text = f"time of KV from another worker, {what} (default 0s)"
-        flag = f"--sim-kv-cache-transfer-{name}"
-        group.add_argument(flag, type=_duration, default=0.0, metavar="DURATION", help=text)
-    text = "how fast each is: a preset, or a file of `pointsman fit`"
-    group.add_argument("--worker", default="qwen3-32b-2xh100", metavar="NAME|FILE", help=text)
-    text = "KV cache of each (default: of the preset or file, else 262144)"
-    group.add_argument("--kv-tokens", type=count, metavar="N", help=text)
-    text = "sequences in a step (default: of the preset or file, else 256)"
-    group.add_argument("--max-num-seqs", type=count, metavar="N", help=text)
-    text = "tokens in a step (default: of the preset or file, else 8192)"
-    group.add_argument("--max-num-batched-tokens", type=count, metavar="N", help=text)
-    text = "workers that jump over equal steps: approximate, and several times as fast"
-    group.add_argument("--fast", action="store_true", help=text)
-    text = (
-        "configurations of the picker, with the same requests for each: files, or default, "
-        "precise, predicted, random, round-robin, power-of-two, consistent-hashing, cache_aware, "
-        "dynamo, load-only, prefix-only, llm-d-111, llm-d-322 (default: default)"
-    )
-    group.add_argument("--policies", nargs="+", metavar="NAME|FILE", help=text)
-    text = (
-        "SECONDS:kill:N, :drain:N, :slow:N:FACTOR of the worker of this number, or :add:COUNT; may "
-        "be repeated"
-    )
-    group.add_argument("--event", type=_event, action="append", default=[], help=text)
-    text = "runs of each, with the seeds from --seed on: mean ± deviation; plots show the first"
-    group.add_argument("--seeds", type=count, default=1, metavar="N", help=text)
-    text = "simulations at a time, each with the memory of its fleet (default: the cores)"
-    group.add_argument("--processes", type=count, metavar="N", help=text)
-    asked = parser.add_argument_group("questions")
-    either = asked.add_mutually_exclusive_group()
-    text = "the least number of workers that keeps --slo"
-    either.add_argument("--find", choices=("workers",), help=text)
-    text = "a published benchmark, or several: S1,S6; or all"
-    either.add_argument("--scenario", type=_names, metavar="NAMES", help=text)
-    text = "what other configurations would have done with the requests of a recording"
-    either.add_argument("--replay", type=Path, metavar="FILE", help=text)
-    add_load(parser)
-    add_data(parser)
-    add_results(parser)
+    add_flags(parser, _FLAGS, dialect)
+    add_flags(parser, LOAD, LOAD_DIALECT)
     return parser
 
 
@@ -110,13 +115,13 @@ def _duration(text: str) -> float:
     try:
         return float(BY_NAME["kv-cache-transfer-latency"].parse(text))
     except ConfigError as error:
-        raise argparse.ArgumentTypeError(str(error).partition(" ")[2]) from None
+        raise ValueError(str(error).partition(" ")[2]) from None
 
 
 def _event(text: str) -> Event:
     found = _EVENT.fullmatch(text)
     if found is None:
-        raise argparse.ArgumentTypeError(
+        raise ValueError(
             "takes an event such as 60:kill:3, 60:drain:3, 90:slow:1:4 or 120:add:2, "
             f"not {text[:80]!r}"
         )

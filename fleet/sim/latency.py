@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from fleet.command_line import near
+from base.flags import near
 from fleet.errors import UsageError
 from fleet.sim.living_worker import WorkerSettings
 from worker.config import CacheConfig, SchedulerConfig, SimConfig

@@ -8,7 +8,7 @@ import sys
 import pytest
 import yaml
 
-import worker.flags
+import worker.cli.flags
 from fleet.proxy.sidecar_flags import build_parser
 from fleet.run.layout import DISAGGREGATED_CONFIG
 from picker.framework.disaggregation import DECODE_ROLES, PREFILL_ROLES, ROLE_LABEL
@@ -53,8 +53,8 @@ def container(role: str, name: str) -> Object:
 def transfer(role: str) -> KvTransferConfig:
     """How its workers are to move KV, in a Pod at `POD_IP`."""
     words = [word.replace("$(POD_IP)", POD_IP) for word in container(role, "worker")["args"]]
-    taken = worker.flags.build_parser().parse_args(words)
-    found = worker.flags.resolve(taken, None, {}).engine.kv_transfer
+    taken = worker.cli.flags.build_parser().parse_args(words)
+    found = worker.cli.flags.resolve(taken, None, {}).engine.kv_transfer
     assert found is not None
     return found
 
@@ -80,7 +80,7 @@ def test_requests_pass_the_sidecar() -> None:
     assert [taken.port] == [port["number"] for port in pool["spec"]["targetPorts"]]
     assert [taken.port] == [port["containerPort"] for port in sidecar["ports"]]
     assert taken.host == "0.0.0.0"
-    behind = worker.flags.build_parser().parse_args(container("decode", "worker")["args"])
+    behind = worker.cli.flags.build_parser().parse_args(container("decode", "worker")["args"])
     assert taken.decoder == f"http://{behind.host}:{behind.port}"
     assert sidecar["restartPolicy"] == "Always"
     # The worker starts once this has answered, so it may not be a question to the worker.
@@ -110,8 +110,8 @@ def test_an_end_leaves_time_for_both_legs() -> None:
     """
     decode, behind = pod_of(deployment("decode")), container("decode", "worker")
     sidecar = build_parser().parse_args(container("decode", "sidecar")["args"])
-    taken = worker.flags.build_parser().parse_args(behind["args"])
-    drain = worker.flags.resolve(taken, None, {}).shutdown_timeout_seconds
+    taken = worker.cli.flags.build_parser().parse_args(behind["args"])
+    drain = worker.cli.flags.resolve(taken, None, {}).shutdown_timeout_seconds
     waits = {
         role: container(role, "worker")["lifecycle"]["preStop"]["sleep"]["seconds"]
         for role in ("prefill", "decode")

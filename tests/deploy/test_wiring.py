@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import picker.__main__
-import worker.flags
+import worker.cli.flags
 from picker.cli.flags import options_of
 from picker.config.build import build
 from picker.config.catalog import builtin_plugins
@@ -92,8 +92,8 @@ def test_workers_take_their_flags(folder: str) -> None:
     network reaches the worker.
     """
     [container] = _given(folder, "worker")
-    taken = worker.flags.build_parser().parse_args(_arguments(container))
-    transfer = worker.flags.resolve(taken, None, {}).engine.kv_transfer
+    taken = worker.cli.flags.build_parser().parse_args(_arguments(container))
+    transfer = worker.cli.flags.resolve(taken, None, {}).engine.kv_transfer
     ports = {taken.port} | ({transfer.kv_port} if transfer and transfer.gives else set())
     assert ports == {port["containerPort"] for port in container["ports"]}
     assert taken.host == ("127.0.0.1" if _given(folder, "sidecar") else "0.0.0.0")

@@ -15,9 +15,9 @@ from tests.support.worker.grammar_bench import DEVICE, END, NGRAM, SUFFIX, Gramm
 from tests.support.worker.installed_processors import install_processors
 from worker.api.schema.constraints import Constraint, grammar_of
 from worker.api.schema.requests import StructuredOutputs
+from worker.cli.flags import build_parser, resolve
 from worker.engine.messages import AddRequest
 from worker.errors import ConfigError
-from worker.flags import build_parser, resolve
 from worker.logits_processors import chosen
 
 LOADED = ("forbid", "cycle", "fresh", "broken")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Final
 
+from base.flags import Dialect, Parser, add_flags, defaults_of
 from worker.errors import ConfigError
-from worker.flag_types import at_least, positive
 
 EPOCHS = 5
 # The largest part of `minutes` that goes into writing text.
@@ -53,90 +52,51 @@ class Settings:
     dtype: str = "auto"
 
 
+_FLAGS: Final = """
+--model PATH                  GGUF file or Hugging Face directory; the `pointsman` command also
+                              takes a name, and without any the default model
+--text FILE                   learn from this text too; may be given several times
+--tokens N[0..]               how many tokens the model writes to learn from
+--steps N[1..]                training steps (default: five rounds over the data)
+--out DIR                     where to put the head, its card and what is under way (default:
+                              ~/.cache/pointsman/heads/FINGERPRINT, where the worker looks)
+--start-from HEAD             go on with this head's weights instead of new ones
+--seed SEED
+--minutes M(0..]              end after about this time: half of it at most for gathering text, the
+                              rest to learn
+--overwrite                   replace an existing head, even by one that foresees less, or of
+                              another model
+
+tuning
+--num-threads N[1..]          of torch
+--num-rows N[1..]             conversations written side by side
+--batch-tokens N[16..]        tokens of a training step
+--learning-rate RATE(0..]     the highest
+--passes N[1..]               drafts in a row that it is trained for
+--draft-vocab-size N[1..]     tokens that it can say
+--intermediate-size N[1..]    width of its MLP
+--dtype auto|float32|bfloat16
+                              of the model while it writes (default: the fastest here)
+"""
+
+
 def _seed(text: str) -> int:
-    """What random numbers are drawn from: 63 bits."""
-    value = int(text)
+    """Read what random numbers are drawn from: 63 bits."""
+    value = int(text) if text.isdecimal() else -1
     if not 0 <= value < 1 << 63:
-        raise argparse.ArgumentTypeError(f"must be from 0 to 2^63 - 1, got {value}")
+        raise ValueError(f"must be from 0 to 2^63 - 1, got {text}")
     return value
 
 
-_Rows = tuple[tuple[str, Any, str | None, str | None], ...]
-# Flag, type of its value, its name in the help, the help. Each sets the field of its own name.
-_FLAGS: _Rows = (
-    (
-        "--model",
-        Path,
-        "PATH",
-        "GGUF file or Hugging Face directory; the `pointsman` command also takes a name, and"
-        " without any the default model",
-    ),
-    ("--text", Path, "FILE", "learn from this text too; may be given several times"),
-    (
-        "--tokens",
-        at_least(0),
-        "N",
-        "how many tokens the model writes to learn from (default %(default)s)",
-    ),
-    ("--steps", at_least(1), "N", "training steps (default: five rounds over the data)"),
-    (
-        "--out",
-        Path,
-        "DIR",
-        "where to put the head, its card and what is under way"
-        " (default: ~/.cache/pointsman/heads/FINGERPRINT, where the worker looks)",
-    ),
-    (
-        "--start-from",
-        Path,
-        "HEAD",
-        "go on with this head's weights instead of new ones",
-    ),
-    ("--seed", _seed, "N", None),
-    (
-        "--minutes",
-        positive,
-        "M",
-        "end after about so long: half of it at most for gathering text, the rest to learn",
-    ),
-)
-_TUNING: _Rows = (
-    ("--num-threads", at_least(1), "N", "of torch"),
-    ("--num-rows", at_least(1), "N", "conversations written side by side (default %(default)s)"),
-    ("--batch-tokens", at_least(16), "N", "tokens of a training step (default %(default)s)"),
-    ("--learning-rate", positive, "RATE", "the highest (default %(default)s)"),
-    ("--passes", at_least(1), "N", "drafts in a row that it is trained for (default %(default)s)"),
-    ("--draft-vocab-size", at_least(1), "N", "tokens that it can say (default %(default)s)"),
-    ("--intermediate-size", at_least(1), "N", "width of its MLP (default %(default)s)"),
-)
-
-
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """Every flag, with the defaults of `Settings`."""
-    parser = argparse.ArgumentParser(
-        prog="pointsman train-draft", description=_DESCRIPTION, allow_abbrev=False
+    parser = Parser(prog="pointsman train-draft", description=_DESCRIPTION)
+    dialect = Dialect(
+        readers={**dict.fromkeys(("PATH", "FILE", "DIR", "HEAD"), Path), "SEED": _seed},
+        defaults=defaults_of(Settings),
+        settings={"--text": {"action": "append", "default": []}},
     )
-    tuning = parser.add_argument_group("tuning")
-    for group, rows in ((parser, _FLAGS), (tuning, _TUNING)):
-        for flag, kind, metavar, text in rows:
-            action = "append" if flag == "--text" else "store"
-            group.add_argument(flag, type=kind, metavar=metavar, help=text, action=action)
-    parser.add_argument(
-        "--overwrite",
-        action="store_true",
-        help="replace a head that is there already, even by one that foresees less, or of another"
-        " model",
-    )
-    tuning.add_argument(
-        "--dtype",
-        choices=("auto", "float32", "bfloat16"),
-        help="of the model while it writes (default: the fastest here)",
-    )
-    defaults = Settings(model=Path())
-    parser.set_defaults(
-        **{name: getattr(defaults, name) for name in Settings.__slots__ if name != "model"}
-    )
-    parser.set_defaults(text=[])
+    add_flags(parser, _FLAGS, dialect)
     return parser
 
 

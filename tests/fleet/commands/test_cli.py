@@ -35,10 +35,13 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "an unknown flag": (("up", "--prot", "3"), "--prot 3; did you mean --port?"),
     "an abbreviation": (("up", "--work", "3"), "unrecognized arguments: --work 3"),
     "a word too many": (("up", "now"), "unrecognized arguments: now"),
-    "a port beyond the last": ((*SIM, "--port", "99999"), "--port: takes a whole number between"),
-    "a worker's port beyond the last": (("worker", "--port", "99999"), "must be from 0 to 65535"),
-    "port 0": ((*SIM, "--port", "0"), "between 1 and 65535, not '0'"),
-    "a port that is a word": ((*SIM, "--port", "http"), "between 1 and 65535, not 'http'"),
+    "a port beyond the last": ((*SIM, "--port", "99999"), "--port: takes a whole number from"),
+    "a worker's port beyond the last": (
+        ("worker", "--port", "99999"),
+        "takes a whole number from 0 to 65535",
+    ),
+    "port 0": ((*SIM, "--port", "0"), "from 1 to 65535, not '0'"),
+    "a port that is a word": ((*SIM, "--port", "http"), "from 1 to 65535, not 'http'"),
     "no room behind the port": ((*SIM, "--port", "65535"), "--port 65535 leaves no room"),
     "no workers": ((*SIM, "--workers", "0"), "--workers: takes a whole number of 1 or more"),
     "too many of both": (
@@ -55,9 +58,12 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "a host by name": ((*SIM, "--host", "example.org"), "--host takes an IP address"),
     "an open host": ((*SIM, "--host", "0.0.0.0"), "--host 0.0.0.0 can be reached from other"),
-    "a time before now": ((*SIM, "--drain-timeout", "-5"), "--drain-timeout: takes seconds, 0 or"),
-    "no time": ((*SIM, "--startup-timeout", "soon"), "--startup-timeout: takes seconds"),
-    "endless time": ((*SIM, "--startup-timeout", "inf"), "--startup-timeout: takes seconds"),
+    "a time before now": (
+        (*SIM, "--drain-timeout", "-5"),
+        "--drain-timeout: takes a number of 0 or",
+    ),
+    "no time": ((*SIM, "--startup-timeout", "soon"), "--startup-timeout: takes a number"),
+    "endless time": ((*SIM, "--startup-timeout", "inf"), "--startup-timeout: takes a number"),
     "an open quotation": ((*SIM, "--worker-args", "'"), "--worker-args: no closing quotation"),
     "an unknown flag of workers": (
         (*SIM, "--worker-args", "--bogus 3"),
@@ -69,7 +75,7 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "a wrong value for workers": (
         (*SIM, "--worker-args", "--max-num-seqs many"),
-        "--worker-args: argument --max-num-seqs: invalid integer value",
+        "--worker-args: argument --max-num-seqs: takes a whole number of 1 or more",
     ),
     "JSON cut off": (
         (*SIM, "--worker-args", "--kv-events-config {"),
@@ -111,11 +117,11 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "front: streams that may never be silent": (
         ("front", "--stall-timeout", "0"),
-        "--stall-timeout: must be above 0, got 0",
+        "--stall-timeout: takes a number above 0, not",
     ),
     "sidecar: no time for a prompt": (
         ("sidecar", "--prefill-timeout", "0"),
-        "--prefill-timeout: must be above 0, got 0",
+        "--prefill-timeout: takes a number above 0, not",
     ),
     "replay: a byte no name has": (("replay", "a\0"), "'a\\x00' is no value of a flag"),
     "chat: a wrong number": (("chat", "--max-tokens", "few"), "--max-tokens: "),
@@ -126,7 +132,7 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
         "--input-tokens: takes a whole number from 1 to 9,999,999, or two such as 128..1024",
     ),
     "bench: no objective": (("bench", "--slo", "ttft<1"), "--slo: takes bounds such as ttft<1s"),
-    "bench: a share beyond all": (("bench", "--slo-share", "99"), "a share between 0 and 1"),
+    "bench: a share beyond all": (("bench", "--slo-share", "99"), "takes a number from 0 to 1"),
     "bench: no shape": (("bench", "--burstiness", "0"), "takes a number of 0.01 or more, or inf"),
     "bench: no time": (("bench", "--duration", "0"), "--duration: takes a number above 0"),
     "bench: a header of ours": (("bench", "--header", "host: x"), "--header: takes 'name: value'"),
@@ -180,7 +186,10 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
         "is no trace that is known",
     ),
     "bench: a result that is a folder": (("bench", "--json", "{tmp}"), "the name of a file"),
-    "train-draft: a wrong number": (("train-draft", "--steps", "0"), "must be at least 1, got 0"),
+    "train-draft: a wrong number": (
+        ("train-draft", "--steps", "0"),
+        "takes a whole number of 1 or more",
+    ),
 }
 _started: list[str] = []
 

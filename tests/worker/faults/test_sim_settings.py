@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from worker.cli.flags import build_parser
 from worker.config import FaultConfig, SimConfig
 from worker.errors import ConfigError
 from worker.executor.sim.latency import Capacity, build_model
@@ -19,7 +20,6 @@ from worker.faults.sim_settings import (
     parse_duration,
     show,
 )
-from worker.flags import build_parser
 from worker.types import SampleSpec, SamplingParams, ScheduledSequence, SchedulerOutput
 
 

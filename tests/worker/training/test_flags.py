@@ -78,11 +78,11 @@ def test_errors_are_one_line_on_stderr(capsys: pytest.CaptureFixture[str]) -> No
 def test_wrong_flags_exit_with_status_2(
     argv: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And the usage."""
+    """The error names the command."""
     with pytest.raises(SystemExit) as ended:
         main(["--model", "m.gguf", *argv])
     assert ended.value.code == 2
-    assert "usage: pointsman train-draft" in capsys.readouterr().err
+    assert "pointsman train-draft: " in capsys.readouterr().err
 
 
 def test_the_command_passes_its_flags_on(capsys: pytest.CaptureFixture[str]) -> None:

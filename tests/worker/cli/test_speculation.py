@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from worker.cli.flags import build_parser, resolve
+from worker.cli.speculation import parse
 from worker.config import SpeculativeConfig
 from worker.errors import ConfigError
-from worker.flags import build_parser, resolve
-from worker.speculation_flags import parse
 from worker.tokenizer.checkpoint import Checkpoint
 
 TINY = Checkpoint(Path("/models/tiny.gguf"), "tiny", 2048, 49152, (2,), None, "", "")

@@ -11,24 +11,13 @@ from typing import Any
 
 import msgspec
 
+from base.flags import configured
 from worker.api.schema.params import ModelLimits, SamplingContext, sampling_params
 from worker.api.schema.requests import SamplingFields
-from worker.api.tools.answer import REASONING_FORMATS, TOOL_FORMATS
 from worker.catalog import catalog_sampling
 from worker.config import ApiConfig, PoolerConfig, TlsConfig
 from worker.errors import ConfigError, RequestError
 from worker.executor.sim.tokens import HIDDEN_SIZE
-from worker.flag_types import (
-    Flag,
-    add_flags,
-    at_least,
-    byte_count,
-    configured,
-    json_texts,
-    not_negative,
-    port,
-    positive,
-)
 from worker.tokenizer import sim
 from worker.tokenizer.checkpoint import Checkpoint
 
@@ -45,164 +34,6 @@ _GENERATION_FIELDS = {
     "frequency_penalty": "frequency_penalty",
     "max_new_tokens": "max_tokens",
 }
-
-# Without where to listen: `add_server_flags` has that.
-_SERVER = (
-    Flag("--uds", str, "path of a unix socket to listen on instead of a port"),
-    Flag("--ssl-certfile", str, "certificate chain (PEM); serves HTTPS"),
-    Flag("--ssl-keyfile", str, "its private key (PEM)"),
-    Flag(
-        "--allowed-origins",
-        json_texts,
-        'origins whose web pages may send requests (CORS); [] for none (default ["*"])',
-        metavar="JSON",
-    ),
-    Flag("--allow-credentials", bool, "let these pages send cookies and other credentials"),
-    Flag(
-        "--allowed-methods", json_texts, 'their requests\' methods (default ["*"])', metavar="JSON"
-    ),
-    Flag(
-        "--allowed-headers", json_texts, 'their requests\' headers (default ["*"])', metavar="JSON"
-    ),
-    Flag("--ssl-ca-certs", str, "CAs (PEM) that must have signed clients' own"),
-    Flag(
-        "--max-num-queued-reqs",
-        at_least(0),
-        "answer 503 while this many sequences wait (default: no limit)",
-    ),
-    Flag(
-        "--max-num-queued-tokens",
-        at_least(0),
-        "answer 503 while this many prompt tokens wait (default: no limit)",
-    ),
-    Flag("--max-body-bytes", byte_count, "longest request body, 64M at most (default %(default)s)"),
-    Flag(
-        "--max-rss-bytes",
-        byte_count,
-        "answer 503 while the HTTP process uses more memory than this (default: no limit)",
-    ),
-    Flag(
-        "--max-connections",
-        at_least(1),
-        "most connections; further ones get a 503 (default: what the file limit allows)",
-    ),
-    Flag(
-        "--header-timeout",
-        positive,
-        "seconds from a request's first byte to the end of its headers (default %(default)s)",
-        "header_timeout_seconds",
-    ),
-    Flag(
-        "--body-timeout",
-        positive,
-        "seconds from the end of the headers to the end of the body (default %(default)s)",
-        "body_timeout_seconds",
-    ),
-    Flag(
-        "--write-stall-timeout",
-        positive,
-        "drop a client that does not read its answer for this many seconds (default %(default)s)",
-        "write_stall_seconds",
-    ),
-    Flag(
-        "--sse-keep-alive-interval",
-        not_negative,
-        "send a comment on a silent stream every so many seconds; 0: never",
-    ),
-    Flag(
-        "--stream-interval",
-        at_least(1),
-        "tokens in one frame of a stream (default %(default)s)",
-    ),
-    Flag(
-        "--shutdown-timeout",
-        not_negative,
-        "seconds that running requests get to finish after SIGTERM (default %(default)s)",
-        "shutdown_timeout_seconds",
-    ),
-    Flag("--strict-fields", bool, "refuse requests with unknown fields instead of ignoring these"),
-    Flag("--enable-request-id-headers", bool, "return X-Request-Id in every response"),
-    Flag("--enable-prompt-tokens-details", bool, "report cached prompt tokens in usage"),
-    Flag("--enable-force-include-usage", bool, "report usage in every stream"),
-    Flag("--return-tokens-as-token-ids", bool, 'write tokens of log probabilities as "token_id:N"'),
-    Flag("--enable-per-request-metrics", bool, "report timings in each response"),
-    Flag(
-        "--enable-admin-routes",
-        bool,
-        "serve the routes that change or show the whole worker: sleep, pause, reset, server info",
-    ),
-    Flag(
-        "--enable-tokenizer-info-endpoint",
-        bool,
-        "serve GET /tokenizer_info",
-        "enable_tokenizer_info",
-    ),
-)
-# What a request is answered like when it does not say.
-MODEL_FLAGS = (
-    Flag(
-        "--chat-template",
-        str,
-        "a Jinja file, or the template itself in one line (default: the model's)",
-    ),
-    Flag(
-        "--generation-config",
-        str,
-        "default sampling parameters: auto takes them from the model's generation_config.json, or"
-        " from the catalogue (`pointsman models`), vllm takes the API's own; else a folder with"
-        " such a file, or the file",
-        metavar="auto|vllm|PATH",
-    ),
-    Flag(
-        "--override-generation-config",
-        str,
-        'default sampling parameters that override those, such as {"temperature": 0.7}',
-        metavar="JSON",
-    ),
-    Flag(
-        "--max-logprobs",
-        at_least(-1),
-        "most log probabilities that a request may ask for; -1: the whole vocabulary",
-    ),
-    Flag(
-        "--tool-call-parser",
-        tuple(TOOL_FORMATS),
-        "format of the model's tool calls (default: recognised from its chat template)",
-    ),
-    Flag(
-        "--enable-auto-tool-choice",
-        bool,
-        "accept tool_choice auto: the model decides whether to call a tool",
-    ),
-    Flag(
-        "--reasoning-parser",
-        tuple(REASONING_FORMATS),
-        "format of the model's reasoning; answers then have it in a field of its own",
-    ),
-    Flag(
-        "--pooler-config",
-        str,
-        'how prompts are embedded, such as {"pooling_type": "MEAN", "use_activation": false}'
-        " (default: the last token's hidden state, with a length of 1)",
-        metavar="JSON",
-    ),
-    Flag("--seed", int, "seed of the seeds drawn for requests without one (default: random)"),
-)
-
-
-def add_server_flags(group: argparse._ArgumentGroup) -> None:
-    """Where to listen, whom to let in, how much to take."""
-    add = group.add_argument
-    add("--host", default="127.0.0.1", help="address to bind (default %(default)s)")
-    text = "port to bind; 0 picks a free one (default %(default)s)"
-    add("--port", type=port, default=8000, help=text)
-    add_flags(group, _SERVER[:1])
-    # "extend", so that a flag given twice does not lose what it was given first.
-    names = "names under which to serve the model (default: the model's)"
-    add("--served-model-name", nargs="+", action="extend", help=names)
-    keys = "bearer keys that the /v1 routes require (default: none)"
-    add("--api-key", nargs="+", action="extend", default=[], help=keys)
-    add_flags(group, _SERVER[1:])
 
 
 def read_chat_template(options: argparse.Namespace) -> str | None:

@@ -9,10 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from worker.cli.speculation import DEFAULT_MODEL_DRAFTS, parse
 from worker.config import DRAFT_SAMPLE_METHODS, SPECULATIVE_METHODS, SpeculativeConfig
-from worker.speculation_flags import DEFAULT_MODEL_DRAFTS, parse
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_the_document_says_what_the_parser_says() -> None:

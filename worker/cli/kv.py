@@ -13,7 +13,6 @@ import msgspec
 from worker.config import (
     KV_CONNECTORS,
     KV_ROLES,
-    OFFLOADING_POLICIES,
     EngineConfig,
     KvEventsConfig,
     KvOffloadingConfig,
@@ -21,7 +20,6 @@ from worker.config import (
 )
 from worker.engine.cache.block_hash import RANDOM_SEED
 from worker.errors import ConfigError
-from worker.flag_types import Flag, networks, positive
 
 _MOST_OF_A_TRANSFER = 1e15  # bytes or seconds
 _MOST_BATCHES = (1 << 31) - 1
@@ -30,66 +28,6 @@ _OFFLOADING_NEEDS = (
     ("path", "size", "blocks go there from host memory"),
     ("disk_size", "path", "it says how much may be there"),
     ("policy", "size", "it says what gives way there"),
-)
-
-KV_FLAGS = (
-    Flag(
-        "--kv-events-config",
-        str,
-        'publish KV events, such as {"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}',
-        metavar="JSON",
-    ),
-    Flag(
-        "--kv-transfer-config",
-        str,
-        "let other workers have the KV of prompts, or take it from them, such as"
-        ' {"kv_connector": "TcpConnector", "kv_role": "kv_both"} (see disaggregation.md)',
-        metavar="JSON",
-    ),
-    Flag(
-        "--pd-proxy",
-        bool,
-        "have prompts run by the prefill worker that a request's header x-prefiller-host-port"
-        " names, as `pointsman sidecar` does, and let no client say where KV is taken from",
-    ),
-    Flag(
-        "--prefiller-networks",
-        networks,
-        "networks whose workers --pd-proxy may ask, such as 10.8.0.0/16,fd00::/8 (default: all"
-        " private ones but link-local addresses)",
-        metavar="LIST",
-    ),
-    Flag(
-        "--prefill-timeout",
-        positive,
-        "seconds that such a prefill may take; then the prompt is run here (default %(default)s)",
-        "prefill_timeout_seconds",
-    ),
-    Flag(
-        "--kv-offloading-size",
-        positive,
-        "host memory for evicted blocks of the prefix cache (default: they are lost)",
-        metavar="GIB",
-    ),
-    Flag(
-        "--kv-offloading-path",
-        str,
-        "directory to which blocks go on from the host memory, and where the next start finds them",
-        metavar="DIR",
-    ),
-    Flag(
-        "--kv-offloading-disk-size",
-        positive,
-        "most that may be there, for each worker that uses it (default: 32)",
-        metavar="GIB",
-    ),
-    Flag(
-        "--kv-offloading-policy",
-        OFFLOADING_POLICIES,
-        "what gives way in host memory and on disk: the least recently used (lru), the least often"
-        " (lfu), what was never used again (slru), or what a tenant has above its share (default:"
-        " lru)",
-    ),
 )
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from worker.cli.flags import build_parser, find_model, resolve
+from worker.cli.server import read_chat_template
 from worker.config import KvOffloadingConfig, LoraConfig, LoraModule, ServeConfig
 from worker.errors import ConfigError
-from worker.flags import build_parser, find_model, resolve
-from worker.server_flags import read_chat_template
 from worker.tokenizer import sim
 from worker.tokenizer.checkpoint import Checkpoint
 
@@ -376,11 +376,13 @@ def test_unknown_flags_and_values_are_refused(flags: list[str]) -> None:
 
 
 def test_a_value_that_is_no_number_is_called_one(capsys: pytest.CaptureFixture[str]) -> None:
-    """The message speaks of what was wanted, not of how it is checked."""
-    for flag, wanted in (("--max-num-seqs", "integer"), ("--heartbeat-timeout", "number")):
+    """The message names the wanted value, not the check."""
+    for flag, wanted in (("--max-num-seqs", "whole number"), ("--heartbeat-timeout", "number")):
         with pytest.raises(SystemExit):
             build_parser().parse_args([flag, "abc"])
-        assert f"argument {flag}: invalid {wanted} value: 'abc'" in capsys.readouterr().err
+        assert (
+            f"argument {flag}: takes a {wanted} of 1 or more, not 'abc'" in capsys.readouterr().err
+        )
 
 
 def test_the_model_is_found_by_flag_environment_or_cache(

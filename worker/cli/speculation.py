@@ -70,17 +70,6 @@ _OTHER_FIELDS: Mapping[str, str] = {
 }
 
 
-def add_speculation_flags(group: argparse._ArgumentGroup) -> None:
-    """The one flag of speculative decoding."""
-    group.add_argument(
-        FLAG,
-        SHORT_FLAG,
-        metavar="JSON",
-        help=f'draft tokens and verify them, such as {{"method": "eagle"}}, or {LOOKUP};'
-        " null: none; see docs/speculation.md",
-    )
-
-
 def speculative_config(options: argparse.Namespace) -> SpeculativeConfig | None:
     """What `--speculative-config` says, or None without it. Looks whether its model is there, but
     not into it. Raises `ConfigError` that names the field, what it may be, and what to do.

@@ -1,0 +1,275 @@
+"""The table of all flags but the simulator's, in the notation of `base.flags` and vLLM's spelling.
+
+A default that is not in the table is that of the field which the flag sets (`worker.config`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from base.flags import Dialect, defaults_of, strings
+from worker.api.tools.answer import REASONING_FORMATS, TOOL_FORMATS
+from worker.config import (
+    HASH_ALGOS,
+    OFFLOADING_POLICIES,
+    ApiConfig,
+    EngineConfig,
+    LoraConfig,
+    SchedulerConfig,
+    ServeConfig,
+)
+from worker.engine.policies import POLICIES, VICTIM_POLICIES, WAITING_ORDERS
+
+# There are five heartbeats in a second, and a busy machine delays some: hence the least time-out.
+FLAGS: Final = """
+model
+--model TEXT                  GGUF file, Hugging Face directory or id (default: variable
+                              POINTSMAN_MODEL, else a small model)
+--engine torch|sim = torch    torch runs the model; sim answers with words after the time that a
+                              model would take, and needs neither a model nor torch
+--chat-template TEXT          a Jinja file, or the template itself in one line (default: the
+                              model's)
+--generation-config auto|vllm|PATH = auto
+                              default sampling parameters: auto takes them from the model's
+                              generation_config.json, or from the catalogue (`pointsman models`),
+                              vllm takes the API's own; else a folder with such a file, or the file
+--override-generation-config JSON = {}
+                              default sampling parameters that override those, such as
+                              {"temperature": 0.7}
+--max-logprobs N[-1..]        most log probabilities that a request may ask for; -1: the whole
+                              vocabulary
+--tool-call-parser FORMAT     format of the model's tool calls (default: recognised from its chat
+                              template)
+--[no-]enable-auto-tool-choice
+                              accept tool_choice auto: the model decides whether to call a tool
+--reasoning-parser FORMAT     format of the model's reasoning; answers then have it in a field of
+                              its own
+--pooler-config JSON          how prompts are embedded, such as {"pooling_type": "MEAN",
+                              "use_activation": false} (default: the last token's hidden state,
+                              with a length of 1)
+--seed N                      seed of the seeds drawn for requests without one (default: random)
+
+server
+--uds TEXT                    path of a unix socket to listen on instead of a port
+--host TEXT = 127.0.0.1       address to bind
+--port PORT[0..65535] = 8000  port to bind; 0 picks a free one
+--served-model-name TEXT …    names under which to serve the model (default: the model's)
+--api-key TEXT …              bearer keys that the /v1 routes require (default: none)
+--ssl-certfile TEXT           certificate chain (PEM); serves HTTPS
+--ssl-keyfile TEXT            its private key (PEM)
+--allowed-origins JSON        origins whose web pages may send requests (CORS); [] for none
+                              (default ["*"])
+--[no-]allow-credentials      let these pages send cookies and other credentials
+--allowed-methods JSON        their requests' methods (default ["*"])
+--allowed-headers JSON        their requests' headers (default ["*"])
+--ssl-ca-certs TEXT           CAs (PEM) that must have signed clients' own
+--max-num-queued-reqs N[0..]  answer 503 while this many sequences wait (default: no limit)
+--max-num-queued-tokens N[0..]
+                              answer 503 while this many prompt tokens wait (default: no limit)
+--max-body-bytes BYTES        longest request body, 64M at most
+--max-rss-bytes BYTES         answer 503 while the HTTP process uses more memory than this (default:
+                              no limit)
+--max-connections N[1..]      most connections; further ones get a 503 (default: what the file limit
+                              allows)
+--header-timeout NUMBER(0..]  seconds from a request's first byte to the end of its headers
+--body-timeout NUMBER(0..]    seconds from the end of the headers to the end of the body
+--write-stall-timeout NUMBER(0..]
+                              drop a client that does not read its answer for this many seconds
+--sse-keep-alive-interval NUMBER[0..] = 0.0
+                              interval in seconds of comments on a silent stream; 0: none
+--stream-interval N[1..]      tokens in one frame of a stream
+--shutdown-timeout NUMBER[0..]
+                              seconds that running requests get to finish after SIGTERM
+--[no-]strict-fields          refuse requests with unknown fields instead of ignoring these
+--[no-]enable-request-id-headers
+                              return X-Request-Id in every response
+--[no-]enable-prompt-tokens-details
+                              report cached prompt tokens in usage
+--[no-]enable-force-include-usage
+                              report usage in every stream
+--[no-]return-tokens-as-token-ids
+                              write tokens of log probabilities as "token_id:N"
+--[no-]enable-per-request-metrics
+                              report timings in each response
+--[no-]enable-admin-routes    serve the routes that change or show the whole worker: sleep, pause,
+                              reset, server info
+--[no-]enable-tokenizer-info-endpoint
+                              serve GET /tokenizer_info
+
+engine
+--dtype auto|float32|bfloat16|float16
+                              auto is float32 on a CPU, half precision on a GPU; bfloat16 is float32
+                              on a CPU without AVX-512 or AVX-NE-CONVERT
+--quantization none|q8_0|q4_1
+                              on a CPU, convert the weights of a safetensors checkpoint to blocks of
+                              8 or 4 bits as they are loaded; a draft model's stay; FP8, AWQ and
+                              GPTQ need no flag
+--kv-cache-dtype auto|float32|bfloat16|fp8|fp8_e4m3
+                              auto is that of activations; on a CPU bfloat16 halves the cache, and
+                              so does fp8 on a GPU; either may change answers
+--max-model-len N[2..]        tokens of prompt and answer together (default: the model's own, or
+                              fewer where the KV cache cannot hold as many)
+--device auto|cpu|cuda        auto is the first GPU that CUDA sees, else the CPU
+--tensor-parallel-size N[1..]
+                              processes that share the model, each with a GPU, or with its part of
+                              the CPU threads
+--attention-backend auto|torch|triton|flash-attn
+                              kernels of attention, norms and activations; auto is triton on a GPU
+                              and native kernels on a CPU (torch without them); flash-attn uses that
+                              package for attention alone, and needs --block-size 256
+--[no-]enforce-eager          on a GPU, launch every step anew instead of replaying graphs
+--cuda-graph-sizes N,N        on a GPU, sizes (in sequences) of decode steps to capture as graphs;
+                              smaller steps are padded (default: 1,2,4,8,16,24 and so on up to
+                              --max-num-seqs)
+--num-threads N[1..]          CPU threads of the torch engine
+--cpu-activations float32|int8
+                              type of activations in products with quantised weights on a CPU; int8
+                              rounds them in blocks of 32, which is faster and may change answers
+--block-size N                tokens in a KV block, a power of two
+--num-gpu-blocks-override N[1..]
+                              KV blocks (default: by memory)
+--kv-cache-memory-bytes BYTES
+                              memory of the KV cache on each rank, such as 4G (default: on a GPU
+                              what is left; on a CPU 1 GiB or one longest sequence, and at most a
+                              quarter of the available memory)
+--gpu-memory-utilization NUMBER[0..1]
+                              share of a GPU's memory to use, weights included; on a CPU the KV
+                              cache uses at most this share of what is available
+--[no-]enable-prefix-caching  reuse the KV of common prompt prefixes
+--prefix-caching-hash-algo ALGORITHM
+                              hash that names KV blocks, byte for byte as in vLLM
+--prefix-caching-hash-seed TEXT
+                              seed of the block hashes, or "random" (default: PYTHONHASHSEED, else
+                              as vLLM)
+--[no-]enable-partial-hits    reuse the matching beginning of a block by copying it
+--[no-]enable-fair-eviction   evict first from tenants that hold more than an equal share
+--kv-events-config JSON       publish KV events, such as {"enable_kv_cache_events": true,
+                              "endpoint": "tcp://*:5557"}
+--kv-transfer-config JSON     let other workers have the KV of prompts, or take it from them, such
+                              as {"kv_connector": "TcpConnector", "kv_role": "kv_both"} (see
+                              disaggregation.md)
+--[no-]pd-proxy               have prompts run by the prefill worker that a request's header
+                              x-prefiller-host-port names, as `pointsman sidecar` does, and let no
+                              client name the source of KV
+--prefiller-networks CIDR     networks whose workers --pd-proxy may ask, such as
+                              10.8.0.0/16,fd00::/8 (default: all private ones but link-local
+                              addresses)
+--prefill-timeout NUMBER(0..]
+                              seconds that such a prefill may take; then the prompt is run here
+--kv-offloading-size GIB(0..]
+                              host memory for evicted blocks of the prefix cache (default: they are
+                              lost)
+--kv-offloading-path DIR      directory to which blocks go on from the host memory, and where the
+                              next start finds them
+--kv-offloading-disk-size GIB(0..]
+                              most that may be there, for each worker that uses it (default: 32)
+--kv-offloading-policy POLICY
+                              blocks to discard first in host memory and on disk: the least recently
+                              used (lru), the least often (lfu), those never used again (slru), or
+                              those that a tenant has above its share (default: lru)
+--logits-processors NAME …    installed logits processors that requests may ask for by `vllm_xargs`
+
+scheduler
+--max-num-seqs N[1..]         most sequences that run at once
+--max-num-batched-tokens N[1..]
+                              most tokens in one step
+--long-prefill-token-threshold N[0..]
+                              most tokens of one prompt in one step; 0: no limit
+--[no-]enable-chunked-prefill
+                              spread a long prompt over several steps
+--[no-]async-scheduling       schedule the next step while one runs
+--scheduling-policy POLICY    order of waiting requests: by priority, then arrival; or by arrival
+                              alone (fcfs), which rejects requests with a priority
+--waiting-order ORDER         order within a priority: fcfs by arrival, lpm the longest cached
+                              prefix first
+--preemption-victim POLICY    sequence to preempt when KV blocks run out
+--max-bypasses N[0..]         how many others may be admitted before a sequence that does not fit
+                              yet
+--in-batch-prefix-tokens N[0..]
+                              let a request wait while another computes at least this much of its
+                              prompt; 0: never
+--[no-]reserve-full-prompt    admit a request only when its whole prompt has room
+--watermark NUMBER[0..1]      share of the KV blocks to keep free when admitting
+
+speculative decoding
+--speculative-config, -sc JSON
+                              draft tokens and verify them, such as {"method": "eagle"}, or
+                              {"method": "ngram", "num_speculative_tokens": 16,
+                              "prompt_lookup_min": 1, "prompt_lookup_max": 16}; null: none; see
+                              docs/speculation.md
+
+LoRA adapters
+--[no-]enable-lora            serve LoRA adapters, each under its own name
+--max-loras N[1..]            most different adapters in one step; other requests wait for a slot
+--max-lora-rank N[1..]        highest rank of an adapter
+--max-cpu-loras N[1..]        adapters kept in host memory; others are read again when a request
+                              names them (default: --max-loras)
+--lora-modules NAME=PATH …    adapters to load at start: NAME=PATH, or {"name": …, "path": …} with
+                              an optional "base_model_name" in JSON
+
+engine failures
+--engine-failure-policy restart|exit
+                              start a new engine behind the open port, or end with status 1
+--max-engine-restarts N[0..]  most restarts in ten minutes; one more ends the worker
+--heartbeat-timeout NUMBER[1..]
+                              seconds of silence after which the engine process is killed
+--step-budget NUMBER(0..]     seconds that any step may take; /health is 503 beyond its budget, and
+                              at twice the budget the engine is killed
+--step-budget-factor NUMBER(0..]
+                              a step may also take this many times as long as earlier steps of its
+                              size
+"""
+
+
+def _power_of_two(text: str) -> int:
+    value = int(text) if text.isdecimal() else 0
+    if value < 1 or value & (value - 1):
+        raise ValueError(f"must be a power of two, got {text}")
+    return value
+
+
+def _whole_numbers(text: str) -> tuple[int, ...]:
+    """Read numbers of 1 or more: 1,2,4."""
+    numbers = text.split(",")
+    if not all(number.strip().isdecimal() and int(number) for number in numbers):
+        raise ValueError(f"must be at least 1 each, got {text}")
+    return tuple(map(int, numbers))
+
+
+_DEFAULTS: Final[Mapping[str, Any]] = {
+    **defaults_of(ApiConfig, EngineConfig, SchedulerConfig, ServeConfig, LoraConfig),
+    "max_model_len": None,  # the model's
+    "max_cpu_loras": None,
+}
+DIALECT: Final = Dialect(
+    readers={
+        "--allowed-origins": strings,
+        "--allowed-methods": strings,
+        "--allowed-headers": strings,
+        "--block-size": _power_of_two,
+        "--cuda-graph-sizes": _whole_numbers,
+        "--generation-config": str,
+        "--kv-offloading-policy": OFFLOADING_POLICIES,
+        "--prefix-caching-hash-algo": HASH_ALGOS,
+        "--preemption-victim": tuple(VICTIM_POLICIES),
+        "--reasoning-parser": tuple(REASONING_FORMATS),
+        "--scheduling-policy": POLICIES,
+        "--tool-call-parser": tuple(TOOL_FORMATS),
+        "--waiting-order": WAITING_ORDERS,
+    },
+    defaults=_DEFAULTS,
+    fields={
+        "--body-timeout": "body_timeout_seconds",
+        "--enable-tokenizer-info-endpoint": "enable_tokenizer_info",
+        "--header-timeout": "header_timeout_seconds",
+        "--heartbeat-timeout": "heartbeat_timeout_seconds",
+        "--num-gpu-blocks-override": "num_blocks_override",
+        "--preemption-victim": "victim",
+        "--prefill-timeout": "prefill_timeout_seconds",
+        "--scheduling-policy": "policy",
+        "--shutdown-timeout": "shutdown_timeout_seconds",
+        "--step-budget": "step_budget_seconds",
+        "--write-stall-timeout": "write_stall_seconds",
+    },
+)
