@@ -347,7 +347,6 @@ def byte_count(text: str) -> int:
 
 
 def number(text: str) -> float:
-    """Read any number."""
     try:
         return float(text)
     except ValueError:
