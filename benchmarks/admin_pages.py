@@ -31,7 +31,7 @@ from measuring import Table, child, command_line, numbers, write_results
 from picker.admin.routes import PoolPages
 from picker.admin.server import AdminServer
 from picker.app.picker import compose
-from picker.app.pool import ServedPool
+from picker.app.served_pool import ServedPool
 from picker.cli.options import Options
 from picker.types import EndpointMetrics, FinishCause, RawRequest, ResponseHead
 

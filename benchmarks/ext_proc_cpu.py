@@ -26,7 +26,6 @@ from typing import Any
 import uvloop
 from measuring import command_line, write_results
 
-from picker.app.in_use import pipeline_of
 from picker.config.build import build, default_config
 from picker.config.catalog import builtin_plugins
 from picker.decisions.decision import Watchers
@@ -70,7 +69,7 @@ class Subject:
         watchers = [self.requests, *([DecisionRing(records)] if records else [])]
         rng = random.Random(SEED)
         director = Director(
-            pipeline_of(assembly),
+            assembly.pipeline,
             RequestContext(datastore, InflightLoad(), rng, Watchers(*watchers)),
         )
         self._connection = build_server(director, options=ServerOptions()).accept()

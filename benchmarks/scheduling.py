@@ -92,19 +92,21 @@ async def decide(
     attributes, log = Attributes(), PluginLog(Watchers(), time.monotonic)
     steps: list[PluginStep] = []
     candidates = candidates_for(datastore.snapshot().candidates, None, loads[0].counts, loads[1])
-    for producer in assembly.producers:
+    for producer in assembly.pipeline.producers:
         seen = producer.scoped(attributes)
         request = producer.plugin.produce(request, candidates, seen)  # type: ignore[union-attr]
-    result = assembly.scheduler.plugin.schedule(request, candidates, attributes, rng, steps)
+    result = assembly.pipeline.scheduler.plugin.schedule(
+        request, candidates, attributes, rng, steps
+    )
     flight = Flight(request, result, attributes)
-    ask_hooks(assembly.hooks, flight, steps, time.monotonic, log)
+    ask_hooks(assembly.pipeline.hooks, flight, steps, time.monotonic, log)
     return flight
 
 
 def end(assembly: Assembly, inflight: InflightLoad, flight: Flight) -> None:
     """The request of `flight` is over."""
     inflight.release(flight.result.endpoints[0].key)
-    for hook in assembly.request_ends:
+    for hook in assembly.pipeline.request_ends:
         hook.plugin.request_ended(flight, FinishCause.COMPLETED, None, time.monotonic())
 
 

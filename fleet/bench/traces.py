@@ -14,8 +14,14 @@ import msgspec
 
 from fleet.bench.workload import TracedRequest
 from fleet.errors import UsageError
-from picker.recording.lines import DecisionLine, End, Header, RequestLine
-from picker.recording.reading import RecordingError, read_recording
+from picker.recording.lines import (
+    DecisionLine,
+    End,
+    Header,
+    RecordingError,
+    RequestLine,
+    read_recording,
+)
 
 MOONCAKE_BLOCK_TOKENS = 512
 RECORDING_BLOCK_TOKENS = 64

@@ -15,7 +15,7 @@ from fleet.commands.top_text import Glyphs, clean
 from picker.config.watch import read_config_file
 from picker.errors import PickerError
 from picker.recording.comparison import Comparison, Tally
-from picker.recording.reading import read_recording
+from picker.recording.lines import read_recording
 from picker.recording.replay import OtherConfig, Replay
 
 SAME, DIFFERENT, UNUSABLE = 0, 1, 2

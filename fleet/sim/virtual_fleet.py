@@ -22,7 +22,7 @@ from fleet.sim.fast_worker import FastWorker
 from fleet.sim.flags import Event
 from fleet.sim.living_worker import Answered, LivingWorker, WorkerGoneError, WorkerSettings
 from fleet.sim.virtual_kv import Connect, VirtualKv
-from picker.app.in_use import LoopClock, pipeline_of
+from picker.app.in_use import LoopClock
 from picker.config.build import BuildOptions, build, default_config
 from picker.config.catalog import builtin_plugins
 from picker.config.load import load_config
@@ -131,7 +131,7 @@ class VirtualPicker:
             flow = self.assembly.flow_control
             self.gate = FlowController(flow, self._candidates, now, PickerMetrics())
             self.gate.set_priorities(simulation.objectives.values())
-        self.director = Director(pipeline_of(self.assembly, self.gate), context)
+        self.director = Director(self.assembly.gated(self.gate), context)
         plugins = [one.plugin for one in self.assembly.instances.values()]
         self.kv_consumers = [one for one in plugins if isinstance(one, KvEventConsumer)]
 

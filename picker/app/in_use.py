@@ -1,4 +1,4 @@
-"""The configuration that is in use, and its replacement by another one as a whole."""
+"""The configuration in use, and its replacement as a whole."""
 
 from __future__ import annotations
 
@@ -24,14 +24,6 @@ from picker.framework.registry import Registry
 from picker.framework.services import Services
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.peers.seeds import seed_of_secret
-from picker.requestcontrol.pipeline import (
-    BodylessFilter,
-    BodylessRequests,
-    BodylessResponseHook,
-    FlowGate,
-    ParserTable,
-    RequestPipeline,
-)
 from picker.telemetry.plugin_metrics import expose_sizes
 from picker.telemetry.spans import Tracing
 
@@ -40,7 +32,7 @@ MIN_SECRET_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class BuildContext:
-    """What a configuration is built with, the first as well as those that follow."""
+    """Inputs of the builds of all configurations, the first and later ones."""
 
     registry: Registry
     metrics: PickerMetrics
@@ -50,12 +42,12 @@ class BuildContext:
 class ConfigInUse:
     """Owns the reference to the assembly in use.
 
-    `apply` replaces it and notifies listeners, which must not fail: all that can go wrong goes
-    wrong before. `since_unix_seconds` is when the assembly was put to use.
+    `apply` replaces it and notifies listeners, which must not fail: every check precedes them.
+    `since_unix_seconds` is the time of the last replacement.
     """
 
     def __init__(self, loaded: LoadedConfig, context: BuildContext) -> None:
-        """Raises `ConfigError`."""
+        """Build the first assembly. Raises `ConfigError`."""
         self._context = context
         self._assembly = self._build(loaded, context.options)
         self._listeners: list[Callable[[Assembly], None]] = []
@@ -64,12 +56,12 @@ class ConfigInUse:
 
     @property
     def assembly(self) -> Assembly:
-        """What is in use now."""
+        """The assembly in use now."""
         return self._assembly
 
     @property
     def hash_seed(self) -> int:
-        """The secret number that all its plugins were given."""
+        """The secret seed that all its plugins share."""
         return self._context.options.services.hash_seed
 
     def subscribe(self, listener: Callable[[Assembly], None]) -> None:
@@ -77,11 +69,10 @@ class ConfigInUse:
         self._listeners.append(listener)
 
     def apply(self, loaded: LoadedConfig) -> tuple[Finding, ...]:
-        """Put another configuration to use; its warnings.
+        """Put another configuration to use; return its warnings.
 
-        Plugins whose entries are unchanged go on with their state. Raises `ConfigError`, and then
-        nothing has changed: for what is wrong, and for a change of what is fixed while the picker
-        runs.
+        Plugins with unchanged entries retain their state. Raises `ConfigError`, and then nothing
+        has changed: for an invalid configuration, and for a change that needs a restart.
         """
         before = self._assembly
         known = MappingProxyType(dict(before.instances))
@@ -101,44 +92,15 @@ class ConfigInUse:
         return build(loaded, context.registry, context.metrics, time.monotonic, options)
 
 
-def pipeline_of(assembly: Assembly, gate: FlowGate | None = None) -> RequestPipeline:
-    """What the director needs of a configuration; requests wait at `gate` if it wants that."""
-    return RequestPipeline(
-        parsers=ParserTable(assembly.parsers),
-        scheduler=assembly.scheduler,
-        producers=assembly.producers,
-        hooks=assembly.hooks,
-        processors=assembly.processors,
-        screeners=assembly.screeners,
-        admitters=assembly.admitters,
-        saturation=assembly.saturation,
-        gate=None if assembly.flow_control is None else gate,
-        response_heads=assembly.response_heads,
-        response_progress=assembly.response_progress,
-        request_ends=assembly.request_ends,
-        bodyless=_bodyless_requests(assembly),
-    )
-
-
-def _bodyless_requests(assembly: Assembly) -> BodylessRequests:
-    filters = dict.fromkeys(part.instance.name for plan in assembly.plans for part in plan.filters)
-    narrowing = (assembly.instances[name].plugin for name in filters)
-    plugins = (one.plugin for one in assembly.instances.values())
-    return BodylessRequests(
-        tuple(one for one in narrowing if isinstance(one, BodylessFilter)),
-        tuple(one for one in plugins if isinstance(one, BodylessResponseHook)),
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class Outbound:
-    """The ways to other servers: plugins ask them, and traces are sent to them."""
+    """Connections to other servers, for plugins and for traces."""
 
     http: JsonClient
     tracing: Tracing
 
     async def open(self, stack: AsyncExitStack) -> None:
-        """Be ready to ask, until `stack` is closed."""
+        """Open the connections until `stack` is closed."""
         stack.callback(self.tracing.close)
         await stack.enter_async_context(self.http)
 
@@ -147,18 +109,18 @@ class LoopClock:
     """The event loop's time, for plugins that wait."""
 
     def now(self) -> float:
-        """In seconds."""
+        """Return the time in seconds."""
         return asyncio.get_running_loop().time()
 
     async def sleep(self, seconds: float) -> None:
-        """Let the loop do other things meanwhile."""
+        """Suspend the caller."""
         await asyncio.sleep(seconds)
 
 
 def config_in_use(
     options: Options, loaded: LoadedConfig, outbound: Outbound, metrics: PickerMetrics
 ) -> ConfigInUse:
-    """The objects that `loaded` asks for. Raises `ConfigError`."""
+    """Build the objects of `loaded`. Raises `ConfigError`."""
     seed = hash_seed_of(options.hash_seed_file)
     building = BuildOptions(
         services=Services(
@@ -175,9 +137,8 @@ def config_in_use(
 
 
 def read_config(options: Options) -> tuple[LoadedConfig, bytes | None]:
-    """The configuration that the options name, else the built-in one, and what its file held.
-
-    Raises `ConfigError`.
+    """Load the configuration of the options, or the built-in one; return it with the content of
+    its file, if any. Raises `ConfigError`.
     """
     if options.config_file is not None and options.config_text is not None:
         raise ConfigError("--config-file and --config-text exclude each other")
@@ -191,7 +152,7 @@ def read_config(options: Options) -> tuple[LoadedConfig, bytes | None]:
 
 
 def hash_seed_of(path: Path | None) -> int | None:
-    """The seed that a secret file stands for; None without a file. Raises `ConfigError`."""
+    """Derive the seed from a secret file; None without a file. Raises `ConfigError`."""
     if path is None:
         return None
     try:

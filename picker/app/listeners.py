@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from picker.admin.server import AdminServer
-from picker.app.pool import ServedPool
+from picker.app.served_pool import ServedPool
 from picker.app.shelves import DiscoveryPort, PublishedPool, discovery_port
 from picker.cli.options import MetricsTls, Options, PeerFlags, Ports, TlsFlags
 from picker.errors import ConfigError, PickerError

@@ -25,8 +25,8 @@ from picker.app.json_client import JsonClient
 from picker.app.leadership import Leadership
 from picker.app.listeners import Listeners, OwnPort, StartError
 from picker.app.model_choice import KnownModels, ModelChoice, PoolOfModels
-from picker.app.pool import ServedPool
 from picker.app.pool_choice import PoolChoice
+from picker.app.served_pool import ServedPool
 from picker.cli.options import Options, Ports
 from picker.cli.pools import split
 from picker.extproc.server import Exchanges, ExchangesByMetadata

@@ -1,8 +1,8 @@
 """A decoded configuration → the objects that carry it out. All or nothing; no I/O.
 
-Order: say what is not supported → make plugins → connect those that name each other → fill in
+Order: reject what is not supported → create plugins → connect those that name each other → fill in
 defaults → create the data producers that are needed but not configured → order them → profiles.
-All mistakes are collected before any is reported.
+All errors are collected before they are reported together.
 """
 
 from __future__ import annotations
@@ -54,6 +54,14 @@ from picker.framework.interfaces import (
 from picker.framework.registry import Registry, Stability
 from picker.framework.services import NO_SERVICES, Services
 from picker.metrics.picker_metrics import PickerMetrics
+from picker.requestcontrol.pipeline import (
+    BodylessFilter,
+    BodylessRequests,
+    BodylessResponseHook,
+    FlowGate,
+    ParserTable,
+    RequestPipeline,
+)
 from picker.scheduling.scheduler import Profile, Scheduler
 from picker.telemetry.detectors import measured
 from picker.telemetry.meters import SchedulingAttempts, meter_of
@@ -77,7 +85,7 @@ schedulingProfiles:
   - {pluginRef: active-request-scorer, weight: 2}
   - {pluginRef: prefix-cache-scorer, weight: 3}
 """
-# The extension points at which plugins are handed attributes.
+# The extension points at which plugins get attributes.
 _SCOPED = frozenset(
     ("DataProducer", "Admitter", "SaturationDetector", "ProfilePicker", "Filter", "Scorer")
 ) | {"PreRequest"}
@@ -87,11 +95,11 @@ _NO_INSTANCES: Mapping[str, Instance] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
-    """What decides about a configuration from outside of it.
+    """Inputs of a build beside the configuration.
 
-    `before` are the plugins in use: those whose entries are unchanged are taken over with their
-    state. With `strict_data_scope` plugins cannot touch findings that they do not declare. With
-    `lists_models` endpoints are asked for their models, whatever else the configuration asks for.
+    `before` are the plugins in use: those with unchanged entries are reused with their state. With
+    `strict_data_scope` plugins cannot access findings that they do not declare. With `lists_models`
+    endpoints are asked for their models, whatever the configuration says.
     """
 
     services: Services = NO_SERVICES
@@ -103,29 +111,18 @@ class BuildOptions:
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """Everything a configuration decides, ready to use; plugins are bound to extension points.
+    """A configuration, ready to use; plugins are bound to extension points.
 
-    `producers` are in the order in which they have to run, everything else in configured order.
-    `instances` are all plugins by name, those that were added by default included; `plans` say
-    which of them each profile has, `experimental` names those of alpha types. `loaded` is what all
-    of it was made of.
+    The `pipeline` is what the director runs, without a gate. `instances` are all plugins by name,
+    including those that were added by default; `plans` list the plugins of each profile,
+    `experimental` names those of alpha types. `loaded` is the source of all of it.
     """
 
-    scheduler: BoundPlugin[Scheduler]
+    pipeline: RequestPipeline
     profiles: Mapping[str, Profile]
     plans: tuple[ProfilePlan, ...]
     handler: Instance
-    parsers: tuple[Parser, ...]
-    producers: tuple[BoundPlugin[DataProducer | AsyncDataProducer], ...]
-    hooks: tuple[BoundPlugin[PreRequest], ...]
-    processors: tuple[BoundPlugin[RequestProcessor], ...]
-    screeners: tuple[BoundPlugin[Screener], ...]
-    admitters: tuple[BoundPlugin[Admitter], ...]
-    saturation: SaturationDetector | None
     detector: Instance | None
-    response_heads: tuple[BoundPlugin[ResponseHeadHook], ...]
-    response_progress: tuple[BoundPlugin[ResponseProgressHook], ...]
-    request_ends: tuple[BoundPlugin[RequestEndHook], ...]
     observers: tuple[EndpointObserver, ...]
     flushes: Mapping[str, BackgroundFlush]
     data_layer: DataLayerPlan
@@ -135,9 +132,18 @@ class Assembly:
     loaded: LoadedConfig
     flow_control: FlowControlSettings | None = None  # None: the gate 'flowControl' is off
 
+    @property
+    def screeners(self) -> tuple[BoundPlugin[Screener], ...]:
+        """For the metrics of plugins, which know no pipeline."""
+        return self.pipeline.screeners
+
+    def gated(self, gate: FlowGate | None) -> RequestPipeline:
+        """Return the pipeline; requests wait at `gate` if the configuration has flow control."""
+        return replace(self.pipeline, gate=None if self.flow_control is None else gate)
+
 
 def default_config() -> LoadedConfig:
-    """The configuration that applies when none is given."""
+    """Load the configuration that applies when none is given."""
     return load_config(DEFAULT_CONFIG, "built-in configuration")
 
 
@@ -148,7 +154,7 @@ def build(
     clock: Callable[[], float],
     options: BuildOptions | None = None,
 ) -> Assembly:
-    """Make the objects. Raises `InvalidConfigError` with everything that is wrong.
+    """Create the objects. Raises `InvalidConfigError` with all errors.
 
     `clock` is in seconds, for durations only.
     """
@@ -156,7 +162,7 @@ def build(
 
 
 class _Builder:
-    """Owns the plugins while they are put together."""
+    """Owns the plugins during a build."""
 
     def __init__(
         self,
@@ -194,7 +200,7 @@ class _Builder:
         producers = producers_in_order(plugins, findings)
         check_layers(plugins, findings)
         check_load_is_known(data_layer, plugins, findings)
-        if not findings.has_errors:  # else something may only seem unused
+        if not findings.has_errors:  # otherwise a plugin may only seem unused
             in_profiles = names_in(plans)
             warn_of_unread(plugins, in_profiles, findings)
             planner.warn_of_unnamed(in_profiles)
@@ -203,10 +209,10 @@ class _Builder:
         if handler is None:
             raise TypeError("a configuration without errors has a profile handler")
         assembly = self._assembly(plans, handler, data_layer, parsers, detector, producers)
-        if flow_control is None or assembly.saturation is None:
-            return assembly
-        measured = replace(flow_control, detector=assembly.saturation)
-        return replace(assembly, flow_control=measured)
+        saturation = assembly.pipeline.saturation
+        if flow_control is not None and saturation is not None:
+            flow_control = replace(flow_control, detector=saturation)
+        return replace(assembly, flow_control=flow_control)
 
     def _check_stability(self) -> None:
         if self._options.allow_experimental:
@@ -230,25 +236,27 @@ class _Builder:
         producers: list[Instance],
     ) -> Assembly:
         profiles = {plan.name: self._profile(plan) for plan in plans}
-        return Assembly(
+        pipeline = RequestPipeline(
+            parsers=ParserTable(parsers),
             scheduler=self._scheduler(profiles, handler),
-            profiles=profiles,
-            plans=tuple(plans),
-            handler=handler,
-            parsers=parsers,
             producers=tuple(self._producer(one) for one in producers),
             hooks=self._all("PreRequest", PreRequest),
             processors=self._all("RequestProcessor", RequestProcessor),
             screeners=self._all("Screener", Screener),
             admitters=self._all("Admitter", Admitter),
             saturation=self._saturation(detector),
-            detector=detector,
             response_heads=self._all("ResponseReceived", ResponseHeadHook),
             response_progress=self._all("ResponseStreaming", ResponseProgressHook),
             request_ends=self._all("ResponseComplete", RequestEndHook),
-            observers=tuple(
-                one.plugin for one in self._plugins if isinstance(one.plugin, EndpointObserver)
-            ),
+            bodyless=self._bodyless(plans),
+        )
+        return Assembly(
+            pipeline=pipeline,
+            profiles=profiles,
+            plans=tuple(plans),
+            handler=handler,
+            detector=detector,
+            observers=self._plugins_of(EndpointObserver),
             flushes={
                 one.name: one.plugin
                 for one in self._plugins
@@ -274,6 +282,17 @@ class _Builder:
         bound = BoundPlugin(scheduler, SCHEDULER, durations=durations)
         bound.meter = SchedulingAttempts(self._metrics)
         return bound
+
+    def _bodyless(self, plans: list[ProfilePlan]) -> BodylessRequests:
+        filters = dict.fromkeys(part.instance.name for plan in plans for part in plan.filters)
+        narrowing = (self._plugins[name].plugin for name in filters)
+        return BodylessRequests(
+            tuple(one for one in narrowing if isinstance(one, BodylessFilter)),
+            self._plugins_of(BodylessResponseHook),
+        )
+
+    def _plugins_of(self, kind: Any) -> tuple[Any, ...]:
+        return tuple(one.plugin for one in self._plugins if isinstance(one.plugin, kind))
 
     def _saturation(self, detector: Instance | None) -> SaturationDetector | None:
         if detector is None or not isinstance(detector.plugin, SaturationDetector):
@@ -306,7 +325,7 @@ class _Builder:
         return self._bound("DataProducer", instance, plugin)
 
     def _all(self, point: str, kind: Any) -> tuple[BoundPlugin[Any], ...]:
-        """All plugins of this kind, bound to that extension point."""
+        """Bind all plugins of this kind to the extension point."""
         return tuple(
             self._bound(point, one, one.plugin)
             for one in self._plugins
@@ -322,8 +341,8 @@ class _Builder:
         profile: str = "",
         weight: float = 1.0,
     ) -> BoundPlugin[P]:
-        """A plugin at an extension point, with what is counted of it there, and what it may touch:
-        that is what it and the plugins that it uses declare.
+        """Bind a plugin to an extension point, with its metrics, and its scope: the findings that
+        it and the plugins it uses declare.
         """
         name, type_name, metrics = instance.name, instance.type_name, self._metrics
         labels = (point, type_name, name)

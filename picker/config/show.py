@@ -57,7 +57,7 @@ def effective_lines(loaded: LoadedConfig, assembly: Assembly) -> list[ConfigLine
         _put_profile(shown, ("schedulingProfiles", index), plan)
     _put_data_layer(shown, loaded, assembly)
     names = {id(one.plugin): one.name for one in assembly.instances.values()}
-    for index, parser in enumerate(assembly.parsers):
+    for index, parser in enumerate(assembly.pipeline.parsers.parsers):
         refs = loaded.config.request_handler
         parsers = refs.parsers if refs else ()
         name = names[id(parser)]

@@ -1,3 +1,6 @@
-"""The decision as one value, and those that keep it: the ring behind `explain`, and what people are
-shown of it. Nothing here decides, and nothing here does I/O.
+"""The decision as one value, the ring behind `explain`, and the views of a decision for users.
+Nothing here decides or does I/O.
+
+`steps` are calls of plugins, `decision` collects them. `ring` stores decisions, as `packing` packs
+them; `showing` turns one into `views`, with the sentences of `reasons`.
 """

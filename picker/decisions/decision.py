@@ -1,10 +1,10 @@
-"""One request as a value: who asked, how its endpoint was chosen, what came of it.
+"""One request as a value: the client's wish, the choice of its endpoint, the outcome.
 
-Theory of operation. The director makes one `Decision` when a request arrives and fills it in as the
-request goes on; nothing else changes it but the ring, which packs what scorers said. The value is
-handed to the watchers when the request leaves for its endpoint and when it is over. Then it is
-condensed: what is heavy (the body, attributes, candidates) goes, and what remains is what the ring
-keeps. It is one object from the arrival to the ring, at which the garbage collector does not look.
+Theory of operation. The director creates one `Decision` when a request arrives and fills it in on
+the way; nothing else changes it but the ring, which packs the scores. The watchers get the value
+when the request leaves for its endpoint and when it is over. Then it is condensed: the heavy parts
+(body, attributes, candidates) are dropped, and the ring stores the rest. It is one object from the
+arrival to the ring, which the garbage collector does not track.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ NO_STAGES: Mapping[str, str] = {}  # msgspec encodes no read-only views
 
 
 class ResponseTimes(msgspec.Struct, frozen=True):
-    """How a response went, as far as it passed through the picker.
+    """The course of a response, as far as it passed through the picker.
 
-    `ttft_seconds` is from the arrival of the request to the first piece of the body that is not
-    empty (None: there was none); `num_bytes` counts the body as the endpoint sent it.
-    `processing_seconds` is what the picker added to it.
+    `ttft_seconds` is from the arrival of the request to the first non-empty piece of the body
+    (None: there was none); `num_bytes` counts the body as the endpoint sent it.
+    `processing_seconds` is the time that the picker added.
     """
 
     is_streaming: bool
@@ -54,17 +54,17 @@ class PackedCandidates(msgspec.Struct, frozen=True, gc=False):
     loads: bytes
 
 
-# The candidates of a profile: as it saw them, and as each of its filters left them; or, packed, the
-# last of these alone.
+# The candidates of a profile: before its filters and after each of them; or, packed, the last list
+# alone.
 Seen: TypeAlias = tuple[Sequence[Candidate], ...] | PackedCandidates
 
 
 class PackedProfile(msgspec.Struct, frozen=True, gc=False):
     """One profile of a decision.
 
-    `scorers` are names with weights and `scores` what they said, packed, of those candidates that
-    are kept, of `num_scored`; `num_tied` shared the best total (None: all are kept, count them).
-    `picked` are keys. `filters` name those that they removed only where candidates are packed.
+    `scorers` are names with weights, `scores` their packed scores of the stored candidates, which
+    may be fewer than `num_scored`; `num_tied` shared the best total (None: all are stored, count
+    them). `picked` are keys. `filters` name the removed endpoints only where candidates are packed.
     """
 
     name: str
@@ -82,21 +82,19 @@ class PackedProfile(msgspec.Struct, frozen=True, gc=False):
 class Decision(msgspec.Struct, gc=False):
     """One request. Times called `at` are on the clock of the requests, all in seconds.
 
-    `number` tells the requests of a process apart, whatever ids clients give them. Of a request
-    without a body nothing is known but its headers: it has no `request` and no `result`, and any
-    endpoint will do.
+    `number` is unique within the process, unlike the ids of clients. A request without a body has
+    no `request` and no `result`: any endpoint will do.
 
-    `queue_seconds` is the part of `decision_seconds` that it waited to be let in. `candidates` are
-    what the scheduler saw, `steps` the calls of plugins not yet counted, `attributes`
-    what producers found. `seed` is what every random draw of the last attempt came from, where a
-    recording is made. `is_prepared` says that hooks were told of it, `endpoint_key` that it has
-    left. `destination` is empty for what was never decided. `profiles`, `matched_prefix_tokens` and
-    `stages` are set by the ring alone.
+    `queue_seconds` is the part of `decision_seconds` spent in flow control. `candidates` are those
+    of the scheduler, `steps` the calls of plugins not yet counted, `attributes` the findings of
+    producers. While a recording runs, all random draws of the last attempt come from `seed`.
+    `is_prepared`: hooks were called; `endpoint_key`: it has left. `destination` is empty without a
+    decision. Only the ring sets `profiles`, `matched_prefix_tokens` and `stages`.
     """
 
     number: int
     received_at_seconds: float
-    # What was asked for
+    # The request
     request_id: str = ""
     incoming_model: str = ""
     target_model: str = ""
@@ -106,7 +104,7 @@ class Decision(msgspec.Struct, gc=False):
     size_bytes: int = 0
     request: InferenceRequest | None = None
     rewritten: Rewritten | None = None
-    # How it was decided
+    # The decision
     candidates: Sequence[Candidate] = ()
     attributes: Attributes | None = None
     steps: list[PluginStep] = msgspec.field(default_factory=list)
@@ -119,7 +117,7 @@ class Decision(msgspec.Struct, gc=False):
     queue_seconds: float = 0.0
     decision_seconds: float = 0.0
     at_seconds: float = 0.0
-    # What came of it
+    # The outcome
     cause: FinishCause | None = None  # None: it is not over
     ended_at_seconds: float = 0.0
     seconds: float = 0.0
@@ -128,7 +126,7 @@ class Decision(msgspec.Struct, gc=False):
     refusal: RefusedError | None = None
     usage: Usage | None = None
     response: ResponseTimes | None = None
-    # What is kept of it
+    # Stored in the ring
     received_unix_seconds: float = 0.0
     is_alone: bool = False
     profiles: tuple[PackedProfile, ...] = ()
@@ -138,8 +136,8 @@ class Decision(msgspec.Struct, gc=False):
     refused: RefusalView | None = None
 
     def condense(self) -> None:
-        """Keep what people can be shown: no body, no header, no attribute and no candidate. The
-        refusal itself goes too: it holds on to all that was in reach where it was raised.
+        """Drop everything that `explain` and the ring do not show: body, headers, attributes and
+        candidates; also the refusal, whose traceback references the frames that raised it.
         """
         self.request = self.attributes = self.result = None
         self.steps, self.candidates, self.set_headers = [], (), ()
@@ -165,13 +163,13 @@ class FilteredOutError(RefusedError):
 
 
 class Watchers:
-    """Those that are handed decisions; each has any of the methods named here.
+    """The observers of decisions; each has any of the methods named here.
 
-    They must be quick and must not raise. `waits`: the request is understood and may have to wait,
-    for flow control or for what a producer asks others. `decided`: it leaves for its endpoint.
-    `streamed`: a piece of its streaming response came, so many seconds after the one before.
-    `finished`: it is over, whatever ended it. `plugin_failed`: the plugin of this name raised
-    something other than a refusal, or took too long.
+    They must be quick and must not raise. `waits`: the request was parsed and may have to wait, for
+    flow control or for a producer's look-up. `decided`: it leaves for its endpoint. `streamed`: a
+    piece of its streaming response arrived, with the seconds since the one before. `finished`: it
+    is over, for any reason. `plugin_failed`: the plugin of this name raised an error other than a
+    refusal, or timed out.
     """
 
     __slots__ = ("decided", "finished", "plugin_failed", "streamed", "waits")
@@ -185,7 +183,7 @@ class Watchers:
 
 
 def short(name: str) -> str:
-    """What a client named; the beginning of what is longer than anything that people write."""
+    """Truncate a name that a client chose."""
     return name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 1]}…"
 
 
@@ -201,5 +199,5 @@ def _view(refusal: RefusedError) -> RefusalView:
 
 
 def _all(watchers: Sequence[object], event: str) -> tuple[Any, ...]:
-    # Bound once: every request is handed over several times.
+    # Bound once: every request calls them several times.
     return tuple(getattr(one, event) for one in watchers if hasattr(one, event))

@@ -1,12 +1,12 @@
 """The profiles of a decision in little memory and little time.
 
-Theory of operation. What scorers said of every candidate is packed as soon as the decision is made,
-while it is still in the processor's caches: bytes are quick to make, to keep and to throw away.
-What was known of the candidates is not packed, since it would have to be read number by number. So
-in a crowd a decision keeps the candidates themselves, which it shares with the decisions around it,
-because endpoints are scraped only so often; in a tuple, at which the garbage collector looks no
-more than once. A decision that comes alone shares hardly anything; its candidates are packed when
-the request is over, which no request waits for. Of very many candidates only the best are kept.
+Theory of operation. The scores of all candidates are packed as soon as the decision is made, while
+they are still in the processor's caches: bytes are cheap to make, to store and to free. The loads
+of the candidates are not packed, since that would read them number by number. Under load a decision
+therefore references the candidates, which it shares with adjacent decisions, because scrapes are
+less frequent; the tuple is one that the garbage collector examines only once. A decision without
+neighbours shares hardly anything; its candidates are packed when the request is over, which delays
+no request. Of more than `MAX_CANDIDATES` only the best are stored.
 """
 
 from __future__ import annotations
@@ -35,29 +35,29 @@ from picker.prefix.match import MATCH_INFO
 from picker.types import Candidate, ProfileResult, ScoredCandidates
 
 MAX_CANDIDATES = 128  # of a profile
-BEST_CANDIDATES = 64  # are kept where there are more
-MAX_REMOVED = 32  # names of endpoints that a filter removed
+BEST_CANDIDATES = 64  # stored if there are more
+MAX_REMOVED = 32  # names of endpoints removed by a filter
 
-# In flight, waiting, running, KV usage, age of that in seconds; None where nothing was known.
+# In flight, waiting, running, KV usage, age of the last three in seconds; None: unknown.
 Load: TypeAlias = tuple[int, int | None, int | None, float | None, float | None]
-# What a filter kept, by its name.
-_Kept: TypeAlias = tuple[str, Sequence[Candidate]]
+# The name of a filter and the candidates that it left.
+_Filtered: TypeAlias = tuple[str, Sequence[Candidate]]
 
 
 class _Ran:
-    """What the plugins of one profile did in an attempt to schedule."""
+    """The calls of one profile's plugins in an attempt to schedule."""
 
     __slots__ = ("filters", "picker", "scorers", "scores")
 
     def __init__(self) -> None:
-        self.filters: list[_Kept] = []
+        self.filters: list[_Filtered] = []
         self.scorers: list[tuple[str, float]] = []
         self.scores: list[Sequence[float]] = []
         self.picker = ""
 
 
 def _plain(value: Any) -> Any:
-    """A scorer may answer in any sequence, of numbers of any kind."""
+    """Convert the scores of a scorer: any sequence, of any type of number."""
     return value.tolist() if isinstance(value, np.ndarray | np.generic) else list(value)
 
 
@@ -69,7 +69,7 @@ _NOTHING = _Ran()
 
 
 def pack(decision: Decision) -> None:
-    """Keep what can be shown of how the endpoint was chosen, when it has been."""
+    """Pack the profiles when the endpoint has been chosen."""
     result, endpoint_key = decision.result, decision.endpoint_key
     if result is None or endpoint_key is None:
         return
@@ -85,7 +85,7 @@ def pack(decision: Decision) -> None:
 
 
 def pack_refused(decision: Decision) -> None:
-    """Keep of a decision that was refused which filters left nothing, if that was the reason."""
+    """Pack the filters of a refused decision if they left no endpoint."""
     refusal = decision.refusal
     if not isinstance(refusal, FilteredOutError):
         return
@@ -99,7 +99,7 @@ def pack_refused(decision: Decision) -> None:
 
 
 def pack_candidates(decision: Decision) -> None:
-    """Pack the candidates as well, as they were when it was decided."""
+    """Pack the candidates as well, as of the time of the decision."""
     at = decision.at_seconds
     decision.profiles = tuple(
         [
@@ -112,12 +112,12 @@ def pack_candidates(decision: Decision) -> None:
 
 
 def scores_of(profile: PackedProfile) -> list[list[float | bool]]:
-    """What each scorer said."""
+    """Unpack the scores, a list for each scorer."""
     return _scores.decode(profile.scores)
 
 
 def filters_of(profile: PackedProfile) -> tuple[FilterView, ...]:
-    """What the filters of a profile did, with names."""
+    """Describe the filters of a profile, with the endpoints they removed."""
     seen = profile.seen
     if isinstance(seen, PackedCandidates) or len(seen) == 1:
         return profile.filters
@@ -126,14 +126,14 @@ def filters_of(profile: PackedProfile) -> tuple[FilterView, ...]:
 
 
 def loads_of(seen: Seen, at_seconds: float) -> Iterable[tuple[Any, Load]]:
-    """Each candidate's endpoint and how it did at that time."""
+    """Return the endpoint and the load of each candidate at that time."""
     if isinstance(seen, PackedCandidates):
         return zip(seen.endpoints, _loads.decode(seen.loads), strict=True)
     return zip(map(_endpoint_of, seen[-1]), _loads_at(seen[-1], at_seconds), strict=True)
 
 
 def _last_attempt(steps: Iterable[PluginStep]) -> Mapping[str, _Ran]:
-    """What each profile did when the endpoint was chosen, or when that failed for the last time."""
+    """Collect the calls of each profile in the last attempt to schedule."""
     found: dict[str, _Ran] = {}
     is_over = False
     for step in steps:
@@ -170,12 +170,12 @@ def _profile(
         candidates, scores, tied = _best_of(result, candidates, scores)
     filters: tuple[FilterView, ...] = ()
     lists: tuple[Sequence[Candidate], ...] = (tuple(candidates),)
-    if ran.filters and len(seen) > MAX_CANDIDATES:  # of very many no list is kept either
+    if ran.filters and len(seen) > MAX_CANDIDATES:  # no list of them is stored either
         filters = _named(ran.filters, seen)
     elif ran.filters:
-        before = [seen, *(kept for _, kept in ran.filters)]
+        before = [seen, *(left for _, left in ran.filters)]
         steps = zip(ran.filters, before, strict=False)
-        filters = tuple([FilterView(one, len(all_), len(kept)) for (one, kept), all_ in steps])
+        filters = tuple([FilterView(one, len(all_), len(left)) for (one, left), all_ in steps])
         lists = (*map(tuple, before[:-1]), *lists)
     picked = tuple([one.candidate.endpoint.key for one in result.picked])
     return PackedProfile(
@@ -195,53 +195,53 @@ def _profile(
 def _best_of(
     result: ProfileResult, candidates: Sequence[Candidate], scores: list[Sequence[float]]
 ) -> tuple[Sequence[Candidate], list[Sequence[float]], int]:
-    """The best candidates and the picked ones, with scores; how many shared the best total."""
+    """Select the best and the picked candidates and their scores; count those that tie for best."""
     scored = result.scored
     if isinstance(scored, ScoredCandidates):
         all_totals = scored.totals
     else:
         all_totals = [one.score for one in scored]
-    # Packed: four times as quick as an array of the list, five times as quick as numpy's own way.
+    # Packing is four times as fast as `array`, five times as fast as `np.array` of a list.
     totals = np.frombuffer(struct.pack(f"{len(all_totals)}d", *all_totals))
     indexes = totals.argpartition(-BEST_CANDIDATES)[-BEST_CANDIDATES:].tolist()
     choose = itemgetter(*indexes)
-    best, kept = choose(all_totals), choose(candidates)
+    best, chosen = choose(all_totals), choose(candidates)
     tied = best.count(max(best))
-    if tied == BEST_CANDIDATES:  # perhaps there are more
+    if tied == BEST_CANDIDATES:  # perhaps more tie
         tied = int((totals == totals.max()).sum())
     for one in result.picked:
-        if not any(map(is_, kept, repeat(one.candidate))):
+        if not any(map(is_, chosen, repeat(one.candidate))):
             indexes.append(candidates.index(one.candidate))
             choose = itemgetter(*indexes)
-            kept = choose(candidates)
-    return kept, [choose(one) for one in scores], tied
+            chosen = choose(candidates)
+    return chosen, [choose(one) for one in scores], tied
 
 
 def _packed(candidates: Sequence[Candidate], at_seconds: float) -> PackedCandidates:
-    """The same without the candidates' other numbers, as they were at that time."""
+    """Reduce candidates to endpoints and loads at that time."""
     loads = _encode(_loads_at(candidates, at_seconds))
     return PackedCandidates(tuple(map(_endpoint_of, candidates)), loads)
 
 
-def _named(filters: Iterable[_Kept], seen: Sequence[Candidate]) -> tuple[FilterView, ...]:
+def _named(filters: Iterable[_Filtered], seen: Sequence[Candidate]) -> tuple[FilterView, ...]:
     views = []
-    for name, kept in filters:
-        views.append(_filter(name, seen, kept))
-        seen = kept
+    for name, left in filters:
+        views.append(_filter(name, seen, left))
+        seen = left
     return tuple(views)
 
 
 def _filter(name: str, seen: Sequence[Candidate], left: Sequence[Candidate]) -> FilterView:
-    """What a filter did, with the names of those that it removed of what it has seen."""
+    """Describe one filter, with the names of the first endpoints that it removed."""
     before, after = len(seen), len(left)
-    kept = set(map(id, map(_endpoint_of, left)))
-    gone = (one.endpoint.name for one in seen if id(one.endpoint) not in kept)
-    few = max(0, min(MAX_REMOVED, before - after))  # no further is looked
+    remaining = set(map(id, map(_endpoint_of, left)))
+    gone = (one.endpoint.name for one in seen if id(one.endpoint) not in remaining)
+    few = max(0, min(MAX_REMOVED, before - after))  # the search ends there
     return FilterView(name, before, after, tuple(islice(gone, few)))
 
 
 def _loads_at(candidates: Sequence[Candidate], at_seconds: float) -> list[Load]:
-    """How candidates did, as far as the decision knew; what went stale tells its age alone."""
+    """Return the loads that the decision knew; stale metrics only have their age."""
     loads: list[Load] = []
     for one in candidates:
         metrics, last = one.metrics, one.last_metrics
@@ -256,7 +256,7 @@ def _loads_at(candidates: Sequence[Candidate], at_seconds: float) -> list[Load]:
 
 
 def _note_findings(decision: Decision, endpoint_key: str) -> None:
-    """How much of the prompt the endpoint was thought to have, and why stages were left out."""
+    """Note the expected prefix match of the endpoint, and the reasons for skipped stages."""
     attributes, request = decision.attributes, decision.request
     if attributes is None or request is None:
         return

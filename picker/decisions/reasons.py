@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from picker.decisions.views import CandidateView, ProfileView, RecordView
 
 _WAITING, _EVICTED = "waiting", "evicted"
-_GOES_BY_TOTALS = ("max-score-picker", "")  # "": a picker that nobody named
+_GOES_BY_TOTALS = ("max-score-picker", "")  # "": an unnamed picker
 
 
 def reasons(record: RecordView) -> Iterator[str]:
-    """What there is to say of a request's decision."""
+    """Yield the sentences that explain a request's decision."""
     if record.refusal is not None:
         yield _refused(record)
         return
@@ -37,7 +37,7 @@ def _refused(record: RecordView) -> str:
     reason = f", {refusal.reason}" if refusal.reason else ""
     text = f"The picker refused it: {refusal.status} {refusal.code}{reason}: {refusal.message}."
     if refusal.retry_after_seconds is not None:
-        text += f" It was told to try again after {refusal.retry_after_seconds} s."
+        text += f" It asked the client to retry after {refusal.retry_after_seconds} s."
     emptied = [
         view.filter
         for one in record.profiles
@@ -73,15 +73,15 @@ def _chosen(profile: ProfileView) -> Iterator[str]:
 
 
 def _contest(profile: ProfileView, picked: CandidateView) -> str:
-    """How it came out ahead, or did not have to."""
+    """Explain the choice among several candidates."""
     best = profile.candidates[0]
     others = [one for one in profile.candidates if one.endpoint != picked.endpoint]
     if not picked.scores:
         return f"No scorer is configured: chance chose {picked.endpoint}."
     if best.total == 0.0 and profile.num_tied == profile.num_scored:
         return (
-            f"All {profile.num_scored} totals are 0, because no scorer saw anything in favour of "
-            f"any endpoint: chance chose {picked.endpoint}."
+            f"All {profile.num_scored} totals are 0, because no scorer favoured any "
+            f"endpoint: chance chose {picked.endpoint}."
         )
     if picked.total < best.total:
         return (
@@ -94,8 +94,8 @@ def _contest(profile: ProfileView, picked: CandidateView) -> str:
             f"{picked.endpoint} tied with {_some(tied, profile.num_tied - 1)} at "
             f"{_amount(picked.total)}: chance chose among them."
         )
-    drawn = "" if profile.picker in _GOES_BY_TOTALS else f", of which {profile.picker} drew it"
-    return f"{_won(picked, others[0])}{drawn}."
+    how = "" if profile.picker in _GOES_BY_TOTALS else f"; {profile.picker} drew it"
+    return f"{_won(picked, others[0])}{how}."
 
 
 def _won(picked: CandidateView, second: CandidateView) -> str:
@@ -114,19 +114,19 @@ def _won(picked: CandidateView, second: CandidateView) -> str:
 def _unknown_loads(profile: ProfileView) -> Iterator[str]:
     unknown = [one.endpoint for one in profile.candidates if one.waiting_requests is None]
     if unknown:
-        yield f"The load of {_some(unknown, len(unknown))} was not known, or not any more."
+        yield f"The load of {_some(unknown, len(unknown))} was unknown or stale."
 
 
 def _went_elsewhere(record: RecordView) -> Iterator[str]:
     destinations = (record.destination or "").split(",")
     if record.served_by is None or record.served_by == destinations[0]:
         return
-    why = "the next in line" if record.served_by in destinations else "not what was asked for"
-    yield f"The proxy says that {record.served_by} has served it, {why}."
+    why = "the next in line" if record.served_by in destinations else "not a requested endpoint"
+    yield f"The proxy says that {record.served_by} served it, {why}."
 
 
 def _some(names: list[str], count: int) -> str:
-    """The first few of `count`, which are in `names` or begin there."""
+    """List the first names of `count`; `names` may hold only the first of them."""
     shown = names[:3]
     left = count - len(shown)
     if left > 0:
@@ -136,6 +136,6 @@ def _some(names: list[str], count: int) -> str:
 
 
 def _amount(value: float) -> str:
-    """Short, but never 0 for what is not."""
+    """Format briefly, but never as 0 unless it is."""
     text = f"{value:.3f}"
     return text if float(text) or not value else f"{value:.1e}"

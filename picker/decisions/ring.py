@@ -1,9 +1,8 @@
-"""The ring behind `explain`: the last requests, how each was decided and how it ended.
+"""The ring behind `explain`: the last requests with their decisions and outcomes.
 
-Theory of operation. What is kept is the decision itself. It is packed when the request leaves and
-condensed when it is over, and then goes into a ring. Nothing is put into a form that people can
-read before somebody asks. Looking a request up walks the ring, which for ten thousand takes about a
-millisecond and costs a request nothing.
+Theory of operation. The ring stores the decision itself, packed when the request leaves and
+condensed when it is over. Views are made only on demand. A look-up walks the ring, which for ten
+thousand requests takes about a millisecond and costs requests nothing.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from picker.decisions.showing import summary_of, view_of
 from picker.decisions.views import RecordSummary, RecordView
 from picker.types import FinishCause
 
-# A decision is alone when none was so short a time before it; see `packing`.
+# A decision is alone when the last one was at least this long before; see `packing`.
 ALONE_SECONDS = 0.005
 
 
 class DecisionRing:
-    """Watches decisions and remembers those under way and the last `capacity` others.
+    """Watches decisions; stores those under way and the last `capacity` others.
 
     `clock` is that of the requests, `unix_time` the time of day; both in seconds.
     """
@@ -41,7 +40,7 @@ class DecisionRing:
         self._under_way: dict[int, Decision] = {}
         self._decided_at = 0.0
 
-    # What happens
+    # A watcher of decisions
 
     def waits(self, decision: Decision) -> None:
         """Show it as waiting."""
@@ -56,31 +55,31 @@ class DecisionRing:
         self._under_way[decision.number] = decision
 
     def finished(self, decision: Decision) -> None:
-        """Keep it as one of the last."""
+        """Store it, unless the proxy asked for no decision."""
         self._under_way.pop(decision.number, None)
         if not decision.destination:
             if decision.cause is FinishCause.SKIPPED:
-                return  # the proxy has asked nothing: its own answer passed, or it only observes
+                return  # the proxy answers itself or only observes
             pack_refused(decision)
         elif decision.is_alone:
             pack_candidates(decision)
         decision.received_unix_seconds = self._unix_time() - decision.seconds
         self._over.append(decision)
 
-    # What is asked
+    # Look-ups
 
     @property
     def size(self) -> int:
-        """How many requests are remembered."""
+        """The number of stored requests."""
         return len(self._over) + len(self._under_way)
 
     def last(self, limit: int) -> Iterator[RecordSummary]:
-        """The requests that came last, the newest first, each as it is when it is asked for."""
+        """Yield summaries of the last requests, the newest first."""
         newest = heapq.nlargest(limit, self._all(), key=_received)
         return (summary_of(one, *self._times(one)) for _, one in newest)
 
     def find(self, request_id: str | None) -> RecordView | None:
-        """The request of this id, the newest of several; for None the one that came last."""
+        """Find the newest request of this id; for None the last request."""
         every = self._all()
         if request_id is not None:
             wanted = short(request_id)
@@ -89,9 +88,9 @@ class DecisionRing:
         return None if newest is None else view_of(newest[1], *self._times(newest[1]))
 
     def _all(self) -> Iterator[tuple[float, Decision]]:
-        """Those under way, and those that are over; and when each came.
+        """Yield the stored requests with their times of arrival.
 
-        The newest of these come first, or nearly so, which saves a search for a few much sorting.
+        The newest come first, or nearly so, which saves a search for a few most of its sorting.
         """
         unix = self._unix_time() - self._clock()
         for decision in self._under_way.values():
@@ -100,7 +99,7 @@ class DecisionRing:
             yield decision.received_unix_seconds, decision
 
     def _times(self, decision: Decision) -> tuple[float, float]:
-        """When it came, by the time of day, and how long it took, or takes so far."""
+        """Return the time of day of its arrival, and its duration so far."""
         if decision.cause is not None:
             return decision.received_unix_seconds, decision.seconds
         seconds = self._clock() - decision.received_at_seconds

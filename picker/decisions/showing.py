@@ -1,4 +1,4 @@
-"""A decision → what people are shown of it."""
+"""A decision → its views for users."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from picker.decisions.views import (
 from picker.errors import HTTP_STATUS
 from picker.types import Endpoint, FinishCause
 
-Said: TypeAlias = list[list[float | bool]]  # by each scorer, of each candidate
+Said: TypeAlias = list[list[float | bool]]  # by scorer, then by candidate
 WAITING, UNDER_WAY = "waiting", "under-way"
 _CODES = {status: code.value for code, status in HTTP_STATUS.items()}
 
 
 def view_of(decision: Decision, received_unix_seconds: float, seconds: float) -> RecordView:
-    """All of it; it has taken so long (so far)."""
+    """Make the full view; `seconds` is the duration so far."""
     usage, rewritten = decision.usage, decision.rewritten
     at, primary = decision.at_seconds, decision.primary_profile
     record = RecordView(
@@ -51,12 +51,12 @@ def view_of(decision: Decision, received_unix_seconds: float, seconds: float) ->
 
 
 def shown_key(key: str) -> str:
-    """An endpoint's key as people are shown it: its name, where its namespace is the usual one."""
+    """Shorten an endpoint's key to its name in the default namespace."""
     return key.removeprefix("default/")
 
 
 def summary_of(decision: Decision, received_unix_seconds: float, seconds: float) -> RecordSummary:
-    """A line of a list."""
+    """Make a row of the list of requests."""
     refusal, key = _refusal(decision), decision.endpoint_key
     is_waiting = decision.cause is None and not decision.destination
     return RecordSummary(
@@ -77,8 +77,8 @@ def summary_of(decision: Decision, received_unix_seconds: float, seconds: float)
 
 
 def _matched(decision: Decision) -> int | None:
-    """The tokens expected in the cache: no more than the prompt has, once the endpoint has counted
-    them; the picker may only have estimated both.
+    """Return the tokens expected in the cache, limited to the prompt as the endpoint counted it;
+    the picker may have estimated both.
     """
     matched, usage = decision.matched_prefix_tokens, decision.usage
     if matched is None or usage is None or not usage.prompt_tokens:
@@ -87,7 +87,7 @@ def _matched(decision: Decision) -> int | None:
 
 
 def _refusal(decision: Decision) -> RefusalView | None:
-    """Why the picker answered itself, also where it did so before it had read the request."""
+    """Return the refusal, also of a request that was not read completely."""
     refused, status = decision.refused, decision.response_status
     if refused is not None or decision.cause is not FinishCause.REFUSED or status is None:
         return refused
@@ -124,7 +124,7 @@ def _profile(profile: PackedProfile, at: float, is_primary: bool) -> ProfileView
 
 
 def _totals(profile: PackedProfile, said: Said, count: int) -> list[float]:
-    """Added up in the order of `Profile.run`, so that they are its totals to the last bit."""
+    """Add up in the order of `Profile.run`, for its totals to the last bit."""
     totals = [0.0] * count
     for (_, weight), scores in zip(profile.scorers, said, strict=True):
         for index, raw in enumerate(scores):

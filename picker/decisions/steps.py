@@ -1,13 +1,13 @@
-"""Plugins at their extension points, and what one call of each took and returned.
+"""Plugins at their extension points, and the record of each call.
 
-A plugin measures nothing itself and is wrapped by nothing: its caller reads the clock once after
-each call and adds a `PluginStep` to the decision. Metrics and spans are made from these afterwards.
+A plugin measures nothing itself and has no wrapper: its caller reads the clock once after each call
+and adds a `PluginStep` to the decision. Metrics and spans are made from the steps afterwards.
 
-Plugins run in an order that follows from the attributes they say they read and write. One that
-touches anything else works by luck. Every plugin is watched for its first calls after a
-configuration is loaded, which costs nothing afterwards: what it touches undeclared is logged once
-and counted. A strict scope is never lifted, and drops what was not declared as well. What a plugin
-produces itself needs no declaration.
+The order of plugins follows from the attributes that they declare to read and write; one that
+accesses others works by luck. So each plugin is watched for its first calls after a configuration
+is loaded, which costs nothing afterwards: every undeclared access is counted, and logged once. A
+strict scope is never lifted, and blocks the access as well. Attributes that a plugin produces
+itself need no declaration.
 """
 
 from __future__ import annotations
@@ -25,26 +25,24 @@ from picker.metrics.series import Counter, Histogram
 if TYPE_CHECKING:
     from _collections_abc import dict_items
 
-    from picker.decisions.decision import Decision
-
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 P = TypeVar("P", covariant=True)
 
 WATCHED_CALLS = 1000
-SCHEDULER = "Scheduler"  # the extension point, so to speak, of a whole attempt to schedule
-# Counts what a plugin left behind in a decision, when its step is counted; returns what is to be
-# observed with the step's duration, if anything.
-Observed: TypeAlias = "Sequence[tuple[Histogram | None, float]]"
-Meter: TypeAlias = "Callable[[Decision, PluginStep], Observed | None]"
+SCHEDULER = "Scheduler"  # the pseudo extension point of a whole attempt to schedule
+# Counts the effects of a plugin on a decision, when its step is counted; returns values to observe
+# with the step's duration, if any. Its first argument is a `Decision`, which consists of steps.
+Observed: TypeAlias = Sequence[tuple[Histogram | None, float]]
+Meter: TypeAlias = "Callable[[Any, PluginStep], Observed | None]"
 
 
 class BoundPlugin(Generic[P]):
     """A plugin at one extension point.
 
-    `name` and `type_name` are those of the configuration; `profile` and `weight` count where it is
-    part of a profile. `durations` takes the seconds of each call (None: nobody counts them).
-    `scope` is None once the plugin is trusted.
+    `name` and `type_name` are those of the configuration; `profile` and `weight` are set for parts
+    of a profile. `durations` observes the seconds of each call (None: not measured). `scope` is
+    None once the plugin is trusted.
     """
 
     __slots__ = (
@@ -75,7 +73,7 @@ class BoundPlugin(Generic[P]):
         self.meter: Meter | None = None
 
     def scoped(self, attributes: Attributes) -> Attributes:
-        """`attributes` as the plugin is to see them in one call; asked while there is a scope."""
+        """Wrap `attributes` for one call of the plugin; used while there is a scope."""
         scope = self.scope
         if scope is None:
             return attributes
@@ -89,9 +87,9 @@ class BoundPlugin(Generic[P]):
 class PluginStep(msgspec.Struct, frozen=True, gc=False):
     """One call of a plugin, which ended `at`, on the clock of the requests.
 
-    `said` is what it returned: a filter the candidates it kept, a screener those it saw and those
-    it kept, a scorer its scores, a picker what it picked, a profile handler the names it asked for,
-    an attempt to schedule its result; or what was raised.
+    `said` is the returned value: of a filter the remaining candidates, of a screener those before
+    and after it, of a scorer the scores, of a picker the picks, of a profile handler the names of
+    profiles, of an attempt to schedule the result; or the exception.
     """
 
     bound: BoundPlugin[Any]
@@ -101,16 +99,16 @@ class PluginStep(msgspec.Struct, frozen=True, gc=False):
 
 
 class Scope:
-    """The attributes that one plugin may touch at one extension point."""
+    """The attributes that one plugin may access at one extension point."""
 
     def __init__(
         self, name: str, plugins: Iterable[object], violations: Counter, labels: tuple[str, ...]
     ) -> None:
-        """`plugins` are the one called `name` and those that it calls in turn; `labels` those of
-        `violations` without the kind of access.
+        """`plugins` are the one called `name` and those that it calls in turn; `labels` are those
+        of `violations` but the kind of access.
         """
         self.name = name
-        self.calls_left: int | None = WATCHED_CALLS  # None: it is watched for good
+        self.calls_left: int | None = WATCHED_CALLS  # None: watched forever
         self._reads = {name}
         self._writes = {name}
         for plugin in plugins:
@@ -123,21 +121,21 @@ class Scope:
         self._reported: set[tuple[str, str]] = set()
 
     def never_lift(self) -> None:
-        """Watch for good, and drop what was not declared."""
+        """Watch all calls, and block undeclared access."""
         self.calls_left = None
 
     def may_read(self, key: DataKey[Any]) -> bool:
-        """Whether the plugin has declared so; else this is counted."""
+        """Check the declaration; count a violation."""
         if key.producer == self.name or str(key) in self._reads | self._writes:
             return True
         return self._violated("read", str(key))
 
     def may_read_type(self, data_type: str) -> bool:
-        """Whether the plugin has declared that it reads attributes of this type."""
+        """Check the declaration of any attribute of this type; count a violation."""
         return data_type in self._readable_types or self._violated("read", f"{data_type}/*")
 
     def may_write(self, key: DataKey[Any]) -> bool:
-        """Whether the plugin has declared so; else this is counted."""
+        """Check the declaration; count a violation."""
         if key.producer == self.name or str(key) in self._writes:
             return True
         return self._violated("write", str(key))
@@ -161,7 +159,7 @@ def _readable(plugin: object) -> Iterable[DataKey[Any]]:
 
 
 class _ScopedAttributes(Attributes):
-    """The attributes of a decision as one plugin may touch them."""
+    """The attributes of a decision that one plugin may access."""
 
     __slots__ = ("_inner", "_scope")
 

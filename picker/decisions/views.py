@@ -1,4 +1,4 @@
-"""What people are shown of a request and of how its endpoint was chosen."""
+"""The JSON of `/decisions`: requests, and the choice of their endpoints."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import msgspec
 
 
 class ScoreView(msgspec.Struct, frozen=True):
-    """What one scorer said of one candidate: as it said it, and clamped times its weight.
+    """The score of one candidate by one scorer: raw, and clamped and weighted.
 
-    `raw` is None for what JSON has no number for: infinity, and what is no number.
+    `raw` is None for infinity and NaN, which JSON lacks.
     """
 
     scorer: str
@@ -20,7 +20,7 @@ class ScoreView(msgspec.Struct, frozen=True):
 
 
 class CandidateView(msgspec.Struct, frozen=True):
-    """A candidate as a profile saw it; None where nothing was known."""
+    """A candidate as a profile saw it; unknown values are None."""
 
     endpoint: str
     address: str
@@ -34,7 +34,7 @@ class CandidateView(msgspec.Struct, frozen=True):
 
 
 class FilterView(msgspec.Struct, frozen=True):
-    """What one filter did; `removed` may be cut short, the counts are not."""
+    """The effect of one filter; `removed` may be truncated, the counts are not."""
 
     filter: str
     before: int
@@ -45,10 +45,9 @@ class FilterView(msgspec.Struct, frozen=True):
 class ProfileView(msgspec.Struct, frozen=True):
     """One scheduling profile of a decision.
 
-    `candidates` are those that were scored, best first; of many only the best are kept
-    (`num_scored` counts all). `num_tied` of them shared the best total: more than one means that
-    chance chose among them, where the `picker` goes by totals. Of a profile that found nothing
-    `picked` is empty.
+    `candidates` are the scored ones, best first; of many only the best (`num_scored` counts all).
+    `num_tied` candidates shared the best total: if more than one, and the `picker` uses totals,
+    chance chose among them. `picked` is empty if the profile found no endpoint.
     """
 
     name: str
@@ -63,7 +62,7 @@ class ProfileView(msgspec.Struct, frozen=True):
 
 
 class RefusalView(msgspec.Struct, frozen=True):
-    """Why a request was answered by the picker itself."""
+    """The reason why the picker answered a request itself."""
 
     status: int
     code: str
@@ -75,8 +74,8 @@ class RefusalView(msgspec.Struct, frozen=True):
 class RecordSummary(msgspec.Struct, frozen=True):
     """One request in a list.
 
-    `outcome` is `waiting` until the request is decided and `under-way` until it is over; then how
-    it ended. `endpoint` is the one that was chosen, `seconds` how long the request has taken.
+    `outcome` is `waiting` until the decision, `under-way` until the end, then the cause of the end.
+    `endpoint` is the chosen one, `seconds` the duration so far.
     """
 
     request_id: str
@@ -95,11 +94,11 @@ class RecordSummary(msgspec.Struct, frozen=True):
 
 
 class RecordView(msgspec.Struct, frozen=True):
-    """Everything that is kept of one request; times in seconds, None where nothing is known.
+    """Everything stored of one request; times in seconds, unknown values None.
 
-    `destination` is what the proxy was told, `served_by` what it said has served. `stages` say of a
-    stage that was left out why, by the name of the stage; `reasons` are sentences that say why the
-    request went where it went.
+    `destination` is what the picker sent to the proxy, `served_by` what the proxy reported.
+    `stages` are reasons for skipped stages by name; `reasons` are sentences that explain the
+    decision.
     """
 
     summary: RecordSummary
@@ -114,7 +113,7 @@ class RecordView(msgspec.Struct, frozen=True):
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     completion_tokens: int | None = None
-    matched_prefix_tokens: int | None = None  # at the endpoint that was chosen, as was predicted
+    matched_prefix_tokens: int | None = None  # as predicted for the chosen endpoint
     profiles: tuple[ProfileView, ...] = ()
     stages: Mapping[str, str] = {}
     reasons: tuple[str, ...] = ()

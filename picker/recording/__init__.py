@@ -1,4 +1,7 @@
-"""Recordings of decisions and their replay: lines, privacy, the file, the comparison. A decision is
-recorded as `picker.decisions` has it; nothing here decides but `replay` by the picker's own
-scheduler.
+"""Recordings of decisions and their replay; nothing here decides, except the picker's own
+scheduler that `replay` runs.
+
+`lines` is the format; `requests`, `values` (findings) and `candidates` (changes) convert to it and
+back. `recorder` makes lines of decisions for `file`. `replay` repeats decisions, with findings as
+`sources` plans; `comparison` adds up the differences.
 """

@@ -1,7 +1,7 @@
-"""Candidates of one decision after the other ↔ what is new about them.
+"""Candidates of successive decisions ↔ their changes.
 
-Between two decisions hardly anything changes, and a pool of a hundred endpoints would be most of
-every line. Both sides keep what was told last of each endpoint.
+Two successive decisions see almost the same candidates, and a pool of a hundred endpoints would be
+most of every line. Both sides remember the last state of each endpoint.
 """
 
 from __future__ import annotations
@@ -21,26 +21,23 @@ _INT_LIMIT = 2**63
 
 
 class CandidateDeltas:
-    """Tells what is new. Owns what was told.
-
-    `not_replayable` names what the last answer had to leave out, because no recording can hold it.
-    """
+    """Finds changes. Owns the recorded state of candidates."""
 
     def __init__(self) -> None:
-        self._told: dict[str, Candidate] = {}
+        self._recorded: dict[str, Candidate] = {}
         self._before: Sequence[Candidate] | None = None
         self._order: tuple[str, ...] | None = None
         self._left_out: dict[str, None] = {}
 
     @property
     def not_replayable(self) -> tuple[str, ...]:
-        """Names, each once."""
+        """The names of values that the last call of `of` left out, since JSON cannot hold them."""
         return tuple(self._left_out)
 
     def of(
         self, candidates: Sequence[Candidate]
     ) -> tuple[tuple[CandidateChange, ...], tuple[str, ...] | None]:
-        """What is new about `candidates`, and their keys where these or their order changed."""
+        """Return the changes of `candidates`, and all keys if these or their order changed."""
         self._left_out = {}
         before, new = self._before, candidates
         if before is not None and len(candidates) == len(before):
@@ -50,10 +47,10 @@ class CandidateDeltas:
         self._before = candidates
         changes = []
         for one in new:
-            old = self._told.get(one.endpoint.key)
+            old = self._recorded.get(one.endpoint.key)
             if old is not one:
                 changes.append(self._change(old, one))
-                self._told[one.endpoint.key] = one
+                self._recorded[one.endpoint.key] = one
         order = tuple([one.endpoint.key for one in candidates])
         if order == self._order:
             return tuple(changes), None
@@ -61,8 +58,8 @@ class CandidateDeltas:
         return tuple(changes), order
 
     def forget(self, key: str) -> None:
-        """The endpoint has left; when it comes back, everything is told."""
-        self._told.pop(key, None)
+        """Drop an endpoint that left; if it returns, it is recorded completely."""
+        self._recorded.pop(key, None)
         self._before = None
 
     def _change(self, old: Candidate | None, new: Candidate) -> CandidateChange:
@@ -105,17 +102,17 @@ class CandidateDeltas:
         return None
 
     def _attributes(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
-        told = {}
+        recorded = {}
         for name, value in attributes.items():
             try:
-                told[name] = recordable(value)
+                recorded[name] = recordable(value)
             except NotReplayableError:
                 self._left_out[name] = None
-        return told
+        return recorded
 
 
 class CandidateMemory:
-    """Puts candidates together again. Owns what is known."""
+    """Restores candidates from changes. Owns their state."""
 
     def __init__(self) -> None:
         self._known: dict[str, Candidate] = {}
@@ -124,7 +121,7 @@ class CandidateMemory:
     def after(
         self, changed: Sequence[CandidateChange], order: tuple[str, ...] | None
     ) -> tuple[Candidate, ...]:
-        """The candidates of the next decision. Raises `ValueError` when something is missing."""
+        """Return the candidates of the next decision. Raises `ValueError` for a missing part."""
         for change in changed:
             self._known[change.key] = _changed(self._known.get(change.key), change)
         if order is not None:
@@ -135,14 +132,14 @@ class CandidateMemory:
             raise ValueError(f"nothing is known of the candidate {error}") from None
 
     def forget(self, key: str) -> None:
-        """The endpoint has left."""
+        """Drop an endpoint that left."""
         self._known.pop(key, None)
 
 
 def _changed(old: Candidate | None, change: CandidateChange) -> Candidate:
     endpoint = _either(change.endpoint, None if old is None else old.endpoint)
     if endpoint is None:
-        raise ValueError(f"the candidate '{change.key}' is told of without its endpoint")
+        raise ValueError(f"the candidate '{change.key}' first appears without its endpoint")
     last = _either(change.last_metrics, None if old is None else old.last_metrics)
     metrics = _either(change.metrics, None if old is None else old.metrics)
     if isinstance(metrics, str):
@@ -157,8 +154,8 @@ def _changed(old: Candidate | None, change: CandidateChange) -> Candidate:
     return Candidate(endpoint, metrics, inflight, last, attributes)
 
 
-def _either(told: Any, known: Any) -> Any:
-    return known if told is UNSET else told
+def _either(changed: Any, known: Any) -> Any:
+    return known if changed is UNSET else changed
 
 
 def _fits_json(value: object) -> bool:

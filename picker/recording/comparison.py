@@ -1,4 +1,4 @@
-"""What became of recorded decisions, added up."""
+"""The differences between recorded and repeated decisions, added up."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from picker.recording.lines import Number, RefusalLine, ResultLine
 from picker.recording.replay import Redecided
 
 REFUSED = "(refused)"
-_MAX_TOTALS_TOLD = 3  # of one decision
+_MAX_TOTALS_SHOWN = 3  # of one decision
 
 
 class Move(msgspec.Struct, frozen=True):
-    """So many requests that went to one endpoint go to another one now."""
+    """The number of requests that move from one endpoint to another."""
 
     before: str
     now: str
@@ -23,7 +23,7 @@ class Move(msgspec.Struct, frozen=True):
 
 
 class Share(msgspec.Struct, frozen=True):
-    """Requests that an endpoint got, and gets now."""
+    """The requests of an endpoint, before and now."""
 
     endpoint: str
     before: int
@@ -31,7 +31,7 @@ class Share(msgspec.Struct, frozen=True):
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """What is not as it was about one decision; `line` is its number in the file."""
+    """The differences of one decision; `line` is its number in the file."""
 
     line: int
     request_id: str
@@ -39,17 +39,17 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 class Scores(msgspec.Struct, frozen=True):
-    """The total of the endpoint that was chosen, on average; None where nobody was."""
+    """The mean total of the chosen endpoints; None without any."""
 
     before: float | None
     now: float | None
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """All decisions of a replay.
+    """The summary of a replay.
 
-    `moved` ones go elsewhere, `rescored` ones have other totals, wherever they go. `matched` are
-    tokens of prompts that were thought to be cached where the request was sent.
+    `moved` decisions have another destination, `rescored` ones other totals, whatever their
+    destination. `matched` tokens of prompts were expected in the cache of the destination.
     """
 
     decisions: int
@@ -69,7 +69,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 class Tally:
-    """Adds up. Keeps the first `num_differences` decisions that are not as they were."""
+    """Adds up decisions. Retains the first `num_differences` that differ."""
 
     def __init__(self, num_differences: int) -> None:
         self._num_differences = num_differences
@@ -84,7 +84,6 @@ class Tally:
         self._first_at, self._last_at = math.inf, -math.inf
 
     def add(self, one: Redecided) -> None:
-        """One more decision."""
         before, now = one.recorded.result, one.outcome
         was, is_now = _destination(before), _destination(now)
         self._decisions += 1
@@ -111,7 +110,6 @@ class Tally:
             self._differences.append(Difference(one.line, request, _differences(one)))
 
     def result(self) -> Comparison:
-        """Everything so far."""
         endpoints = sorted(self._before.keys() | self._now.keys())
         return Comparison(
             decisions=self._decisions,
@@ -151,7 +149,7 @@ def _destination(outcome: ResultLine | RefusalLine | None) -> str:
 
 
 def _score(outcome: ResultLine | RefusalLine | None) -> float | None:
-    """The total of the first endpoint that the primary profile picked."""
+    """Return the total of the first endpoint that the primary profile picked."""
     if not isinstance(outcome, ResultLine):
         return None
     profile = outcome.profiles.get(outcome.primary_profile)
@@ -167,8 +165,8 @@ def _totals(outcome: ResultLine | RefusalLine | None) -> object:
 def _differences(one: Redecided) -> tuple[str, ...]:
     before, now = one.recorded.result or one.recorded.refusal, one.outcome
     texts = []
-    if _told(before) != _told(now):
-        texts.append(f"{_told(before)} → {_told(now)}")
+    if _text(before) != _text(now):
+        texts.append(f"{_text(before)} → {_text(now)}")
     if isinstance(before, ResultLine) and isinstance(now, ResultLine):
         if before.set_headers != now.set_headers:
             texts.append(f"headers {before.set_headers} → {now.set_headers}")
@@ -191,17 +189,17 @@ def _of_profile(name: str, before: ResultLine, now: ResultLine) -> list[str]:
         for index, (old, new) in enumerate(zip(was.totals, is_now.totals, strict=True))
         if old != new
     ]
-    told = changes[:_MAX_TOTALS_TOLD]
-    if len(changes) > len(told):
-        told.append(f"and {len(changes) - len(told)} other totals")
-    return told
+    shown = changes[:_MAX_TOTALS_SHOWN]
+    if len(changes) > len(shown):
+        shown.append(f"and {len(changes) - len(shown)} other totals")
+    return shown
 
 
 def _number(value: Number) -> str:
     return value if isinstance(value, str) else f"{value:.6g}"
 
 
-def _told(outcome: ResultLine | RefusalLine | None) -> str:
+def _text(outcome: ResultLine | RefusalLine | None) -> str:
     if isinstance(outcome, ResultLine):
         return ", ".join(f"{key} ({address})" for key, address in outcome.endpoints)
     if outcome is None:

@@ -1,34 +1,56 @@
-"""The lines of a recording: one JSON object each, told apart by `line`; see docs/replay.md.
+"""The format of a recording: one JSON object a line, and reading a file of them; see
+docs/replay.md.
 
-A recording is one run of a picker after the other; each begins with a `header`. Times are in
-seconds on the picker's monotonic clock unless they say unix. Whatever a line leaves out has its
-default. Numbers that JSON does not have stand as the texts `nan`, `inf` and `-inf`.
+A recording is a sequence of runs of a picker; each begins with a `header`. Times are in seconds on
+the picker's monotonic clock unless they say unix. Absent members have their defaults. Numbers that
+JSON lacks are the texts `nan`, `inf` and `-inf`.
+
+Lines are not the picker's own values: these refer to whole candidates where a line refers to keys,
+and hold secrets of clients. So a line survives a change of a value.
 """
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, TypeAlias
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from picker.types import Endpoint, EndpointMetrics, MultiModalFeature, Usage
+from picker.errors import PickerError, RefusedError
+from picker.types import (
+    Candidate,
+    Endpoint,
+    EndpointMetrics,
+    MultiModalFeature,
+    ProfileResult,
+    SchedulingResult,
+    ScoredCandidates,
+    Usage,
+)
 
 FORMAT_VERSION = 1
 LAST_METRICS = "last"
+FAILED = "failed"
+MAX_LINE_BYTES = 256 * 2**20
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_TRUNCATED = "truncated"
 
 Number: TypeAlias = float | str
 
 
 class Line(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="line"):
-    """What all lines have in common: nothing."""
+    """Base of all lines; the member `line` is the kind."""
 
 
 class Header(Line, frozen=True, tag="header"):
-    """The beginning of a run: what a picker needs to know to decide again as this one did.
+    """The beginning of a run: everything that a picker needs to repeat the decisions.
 
-    `config` is the text of its configuration, `hash_seed` the seed of its prompt hashes. `again`
-    when it is told anew because lines before it, maybe the header itself, were lost.
+    `config` is the text of its configuration, `hash_seed` the seed of its prompt hashes. `again`:
+    repeated because earlier lines, perhaps the header itself, were lost.
     """
 
     format_version: int
@@ -46,9 +68,9 @@ class Header(Line, frozen=True, tag="header"):
 
 
 class Config(Line, frozen=True, tag="config"):
-    """Another configuration is in use: the one of this number, of which 0 is the header's.
+    """Another configuration is in use, with this number; the header's has the number 0.
 
-    Decisions name the configuration they were made by, which need not be the latest one.
+    Decisions name the configuration that made them, which need not be the latest.
     """
 
     number: int
@@ -58,9 +80,9 @@ class Config(Line, frozen=True, tag="config"):
 
 
 class EndpointChange(Line, frozen=True, tag="endpoint"):
-    """What became of an endpoint: `joined`, `updated`, `left`, or `forgotten`.
+    """An endpoint `joined`, was `updated`, `left`, or was `forgotten`.
 
-    `forgotten` is when plugins drop what they know of it: it left, or its engine has restarted.
+    `forgotten`: plugins discard its state, because it left or its engine restarted.
     """
 
     key: str
@@ -70,9 +92,9 @@ class EndpointChange(Line, frozen=True, tag="endpoint"):
 
 
 class CandidateChange(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is new about a candidate since the last line that told of it; all of it the first time.
+    """Changes of a candidate since the last line that mentions it; everything the first time.
 
-    `metrics` is `last` when they are the last ones that are known. `attributes` are values of
+    `metrics` is `last` when they equal `last_metrics`. `attributes` are values of
     `picker.recording.values`.
     """
 
@@ -89,7 +111,7 @@ class RequestLine(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `prompts` are base64 of tokens, packed as little-endian uint32; None when they are left out,
     and then `prompt_bytes` are their lengths, four bytes a token. Headers, the salt and hashes of
-    media may be digests; see `picker.recording.privacy`.
+    media may be digests; see `picker.recording.requests`.
     """
 
     id: str
@@ -115,7 +137,7 @@ class ProfileLine(msgspec.Struct, frozen=True, omit_defaults=True):
     """Outcome of a scheduling profile.
 
     `picked` are keys of endpoints with their totals, best first; `totals` are in the order of
-    `scored`, None standing for all candidates in their order.
+    `scored`, where None means all candidates in their order.
     """
 
     picked: tuple[tuple[str, Number], ...]
@@ -124,7 +146,7 @@ class ProfileLine(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ResultLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Outcome of a decision; `endpoints` are keys with the addresses that the proxy was told."""
+    """Outcome of a decision; `endpoints` are keys with the addresses sent to the proxy."""
 
     endpoints: tuple[tuple[str, str], ...]
     primary_profile: str
@@ -133,7 +155,7 @@ class ResultLine(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RefusalLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A decision that nobody may serve; `code` is `failed` when a plugin failed instead."""
+    """A decision without an endpoint; `code` is `failed` when a plugin failed."""
 
     code: str
     message: str
@@ -141,14 +163,14 @@ class RefusalLine(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class DecisionLine(Line, frozen=True, tag="decision"):
-    """What a decision was made of, and what it was.
+    """The inputs of a decision and its outcome.
 
-    `number` is its own within the run; `again` that of the decision right before it when both are
-    of the same request (which was to try an ejected endpoint out, say), and then its findings go on
-    where those ended. `changed` are the candidates of which anything is new, `order` the keys of
-    all candidates where they are others, or in another order, than those of the decision before.
-    `findings` are values by "Type/producer"; those in `not_replayable` have a type that no
-    recording can hold. `left` says that hooks were told of it.
+    `number` counts the decisions of the run. `again` is the number of the preceding decision when
+    both are of the same request (to probe an ejected endpoint, say); its `findings` then are only
+    the new ones. `changed` are the candidates that changed, `order` the keys of all candidates if
+    they or their order differ from the preceding decision. `findings` are values by
+    "Type/producer"; those in `not_replayable` have a type that cannot be recorded. `left`: hooks
+    were called for it.
     """
 
     number: int
@@ -167,7 +189,7 @@ class DecisionLine(Line, frozen=True, tag="decision"):
 
 
 class FirstPiece(Line, frozen=True, tag="first"):
-    """The first piece of a response came, which hooks were told of."""
+    """The first piece of a response arrived, and hooks were called for it."""
 
     number: int
     at: float
@@ -176,7 +198,7 @@ class FirstPiece(Line, frozen=True, tag="first"):
 
 
 class End(Line, frozen=True, tag="end"):
-    """A request that hooks were told of is over."""
+    """A request that hooks were called for is over."""
 
     number: int
     id: str
@@ -186,13 +208,13 @@ class End(Line, frozen=True, tag="end"):
 
 
 class Lost(Line, frozen=True, tag="lost"):
-    """So many lines before this one could not be written. What candidates are is told anew."""
+    """The number of lines lost here. The lines after it repeat everything they build upon."""
 
     lines: int
 
 
 class Stop(Line, frozen=True, tag="stop"):
-    """The recording ends here on purpose: `ended` with the picker, or at its `size`."""
+    """The regular end of a recording: `ended` with the picker, or at its `size`."""
 
     reason: str
     at: float
@@ -203,8 +225,60 @@ AnyLine: TypeAlias = (
 )
 
 
+class RecordingError(PickerError):
+    """A recording that cannot be replayed; the message names the file and the line."""
+
+
+@dataclass(frozen=True, slots=True)
+class NumberedLine:
+    """A line and its number in the file, from one. `line` None: half-written, because the picker
+    died meanwhile.
+    """
+
+    number: int
+    line: AnyLine | None
+
+
+def result_line(result: SchedulingResult, candidates: Sequence[Candidate]) -> ResultLine:
+    """Return the outcome of a decision among `candidates`; used by recorder and replay alike."""
+    order = tuple([one.endpoint.key for one in candidates])
+    return ResultLine(
+        endpoints=tuple([(one.key, one.host_port) for one in result.endpoints]),
+        primary_profile=result.primary_profile,
+        profiles={name: _profile(one, order) for name, one in result.profiles.items()},
+        set_headers=dict(result.set_headers),
+    )
+
+
+def refusal_line(error: Exception) -> RefusalLine:
+    """Return why there was no outcome: a refusal, or a plugin that failed."""
+    if not isinstance(error, RefusedError):
+        return RefusalLine(FAILED, type(error).__name__)
+    reason = None if error.drop_reason is None else error.drop_reason.value
+    return RefusalLine(error.code.value, error.message, reason)
+
+
+def _profile(result: ProfileResult, order: tuple[str, ...]) -> ProfileLine:
+    scored = result.scored
+    if isinstance(scored, ScoredCandidates):
+        keys = tuple([one.endpoint.key for one in scored.candidates])
+        totals = tuple([_number(total) for total in scored.totals])
+    else:
+        keys = tuple([one.candidate.key for one in scored])
+        totals = tuple([_number(one.score) for one in scored])
+    return ProfileLine(
+        picked=tuple([(one.candidate.key, _number(one.score)) for one in result.picked]),
+        totals=totals,
+        scored=None if keys == order else keys,
+    )
+
+
+def _number(value: float) -> Number:
+    return value if math.isfinite(value) else str(value)
+
+
 def _plain(value: object) -> object:
-    # Read-only views of mappings, which msgspec does not know.
+    # msgspec does not encode read-only views of mappings.
     if hasattr(value, "keys"):
         return dict(value)  # type: ignore[call-overload]
     raise TypeError(f"a {type(value).__name__} cannot be recorded")
@@ -215,12 +289,65 @@ _DECODER: msgspec.json.Decoder[AnyLine] = msgspec.json.Decoder(AnyLine)
 
 
 def encoded(line: AnyLine) -> bytes:
-    """The line with its line break. Raises `TypeError`, `ValueError` or `OverflowError` for values
-    that JSON cannot hold.
+    """Encode with the line break. Raises `TypeError`, `ValueError` or `OverflowError` for values
+    that JSON cannot represent.
     """
     return _ENCODER.encode(line) + b"\n"
 
 
 def decoded(text: bytes) -> AnyLine:
-    """Raises `msgspec.DecodeError`, `UnicodeDecodeError`, `RecursionError` for what is no line."""
+    """Decode one line. Raises one of `UNREADABLE`."""
     return _DECODER.decode(text)
+
+
+def read_recording(path: Path) -> Iterator[NumberedLine]:
+    """Yield the lines of the file one by one.
+
+    Raises `RecordingError` for a file that cannot be read or does not begin with a header of this
+    format, and for an invalid line; only the last line of a run may be half-written.
+    """
+    try:
+        with path.open("rb") as file:
+            yield from _lines(path, file)
+    except OSError as error:
+        raise RecordingError(f"{path}: {error.strerror or error}") from error
+
+
+def _lines(path: Path, file: BinaryIO) -> Iterator[NumberedLine]:
+    number, torn = 0, None
+    while text := file.readline(MAX_LINE_BYTES):
+        number += 1
+        if len(text) >= MAX_LINE_BYTES:
+            raise RecordingError(f"{path}:{number}: longer than {MAX_LINE_BYTES} bytes")
+        try:
+            line = decoded(text.rstrip(b"\n"))
+        except UNREADABLE as error:
+            if torn is not None or number == 1 or not _may_be_torn(text, error):
+                raise _invalid(path, number, error) from error
+            torn = error
+            continue
+        if torn is not None:
+            if not isinstance(line, Header):
+                raise _invalid(path, number - 1, torn) from torn
+            yield NumberedLine(number - 1, None)
+            torn = None
+        if number == 1 and not isinstance(line, Header):
+            raise RecordingError(f"{path}:1: no recording: it does not begin with a header")
+        if isinstance(line, Header) and line.format_version != FORMAT_VERSION:
+            why = f"format {line.format_version}, this version reads {FORMAT_VERSION}"
+            raise RecordingError(f"{path}:{number}: {why}")
+        yield NumberedLine(number, line)
+    if torn is not None:
+        yield NumberedLine(number, None)
+    if not number:
+        raise RecordingError(f"{path}: empty, no recording")
+
+
+def _may_be_torn(text: bytes, error: Exception) -> bool:
+    """Check whether `text` can be the beginning of a line."""
+    return not text.endswith(b"\n") or _TRUNCATED in str(error)
+
+
+def _invalid(path: Path, number: int, error: Exception) -> RecordingError:
+    what = "no recording" if number == 1 else "no line of a recording"
+    return RecordingError(f"{path}:{number}: {what}: {error}")

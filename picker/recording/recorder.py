@@ -1,30 +1,30 @@
-"""The recorder: writes down what decisions are made of, as the director makes them.
+"""The recorder: writes the inputs and outcomes of decisions as the director makes them.
 
-Theory of operation. The director shows the recorder each attempt to schedule before and after it
-asks (before: attributes may be live views, and the decision itself adds to them). Whether the
-request then left, the decision says; so a line is written when the next thing happens. All lines
-are in the order in which plugins learned of things.
+Theory of operation. The director passes each decision to the recorder before and after it asks the
+scheduler (before: attributes may be live views, and the decision itself adds to them). Whether the
+request was then dispatched is a field of the decision, so its line is written when the next event
+happens. Lines are in the order in which plugins learned of the events.
 
-What goes wrong here is logged and costs a line, never a request.
+A failure here is logged and costs a line, never a request.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
-from typing import Any, Protocol
+from typing import Protocol
 
 from msgspec.structs import replace as changed
 
+from picker.config.build import Assembly
 from picker.decisions.decision import Decision
 from picker.decisions.steps import BoundPlugin
 from picker.framework.attributes import Attributes, DataKey
 from picker.framework.interfaces import Flight
 from picker.pool.datastore import EndpointChanges
 from picker.recording.candidates import CandidateDeltas
-from picker.recording.findings import findings_line
 from picker.recording.lines import (
     AnyLine,
     Config,
@@ -35,10 +35,11 @@ from picker.recording.lines import (
     Header,
     Lost,
     encoded,
+    refusal_line,
+    result_line,
 )
-from picker.recording.privacy import Digests, HeaderPrivacy, bounded, readable
-from picker.recording.requests import RequestLines
-from picker.recording.results import refusal_line, result_line
+from picker.recording.requests import Digests, HeaderPrivacy, RequestLines, bounded, readable
+from picker.recording.values import findings_line
 from picker.requestcontrol.pipeline import RequestPipeline
 from picker.types import Endpoint, ResponseProgress, SchedulingResult, Usage
 
@@ -49,91 +50,88 @@ _NUMBER: DataKey[int] = DataKey("Recorded", "recorder")
 
 
 class LineSink(Protocol):
-    """Where lines go; see `picker.recording.file`."""
+    """The destination of lines; see `picker.recording.file`."""
 
     @property
     def is_open(self) -> bool:
-        """Whether the recording goes on."""
+        """False once the recording has ended."""
         ...
 
     @property
     def is_broken(self) -> bool:
-        """Whether lines were lost; none are taken until `begin_anew`."""
+        """True after a loss; no lines are accepted until `begin_anew`."""
         ...
 
     def begin_anew(self) -> int:
-        """Take lines again, which need none before them; how many were lost."""
+        """Accept lines again, which need none before them; return the number of lost lines."""
         ...
 
     def write(self, line: bytes, now_seconds: float) -> None:
-        """Take a line."""
+        """Accept a line."""
         ...
 
     def lose(self, why: str, now_seconds: float) -> None:
-        """A line could not be made."""
+        """Count a line that could not be made."""
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigText:
-    """A configuration as it was loaded, and the names that it gives to profiles."""
-
-    name: str
-    text: str
-    profiles: tuple[str, ...] = ()
-
-
 class Recorder:
-    """Owns the numbers of requests and configurations, and what was told of candidates.
+    """Owns the numbers of decisions and configurations, and what was recorded of candidates.
 
     An `EndpointObserver`.
     """
 
     def __init__(
-        self, sink: LineSink, clock: Callable[[], float], digests: Digests | None = None
+        self,
+        sink: LineSink,
+        clock: Callable[[], float],
+        header: Header,
+        digests: Digests | None = None,
     ) -> None:
-        """`clock` is that of the requests."""
+        """`clock` is that of the requests. `header` begins the recording, with the configuration
+        that is put to use first.
+        """
         self._sink, self._clock = sink, clock
         self._log = _Failures(sink, clock)
-        self._digests = digests or Digests()
-        self._headers = HeaderPrivacy(self._digests)
-        self._requests = RequestLines(self._headers, self._digests, keeps_prompts=True)
+        digests = self._digests = digests or Digests()
+        self._headers = HeaderPrivacy(digests)
+        self._requests = RequestLines(self._headers, digests, keeps_prompts=header.has_prompts)
         self._numbers = count(1)
         self._deltas = CandidateDeltas()
         self._pending: tuple[DecisionLine, Decision] | None = None
-        self._header: Header | None = None  # as it is told after a loss
-        self._config = Config(0, 0.0, "", "")
+        self._header = header
+        self._config = Config(0, header.started_at, "", "")
+        self._in_use: Assembly | None = None
 
-    # What is recorded
+    # Events
 
-    def begin(self, header: Header, profiles: Sequence[str]) -> None:
-        """The picker starts, with these scheduling profiles."""
-        self._requests = RequestLines(
-            self._headers, self._digests, keeps_prompts=header.has_prompts
-        )
-        self._headers.know_names(profiles)
-        self._config = Config(0, header.started_at, header.config_name, header.config)
-        self._header = changed(header, again=True)
-        self._write(header)
-
-    def configured(self, config: ConfigText) -> None:
-        """Another configuration is in use."""
-        self._settle()
-        self._headers.know_names(config.profiles)
-        number = self._config.number + 1
-        self._config = Config(number, self._clock(), config.name, config.text)
-        self._write(self._config)
-
-    def recorded(self, pipeline: RequestPipeline) -> RequestPipeline:
-        """`pipeline`, of the configuration in use, with everything it decides written down."""
+    def recorded(self, assembly: Assembly, pipeline: RequestPipeline) -> RequestPipeline:
+        """Put `assembly` to use; return its `pipeline` with all decisions recorded."""
+        if assembly is not self._in_use:
+            self._configured(assembly)
         recorder = _PipelineRecorder(self, self._config.number)
         if not pipeline.response_progress:
             return replace(pipeline, recorder=recorder)
         progress = (*pipeline.response_progress, BoundPlugin(recorder))
         return replace(pipeline, recorder=recorder, response_progress=progress)
 
+    def _configured(self, assembly: Assembly) -> None:
+        self._settle()
+        self._headers.know_names(assembly.profiles)
+        is_first, self._in_use = self._in_use is None, assembly
+        loaded, old = assembly.loaded, self._config
+        name, text = readable(loaded.source.name), loaded.content.decode()
+        if is_first:
+            self._config = changed(old, name=name, config=text)
+            header = changed(self._header, config_name=name, config=text)
+            self._header = changed(header, again=True)  # repeated after a loss
+            self._write(header)
+        else:
+            self._config = Config(old.number + 1, self._clock(), name, text)
+            self._write(self._config)
+
     def endpoints_changed(self, changes: EndpointChanges) -> None:
-        """The pool has changed."""
+        """Record the changes of the pool."""
         self._settle()
         self._headers.know_endpoints((*changes.added, *changes.updated), changes.removed)
         for endpoint in changes.removed:
@@ -145,23 +143,23 @@ class Recorder:
             self._endpoint(endpoint.key, "updated", endpoint)
 
     def endpoint_removed(self, key: str) -> None:
-        """Plugins forget the endpoint."""
+        """Record that plugins discard the state of the endpoint."""
         self._settle()
         self._endpoint(key, "forgotten")
 
-    def settle(self) -> None:
-        """Write what may still be held back."""
+    def flush(self) -> None:
+        """Write the pending line."""
         self._settle()
 
     # Decisions
 
     @property
     def is_recording(self) -> bool:
-        """Whether it is worth to look."""
+        """False once the recording has ended."""
         return self._sink.is_open
 
     def scheduling(self, decision: Decision, config: int) -> None:
-        """The scheduler of configuration `config` is about to be asked."""
+        """Take the inputs of a decision by configuration `config`, before the scheduler runs."""
         self._settle()
         if self._sink.is_broken:
             self._begin_anew()
@@ -191,11 +189,11 @@ class Recorder:
             log.exception(error)
 
     def scheduled(self, decision: Decision, said: SchedulingResult | Exception) -> None:
-        """The scheduler has answered, or failed."""
+        """Take the outcome: the result, or the failure."""
         pending, log = self._pending, self._log
         if pending is None or pending[1] is not decision:
             return
-        self._pending = None  # a line without its outcome is none
+        self._pending = None  # no line without its outcome
         try:
             if isinstance(said, Exception):
                 line = changed(pending[0], refusal=refusal_line(said))
@@ -206,7 +204,7 @@ class Recorder:
             log.exception(error)
 
     def first_piece(self, attributes: Attributes, progress: ResponseProgress) -> None:
-        """The response of a recorded request begins."""
+        """Record the beginning of a response."""
         number = attributes.get(_NUMBER)
         if number is not None:
             self._settle()
@@ -214,7 +212,7 @@ class Recorder:
             self._write(FirstPiece(number, at, size, progress.is_last))
 
     def finished(self, decision: Decision) -> None:
-        """A request that hooks were told of is over."""
+        """Record the end of a request that hooks were called for."""
         attributes, cause = decision.attributes, decision.cause
         number = None if attributes is None else attributes.get(_NUMBER)
         if number is not None and cause is not None:
@@ -238,9 +236,8 @@ class Recorder:
         if not sink.is_open:
             return
         try:
-            if sink.is_broken and not isinstance(
-                line, DecisionLine
-            ):  # that builds upon what is lost
+            # A decision builds upon the lost lines.
+            if sink.is_broken and not isinstance(line, DecisionLine):
                 self._begin_anew()
             sink.write(encoded(line), self._clock())
         except Exception as error:
@@ -250,30 +247,27 @@ class Recorder:
         lost = self._sink.begin_anew()
         self._deltas = CandidateDeltas()
         now = self._clock()
-        if self._header is not None:  # it may be what was lost
-            self._sink.write(encoded(self._header), now)
-        self._sink.write(encoded(Lost(lost)), now)
-        self._sink.write(encoded(self._config), now)
+        for line in (self._header, Lost(lost), self._config):  # the header may be lost too
+            self._sink.write(encoded(line), now)
 
 
 class _Failures:
-    """Tells of lines that could not be made, with moderation, and breaks the recording off."""
+    """Log lines that could not be made, at most one each `LOG_INTERVAL_SECONDS`; mark the loss."""
 
     def __init__(self, sink: LineSink, clock: Callable[[], float]) -> None:
         self._sink, self._clock = sink, clock
-        self._told_at: float | None = None
+        self._logged_at: float | None = None
 
     def exception(self, error: Exception) -> None:
-        """A line is lost for this reason."""
         now = self._clock()
-        if self._told_at is None or now - self._told_at > LOG_INTERVAL_SECONDS:
-            self._told_at = now
+        if self._logged_at is None or now - self._logged_at > LOG_INTERVAL_SECONDS:
+            self._logged_at = now
             logger.error("a decision cannot be recorded", exc_info=error)
         self._sink.lose("a line could not be made", now)
 
 
 class _PipelineRecorder:
-    """The recorder as the pipeline of one configuration has it; a `ResponseProgressHook` too."""
+    """The `DecisionRecorder` and `ResponseProgressHook` of one configuration's pipeline."""
 
     def __init__(self, recorder: Recorder, config: int) -> None:
         self._recorder = recorder
@@ -282,15 +276,15 @@ class _PipelineRecorder:
 
     @property
     def is_recording(self) -> bool:
-        """Whether the recording goes on."""
+        """False once the recording has ended."""
         return self._recorder.is_recording
 
     def scheduling(self, decision: Decision) -> None:
-        """The scheduler is about to be asked."""
+        """Take the inputs of a decision."""
         self._recorder.scheduling(decision, self._config)
 
     def response_progress(self, flight: Flight, progress: ResponseProgress) -> None:
-        """A piece of the response has come; the first one is of interest."""
+        """Record the first piece of a response."""
         if progress.is_first:
             self._recorder.first_piece(flight.attributes, progress)
 
@@ -298,7 +292,7 @@ class _PipelineRecorder:
 def _bounded(usage: Usage | None) -> Usage | None:
     if usage is None:
         return None
-    cached: Any = usage.cached_tokens
+    cached = usage.cached_tokens
     return Usage(
         bounded(usage.prompt_tokens),
         bounded(usage.completion_tokens),

@@ -1,12 +1,12 @@
-"""Decides again what a recording holds, with the picker's own code.
+"""Repeat the decisions of a recording with the picker's own code.
 
-Theory of operation. Every line is taken in its order. A configuration is built as the picker builds
-it: plugins whose entries have not changed go on with their state. A decision's candidates, findings
-and seed are put together again, the scheduler of the configuration that decided is asked, and where
-the request left, hooks are told, and told again of the response and of the end at the times that
-were recorded; endpoints that left are forgotten. So what plugins remember comes about as it did.
+Theory of operation. Lines are processed in their order. A configuration is built as the picker
+builds it: plugins with unchanged entries retain their state. For a decision, its candidates,
+findings and seed are restored and the scheduler of the configuration that made it runs; if the
+request left, hooks are called, and called again for the response and the end at the recorded times;
+endpoints that left are forgotten. So the state of plugins evolves as it did.
 
-With another configuration that one alone is built, once for each run, and decides everything.
+Another configuration, if given, is built once for each run and makes all decisions.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from picker.framework.services import NoHttp, Services
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.prefix.match import MATCH_INFO, PrefixCacheMatchInfo
 from picker.recording.candidates import CandidateMemory
-from picker.recording.findings import findings_of
 from picker.recording.lines import (
     Config,
     DecisionLine,
@@ -41,26 +40,29 @@ from picker.recording.lines import (
     FirstPiece,
     Header,
     Lost,
+    NumberedLine,
+    RecordingError,
     RefusalLine,
     ResultLine,
     Stop,
+    refusal_line,
+    result_line,
 )
-from picker.recording.reading import NumberedLine, RecordingError
 from picker.recording.requests import request_of
-from picker.recording.results import refusal_line, result_line
 from picker.recording.sources import FindingSources, finding_sources
+from picker.recording.values import findings_of
 from picker.requestcontrol import admission
 from picker.requestcontrol.director import ask_hooks
 from picker.requestcontrol.plugin_log import PluginLog
 from picker.types import FinishCause, InferenceRequest, ResponseProgress
 
-# What plugins trip over when a recording holds values of types that they never see.
+# Raised by plugins when a recording contains values of unexpected types.
 _MISTAKES = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
 class OtherConfig:
-    """A configuration to decide by instead of the recorded ones; `name` is how messages call it."""
+    """A configuration to use instead of the recorded ones; `name` is for messages."""
 
     content: bytes
     name: str
@@ -69,10 +71,10 @@ class OtherConfig:
 
 @dataclass(frozen=True, slots=True)
 class Redecided:
-    """A decision and what it is now. `line` is its number in the file.
+    """A decision, recorded and repeated. `line` is its number in the file.
 
-    The matched tokens are those of the prompt that were thought to be cached at the endpoint that
-    the request was sent to, and at the one it would be sent to now.
+    The matched tokens are those of the prompt that were expected in the cache of the endpoint: of
+    the recorded one, and of the one chosen now.
     """
 
     line: int
@@ -85,14 +87,14 @@ class Redecided:
 
     @property
     def is_identical(self) -> bool:
-        """Whether everything is as it was: endpoints, their order, every total, every refusal."""
+        """True if endpoints, their order, every total and every refusal are equal."""
         before = self.recorded.result or self.recorded.refusal
         return self.outcome == before and self.left == self.recorded.left
 
 
 @dataclass(slots=True)
 class _Generation:
-    """A configuration of a run, as it was recorded; what is used instead, and its findings."""
+    """A recorded configuration, the one used instead, and the sources of findings."""
 
     text: str
     recorded: Assembly
@@ -102,7 +104,7 @@ class _Generation:
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """The decision that was made last; the next one may be of the same request."""
+    """The last decision; the next may be of the same request."""
 
     number: int
     request: InferenceRequest
@@ -113,7 +115,7 @@ class _Attempt:
 
 @dataclass(slots=True)
 class _Run:
-    """What is remembered while the lines of one run are taken."""
+    """The state of a replay between two lines of one run."""
 
     header: Header
     generations: dict[int, _Generation] = field(default_factory=dict)
@@ -126,10 +128,10 @@ class _Run:
 
 
 class Replay:
-    """Decides the lines of one recording again. Owns everything that plugins remember meanwhile."""
+    """Repeats the decisions of one recording. Owns the plugins and their state."""
 
     def __init__(self, path: str, other: OtherConfig | None = None) -> None:
-        """`path` is how messages call the recording."""
+        """`path` is for messages."""
         self._path = path
         self._other = other
         self._run: _Run | None = None
@@ -140,14 +142,14 @@ class Replay:
 
     @property
     def notes(self) -> Mapping[str, int]:
-        """What cannot be as it was, and how often that occurred."""
+        """The limits of this replay as sentences, each with its number of occurrences."""
         return dict(self._notes)
 
     def decisions(self, lines: Iterable[NumberedLine]) -> Iterator[Redecided]:
-        """Take the lines in their order and tell of every decision.
+        """Process the lines in their order; yield every decision.
 
-        Raises `RecordingError` for a line that makes no sense where it stands, and for a recorded
-        configuration that cannot be used; `ConfigError` for the other configuration.
+        Raises `RecordingError` for an inconsistent line and for a recorded configuration that
+        cannot be used; `ConfigError` for the other configuration.
         """
         for numbered in lines:
             self._line = numbered.number
@@ -161,7 +163,7 @@ class Replay:
     def _take(self, numbered: NumberedLine) -> Redecided | None:
         line = numbered.line
         if line is None:
-            self._notes[f"line {numbered.number} was only half written"] += 1
+            self._notes[f"line {numbered.number} is half-written"] += 1
             return None
         if isinstance(line, Header):
             self._begin(line)
@@ -188,7 +190,7 @@ class Replay:
                 self._ended(run, line)
             case Lost():
                 run.has_losses = True
-                text = "lines were lost while recording; what follows need not be as it was"
+                text = "lines were lost while recording; later decisions may differ"
                 self._notes[text] += line.lines
             case Stop(reason="size"):
                 self._notes["the recording ends where its file reached its size"] += 1
@@ -197,7 +199,7 @@ class Replay:
 
     def _begin(self, header: Header) -> None:
         if header.again and self._run is not None and _is_alike(self._run.header, header):
-            return  # the run goes on
+            return  # the run continues
         self.runs += 1
         self._run = run = _Run(header)
         if not header.has_prompts:
@@ -208,11 +210,11 @@ class Replay:
         known = run.generations.get(line.number)
         if known is not None and known.text == line.config:
             run.current = line.number
-            return  # told again after a loss
+            return  # repeated after a loss
         if line.number <= run.current and not run.has_losses:
             raise ValueError(f"configuration {line.number} comes after {run.current}")
         if self._other is not None:
-            self._notes["a change of the configuration that was recorded does not count"] += 1
+            self._notes["a recorded change of the configuration is ignored"] += 1
         self._add(run, line.number, line.config, line.name)
 
     def _add(self, run: _Run, number: int, text: str, name: str) -> None:
@@ -253,13 +255,13 @@ class Replay:
             self._notes[f"{name} is of a type that no recording can hold"] += 1
         candidates = run.candidates.after(line.changed, line.order)
         if generation is None:
-            self._notes["decided by a configuration that was lost, and not decided again"] += 1
+            self._notes["decided by a configuration that was lost, and not repeated"] += 1
             return None
         shown = generation.sources.candidates(candidates)
         recorded = findings_of(line.findings)
         last = run.last
         if last is not None and last.number == line.again:
-            if last.left:  # now; there is no need for another attempt
+            if last.left:  # now, so it needs no other attempt
                 return None
             request, recorded, attributes = last.request, last.recorded, last.attributes
         else:
@@ -284,15 +286,17 @@ class Replay:
         generation: _Generation,
         shown: tuple[InferenceRequest, Any, Attributes],
     ) -> tuple[ResultLine | RefusalLine, bool]:
-        """What is decided now, and whether the request leaves."""
+        """Decide; return the outcome, and whether the request leaves."""
         used, log, (request, candidates, attributes) = generation.used, self._log, shown
         try:
             rng = Random(line.seed)
-            result = used.scheduler.plugin.schedule(request, candidates, attributes, rng, [])
+            result = used.pipeline.scheduler.plugin.schedule(
+                request, candidates, attributes, rng, []
+            )
         except RefusedError as refusal:
             return refusal_line(refusal), False
         except Exception as error:
-            log.exception(used.scheduler.name, error, "the decision failed")
+            log.exception(used.pipeline.scheduler.name, error, "the decision failed")
             return refusal_line(error), False
         outcome = result_line(result, candidates)
         flight = Flight(request, result, attributes)
@@ -302,9 +306,9 @@ class Replay:
             admission.refuse_if_not_cached(request, result, attributes)
         except RefusedError:
             return outcome, False
-        with suppress(RefusedError):  # as when a picker decides: the end of the request follows
-            ask_hooks(used.hooks, flight, [], _no_time, log)
-        if line.left:  # else nothing would ever tell of its end
+        with suppress(RefusedError):  # as in the picker: the end of the request follows
+            ask_hooks(used.pipeline.hooks, flight, [], _no_time, log)
+        if line.left:  # otherwise no line reports its end
             run.flights[line.number] = (generation, flight)
         return outcome, True
 
@@ -322,11 +326,11 @@ class Replay:
             return
         (generation, flight), log = known, self._log
         progress = ResponseProgress(line.at, line.num_bytes, None, True, line.is_last)
-        for hook in generation.used.response_progress:
+        for hook in generation.used.pipeline.response_progress:
             try:
                 hook.plugin.response_progress(flight, progress)
             except Exception as error:
-                log.exception(hook.name, error, "the replay goes on without it")
+                log.exception(hook.name, error, "the replay continues without it")
 
     def _ended(self, run: _Run, line: End) -> None:
         cause, log = FinishCause(line.cause), self._log
@@ -335,16 +339,16 @@ class Replay:
             self._unknown(run, line.number)
             return
         generation, flight = known
-        for hook in generation.used.request_ends:
+        for hook in generation.used.pipeline.request_ends:
             try:
                 hook.plugin.request_ended(flight, cause, line.usage, line.at)
             except Exception as error:
-                log.exception(hook.name, error, "what it holds of the request may stay held")
+                log.exception(hook.name, error, "what it holds for the request may not be released")
 
     def _unknown(self, run: _Run, number: int) -> None:
-        """Something came of a request that is not under way here."""
+        """Accept an event of a request that is not under way in this replay."""
         if number > run.decided and not run.has_losses:
-            raise ValueError(f"nothing was decided about the request {number}")
+            raise ValueError(f"there is no decision {number}")
 
     def _wrong(self, text: str) -> RecordingError:
         return RecordingError(f"{self._path}:{self._line}: {text}")
@@ -373,14 +377,14 @@ def _no_time() -> float:
 
 
 def _is_alike(one: Header, other: Header) -> bool:
-    """Whether they begin the same run, told again or not."""
+    """Compare but for `again`: do both begin the same run?"""
     return changed(one, again=other.again) == other
 
 
 def _matched(
     attributes: Attributes, outcome: ResultLine | RefusalLine | None, request: InferenceRequest
 ) -> int:
-    """Tokens of the prompt that the endpoint of the outcome was thought to have."""
+    """Count the tokens of the prompt expected in the cache of the outcome's endpoint."""
     if not isinstance(outcome, ResultLine) or not outcome.endpoints:
         return 0
     key = outcome.endpoints[0][0]

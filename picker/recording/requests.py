@@ -1,22 +1,109 @@
-"""Requests ↔ what a recording holds of them."""
+"""Requests ↔ lines of a recording: plain text, or only a digest.
+
+Decisions mostly just compare the values of headers (same session?), so a digest suffices. Its key
+is random for each run and not stored: a digest cannot be reversed by guessing, and digests of two
+runs have nothing in common.
+
+Plain text are the headers that decisions read by value, and values that the pool or the
+configuration itself has: a label, an address, the token of an endpoint, the name of a profile.
+Credentials and cookies never are.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+
 from picker.recording.lines import RequestLine
-from picker.recording.privacy import (
-    Digests,
-    HeaderPrivacy,
-    bounded,
-    private_features,
-    readable,
-)
-from picker.types import Api, InferenceRequest, ParsedBody
+from picker.requestcontrol.headers import PICKER_OWNED, REQUEST_ID
+from picker.types import Api, Endpoint, InferenceRequest, MultiModalFeature, ParsedBody
 
 MAX_PROMPT_BYTES = 2**28
+DIGEST_BYTES = 12
+MAX_REMEMBERED = 4096  # digests of recurring values
+MAX_REMEMBERED_LENGTH = 1024  # clients may send salts of megabytes, each a different one
+DIGEST_MARK = "digest:"
+
+_PATH = ":path"
+_PLAIN = frozenset((*PICKER_OWNED, REQUEST_ID, "content-type", "prefer", ":method", _PATH))
+_SECRET = frozenset(
+    ("authorization", "proxy-authorization", "cookie", "set-cookie", "x-api-key", "api-key")
+)
+
+
+class Digests:
+    """Replace texts by keyed digests: equal texts have equal ones. Owns the key and a cache."""
+
+    def __init__(self, key: bytes | None = None) -> None:
+        self._key = secrets.token_bytes(32) if key is None else key
+        self._made: dict[str, str] = {}
+
+    def of(self, text: str) -> str:
+        """Return the digest of `text`; the empty text and blanks are returned unchanged."""
+        if not text.strip():
+            return text
+        known = self._made.get(text)
+        if known is None:
+            data = text.encode(errors="surrogatepass")
+            made = hashlib.blake2b(data, digest_size=DIGEST_BYTES, key=self._key)
+            known = DIGEST_MARK + made.hexdigest()
+            if len(text) <= MAX_REMEMBERED_LENGTH:
+                if len(self._made) >= MAX_REMEMBERED:
+                    self._made.clear()
+                self._made[text] = known
+        return known
+
+
+class HeaderPrivacy:
+    """Make headers fit to be recorded. Owns the values that are public."""
+
+    def __init__(self, digests: Digests) -> None:
+        self._digests = digests
+        self._names: frozenset[str] = frozenset()
+        self._of_endpoints: dict[str, frozenset[str]] = {}
+        self._public: frozenset[str] = frozenset()
+
+    def know_names(self, names: Iterable[str]) -> None:
+        """Treat these names of the configuration (of profiles) as public."""
+        self._names = frozenset(names)
+        self._renew()
+
+    def know_endpoints(self, joined: Iterable[Endpoint], left: Iterable[Endpoint] = ()) -> None:
+        """Treat the addresses, labels and tokens of the pool's endpoints as public."""
+        for endpoint in left:
+            self._of_endpoints.pop(endpoint.key, None)
+        for endpoint in joined:
+            token = base64.b64encode(endpoint.key.encode(errors="surrogatepass")).decode()
+            addresses = (endpoint.key, endpoint.address, endpoint.host_port)
+            words = frozenset((*addresses, token, *endpoint.labels.values()))
+            self._of_endpoints[endpoint.key] = words
+        self._renew()
+
+    def of(self, headers: Mapping[str, str]) -> dict[str, str]:
+        """Return the headers as a recording may hold them."""
+        return {readable(name): self._value(name, value) for name, value in headers.items()}
+
+    def _value(self, name: str, value: str) -> str:
+        if name in _PLAIN:
+            return readable(value.partition("?")[0] if name == _PATH else value)
+        if name not in _SECRET and self._is_public(value):
+            return readable(value)
+        return self._digests.of(value)
+
+    def _is_public(self, value: str) -> bool:
+        """Check for a public value, or a list of public values."""
+        if "," not in value:
+            return value.strip() in self._public
+        return all(part.strip() in self._public for part in value.split(","))
+
+    def _renew(self) -> None:
+        self._public = self._names.union(*self._of_endpoints.values())
 
 
 class RequestLines:
-    """Makes lines of requests. With `keeps_prompts` they hold the prompts."""
+    """Make lines of requests. With `keeps_prompts` they contain the prompts."""
 
     def __init__(self, headers: HeaderPrivacy, digests: Digests, *, keeps_prompts: bool) -> None:
         self._headers = headers
@@ -24,7 +111,7 @@ class RequestLines:
         self._keeps_prompts = keeps_prompts
 
     def of(self, request: InferenceRequest) -> RequestLine:
-        """What may be told of `request`."""
+        """Return the part of `request` that may be recorded."""
         body, limit, keeps = request.body, request.body.max_output_tokens, self._keeps_prompts
         features = private_features(request.features, self._digests)
         own_features = None
@@ -52,8 +139,8 @@ class RequestLines:
 
 
 def request_of(line: RequestLine) -> InferenceRequest:
-    """The request as the scheduler is shown it. Left out prompts are as long as they were, and
-    empty of meaning. Raises `ValueError` for an API that nobody knows.
+    """Restore the request as the scheduler saw it. Prompts that were left out have their original
+    length and no content. Raises `ValueError` for an unknown API or an impossible length.
     """
     prompts = line.prompts
     if prompts is None:
@@ -83,3 +170,31 @@ def request_of(line: RequestLine) -> InferenceRequest:
         fairness_id=line.fairness_id,
         received_at_seconds=line.received_at,
     )
+
+
+def private_features(
+    features: Sequence[Sequence[MultiModalFeature]], digests: Digests
+) -> tuple[tuple[MultiModalFeature, ...], ...]:
+    """Return the items of prompts with digests of their content."""
+    return tuple(
+        tuple(
+            MultiModalFeature(
+                readable(one.modality),
+                digests.of(one.content_hash),
+                bounded(one.offset),
+                bounded(one.length),
+            )
+            for one in prompt
+        )
+        for prompt in features
+    )
+
+
+def readable(text: str) -> str:
+    """Replace lone surrogates, which JSON strings of clients may contain and files may not."""
+    return text if text.isascii() else text.encode(errors="replace").decode()
+
+
+def bounded(value: int) -> int:
+    """Limit `value` to the range of JSON readers; anything beyond exceeds every limit anyway."""
+    return max(-(2**62), min(value, 2**62))

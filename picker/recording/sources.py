@@ -1,12 +1,12 @@
-"""Where a replay takes the findings of a decision from: the recording, or its producers.
+"""The source of each finding in a replay: the recording, or the producer.
 
-A finding is taken as it was recorded while the entry of its producer (type and parameters), and
-those of all producers whose findings that one reads, are the same in the configuration that is
-replayed. Else the producer is run, if all that it needs is in the recording; what cannot be run is
-told, and the recorded findings stand in.
+A recorded finding is used if the entry of its producer (type and parameters), and those of all
+producers whose findings that one reads, are the same in the replayed configuration. Otherwise the
+producer runs, if the recording contains all its inputs; if not, a note says so and the recorded
+findings apply.
 
-Producers whose findings are recorded are run beside, where they can be: they note for themselves
-what they looked up, and learn from it when the request leaves.
+Producers whose recorded findings are used run as well if they can: they remember what they looked
+up, and learn from it when the request leaves.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from picker.framework.interfaces import (
 )
 from picker.plugins.producers.session_id_producer import SessionIdProducerParameters
 from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
-from picker.recording.findings import OWN_NOTES
+from picker.recording.values import OWN_NOTES
 from picker.requestcontrol.plugin_log import PluginLog
 from picker.types import Candidate, Endpoint, InferenceRequest
 
 Describe = Callable[[Endpoint], Mapping[str, Any]]
-_STANDS_IN = "what was recorded stands in"
+_APPLIES = "the recorded data applies"
 _BEFORE_SCHEDULING = (Admitter, RequestProcessor, Screener)
 
 
 @dataclass(frozen=True, slots=True)
 class FindingSources:
-    """Fills the findings of decisions. `notes` say what is not as one might think."""
+    """Supplies the findings of decisions. `notes` are for the user: they name the limits."""
 
     notes: tuple[str, ...]
     _recorded_producers: frozenset[str]
@@ -57,7 +57,7 @@ class FindingSources:
     _described: dict[str, tuple[Candidate, Candidate]] = field(default_factory=dict)
 
     def candidates(self, candidates: tuple[Candidate, ...]) -> Sequence[Candidate]:
-        """With the attributes that the configuration gives them."""
+        """Add the attributes that the replayed configuration describes."""
         if not self._describers:
             return candidates
         return [self._with_attributes(one) for one in candidates]
@@ -65,7 +65,7 @@ class FindingSources:
     def fill(
         self, recorded: Attributes, request: InferenceRequest, candidates: Sequence[Candidate]
     ) -> tuple[Attributes, InferenceRequest]:
-        """The findings that the scheduler is shown, and the request as producers leave it."""
+        """Return the findings for the scheduler, and the request as producers change it."""
         attributes = Attributes()
         for key, value in recorded.items():
             if key.producer in self._recorded_producers or str(key) in self._recorded_keys:
@@ -78,7 +78,7 @@ class FindingSources:
                 seen = producer.scoped(attributes)
                 request = producer.plugin.produce(request, candidates, seen)
             except Exception as error:
-                log.exception(producer.name, error, "scheduling goes on with what is known")
+                log.exception(producer.name, error, "scheduling continues with the other findings")
                 break
         return attributes, request
 
@@ -89,14 +89,14 @@ class FindingSources:
         candidates: Sequence[Candidate],
         attributes: Attributes,
     ) -> None:
-        """Let `producer` note what it needs for itself; its findings do not count."""
+        """Run `producer` for its own notes; its findings are discarded."""
         beside, log = Attributes(), self._log
         for key, value in attributes.items():
             beside[key] = value
         try:
             producer.plugin.produce(request, candidates, producer.scoped(beside))
         except Exception as error:
-            log.exception(producer.name, error, "its memory may differ from what it was")
+            log.exception(producer.name, error, "its state may differ from the original")
         for key, value in beside.items():
             if key.data_type in OWN_NOTES:
                 attributes[key] = value
@@ -117,24 +117,24 @@ class FindingSources:
 def finding_sources(
     recorded: Assembly, used: Assembly, *, has_prompts: bool, log: PluginLog
 ) -> FindingSources:
-    """How `used` gets the findings of decisions that `recorded` made."""
+    """Plan how `used` gets the findings of decisions that `recorded` made."""
     plan = _Plan(recorded, used, has_prompts)
-    kept: list[Instance] = []
+    unchanged: list[Instance] = []
     run: list[BoundPlugin[Any]] = []
     beside: list[BoundPlugin[Any]] = []
-    for producer in used.producers:
+    for producer in used.pipeline.producers:
         instance = used.instances[producer.name]
         reason = plan.obstacle(instance)
         if plan.is_unchanged(instance):
-            kept.append(instance)
+            unchanged.append(instance)
             if reason is None and isinstance(producer.plugin, DataProducer):
                 beside.append(producer)
         elif reason is None and isinstance(producer.plugin, DataProducer):
             run.append(producer)
-            plan.note(instance, "is not as it was recorded: it is run")
+            plan.note(instance, "has changed since the recording: it runs")
         else:
-            kept.append(instance)
-            plan.note(instance, f"is not as it was recorded, but {reason}: {_STANDS_IN}")
+            unchanged.append(instance)
+            plan.note(instance, f"has changed since the recording, but {reason}: {_APPLIES}")
     others = {
         one.name
         for one in used.instances.values()
@@ -142,8 +142,8 @@ def finding_sources(
     }
     return FindingSources(
         notes=(*plan.notes, *_beyond_findings(plan, used)),
-        _recorded_producers=frozenset({one.name for one in kept} | others),
-        _recorded_keys=frozenset(str(key) for one in kept for key in _made_by(one)),
+        _recorded_producers=frozenset({one.name for one in unchanged} | others),
+        _recorded_keys=frozenset(str(key) for one in unchanged for key in _made_by(one)),
         _beside=tuple(beside),
         _run=tuple(run),
         _describers=tuple(
@@ -156,7 +156,7 @@ def finding_sources(
 
 
 class _Plan:
-    """Knows what has changed, and what stands in the way. Owns the notes."""
+    """Compares two configurations. Owns the notes."""
 
     def __init__(self, recorded: Assembly, used: Assembly, has_prompts: bool) -> None:
         self._recorded, self._used = recorded, used
@@ -166,11 +166,11 @@ class _Plan:
         self.notes: list[str] = []
 
     def note(self, instance: Instance, text: str) -> None:
-        """Tell this of a plugin."""
+        """Add a note about a plugin."""
         self.notes.append(f"'{instance.name}' {text}")
 
     def is_unchanged(self, instance: Instance) -> bool:
-        """Whether its entry, and those of the producers it reads from, are as they were."""
+        """Check its entry and those of the producers it reads from."""
         known = self._unchanged.get(instance.name)
         if known is not None:
             return known
@@ -185,12 +185,12 @@ class _Plan:
         return same
 
     def obstacle(self, instance: Instance) -> str | None:
-        """Why the producer cannot be run on what is recorded; None: it can."""
+        """Explain why the producer cannot run on a recording; None: it can."""
         plugin = instance.plugin
         if isinstance(plugin, AsyncDataProducer):
-            return "it asks others, which a replay does not"
+            return "it calls another server, which a replay does not"
         if isinstance(plugin, KvEventConsumer):
-            return "it hears engines, of which nothing is recorded"
+            return "it subscribes to KV events, which are not recorded"
         if TOKENIZED_PROMPT in _made_by(instance):
             return "it reads bodies, which are not recorded"
         parameters = instance.parameters
@@ -204,17 +204,17 @@ class _Plan:
         if not self._has_prompts:
             return "it needs the prompts, which were left out"
         if TOKENIZED_PROMPT not in _makers(self._recorded):
-            return "it needs prompts, which nobody made when this was recorded"
+            return "it needs prompts, which no producer made when this was recorded"
         return None
 
 
 def _beyond_findings(plan: _Plan, used: Assembly) -> Iterable[str]:
-    """What of the configuration the recording holds no answer to."""
+    """Note the changed plugins whose effect a replay cannot show."""
     for one in used.instances.values():
         if plan.is_unchanged(one):
             continue
         if hasattr(one.plugin, "extract"):
-            yield f"'{one.name}' reads pages of endpoints: {_STANDS_IN}"
+            yield f"'{one.name}' reads pages of endpoints: {_APPLIES}"
         if isinstance(one.plugin, _BEFORE_SCHEDULING):
             yield f"'{one.name}' acts before scheduling, which is not replayed"
 
@@ -233,5 +233,5 @@ def _consumed_by(instance: Instance) -> tuple[DataKey[Any], ...]:
 
 def _read_by(instance: Instance) -> tuple[DataKey[Any], ...]:
     plugin = instance.plugin
-    wished = plugin.may_consume if isinstance(plugin, MayConsumeData) else ()
-    return (*_consumed_by(instance), *wished)
+    optional = plugin.may_consume if isinstance(plugin, MayConsumeData) else ()
+    return (*_consumed_by(instance), *optional)

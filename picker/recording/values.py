@@ -1,10 +1,10 @@
-"""Findings ↔ JSON, so that they come back as they were.
+"""Findings of producers ↔ JSON that restores them exactly.
 
-Texts, finite floats, whole numbers of 64 bits, true, false and null stand for themselves,
-everything else is a list that begins with its kind:
+Text, finite floats, 64-bit integers, true, false and null represent themselves; everything else is
+a list that begins with its kind:
 
     ["()", …]  ["[]", …]  ["frozenset", …]      sequences
-    ["{}", {…}]                                 a mapping with texts as keys
+    ["{}", {…}]                                 a mapping with text keys
     ["pairs", [key, value], …]                  any other mapping
     ["float", "nan"]  ["int", "…"]  ["bytes", "base64"]
     ["PrefixCacheMatchInfo", field, …]          a type of `KNOWN`, its fields in order
@@ -21,6 +21,11 @@ from types import MappingProxyType
 from typing import Any
 
 from picker.framework.attributes import (
+    AGENT_IDENTITY,
+    PEER_ENDPOINT,
+    SESSION_ID,
+    Attributes,
+    DataKey,
     EncoderMatch,
     EndpointLoad,
     InFlightLoad,
@@ -29,7 +34,17 @@ from picker.framework.attributes import (
     Topology,
 )
 from picker.prefix.match import PrefixCacheMatchInfo
-from picker.recording.lines import Number
+from picker.recording.requests import Digests
+
+# Findings that a producer makes for itself, to know later what it looked up: no decision reads
+# them, and a replay makes them again.
+OWN_NOTES = frozenset(
+    ("BlockHashes", "BlockKeys", "InFlightHold", "LatencyFeatures", "P2pSources", "Span")
+)
+# Made during the decision itself, so a replay makes them again.
+_OF_SCHEDULING = frozenset((PEER_ENDPOINT, "Recorded", "SessionSeen"))
+# Ids that may be secrets of clients; decisions only compare them.
+_IDENTITIES = frozenset((AGENT_IDENTITY, SESSION_ID))
 
 _TYPES: tuple[type[Any], ...] = (
     EncoderMatch,
@@ -62,11 +77,44 @@ _INT_LIMIT = 2**63
 
 
 class NotReplayableError(TypeError):
-    """A value of a type that no recording can hold; the message names the type."""
+    """A value of a type that a recording cannot represent; the message names the type."""
+
+
+def findings_line(
+    attributes: Attributes, digests: Digests
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return findings by "Type/producer", and the names of those that cannot be recorded."""
+    recorded: dict[str, Any] = {}
+    left_out = []
+    for key, value in attributes.items():
+        data_type = key.data_type
+        if data_type in OWN_NOTES or data_type in _OF_SCHEDULING:
+            continue
+        try:
+            if "/" in data_type:
+                raise NotReplayableError(data_type)
+            if data_type in _IDENTITIES and isinstance(value, str):
+                value = digests.of(value)
+            recorded[str(key)] = recordable(value)
+        except NotReplayableError:
+            left_out.append(str(key))
+    return recorded, tuple(left_out)
+
+
+def findings_of(line: Mapping[str, Any]) -> Attributes:
+    """Restore the findings of a line, in their order. Raises `ValueError`."""
+    attributes = Attributes()
+    for name, value in line.items():
+        data_type, slash, producer = name.partition("/")
+        if not slash:
+            raise ValueError(f"the finding '{name}' names no producer")
+        key: DataKey[Any] = DataKey(data_type, producer)
+        attributes[key] = restored(value)
+    return attributes
 
 
 def recordable(value: Any) -> Any:
-    """`value` for JSON. Raises `NotReplayableError`."""
+    """Return `value` as JSON can hold it. Raises `NotReplayableError`."""
     if value is None:
         return None
     kind = type(value)
@@ -108,9 +156,7 @@ def _mapping(value: Mapping[Any, Any]) -> list[Any]:
 
 
 def restored(value: Any) -> Any:
-    """What `recordable` was given; mappings come back as dicts. Raises `ValueError` for what it
-    never makes.
-    """
+    """Invert `recordable`; mappings become dicts. Raises `ValueError` for any other input."""
     if not isinstance(value, list):
         if isinstance(value, dict):
             raise ValueError("an object without a kind")
@@ -127,35 +173,30 @@ def restored(value: Any) -> Any:
         raise ValueError(f"no value of the kind '{kind}': {error}") from error
 
 
-def _object(parts: list[Any]) -> dict[str, Any]:
-    (only,) = parts
-    if not isinstance(only, dict):
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
         raise ValueError("not an object")
-    return {key: restored(one) for key, one in only.items()}
+    return {key: restored(one) for key, one in value.items()}
 
 
 def _pairs(parts: list[Any]) -> dict[Any, Any]:
-    found = {}
-    for key, one in parts:
-        found[restored(key)] = restored(one)
-    return found
+    return {restored(key): restored(one) for key, one in parts}
 
 
-def _special_float(parts: list[Any]) -> float:
-    (text,) = parts
+def _special_float(text: str) -> float:
     if text not in ("nan", "inf", "-inf"):
         raise ValueError("no special float")
     return float(text)
 
 
-def _large_int(parts: list[Any]) -> int:
-    (text,) = parts
-    return int(text)
+def _only(restore: Callable[[Any], Any]) -> Callable[[list[Any]], Any]:
+    """Restore a list of exactly one part."""
 
+    def restore_only(parts: list[Any]) -> Any:
+        (part,) = parts
+        return restore(part)
 
-def _bytes(parts: list[Any]) -> bytes:
-    (text,) = parts
-    return base64.b64decode(text, validate=True)
+    return restore_only
 
 
 def _sequence(kind: Callable[[Iterable[Any]], Any]) -> Callable[[list[Any]], Any]:
@@ -173,17 +214,12 @@ def _known(kind: type[Any]) -> Callable[[list[Any]], Any]:
 
 _RESTORERS: Mapping[str, Callable[[list[Any]], Any]] = MappingProxyType(
     {
-        _OBJECT: _object,
+        _OBJECT: _only(_object),
         _PAIRS: _pairs,
-        _FLOAT: _special_float,
-        _INT: _large_int,
-        _BYTES: _bytes,
+        _FLOAT: _only(_special_float),
+        _INT: _only(int),
+        _BYTES: _only(lambda text: base64.b64decode(text, validate=True)),
         **{name: _sequence(kind) for name, kind in _SEQUENCES.items()},
         **{name: _known(kind) for name, kind in KNOWN.items()},
     }
 )
-
-
-def number(value: float) -> Number:
-    """A score as a line holds it."""
-    return value if math.isfinite(value) else str(value)

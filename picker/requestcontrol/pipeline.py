@@ -234,6 +234,7 @@ class ParserTable:
     """
 
     def __init__(self, parsers: Sequence[Parser]) -> None:
+        self.parsers = tuple(parsers)
         used = _until_fallback(parsers)
         for parser in parsers[len(used) :]:
             log.warning(

@@ -28,7 +28,7 @@ NO_LIMITS = {
     *("xds.server._MAX_SHOWN", "xds.server._MAX_TEXT"),
     # values that are computed anew when they are not remembered
     *("extproc.wire.MAX_REMEMBERED", "plugins.parsers.openai_parser.MAX_REMEMBERED"),
-    *("recording.privacy.MAX_REMEMBERED", "recording.privacy.MAX_REMEMBERED_LENGTH"),
+    *("recording.requests.MAX_REMEMBERED", "recording.requests.MAX_REMEMBERED_LENGTH"),
     *("requestcontrol.pipeline.MAX_REMEMBERED", "rpc.http2.headers.MAX_REMEMBERED"),
     *("peers.inbox._MAX_MISSING", "scrape.exposition.MAX_REMEMBERED_BYTES"),
     # what a type or a standard can hold

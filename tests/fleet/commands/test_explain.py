@@ -179,8 +179,7 @@ def test_what_clients_call_things_moves_no_cursor_and_is_no_markup() -> None:
         ),
         (
             record(profile(candidate("w-1", 0.0, 0.0), candidate("w-2", 0.0, 0.0))),
-            "All 2 totals are 0, because no scorer saw anything in favour of any endpoint: chance "
-            "chose w-1.",
+            "All 2 totals are 0, because no scorer favoured any endpoint: chance chose w-1.",
         ),
         (
             record(profile(candidate("w-1"), candidate("w-2"))),
@@ -211,7 +210,7 @@ def test_what_clients_call_things_moves_no_cursor_and_is_no_markup() -> None:
                 profile(candidate("w-1", 0.5), candidate("w-2", 0.1)), served_by="10.0.0.2:8000"
             ),
             "w-1 won by 0.400 over w-2: queue-scorer gave it 0.400 more. The proxy says that "
-            "10.0.0.2:8000 has served it, not what was asked for.",
+            "10.0.0.2:8000 served it, not a requested endpoint.",
         ),
         (
             record(
@@ -220,7 +219,7 @@ def test_what_clients_call_things_moves_no_cursor_and_is_no_markup() -> None:
                 destination="10.0.0.1:8000,10.0.0.2:8000",
             ),
             "w-1 won by 0.400 over w-2: queue-scorer gave it 0.400 more. The proxy says that "
-            "10.0.0.2:8000 has served it, the next in line.",
+            "10.0.0.2:8000 served it, the next in line.",
         ),
         (
             record(summary=msgspec.structs.replace(WON.summary, outcome="waiting")),

@@ -144,4 +144,4 @@ def test_a_half_written_end_is_tolerated_and_told(
     path = tmp_path / "r.jsonl"
     path.write_bytes(recording.read_bytes()[:-30])
     assert main(["replay", str(path)]) == 0
-    assert "was only half written" in capsys.readouterr().out
+    assert "is half-written" in capsys.readouterr().out

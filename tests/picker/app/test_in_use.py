@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from picker.app.in_use import BuildContext, ConfigInUse, pipeline_of
+from picker.app.in_use import BuildContext, ConfigInUse
 from picker.config.build import Assembly, BuildOptions
 from picker.config.catalog import builtin_plugins
 from picker.config.load import LoadedConfig, load_config
@@ -38,11 +38,11 @@ def test_plugins_whose_entries_are_unchanged_are_taken_over() -> None:
     """Auto-created ones and defaults too; one with other parameters is made anew."""
     used = in_use(config("- {type: prefix-cache-scorer}\n- {type: max-score-picker}\n"))
     index, picker = plugin(used, "approx-prefix-cache-producer"), plugin(used, "max-score-picker")
-    parsers = used.assembly.parsers
+    parsers = used.assembly.pipeline.parsers.parsers
     other = "- {type: max-score-picker, parameters: {maxNumOfEndpoints: 2}}\n"
     used.apply(config("- {type: queue-scorer}\n- {type: prefix-cache-scorer}\n" + other))
     assert plugin(used, "approx-prefix-cache-producer") is index
-    assert used.assembly.parsers == parsers
+    assert used.assembly.pipeline.parsers.parsers == parsers
     assert plugin(used, "max-score-picker") is not picker
     used.apply(config("- {type: approx-prefix-cache-producer, parameters: {autoTune: false}}\n"))
     assert plugin(used, "approx-prefix-cache-producer") is not index
@@ -67,7 +67,6 @@ def test_listeners_hear_of_each_new_assembly() -> None:
     used.subscribe(heard.append)
     used.apply(config("- {type: queue-scorer}\n"))
     assert heard == [used.assembly]
-    assert pipeline_of(heard[0]).scheduler is heard[0].scheduler
 
 
 @pytest.mark.parametrize(

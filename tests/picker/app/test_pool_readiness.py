@@ -7,7 +7,7 @@ from typing import cast
 
 from picker.app.leadership import Leadership
 from picker.app.picker import GRACE_SECONDS, Serving
-from picker.app.pool import ServedPool
+from picker.app.served_pool import ServedPool
 from picker.cli.options import Options
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.pool.datastore import Datastore

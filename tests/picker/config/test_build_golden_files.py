@@ -44,8 +44,8 @@ def meaning(assembly: Assembly) -> dict[str, Any]:
         return names[id(inner(plugin))]
 
     steps = ("processors", "screeners", "producers", "admitters", "hooks")
-    steps += ("response_heads", "response_progress", "request_ends", "observers")
-    layer, settings = assembly.data_layer, assembly.flow_control
+    steps += ("response_heads", "response_progress", "request_ends")
+    pipeline, layer, settings = assembly.pipeline, assembly.data_layer, assembly.flow_control
     return {
         "handler": assembly.handler.name,
         "profiles": {
@@ -56,9 +56,10 @@ def meaning(assembly: Assembly) -> dict[str, Any]:
             }
             for name, profile in assembly.profiles.items()
         },
-        "parsers": [named(parser) for parser in assembly.parsers],
-        "saturation": named(assembly.saturation) if assembly.saturation else None,
-        **{step: [named(one) for one in getattr(assembly, step)] for step in steps},
+        "parsers": [named(parser) for parser in pipeline.parsers.parsers],
+        "saturation": named(pipeline.saturation) if pipeline.saturation else None,
+        **{step: [named(one) for one in getattr(pipeline, step)] for step in steps},
+        "observers": [named(one) for one in assembly.observers],
         "sources": {
             bound.source.name: [one.name for one in bound.extractors] for bound in layer.sources
         },

@@ -47,7 +47,8 @@ def essence(assembly: Assembly) -> list[object]:
         (plan.name, [(one.instance.name, one.weight) for one in (*plan.filters, *plan.scorers)])
         for plan in assembly.plans
     ]
-    steps = (assembly.producers, assembly.hooks, assembly.admitters, assembly.screeners)
+    pipeline = assembly.pipeline
+    steps = (pipeline.producers, pipeline.hooks, pipeline.admitters, pipeline.screeners)
     return [
         {
             name: (one.type_name, parameters_in_force(one.parameters))
@@ -56,7 +57,7 @@ def essence(assembly: Assembly) -> list[object]:
         [(plan.name, plan.picker.instance.name) for plan in assembly.plans if plan.picker],
         parts,
         [[getattr(one, "name", "") for one in step] for step in steps],
-        [type(parser).__name__ for parser in assembly.parsers],
+        [type(parser).__name__ for parser in pipeline.parsers.parsers],
         [
             (one.source.name, [x.name for x in one.extractors])
             for one in assembly.data_layer.sources

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from picker.app.pool import KnownPool
+from picker.app.known_pool import KnownPool
 from picker.cli.options import Options
 from picker.config.build import BuildOptions, build
 from picker.config.catalog import builtin_plugins

@@ -9,7 +9,6 @@ from random import Random
 
 import pytest
 
-from picker.app.in_use import pipeline_of
 from picker.config.build import BuildOptions, build
 from picker.config.catalog import builtin_plugins
 from picker.config.findings import InvalidConfigError
@@ -69,7 +68,7 @@ async def test_no_plugin_touches_what_it_does_not_declare(case: str) -> None:
         pytest.skip("refused, as its golden twin says")
     datastore = Datastore(assembly.observers)
     pool(datastore)
-    director = Director(pipeline_of(assembly), RequestContext(datastore, InflightLoad(), Random(1)))
+    director = Director(assembly.pipeline, RequestContext(datastore, InflightLoad(), Random(1)))
     for _ in range(2):
         exchange = director.begin()
         with contextlib.suppress(RefusedError):

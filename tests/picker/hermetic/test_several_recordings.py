@@ -9,8 +9,7 @@ import pytest
 
 from fleet.commands.cli import main
 from picker.cli.options import RecordFlags
-from picker.recording.lines import Header
-from picker.recording.reading import read_recording
+from picker.recording.lines import Header, read_recording
 from picker.recording.replay import Replay
 from tests.support.picker.ext_proc_stream import completion
 from tests.support.picker.metrics_pages import page, pods

@@ -82,13 +82,15 @@ def decide(assembly: Assembly) -> Decide:
 
     def run(request: InferenceRequest) -> SchedulingResult:
         attributes = Attributes()
-        for processor in assembly.processors:
+        for processor in assembly.pipeline.processors:
             request = processor.plugin.process(request)
-        for producer in assembly.producers:
+        for producer in assembly.pipeline.producers:
             assert isinstance(producer.plugin, DataProducer)
             request = producer.plugin.produce(request, candidates, attributes)
-        result = assembly.scheduler.plugin.schedule(request, candidates, attributes, rng, [])
-        for hook in assembly.hooks:
+        result = assembly.pipeline.scheduler.plugin.schedule(
+            request, candidates, attributes, rng, []
+        )
+        for hook in assembly.pipeline.hooks:
             hook.plugin.pre_request(request, result, attributes)
         return result
 

@@ -16,10 +16,8 @@ from picker.errors import ConfigError
 from picker.metrics.families import RecordingSeries
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.metrics.series import Counter, Gauge
-from picker.recording.disk import DiskWriter, LineBatch, Progress
-from picker.recording.file import RecordingFile
-from picker.recording.lines import AnyLine, Header, Stop, decoded, encoded
-from picker.recording.reading import read_recording
+from picker.recording.file import DiskWriter, LineBatch, Progress, RecordingFile
+from picker.recording.lines import AnyLine, Header, Stop, decoded, encoded, read_recording
 from tests.support.waiting import until
 
 HEADER = Header(1, "0", "pool", "c.yaml", "kind: x", 7, True, 1.0, 2.0)
@@ -116,7 +114,7 @@ async def test_the_file_never_grows_beyond_its_size(
     assert lines(path)[-1] == Stop("size", 1.0)
     assert len(lines(path)) > 5
     assert value(counted.lost_lines_total) == 0
-    assert "requests go on" in caplog.text
+    assert "requests continue" in caplog.text
     counted = await write(path, encoded(HEADER), max_bytes=1000)
     assert path.stat().st_size <= 1000 + len(encoded(Stop("size", 1.0)))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 
-from picker.recording.privacy import Digests, HeaderPrivacy, bounded, private_features, readable
+from picker.recording.requests import Digests, HeaderPrivacy, bounded, private_features, readable
 from picker.types import Endpoint, MultiModalFeature
 
 LONG = 100_000

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from picker.recording.lines import Header, Stop, encoded
-from picker.recording.reading import RecordingError, read_recording
+from picker.recording.lines import Header, RecordingError, Stop, encoded, read_recording
 
 HEADER = Header(1, "0", "pool", "c.yaml", "kind: x", 7, True, 1.0, 2.0)
 FIRST, LAST = encoded(HEADER), encoded(Stop("ended", 3.0))

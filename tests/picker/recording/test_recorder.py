@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from picker.app.in_use import pipeline_of
 from picker.config.build import DEFAULT_CONFIG
 from picker.decisions.steps import BoundPlugin
 from picker.errors import RefusedError
@@ -46,7 +45,7 @@ async def leave(traffic: Traffic, requests: int = 1) -> None:
     before = len(traffic.under_way)
     while len(traffic.under_way) < before + requests:
         await traffic.request()
-    traffic.recorder.settle()
+    traffic.recorder.flush()
 
 
 async def test_a_request_is_a_decision_a_first_piece_and_an_end() -> None:
@@ -84,7 +83,7 @@ async def test_what_the_scheduler_refuses_is_written_down_too() -> None:
     header = Traffic([CONFIG], 5)
     header.draw.random = lambda: 0.0  # type: ignore[method-assign]
     await header.request()
-    header.recorder.settle()
+    header.recorder.flush()
     (decision,) = decisions(header.sink)
     assert decision.request.headers["prefer"] == "if-available"
     assert decision.result is not None
@@ -103,9 +102,10 @@ class _Odd:
 
 def with_pipeline(traffic: Traffic, **changes: Any) -> None:
     """The traffic goes through a changed pipeline from now on."""
-    pipeline = pipeline_of(traffic.assembly)
+    pipeline = traffic.assembly.pipeline
     values = {name: getattr(pipeline, name) for name in ("parsers", "scheduler", "producers")}
-    traffic.director.use(traffic.recorder.recorded(RequestPipeline(**values | changes)))
+    changed = RequestPipeline(**values | changes)
+    traffic.director.use(traffic.recorder.recorded(traffic.assembly, changed))
 
 
 async def test_findings_of_unknown_types_are_named() -> None:
@@ -132,7 +132,7 @@ async def test_a_scheduler_that_fails_is_written_down() -> None:
     exchange = traffic.director.begin()
     with pytest.raises(RefusedError, match="no endpoint could be chosen"):
         await exchange.route(traffic._raw())
-    traffic.recorder.settle()
+    traffic.recorder.flush()
     refusal = decisions(traffic.sink)[-1].refusal
     assert (refusal.code, refusal.message) == ("failed", "ZeroDivisionError")
 

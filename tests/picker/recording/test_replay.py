@@ -15,8 +15,14 @@ import yaml
 from picker.config.build import DEFAULT_CONFIG
 from picker.errors import ConfigError
 from picker.recording.comparison import REFUSED, Tally
-from picker.recording.lines import DecisionLine, EndpointChange, ResultLine, decoded, encoded
-from picker.recording.reading import RecordingError
+from picker.recording.lines import (
+    DecisionLine,
+    EndpointChange,
+    RecordingError,
+    ResultLine,
+    decoded,
+    encoded,
+)
 from picker.types import EndpointMetrics
 from tests.support.picker.recorded_traffic import MoodyHealth, Traffic, record, replayed
 
@@ -180,7 +186,7 @@ schedulingProfiles:
     for _ in range(10):
         await traffic.request()
         traffic.ends()
-    traffic.recorder.settle()
+    traffic.recorder.flush()
     return traffic.sink.write_to(path)
 
 
@@ -236,7 +242,7 @@ def test_a_producer_that_is_not_as_it_was_is_run(tmp_path: Path) -> None:
     same = replayed(path, with_producer(BUILT_IN, hashSeed=4711))
     assert same.different == []
     assert set(same.notes) == {
-        f"'{name}' is not as it was recorded: it is run"
+        f"'{name}' has changed since the recording: it runs"
         for name in ("approx-prefix-cache-producer", "inflight-load-producer")
     }
     other = replayed(path, with_producer(BUILT_IN, autoTune=False, blockSizeTokens=512))
@@ -251,17 +257,22 @@ def test_what_cannot_be_run_is_told_and_stands_in(tmp_path: Path) -> None:
     assert found.different == []
     left_out, note, _ = found.notes  # the last one of what takes its findings
     assert left_out == "the prompts were left out of the recording"
-    assert "it needs the prompts, which were left out: what was recorded stands in" in note
+    assert "it needs the prompts, which were left out: the recorded data applies" in note
     path = record(Traffic([SESSIONS], seed=2), 100, tmp_path / "s")
     notes = replayed(path, SESSIONS.replace("cookieName: sid", "cookieName: other")).notes
     assert any("it reads cookies, which are not recorded" in note for note in notes)
     path = record(Traffic([BUILT_IN], seed=2), 20, tmp_path / "t")
     notes = replayed(path, golden("precise_prefix_cache")).notes
-    assert any("hears engines, of which nothing is recorded" in note for note in notes)
-    assert any("'token-producer' is not as it was recorded, but it asks others" in n for n in notes)
+    assert any("subscribes to KV events, which are not recorded" in note for note in notes)
+    assert any(
+        "'token-producer' has changed since the recording, but it calls another server" in n
+        for n in notes
+    )
     path = record(Traffic([golden("configured_picker_is_the_default")], seed=2), 20, tmp_path / "u")
     notes = replayed(path, BUILT_IN).notes
-    assert any("needs prompts, which nobody made when this was recorded" in note for note in notes)
+    assert any(
+        "needs prompts, which no producer made when this was recorded" in note for note in notes
+    )
 
 
 def test_lengths_of_left_out_prompts_decide_as_the_prompts_did(tmp_path: Path) -> None:
@@ -280,7 +291,7 @@ def test_another_run_begins_with_nothing(tmp_path: Path) -> None:
     found = replayed(path)
     assert found.different == []
     assert len(found.decisions) > 140
-    assert list(found.notes) == [f"line {both.count(10) + 1} was only half written"]
+    assert list(found.notes) == [f"line {both.count(10) + 1} is half-written"]
 
 
 def test_refusals_are_destinations_too(tmp_path: Path) -> None:

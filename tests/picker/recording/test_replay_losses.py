@@ -64,5 +64,5 @@ def test_a_decision_of_a_configuration_that_was_lost_is_told(tmp_path: Path) -> 
     found = replayed(path)
     by = [one.config for one in lines if isinstance(one, DecisionLine)]
     assert len(found.decisions) == len(by) - by.count(1)
-    text = "decided by a configuration that was lost, and not decided again"
+    text = "decided by a configuration that was lost, and not repeated"
     assert found.notes[text] == by.count(1) > 0

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from random import Random
 
-from picker.app.in_use import pipeline_of
 from picker.config.build import Assembly, BuildOptions, build
 from picker.config.catalog import builtin_plugins
 from picker.config.load import load_config
@@ -40,7 +39,7 @@ async def serve_one(assembly: Assembly, metrics: PickerMetrics, headers: dict[st
         datastore.update_metrics(key, EndpointMetrics())
     watchers = Watchers(RequestMetrics(metrics))
     context = RequestContext(datastore, InflightLoad(), Random(1), watchers)
-    director = Director(pipeline_of(assembly), context)
+    director = Director(assembly.pipeline, context)
     exchange = director.begin()
     decision = await exchange.route(RawRequest({":path": "/v1/chat/completions", **headers}, CHAT))
     if decision.response is not None:

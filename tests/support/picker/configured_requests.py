@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from picker.app.in_use import pipeline_of
 from picker.config.build import Assembly, BuildOptions, build
 from picker.config.catalog import builtin_plugins
 from picker.config.load import load_config
@@ -124,6 +123,6 @@ def routing(
     gate = FlowController(
         assembly.flow_control, lambda: datastore.snapshot().candidates, now, metrics
     )
-    director = Director(pipeline_of(assembly, gate if gated else None), context)
+    director = Director(assembly.gated(gate if gated else None), context)
     metrics.register(PluginCollector(lambda: assembly, inflight, metrics))
     return Routing(assembly, director, metrics, now, datastore, gate)

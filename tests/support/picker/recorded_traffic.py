@@ -10,7 +10,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from picker.app.in_use import pipeline_of
 from picker.config.build import Assembly, BuildOptions, build
 from picker.config.catalog import builtin_plugins
 from picker.config.load import load_config
@@ -21,11 +20,10 @@ from picker.metrics.picker_metrics import PickerMetrics
 from picker.outliers.breaker import Answer
 from picker.pool.datastore import Datastore
 from picker.pool.inflight import InflightLoad
-from picker.recording.lines import FORMAT_VERSION, Header
-from picker.recording.privacy import Digests
-from picker.recording.reading import read_recording
-from picker.recording.recorder import ConfigText, Recorder
+from picker.recording.lines import FORMAT_VERSION, Header, read_recording
+from picker.recording.recorder import Recorder
 from picker.recording.replay import OtherConfig, Redecided, Replay
+from picker.recording.requests import Digests
 from picker.requestcontrol.director import Director, Exchange
 from picker.requestcontrol.pipeline import EndpointHealth, EndpointVisit, RequestContext
 from picker.scrape.sources import describers
@@ -136,32 +134,31 @@ class Traffic:
         """`configs` are texts; each but the first comes by a reload."""
         self.draw, self.now = Random(seed), 1000.0
         self.sink = ListSink()
-        self.recorder = Recorder(self.sink, lambda: self.now, Digests(b"key"))
+        header = Header(
+            format_version=FORMAT_VERSION,
+            picker_version="test",
+            pool_name="pool",
+            config_name="",
+            config="",
+            hash_seed=HASH_SEED,
+            has_prompts=prompts,
+            started_at=self.now,
+            started_at_unix=0.0,
+            allow_experimental_plugins=True,
+        )
+        self.recorder = Recorder(self.sink, lambda: self.now, header, Digests(b"key"))
         self.metrics = PickerMetrics()
         self.configs = list(configs)
         self.datastore, self.inflight = Datastore(), InflightLoad()
         self.datastore.subscribe(self.recorder.endpoints_changed)
-        self.assembly = self._built(self.configs[0], {})
+        self.assembly = self._built("first.yaml", self.configs[0], {})
         self._observe()
-        self.recorder.begin(
-            Header(
-                format_version=FORMAT_VERSION,
-                picker_version="test",
-                pool_name="pool",
-                config_name="first.yaml",
-                config=self.configs[0],
-                hash_seed=HASH_SEED,
-                has_prompts=prompts,
-                started_at=self.now,
-                started_at_unix=0.0,
-                allow_experimental_plugins=True,
-            ),
-            tuple(self.assembly.profiles),
-        )
         around = RequestContext(
             self.datastore, self.inflight, Random(seed + 1), clock=lambda: self.now, health=health
         )
-        self.director = Director(self.recorder.recorded(pipeline_of(self.assembly)), around)
+        self.director = Director(
+            self.recorder.recorded(self.assembly, self.assembly.pipeline), around
+        )
         self.names = [f"pod-{number}" for number in range(endpoints)]
         self.starts = dict.fromkeys(self.names, 1.0)
         self.present = list(self.names)
@@ -169,11 +166,11 @@ class Traffic:
         self.refused = 0
         self.pool_changes()
 
-    def _built(self, text: str, before: Mapping[str, Any]) -> Assembly:
+    def _built(self, name: str, text: str, before: Mapping[str, Any]) -> Assembly:
         options = BuildOptions(
             Services(NoHttp(), hash_seed=HASH_SEED), allow_experimental=True, before=before
         )
-        loaded = load_config(text.encode(), "test.yaml")
+        loaded = load_config(text.encode(), name)
         return build(loaded, builtin_plugins(), self.metrics, lambda: 0.0, options)
 
     def _observe(self) -> None:
@@ -184,10 +181,9 @@ class Traffic:
 
     def reload(self, text: str) -> None:
         """Another configuration is in use; requests under way end on what they began with."""
-        self.assembly = self._built(text, self.assembly.instances)
+        self.assembly = self._built("next.yaml", text, self.assembly.instances)
         self._observe()
-        self.recorder.configured(ConfigText("next.yaml", text, tuple(self.assembly.profiles)))
-        self.director.use(self.recorder.recorded(pipeline_of(self.assembly)))
+        self.director.use(self.recorder.recorded(self.assembly, self.assembly.pipeline))
 
     def pool_changes(self) -> None:
         """The endpoints that are there are known, with new metrics."""
@@ -262,7 +258,7 @@ class Traffic:
             await self.request()
             while self.under_way and self.draw.random() < 0.55:
                 self.ends()
-        self.recorder.settle()
+        self.recorder.flush()
 
     def _unrest(self) -> None:
         chance = self.draw.random()

@@ -15,7 +15,7 @@ import grpc
 from prometheus_client.parser import text_string_to_metric_families
 
 from picker.app.picker import Picker, compose
-from picker.app.pool import ServedPool
+from picker.app.served_pool import ServedPool
 from picker.cli.options import Options, Ports
 from tests.support.picker.ext_proc_stream import (
     PATIENCE_SECONDS,

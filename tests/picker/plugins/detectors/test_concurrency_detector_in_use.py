@@ -6,7 +6,6 @@ import json
 import time
 from random import Random
 
-from picker.app.in_use import pipeline_of
 from picker.config.build import build
 from picker.config.catalog import builtin_plugins
 from picker.config.load import load_config
@@ -36,8 +35,8 @@ async def test_saturation_follows_tokens_from_departure_to_first_piece() -> None
     datastore = Datastore()
     datastore.set_endpoints([Endpoint("a", "10.0.0.1", 1), Endpoint("b", "10.0.0.2", 1)])
     counts = InflightLoad()
-    director = Director(pipeline_of(assembly), RequestContext(datastore, counts, Random(3)))
-    detector = assembly.saturation
+    director = Director(assembly.pipeline, RequestContext(datastore, counts, Random(3)))
+    detector = assembly.pipeline.saturation
 
     def saturation() -> float:
         return detector.saturation(datastore.snapshot().candidates, Attributes(), 0.0)
