@@ -84,7 +84,7 @@ async def test_plugins_are_timed_under_their_own_names() -> None:
 def test_only_a_detector_that_knows_of_old_metrics_says_so() -> None:
     """Else a series would tell of one that needs none that nothing is old."""
     knows, needs_none = (
-        assembled(case, PickerMetrics()).saturation
+        assembled(case, PickerMetrics()).pipeline.saturation
         for case in ("flow_control_defaults", "flow_control_every_policy")
     )
     assert isinstance(knows, JudgesStaleness)
