@@ -67,8 +67,9 @@ def short_path() -> Iterator[Path]:
 
 
 class _WholeFiles(LoadScopeScheduling):  # type: ignore[misc]
-    """Of several test processes (`-n 2`) one runs all that starts whole fleets, so that these do
-    not fight for the machine; every other file stays together, with what its tests share.
+    """Distributes whole files; one test process (of `-n 2`) runs all tests that start fleets.
+
+    Fleets then do not compete for the machine, and the tests of a file share their fixtures.
     """
 
     def _split_scope(self, nodeid: str) -> str:

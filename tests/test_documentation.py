@@ -124,7 +124,7 @@ def test_wrapping_changes_prose_alone() -> None:
 
 
 def test_every_word_of_the_glossary_has_one_meaning() -> None:
-    """Each stands in one row, those of a row with several too."""
+    """Each flag is in one row, also where a row has several."""
     rows = (ROOT / "docs" / "glossary.md").read_text().split("|---|---|\n")[1].splitlines()
     named = [word.strip() for row in rows for word in row.split("|")[1].split("/")]
     words = [word.removesuffix(" token") for word in named]

@@ -123,7 +123,7 @@ def test_its_page_on_an_index_is_complete(installed: Installed) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_what_is_missing_is_named_in_one_sentence(installed: Installed, command: str) -> None:
+def test_a_missing_extra_is_named_in_one_sentence(installed: Installed, command: str) -> None:
     """With nothing but the wheel: no command ends in a traceback."""
     (installed.packages / "others.pth").unlink(missing_ok=True)
     flags = {"explain": ("--last",), "config": ("check", "-"), "replay": ("recording.jsonl",)}

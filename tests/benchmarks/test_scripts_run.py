@@ -113,5 +113,5 @@ def test_a_script_runs(
 
 
 def test_every_smallest_command_line_is_of_a_script() -> None:
-    """Of none that is gone."""
+    """The index lists no deleted script."""
     assert SMALLEST.keys() == set(SCRIPTS)

@@ -42,7 +42,7 @@ def test_the_list_shows_every_case(capsys: pytest.CaptureFixture[str]) -> None:
         (["--command", f"{sys.executable} -c pass"], "the picker has ended by itself"),
     ],
 )
-def test_what_cannot_be_run_is_said(
+def test_an_impossible_run_is_refused_with_the_reason(
     capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
     """With status 2, which is none of the picker's doing."""
@@ -73,7 +73,7 @@ def test_the_other_suite_says_what_it_cannot_run(capsys: pytest.CaptureFixture[s
 
 
 def test_a_picker_that_cannot_serve_several_pools_is_not_asked_to() -> None:
-    """Of another picker only where it is said how."""
+    """Another picker serves several pools only with a command for it."""
     only = ["--kubeconfig", "/nonexistent"]
     for given, is_asked in (
         ([], True),
@@ -85,7 +85,7 @@ def test_a_picker_that_cannot_serve_several_pools_is_not_asked_to() -> None:
 
 
 def test_a_command_is_filled_in(tmp_path: Path) -> None:
-    """What it takes decides what it provides."""
+    """The flags that a picker takes decide its provisions."""
     command = ["p", "--grpc-port={grpc_port}", "{endpoints_file}", "{health_port}"]
     picker = CommandPicker(command, tmp_path, ENDPOINTS, provides=frozenset({Provision.TLS}))
     assert picker.provides == {
@@ -97,13 +97,13 @@ def test_a_command_is_filled_in(tmp_path: Path) -> None:
     assert picker.is_tls
     assert not picker.is_running
     assert len(list(yaml.safe_load_all((tmp_path / "endpoints.yaml").read_text()))) == 2
-    bare = CommandPicker(["p"], tmp_path, ENDPOINTS, provides=frozenset())
-    assert bare.provides == {Provision.RESTART}
-    assert bare.health_address is None
+    plain = CommandPicker(["p"], tmp_path, ENDPOINTS, provides=frozenset())
+    assert plain.provides == {Provision.RESTART}
+    assert plain.health_address is None
 
 
 def test_a_foreign_picker_is_not_touched() -> None:
-    """Whatever is said of it, the suite neither stops it nor changes its pool."""
+    """The suite neither stops a running picker nor changes its pool."""
     picker = RunningPicker("127.0.0.1:1", None, frozenset(Provision))
     assert not picker.provides & {Provision.RESTART, Provision.POOL_CHANGES}
     with pytest.raises(RuntimeError, match="not ended by it"):
@@ -129,7 +129,7 @@ def test_the_endpoints_file_lists_the_pool_and_the_objective() -> None:
     ],
 )
 def test_unknown_places_are_named(command: str, unknown: list[str]) -> None:
-    """So that a mistyped one is not passed on."""
+    """An unknown placeholder is refused and not passed on."""
     assert unknown_places(command, PLACES) == unknown
 
 

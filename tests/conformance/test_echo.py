@@ -27,7 +27,7 @@ async def prior_knowledge(
         return found
 
 
-async def test_an_endpoint_tells_who_it_is_and_what_it_got() -> None:
+async def test_an_endpoint_reports_its_name_and_its_request() -> None:
     """Address, port, path, headers, and the size of the body."""
     server = EchoServer("127.0.0.1", free_ports(1)[0])
     await server.start()
@@ -35,10 +35,14 @@ async def test_an_endpoint_tells_who_it_is_and_what_it_got() -> None:
         async with aiohttp.ClientSession() as client:
             url = f"http://{server.endpoint}"
             async with client.post(f"{url}/p", data=b"four", headers={"x-one": "1"}) as answer:
-                told = await answer.json()
+                echoed = await answer.json()
                 assert answer.headers[SERVED_BY] == server.endpoint
-            assert (told["endpoint"], told["path"], told["bytes"]) == (server.endpoint, "/p", 4)
-            assert ["x-one", "1"] in told["headers"]
+            assert (echoed["endpoint"], echoed["path"], echoed["bytes"]) == (
+                server.endpoint,
+                "/p",
+                4,
+            )
+            assert ["x-one", "1"] in echoed["headers"]
             async with client.post(url, data=b"back", headers={"x-echo": "body"}) as answer:
                 assert await answer.read() == b"back"
             async with client.get(url, headers={"x-echo": "stream"}) as answer:
@@ -84,7 +88,7 @@ async def test_the_h2c_endpoint_speaks_http2_and_nothing_else() -> None:
 
 
 def test_the_suites_own_pool_has_two_ports_at_one_address() -> None:
-    """So that cases about ports have something to tell apart."""
+    """Cases about ports need distinguishable endpoints."""
     endpoints = own_endpoints()
     assert len(set(endpoints)) == 4
     assert EchoPool(endpoints).same_address() == endpoints[2:]

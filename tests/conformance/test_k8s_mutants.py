@@ -45,7 +45,7 @@ _READY = {"type": "Ready", "status": "True"}
 
 
 class Misreading(Enum):
-    """What it gets wrong."""
+    """The rule that the mutant breaks."""
 
     NONE = auto()
     READY_WITHOUT_POOL = auto()
@@ -195,7 +195,7 @@ class Follower:
 
 
 def _planned(pool: dict[str, Any], pods: list[dict[str, Any]]) -> Iterator[str]:
-    """The endpoints of a pool of the suite, whose Pods are told by one label."""
+    """The endpoints of a pool of the suite, whose Pods one label selects."""
     app = pool["spec"]["selector"]["matchLabels"]["app"]
     for pod in pods:
         is_ready = _READY in pod.get("status", {}).get("conditions", ())
@@ -361,7 +361,7 @@ def with_followers(
 
 @pytest.mark.envoy
 @pytest.mark.soak
-async def test_cases_fail_for_those_that_err_and_for_nobody_else(tmp_path: Path) -> None:
+async def test_cases_fail_for_mutants_that_err_and_for_no_other(tmp_path: Path) -> None:
     """First a follower that is right, then each misreading."""
     found: dict[Misreading, set[str]] = {}
     async with AsyncExitStack() as stack, set_scene(tmp_path, stack) as (scene, followers):

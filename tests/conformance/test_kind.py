@@ -130,7 +130,7 @@ def test_the_pickers_arguments_are_understood(tmp_path: Path) -> None:
     assert "nowhere" in result.stderr
 
 
-async def test_what_is_applied_beside_them_is_sound() -> None:
+async def test_the_other_applied_objects_are_sound() -> None:
     """An API server takes the namespace; every Service of the suite has its rule of Istio."""
     (namespace,) = yaml.safe_load_all((KIND / "namespace.yaml").read_text())
     kubernetes_validate.validate(namespace, KUBERNETES, strict=True)
@@ -157,7 +157,7 @@ async def test_what_is_applied_beside_them_is_sound() -> None:
         (["--delete"], "/usr/bin:/bin", "kind: https://kind.sigs.k8s.io"),
     ],
 )
-def test_what_is_missing_is_said_before_anything_is_done(
+def test_missing_tools_are_reported_before_anything_is_done(
     tmp_path: Path, arguments: list[str], path: str | None, said: str
 ) -> None:
     """With status 2, and where to get it."""

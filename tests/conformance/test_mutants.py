@@ -154,7 +154,7 @@ EXPECTED: dict[Fault, set[str]] = {
 
 
 async def results(fault: Fault, cases: Set[str], seconds: float) -> list[Result]:
-    """What these cases find with a fault; whatever they wait for, they wait so long for it."""
+    """Run cases against a fault; every wait lasts at most `patience_seconds`."""
     pool, played = EchoPool(ENDPOINTS), [case for case in DIRECT if case.id in cases]
     async with running_mutant(pool) as mutant:
         mutant.use(fault)
@@ -191,7 +191,7 @@ def test_every_direct_case_can_fail() -> None:
 
 
 async def test_a_plain_port_is_no_tls() -> None:
-    """Where TLS is promised and is not there, the case about it fails."""
+    """The TLS case fails for a picker that promises TLS and has none."""
     pool = EchoPool(ENDPOINTS)
     async with running_mutant(pool) as mutant:
         with pytest.raises(Violation, match="no TLS at"):

@@ -63,7 +63,7 @@ def in_order(orders: list[int]) -> Callable[[], object]:
 
 
 async def test_every_case_ends_in_one_way() -> None:
-    """As it was judged, with the reason; an endless or broken one does not stop the others."""
+    """Each result has its outcome and reason; an endless or broken case stops no other."""
     scene: list[str] = []
     orders: list[int] = []
     given = frozenset({Provision.HEALTH})

@@ -1,4 +1,4 @@
-"""What tests of deploy/ share."""
+"""Fixtures of the tests of deploy/."""
 
 from __future__ import annotations
 

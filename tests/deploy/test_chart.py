@@ -1,4 +1,4 @@
-"""The Helm chart renders what kustomize renders, and refuses values that nobody reads."""
+"""The Helm chart renders what kustomize renders, and refuses unknown values."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_probes_of_a_port_with_a_certificate_speak_tls() -> None:
 
 
 def test_a_seed_of_ones_own_is_mounted(kubectl: Path, tmp_path: Path) -> None:
-    """As components/hash-seed does, beside other components."""
+    """The chart's hash seed equals components/hash-seed, beside other components."""
     shutil.copytree(DEPLOY / "k8s", tmp_path / "k8s")
     (tmp_path / "kustomization.yaml").write_text(
         "namespace: pointsman\nresources: [k8s/overlays/active-active-tls]\n"
@@ -197,7 +197,7 @@ def test_a_seed_of_ones_own_is_mounted(kubectl: Path, tmp_path: Path) -> None:
 
 
 def test_roles_have_values_of_their_own_where_they_need_them() -> None:
-    """Of a value that a role does not have, that of `gpu`; networks and sizes where they belong."""
+    """A role without a value takes that of `gpu`; networks and sizes are in their places."""
     settings = (
         "mode=standalone",
         "workers.disaggregation.enabled=true",
@@ -406,8 +406,8 @@ def test_notes_say_where_to_look(helm: Path) -> None:
     ):
         settings = ("--set", REGISTRY, "--set", setting)
         command = [helm, "install", "pointsman", CHART, "--dry-run=client", *settings]
-        told = subprocess.run(command, capture_output=True, text=True, check=True)
-        assert word in told.stdout.split("NOTES:")[1]
+        rendered = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert word in rendered.stdout.split("NOTES:")[1]
 
 
 IMAGES = {

@@ -39,7 +39,7 @@ def deployment(role: str) -> Object:
 
 
 def labels(workload: Object) -> dict[str, str]:
-    """Those of its Pods."""
+    """The labels of its Pods."""
     found: dict[str, str] = workload["spec"]["template"]["metadata"]["labels"]
     return found
 
@@ -51,7 +51,7 @@ def container(role: str, name: str) -> Object:
 
 
 def transfer(role: str) -> KvTransferConfig:
-    """How its workers are to move KV, in a Pod at `POD_IP`."""
+    """The KV transfer settings of its workers, in a Pod at `POD_IP`."""
     words = [word.replace("$(POD_IP)", POD_IP) for word in container(role, "worker")["args"]]
     taken = worker.cli.flags.build_parser().parse_args(words)
     found = worker.cli.flags.resolve(taken, None, {}).engine.kv_transfer
@@ -138,7 +138,7 @@ def test_decode_workers_can_take_what_prefill_workers_offer() -> None:
 
 
 def _lets(policies: list[Object], way: str, of: Object, other: Object, port: int) -> bool:
-    """Whether policies let Pods with the labels `of` have traffic with `other`, of their namespace.
+    """True if policies let Pods with the labels `of` have traffic with `other`, of their namespace.
     No policy about them lets everything; a rule without ports or peers is about all of them.
     """
     about = [
@@ -156,7 +156,7 @@ def _lets(policies: list[Object], way: str, of: Object, other: Object, port: int
 
 
 def _is_meant(peer: Object, other: Object) -> bool:
-    """Whether a rule's peer takes a Pod of the same namespace, whose labels are not known here."""
+    """True if a rule's peer selects a Pod of the same namespace with other labels."""
     is_here = not peer.get("namespaceSelector") and "ipBlock" not in peer
     return is_here and takes(peer.get("podSelector", {}), other)
 
@@ -196,7 +196,7 @@ def _policies() -> list[Object]:
 def test_only_decode_workers_reach_kv(
     source: Object, target: Object, port: int, passes: tuple[bool, bool]
 ) -> None:
-    """Of the Pods of the namespace, where the network enforces policies: at either end."""
+    """Only Pods of the namespace reach the port, with policies enforced at either end."""
     assert _ways(_policies(), source, target, port) == passes
 
 
@@ -205,7 +205,7 @@ def test_only_decode_workers_reach_kv(
     [("ingress", {}), ("ingress", {"ports": [{"port": KV_PORT}]}), ("egress", {"to": []})],
 )
 def test_a_rule_that_opens_too_much_would_be_seen(way: str, rule: Object) -> None:
-    """Which the check above stands on: rules without peers or ports, added to every policy."""
+    """The check above finds rules without peers or ports, added to any policy."""
     policies = _policies()
     for policy in policies:
         policy["spec"][way] = [*policy["spec"].get(way, ()), rule]

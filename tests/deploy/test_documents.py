@@ -1,4 +1,4 @@
-"""What docs/deploying.md says to type is typed here, as far as that goes without a cluster."""
+"""The commands of docs/deploying.md run here, as far as they need no cluster."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def commands(program: str) -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("words", list(commands("helm")), ids=" ".join)
 def test_helm_commands_work(helm: Path, words: list[str]) -> None:
-    """Each as it stands."""
+    """Each command runs unchanged."""
     done = subprocess.run([helm, *words], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -80,10 +80,10 @@ def test_the_example_of_an_overlay_builds(kubectl: Path, tmp_path: Path) -> None
     assert gateway["spec"]["gatewayClassName"] == "kgateway"
 
 
-def test_every_folder_is_told_of() -> None:
+def test_every_folder_is_documented() -> None:
     """Overlays and additions that exist are in the table, and no others."""
     for group in ("overlays", "addons"):
         [row] = [line for line in PAGE.splitlines() if f"| `deploy/k8s/{group}/` |" in line]
-        told = set(re.findall(r"`([a-z-]+)`", row.split("|")[2]))
+        documented = set(re.findall(r"`([a-z-]+)`", row.split("|")[2]))
         there = {folder.split("/")[-1] for folder in BUILDS if f"/{group}/" in folder}
-        assert told == there
+        assert documented == there

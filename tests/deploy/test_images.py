@@ -31,7 +31,7 @@ def test_hadolint_has_nothing_to_say(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", IMAGES, ids=lambda path: path.stem)
-def test_images_run_as_nobody_in_particular(path: Path) -> None:
+def test_images_run_as_an_unprivileged_user(path: Path) -> None:
     """The user is a number, the one of the manifests, and the last word on it."""
     text = path.read_text()
     assert text.count("\nUSER ") == 1
@@ -73,7 +73,7 @@ def locked(name: str) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("name", ["build", *IMAGE_EXTRAS])
 def test_every_package_of_a_lock_has_one_version_and_digests(name: str) -> None:
-    """Those of constraints.txt, wherever it names one."""
+    """Locks use the versions of constraints.txt where it names one."""
     constraints = (ROOT / "constraints.txt").read_text().splitlines()
     tested = dict(one.split("==") for one in constraints if "==" in one)
     packages = locked(name)
@@ -90,7 +90,7 @@ def test_every_package_of_a_lock_has_one_version_and_digests(name: str) -> None:
 
 @pytest.mark.parametrize("name", IMAGE_EXTRAS)
 def test_a_lock_has_all_that_its_image_needs(name: str) -> None:
-    """Of what pyproject.toml asks for, and of what that brings along, in versions that will do."""
+    """Locks contain all requirements of pyproject.toml, and theirs, in fitting versions."""
     versions = {}
     for pinned in locked(name):
         one = Requirement(pinned)
@@ -114,7 +114,7 @@ def test_a_lock_has_all_that_its_image_needs(name: str) -> None:
         assert one.specifier.contains(versions[canonicalize_name(one.name)]), text
 
 
-def test_what_images_are_built_with_will_do() -> None:
+def test_build_requirements_of_images_are_satisfied() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     pinned = [Requirement(one) for one in locked("build")]
     versions = {one.name: str(one.specifier).removeprefix("==") for one in pinned}
@@ -124,7 +124,7 @@ def test_what_images_are_built_with_will_do() -> None:
 
 
 def test_every_image_is_used_and_every_use_has_an_image() -> None:
-    """What manifests call ours is what can be built."""
+    """Every image of the project in the manifests can be built."""
     folders = [f"deploy/k8s/overlays/{name}" for name in ("gateway", "sim-workers", "gpu-workers")]
     pods = [pod_of(w) for folder in folders for w in workloads(kustomized(folder))]
     used = {one["image"].split(":")[0] for pod in pods for one in containers(pod)}
@@ -163,7 +163,7 @@ def test_the_picker_image_installs_no_torch() -> None:
 
 
 def test_the_picker_imports_no_torch() -> None:
-    """Where it is installed, too."""
+    """The path also exists where the package is installed."""
     program = "import sys\nimport picker.__main__, picker.app\nprint(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True

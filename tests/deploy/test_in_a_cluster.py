@@ -1,4 +1,4 @@
-"""What is rendered, run: the picker's flags and rights, its Envoy, and what that does at its end.
+"""Renderings, run: the picker's flags and rights, its Envoy, and their shutdown.
 
 Only ports and files are others than in a Pod; the API server is that of the tests.
 """
@@ -101,7 +101,7 @@ def _envoy(ports: dict[str, int], folder: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Scene:
-    """What runs."""
+    """The running parts of a rendering."""
 
     url: str
     ports: dict[str, int]
@@ -120,11 +120,11 @@ class Scene:
             return 0
 
     async def serves(self) -> bool:
-        """Whether a request comes through."""
+        """True if a request is answered."""
         return await self.ask() == 200
 
     async def endpoints_are(self, number: int) -> bool:
-        """Whether Envoy balances over so many."""
+        """True if Envoy balances over that many endpoints."""
         url = f"http://127.0.0.1:{self.ports['admin']}/clusters?format=json"
         async with self.session.get(url) as reply:
             [pool] = [c for c in (await reply.json())["cluster_statuses"] if c["name"] == "pool"]

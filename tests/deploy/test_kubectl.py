@@ -48,7 +48,7 @@ def _resources() -> list[Resource]:
 
 @pytest.fixture
 async def cluster() -> AsyncIterator[KubeApi]:
-    """A server that knows all kinds, those of other people's definitions too."""
+    """A server that knows all kinds, those of other projects' definitions too."""
     definitions = sorted((ROOT / "crds").glob("*.yaml"))
     async with running_kube_api(None, *definitions) as api:
         for resource in _resources():
@@ -64,7 +64,7 @@ class Kubectl:
         self._command = (str(program), f"--kubeconfig={config}", "--cache-dir", str(config.parent))
 
     async def run(self, *words: str) -> str:
-        """What it prints. Fails the test when it fails."""
+        """Return kubectl's output. Fails the test when it fails."""
         process = await asyncio.create_subprocess_exec(
             *self._command, *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
         )
@@ -82,8 +82,10 @@ def run(kubectl: Path, cluster: KubeApi, tmp_path: Path) -> Kubectl:
 @pytest.mark.parametrize("folder", BUILDS)
 async def test_a_dry_run_takes_every_object(run: Kubectl, folder: str) -> None:
     """Each kind is found, each object could be made."""
-    told = await run.run("apply", "--dry-run=client", "--validate=false", "-k", str(ROOT / folder))
-    assert told.count("(dry run)") == len(kustomized(folder))
+    applied = await run.run(
+        "apply", "--dry-run=client", "--validate=false", "-k", str(ROOT / folder)
+    )
+    assert applied.count("(dry run)") == len(kustomized(folder))
 
 
 def _stored(cluster: KubeApi, one: Object) -> Object:
@@ -101,9 +103,7 @@ def _stored(cluster: KubeApi, one: Object) -> Object:
         "deploy/k8s/addons/admission-policy",
     ],
 )
-async def test_what_is_applied_twice_is_unchanged(
-    run: Kubectl, cluster: KubeApi, folder: str
-) -> None:
+async def test_a_second_apply_changes_nothing(run: Kubectl, cluster: KubeApi, folder: str) -> None:
     """Defaults that the server fills in are no change; and all of it can be deleted."""
     command = ("apply", "--validate=false", "-k", str(ROOT / folder))
     objects = kustomized(folder)

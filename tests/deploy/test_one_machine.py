@@ -27,7 +27,7 @@ OURS = {"picker": ["picker"], "worker-1": ["worker"], "worker-2": ["worker"]}
 
 
 def flags_of(service: str) -> Any:
-    """What a service's program makes of its command line."""
+    """Parse a service's command line with its program."""
     return parser_of(OURS[service][0]).parse_args(SERVICES[service]["command"])
 
 

@@ -46,7 +46,7 @@ def test_no_pod_is_left_out(folder: str) -> None:
 
 
 def test_the_namespace_enforces_the_profile() -> None:
-    """What slips through here is refused there."""
+    """The namespace's policy refuses Pods that the check misses."""
     [namespace] = of_kind(kustomized("deploy/k8s/namespace"), "Namespace")
     assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
 

@@ -36,7 +36,7 @@ POLICIES: set[Right] = {
 
 
 def pools(*names: str) -> set[Right]:
-    """What a picker asks about these pools of one namespace."""
+    """The access reviews that a picker posts for these pools of one namespace."""
     group, resource = "inference.networking.k8s.io", "inferencepools"
     verbs = ("list", "watch")
     return PODS | POLICIES | {(group, resource, name, verb) for name in names for verb in verbs}
@@ -106,7 +106,7 @@ def test_nothing_is_allowed_beyond_the_namespace(folder: str) -> None:
 
 
 def subjects(binding: Object) -> list[tuple[str, str]]:
-    """Whom a binding is for."""
+    """The subjects of a binding."""
     return [(one["namespace"], one["name"]) for one in binding["subjects"]]
 
 
@@ -119,7 +119,7 @@ def _cluster_wide(objects: list[Object], name: str) -> tuple[list[Object], list[
 
 
 def test_a_picker_that_asks_about_tokens_may_ask_that_alone() -> None:
-    """Of the whole cluster: exactly the reviews that it posts."""
+    """The picker's cluster-wide rights are exactly the reviews that it posts."""
     rules, bearers = _cluster_wide(kustomized("deploy/k8s/overlays/metrics-auth"), ASKING)
     assert bearers == [(NAMESPACE, "pointsman-picker")]
     posted = []

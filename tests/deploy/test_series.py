@@ -52,7 +52,7 @@ def documented() -> set[str]:
 
 
 def selectors(node: Any) -> Iterator[promql_parser.VectorSelector]:
-    """What a parsed query asks for."""
+    """The series that a parsed query selects."""
     if isinstance(node, promql_parser.VectorSelector):
         assert node.name
         yield node
@@ -65,7 +65,7 @@ def selectors(node: Any) -> Iterator[promql_parser.VectorSelector]:
 
 
 def parsed(query: str) -> list[promql_parser.VectorSelector]:
-    """As `selectors`, of a query with Grafana's variables at their `All`."""
+    """The `selectors` of a query with Grafana's variables at their `All`."""
     for name, value in GRAFANA.items():
         query = query.replace(name, value)
     return list(selectors(promql_parser.parse(query)))
@@ -110,7 +110,7 @@ def test_legends_name_labels_that_queries_keep(path) -> None:
 
 
 def test_the_dashboard_of_pickers_is_of_the_pools_that_are_chosen() -> None:
-    """A picker of one pool has no such label; what tells of the process is not filtered."""
+    """A picker of one pool has no such label; series of the process are not filtered."""
     dashboard = json.loads((DEPLOY / "grafana" / "picker.json").read_text())
     variables = {one["name"]: one for one in dashboard["templating"]["list"]}
     chosen = variables["inference_pool"]
@@ -134,14 +134,14 @@ def parsed_names(variable: str) -> list[str]:
     return re.findall(r"label_values\(([a-z_]+)", variable)
 
 
-def test_the_dashboard_of_pickers_shows_all_that_replicas_tell() -> None:
-    """Of peers, of who leads and of pools that nobody serves, but for how many messages it was."""
+def test_the_dashboard_of_pickers_shows_all_series_of_replicas() -> None:
+    """Series of peers, leaders and unserved pools, except the counts of messages."""
     dashboard = json.loads((DEPLOY / "grafana" / "picker.json").read_text())
     shown = {name for query, _ in targets(dashboard) for name in asked(query)}
     about = re.compile(r"pointsman_(peers?|leader|lease|unknown_pool)(_|$)")
-    told = {name for name in documented() if about.match(name)}
-    assert len(told) > 10
-    assert told - shown == {"pointsman_peer_messages_total"}
+    names = {name for name in documented() if about.match(name)}
+    assert len(names) > 10
+    assert names - shown == {"pointsman_peer_messages_total"}
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
@@ -159,13 +159,13 @@ def test_panels_have_room(path) -> None:
     assert max(x for x, _ in cells) == 23
 
 
-def test_alerts_of_several_pickers_ask_for_what_tells_of_them() -> None:
-    """No leader or two, pools that nobody serves, and replicas that do not hear each other."""
+def test_alerts_of_several_pickers_use_their_series() -> None:
+    """No leader or two, pools without a picker, and replicas without contact."""
     groups = yaml.safe_load((DEPLOY / "prometheus" / "rules.yaml").read_text())["groups"]
     queries = {rule["alert"]: rule["expr"] for group in groups for rule in group["rules"]}
     assert asked(queries["PointsmanLeaderMissing"]) == {"pointsman_leader"}
     assert asked(queries["PointsmanUnknownPool"]) == {"pointsman_unknown_pool_total"}
-    # A picker without peers tells that it hears none, too, but calls nobody.
+    # A picker without peers also reports that it hears none, but calls no peer.
     silent = PickerMetrics().render().decode().splitlines()
     assert "pointsman_peers_heard 0.0" in silent
     assert not [line for line in silent if line.startswith("pointsman_peer_calls_total")]
@@ -219,7 +219,7 @@ def test_panels_are_described_and_the_first_row_is_of_numbers(path) -> None:
 
 @pytest.fixture
 async def pages(tmp_path: Path) -> dict[str, str]:
-    """What a running picker and the worker behind it answer to a scrape, by job."""
+    """The metrics pages of a running picker and its worker, by job."""
     with sim_worker() as worker:
         pod = Pod("w", "127.0.0.1", None, port=worker.port)
         with contextlib.suppress(urllib.error.HTTPError):
@@ -240,7 +240,7 @@ async def pages(tmp_path: Path) -> dict[str, str]:
 
 
 async def test_every_query_asks_for_what_running_programs_have(pages: dict[str, str]) -> None:
-    """Of each dashboard and each rule; without speculation there is no place in a draft."""
+    """Every query of dashboards and rules finds data, except positions of drafts."""
     there = set(OF_PROMETHEUS)
     for page in pages.values():
         for name, kind in re.findall(r"^# TYPE (\S+) (\S+)", page, re.M):
@@ -259,7 +259,7 @@ async def test_every_query_asks_for_what_running_programs_have(pages: dict[str, 
 
 @pytest.mark.usefixtures("kubectl")
 def test_autoscalers_ask_for_series_that_exist() -> None:
-    """Of the pool that the manifests make."""
+    """The variables name the pool that the manifests make."""
     [hpa] = of_kind(kustomized("deploy/k8s/addons/autoscaling-hpa"), "HorizontalPodAutoscaler")
     metrics = [metric["external"]["metric"] for metric in hpa["spec"]["metrics"]]
     assert {metric["name"] for metric in metrics} <= documented()
@@ -275,7 +275,7 @@ def test_autoscalers_ask_for_series_that_exist() -> None:
 
 
 def test_a_series_that_does_not_exist_is_found() -> None:
-    """The checks above can fail, wherever in a query it stands."""
+    """The checks above fail for an unknown series anywhere in a query."""
     for query in (
         "llm_d_epp_nothing",
         "sum(rate(llm_d_epp_nothing[5m]))",

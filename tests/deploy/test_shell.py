@@ -40,7 +40,7 @@ def _checked(*paths: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_scripts_have_no_fault() -> None:
-    """Those that other rooms have, too."""
+    """Fixtures that other rooms have, too."""
     found = scripts()
     assert {"run", "drain.sh"} <= {path.name for path in found}
     done = _checked(*found)

@@ -62,7 +62,7 @@ def _given(folder: str, name: str) -> list[Object]:
 
 
 def _arguments(container: Object) -> list[str]:
-    """As the kubelet gives them, without flags that wait for a feature."""
+    """Arguments as the kubelet passes them, without flags that wait for a feature."""
     names = {entry["name"] for entry in container.get("env", ())}
 
     def value(found: re.Match[str]) -> str:

@@ -30,7 +30,7 @@ KINDS_OWN = Decimal("0.95")
 
 
 def cpus(objects: list[Object]) -> Decimal:
-    """What all Pods of a rendering ask for; a sidecar asks beside the containers after it."""
+    """Requests of all Pods of a rendering; a sidecar's add to those of later containers."""
     total = Decimal(0)
     for workload in workloads(objects):
         for one in containers(pod_of(workload)):

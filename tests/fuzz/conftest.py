@@ -1,4 +1,4 @@
-"""A shared time budget: the fuzz tests of a file run for so many seconds, a second by default.
+"""A shared time budget: the fuzz tests of a file run for a number of seconds, one by default.
 
 `POINTSMAN_FUZZ_SECONDS` sets the budget of each file, which its tests share alike;
 `POINTSMAN_FUZZ_SEED` sets where the sequence of random examples begins: the same seed begins the
@@ -33,7 +33,7 @@ class ForSeconds(Protocol):
 
 @pytest.fixture
 def fuzz_seconds(request: pytest.FixtureRequest) -> float:
-    """How long one fuzz test should run: its share of its file's budget."""
+    """Seconds that one fuzz test should run: its share of its file's budget."""
     sharing = sum(
         item.path == request.node.path and "fuzz_seconds" in getattr(item, "fixturenames", ())
         for item in request.session.items

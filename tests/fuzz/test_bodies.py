@@ -1,4 +1,4 @@
-"""Bodies that nobody should send: parsers refuse, readers shrug, the token-producer goes on."""
+"""Malformed bodies: parsers refuse, readers ignore, the token-producer continues."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_any_body_is_read_or_refused(for_seconds: ForSeconds) -> None:
 
 
 def test_any_body_of_the_right_shape_is_read_or_refused(for_seconds: ForSeconds) -> None:
-    """Where the required members are there, what is in them is looked at."""
+    """The contents of the required members are checked where these exist."""
     required = {
         "messages": st.lists(st.dictionaries(KEYS, VALUES, max_size=4), min_size=1, max_size=3),
         "prompt": VALUES,

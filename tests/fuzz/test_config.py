@@ -1,4 +1,4 @@
-"""Whatever is written as a configuration is built or refused with a reason, and in no other way."""
+"""Any text as a configuration is built or refused with a reason, and in no other way."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_mangled_text_is_built_or_refused(for_seconds: ForSeconds) -> None:
 
 
 def test_other_values_are_built_or_refused(for_seconds: ForSeconds) -> None:
-    """Of any type, at any place, parameters of plugins included."""
+    """Values of any type, at any place, parameters of plugins included."""
     for_seconds(altered(), build_or_refuse)
 
 
@@ -130,7 +130,7 @@ def test_bytes_are_built_or_refused(for_seconds: ForSeconds) -> None:
 
 
 def test_quantities_and_durations_are_read_or_refused(for_seconds: ForSeconds) -> None:
-    """Whatever stands behind a flag."""
+    """Any value of a flag is parsed or refused."""
 
     def read(text: str) -> None:
         for parse in (duration_seconds, quantity_bytes):

@@ -55,7 +55,7 @@ ENTRIES = st.fixed_dictionaries(
 
 
 def is_sound(endpoint: Endpoint) -> bool:
-    """What everything behind the parser relies on."""
+    """The invariants that all readers of the parser's results rely on."""
     host, _, port = endpoint.host_port.rpartition(":")
     ip_address(host.removeprefix("[").removesuffix("]"))
     return (
@@ -68,7 +68,7 @@ def is_sound(endpoint: Endpoint) -> bool:
     )
 
 
-def test_whatever_entries_say_endpoints_are_sound(for_seconds: ForSeconds) -> None:
+def test_any_entries_give_sound_endpoints(for_seconds: ForSeconds) -> None:
     """Each entry is an endpoint or a problem, and no two are one."""
 
     def check(entries: list[object]) -> None:
@@ -127,7 +127,7 @@ def meant(entry: str) -> set[str]:
 
 
 def test_a_subset_hint_never_leaves_the_pool(for_seconds: ForSeconds) -> None:
-    """It may mean what it says, in any spelling, and nothing else; order and pool are kept."""
+    """It may mean what it says, in any spelling, and nothing else; order and pool are unchanged."""
 
     def check(hint: list[str]) -> None:
         found = candidates_for(POOL, hint, {}, LoadedCandidates())

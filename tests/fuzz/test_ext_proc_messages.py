@@ -176,7 +176,7 @@ class Exchange:
     evict: Callable[[DropReason], None] | None = None
 
     def decides_at_once(self, raw: RawRequest) -> bool:
-        """As the play says; sometimes a decision that need not wait gets a task all the same."""
+        """Answer by the script; sometimes an immediate decision gets a task all the same."""
         return not self.play.waits and self.play.patience > 0
 
     def begin(self, evict: Callable[[DropReason], None]) -> Exchange:
@@ -200,7 +200,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Reply:
-    """What matters of something that the picker wrote."""
+    """The comparable part of a message that the picker wrote."""
 
     kind: str | None
     ends_body: bool
@@ -248,7 +248,7 @@ async def perform(play: Play) -> tuple[Exchange, list[Reply]]:
 
 
 def check(play: Play) -> None:
-    """What holds of every stream."""
+    """The invariants of every stream."""
     sent = sum(map(len, play.messages))
     held = LIMITS.max_body_bytes + len(getattr(play.decision, "body", None) or b"")
     most = SLACK_BYTES + 4 * (sent + held)
@@ -277,7 +277,7 @@ def played(play: Play) -> int:
 
 @pytest.fixture
 def measured(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Memory is traced, and the log, which is full of the bugs of this play, is not kept."""
+    """Memory is traced, and the log, which is full of injected bugs, is discarded."""
     caplog.set_level(logging.CRITICAL + 1)
     tracemalloc.start()
     yield

@@ -74,7 +74,7 @@ def same(value: float, other: float) -> bool:
 
 
 def oracle(page: str, name: str) -> list[tuple[dict[str, str], float, float | None]] | None:
-    """What the general parser finds; None when it refuses the page."""
+    """The samples that the general parser finds; None when it refuses the page."""
     try:
         families = list(text_string_to_metric_families(page))
     except (ValueError, IndexError, KeyError):

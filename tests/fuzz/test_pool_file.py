@@ -1,4 +1,4 @@
-"""Whatever stands in an endpoints file beside the endpoints, it is taken or told, and bounded."""
+"""Any text in an endpoints file is read or reported, within bounds."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class ForSeconds(Protocol):
 
 
 def is_sound(rules: RuleSet) -> bool:
-    """What everything behind the reader relies on, and what processes tell each other."""
+    """The invariants that all users of the reader rely on."""
     used, rng = RequestRules(), Random(0)
     used.use(rules)
     for model in ("m", "n", "é", ""):
@@ -128,7 +128,7 @@ def is_sound(rules: RuleSet) -> bool:
 
 
 def read_or_refuse(content: bytes) -> PoolFile | None:
-    """What a file says; both readers take it or say why not, in lines that are not too long."""
+    """Read a file with both readers: they take it or say why not, in lines of bounded length."""
     found: PoolFile | None = None
     for read in (read_policies, read_pool_file):
         refusal = ""
@@ -150,7 +150,7 @@ def read_or_refuse(content: bytes) -> PoolFile | None:
     return found
 
 
-def test_objects_of_any_shape_are_taken_or_told(for_seconds: ForSeconds) -> None:
+def test_objects_of_any_shape_are_read_or_reported(for_seconds: ForSeconds) -> None:
     """Among others that are sound."""
 
     def check(documents: list[Any]) -> None:

@@ -45,7 +45,7 @@ class EchoWorker:
 
     @property
     def host_port(self) -> str:
-        """What a picker names it by."""
+        """The address by which a picker names it."""
         return f"127.0.0.1:{self.port}"
 
     async def start(self) -> None:
@@ -121,7 +121,7 @@ class EchoWorker:
 
 @dataclass
 class Answer:
-    """What the scripted picker says to the next requests."""
+    """The answers of the scripted picker to the next requests."""
 
     destination: str | None = None
     header: bool = True
@@ -150,7 +150,7 @@ class ScriptedPicker:
 
     @property
     def has_a_body(self) -> bool:
-        """Whether the latest request's body has begun to arrive."""
+        """True once the latest request's body has begun to arrive."""
         return bool(self.streams) and "request_body" in self.streams[-1].messages
 
     async def start(self) -> None:

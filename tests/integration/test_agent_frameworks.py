@@ -38,7 +38,7 @@ CHOICES = {
     "pydantic_ai": ("auto",),
     "instructor": (NAME,),
 }
-LEAST_CACHED = 0.95
+MIN_CACHED = 0.95
 
 
 @asynccontextmanager
@@ -76,4 +76,4 @@ async def test_an_agent_goes_on_for_ten_turns(framework: str, tmp_path: Path) ->
             for streams in (False, True):
                 found = await ten_turns(fleet.url, framework, choice, streams)
                 assert (found["asked"], found["answer"]) == (CITIES, DONE)
-                assert min(found["shares"][1:], default=1) > LEAST_CACHED, found["shares"]
+                assert min(found["shares"][1:], default=1) > MIN_CACHED, found["shares"]

@@ -212,7 +212,7 @@ def ask(worker: SimWorker, request: bytes) -> tuple[int, bytes]:
 
 
 def names(error: dict[str, Any], field: str) -> bool:
-    """Whether an error names a field: in `param`, or, where that is null, in the message."""
+    """True if an error names a field: in `param`, or, where that is null, in the message."""
     param = error["param"]
     if param is None:
         return field in error["message"]
@@ -345,7 +345,7 @@ def test_junk_after_a_request_does_not_hurt_it(worker: SimWorker) -> None:
 
 
 def test_running_out_of_files_is_survived() -> None:
-    """With few file descriptors newcomers get 503 while old connections go on, and it recovers."""
+    """With few file descriptors new connections get 503, old ones continue, and it recovers."""
     with sim_worker(max_files=104) as worker:
         old = [worker.connect() for _ in range(40)]
         for connection in old:

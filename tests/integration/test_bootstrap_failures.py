@@ -1,4 +1,4 @@
-"""What a generated bootstrap does when the picker is lost, hangs or returns, on the real Envoy."""
+"""A generated bootstrap on the real Envoy when the picker is lost, hangs or returns."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def test_buffered_bodies_survive_a_picker_that_hangs(bench) -> None:
         assert timeouts == {"http.ingress.ext_proc.message_timeouts": 1}
 
 
-async def test_without_a_picker_requests_are_refused_when_told_to_fail_closed(bench) -> None:
+async def test_without_a_picker_a_fail_closed_bootstrap_refuses_requests(bench) -> None:
     """With `failure_mode_allow` off nothing is served unpicked."""
     async with bench(failure_mode_allow=False) as b:
         await b.until_healthy("pool", 2)

@@ -1,4 +1,4 @@
-"""Where a generated bootstrap sends requests, measured on the real Envoy."""
+"""The destinations of requests by a generated bootstrap, measured on the real Envoy."""
 
 from __future__ import annotations
 

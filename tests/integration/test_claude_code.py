@@ -16,7 +16,7 @@ from tests.support.model.echo_model import TALK, write_echo_model
 from tests.support.worker.claude_code import VERSIONS, Turn, talk
 from tests.support.worker.sim_worker import SimWorker, sim_worker
 
-LEAST_CACHED = 0.95
+MIN_CACHED = 0.95
 REFUSAL = "{% if m.role == 'system' and not loop.first %}{{ raise_exception('no') }}{% endif %}"
 # Some templates take the system at the beginning alone.
 TALK_OF_TWO = TALK.replace("{% for m in messages %}", "{% for m in messages %}" + REFUSAL)
@@ -36,12 +36,12 @@ def worker(
 def assert_cached(turns: list[Turn]) -> None:
     """Every prompt after the first was found but for its end."""
     shares = [turn.cached / turn.total for turn in turns[1:]]
-    assert min(shares) > LEAST_CACHED, shares
+    assert min(shares) > MIN_CACHED, shares
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_turn_finds_the_last_one_in_the_cache(worker: SimWorker, version: str) -> None:
-    """Whatever the client puts at the beginning of its prompt, or between the turns."""
+    """Text that the client puts at the beginning of its prompt, or between the turns."""
     assert_cached(talk(worker.url, version))
 
 

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.envoy, pytest.mark.full]
 
 
 async def pointsman(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command as a person types it, with a pipe behind it."""
+    """The command as typed in a shell, with its output piped."""
     return await asyncio.to_thread(
         subprocess.run,
         [sys.executable, "-m", "fleet.commands.cli", *arguments],

@@ -44,9 +44,9 @@ async def external(worker: Worker) -> float:
     return hits
 
 
-async def test_answers_are_the_same_whatever_becomes_of_the_prefill(model_path: Path) -> None:
-    """Through the sidecar; with a prefill worker that stands still between the legs; with one that
-    is killed there; with none.
+async def test_answers_are_the_same_when_the_prefill_fails(model_path: Path) -> None:
+    """Through the sidecar, with a prefill worker that is stopped or killed between the legs, and
+    without any.
     """
     transfer = {"kv_port": 0, "kv_transfer_timeout": 2}
     flags = ["--model", str(model_path), "--kv-cache-memory-bytes", "100000000"]

@@ -1,4 +1,4 @@
-"""A real Envoy that knows no endpoints but those that a real picker tells it of."""
+"""A real Envoy that knows only the endpoints that a real picker publishes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VARIANTS = pytest.mark.parametrize("is_delta", [False, True], ids=["sotw", "delt
 async def test_endpoints_come_and_go_and_the_picker_is_lost_without_a_failed_request(
     tmp_path: Path, is_delta: bool
 ) -> None:
-    """Without a picker Envoy goes on with what it knew, and follows the next one."""
+    """Without a picker Envoy continues with the known endpoints, and follows the next picker."""
     async with discovery_scene(tmp_path, is_delta) as (scene, (a, b, c)), scene.clients():
         scene.list_workers(a, b)
         await scene.until_members(2)

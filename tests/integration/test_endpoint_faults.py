@@ -53,7 +53,7 @@ class FailingFleet:
         fresh.rename(self._folder / "endpoints.yaml")
 
     async def num_endpoints(self) -> int:
-        """How many the picker knows."""
+        """The number of endpoints that the picker knows."""
         async with self._http.get(f"{self._fleet.picker_url}/endpoints") as response:
             return len((await response.json())["endpoints"])
 
@@ -69,7 +69,7 @@ class FailingFleet:
         )
 
     async def received(self, number: int) -> int:
-        """How many requests Envoy has sent to a worker."""
+        """The number of requests that Envoy sent to a worker."""
         port = int(self._fleet.worker_urls[number].rpartition(":")[2])
         admin = PipeAddress(str(self._folder / "envoy.sock"))
         page = await request(admin, "/clusters?format=json", timeout_seconds=LIMIT_SECONDS)
@@ -95,7 +95,7 @@ class FailingFleet:
         return response.status
 
     async def keep_asking(self, stop: asyncio.Event) -> None:
-        """One chat after the other, until told to stop."""
+        """Send one chat after the other until stopped."""
         while not stop.is_set():
             await self.ask()
 
@@ -130,7 +130,7 @@ async def failing_fleet(*flags: str) -> AsyncIterator[tuple[Fleet, FailingFleet]
 
 @asynccontextmanager
 async def clients(failing: FailingFleet) -> AsyncIterator[None]:
-    """So many ask one thing after the other."""
+    """Run `count` clients that send one request after the other."""
     stop = asyncio.Event()
     async with asyncio.TaskGroup() as group:
         for _ in range(CLIENTS):
@@ -142,17 +142,17 @@ async def clients(failing: FailingFleet) -> AsyncIterator[None]:
 
 
 async def knows_two(failing: FailingFleet) -> bool:
-    """Whether the picker has taken one endpoint away."""
+    """True once the picker has ejected one endpoint."""
     return await failing.num_endpoints() == 2
 
 
 async def are_busy(failing: FailingFleet) -> bool:
-    """Whether the workers that serve have shown that they can."""
+    """True once every healthy worker has answered."""
     return failing.statuses[200] >= 3 * CLIENTS
 
 
 async def has_received(failing: FailingFleet, number: int, requests: int) -> bool:
-    """Whether a worker has been sent so many requests, ever."""
+    """True once a worker has been sent that many requests."""
     return await failing.received(number) >= requests
 
 
@@ -182,7 +182,7 @@ async def test_a_worker_that_fails_everything_spoils_few_requests() -> None:
 
 
 async def test_a_crowd_risks_little_on_an_idle_pool_with_a_broken_worker() -> None:
-    """Those beyond a few wait a moment, before any worker has answered."""
+    """Requests beyond the first few wait a moment, before any worker has answered."""
     async with failing_fleet() as (_, failing):
         await failing.configure(0, FAILS_ALL)
         received = await failing.received(0)

@@ -45,7 +45,7 @@ def send(worker: Worker, number: signal.Signals) -> Callable[[], None]:
     return harm
 
 
-def assert_all_told(streams: list[Ended]) -> None:
+def assert_each_reports_its_end(streams: list[Ended]) -> None:
     """Each stream ended with an error event, and without a regular end."""
     for stream in streams:
         assert stream.error is not None, stream.events[-1:]
@@ -70,7 +70,7 @@ async def report(
     answer = await worker.ask()
     back = time.monotonic()
     assert answer.status_code == 200
-    print(  # noqa: T201 (for whoever asks how long it takes)
+    print(  # noqa: T201 (shows how long it takes)
         f"\n{what}: last error event {last - harmed:.2f} s, /health 503 {down - harmed:.2f} s,"
         f" answering again {back - harmed:.2f} s after the harm"
     )
@@ -87,7 +87,7 @@ async def test_a_lost_engine_ends_every_stream_and_is_replaced(number: signal.Si
         before = await worker.counters()
         load = asyncio.create_task(under_load(worker, send(worker, number)))
         streams = await report(worker, number.name, load)
-        assert_all_told(streams)
+        assert_each_reports_its_end(streams)
         assert worker.engine_pid() not in (None, lost)
         assert lost is not None
         with pytest.raises(ProcessLookupError):
@@ -116,7 +116,7 @@ async def test_a_step_that_never_ends_is_a_stall_and_then_a_loss() -> None:
 
         requests: list[asyncio.Task[object]] = []
         load = asyncio.create_task(under_load(worker, harm))
-        assert_all_told(await report(worker, "hung step", load))
+        assert_each_reports_its_end(await report(worker, "hung step", load))
         await asyncio.gather(*requests, return_exceptions=True)
         assert worker.engine_pid() != lost
 
@@ -125,7 +125,7 @@ async def test_by_policy_the_worker_exits_instead() -> None:
     """Every stream gets its error event, then the process ends with status 1."""
     async with running_worker(*SIM, "--engine-failure-policy", "exit") as worker:
         streams, _ = await under_load(worker, send(worker, signal.SIGKILL))
-        assert_all_told(streams)
+        assert_each_reports_its_end(streams)
         assert await worker.exit_status() == 1
 
 
@@ -142,7 +142,7 @@ async def test_a_crash_loop_ends_the_worker() -> None:
 
 
 async def test_a_drain_while_the_engine_is_being_replaced_ends_with_0() -> None:
-    """SIGTERM with nobody inside and no engine: nothing to wait for."""
+    """SIGTERM without requests and without an engine: nothing to wait for."""
     async with running_worker(*SIM) as worker:
         engine = worker.engine_pid()
         send(worker, signal.SIGKILL)()
@@ -161,7 +161,7 @@ async def test_a_drain_while_the_engine_sleeps_times_out_and_ends_with_0() -> No
         slept = await worker.http.post("/sleep", params={"level": "0", "mode": "keep"})
         assert slept.status_code == 200
         worker.process.send_signal(signal.SIGTERM)
-        assert_all_told([await stream])
+        assert_each_reports_its_end([await stream])
         assert await worker.exit_status() == 0
 
 
@@ -176,7 +176,9 @@ async def test_the_real_engine_is_replaced_within_seconds(model_path: Path) -> N
         async def load() -> tuple[list[Ended], float]:
             return await under_load(worker, send(worker, signal.SIGKILL))
 
-        assert_all_told(await report(worker, "real engine", asyncio.create_task(load())))
+        assert_each_reports_its_end(
+            await report(worker, "real engine", asyncio.create_task(load()))
+        )
         assert (await worker.ask(**question)).json()["choices"] == expected
 
 

@@ -22,7 +22,7 @@ MAKER = BlockKeys(SIZE)
 
 
 def seen(index: PreciseIndex, tokens: list[int]) -> dict[str, int]:
-    """How many blocks of a prompt the index finds at the worker, by tier."""
+    """The number of blocks of a prompt that the index finds at the worker, by tier."""
     keys = MAKER.prompt("m", pack(f"<{len(tokens)}I", *tokens))
     match = index.match(keys, 0.0).get("w")
     return {} if match is None else dict(match.tiers)

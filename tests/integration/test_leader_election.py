@@ -45,7 +45,7 @@ async def test_a_leader_that_stood_still_or_ends_leads_no_more(tmp_path: Path) -
         assert scene.transitions == transitions + 1
 
 
-async def test_without_the_api_server_nobody_is_ready_and_all_serve(tmp_path: Path) -> None:
+async def test_without_the_api_server_no_picker_is_ready_and_all_serve(tmp_path: Path) -> None:
     """The leader says so within its time; one of them leads again when the server is back."""
     async with elected_pickers(tmp_path) as scene:
         await scene.api.go_away()

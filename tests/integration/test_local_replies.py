@@ -39,8 +39,8 @@ def port_of(url: str) -> int:
 
 
 async def test_envoys_own_errors_are_the_apis(bench) -> None:
-    """What is too large, does not arrive, or cannot be read; in Anthropic's form at its path; a
-    redirect has no body.
+    """Bodies that are too large, late or unreadable; in Anthropic's form at its path; a redirect
+    has no body.
     """
     async with picked(bench, limits=LIMITS) as (b, picker):
         picker.pick(b.workers[0].port)

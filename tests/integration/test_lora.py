@@ -89,8 +89,8 @@ async def test_adapters_come_and_go_under_load(model_path: Path, tmp_path: Path)
 
 @pytest.mark.envoy
 async def test_requests_meet_their_adapter(tmp_path: Path) -> None:
-    """Of repeated requests for six adapters on three workers with two slots each, at least nine of
-    ten run where the adapter is loaded already.
+    """Nine of ten repeated requests for six adapters, on three workers with two slots each, run
+    where the adapter is loaded already.
     """
     config = tmp_path / "picker.yaml"
     config.write_text(CONFIG)

@@ -20,7 +20,7 @@ STREAM_TOKENS = 1500  # a minute and a half while the workers are slow
 
 @pytest.fixture
 def port() -> int:
-    """Where the fleet of a test listens."""
+    """The port of a test's fleet."""
     return free_base_port()
 
 
@@ -56,7 +56,7 @@ class Streams:
 
 
 async def pace(fleet: Fleet, time_scale: float) -> None:
-    """What the workers answer takes so many times as long."""
+    """Make the workers' answers take `factor` times as long."""
     async with httpx.AsyncClient(timeout=LIMIT_SECONDS) as http:
         for url in fleet.worker_urls:
             answer = await http.post(f"{url}/admin/config", json={"time-scale": time_scale})
@@ -66,7 +66,7 @@ async def pace(fleet: Fleet, time_scale: float) -> None:
 async def test_a_picker_that_is_killed_or_hangs_costs_no_request_and_cuts_no_stream(
     port: int,
 ) -> None:
-    """SIGKILL and SIGSTOP under load; it comes back by itself, or goes on."""
+    """SIGKILL and SIGSTOP under load; the picker restarts by itself, or continues."""
     async with running_fleet(port, "--workers", "2") as fleet:
         await fleet.ready()
         await pace(fleet, 6)

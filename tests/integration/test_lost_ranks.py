@@ -91,7 +91,7 @@ def rank_of(engine: int | None) -> int:
 
 
 class Watched:
-    """A process whose end can be waited for by anybody."""
+    """A process whose end any task can await."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid

@@ -134,7 +134,7 @@ TOOLS: list[Any] = [
     "choice", ["required", {"type": "function", "function": {"name": "count"}}], ids=str
 )
 def test_calls_that_must_come_come_and_validate(client: openai.OpenAI, choice: Any) -> None:
-    """Whatever the model: arguments are of the tool's schema, streamed or not."""
+    """With any model, arguments follow the tool's schema, streamed or not."""
     schemas = {t["function"]["name"]: t["function"]["parameters"] for t in TOOLS}
     asked: dict[str, Any] = {"model": MODEL, "messages": HELLO, "tools": TOOLS, "max_tokens": 300}
     asked |= {"tool_choice": choice, "parallel_tool_calls": False}
@@ -144,16 +144,16 @@ def test_calls_that_must_come_come_and_validate(client: openai.OpenAI, choice: A
         with client.chat.completions.stream(**asked, seed=seed) as stream:
             streamed = stream.get_final_completion().choices[0]
         calls = whole.message.tool_calls or []
-        told = [(call.function.name, call.function.arguments) for call in calls]
-        assert told == [
+        called = [(call.function.name, call.function.arguments) for call in calls]
+        assert called == [
             (call.function.name, call.function.arguments)
             for call in streamed.message.tool_calls or []
         ]
         if whole.finish_reason == "length":
             continue
-        assert (whole.finish_reason, len(told)) == ("tool_calls", 1)
+        assert (whole.finish_reason, len(called)) == ("tool_calls", 1)
         assert not whole.message.content
-        for name, arguments in told:
+        for name, arguments in called:
             assert choice == "required" or name == "count"
             jsonschema.validate(json.loads(arguments), schemas[name])
             num_calls += 1

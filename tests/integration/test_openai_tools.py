@@ -19,7 +19,7 @@ from tests.support.worker.sim_worker import sim_worker
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
-    """Of a worker that says what it is sent."""
+    """The client of a worker that repeats its prompt."""
     flags = write_echo_model(tmp_path_factory.mktemp("echo"))
     with (
         sim_worker(*flags, "--reasoning-parser", "qwen3") as worker,
@@ -34,7 +34,7 @@ def says(text: str) -> dict[str, Any]:
 
 
 def test_calls_and_reasoning_arrive(client: openai.OpenAI) -> None:
-    """As the client's own types have them; nothing of the control tokens is in the content."""
+    """Calls parse as the client's own types; no control token is in the content."""
     choice = client.chat.completions.create(**says(ANSWER)).choices[0]
     message = choice.message
     assert choice.finish_reason == "tool_calls"
@@ -105,7 +105,7 @@ FORM = {
 
 @pytest.mark.parametrize("thought", ["", "Is it {7}?"])
 def test_a_constrained_answer_may_be_thought_about(client: openai.OpenAI, thought: str) -> None:
-    """What is thought is free, what is said has the form, streamed or not."""
+    """Reasoning is free, the answer has the form, streamed or not."""
     before = f"<think>{thought}</think>\n\n" if thought else ""
     asked = {**says(before + '{"a": 7}'), "tools": openai.omit, "response_format": FORM}
     message = client.chat.completions.create(**asked).choices[0].message
@@ -127,7 +127,7 @@ def test_a_required_call_may_be_thought_about(client: openai.OpenAI) -> None:
 def test_an_answer_to_a_prompt_that_ended_the_thought_is_constrained_at_once(
     client: openai.OpenAI,
 ) -> None:
-    """As templates write it where `enable_thinking` is false: `<think>` cannot come."""
+    """With `enable_thinking: false` the template closes `<think>`, so none can follow."""
     asked = {**says("<think>\n\n</think>\n\n"), "tools": openai.omit, "response_format": FORM}
     message = client.chat.completions.create(**asked, max_tokens=200).choices[0].message
     assert (message.content or "{").startswith("{")

@@ -64,7 +64,7 @@ class Crowd:
             return reply.status, reply.headers, await reply.text()
 
     async def hurry(self, time_scale: float) -> None:
-        """What the workers answer takes this part of its time."""
+        """Make the workers' answers take this part of their time."""
         for url in self.fleet.worker_urls:
             asking = self._session.post(f"{url}/admin/config", json={"time-scale": time_scale})
             async with asking as reply:
@@ -115,7 +115,7 @@ async def crowded(folder: Path) -> AsyncIterator[Crowd]:
 
 
 async def test_a_crowd_is_served_made_to_wait_or_sent_away(tmp_path: Path) -> None:
-    """With the reason told; clients that leave the queue make room at once."""
+    """The refusal names the reason; clients that leave the queue free their places at once."""
     async with crowded(tmp_path) as crowd:
         answers = await asyncio.gather(*(crowd.ask() for _ in range(SENT)))
         statuses = Counter(status for status, _, _ in answers)
@@ -129,8 +129,8 @@ async def test_a_crowd_is_served_made_to_wait_or_sent_away(tmp_path: Path) -> No
                 assert (error["type"], error["code"]) == ("RateLimitError", 429)
                 assert "queue of requests is full" in error["message"]
         await crowd.is_at_rest()
-        told = await crowd.series("llm_d_epp_request_error_total", fairness_id="crowd")
-        assert told == statuses[429]
+        counted = await crowd.series("llm_d_epp_request_error_total", fairness_id="crowd")
+        assert counted == statuses[429]
         assert await crowd.series("llm_d_epp_request_total", fairness_id="crowd") == statuses[200]
         assert (await crowd.ask(1))[0] == 200
         await leave_the_queue(crowd)
@@ -159,7 +159,7 @@ async def leave_the_queue(crowd: Crowd) -> None:
 
 
 async def stop_for_a_better_one(crowd: Crowd) -> None:
-    """The client of a request that may be shed is told so, and the better one takes its place."""
+    """A sheddable request is refused with the reason, and a more important one replaces it."""
     async with asyncio.TaskGroup() as group:
         shed = [group.create_task(crowd.ask(LONG, "batch")) for _ in range(WORKERS)]
         await crowd.until("llm_d_epp_request_running", WORKERS)
@@ -174,6 +174,6 @@ async def stop_for_a_better_one(crowd: Crowd) -> None:
     message = json.loads(stopped[2])["error"]["message"]
     assert message == "The request was stopped to make room for others"
     await crowd.is_at_rest()
-    told = "llm_d_epp_flow_control_revocations"
-    assert await crowd.series(f"{told}_issued_total", priority="10") == 1
-    assert await crowd.series(f"{told}_total", outcome="confirmed") == 1
+    revocations = "llm_d_epp_flow_control_revocations"
+    assert await crowd.series(f"{revocations}_issued_total", priority="10") == 1
+    assert await crowd.series(f"{revocations}_total", outcome="confirmed") == 1

@@ -66,7 +66,7 @@ class Watcher(PrecisePrefixCacheProducer):
                     self.news.clear()
                     await self.news.wait()
         except TimeoutError:
-            assert self.blocks(prompt, salt) == expected  # tells what it was instead
+            assert self.blocks(prompt, salt) == expected  # shows the difference
             raise
 
 
@@ -97,7 +97,7 @@ async def complete(worker: SimWorker, prompt: list[int], **fields: Any) -> None:
 
 @pytest.mark.parametrize("form", ["map", "array"])
 async def test_a_workers_cache_is_known_block_by_block(form: str) -> None:
-    """What came before the picker, what comes while it listens, and what a dead worker had."""
+    """Blocks from before the picker's start, blocks of now, and blocks of a dead worker."""
     ports = free_ports(2)
     labels = {"kv-events-port": str(ports[0]), "kv-events-replay-port": str(ports[1])}
     watcher, datastore = Watcher(), Datastore()

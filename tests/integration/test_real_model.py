@@ -27,7 +27,7 @@ def example(language: str, containing: str) -> str:
 
 
 async def output_of(*argv: str) -> str:
-    """What a program prints; it must succeed."""
+    """Run a program that must succeed and return its output."""
     process = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
     printed, _ = await process.communicate()
     assert process.returncode == 0
@@ -80,7 +80,7 @@ async def the_printed_curl_streams(fleet: Fleet) -> None:
 
 
 async def the_readmes_python_answers(fleet: Fleet) -> None:
-    """The example runs as it stands, but for the port."""
+    """The example runs unchanged, except for the port."""
     code = example("python", "OpenAI").replace("http://127.0.0.1:8080", fleet.url)
     answer = await output_of(sys.executable, "-c", code)
     assert all(color in answer for color in ("Red", "Blue", "Yellow"))

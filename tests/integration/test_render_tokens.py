@@ -32,7 +32,7 @@ def worker(model_path: Any) -> Iterator[SimWorker]:
 
 @pytest.fixture
 async def client() -> AsyncIterator[JsonClient]:
-    """What a running picker asks with."""
+    """The client that a running picker uses."""
     async with JsonClient() as running:
         yield running
 

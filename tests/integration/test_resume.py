@@ -1,4 +1,4 @@
-"""`pointsman up --front`: streams go on when their workers are killed, and when they restart."""
+"""`pointsman up --front`: streams continue when their workers are killed, and when they restart."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ASKED: list[dict[str, Any]] = [
 async def said(
     fleet: Fleet, fields: dict[str, Any], begun: asyncio.Event, max_tokens: int
 ) -> list[Any]:
-    """What a stream adds up to; `begun` is set by its tenth chunk."""
+    """Join the text of a stream; its tenth chunk sets `begun`."""
     stream = await fleet.openai.chat.completions.create(
         model="sim",
         max_tokens=max_tokens,
@@ -78,7 +78,7 @@ async def all_said(
 
 
 def log_of(pid: int) -> str:
-    """What a process of the fleet has printed."""
+    """The output of a process of the fleet."""
     return Path(f"/proc/{pid}/fd/1").read_text()
 
 

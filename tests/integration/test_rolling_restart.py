@@ -191,7 +191,7 @@ PATH = "/v1/chat/completions"
 
 
 def body(stream: bool, tokens: int) -> dict[str, object]:
-    """A chat of exactly so many tokens."""
+    """A chat of exactly that many tokens."""
     return {
         "model": "sim",
         "max_tokens": tokens,
@@ -328,7 +328,7 @@ flowControl: {saturationDetector: {pluginRef: concurrency-detector}}
 
 @pytest.fixture
 def port() -> int:
-    """Where the fleet of a test listens."""
+    """The port of a test's fleet."""
     return free_base_port()
 
 
@@ -348,7 +348,7 @@ class Restart:
 
 
 async def restart(fleet: Fleet, part: str) -> Restart:
-    """Begin one, as a person would."""
+    """Begin a restart from the command line."""
     argv = (sys.executable, "-m", "fleet.commands.cli", "restart", part, "--port", str(fleet.port))
     return Restart(
         await asyncio.create_subprocess_exec(
@@ -388,7 +388,7 @@ async def is_gone(processes: dict[int, str]) -> None:
 
 
 async def test_a_restart_of_everything_costs_no_request(port: int) -> None:
-    """Every part is a new process, and `explain` and supervision go on."""
+    """Every part is a new process, and `explain` and supervision continue."""
     async with running_fleet(port, "--workers", "3", *FLAGS) as fleet:
         await fleet.ready()
         before = parts_of(fleet)
@@ -467,7 +467,7 @@ async def test_a_worker_that_dies_meanwhile_does_not_stop_a_restart(port: int) -
 
 
 async def test_the_only_worker_is_replaced_by_one_beside_it(port: int) -> None:
-    """And Ctrl-C in the middle of another restart ends all, and is told."""
+    """Ctrl-C in the middle of another restart ends the fleet, and the command reports it."""
     async with running_fleet(port, "--workers", "1", *FLAGS) as fleet:
         await fleet.ready()
         before = parts_of(fleet)
@@ -490,8 +490,8 @@ async def test_the_only_worker_is_replaced_by_one_beside_it(port: int) -> None:
         await is_gone(processes)
 
 
-async def test_who_waits_or_streams_at_the_end_is_told(port: int, tmp_path: Path) -> None:
-    """Nobody is cut off, nobody passes the picker by, and a new one that fails changes nothing."""
+async def test_clients_get_a_reason_at_the_end(port: int, tmp_path: Path) -> None:
+    """No client is cut off or passes the picker by, and a failed restart changes nothing."""
     config = tmp_path / "config.yaml"
     config.write_text(QUEUE)
     flags = ("--decision-header", "--workers", "1", "--drain-timeout", "0.5", "--config")
@@ -521,7 +521,7 @@ async def test_who_waits_or_streams_at_the_end_is_told(port: int, tmp_path: Path
 
 
 async def _first_answer(http: aiohttp.ClientSession, url: str) -> aiohttp.ClientResponse:
-    """Of the first request that is not refused at the door."""
+    """The answer to the first request that is not refused."""
     async with asyncio.timeout(LIMIT_SECONDS):
         while True:
             try:

@@ -20,7 +20,7 @@ LEAVERS = 200
 async def connect(
     worker: Worker, num_sent: int | None = None, **fields: object
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A connection of our own that has asked for a long stream, or sent so many bytes of that."""
+    """A connection that has asked for a long stream, or sent a part of the request."""
     body = {
         "messages": [{"role": "user", "content": "hello"}],
         "max_tokens": 4000,
@@ -56,7 +56,7 @@ async def until_idle(worker: Worker) -> None:
 
 async def test_a_storm_of_disconnects_leaves_nothing_behind() -> None:
     """Clients leave at once, in every phase and with half a request sent: blocks and slots come
-    back, and another client's answer goes on.
+    back, and another client's answer continues.
     """
     async with running_worker(*SIM) as worker:
         patient = asyncio.create_task(worker.ask(max_tokens=200, ignore_eos=True))
@@ -76,7 +76,7 @@ async def test_a_storm_of_disconnects_leaves_nothing_behind() -> None:
         assert (await worker.ask()).status_code == 200
 
 
-async def test_a_client_that_does_not_read_is_dropped_and_delays_nobody() -> None:
+async def test_a_client_that_does_not_read_is_dropped_and_delays_no_other() -> None:
     """Its stream is aborted when its buffers have been full for long; others stream meanwhile."""
     flags = (*SIM, "--sim-time-scale", "0", "--write-stall-timeout", "0.5")
     async with running_worker(*flags) as worker:

@@ -1,4 +1,4 @@
-"""Several pools behind one real Envoy: whoever asks for a pool is served by that pool."""
+"""Several pools behind one real Envoy: the pool that a request names serves it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SIGMAS = 4.5  # of a share: missed by chance once in 150,000 runs
 
 
 def crossed(answers: Iterable[tuple[str, Answer]]) -> list[tuple[str, Answer]]:
-    """Those served by another pool than asked for, or another worker than picked."""
+    """The requests served by another pool than requested, or another worker than picked."""
     return [
         (pool, one)
         for pool, one in answers
@@ -62,7 +62,7 @@ def of_all(scene: PoolsScene, *flags: str) -> PickerProcess:
     return PickerProcess(scene.folder, [served_pool(name) for name in scene.workers], *flags)
 
 
-async def test_one_picker_keeps_three_pools_apart(tmp_path: Path) -> None:
+async def test_one_picker_serves_three_separate_pools(tmp_path: Path) -> None:
     """By the route's metadata, whatever clients say; a route with no known pool is a 500."""
     async with pools_scene(tmp_path, *POOLS) as scene:
         picker = of_all(scene)
@@ -90,7 +90,7 @@ async def test_one_picker_keeps_three_pools_apart(tmp_path: Path) -> None:
             assert await scene.counted(picker, "llm_d_epp_request_total") == after
 
 
-async def test_what_a_route_names_counts_and_not_what_the_filter_names(tmp_path: Path) -> None:
+async def test_the_pool_of_a_route_overrides_that_of_the_filter(tmp_path: Path) -> None:
     """A filter may name a pool for all routes that do not; it is not added to what they name."""
     async with pools_scene(tmp_path, A, B) as scene:
         picker = of_all(scene)
@@ -106,7 +106,7 @@ async def test_what_a_route_names_counts_and_not_what_the_filter_names(tmp_path:
 
 
 async def test_each_pool_may_have_a_port_of_its_own(tmp_path: Path) -> None:
-    """As Gateways do it, without metadata; a pool without endpoints is refused alone."""
+    """Ports name pools, as Gateways do it; only the pool without endpoints is refused."""
     async with pools_scene(tmp_path, *POOLS, "empty") as scene:
         (tmp_path / "empty.yaml").write_text('{"endpoints": []}')
         ports = {pool: free_port() for pool in scene.workers}
@@ -127,7 +127,7 @@ async def test_each_pool_may_have_a_port_of_its_own(tmp_path: Path) -> None:
 
 
 async def shares(scene: PoolsScene, count: int) -> Counter[str]:
-    """How many requests of a split route each pool has served, each the pool that was chosen."""
+    """Count the requests of a split route by pool; the chosen pool served each."""
     found: Counter[str] = Counter()
     for _, one in await scene.crowd(["split"], count):
         assert one.status == 200, one
@@ -138,7 +138,7 @@ async def shares(scene: PoolsScene, count: int) -> Counter[str]:
 
 
 def is_share(seen: int, count: int, wanted: float) -> bool:
-    """Whether a binomial draw gives it."""
+    """True if a binomial draw makes this count likely."""
     return bool(abs(seen - count * wanted) <= SIGMAS * (count * wanted * (1 - wanted)) ** 0.5)
 
 
@@ -165,7 +165,7 @@ async def test_requests_are_split_between_pools_by_weight(tmp_path: Path, is_one
 
 
 def _at(document: Document, pool: str, picker: PickerProcess) -> Document:
-    """How a pool's own picker is asked."""
+    """The call that reaches a pool's own picker."""
     cluster = f"picker-{pool}"
     add_picker(document, cluster, picker.grpc, picker.health)
     asking(document, pool, by_cluster(cluster))
@@ -253,13 +253,13 @@ def served_model(text: str) -> str:
 
 
 def page_block() -> str:
-    """What docs/several-pools.md has a newcomer copy."""
+    """The configuration that docs/several-pools.md shows."""
     text = (ROOT / "docs" / "several-pools.md").read_text().partition("## Configure Envoy")[2]
     return "".join(re.findall(r"^```bash\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
 
 
 def test_the_page_s_files_are_those_that_its_picker_reads(tmp_path: Path) -> None:
-    """What writes them works in a shell, and each pool has one worker of the page's."""
+    """The page's commands write the files in a shell, and each pool has one worker."""
     lines = page_block().splitlines()
     workers = {}
     for words in map(shlex.split, lines):

@@ -23,7 +23,7 @@ async def configure(worker: Worker, **settings: object) -> httpx.Response:
 
 
 async def seconds_of(worker: Worker, **fields: object) -> float:
-    """How long an answer of ten tokens takes."""
+    """Seconds that an answer of ten tokens takes."""
     started = time.monotonic()
     reply = await worker.ask(max_tokens=10, ignore_eos=True, **fields)
     assert reply.status_code == 200
@@ -58,7 +58,7 @@ async def test_errors_come_when_they_are_asked_for() -> None:
         assert (await worker.ask()).status_code == 200
 
 
-async def test_metrics_and_load_headers_tell_the_same_lies() -> None:
+async def test_metrics_and_load_headers_report_the_same_false_load() -> None:
     """A picker that reads either is misled alike."""
     async with running_worker(*SIM) as worker:
         await configure(worker, fake_metrics={"waiting-requests": 77, "kv-cache-usage": "NaN"})
@@ -74,7 +74,7 @@ async def test_metrics_and_load_headers_tell_the_same_lies() -> None:
 
 
 async def test_a_crashed_engine_ends_its_streams_and_comes_back() -> None:
-    """After so many tokens; the stream says so, and the next answer comes from a new engine."""
+    """The engine dies after some tokens; the stream says so, and a new engine answers next."""
     async with running_worker(*SIM) as worker:
         await configure(worker, crash={"target": "engine", "after-tokens": 20})
         ended = await worker.stream(lambda: None)

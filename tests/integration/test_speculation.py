@@ -1,4 +1,4 @@
-"""Speculation in real processes: the same answers in fewer steps, and numbers that tell."""
+"""Speculation in real processes: the same answers in fewer steps, and numbers that show it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NGRAM = {
 }
 SIM = ("--engine", "sim", "--sim-mode", "echo", "--sim-decode-base-ms", "1")
 SONG = "row row row your boat gently down the stream merrily merrily merrily merrily " * 3
-TOLD = "--enable-per-request-metrics"
+PER_REQUEST_METRICS = "--enable-per-request-metrics"
 PAGE = Path(__file__).parents[2] / "docs/speculation.md"
 
 
@@ -43,7 +43,10 @@ def speculating(**config: object) -> tuple[str, str]:
 async def both(*flags: str) -> AsyncIterator[tuple[Worker, Worker]]:
     """A worker without speculation, and one with."""
     async with AsyncExitStack() as stack:
-        starting = running_worker(*flags), running_worker(*flags, TOLD, *speculating(**NGRAM))
+        starting = (
+            running_worker(*flags),
+            running_worker(*flags, PER_REQUEST_METRICS, *speculating(**NGRAM)),
+        )
         plain, drafting = await asyncio.gather(*map(stack.enter_async_context, starting))
         yield plain, drafting
 
@@ -62,14 +65,14 @@ async def counted(worker: Worker) -> dict[str, float]:
 
 
 async def answered(worker: Worker, body: dict[str, Any]) -> tuple[dict[str, Any], Any]:
-    """A body without what tells answers apart, and its figures of speculation."""
+    """A body without its identity, and its figures of speculation."""
     path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
     response = await worker.http.post(path, json=body)
     assert response.status_code == 200, response.text
-    told = response.json()
-    figures = (told.pop("metrics") or {}).get("speculative_decoding")
-    del told["id"], told["created"], told["usage"]["prompt_tokens_details"]
-    return told, figures
+    answer = response.json()
+    figures = (answer.pop("metrics") or {}).get("speculative_decoding")
+    del answer["id"], answer["created"], answer["usage"]["prompt_tokens_details"]
+    return answer, figures
 
 
 async def streamed(client: openai.AsyncOpenAI, **body: Any) -> tuple[str, str | None, int]:
@@ -106,8 +109,8 @@ async def test_answers_are_the_same_with_and_without_drafts() -> None:
         total: dict[str, int] = dict.fromkeys(("steps", "drafted", "accepted"), 0)
         for body in BODIES:
             expected, none = await answered(plain, body)
-            told, figures = await answered(drafting, body)
-            assert told == expected
+            answer, figures = await answered(drafting, body)
+            assert answer == expected
             assert (none, figures is None) == (None, False)
             total["steps"] += figures["num_spec_steps"]
             total["drafted"] += figures["num_draft_tokens"]
@@ -144,9 +147,9 @@ async def test_the_real_model_says_the_same_in_fewer_steps(model_path: Path) -> 
     async with both("--model", str(model_path), *small) as (plain, drafting):
         for body in bodies:
             expected, _ = await answered(plain, body)
-            told, figures = await answered(drafting, body)
-            assert close_in_logprobs(told, expected)
-            assert (told["choices"][0]["finish_reason"] == "stop") == ("stop" in body)
+            answer, figures = await answered(drafting, body)
+            assert close_in_logprobs(answer, expected)
+            assert (answer["choices"][0]["finish_reason"] == "stop") == ("stop" in body)
             assert figures["num_accepted_draft_tokens"] > 0
         steps = [
             (await worker.counters())[_named("pointsman:engine_steps_total")]
@@ -155,14 +158,14 @@ async def test_the_real_model_says_the_same_in_fewer_steps(model_path: Path) -> 
         assert steps[1] < steps[0]
 
 
-def close_in_logprobs(told: dict[str, Any], expected: dict[str, Any]) -> bool:
+def close_in_logprobs(answer: dict[str, Any], expected: dict[str, Any]) -> bool:
     """Equal, but for what rows that are computed together change in the sixth place."""
-    for one, other in zip(told["choices"], expected["choices"], strict=True):
+    for one, other in zip(answer["choices"], expected["choices"], strict=True):
         lists = [
             (choice.pop("logprobs") or {}).get("token_logprobs", []) for choice in (one, other)
         ]
         assert lists[0] == pytest.approx(lists[1], abs=1e-3)
-    return told == expected
+    return answer == expected
 
 
 def _named(name: str) -> str:
@@ -196,11 +199,16 @@ async def test_a_worker_says_what_is_wrong_with_the_configuration(
 
 @pytest.mark.envoy
 async def test_a_fleet_drafts_as_the_page_says() -> None:
-    """The command stands there word for word; its workers draft what clients behind Envoy get."""
+    """The page has the command word for word; its workers draft the clients' answers."""
     line = next(li for li in PAGE.read_text().splitlines() if "suffix" in li and "up --" in li)
     given = shlex.split(line, comments=True)
     worker_args = given[given.index("--worker-args") + 1]
-    flags = ("--workers", "1", "--worker-args", f"{worker_args} {TOLD} --sim-mode echo")
+    flags = (
+        "--workers",
+        "1",
+        "--worker-args",
+        f"{worker_args} {PER_REQUEST_METRICS} --sim-mode echo",
+    )
     async with running_fleet(free_base_port(), *flags) as fleet:
         await fleet.ready()
         answer = await fleet.openai.completions.create(

@@ -37,7 +37,7 @@ class Family:
         """Process id → command line."""
         found = {}
         for folder in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):  # gone meanwhile, or somebody else's
+            with contextlib.suppress(OSError):  # gone meanwhile, or another user's
                 state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
                 if state in "ZX":
                     continue
@@ -59,7 +59,7 @@ class Family:
 
 @pytest.fixture
 def family(monkeypatch: pytest.MonkeyPatch) -> Family:
-    """Of whatever the test starts from now on."""
+    """The processes that the test starts from now on."""
     return Family(monkeypatch)
 
 

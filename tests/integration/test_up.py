@@ -26,7 +26,7 @@ pytestmark = pytest.mark.envoy
 
 @pytest.fixture
 def port() -> int:
-    """Where the fleet of a test listens."""
+    """The port of a test's fleet."""
     return free_base_port()
 
 
@@ -147,7 +147,7 @@ async def test_a_signal_during_the_start_stops_it(port: int) -> None:
 async def test_a_start_that_fails_leaves_no_folder_behind(
     port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is to be known of it has been printed: the reason, and the end of a log."""
+    """The command prints the reason and the end of the log."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     async with running_fleet(port, "--startup-timeout", "0.01") as fleet:
         assert await asyncio.wait_for(fleet.process.wait(), LIMIT_SECONDS) == 1

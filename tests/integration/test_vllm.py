@@ -55,26 +55,26 @@ class Pair:
         assert answer.json()["usage"]["completion_tokens"] == max_tokens
 
     async def endpoints(self) -> dict[str, dict[str, Any]]:
-        """What the picker knows of each engine."""
+        """The picker's knowledge of each engine."""
         page = (await self.http.get(f"{self.picker}/endpoints")).json()
         return {row["name"]: row["metrics"] for row in page["endpoints"]}
 
     async def is_known(self) -> bool:
-        """Whether both engines' metrics were read."""
+        """True once both engines' metrics were read."""
         return all((await self.endpoints()).values())
 
     async def has_queue(self, engine: str) -> bool:
-        """Whether requests wait at an engine, as the picker sees it."""
+        """True while requests wait at an engine, by the picker's metrics."""
         metrics = (await self.endpoints())[engine]
         return metrics is not None and metrics["waiting_requests"] >= 2
 
     async def is_idle(self) -> bool:
-        """Whether nothing runs anywhere, as the picker sees it."""
+        """True while no request runs at any engine, by the picker's metrics."""
         loads = (await self.endpoints()).values()
         return all(m and m["waiting_requests"] + m["running_requests"] == 0 for m in loads)
 
     async def decisions(self) -> dict[str, int]:
-        """How often each engine was picked so far."""
+        """The number of picks by engine so far."""
         page = (await self.http.get(f"{self.picker}/metrics")).text
         found: dict[str, int] = {}
         for labels, count in re.findall(r"llm_d_epp_scheduler_attempts_total{(.*)} (\S+)", page):

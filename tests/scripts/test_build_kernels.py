@@ -93,7 +93,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def build(project: Path, command: str = "ours", **environment: str) -> tuple[str, str]:
-    """What the build printed, and the kind and name of each symbol of the library, if any."""
+    """The output of the build, and the kind and name of each symbol of the library, if any."""
     for old in project.glob("build"):
         shutil.rmtree(old)
     sources = [f"{name}.cpp" for name in SOURCES]

@@ -1,4 +1,4 @@
-"""What `make up` installs, what it shows meanwhile, and how a failed installation ends."""
+"""`make up`'s installation: its packages, its progress, and the end of a failed one."""
 
 from __future__ import annotations
 

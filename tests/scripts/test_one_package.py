@@ -1,4 +1,4 @@
-"""What the build step changes in a module, and what it leaves alone."""
+"""The build step's changes to a module."""
 
 from __future__ import annotations
 
