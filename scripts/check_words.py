@@ -22,7 +22,7 @@ ROOTS = (*PROGRAMS, "scripts", "benchmarks", "tests", "docs")
 PAGES = ("README.md", "CHANGELOG.md")
 # Folders whose English was not revised yet.
 UNREVISED = (
-    *("tests/picker", "tests/worker", "tests/fleet", "tests/support", "tests/fakes"),
+    *("tests/base", "tests/picker", "tests/worker", "tests/fleet", "tests/support", "tests/fakes"),
     "docs/configuration.md",
     *("picker", "worker", "fleet"),
 )
