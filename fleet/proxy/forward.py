@@ -1,4 +1,4 @@
-"""What the programs have in common that stand between HTTP clients and servers."""
+"""Parts that the proxies share: server, streaming of an answer, errors."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ Handle = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def runner_of(handle: Handle, drain_seconds: float, reads: bool = False) -> web.AppRunner:
-    """A server of every path. A request ends with its client. `reads`: compressed bodies are
-    unpacked.
+    """Create a server for every path. A request is cancelled when its client disconnects. With
+    `reads`, compressed bodies are decompressed.
     """
     application = web.Application(client_max_size=MAX_BODY_BYTES)
     application.router.add_route("*", "/{path:.*}", handle)
@@ -47,7 +47,7 @@ async def serve(
     *,
     reads: bool = False,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then call `drains`, and end when all requests have, or
+    """Serve until SIGTERM or SIGINT, then call `drains`, and return when all requests have ended or
     `drain_seconds` are over. Raises `FleetError` when the port cannot be listened on.
     """
     host, port = address
@@ -72,21 +72,21 @@ async def serve(
 
 
 def error_answer(error: RequestError) -> web.Response:
-    """As a worker writes it."""
+    """Write an error in the form that a worker uses."""
     return web.Response(
         status=error.status, body=error_body(error), content_type="application/json"
     )
 
 
 def unavailable(message: str) -> RequestError:
-    """Nothing answers behind here."""
+    """Create the error for a request that no server behind the proxy answers."""
     return RequestError(message, status=503, type="ServiceUnavailableError")
 
 
 async def begun(
     request: web.Request, source: aiohttp.ClientResponse, *dropped: str
 ) -> web.StreamResponse:
-    """An answer that begins as `source` does, without the headers `dropped`."""
+    """Start an answer with the status and headers of `source`, without the headers `dropped`."""
     headers = forwarded_headers(source.headers.items(), *dropped)
     response = web.StreamResponse(status=source.status, reason=source.reason, headers=headers)
     response.content_length = source.content_length
@@ -114,6 +114,6 @@ async def pass_on(
             return response
     except (aiohttp.ClientError, OSError) as error:
         if response is not None:
-            raise  # the client sees the answer cut off, as it was here
+            raise  # the client's answer is cut off like the server's
         logger.warning("%s does not answer: %s", url, error)
         return error_answer(unavailable("no worker answers"))

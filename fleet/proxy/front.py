@@ -2,24 +2,23 @@
 
 Theory of operation
 -------------------
-A worker of this project that is asked for a stream with the field `resume` follows each write with
-a comment that has the ids of the tokens written. What has come is passed on up to such a comment,
-and held from there: so the client has the text of exactly the tokens that are known here. The last
-write, with the reason why the answer ends, goes on once `[DONE]` is there. When a stream breaks
-before that, what is held is dropped, and the request is sent again with those tokens: the gateway's
-picker chooses a living worker, which goes on after them (`worker.api.generate.resumption`).
+When a stream is requested with the field `resume`, a worker of this project follows each write with
+a comment that has the ids of the tokens written. The front passes bytes on up to such a comment and
+holds the rest: so the client has the text of exactly the tokens that are known here. The last
+write, which has the finish reason, is passed on together with `[DONE]`. When a stream breaks before
+that, the front drops the held bytes and sends the request again with those tokens: the gateway's
+picker chooses a live worker, which continues after them (`worker.api.generate.resumption`).
 
 A stream is broken when its connection is, when it ends without `[DONE]`, is silent for too long, or
 ends in an error event with the code 503: the engine died, or the worker shuts down. Any other error
-is the worker's answer. So is what it refuses before the stream begins; what a gateway says because
-it has found no worker that answers (502, 503 or 504 that is not JSON, or that Envoy or the picker
-has signed) is not.
+is the worker's answer, and so is a refusal before the stream begins. A gateway's reply that it
+found no worker (502, 503 or 504 that is not JSON, or that Envoy or the picker has signed) is not.
 
-Answers that are not streamed are held whole, and asked for again when they break. Everything else
-is passed on as it comes: other paths, streams of other APIs and of other servers, bodies that are
+Answers that are not streamed are held whole, and requested again when they break. Everything else
+is passed on as it arrives: other paths, streams of other APIs and of other servers, bodies that are
 compressed or longer than `MAX_HELD_BYTES`, several answers at once (`n`).
 
-Nothing outlives a request here, so there may be any number of fronts.
+The front stores nothing beyond a request, so any number of fronts can run.
 """
 
 from __future__ import annotations
@@ -62,8 +61,8 @@ _OK, _TOO_MANY, _CLIENT_CLOSED_REQUEST, _GONE = 200, 429, 499, 503
 _NO_WORKER = (502, 503, 504)
 _SIGNATURES = (LOCAL_REPLY_HEADER, DROP_REASON_HEADER)
 _EVENT_STREAM = "text/event-stream"
-_MOST_WORDS = 200  # characters of a refusal that are repeated
-# What Envoy says when a worker that has a request goes away before it answers.
+_MAX_QUOTED_CHARACTERS = 200  # characters of a refusal that are quoted
+# Envoy's text when a worker disconnects before it answers a request.
 _LOST = b"connection termination"
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.05, 1.0
 
@@ -72,8 +71,6 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class FrontOptions:
-    """What the user asked for."""
-
     host: str
     port: int
     gateway: str
@@ -97,15 +94,15 @@ async def _serve(options: FrontOptions) -> int:
 
 
 class _Asked(msgspec.Struct):
-    """What a body says of its answer."""
+    """The fields of a body that decide how it is answered."""
 
     stream: bool | None = None
     resume: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
 class Front:
-    """Handles requests; keeps nothing of them. Owns whether it drains: then a stream that breaks
-    ends, because workers may be ending too.
+    """Handles requests; stores nothing about them. Owns whether it drains: then a stream that
+    breaks ends, because workers may be ending too.
     """
 
     def __init__(self, options: FrontOptions, session: aiohttp.ClientSession) -> None:
@@ -114,11 +111,11 @@ class Front:
         self.is_draining = False
 
     def drain(self) -> None:
-        """Resume nothing any more."""
+        """Resume no more streams."""
         self.is_draining = True
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """One request, from its client to the end of the answer."""
+        """Handle one request, from its client to the end of the answer."""
         headers = forwarded_headers(request.headers.items())
         url = f"{self.options.gateway.rstrip('/')}{request.rel_url}"
         if not _is_held(request):
@@ -128,7 +125,7 @@ class Front:
         try:
             asked = msgspec.json.decode(body, type=_Asked)
         except (msgspec.MsgspecError, RecursionError):
-            asked = _Asked(resume=msgspec.Raw(b""))  # the worker says what is wrong with it
+            asked = _Asked(resume=msgspec.Raw(b""))  # the worker reports the error
         streams = bool(asked.stream)
         is_marked = streams and request.path in _MARKED and asked.resume is msgspec.UNSET
         if is_marked:
@@ -149,7 +146,7 @@ def _is_held(request: web.Request) -> bool:
 
 
 class _BrokenError(Exception):
-    """The answer did not come to its end. `is_refusal`: no worker has failed with the request."""
+    """The answer broke off. `is_refusal`: no worker has failed with the request."""
 
     def __init__(self, reason: str, *, is_refusal: bool = False) -> None:
         super().__init__(reason)
@@ -157,16 +154,16 @@ class _BrokenError(Exception):
 
 
 class _RefusedError(Exception):
-    """A worker will not go on with the answer, and no other would."""
+    """A worker refuses to continue the answer, and so would any other."""
 
 
 class _ClientGoneError(Exception):
-    """There is nobody to answer."""
+    """The client has disconnected."""
 
 
 class Marks:
-    """A stream with marks, as it comes. Owns what is held back of it, and the tokens of what was
-    passed on; they are None until something was.
+    """A stream with marks. Owns the held bytes, and the tokens of the bytes passed on; they are
+    None until the first mark.
     """
 
     def __init__(self) -> None:
@@ -175,8 +172,9 @@ class Marks:
         self.is_complete = False
 
     def take(self, chunk: bytes) -> bytes:
-        """What can be passed on with this chunk: all up to the last mark, or to the end, and other
-        comments behind that. Raises `msgspec.MsgspecError` when a mark cannot be read.
+        """Return the bytes that can be passed on with this chunk: all up to the last mark, or to
+        the end, and other comments behind that. Raises `msgspec.MsgspecError` when a mark cannot be
+        read.
         """
         held = self.held
         held += chunk
@@ -193,7 +191,7 @@ class Marks:
                 tokens = (tokens or []) + new
             self.is_complete = self.is_complete or is_end
             start = end
-        # Not before all marks are read: what is passed on and what is known of it go together.
+        # After all marks are read, so that the bytes passed on and the known tokens agree.
         if tokens is not None:
             self.token_ids = self.token_ids or []
             self.token_ids += tokens
@@ -201,7 +199,7 @@ class Marks:
         return bytes(passed)
 
     def has_final_error(self) -> bool:
-        """Whether what is held ends with an error that is the worker's answer."""
+        """Check if the held bytes end with an error that is the worker's answer."""
         last = bytes(self.held).rstrip(b"\n").rsplit(b"\n\n", 1)[-1]
         try:
             event = msgspec.json.decode(last.removeprefix(b"data: "), type=_ErrorEvent)
@@ -219,14 +217,14 @@ class _ErrorEvent(msgspec.Struct):
 
 
 class _Client:
-    """Who is answered. Owns the response. Writing raises `_ClientGoneError`."""
+    """The receiver of the answer. Owns the response. Writing raises `_ClientGoneError`."""
 
     def __init__(self, request: web.Request) -> None:
         self._request = request
         self.response: web.StreamResponse | None = None
 
     async def write(self, source: aiohttp.ClientResponse, text: bytes) -> None:
-        """Begin as `source` does, if nothing was written yet."""
+        """Write a part of the answer, which begins as `source` does."""
         response = self.response
         try:
             if response is None:
@@ -236,7 +234,7 @@ class _Client:
             raise _ClientGoneError from error
 
     async def end(self) -> None:
-        """That was all."""
+        """End the answer regularly."""
         assert self.response is not None  # noqa: S101 (the caller's promise)
         try:
             await self.response.write_eof()
@@ -244,14 +242,14 @@ class _Client:
             raise _ClientGoneError from error
 
     def cut(self) -> None:
-        """End without an end, so that nothing takes half an answer for a whole one."""
+        """Close the connection, so that half an answer is not taken for a whole one."""
         if self._request.transport is not None:
             self._request.transport.close()
 
 
 class _Course:
-    """One request, from worker to worker. Owns how often it has failed since a token came, and what
-    the worker of a stream with marks has said of it (`_state`).
+    """One request, from worker to worker. Owns the number of failures since the last token, and the
+    state that the worker of a stream with marks has sent (`_state`).
     """
 
     def __init__(
@@ -270,7 +268,7 @@ class _Course:
         self._give_up_at = 0.0
 
     async def run(self) -> web.StreamResponse:
-        """Ask until there is an answer."""
+        """Try workers until one has answered."""
         num_tokens = 0
         while True:
             try:
@@ -286,7 +284,11 @@ class _Course:
             if not self._may_try_again(reason):
                 return await self._give_up(f"no worker answers: {reason}")
             if self._num_failures == 1:
-                how = f"goes on after {num_tokens} tokens" if self._has_begun else "is asked again"
+                how = (
+                    f"continues after {num_tokens} tokens"
+                    if self._has_begun
+                    else "is requested again"
+                )
                 logger.warning("%s: an answer %s: %s", self._url, how, reason)
             longest = min(_LONGEST_WAIT_SECONDS, _FIRST_WAIT_SECONDS * 2**self._num_failures)
             await asyncio.sleep(random.uniform(longest / 2, longest))
@@ -300,7 +302,7 @@ class _Course:
         return 0 if self._marks is None else len(self._marks.token_ids or ())
 
     def _may_try_again(self, reason: _BrokenError) -> bool:
-        """Whether another worker may be asked, now that one did not answer."""
+        """Decide if another worker may be tried after a failure."""
         now = asyncio.get_running_loop().time()
         if not self._num_failures:
             self._give_up_at = now + self._options.patience
@@ -316,14 +318,14 @@ class _Course:
         error = unavailable(reason)
         if response is None:
             return error_answer(error)
-        if self._state:  # else it may have been cut within an event
+        if self._state:  # without marks it may have been cut within an event
             with contextlib.suppress(aiohttp.ClientError, OSError):
                 await response.write(error_frame(error))
         self._client.cut()
         return response
 
     async def _attempt(self) -> web.StreamResponse:
-        """Ask once. Raises `_BrokenError`, `_RefusedError` and `_ClientGoneError`."""
+        """Try once. Raises `_BrokenError`, `_RefusedError` and `_ClientGoneError`."""
         asking = self._session.post(self._url, data=self._asked(), headers=self._headers)
         try:
             async with self._limit():
@@ -331,7 +333,7 @@ class _Course:
         except (aiohttp.ClientError, OSError) as error:
             if isinstance(error, aiohttp.ClientConnectorError):
                 raise _BrokenError("the gateway does not answer", is_refusal=True) from error
-            raise _BrokenError(str(error) or "silent") from error  # it may have run
+            raise _BrokenError(str(error) or "silent") from error  # the request may have run
         async with source:
             await self._check(source)
             state = source.headers.get(STATE_HEADER)
@@ -339,7 +341,7 @@ class _Course:
                 self._state = json.loads(state)
                 await self._follow(source, self._marks)
             elif self._has_begun:
-                raise _BrokenError("this worker cannot go on with it", is_refusal=True)
+                raise _BrokenError("this worker cannot continue it", is_refusal=True)
             else:
                 self._state = {}
                 await self._take_whole(source)
@@ -357,11 +359,11 @@ class _Course:
         return b'{"resume":' + msgspec.json.encode(resume) + b"," + self._body[start:]
 
     def _limit(self) -> asyncio.Timeout:
-        """How long a worker may be silent."""
+        """Limit the time that a worker may be silent."""
         return asyncio.timeout(self._options.stall_timeout if self._has_begun else None)
 
     async def _check(self, source: aiohttp.ClientResponse) -> None:
-        """Raise unless this is the answer, or what goes on with it."""
+        """Raise unless this is the answer, or its continuation."""
         status, is_workers = source.status, source.content_type == "application/json"
         is_workers = is_workers and not any(name in source.headers for name in _SIGNATURES)
         if status == _OK or not (self._has_begun or (status in _NO_WORKER and not is_workers)):
@@ -371,10 +373,10 @@ class _Course:
                 said = await source.read()
         except (aiohttp.ClientError, OSError) as error:
             raise _BrokenError(str(error)) from error
-        words = said.decode("utf-8", "replace")[:_MOST_WORDS]
+        words = said.decode("utf-8", "replace")[:_MAX_QUOTED_CHARACTERS]
         if status in (*_NO_WORKER, _TOO_MANY):
             raise _BrokenError(f"{status} {words}", is_refusal=_LOST not in said)
-        raise _RefusedError(f"the answer cannot go on: {status} {words}")
+        raise _RefusedError(f"the answer cannot continue: {status} {words}")
 
     async def _follow(self, source: aiohttp.ClientResponse, marks: Marks) -> None:
         """Pass on a stream with marks."""
@@ -388,7 +390,9 @@ class _Course:
                 if marks.is_complete:
                     await self._client.end()
                     with contextlib.suppress(aiohttp.ClientError, OSError):
-                        await self._next(source)  # its end, so that the connection is used again
+                        await self._next(
+                            source
+                        )  # read its end, so that the connection can be reused
                     return
                 if len(marks.held) > MAX_HELD_BYTES:
                     raise _RefusedError(f"more than {MAX_HELD_BYTES} bytes have no mark")
@@ -404,7 +408,9 @@ class _Course:
             return await source.content.readany()
 
     async def _take_whole(self, source: aiohttp.ClientResponse) -> None:
-        """Pass on an answer that cannot be resumed; as far as it can be held, once it is whole."""
+        """Pass on an answer that cannot be resumed, once it is complete if it is small enough to
+        hold.
+        """
         most = 0 if source.content_type == _EVENT_STREAM else MAX_HELD_BYTES
         held = bytearray()
         try:

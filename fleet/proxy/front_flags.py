@@ -1,4 +1,4 @@
-"""The flags of `pointsman front`."""
+"""The command line of `pointsman front`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ _FLAGS = """
 
 
 def build_parser() -> Parser:
-    """All of them."""
     parser = Parser(
         prog="pointsman front",
         description="Stand in front of a gateway: when the worker of a stream dies, ask the gateway"

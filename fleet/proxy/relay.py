@@ -1,4 +1,4 @@
-"""One address that stays, in front of a server that moves."""
+"""A fixed TCP address in front of a server that moves."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from fleet.envoy.settings import SocketAddress
 from fleet.errors import FleetError
 
 _PIECE_BYTES = 1 << 16
-_PAUSE_SECONDS = 0.5  # when the system has no descriptor left for another connection
+_PAUSE_SECONDS = 0.5  # while the system has no descriptor for another connection
 
 
 class Relay:
-    """Pass connections on to `target`, whatever they carry. Owns the listening socket from its
-    construction to the end of `run`.
+    """Forwards connections to `target`, whatever protocol they carry. Owns the listening socket
+    from its construction to the end of `run`.
 
-    A new `target` takes the connections that come from then on; those that exist stay where they
-    are until either side closes them. While `target` refuses connections, so does the relay.
+    A new `target` receives the connections that are opened from then on; existing connections stay
+    until either side closes them. While `target` refuses connections, so does the relay.
     """
 
     def __init__(self, address: SocketAddress, target: SocketAddress) -> None:
-        """Listen. Raises `FleetError` when something else does."""
+        """Listen. Raises `FleetError` when another server does."""
         self.target = target
         try:
             self._socket = socket.create_server((address.host, address.port))
@@ -32,7 +32,7 @@ class Relay:
         self._socket.setblocking(False)
 
     async def run(self) -> None:
-        """Serve until cancelled; no connection is left then."""
+        """Serve until cancelled; then no connection remains."""
         loop = asyncio.get_running_loop()
         with self._socket:
             async with asyncio.TaskGroup() as group:
@@ -45,7 +45,7 @@ class Relay:
                     group.create_task(self._carry(client), name="relay")
 
     async def _carry(self, client: socket.socket) -> None:
-        """One connection, until the server has closed it or either side is gone."""
+        """Forward one connection until the server has closed it or either side has disconnected."""
         target, loop = self.target, asyncio.get_running_loop()
         with client, socket.socket() as server, contextlib.suppress(OSError):
             server.setblocking(False)
@@ -57,7 +57,7 @@ class Relay:
 
 
 async def _pump(source: socket.socket, sink: socket.socket) -> None:
-    """Copy until `source` ends or `sink` is gone."""
+    """Copy until `source` ends or `sink` is closed."""
     loop = asyncio.get_running_loop()
     with contextlib.suppress(OSError):
         while data := await loop.sock_recv(source, _PIECE_BYTES):

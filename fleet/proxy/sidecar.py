@@ -2,17 +2,17 @@
 
 Theory of operation
 -------------------
-A request whose header `x-prefiller-host-port` names a prefill worker goes there and to the decode
-worker, whose answer is streamed through here.
+A request whose header `x-prefiller-host-port` names a prefill worker is sent there and to the
+decode worker, whose answer is streamed to the client.
 
-- `nixlv2`: to the prefill worker first, and then, with what it says of the KV, to the decode worker
-  (`worker.api.routes.prefill_leg`).
+- `nixlv2`: first to the prefill worker, and then, with its description of the KV, to the decode
+  worker (`worker.api.routes.prefill_leg`).
 - `sglang`: the same body to both at once. It names a room at the prefill worker's bootstrap server,
   where the decode worker waits for the KV.
 
-Everything else is passed on as it is, without the header. Nothing is stored here. A client that
-leaves ends the leg that runs; but SGLang's prefill worker is not interrupted, as it serves a room
-that the decode worker may be reading.
+Everything else is passed on unchanged, without the header. The sidecar stores nothing. When a
+client disconnects, the running leg ends; but SGLang's prefill worker is not interrupted, because
+the decode worker may be reading from its room.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from worker.api.routes.prefill_leg import (
 )
 from worker.errors import RequestError
 
-_ROOMS_AT_ONCE = 1000  # in a nanosecond
+_ROOMS_AT_ONCE = 1000  # started in the same nanosecond
 
 
 @dataclass(frozen=True, slots=True)
 class SidecarOptions:
-    """What the user asked for. `prefiller_networks` None: private ones."""
+    """The values of the flags. `prefiller_networks` None: private ones."""
 
     host: str
     port: int
@@ -84,7 +84,7 @@ class Sidecar:
     @classmethod
     @contextlib.asynccontextmanager
     async def running(cls, options: SidecarOptions) -> AsyncIterator[Sidecar]:
-        """One with connections; at the end it leaves none."""
+        """Create a sidecar with connections; cancel its prefills at the end."""
         async with new_session() as session:
             sidecar = cls(options, session)
             try:
@@ -95,7 +95,7 @@ class Sidecar:
                 await asyncio.gather(*sidecar._prefills, return_exceptions=True)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """One request, from its client to the end of the answer."""
+        """Handle one request, from its client to the end of the answer."""
         named = request.headers.get(PREFILLER_HEADER)
         headers = forwarded_headers(request.headers.items(), PREFILLER_HEADER, "content-encoding")
         has_two_legs = request.method == "POST" and request.path in PATHS
@@ -120,7 +120,7 @@ class Sidecar:
     def _begin_prefill(
         self, prefiller: str, request: web.Request, headers: Headers, body: bytes
     ) -> bytes:
-        """The body of both legs, of which the first is on its way."""
+        """Send the first leg, and return the body of both."""
         asked = decoded(body)
         if asked is None:
             return body

@@ -1,4 +1,4 @@
-"""The flags of `pointsman sidecar`."""
+"""The command line of `pointsman sidecar`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ _FLAGS = """
 
 
 def build_parser() -> Parser:
-    """All of them."""
     parser = Parser(
         prog="pointsman sidecar",
         description="Stand in front of a decode worker: have the prompt of a request run by the"

@@ -1,9 +1,8 @@
-"""Orders to a running fleet, and `pointsman restart`, which gives them.
+"""Orders to a running fleet, and `pointsman restart`, which sends them.
 
-They come by a unix socket in the fleet's folder, one JSON document a line.
-
-The client sends one `Order`; the fleet answers with any number of `Progress`, then one `Outcome`,
-and hangs up. A client that goes away changes nothing: what has begun goes on.
+Orders arrive through a unix socket in the fleet's folder, one JSON document a line. The client
+sends one `Order`; the fleet answers with any number of `Progress`, then one `Outcome`, and closes
+the connection. An order that has begun continues when its client disconnects.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from fleet.errors import FleetError
 from fleet.run.running_picker import the_fleet
 
 ALL = "all"
-CUT = 3  # all is back, but not every client got its answer
+CUT = 3  # all parts are back, but some clients got no answer
 MAX_LINE_BYTES = 65_536
 _CONNECT_SECONDS = 5.0
 Say = Callable[[str], None]
 
 
 class Part(Enum):
-    """What can be restarted by itself."""
+    """A part of the fleet that can be restarted separately."""
 
     PICKER = "picker"
     ENVOY = "envoy"
@@ -37,7 +36,7 @@ class Part(Enum):
 
 
 class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is to be restarted, in that order."""
+    """The parts to restart, in that order."""
 
     restart: tuple[Part, ...]
 
@@ -47,7 +46,7 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
 
 
 class Outcome(msgspec.Struct, frozen=True, tag="outcome"):
-    """The last line; `failure` is None when all is done. `cut` requests were not finished."""
+    """The last line; `failure` is None on success. `cut` requests were not finished."""
 
     failure: str | None = None
     cut: int = 0
@@ -58,15 +57,17 @@ _Answer = Progress | Outcome
 
 
 class Control:
-    """Takes orders, each connection one. `obey` carries one out, and returns how many
-    requests that cut; it raises `FleetError`.
+    """Accepts orders, one a connection. `obey` executes one and returns how many requests it cut;
+    it raises `FleetError`.
     """
 
     def __init__(self, path: str, obey: Obey) -> None:
         self._path, self._obey = path, obey
 
     async def run(self) -> None:
-        """Take orders until cancelled; those under way end then too, and their clients learn it."""
+        """Accept orders until cancelled; orders in progress then end too, and their clients are
+        notified.
+        """
         async with asyncio.TaskGroup() as group:
 
             def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -86,12 +87,12 @@ class Control:
             send(Outcome("the fleet stops"))
             raise
         finally:
-            writer.close()  # what is written by then is sent first
+            writer.close()  # after everything written so far has been sent
 
     async def _outcome(self, reader: asyncio.StreamReader, say: Say) -> Outcome:
         try:
             order = msgspec.json.decode(await reader.readline(), type=Order)
-        except (ValueError, OSError) as error:  # also of a line that is too long
+        except (ValueError, OSError) as error:  # also raised for a line that is too long
             return Outcome(f"not an order: {error}")
         try:
             return Outcome(cut=await self._obey(order, say))
@@ -105,7 +106,7 @@ async def _listening(
 ) -> AsyncIterator[None]:
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(path)
-    os.chmod(path, 0o600)  # before it listens
+    os.chmod(path, 0o600)  # so no other user can connect once it listens
     server = await asyncio.start_unix_server(connected, sock=listening, limit=MAX_LINE_BYTES)
     try:
         yield
@@ -115,17 +116,17 @@ async def _listening(
 
 
 def give(order: Order, path: str, say: Say) -> int:
-    """Have the fleet at `path` carry out `order`; `say` gets its lines. Returns how many
-    requests were cut.
+    """Have the fleet at `path` execute `order`; `say` gets its lines. Returns the number of
+    requests that were cut.
 
-    Raises `FleetError` with its reason when it does not, or not completely.
+    Raises `FleetError` with the reason when the order fails or is only partly done.
     """
     with socket.socket(socket.AF_UNIX) as connection:
         try:
             connection.settimeout(_CONNECT_SECONDS)
             connection.connect(path)
             connection.sendall(msgspec.json.encode(order) + b"\n")
-            connection.settimeout(None)  # an order takes as long as it takes
+            connection.settimeout(None)  # a restart may take any time
             with connection.makefile("rb") as lines:
                 outcome = _read(lines, say)
         except OSError as error:
@@ -149,10 +150,9 @@ def _read(lines: Iterable[bytes], say: Say) -> Outcome:
 def restart_command(
     argv: Sequence[str], environment: Mapping[str, str], say: Callable[[str], None]
 ) -> int:
-    """Returns the exit status: 0 once everything that was asked for is back, 3 where requests
-    were cut meanwhile.
+    """Return the exit status: 0 once all parts are back, 3 if requests were cut meanwhile.
 
-    Raises `FleetError` when something is not, or no fleet is there to ask.
+    Raises `FleetError` when a part fails to return, or when no fleet runs.
     """
     arguments = build_parser().parse_args(argv)
     fleet = the_fleet(environment, arguments.port)

@@ -1,4 +1,4 @@
-"""The GPUs of this machine, and which worker gets which."""
+"""The GPUs of this machine, and their assignment to workers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from fleet.errors import UsageError
 
-# Of a GPU's memory, for all workers on it together: `vllm serve` takes as much.
+# The share of a GPU's memory for all workers on it together; `vllm serve` takes the same.
 _MEMORY_SHARE = 0.92
 _QUERY = ("nvidia-smi", "--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits")
 _QUERY_SECONDS = 20.0
@@ -17,7 +17,7 @@ _QUERY_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One device: its number in `nvidia-smi`, the name CUDA knows it by, and what is printed."""
+    """One device: its number in `nvidia-smi`, its name in CUDA, and its description for users."""
 
     index: int
     uuid: str
@@ -30,15 +30,15 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The devices of a worker, one unless it is tensor-parallel, and its part of their memory."""
+    """The devices of a worker (several if it is tensor-parallel) and its share of their memory."""
 
     gpus: tuple[Gpu, ...]
     memory_share: float
 
 
 def place(num_workers: int, gpus: Sequence[Gpu], each: int = 1) -> list[Placement]:
-    """`each` devices for each worker, in turn. Those that share one have equal parts of its memory.
-    Empty where there are fewer than `each`.
+    """Assign `each` devices to every worker, in turn. Workers on the same devices get equal shares
+    of the memory. Returns nothing if there are fewer than `each` devices.
     """
     if len(gpus) < each:
         return []
@@ -51,7 +51,7 @@ def place(num_workers: int, gpus: Sequence[Gpu], each: int = 1) -> list[Placemen
 
 
 def described(placements: Sequence[Placement]) -> list[str]:
-    """A line for each GPU that is used: who is on it, with how much of its memory."""
+    """Describe each GPU in use in one line: its workers and their share of its memory."""
     lines = []
     for gpu in dict.fromkeys(gpu for placement in placements for gpu in placement.gpus):
         mine = [i for i, placement in enumerate(placements) if gpu in placement.gpus]
@@ -63,7 +63,7 @@ def described(placements: Sequence[Placement]) -> list[str]:
 
 
 def choose(wanted: str, gpus: Sequence[Gpu]) -> list[Gpu]:
-    """Those that `--devices` names: "all", "cpu" (none), or numbers such as "0,2".
+    """Select the GPUs that `--devices` names: "all", "cpu" (none), or numbers such as "0,2".
 
     Raises `UsageError` for a number that no GPU here has, or one given twice.
     """
@@ -84,10 +84,11 @@ def choose(wanted: str, gpus: Sequence[Gpu]) -> list[Gpu]:
 
 
 def find(environment: Mapping[str, str], query: Callable[[], str] | None = None) -> list[Gpu]:
-    """The GPUs that CUDA would see: those of `nvidia-smi`, less what CUDA_VISIBLE_DEVICES hides.
-    Its numbers are those of `nvidia-smi`, which CUDA has with CUDA_DEVICE_ORDER=PCI_BUS_ID.
+    """Find the GPUs that CUDA would see: those of `nvidia-smi` except the ones that
+    CUDA_VISIBLE_DEVICES hides. Its numbers are those of `nvidia-smi`, which CUDA uses with
+    CUDA_DEVICE_ORDER=PCI_BUS_ID.
 
-    None on a machine without that program, or where it fails. `query` stands for it in tests.
+    Returns None on a machine without that program, or if it fails. Tests replace it by `query`.
     """
     try:
         text = (query or _ask)()
@@ -97,14 +98,14 @@ def find(environment: Mapping[str, str], query: Callable[[], str] | None = None)
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return gpus
-    kept: list[Gpu] = []
+    visible: list[Gpu] = []
     for name in (name.strip() for name in visible.split(",")):
         match = [g for g in gpus if name and (name == str(g.index) or g.uuid.startswith(name))]
-        # As CUDA does, what follows a name that is none, or was there already, is hidden too.
-        if len(match) != 1 or match[0] in kept:
+        # CUDA, too, hides every device after an invalid or repeated name.
+        if len(match) != 1 or match[0] in visible:
             break
-        kept += match
-    return kept
+        visible += match
+    return visible
 
 
 def _ask() -> str:

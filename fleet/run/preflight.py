@@ -1,5 +1,5 @@
-"""What is looked at before `pointsman up` starts, or fetches, anything: every flag, its own as well
-as those it hands on, read as the program reads them that gets them.
+"""Checks before `pointsman up` starts or downloads anything: every flag of its own, and the flags
+for picker and workers, read by those programs' own parsers.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from worker.errors import WorkerError
 from worker.tokenizer.checkpoint import read_checkpoint
 
 POOL_NAME = "default"  # of a fleet's picker
-MOST_WORKERS = 256  # 13 GB of simulators; a larger number is more likely a typing error
-_FREE_BYTES_NEEDED = 50_000_000  # logs
-# Of a worker's flags: what `up` decides itself, or what its Envoy and picker could not follow.
+MAX_WORKERS = 256  # 13 GB of simulators; a larger number is probably a typing error
+_FREE_BYTES_NEEDED = 50_000_000  # for logs
+# Worker flags that `up` sets itself, or that its Envoy and picker could not follow.
 _OWN = re.compile(
     r"--(?:host|port|uds|ssl-\w+|engine|model|shutdown-timeout|api-key)(?:=.*)?", re.DOTALL
 )
 
 
 def check_options(options: FleetOptions) -> list[devices.Gpu]:
-    """Look at the flags of `up`; returns the GPUs to use. Raises `UsageError` for flags that cannot
-    be, `FleetError` where the machine is not ready for them.
+    """Check the flags of `up`; returns the GPUs to use. Raises `UsageError` for impossible flags,
+    and `FleetError` if the machine is not ready for them.
     """
-    if not 1 <= options.workers <= MOST_WORKERS:
+    if not 1 <= options.workers <= MAX_WORKERS:
         flags = "--prefill and --decode together are" if options.prefill else "--workers is"
         raise UsageError(
-            f"{flags} between 1 and {MOST_WORKERS}, not {options.workers}: each one is two "
+            f"{flags} between 1 and {MAX_WORKERS}, not {options.workers}: each one is two "
             "processes of at least 50 MB together"
         )
     needed = options.num_ports
@@ -75,10 +75,10 @@ def check_options(options: FleetOptions) -> list[devices.Gpu]:
 
 
 def read_objectives(path: Path, say: Callable[[str], None], *, clients_may_name: bool) -> str:
-    """The documents of a file, to be put behind the fleet's endpoints.
+    """Read the documents of a file, which are appended to the fleet's endpoints.
 
-    `say` gets what the user should know of them, also where clients may not name objectives. Raises
-    `FleetError` when the file cannot be read or anything in it would be skipped.
+    `say` gets remarks for the user, such as that clients may not name objectives. Raises
+    `FleetError` when the file cannot be read or any part of it would be skipped.
     """
     from picker.config.pool_file import read_policies  # noqa: PLC0415 (slow, as in _check_config)
 
@@ -101,8 +101,8 @@ def read_objectives(path: Path, say: Callable[[str], None], *, clients_may_name:
 
 
 def check_programs(layout: Plan) -> None:
-    """Read the command lines of the picker and of a worker as they will. Raises `UsageError`, in
-    the words of `pointsman up`; the model's files are looked at, too.
+    """Parse the command lines of the picker and of a worker with their own parsers, and look at the
+    model's files. Raises `UsageError` in the words of `pointsman up`.
     """
     given = layout.picker().program.argv
     parser = picker_flags.build_parser()
@@ -124,12 +124,12 @@ def check_programs(layout: Plan) -> None:
 
 
 def _flags(argv: Sequence[str]) -> list[str]:
-    """What stands behind `python -P -m MODULE`."""
+    """The arguments after `python -P -m MODULE`."""
     return list(argv[argv.index("-m") + 2 :])
 
 
 def _worker_parser() -> Parser:
-    """What it refuses was in --worker-args: all else has been checked."""
+    """The worker\'s parser, with errors that name --worker-args: other flags have been checked."""
     parser = worker_flags.build_parser()
     parser.prog = "pointsman up: --worker-args"
     return parser

@@ -1,4 +1,4 @@
-"""What Linux says of processes of this machine: their open files, sockets and command lines."""
+"""Facts from Linux about processes of this machine: open files, sockets and command lines."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _PROC = Path("/proc")
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """A process: how many files it has open and may open, and its command line."""
+    """A process: its number of open files and their limit, and its command line."""
 
     files: tuple[int, int]
     words: tuple[str, ...]
 
 
 def connections(pid: int, port: int) -> int:
-    """Connections of process `pid` whose local port is `port`, idle ones included.
+    """Count the connections of process `pid` with the local port `port`, including idle ones.
 
-    0 for a process that is gone.
+    Returns 0 for a process that has ended.
     """
     opened = _open_files(_PROC / str(pid))
     at_port = _sockets(str(pid), port)
@@ -32,12 +32,12 @@ def connections(pid: int, port: int) -> int:
 
 
 def listener_at(port: int) -> Listener | None:
-    """The process that listens at a TCP port here; None where it is not found, or belongs to
+    """Find the process that listens on a TCP port here; None if there is none or it belongs to
     another user.
     """
     wanted = {name for name, state in _sockets("self", port) if state == _LISTENING}
     for folder in _PROC.glob("[0-9]*") if wanted else ():
-        with contextlib.suppress(OSError):  # gone, or not ours to look at
+        with contextlib.suppress(OSError):  # ended, or of another user
             opened = _open_files(folder)
             limit = _limit((folder / "limits").read_text())
             if limit is not None and wanted.intersection(opened):
@@ -47,11 +47,11 @@ def listener_at(port: int) -> Listener | None:
 
 
 def writers(folder: Path) -> Iterator[tuple[Path, int, int]]:
-    """The processes whose standard output is a file in `folder`: that file, process id, and bytes
-    of memory.
+    """Find the processes whose standard output is a file in `folder`: that file, process id, and
+    bytes of memory.
     """
     for process in _PROC.glob("[0-9]*"):
-        with contextlib.suppress(OSError, ValueError):  # gone, or not ours to look at
+        with contextlib.suppress(OSError, ValueError):  # ended, or of another user
             path = Path(os.readlink(process / "fd" / "1"))
             if path.parent == folder:
                 pages = int((process / "statm").read_text().split()[1])
@@ -59,18 +59,18 @@ def writers(folder: Path) -> Iterator[tuple[Path, int, int]]:
 
 
 def _open_files(process: Path) -> list[str]:
-    """What each of its descriptors is; none for a process that is gone."""
+    """Describe each open descriptor; empty for a process that has ended."""
     found: list[str] = []
     with contextlib.suppress(OSError):
         for entry in os.scandir(process / "fd"):
-            with contextlib.suppress(OSError):  # closed since
+            with contextlib.suppress(OSError):  # closed in the meantime
                 found.append(os.readlink(entry.path))
     return found
 
 
 def _sockets(process: str, port: int) -> Iterator[tuple[str, str]]:
-    """Name and state of all TCP sockets with that local port, in any process of the network
-    namespace of that one.
+    """List name and state of all TCP sockets with that local port, in any process of its network
+    namespace.
     """
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
@@ -81,7 +81,7 @@ def _sockets(process: str, port: int) -> Iterator[tuple[str, str]]:
 
 
 def _limit(text: str) -> int | None:
-    """The soft limit; None where there is none."""
+    """The soft limit; None if there is none."""
     for line in text.splitlines():
         if line.startswith(_LIMIT):
             word = line.removeprefix(_LIMIT).split()[0]

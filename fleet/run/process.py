@@ -1,4 +1,4 @@
-"""One supervised child process: started, watched, restarted, and never left behind."""
+"""One supervised child process: started, watched, restarted, and always ended with its parent."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from fleet.run import reaper
 
 FIRST_DELAY_SECONDS = 0.2
 LONGEST_DELAY_SECONDS = 30.0
-CALM_SECONDS = 60.0  # a child that lived so long starts again without delay
+CALM_SECONDS = 60.0  # a child that lived this long starts again without delay
 _TAIL_LINES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What to run. `environment` is added to ours; everything it prints goes to `log_path`."""
+    """A command to run. `environment` is added to that of this process; `log_path` gets everything
+    it prints.
+    """
 
     name: str
     argv: tuple[str, ...]
@@ -33,26 +35,26 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How long to wait before the next start; grows while starts keep failing."""
+    """The delay before the next start, which grows while starts keep failing."""
 
     delay_seconds: float = FIRST_DELAY_SECONDS
 
     def after(self, lived_seconds: float) -> Backoff:
-        """The pause that follows a life of `lived_seconds`."""
+        """Return the delay after a life of `lived_seconds`."""
         if lived_seconds >= CALM_SECONDS:
             return Backoff()
         return Backoff(min(2 * self.delay_seconds, LONGEST_DELAY_SECONDS))
 
 
-# Isolated: it imports nothing from the current directory, nor from where the environment says.
+# Isolated: it imports nothing from the current directory or from PYTHONPATH.
 _REAPER = (sys.executable, "-I", "-S", reaper.__file__)
 
 
 class Reaper:
-    """Owns the process that ends our children should we vanish without a chance to do it.
+    """Owns the process that ends our children if this one is killed.
 
-    `turn` is held while a child is started: one at a time, so that the event loop gets to signals
-    between two of many.
+    `turn` is held while a child starts: one at a time, so that the event loop handles signals
+    between two of many starts.
     """
 
     def __init__(self) -> None:
@@ -67,9 +69,9 @@ class Reaper:
         )
 
     async def start(self, program: Program) -> asyncio.subprocess.Process:
-        """Start a program, in a process group of its own that does not survive us: until it is
-        adopted there is only the reaper's script, which ends with us by itself. Raises `FleetError`
-        when the system has no room for another process.
+        """Start a program in a process group of its own that does not outlive this process: until
+        the group is adopted it only runs the reaper's script, which ends with this process by
+        itself. Raises `FleetError` when the system has no room for another process.
         """
         try:
             with program.log_path.open("ab") as log:
@@ -90,19 +92,19 @@ class Reaper:
         return process
 
     def adopt(self, group: int) -> None:
-        """Promise that the process group `group` will not survive us."""
+        """Have the process group `group` ended if this process dies."""
         self._write(f"+{group}\n")
 
     def release(self, group: int) -> None:
-        """Take the promise back: the group is gone."""
+        """Forget a process group that has ended."""
         self._write(f"-{group}\n")
 
     def remove(self, path: Path) -> None:
-        """Promise that `path` will not survive us: a file, or a folder if we vanish."""
+        """Have `path` removed if this process dies; files are removed at a regular end, too."""
         self._write(f"/{path}\n")
 
     def close(self) -> None:
-        """Let it end whatever was not released, and wait for that; folders are left to us."""
+        """Let the reaper end all groups that were not released, and wait; folders stay."""
         self._write(".\n")
         if self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
@@ -120,8 +122,8 @@ class Child:
     """Owns one running program and its restarts.
 
     `is_ready` returns once the program serves. `run` returns after `stop`; it raises `FleetError`
-    when the program ends before it was ready for the first time. `again` is what to run after a
-    death, where that is not the same program.
+    when the program ends before it was ready for the first time. `again` is the program to run
+    after a death if it is not the same one.
     """
 
     def __init__(
@@ -134,11 +136,11 @@ class Child:
     ) -> None:
         self.program = program
         self.ready = asyncio.Event()  # it was ready once
-        self.serving = asyncio.Event()  # the process that runs now is ready
-        self.settled = asyncio.Event()  # it was ready once, or never will be
+        self.serving = asyncio.Event()  # the current process is ready
+        self.settled = asyncio.Event()  # it was ready once, or has failed for good
         self.deaths = 0
-        self.failure: FleetError | None = None  # why it never was ready
-        self.has_ended = False  # and will not start again
+        self.failure: FleetError | None = None  # the reason why it was never ready
+        self.has_ended = False  # and is not started again
         self._again = program if again is None else again
         self._guard = guard
         self._is_ready = is_ready
@@ -150,11 +152,11 @@ class Child:
 
     @property
     def pid(self) -> int | None:
-        """Process id, which is also its process group; None while it is not running."""
+        """The process id, which is also its process group; None while it is not running."""
         return None if self._process is None else self._process.pid
 
     async def run(self) -> None:
-        """Start, and start again after every death, until `stop`."""
+        """Start the program, and restart it after every death, until `stop`."""
         backoff, asked_for = Backoff(), False
         loop = asyncio.get_running_loop()
         try:
@@ -174,8 +176,8 @@ class Child:
             self.settled.set()
 
     async def _died(self, status: int, pause: float) -> None:
-        """Report it, and wait until it is time to start again; raises `FleetError` instead when
-        it never was ready.
+        """Report a death, and wait until the next start is due; raises `FleetError` instead if the
+        program was never ready.
         """
         ended = describe_exit(status)
         if not self.ready.is_set():
@@ -192,7 +194,7 @@ class Child:
             await asyncio.wait_for(self._no_pause.wait(), pause)
 
     async def _run_once(self, asked_for: bool) -> int:
-        """Run the program once, unreported where that was asked for; returns its exit status."""
+        """Run the program once, unreported if so requested; returns its exit status."""
         async with self._guard.turn:
             if self._stopping.is_set():
                 return 0
@@ -209,12 +211,12 @@ class Child:
                 status = await process.wait()
                 watch.cancel()
         finally:
-            # Also when we are cancelled: what it started itself goes with it.
+            # Also on cancellation: end the processes that it started, too.
             reaper.signal_group(process.pid, signal.SIGKILL)
             self.serving.clear()
             self._process = None
             self._guard.release(process.pid)
-            await process.wait()  # the loop may be about to end
+            await process.wait()  # the event loop may be about to end
         return status
 
     async def _watch(self, asked_for: bool) -> None:
@@ -226,19 +228,19 @@ class Child:
         self.settled.set()
 
     def retire(self) -> None:
-        """Let its end, whenever it comes, be the end: it is not started again."""
+        """Do not restart it any more, whenever it ends."""
         self._stopping.set()
         self._no_pause.set()
 
     def ask_to_end(self) -> None:
-        """Ask it to go when it has done what it has; not waited for."""
+        """Ask the program to end after its current work, without waiting for it."""
         self.retire()
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGTERM)
 
     async def stop(self, drain_seconds: float, grace_seconds: float = 0.0) -> None:
-        """Ask it to go; `run` returns then.
+        """End the program; `run` returns then.
 
         After `drain_seconds` it is asked to hurry, after `grace_seconds` more it is killed.
         """
@@ -246,7 +248,7 @@ class Child:
         await self._end(drain_seconds, grace_seconds)
 
     async def renew(self, drain_seconds: float, grace_seconds: float = 0.0) -> None:
-        """End its process as `stop` does, and start the next one at once; returns before that is
+        """End the process as `stop` does, and start the next one at once; returns before that is
         `serving`.
         """
         self._no_pause.set()
@@ -259,7 +261,7 @@ class Child:
         process = self._process
         if process is None:
             return
-        # Two signals, because one that is sent again before it was looked at counts once.
+        # Two different signals: one that is sent twice before it is handled counts once.
         for number, seconds in (
             (signal.SIGTERM, drain_seconds),
             (signal.SIGINT, grace_seconds),
@@ -275,7 +277,7 @@ class Child:
         await process.wait()
 
     def kill(self) -> None:
-        """End it and everything it started, now."""
+        """Kill the program and everything it started, now."""
         self.retire()
         if self._process is not None:
             reaper.signal_group(self._process.pid, signal.SIGKILL)

@@ -1,14 +1,14 @@
-"""The last one out: ends a fleet's processes when the process that started them is gone.
+"""The reaper: ends a fleet's processes after the process that started them has ended.
 
-Run as a script with nothing but the standard library, so that it is small and up in no time. It
-reads lines `+GROUP`, `-GROUP` and `/PATH` from its standard input, which only the fleet holds open.
-At the end of input, however that came about, every process group still on the list is terminated,
-and killed if it does not go; then files are removed, and folders too unless a line `.` said that
-the fleet ends by itself and sees to them.
+It runs as a script with only the standard library, so that it is small and starts fast. It reads
+lines `+GROUP`, `-GROUP` and `/PATH` from its standard input, which only the fleet holds open. At
+the end of input, for whatever reason, every process group still on the list is terminated, and
+killed if it does not end; then files are removed, and folders too unless a line `.` said that the
+fleet ends regularly and removes them itself.
 
 With a command line as its arguments the script is the first moment of a process of that fleet: it
-becomes the program once its group is on the list. A fleet that is killed in between leaves a
-process that nothing would end, but which ends by itself instead of starting the program.
+becomes the program once its group is on the list. If the fleet is killed in between, the process
+ends by itself instead of starting the program.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def signal_group(group: int, number: int) -> bool:
 
 
 def read_input() -> tuple[set[int], list[str], list[str]]:
-    """Follow standard input to its end; by its account, the groups that are still alive and the
-    files and folders that are left.
+    """Follow standard input to its end; return the groups that are still alive, and the files and
+    folders that remain.
     """
     groups: set[int] = set()
     files: list[str] = []
@@ -54,13 +54,15 @@ def read_input() -> tuple[set[int], list[str], list[str]]:
 
 def begin(argv: list[str]) -> int:
     """Become the program `argv` as soon as standard input has a byte, which the fleet writes when
-    the reaper knows of this process; returns at the end of input instead: the fleet is gone.
+    the reaper knows of this process. Returns at the end of input instead: the fleet has ended.
     """
     if not os.read(0, 1):
         return 1
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_DFL)  # this interpreter ignores them; so would the program
+        signal.signal(
+            number, signal.SIG_DFL
+        )  # Python ignores these signals, and the program would inherit that
     try:
         os.execvp(argv[0], argv)
     except OSError as error:
@@ -68,7 +70,7 @@ def begin(argv: list[str]) -> int:
 
 
 def end() -> int:
-    """Wait for the end of input, then leave nothing behind."""
+    """Wait for the end of input, then end and remove everything on the list."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     groups, files, folders = read_input()

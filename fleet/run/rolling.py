@@ -1,19 +1,19 @@
 """Restarts of a fleet's parts that cost no request.
 
-Theory of operation. A new process serves, and those who send requests have found it healthy,
-before an old one is left out; an old one is left out by all who send requests, and has finished
-what it has, before it is ended.
+Theory of operation. A new process serves, and every sender of requests has found it healthy, before
+the old one is taken out. The old one is taken out by all senders, and has finished its requests,
+before it is ended.
 
-- Picker: a new one starts beside the old one, on ports of its own. Envoy learns of both, then,
-  once it finds the new one healthy, of the new one alone. The old one drains and ends.
-- Worker, one after the other: first the picker no longer picks it; then it is empty, or the time
-  for that is over; then Envoy no longer knows it, so that a request without a pick does not
-  find it either. It ends, starts again at its port, and comes back: first to Envoy, which has to
-  find it healthy, then to the picker, which has to have read its metrics. The only worker of a
-  fleet cannot be spared: there a new one comes first, on a port of its own.
+- Picker: a new one starts beside the old one, on ports of its own. Envoy gets the addresses of
+  both, and once it finds the new one healthy, only that of the new one. The old one drains, ends.
+- Worker, one after the other: first the picker stops picking it; then it becomes idle, or its time
+  runs out; then Envoy removes it, so that requests without a pick do not reach it either. It ends,
+  starts again at its port, and returns: first to Envoy, which has to find it healthy, then to the
+  picker, which has to read its metrics. With a single worker, the replacement starts first, on a
+  port of its own.
 - Envoy: the next one takes the listening socket over from the old one (Envoy's hot restart), so
-  that no connection is lost on its way in. The old one ends its connections with their next
-  answer, and itself when none is left or the time for that is over.
+  that no incoming connection is lost. The old one ends its connections with their next answer, and
+  itself when none is left or its time runs out.
 """
 
 from __future__ import annotations
@@ -39,17 +39,19 @@ from fleet.run.ports import free_ports, is_free
 from fleet.run.proc import connections
 from picker.admin.views import EndpointsView
 
-MARGIN_SECONDS = 5.0  # for a process to end in, beyond what it had under way
+MARGIN_SECONDS = 5.0  # for a process to end after its last request
 _HOST = "127.0.0.1"
-_IDLE_LOOKS = 2  # a request that was picked a moment ago may not have arrived yet
-# Of a worker's page of metrics.
+_IDLE_LOOKS = 2  # a request that was picked just now may not have arrived yet
+# On a worker's metrics page.
 _UNFINISHED = re.compile(rb"^vllm:num_requests_(?:running|waiting)\{[^}]*\} (\S+)$", re.MULTILINE)
 _COUNTED = (admin.COMPLETED, admin.FAILED, admin.WITHOUT_PICKER)
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A running fleet. New processes run in `group`; `moved` hears of a picker that takes over."""
+    """A running fleet. New processes run in `group`; `moved` is called with a picker that takes
+    over.
+    """
 
     plan: Plan
     members: Members
@@ -59,13 +61,13 @@ class Scene:
 
     @property
     def limit_seconds(self) -> float:
-        """How long anything may take to come."""
+        """The longest time that a part may take to arrive."""
         return self.plan.options.startup_seconds
 
     async def until(self, condition: Callable[[], Awaitable[bool]], complaint: str) -> None:
         """Wait for a condition, which may raise `NoReplyError` for "not yet".
 
-        Raises `FleetError` with the complaint when it does not come.
+        Raises `FleetError` with the complaint when it is not met in time.
         """
         try:
             async with asyncio.timeout(self.limit_seconds):
@@ -74,33 +76,33 @@ class Scene:
             raise FleetError(f"{complaint} within {self.limit_seconds:g} s") from error
 
     async def envoy_uses(self, cluster: str, address: SocketAddress) -> bool:
-        """Envoy has found an endpoint healthy."""
+        """Check if Envoy has found an endpoint healthy."""
         found = await admin.hosts(self.members.envoy.plan.admin, cluster)
         return address in found and found[address].is_healthy
 
     async def envoy_forgot(self, cluster: str, address: SocketAddress) -> bool:
-        """Envoy sends an endpoint nothing new."""
+        """Check if Envoy sends no new requests to an endpoint."""
         return address not in await admin.hosts(self.members.envoy.plan.admin, cluster)
 
     async def active(self, cluster: str, address: SocketAddress) -> int:
-        """Requests that Envoy has under way at an endpoint."""
+        """Count the requests that Envoy has in flight at an endpoint."""
         found = await admin.hosts(self.members.envoy.plan.admin, cluster)
         return found[address].active if address in found else 0
 
     async def picker_forgot(self, address: SocketAddress) -> bool:
-        """The picker picks a worker no more."""
+        """Check if the picker no longer picks a worker."""
         return _shown(address) not in await _known(self.members.picker)
 
     async def picker_uses(self, address: SocketAddress) -> bool:
-        """The picker has read a worker's metrics."""
+        """Check if the picker has read a worker's metrics."""
         return (await _known(self.members.picker)).get(_shown(address), False)
 
     async def knows_as_much(self, new: Picker, old: Picker) -> bool:
-        """The new picker has the pool of the old one, and metrics wherever that has them."""
+        """Check if the new picker has the old one's pool, and metrics of the same endpoints."""
         found = await _known(new)
         try:
             wanted = await _known(old)
-        except probe.NoReplyError:  # it has just died: then what the new one knows has to do
+        except probe.NoReplyError:  # it has just died: the knowledge of the new one has to suffice
             return bool(found)
         return found.keys() == wanted.keys() and all(
             found[address] for address, is_read in wanted.items() if is_read
@@ -108,7 +110,7 @@ class Scene:
 
 
 async def _known(picker: Picker) -> dict[str, bool]:
-    """Of each endpoint of the picker's pool, whether its metrics have been read."""
+    """For each endpoint of the picker's pool, whether its metrics have been read."""
     reply = await probe.request(picker.plan.http, "/endpoints")
     try:
         found = msgspec.json.decode(reply.body, type=EndpointsView)
@@ -122,14 +124,18 @@ def _shown(address: SocketAddress) -> str:
 
 
 class PickerRestart:
-    """Replaces the picker by one beside it. Owns the ports that the last but one has left."""
+    """Replaces the picker by one beside it. Owns the ports of the last but one, which are free
+    again.
+    """
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
         self._spare: tuple[int, int, int] | None = None
 
     async def run(self, say: Say) -> None:
-        """Raises `FleetError` when the new one does not come; then the old one goes on."""
+        """Replace the picker. Raises `FleetError` when the new one fails to start; the old one then
+        stays.
+        """
         scene, old = self._scene, self._scene.members.picker
         plan = scene.plan.picker(self._ports(), self._record(old))
         new = scene.members.new_picker(plan)
@@ -142,14 +148,14 @@ class PickerRestart:
         scene.moved(plan)
         say("picker: the new one decides; the old one finishes what it has")
         await scene.until(
-            lambda: scene.envoy_forgot(PICKER, old.plan.ext_proc), "Envoy kept the old picker"
+            lambda: scene.envoy_forgot(PICKER, old.plan.ext_proc), "Envoy still asks the old picker"
         )
         await old.child.stop(scene.plan.options.drain_seconds + MARGIN_SECONDS, MARGIN_SECONDS)
         self._spare = old.plan.ports
         say(f"picker: restarted{_whereabouts(new)}")
 
     async def _introduce(self, new: Picker, old: Picker) -> None:
-        """Have Envoy find the new one healthy beside the old one."""
+        """Add the new picker beside the old one until Envoy finds it healthy."""
         scene = self._scene
         try:
             await scene.until(
@@ -166,7 +172,9 @@ class PickerRestart:
             raise
 
     def _ports(self) -> tuple[int, int, int]:
-        """Those of the last but one, so that ports alternate; others where they are taken."""
+        """Use the ports of the last but one, so that ports alternate; other ports if those are
+        taken.
+        """
         spare = self._spare
         if spare is not None and all(is_free(_HOST, port) for port in spare):
             return spare
@@ -174,7 +182,7 @@ class PickerRestart:
         return found[0], found[1], found[2]
 
     def _record(self, old: Picker) -> Path | None:
-        """A file of its own, as long as the old one writes to the other."""
+        """Choose a file of its own while the old picker writes to the other."""
         first = self._scene.plan.options.record
         if first is None or old.plan.record != first:
             return first
@@ -207,21 +215,23 @@ class WorkerRestart:
         others = [one for one in all_workers if one is not worker]
         try:
             self._set_pickers_pool(others)
-            await scene.until(lambda: scene.picker_forgot(address), "the picker kept a worker")
+            await scene.until(
+                lambda: scene.picker_forgot(address), "the picker still picks a worker"
+            )
             left_seconds = await self._until_idle(address, name, say)
             await self._set_envoys_pool(others, absent=address)
             await worker.child.renew(left_seconds, MARGIN_SECONDS)
             await self._until_serving(worker)
             await self._set_envoys_pool(all_workers, present=address)
         finally:
-            # Also when it did not come back: it is then like any that died, and started again.
+            # Also when it failed to return: then it is restarted like any worker that died.
             scene.rotation.pool(one.plan.address for one in all_workers)
             self._set_pickers_pool(all_workers)
         await scene.until(lambda: scene.picker_uses(address), f"the picker did not see {name} back")
         say(f"{name}: restarted at {address.host}:{address.port}")
 
     async def _replace_the_only_one(self, say: Say) -> None:
-        """A new one serves before the old one goes."""
+        """Start the replacement before the old worker ends."""
         scene, old = self._scene, self._scene.members.workers[0]
         (port,) = free_ports(_HOST, 1, scene.plan.options.port + 1)
         new = scene.members.new_worker(scene.plan.worker(0, port, beside=old.plan))
@@ -255,8 +265,8 @@ class WorkerRestart:
         present: SocketAddress | None = None,
         absent: SocketAddress | None = None,
     ) -> None:
-        """The pool is these `workers`; wait until Envoy uses the one that is `present` now, or
-        has forgotten the one that is `absent` now.
+        """Set the pool to these `workers`; wait until Envoy uses the one that must be `present`, or
+        has removed the one that must be `absent`.
         """
         scene = self._scene
         scene.rotation.pool(one.plan.address for one in workers)
@@ -267,12 +277,12 @@ class WorkerRestart:
                 lambda: scene.envoy_uses(POOL, present), "Envoy did not find a worker healthy"
             )
         if absent is not None:
-            await scene.until(lambda: scene.envoy_forgot(POOL, absent), "Envoy kept a worker")
+            await scene.until(lambda: scene.envoy_forgot(POOL, absent), "Envoy still uses a worker")
 
     async def _until_idle(self, address: SocketAddress, name: str, say: Say) -> float:
-        """Wait for what a worker has under way, not for ever; the seconds that are left for it. All
-        of them where there is a front: a worker that is to end hands its streams over to it. (Envoy
-        asks another one where a request has only just been picked for it, if it has the pool.)
+        """Wait, up to a limit, until a worker has no requests in flight; returns the seconds left.
+        With a front it does not wait: a worker that ends hands its streams over to the front.
+        (Envoy retries a request that was only just picked for it elsewhere, if it has the pool.)
         """
         if self._scene.plan.front is not None and self._envoy_has_pool:
             return self._scene.plan.options.drain_seconds
@@ -303,8 +313,8 @@ class WorkerRestart:
 
 
 class EnvoyRestart:
-    """Replaces Envoy by one that takes over its port. Owns the address of the one before it, and
-    the number of requests that were `cut` because they took longer than there was time.
+    """Replaces Envoy by one that takes over its port. Owns the address of its predecessor, and the
+    number of requests that were `cut` because they took too long.
     """
 
     def __init__(self, scene: Scene) -> None:
@@ -313,7 +323,9 @@ class EnvoyRestart:
         self._address_of_the_gone: socket.socket | None = None
 
     async def run(self, say: Say) -> None:
-        """Raises `FleetError` when the new one does not come; then the old one goes on."""
+        """Replace Envoy. Raises `FleetError` when the new one fails to start; the old one then
+        stays.
+        """
         scene, old = self._scene, self._scene.members.envoy
         if scene.plan.site.hot_restart_id is None:
             raise FleetError("Envoy hands over through shared memory, and /dev/shm is not writable")
@@ -336,12 +348,12 @@ class EnvoyRestart:
         say(f"envoy: restarted{lost}; settings in {plan.bootstrap_path}")
 
     async def _until_deserted(self, old: Envoy, say: Say) -> int:
-        """Wait, not for ever, until the old one has no connections; how many there are."""
+        """Wait, up to a limit, until the old Envoy has no connections; returns how many remain."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._scene.plan.options.drain_seconds
         port, is_reported = self._scene.plan.ingress.port, False
         while True:
-            # Its admin port is closed, and its successor may not ask (see `Plan`).
+            # Its admin port is closed, and its successor must not ask it (see `Plan`).
             left = 0 if old.child.pid is None else connections(old.child.pid, port)
             if left == 0 or loop.time() >= deadline:
                 return left
@@ -351,8 +363,8 @@ class EnvoyRestart:
             await asyncio.sleep(probe.POLL_SECONDS)
 
     async def _unfinished(self) -> int:
-        """Requests that the old one still has, which cannot be asked: what workers have, less what
-        the new one has there. Idle connections are none.
+        """Estimate the requests that the old Envoy still has, as it cannot be asked: those of all
+        workers except the new Envoy's. Idle connections have none.
         """
         scene = self._scene
         addresses = [one.plan.address for one in scene.members.workers]
@@ -366,21 +378,21 @@ class EnvoyRestart:
         return max(0, int(at_workers) - max(sum(before), sum(after)))
 
     def _answer_for(self, gone: Envoy) -> None:
-        """Receive what is sent to an Envoy that is gone.
+        """Receive the messages to an Envoy that has ended.
 
-        Its successor will send it an order to end, once, and aborts when no socket is there to
-        take it (measured); it waits ten seconds for one.
+        Its successor will send it an order to end, once, and aborts if no socket receives it
+        (measured); it waits ten seconds for one.
         """
         path = self._scene.plan.hot_restart_socket(_epoch(gone))
         if self._address_of_the_gone is not None:
-            self._address_of_the_gone.close()  # of one before that
+            self._address_of_the_gone.close()  # of an earlier Envoy
         if path is not None:
             path.unlink(missing_ok=True)
             self._address_of_the_gone = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             self._address_of_the_gone.bind(str(path))
 
     async def _ensure_a_listener(self, old: Envoy) -> None:
-        """An Envoy that died just after it took over has left the port without a listener."""
+        """Restore the listener of a port whose Envoy died just after it took over."""
         try:
             await probe.request(self._scene.plan.ingress, "/v1/models")
         except probe.NoReplyError:
@@ -388,7 +400,7 @@ class EnvoyRestart:
 
 
 def _epoch(envoy: Envoy) -> int:
-    """How many Envoys have handed over to one another before this process."""
+    """The number of hot restarts before this process."""
     return 0 if envoy.child.deaths else envoy.plan.epoch
 
 
@@ -404,10 +416,10 @@ class RollingRestart:
         self._busy: str | None = None
 
     async def obey(self, order: Order, say: Say) -> int:
-        """Restart the parts of `order`, in its order; how many requests that cut.
+        """Restart the parts of `order`, in its order; returns the number of requests that were cut.
 
-        Raises `FleetError` for the first that does not come back, and leaves the others alone; and
-        at once while another restart is under way.
+        Raises `FleetError` for the first part that fails to return, and leaves the others alone;
+        also at once while another restart is in progress.
         """
         if self._busy is not None:
             raise FleetError(f"a restart of {self._busy} is under way; wait until it is done")
@@ -416,7 +428,7 @@ class RollingRestart:
         cut_before = self._envoy.cut
         try:
             for part in order.restart:
-                # A new Envoy counts from 0.
+                # The counters of a new Envoy start at 0.
                 before = {} if part is Part.ENVOY else await self._counts()
                 await self._runs[part](say)
                 counts.update(Counter(await self._counts()) - Counter(before))
@@ -428,7 +440,7 @@ class RollingRestart:
             self._busy = None
 
     async def _counts(self) -> Mapping[str, int]:
-        """What Envoy has counted so far."""
+        """The counters of Envoy."""
         try:
             return await admin.stats(self._scene.members.envoy.plan.admin, _COUNTED)
         except probe.NoReplyError:

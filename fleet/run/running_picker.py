@@ -1,8 +1,8 @@
-"""Which fleet a command is about: the one that runs on this machine, unless one is named.
+"""The fleet that a command is about: the one on this machine, unless another is named.
 
-`pointsman up` takes free ports, so while it runs it keeps a small file that says where its picker
-answers and where it takes orders, with a lock on it: a file without a lock is of a
-fleet that is gone, however it ended.
+`pointsman up` takes free ports, so while it runs it holds a small file with the addresses of its
+picker and of its control socket. The file is locked: a file without a lock belongs to a fleet that
+has ended, in whatever way.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _PATTERN = "fleet-*.json"
 
 
 class RunningFleet(msgspec.Struct, frozen=True):
-    """What the file says. `port` is Envoy's, `url` where clients get in by it, `control` the socket
-    for orders (see `control`).
+    """The content of the file. `port` is Envoy's, `url` the address for clients, `control` the
+    socket for orders (see `control`).
     """
 
     pid: int
@@ -35,10 +35,10 @@ class RunningFleet(msgspec.Struct, frozen=True):
 
 
 def picker_url(named: str | None, environment: Mapping[str, str]) -> str:
-    """Where the picker's HTTP port is, without a slash at the end.
+    """Find the picker's HTTP port, as a URL without a slash at the end.
 
-    What was `named`, else that of the fleet on this machine that was started last, else the default
-    of `pointsman picker`.
+    It is the one that was `named`, else that of the fleet started last on this machine, else the
+    default of `pointsman picker`.
     """
     if named:
         url = named if "://" in named else f"http://{named}"
@@ -48,7 +48,7 @@ def picker_url(named: str | None, environment: Mapping[str, str]) -> str:
 
 
 def picker_behind(url: str, environment: Mapping[str, str]) -> str:
-    """The picker of the fleet on this machine that serves `url`. Raises `FleetError`."""
+    """Find the picker of the fleet on this machine that serves `url`. Raises `FleetError`."""
     running, port = running_fleets(environment), urlsplit(url).port
     for fleet in running:
         if port in (fleet.port, urlsplit(fleet.url or "").port):
@@ -59,7 +59,7 @@ def picker_behind(url: str, environment: Mapping[str, str]) -> str:
 
 
 def which_of_several(named: str | None, environment: Mapping[str, str]) -> str | None:
-    """A line that says which picker is meant, where more than one runs here and none was named."""
+    """A line that says which picker is used, if several run here and none was named."""
     running = [] if named else [fleet.picker for fleet in running_fleets(environment)]
     if len(running) < 2:
         return None
@@ -68,7 +68,7 @@ def which_of_several(named: str | None, environment: Mapping[str, str]) -> str |
 
 
 def running_fleets(environment: Mapping[str, str]) -> list[RunningFleet]:
-    """All that run here, the last one started first."""
+    """All fleets that run here, the one started last first."""
     found: list[tuple[int, RunningFleet]] = []
     for path in _folder(environment).glob(_PATTERN):
         with contextlib.suppress(OSError, msgspec.MsgspecError):
@@ -82,8 +82,8 @@ def running_fleets(environment: Mapping[str, str]) -> list[RunningFleet]:
 
 
 def the_fleet(environment: Mapping[str, str], port: int | None) -> RunningFleet:
-    """The fleet that runs here, of several the one whose Envoy has the `port`. Raises `FleetError`
-    where there is none, or more than one could be meant.
+    """Find the fleet that runs here, of several the one whose Envoy has the `port`. Raises
+    `FleetError` if there is none, or if several are possible.
     """
     found = [fleet for fleet in running_fleets(environment) if port in (None, fleet.port)]
     if not found:
@@ -97,15 +97,15 @@ def the_fleet(environment: Mapping[str, str], port: int | None) -> RunningFleet:
 
 @contextlib.contextmanager
 def shown(fleet: RunningFleet, environment: Mapping[str, str]) -> Iterator[None]:
-    """Keep the file of a fleet for as long as the block runs.
+    """Hold the file of a fleet while the block runs.
 
-    A folder that cannot be written only costs the convenience: then commands need `--picker`.
+    If the folder cannot be written, commands only lose the default of `--picker`.
     """
     path = _folder(environment) / f"fleet-{os.getpid()}.json"
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            unfinished = path.with_suffix(".new")  # a name that no command reads
+            unfinished = path.with_suffix(".new")  # a name that no command looks for
             file = stack.enter_context(unfinished.open("wb"))
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             file.write(msgspec.json.encode(fleet))
@@ -124,7 +124,7 @@ def _folder(environment: Mapping[str, str]) -> Path:
 
 
 def _is_held(descriptor: int) -> bool:
-    """Whether another process holds a lock on the file."""
+    """Check if another process holds a lock on the file."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,9 +1,9 @@
 """`pointsman up`: Envoy, a picker and workers on this machine, until Ctrl-C.
 
-Order of life: look for what could be in the way, start everything but Envoy, which waits for the
-picker, wait until each part answers and a request gets through Envoy, supervise and take
-orders (see `control`), drain, stop. Envoy goes last, so that a client that is still there when the
-drain is over gets an answer. No process outlives this one, however it ends (see `reaper`).
+Order of events: check for obstacles; start everything except Envoy, which waits for the picker;
+wait until each part answers and a request gets through Envoy; supervise and accept orders (see
+`control`); drain; stop. Envoy stops last, so that clients that remain after the drain get an
+answer. No process outlives this one, however it ends (see `reaper`).
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from fleet.run.rolling import RollingRestart, Scene
 from fleet.run.running_picker import RunningFleet, shown
 
 _STOP_SECONDS = 5.0
-_TELL_SECONDS = 2.0  # between lines of what a stop waits for
-_QUIET_SECONDS = 10.0  # between lines of what a start waits for
+_REPORT_SECONDS = 2.0  # between two lines about a stop that waits
+_QUIET_SECONDS = 10.0  # between two lines about a start that waits
 _SHARED_MEMORY = Path("/dev/shm")
-_HOT_RESTART_BITS = 27  # ten times as much has to fit 31 bits
+_HOT_RESTART_BITS = 27  # ten times the value has to fit in 31 bits
 
 
 def up(
@@ -53,9 +53,9 @@ def up(
 ) -> int:
     """Run a fleet until SIGINT or SIGTERM; returns the exit status 0.
 
-    `preflight.check_options` has passed the options and chosen the GPUs. `say` gets every line for
+    `preflight.check_options` has checked the options and chosen the GPUs. `say` gets every line for
     the user, `progress` the state of a download. Raises `FleetError` when the fleet cannot start;
-    nothing is left running then.
+    no process remains then.
     """
     is_torch = options.engine == "torch"
     model = None
@@ -82,20 +82,20 @@ def up(
 
 @contextlib.contextmanager
 def _folder(say: Say) -> Iterator[Path]:
-    """A private folder for sockets, settings and logs. It stays after what should not happen; what
-    is to be known of a start that failed is in the `FleetError`, which has the end of a log.
+    """Create a private folder for sockets, settings and logs. It remains after unexpected failures;
+    the `FleetError` of a failed start contains the end of a log.
     """
     folder = Path(tempfile.mkdtemp(prefix="pointsman-"))
-    is_kept = True
+    stays = True
     try:
         yield folder
-        is_kept = False
+        stays = False
     except (FleetError, SystemExit, KeyboardInterrupt):
-        is_kept = False
+        stays = False
         raise
     finally:
-        if is_kept:
-            say(f"logs are kept in {folder}")
+        if stays:
+            say(f"logs are in {folder}")
         else:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -158,14 +158,14 @@ class _Fleet:
                 relaying = group.create_task(self._relay.run(), name="relay")
                 for child in (*children, self._members.picker.child):
                     group.create_task(child.run(), name=child.program.name)
-                await asyncio.sleep(0)  # the slowest are on their way before anything else is done
+                await asyncio.sleep(0)  # first, because they take longest
                 self._rotation.pool(one.plan.address for one in workers)
                 self._rotation.pickers([self._members.picker.plan])
                 write_bootstrap(self._members.envoy.plan)
                 group.create_task(self._run_envoy(), name="envoy")
                 group.create_task(self._check_envoy(), name="envoy-version")
                 await self._start()
-                if self._stop.is_set():  # no client was invited yet: there is nothing to drain
+                if self._stop.is_set():  # no client can have connected: there is nothing to drain
                     self._say("stopping …")
                     self._members.kill()
                 else:
@@ -182,7 +182,7 @@ class _Fleet:
         self._stop.set()
 
     async def _run_envoy(self) -> None:
-        """Its port opens once a picker answers: before that requests would pass it by."""
+        """Open its port once a picker answers: earlier requests would bypass the picker."""
         picker = self._members.picker.child
         await picker.settled.wait()
         if picker.ready.is_set() and not self._stop.is_set():
@@ -192,7 +192,7 @@ class _Fleet:
         require_supported(await asyncio.to_thread(envoy_version, self._plan.site.envoy))
 
     async def _start(self) -> None:
-        """Wait for every part, and say so; returns early at a signal."""
+        """Wait for every part, and report each; returns early at a signal."""
         options = self._options
         workers = _counted(options.workers, "worker")
         if options.prefill:
@@ -255,7 +255,7 @@ class _Fleet:
         self._invite(model)
 
     def _invite(self, model: str) -> None:
-        """Say what can be done with the fleet now."""
+        """Print what the user can do with the fleet now."""
         plan, better = self._plan, models.better_than(self._plan.model)
         if better is not None:
             size = f"{better.size_bytes / 1e6:.0f} MB"
@@ -273,7 +273,7 @@ class _Fleet:
             self._say(_row(what, text))
 
     async def _until_envoy_sees_all(self) -> None:
-        """Health checks have to pass before requests are picked, and spread over all workers."""
+        """Wait for Envoy's health checks, without which requests do not reach all workers."""
         wanted = {PICKER: 1}
         if self._options.routing is Mechanism.OVERRIDE_HOST:
             wanted[POOL] = len(self._members.workers)
@@ -288,7 +288,7 @@ class _Fleet:
         await probe.until_true(sees_all)
 
     async def _serve(self, group: asyncio.TaskGroup) -> None:
-        """Take orders until a signal; a restart under way ends then, wherever it is."""
+        """Accept orders until a signal, which also ends a restart in progress."""
         scene = Scene(self._plan, self._members, self._rotation, group, self._picker_moved)
         restart = RollingRestart(scene)
 
@@ -313,14 +313,14 @@ class _Fleet:
         self._relay.target = picker.http
 
     async def _end(self) -> None:
-        """Let requests end, then end what still waits or streams with an error, then stop all."""
+        """Let requests end, then end waiting and streaming ones with an error, then stop."""
         members, has_envoy = self._members, self._members.envoy.child.ready.is_set()
         if has_envoy:
             await _unless(self._hurry, self._drain())
         else:
             self._say("stopping …")
         inner = (members.picker.child, *(one.child for one in members.workers))
-        # Asked twice, the picker refuses who waits, and workers end their answers with an error.
+        # At the second signal the picker refuses what waits, and workers end answers with errors.
         await _stop_all(inner)
         if has_envoy:
             await _unless(self._hurry, self._until_idle(_STOP_SECONDS))
@@ -328,7 +328,7 @@ class _Fleet:
         self._say("stopped")
 
     async def _drain(self) -> None:
-        """Take no new connection, and wait (not for ever) until the last request is answered."""
+        """Accept no new connection, and wait, up to a limit, until the last request is answered."""
         limit = self._options.drain_seconds
         front = self._members.front
         if front is not None:
@@ -340,19 +340,21 @@ class _Fleet:
             f"waiting for {_counted(active, 'request')}, {limit:g} s at most; " if active else ""
         )
         self._say(f"stopping ({waits}Ctrl-C again to stop at once) …")
-        await self._until_idle(limit, tell=True)
+        await self._until_idle(limit, reports=True)
 
-    async def _until_idle(self, limit_seconds: float, *, tell: bool = False) -> None:
-        """Wait until Envoy has no request, or is gone, or time is up; `tell` what it waits for."""
+    async def _until_idle(self, limit_seconds: float, *, reports: bool = False) -> None:
+        """Wait until Envoy has no request or has ended, or the time is up; with `reports`, print
+        what it waits for.
+        """
         loop = asyncio.get_running_loop()
-        begun = told = loop.time()
+        begun = reported = loop.time()
 
         async def is_idle() -> bool:
-            nonlocal told
+            nonlocal reported
             active = await self._active()
-            if tell and active and loop.time() - told >= _TELL_SECONDS:
-                told = loop.time()
-                left = max(0.0, limit_seconds - (told - begun))
+            if reports and active and loop.time() - reported >= _REPORT_SECONDS:
+                reported = loop.time()
+                left = max(0.0, limit_seconds - (reported - begun))
                 self._say(f"  {_counted(active, 'request')} left, {left:.0f} s")
             return not active
 
@@ -360,12 +362,12 @@ class _Fleet:
             async with asyncio.timeout(limit_seconds):
                 await probe.until_true(is_idle)
         except TimeoutError:
-            if tell:
+            if reports:
                 late = _counted(await self._active(), "request")
                 self._say(f"  time is up: {late} will end with an error")
 
     async def _active(self) -> int:
-        """Requests that Envoy has; 0 once it is gone."""
+        """The number of requests that Envoy has; 0 once it has ended."""
         try:
             found = await admin.stats(self._members.envoy.plan.admin, [admin.ACTIVE])
         except probe.NoReplyError:
@@ -381,7 +383,7 @@ async def _stop_all(children: Iterable[Child]) -> None:
 
 
 async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
-    """Do `work` until it is done or `event` comes, whichever is first."""
+    """Do `work` until it is done or `event` is set, whichever is first."""
     async with asyncio.TaskGroup() as group:
         working = group.create_task(work, name="work")
         waiting = group.create_task(event.wait(), name="interrupt")
@@ -399,7 +401,7 @@ def _row(what: str, text: str) -> str:
 
 
 def _first_call(url: str, model: str) -> str:
-    """A prompt that the default model answers right (docs/models.md has the share)."""
+    """A prompt that the default model answers correctly (docs/models.md has the share)."""
     body = {
         "model": model,
         "stream": True,

@@ -1,4 +1,4 @@
-"""The flags of `pointsman up`."""
+"""The command line of `pointsman up`."""
 
 from __future__ import annotations
 
@@ -77,7 +77,6 @@ times
 
 
 def build_parser() -> Parser:
-    """All of them, in groups."""
     parser = Parser(prog="pointsman up", description=_ABOUT, epilog=_EXAMPLES)
     dialect = Dialect(
         readers={"FILE": Path, "FLAGS": _words, "HOST": _host},
