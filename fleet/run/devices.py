@@ -98,14 +98,14 @@ def find(environment: Mapping[str, str], query: Callable[[], str] | None = None)
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return gpus
-    visible: list[Gpu] = []
-    for name in (name.strip() for name in visible.split(",")):
+    found: list[Gpu] = []
+    for name in (name.strip() for name in found.split(",")):
         match = [g for g in gpus if name and (name == str(g.index) or g.uuid.startswith(name))]
         # CUDA, too, hides every device after an invalid or repeated name.
-        if len(match) != 1 or match[0] in visible:
+        if len(match) != 1 or match[0] in found:
             break
-        visible += match
-    return visible
+        found += match
+    return found
 
 
 def _ask() -> str:
