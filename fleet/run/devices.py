@@ -99,7 +99,7 @@ def find(environment: Mapping[str, str], query: Callable[[], str] | None = None)
     if visible is None:
         return gpus
     found: list[Gpu] = []
-    for name in (name.strip() for name in found.split(",")):
+    for name in (name.strip() for name in visible.split(",")):
         match = [g for g in gpus if name and (name == str(g.index) or g.uuid.startswith(name))]
         # CUDA, too, hides every device after an invalid or repeated name.
         if len(match) != 1 or match[0] in found:
