@@ -35,7 +35,7 @@ from fleet.commands.top_text import (
     words,
 )
 from fleet.picker_views import Seen
-from picker.admin.history import EndpointSeries
+from picker.admin.history import NO_SERIES
 from picker.admin.views import NOT_USABLE, EndpointView
 from picker.decisions.views import RecordSummary
 from picker.flowcontrol.views import BandView
@@ -45,7 +45,6 @@ REQUESTS_WITHOUT_LIMIT = 10
 MOST_BANDS = 5
 _BAR = 7
 _COLUMNS = 61  # cells of an endpoint's line beside its name and its curve
-_NO_SERIES = EndpointSeries()
 _TROUBLED_FIRST = {"ejected": 0, "unknown": 0, "on-trial": 1, "suspect": 2}
 
 
@@ -274,7 +273,7 @@ def _endpoints(seen: Seen, endpoints: list[EndpointView], rows: int, room: Room)
     highest = max((value or 0 for one in series.values() for value in one.running), default=0)
     lines = [styled([(cell(head, room.width, room.glyphs), _HEAD)])]
     for one in shown:
-        running = series.get(one.key, _NO_SERIES).running
+        running = series.get(one.key, NO_SERIES).running
         spark = sparkline(running, max(1, highest), spark_width, room.glyphs)
         lines.append(_endpoint(one, name_width, spark, room))
     return lines + _more(more, "endpoints", room)

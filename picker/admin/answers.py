@@ -1,4 +1,4 @@
-"""Answers of the HTTP port: JSON, JSON for errors too, and pages that are made in turns."""
+"""Responses of the HTTP port: JSON, also for errors, and pages made in turns."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ T = TypeVar("T")
 
 
 class Turns:
-    """Lets the requests on this loop have their turn while pages are made. Owns the right to make
-    one: of several that are asked for at once, each waits for the one before.
+    """Yields to the event loop while pages are made. Owns the lock: concurrent requests for pages
+    are served one after the other.
     """
 
     def __init__(self) -> None:
         self._one_at_a_time = asyncio.Lock()
 
     async def collect(self, pieces: Iterable[T]) -> list[T]:
-        """The pieces of a page, each of which takes a millisecond or two to make."""
+        """Collect the pieces of a page, each of which takes a millisecond or two."""
         made = []
         async with self._one_at_a_time:
             for piece in pieces:
@@ -31,29 +31,28 @@ class Turns:
 
 
 def as_json(value: Any, status: int = 200) -> web.Response:
-    """Anything that msgspec can encode."""
+    """Encode any value that msgspec supports."""
     return web.Response(
         body=msgspec.json.encode(value), status=status, content_type="application/json"
     )
 
 
 def as_error(status: int, message: str, headers: Mapping[str, str] | None = None) -> web.Response:
-    """`{"error": message}`."""
     answer = as_json({"error": message}, status)
     answer.headers.update(headers or {})
     return answer
 
 
 class InvalidQueryError(Exception):
-    """A parameter of the query that cannot be used; says which, and what may stand there."""
+    """An invalid query parameter; the message names it and its range."""
 
 
 def whole_number(request: web.Request, name: str, default: int, least: int, most: int) -> int:
-    """A parameter of the query. Raises `InvalidQueryError`."""
+    """Read a parameter of the query. Raises `InvalidQueryError`."""
     text = request.query.get(name)
     if text is None:
         return default
-    # `int` takes more than digits: spaces, underscores, digits of other scripts.
+    # `int` accepts more than ASCII digits: spaces, underscores, digits of other scripts.
     if text.isascii() and text.isdigit() and len(text) < 10 and least <= int(text) <= most:
         return int(text)
     raise InvalidQueryError(f"{name} must be a number from {least} to {most}, not '{text[:40]}'")

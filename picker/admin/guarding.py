@@ -1,11 +1,11 @@
-"""The guard of the HTTP port: where it is protected it asks for tokens, and it always keeps other
-people's web pages away.
+"""The guard of the HTTP port: it asks for tokens if the port is protected, and always blocks
+foreign web pages.
 
-A page from elsewhere in a browser on this machine cannot read the answers: no header allows another
-origin to. What is left is a name of its own that it lets point to 127.0.0.1 (DNS rebinding), which
-makes the browser believe that port and page are of one origin. So on a loopback address requests
-have to name the loopback, or the name that was bound. Monitoring is exempt: scrapers and probes use
-names of their own, and there is nothing of a request in what they get.
+A foreign page in a browser on this machine cannot read the responses: no header allows another
+origin. But it can let a name of its own resolve to 127.0.0.1 (DNS rebinding), so that the browser
+takes port and page for one origin. On a loopback address requests must therefore name the loopback,
+or the name that was bound. Monitoring is exempt: scrapers and probes use names of their own, and
+their pages reveal nothing about requests.
 """
 
 from __future__ import annotations
@@ -51,23 +51,23 @@ OPEN = frozenset({"/healthz", "/readyz"})  # for probes, which have no tokens
 _BEARER = "bearer "
 _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="pointsman"'}
 _NOTHING: Mapping[str, str] = MappingProxyType({})
-# Asked with a token and a path; answers the status and why, None for a request that is allowed.
+# Takes a token and a path; returns status and reason of a refusal, None if access is allowed.
 Authorize: TypeAlias = Callable[[str, str], Awaitable[tuple[int, str] | None]]
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]]+)(?::\d{0,5})?", re.IGNORECASE)
 
 
 class PageNames:
-    """What a request asks for, whichever pool it is about: by that it is judged who may have it.
+    """Names of pages, equal for all pools: access rights depend on them.
 
-    The pages of each of several pools are called what they would be called if it were the only one;
-    `aliases` has these names by the routes as they are written.
+    `aliases` are names by route: the page of one of several pools has the name that it would have
+    if the pool were the only one.
     """
 
     def __init__(self, aliases: Mapping[str, str] = _NOTHING) -> None:
         self._aliases = aliases
 
     def of(self, request: web.Request) -> str:
-        """As its route is written, up to the first part that varies: there are only so many."""
+        """Return its route up to the first variable part, so the number of names is bounded."""
         resource = request.match_info.route.resource
         if resource is None:
             return "/"
@@ -76,19 +76,19 @@ class PageNames:
 
 
 class HostCheck:
-    """Knows which `Host` headers are fine: any, unless all bound addresses are loopback."""
+    """Checks `Host` headers: any is valid unless all bound addresses are loopback."""
 
     def __init__(self) -> None:
-        """Everything is fine until `bound`."""
+        """Allow every header until `bound`."""
         self._names: frozenset[str] | None = None
 
     def bound(self, wanted: str, addresses: Iterable[str]) -> None:
-        """The port listens at `addresses`, having been asked to at `wanted`."""
+        """Restrict the headers: the port listens at `addresses`, the flag said `wanted`."""
         if all(map(is_loopback, addresses)):
             self._names = frozenset({wanted.lower()})
 
     def allows(self, header: str | None) -> bool:
-        """Whether a request with this `Host` is answered."""
+        """Check the `Host` header of a request."""
         if self._names is None:
             return True
         parts = _HOST.fullmatch(header or "")
@@ -99,8 +99,8 @@ class HostCheck:
 
 
 def guarding(check: HostCheck, failures: Counter, names: PageNames) -> Middleware:
-    """Refuses what `check` does not allow, and makes JSON of all errors; those that nobody foresaw
-    are counted by their page. `names` says which pages are for monitoring.
+    """Refuse hosts that `check` does not allow, and turn all errors into JSON; unexpected ones are
+    counted by page. `names` identify the pages for monitoring.
     """
 
     @web.middleware
@@ -120,7 +120,7 @@ def guarding(check: HostCheck, failures: Counter, names: PageNames) -> Middlewar
             return as_error(405, f"{request.method[:20]} is not possible here", allowed)
         except web.HTTPNotFound:
             return as_error(404, "there is no such page")
-        except Exception:  # the client gets an answer, the log the reason
+        except Exception:  # the client gets a response, the log the reason
             page = _page_of(request)
             failures.labels(page).inc()
             log.exception("%s cannot be answered", page)
@@ -130,20 +130,20 @@ def guarding(check: HostCheck, failures: Counter, names: PageNames) -> Middlewar
 
 
 def _page_of(request: web.Request) -> str:
-    """As it is called here, whatever a client made of it."""
+    """Return its route, which has no text of the client."""
     resource = request.match_info.route.resource
     return "a page" if resource is None else resource.canonical
 
 
 async def add_security_headers(_request: web.Request, response: web.StreamResponse) -> None:
-    """Whatever the answer is."""
+    """Set them on every response."""
     for name, value in SECURITY_HEADERS.items():
         response.headers.setdefault(name, value)
 
 
 def authorizing(authorize: Authorize, names: PageNames) -> Middleware:
-    """Answer only requests that `authorize` lets through; 401, 403 and 503 say why not. It is asked
-    for what `names` calls the page.
+    """Serve only requests that `authorize` allows, by the name of the page; the refusals are 401,
+    403 and 503.
     """
 
     @web.middleware

@@ -1,7 +1,7 @@
 """The last two minutes of the pool and of every endpoint, for charts: rings of samples, one a
 second.
 
-An endpoint that was not sampled is forgotten.
+The samples of an endpoint are dropped when it is not sampled any more.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterator, Mapping
-from typing import TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 
@@ -17,86 +17,69 @@ from picker.flowcontrol.views import QueuesView
 
 SAMPLES = 120
 INTERVAL_SECONDS = 1.0
-MOST_SAMPLES = 30_000  # of all endpoints together, in one view: 20 ms of work and a megabyte
+MAX_SAMPLES = 30_000  # of all endpoints together, in one view: 20 ms of work and a megabyte
 _DECIMALS = 4
 _UNKNOWN = math.nan
+_NONE: Any = None  # the default of a sample; a series has all fields
+V = TypeVar("V")
 
 
-class EndpointSample(msgspec.Struct, frozen=True):
-    """An endpoint at one moment; None where nothing is known.
+class EndpointValues(msgspec.Struct, Generic[V], frozen=True):
+    """Values of an endpoint.
 
     `prefix_hit_share`, `requests_per_second` and `failures_per_second` are those of
     `traffic.Recent`, `ttft_p95_seconds` and `tokens_per_second` of `traffic.Served`.
     """
 
-    running: float | None = None
-    waiting: float | None = None
-    kv_cache_usage: float | None = None
-    prefix_hit_share: float | None = None
-    inflight: float | None = None
-    requests_per_second: float | None = None
-    ttft_p95_seconds: float | None = None
-    tokens_per_second: float | None = None
-    failures_per_second: float | None = None
+    running: V = _NONE
+    waiting: V = _NONE
+    kv_cache_usage: V = _NONE
+    prefix_hit_share: V = _NONE
+    inflight: V = _NONE
+    requests_per_second: V = _NONE
+    ttft_p95_seconds: V = _NONE
+    tokens_per_second: V = _NONE
+    failures_per_second: V = _NONE
 
 
-class EndpointSeries(msgspec.Struct, frozen=True):
-    """Samples of one endpoint, the newest last. All fields are equally long."""
-
-    running: tuple[float | None, ...] = ()
-    waiting: tuple[float | None, ...] = ()
-    kv_cache_usage: tuple[float | None, ...] = ()
-    prefix_hit_share: tuple[float | None, ...] = ()
-    inflight: tuple[float | None, ...] = ()
-    requests_per_second: tuple[float | None, ...] = ()
-    ttft_p95_seconds: tuple[float | None, ...] = ()
-    tokens_per_second: tuple[float | None, ...] = ()
-    failures_per_second: tuple[float | None, ...] = ()
-
-
-class PoolSample(msgspec.Struct, frozen=True):
-    """The pool at one moment; None where nothing is known.
+class PoolValues(msgspec.Struct, Generic[V], frozen=True):
+    """Values of the pool.
 
     Rates are those of `traffic.PoolRecent`, times to the first token and tokens those of
-    `traffic.Served`; `waiting` at endpoints, `queued` in the picker, and how long those that left
-    it had waited there, None where none had.
+    `traffic.Served`; `waiting` requests are at endpoints, `queued` ones in the picker. The queue
+    wait is of the requests that left the queue since the last sample, None without any.
     """
 
-    requests_per_second: float | None = None
-    refusals_per_second: float | None = None
-    failures_per_second: float | None = None
-    ttft_p50_seconds: float | None = None
-    ttft_p95_seconds: float | None = None
-    tokens_per_second: float | None = None
-    running: float | None = None
-    waiting: float | None = None
-    queued: float | None = None
-    queue_wait_p95_seconds: float | None = None
+    requests_per_second: V = _NONE
+    refusals_per_second: V = _NONE
+    failures_per_second: V = _NONE
+    ttft_p50_seconds: V = _NONE
+    ttft_p95_seconds: V = _NONE
+    tokens_per_second: V = _NONE
+    running: V = _NONE
+    waiting: V = _NONE
+    queued: V = _NONE
+    queue_wait_p95_seconds: V = _NONE
 
 
-class PoolSeries(msgspec.Struct, frozen=True):
-    """Samples of the pool, the newest last. All fields are equally long."""
+# One moment; unknown values are None.
+Value: TypeAlias = float | None
+EndpointSample: TypeAlias = EndpointValues[Value]
+PoolSample: TypeAlias = PoolValues[Value]
+# Samples, the newest last. All fields are equally long.
+EndpointSeries: TypeAlias = EndpointValues[tuple[Value, ...]]
+PoolSeries: TypeAlias = PoolValues[tuple[Value, ...]]
 
-    requests_per_second: tuple[float | None, ...] = ()
-    refusals_per_second: tuple[float | None, ...] = ()
-    failures_per_second: tuple[float | None, ...] = ()
-    ttft_p50_seconds: tuple[float | None, ...] = ()
-    ttft_p95_seconds: tuple[float | None, ...] = ()
-    tokens_per_second: tuple[float | None, ...] = ()
-    running: tuple[float | None, ...] = ()
-    waiting: tuple[float | None, ...] = ()
-    queued: tuple[float | None, ...] = ()
-    queue_wait_p95_seconds: tuple[float | None, ...] = ()
-
-
-_FIELDS = EndpointSeries.__struct_fields__
-_POOL_FIELDS = PoolSeries.__struct_fields__
+_FIELDS = EndpointValues.__struct_fields__
+_POOL_FIELDS = PoolValues.__struct_fields__
 _NEVER_SAMPLED = EndpointSample()
+NO_SERIES = EndpointSeries(*[()] * len(_FIELDS))
+_NO_POOL_SERIES = PoolSeries(*[()] * len(_POOL_FIELDS))
 
 
 class HistoryView(msgspec.Struct, frozen=True):
     """Samples of the endpoints, by key, and of the pool; each series ends with sample number
-    `last`, of which `queues` is, too.
+    `last`, and `queues` belongs to it.
 
     Samples are numbered from 1 since the picker started; `last` 0: there is none yet.
     """
@@ -104,11 +87,11 @@ class HistoryView(msgspec.Struct, frozen=True):
     last: int = 0
     interval_seconds: float = INTERVAL_SECONDS
     endpoints: Mapping[str, EndpointSeries] = {}
-    pool: PoolSeries = PoolSeries()
+    pool: PoolSeries = _NO_POOL_SERIES
     queues: QueuesView = QueuesView()
 
 
-# Samples of one endpoint, a row for each field, NaN where nothing is known.
+# Samples of one endpoint, a row for each field, NaN for unknown values.
 Rows: TypeAlias = "tuple[array[float], ...]"
 
 
@@ -125,7 +108,7 @@ class _Ring:
         self.number = 0
 
     def add(self, sample: EndpointSample | PoolSample, number: int) -> None:
-        """`number` is that of the sample."""
+        """Add the sample of this number."""
         self.number = number
         for name, row in zip(self._fields, self._rows, strict=True):
             value = getattr(sample, name)
@@ -134,7 +117,7 @@ class _Ring:
         self._length = min(self._length + 1, self._size)
 
     def last(self, count: int, upto: int) -> Rows:
-        """`count` samples, fewer where there are fewer, the last of which is number `upto`."""
+        """Return the `count` samples up to number `upto`, or all if there are fewer."""
         later = max(0, self.number - upto)
         count = max(0, min(count, self._length - later))
         end = (self._next - later) % self._size
@@ -145,10 +128,10 @@ class _Ring:
 
 
 class History:
-    """Owns the rings of the pool and of all endpoints that were sampled last."""
+    """Owns the rings of the pool and of all endpoints in the last sample."""
 
     def __init__(self, size: int = SAMPLES) -> None:
-        """`size` samples are kept of each."""
+        """`size` is the number of stored samples of each."""
         self._size = size
         self._rings: dict[str, _Ring] = {}
         self._pool = _Ring(size, _POOL_FIELDS)
@@ -157,9 +140,7 @@ class History:
         self._last = 0
 
     def record(self, samples: Mapping[str, EndpointSample], pool: PoolSample | None = None) -> None:
-        """Add one sample of the pool and of every endpoint there is, by key; the others are
-        forgotten.
-        """
+        """Add one sample of the pool and of every endpoint, by key; drop all other endpoints."""
         self.latest_pool = pool or PoolSample()
         self._last += 1
         self._pool.add(self.latest_pool, self._last)
@@ -173,26 +154,27 @@ class History:
         self._latest = dict(samples)
 
     def cut(self, count: int) -> tuple[int, list[str], Iterator[EndpointSeries]]:
-        """The number of the last sample, the endpoints, and up to it the last `count` samples of
-        each, fewer of one that is younger; and fewer of all where `MOST_SAMPLES` do not suffice.
+        """Return the number of the last sample, the endpoints, and the last `count` samples of
+        each; fewer of a younger one, and fewer of all if `MAX_SAMPLES` do not suffice.
 
-        Each endpoint's are taken when they are asked for; samples may be added meanwhile.
+        The iterator copies an endpoint's samples when it reaches it; samples added meanwhile do
+        not show.
         """
         rings, last = list(self._rings.items()), self._last
-        count = min(count, MOST_SAMPLES // max(1, len(rings)))
-        taken = (EndpointSeries(*map(_known, ring.last(count, last))) for _, ring in rings)
+        count = min(count, MAX_SAMPLES // max(1, len(rings)))
+        taken = (EndpointValues(*map(_known, ring.last(count, last))) for _, ring in rings)
         return last, [key for key, _ in rings], taken
 
     def pool(self, count: int) -> PoolSeries:
-        """The last `count` samples of the pool, fewer where there are not so many."""
-        return PoolSeries(*map(_known, self._pool.last(count, self._last)))
+        """Return the last `count` samples of the pool, or all if there are fewer."""
+        return PoolValues(*map(_known, self._pool.last(count, self._last)))
 
     def latest(self, key: str) -> EndpointSample:
-        """The last sample of an endpoint; one that knows nothing when there is none."""
+        """Return the last sample of an endpoint; without one, all values are unknown."""
         return self._latest.get(key, _NEVER_SAMPLED)
 
 
-def _known(row: array[float]) -> tuple[float | None, ...]:
-    if not math.isnan(sum(row)):  # much faster than to look at each
+def _known(row: array[float]) -> tuple[Value, ...]:
+    if not math.isnan(sum(row)):  # much faster than a check of each
         return tuple(row)
     return tuple(None if math.isnan(value) else value for value in row)

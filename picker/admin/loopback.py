@@ -1,4 +1,4 @@
-"""Which addresses are this machine's own. Flags are read without the rest of this room."""
+"""The test for loopback addresses; separate, so that flags need not import aiohttp."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import ipaddress
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a numeric address or a name, as in a `Host` header without its port, is this machine
-    and nothing but.
-    """
+    """Check a numeric address or a name, such as a `Host` header without its port."""
     if host == "localhost":
         return True
     try:

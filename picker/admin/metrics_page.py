@@ -1,7 +1,8 @@
-"""The metrics page: gauges that are remembered for a while, and several pools on one page.
+"""The metrics page: cached gauges, and several pools on one page.
 
-There each pool's series have its name as a label more; series of the process, which no pool has,
-stand there once and without it. That works on the lines, which single pools' pages have anyway.
+With several pools, each pool's series have its name as an additional label; series of the process
+appear once, without it. The label is added to the lines, which the page of a single pool has
+anyway.
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ from picker.metrics.series import AnySeries
 LABEL: Final = "inference_pool"
 _OWN: Final = f'{LABEL}="'
 _HELP: Final = "# HELP "
-# One label of a sample: in its value quotes and backslashes are escaped, all else is as it is.
+# One label of a sample: its value escapes quotes and backslashes only.
 _ONE_LABEL = re.compile(r'([a-zA-Z_:][\w:]*)="(?:[^"\\]|\\.)*"', re.ASCII)
 
-# Of each family the lines of help and type, and the samples.
+# The lines of each family: help, type, samples.
 _Families = dict[str, list[str]]
 
 
 async def whole(metrics: PickerMetrics, series: Iterable[AnySeries] | None, turns: Turns) -> bytes:
-    """The exposition of one pool; of declared series only these, where given."""
+    """Return the exposition of one pool; with `series`, only these of the declared ones."""
     return b"".join(await turns.collect(map(encoded, metrics.pieces(series))))
 
 
 async def merged(process: PickerMetrics, pools: Mapping[str, PickerMetrics], turns: Turns) -> bytes:
-    """The exposition; `process` counts what no pool does, `pools` are by what they are called."""
+    """Return the exposition of several pools by name; `process` has the series without a pool."""
     families: _Families = {}
 
     def pieces() -> Iterator[bytes]:
@@ -51,15 +52,15 @@ async def merged(process: PickerMetrics, pools: Mapping[str, PickerMetrics], tur
 
 
 def of_pool(metrics: PickerMetrics) -> Iterable[AnySeries]:
-    """The series of one of several pools: all but those of the process."""
+    """Return the series of one of several pools: all but those of the process."""
     others = frozenset(map(id, metrics.of_process))
     return [one for one in metrics.series if id(one) not in others]
 
 
 def _added(families: _Families, pieces: Iterable[list[str]], label: str) -> Iterator[bytes]:
-    """Put lines to their families, each with `label`; yields nothing after each piece.
+    """Add lines to their families, each with `label`; yield an empty piece after each piece.
 
-    Clients choose names, but no name has a line feed: it is escaped in them.
+    Clients choose names, but a line feed in them is escaped.
     """
     family: list[str] = []
     for lines in pieces:
@@ -74,7 +75,7 @@ def _added(families: _Families, pieces: Iterable[list[str]], label: str) -> Iter
 
 
 def _labelled(line: str, label: str) -> str:
-    """A sample with `label`, but for one that has a label of that name."""
+    """Add `label` to a sample, unless it has a label of that name."""
     if _OWN in line and LABEL in _ONE_LABEL.findall(line):
         return line
     name, brace, rest = line.partition("{")
@@ -82,9 +83,7 @@ def _labelled(line: str, label: str) -> str:
 
 
 class RememberedCollector(Collector):
-    """The gauges of another collector, computed anew only every `interval_seconds`. `clock` is
-    monotonic.
-    """
+    """Caches the gauges of another collector for `interval_seconds`. `clock` is monotonic."""
 
     def __init__(
         self, inner: Collector, interval_seconds: float, clock: Callable[[], float]
@@ -92,17 +91,16 @@ class RememberedCollector(Collector):
         self._inner = inner
         self._interval_seconds = interval_seconds
         self._clock = clock
-        self._said: tuple[Metric, ...] = ()
-        self._said_at: float | None = None
+        self._cached: tuple[Metric, ...] = ()
+        self._cached_at: float | None = None
 
     def collect(self) -> Iterator[Metric]:
-        """The gauges."""
         now = self._clock()
-        if self._said_at is not None and now - self._said_at < self._interval_seconds:
-            yield from self._said
+        if self._cached_at is not None and now - self._cached_at < self._interval_seconds:
+            yield from self._cached
             return
-        said = []
-        for metric in self._inner.collect():  # one by one: others have their turn between them
-            said.append(metric)
+        metrics = []
+        for metric in self._inner.collect():  # one by one, for `Turns`
+            metrics.append(metric)
             yield metric
-        self._said, self._said_at = tuple(said), now
+        self._cached, self._cached_at = tuple(metrics), now

@@ -1,4 +1,4 @@
-"""The pages of one pool, and those that a picker of several has besides."""
+"""The routes of one pool, and those that a picker of several pools adds."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from picker.admin.history import (
     INTERVAL_SECONDS,
     SAMPLES,
     EndpointSample,
+    EndpointValues,
     History,
-    PoolSample,
+    PoolValues,
 )
 from picker.admin.metrics_page import of_pool, whole
 from picker.admin.views import (
@@ -46,7 +47,7 @@ LAST: Final = "last"
 TURN: Final = 50  # endpoints are encoded in a millisecond or two
 CONTENT_TYPES: Final = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 _INDEX, _POOLS = "index.html", "pools.html"
-_PLACE: Final = '<p id="pool" hidden></p>'  # in the page, for which of several pools it is about
+_PLACE: Final = '<p id="pool" hidden></p>'  # replaced by the name, if the pool is one of several
 _WHICH: Final = (
     '<nav aria-label="Pools" class="which"><a href="{up}">All pools</a>'
     ' <span aria-hidden="true">/</span> <strong id="pool">{key}</strong></nav>'
@@ -56,21 +57,21 @@ T = TypeVar("T")
 
 
 class AdminSource(Protocol):
-    """What is behind the pages of one pool."""
+    """The data behind the pages of one pool."""
 
     @property
     def metrics(self) -> PickerMetrics:
-        """Its series."""
+        """The series of the pool."""
         ...
 
     @property
     def datastore(self) -> Datastore:
-        """Its endpoints."""
+        """The endpoints of the pool."""
         ...
 
     @property
     def inflight(self) -> InflightLoad:
-        """The requests that were sent somewhere and are not over."""
+        """The requests under way."""
         ...
 
     def about(self) -> AboutView:
@@ -78,23 +79,23 @@ class AdminSource(Protocol):
         ...
 
     def queues(self) -> QueuesView:
-        """Flow control now."""
+        """Show the queues of flow control."""
         ...
 
     def decisions(self, limit: int) -> Iterable[RecordSummary]:
-        """The last requests, the newest first."""
+        """List the last requests, the newest first."""
         ...
 
     def decision(self, request_id: str | None) -> RecordView | None:
-        """One request, the last one for None; None when it is not known any more."""
+        """Find a request, for None the last one; None if it is not in the ring."""
         ...
 
     def health(self) -> Mapping[str, HealthView]:
-        """How endpoints have answered, by key; one that is absent has done nothing wrong."""
+        """Show the health of endpoints by key; an absent one is healthy."""
         ...
 
     def traffic(self) -> Traffic:
-        """What was sent where lately; to be asked once a second."""
+        """Sample the traffic by endpoint; called once a second."""
         ...
 
     def configuration(self) -> ConfigView:
@@ -102,14 +103,12 @@ class AdminSource(Protocol):
         ...
 
     def problem(self) -> str | None:
-        """What is wrong with the pool or with what is known of it; None: nothing is."""
+        """Describe what is wrong with the pool or its discovery; None: nothing."""
         ...
 
 
 class PoolPages:
-    """The pages of one pool. Owns its last two minutes, and what was served in them. `clock` is the
-    one that scrapes are timed with, in seconds.
-    """
+    """The pages of one pool. Owns its history. `clock` is that of the scrapes, in seconds."""
 
     def __init__(
         self,
@@ -128,8 +127,8 @@ class PoolPages:
         self._clock = clock
 
     def routes(self, is_ready: Callable[[], bool], key: str = "") -> list[web.RouteDef]:
-        """All pages. `key` is what the pool is called where it is one of several; then the series
-        of the process are left out.
+        """Return all routes. `key` is the name of one of several pools; its metrics omit the series
+        of the process.
         """
         source = self.source
 
@@ -153,7 +152,7 @@ class PoolPages:
             self.sample()
 
     def sample(self) -> None:
-        """Add to the history what is known now."""
+        """Add a sample to the history."""
         traffic = self.source.traffic()
         candidates = self.source.datastore.snapshot().candidates
         known = {one.key: one.metrics for one in candidates if one.metrics is not None}
@@ -161,11 +160,11 @@ class PoolPages:
         self._served, self._served_by_all = self._window.sample(totals, traffic.waits)
         self._queues = self.source.queues()
         self._loads = {one.key: one.metrics for one in candidates}
-        samples = {}
+        samples: dict[str, EndpointSample] = {}
         for one in candidates:
             metrics, sent = one.metrics, traffic.endpoints.get(one.key)
             served = self._served.get(one.key, _NOTHING)
-            samples[one.key] = EndpointSample(
+            samples[one.key] = EndpointValues(
                 running=None if metrics is None else metrics.running_requests,
                 waiting=None if metrics is None else metrics.waiting_requests,
                 kv_cache_usage=None if metrics is None else metrics.kv_cache_usage,
@@ -177,7 +176,7 @@ class PoolPages:
                 failures_per_second=None if sent is None else sent.failures_per_second,
             )
         ttft, sums = self._served_by_all.ttft, known.values()
-        pool = PoolSample(
+        pool = PoolValues(
             requests_per_second=traffic.pool.requests_per_second,
             refusals_per_second=traffic.pool.refusals_per_second,
             failures_per_second=traffic.pool.failures_per_second,
@@ -194,8 +193,9 @@ class PoolPages:
         self.history.record(samples, pool)
 
     async def _show_endpoints(self, request: web.Request) -> web.Response:
-        """An `EndpointsView`, piece by piece: of a thousand endpoints it is a megabyte or two.
-        `?history=N` adds the last N samples, and makes all numbers those of the last one.
+        """Respond with an `EndpointsView`, encoded in pieces: it is a megabyte or two for a
+        thousand endpoints. `?history=N` adds the last N samples, and all numbers are then those of
+        the last one.
         """
         samples = whole_number(request, "history", default=0, least=0, most=SAMPLES)
         health = self.source.health()
@@ -219,7 +219,7 @@ class PoolPages:
         return as_json(answer | {"history": history})
 
     async def _encoded(self, values: Iterable[Any]) -> list[msgspec.Raw]:
-        """Each of very many, in JSON."""
+        """Encode many values in turns."""
         batches = (
             [msgspec.Raw(msgspec.json.encode(one)) for one in batch]
             for batch in batched(values, TURN)
@@ -242,7 +242,7 @@ class PoolPages:
         health: Mapping[str, HealthView],
         loads: Mapping[str, EndpointMetrics | None],
     ) -> EndpointView:
-        """`loads` are those of the last sample, empty: show those of now."""
+        """`loads` are those of the last sample; if empty, show the current ones."""
         endpoint, last = candidate.endpoint, candidate.last_metrics
         recent, inflight = self.history.latest(candidate.key), None
         if candidate.key in loads:
@@ -278,7 +278,7 @@ class PoolPages:
         return as_json({"decisions": rows})
 
     async def _show_decision(self, request: web.Request) -> web.Response:
-        """An id is anything that a client chose; it comes escaped as one part of the path."""
+        """Find a request by its id: any text of a client, escaped as one part of the path."""
         request_id = request.match_info["id"]
         is_last = request_id == LAST
         decision = self.source.decision(None if is_last else request_id)
@@ -286,7 +286,7 @@ class PoolPages:
             return as_json(decision)
         if is_last:
             return as_error(404, "there was no request yet")
-        text = f"nothing is known of request '{request_id[:200]}', or not any more"
+        text = f"request '{request_id[:200]}' is unknown or no longer stored"
         return as_error(404, text)
 
     async def _show_config(self, _request: web.Request) -> web.Response:
@@ -294,12 +294,12 @@ class PoolPages:
 
 
 def _shown(metrics: EndpointMetrics | None) -> EndpointMetrics | None:
-    """Without the buckets that percentiles are made of."""
+    """Drop the buckets behind the percentiles."""
     return metrics if metrics is None or metrics.served is None else replace(metrics, served=None)
 
 
 def _sum(values: Iterable[int | None]) -> int | None:
-    """The sum of what is known; None where nothing is."""
+    """Add up the known values; None without any."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None
 
@@ -320,7 +320,7 @@ def monitoring_routes(
         return web.Response(text="ok\n")
 
     async def show_readiness(_request: web.Request) -> web.Response:
-        """A pool that may be old is served all the same; the text says that it is."""
+        """Respond 200 also if the endpoints may be out of date; the text says so."""
         found = problem()
         detail = "" if found is None else f"{found}\n"
         if is_ready():
@@ -336,20 +336,20 @@ def monitoring_routes(
 
 @cache
 def page_files() -> dict[str, bytes]:
-    """Every file of the pages, by name."""
+    """Read all files of the pages, by name."""
     folder = files("picker.admin").joinpath("page")
     found = [one for one in folder.iterdir() if _suffix(one.name) in CONTENT_TYPES]
     return {one.name: one.read_bytes() for one in found}
 
 
 def pools_page() -> bytes:
-    """The list of several pools."""
+    """Return the page that lists several pools."""
     return page_files()[_POOLS]
 
 
 def _pool_page(key: str) -> bytes:
-    """The page of the pool `key` of several; it is as many folders below their list as this has
-    parts, and one more.
+    """Make the page of pool `key` of several; its depth below the list is the number of parts of
+    the key, and one.
     """
     which = _WHICH.format(up="../" * (key.count("/") + 2), key=escape(key))
     title = f"<title>{escape(key)} · Pointsman</title>"
@@ -358,7 +358,7 @@ def _pool_page(key: str) -> bytes:
 
 
 def page_routes(page: bytes) -> list[web.RouteDef]:
-    """A page at `/`, and what it loads. Nothing else can be asked for: names are looked up."""
+    """Return the routes of a page at `/` and of its files, and of no other file."""
 
     async def show_page(_request: web.Request) -> web.Response:
         return _file(page, _INDEX)

@@ -1,8 +1,8 @@
-"""The HTTP port for people and monitoring: metrics, health, the pool, the queues, the decisions,
-the configuration, and a page that shows it all.
+"""The HTTP port for users and monitoring: metrics, health, the pool, the queues, the decisions, the
+configuration, and a page that shows all of it.
 
-Unless it is protected (`authorizing`) it asks nobody who they are, so it listens on the loopback
-address unless told otherwise, and nothing can be changed through it.
+It authenticates clients only if it is protected (`authorizing`); so it listens on the loopback
+address by default, and is read-only.
 """
 
 from __future__ import annotations
@@ -35,9 +35,7 @@ _SHOWN_LENGTH: Final = 200
 
 
 class AdminServer:
-    """Owns the port. `failures` counts the requests that an unforeseen error kept from being
-    answered, by page.
-    """
+    """Owns the port. `failures` counts unexpected errors by page."""
 
     def __init__(
         self,
@@ -46,9 +44,7 @@ class AdminServer:
         failures: Counter,
         names: PageNames | None = None,
     ) -> None:
-        """`routes` are all there is, of `pools`; `names` is what their pages
-        are called.
-        """
+        """`routes` are the pages of `pools`, `names` the names of the pages."""
         self._routes, self._pools, self._failures = routes, pools, failures
         self._names = names or PageNames()
         self._check = HostCheck()
@@ -57,11 +53,11 @@ class AdminServer:
 
     @classmethod
     def of_one(cls, pool: PoolPages, is_ready: Callable[[], bool]) -> AdminServer:
-        """That of a picker of one pool."""
+        """Create the server of a picker of one pool."""
         return cls(pool.routes(is_ready), [pool], pool.source.metrics.admin_failures_total)
 
     def protect(self, authorize: Authorize) -> None:
-        """Answer only those that it lets through; to be called before `start`."""
+        """Serve only clients that `authorize` allows; called before `start`."""
         self._authorize = authorize
 
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
@@ -83,22 +79,22 @@ class AdminServer:
         return int(runner.addresses[0][1])
 
     async def watch(self) -> None:
-        """Keep the pools' last two minutes, until cancelled."""
+        """Sample the pools until cancelled."""
         await asyncio.gather(*(pool.watch() for pool in self._pools))
 
     async def stop(self) -> None:
-        """Close the port; fine to call when it never opened."""
+        """Close the port, if it is open."""
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
 
 
 class SeveralPools:
-    """The port of a picker of several pools, by what they are called, each with its readiness.
+    """The port of a picker of several pools, by name, each with its readiness.
 
-    All that a picker of one pool shows is there for each of them below `/pools/NAME`, so that
-    whatever speaks with a picker can be given that address. At the top there are the metrics of
-    all, the health of the process, and the list of the pools, for programs and for people.
+    Each pool has all pages of a picker of one pool below `/pools/NAME`, so a client of a picker can
+    use that address. At the top are the metrics of all pools, the health of the process, and the
+    list of the pools, as JSON and as a page.
     """
 
     def __init__(
@@ -108,20 +104,20 @@ class SeveralPools:
         is_ready: Callable[[], bool],
         turns: Turns | None = None,
     ) -> None:
-        """`metrics` and `is_ready` are of the process, `turns` is that of the pools' pages."""
+        """`metrics` and `is_ready` are of the process; `turns` is shared with the pools' pages."""
         self._pools, self._metrics, self._is_ready = dict(pools), metrics, is_ready
         self._turns = Turns() if turns is None else turns
 
     def server(self) -> AdminServer:
-        """The port. Who may see a page of one pool may see it of all: rights are asked for as if
-        there were one.
+        """Create the server. Access rights are those of a single pool: a client that may see a page
+        of one pool may see it of all.
         """
         routes, names = self._top(), {PREFIX + "{rest}": LIST}
         for key, (pages, is_ready) in self._pools.items():
             for one in pages.routes(is_ready, key):
                 routes.append(web.get(PREFIX + key + one.path, one.handler))
                 names.setdefault(PREFIX + key + one.path, one.path)
-        # Last, for a pool NAMESPACE/metrics must not hide the page of a pool called NAMESPACE.
+        # Last: a pool NAMESPACE/metrics must not hide the page of a pool NAMESPACE.
         for key in self._pools:
             routes.append(web.get(PREFIX + key, self._add_slash))
             names.setdefault(PREFIX + key, "/")
@@ -141,7 +137,7 @@ class SeveralPools:
         )
 
     def _top(self) -> list[web.RouteDef]:
-        """What is not of a single pool."""
+        """The pages that belong to no single pool."""
         return [
             *monitoring_routes(self._page, self._is_ready, self._problem),
             *page_routes(pools_page()),
@@ -162,25 +158,23 @@ class SeveralPools:
         return "; ".join(f"{key}: {one}" for key, one in found.items() if one) or None
 
     async def _add_slash(self, request: web.Request) -> web.Response:
-        """The page's parts are beside it, so it has to end with a slash; relative, so that it holds
-        behind a proxy too.
+        """Redirect to the path with a slash, which the relative links of the page need; relative,
+        for pickers behind a proxy.
         """
         last = request.path.rpartition("/")[2]
         return web.Response(status=308, headers={"Location": f"{last}/"})
 
     async def _say_where(self, request: web.Request) -> web.Response:
-        """One pool must not be taken for another."""
+        """List the pages of all pools: the picker must not choose a pool."""
         asked = request.rel_url.raw_path[:_SHOWN_LENGTH]
         places = ", ".join(f"{PREFIX}{key}{asked}" for key in self._pools)
         return as_error(404, f"this picker serves several pools; ask one of them: {places}")
 
     async def _say_which(self, request: web.Request) -> web.Response:
-        """No page of a pool."""
+        """Answer 404, with the pools if the path names none."""
         asked = request.rel_url.raw_path.partition(PREFIX)[2]
         if any(f"{asked}/".startswith(f"{key}/") for key in self._pools):
             raise web.HTTPNotFound
         places = ", ".join(f"{PREFIX}{key}/" for key in self._pools)
-        told = (
-            f"there is no pool at {PREFIX}{asked[:_SHOWN_LENGTH]}; those of this picker: {places}"
-        )
-        return as_error(404, told)
+        shown = asked[:_SHOWN_LENGTH]
+        return as_error(404, f"there is no pool at {PREFIX}{shown}; this picker has {places}")

@@ -1,4 +1,4 @@
-"""The shapes of what the HTTP port answers with, which other programs read too."""
+"""The JSON of the HTTP port, which other programs read too."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ PREFIX: Final = "/pools/"
 
 
 class HealthView(msgspec.Struct, frozen=True):
-    """How an endpoint has answered lately: `state` is healthy, suspect, ejected, on-trial, or
-    unknown for one that has answered neither a scrape nor a request lately, or never.
+    """The health of an endpoint: `state` is healthy, suspect, ejected, on-trial, or unknown for one
+    that recently answered neither a scrape nor a request.
     """
 
     state: str
@@ -26,8 +26,8 @@ class HealthView(msgspec.Struct, frozen=True):
 
 
 class ConfigView(msgspec.Struct, frozen=True):
-    """The configuration in use: whence it came, as it was written, with its defaults, since when,
-    and the names of its plugins whose types are alpha.
+    """The configuration in use: source, original text, text with defaults, time of the load, and
+    the names of its plugins of alpha types.
     """
 
     source: str
@@ -47,11 +47,10 @@ NOT_USABLE: Final = frozenset({"ejected", "unknown"})  # states
 class EndpointView(msgspec.Struct, frozen=True):
     """One endpoint.
 
-    `metrics` is None while its load is unknown; then `last_metrics` is what was known last, and
-    `metrics_age_seconds` how old that is. Rates of requests and `prefix_hit_share` are those of the
-    last ten seconds (see `traffic.Recent`), None where this process does not know them, as are
-    `tokens_per_second` and `ttft`, which counts from the arrival at the endpoint (see
-    `traffic.Served`).
+    `metrics` is None while the load is unknown; `last_metrics` are the last known ones,
+    `metrics_age_seconds` old. Rates of requests and `prefix_hit_share` are those of the last ten
+    seconds (see `traffic.Recent`); `ttft` counts from the arrival at the endpoint (see
+    `traffic.Served`). Values that this process does not know are None.
     """
 
     key: str
@@ -72,7 +71,7 @@ class EndpointView(msgspec.Struct, frozen=True):
 
 
 class PoolRates(msgspec.Struct, frozen=True):
-    """Rates of the pool as in `PoolSample`, and times to the first token that its clients see."""
+    """Rates of the pool as in `PoolValues`, and times to the first token that its clients see."""
 
     requests_per_second: float | None = None
     refusals_per_second: float | None = None
@@ -90,18 +89,18 @@ class AboutView(msgspec.Struct, frozen=True):
 
 
 class EndpointsView(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The pool and its endpoints, in the order in which they were first named; `history` where
-    asked for. Then all numbers are those of its last sample, else those of now.
+    """The pool and its endpoints, in the order of their discovery. With `history`, on request, all
+    numbers are those of its last sample; otherwise they are current.
     """
 
-    endpoints: tuple[EndpointView, ...]  # without a default: none are told of as well
+    endpoints: tuple[EndpointView, ...]  # no default, so that an empty pool is encoded too
     pool: PoolRates = PoolRates()
     history: HistoryView | None = None
     about: AboutView = AboutView()
 
 
 class PoolSummary(msgspec.Struct, frozen=True):
-    """One pool: what it is called, where more is told of it, and how it is."""
+    """One pool: its name, the path of its pages, and its state."""
 
     name: str
     path: str
@@ -112,6 +111,6 @@ class PoolSummary(msgspec.Struct, frozen=True):
 
 
 class PoolsView(msgspec.Struct, frozen=True):
-    """All of them."""
+    """The pools of a picker that serves several."""
 
     pools: tuple[PoolSummary, ...]

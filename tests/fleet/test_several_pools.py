@@ -143,7 +143,7 @@ async def test_explain_says_that_no_pool_knows_of_a_request(whole: WholePools) -
     assert str(caught.value) == f"none of the pools {names} knows of request 'r/3', or not any more"
     with pytest.raises(FleetError) as caught:
         await _explained(f"{whole.url}/pools/llama", "r-1")
-    assert str(caught.value) == "nothing is known of request 'r-1', or not any more"
+    assert str(caught.value) == "request 'r-1' is unknown or no longer stored"
     with pytest.raises(FleetError) as caught:
         await _explained(f"{whole.url}/pools/nobody", "r-1")
     assert str(caught.value).endswith(

@@ -291,8 +291,8 @@ def test_json_is_the_whole_record() -> None:
 
 
 def test_a_request_that_is_not_known_any_more_is_an_error_with_the_pickers_words() -> None:
-    with pytest.raises(FleetError, match="not any more"):
-        asked(404, {"error": "nothing is known of request 'x', or not any more"}, request_id="x")
+    with pytest.raises(FleetError, match="no longer stored"):
+        asked(404, {"error": "request 'x' is unknown or no longer stored"}, request_id="x")
     with pytest.raises(FleetError, match="is not this picker"):
         asked(200, {"something": "else"})
     with pytest.raises(FleetError, match="answers 500"):

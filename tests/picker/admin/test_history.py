@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from picker.admin.history import MOST_SAMPLES, EndpointSample, History, HistoryView
+from picker.admin.history import MAX_SAMPLES, EndpointSample, History, HistoryView
 from tests.depth import examples
 
 
@@ -74,7 +74,7 @@ def test_a_ring_is_the_end_of_a_list(values: list[float | None], size: int, coun
 def test_a_view_of_many_endpoints_is_bounded() -> None:
     """Whoever looks at thousands of endpoints gets fewer samples of each."""
     history = History(4)
-    samples = {str(number): EndpointSample(running=number) for number in range(MOST_SAMPLES // 2)}
+    samples = {str(number): EndpointSample(running=number) for number in range(MAX_SAMPLES // 2)}
     for _ in range(3):
         history.record(samples)
     assert view_of(history, 4).endpoints["7"].running == (7.0, 7.0)

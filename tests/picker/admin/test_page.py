@@ -128,7 +128,7 @@ async def test_an_unknown_request_is_said_to_be_unknown(window: Browser, scene: 
     await window.open(f"{scene.url}/#/decisions/nobody%2Fknows")
     await window.until("document.querySelector('#explanation .notice')")
     text = await window.run("document.querySelector('#explanation').innerText")
-    assert "nothing is known of request 'nobody/knows'" in text
+    assert "request 'nobody/knows' is unknown" in text
 
 
 @pytest.mark.parametrize("width", [DESKTOP, PHONE])
@@ -663,4 +663,4 @@ async def test_a_request_is_found_by_its_id(window: Browser, scene: Scene) -> No
     await window.press("Enter")
     await window.until("document.querySelector('#explanation .notice')")
     text = await window.run("document.querySelector('#explanation').innerText")
-    assert "nothing is known of request 'an/other'" in text
+    assert "request 'an/other' is unknown" in text

@@ -154,7 +154,7 @@ async def test_a_pool_that_is_not_here_is_told_from_a_page_that_is_not(
 ) -> None:
     answer = await asked(port.url, path)
     assert answer.status == 404
-    words, _, places = answer.json["error"].partition("; those of this picker: ")
+    words, _, places = answer.json["error"].partition("; this picker has ")
     assert words.startswith("there is no pool at /pools/")
     assert places == "/pools/llama/, /pools/research/mixtral/, /pools/sales/mixtral/"
     assert SECURITY_HEADERS.items() <= answer.headers.items()
