@@ -19,9 +19,9 @@ from typing import TypeAlias
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from base.series import Counter
 from picker.admin.answers import InvalidQueryError, as_error
 from picker.admin.loopback import is_loopback
-from picker.metrics.series import Counter
 
 log = logging.getLogger(__name__)
 

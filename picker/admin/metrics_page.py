@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
+from base.series import AnySeries
 from picker.admin.answers import Turns
 from picker.metrics.picker_metrics import (
     LINES,
@@ -20,7 +21,6 @@ from picker.metrics.picker_metrics import (
     batched,
     encoded,
 )
-from picker.metrics.series import AnySeries
 
 LABEL: Final = "inference_pool"
 _OWN: Final = f'{LABEL}="'

@@ -15,6 +15,7 @@ import msgspec
 from aiohttp import web
 from msgspec.structs import replace
 
+from base.series import CONTENT_TYPE
 from picker.admin.answers import Turns, as_error, as_json, whole_number
 from picker.admin.history import (
     INTERVAL_SECONDS,
@@ -35,7 +36,7 @@ from picker.admin.views import (
 )
 from picker.decisions.views import RecordSummary, RecordView
 from picker.flowcontrol.views import QueuesView
-from picker.metrics.picker_metrics import CONTENT_TYPE, PickerMetrics, batched
+from picker.metrics.picker_metrics import PickerMetrics, batched
 from picker.pool.datastore import Datastore
 from picker.pool.inflight import InflightLoad
 from picker.telemetry.traffic import NO_WAIT, Served, ServedWindow, Traffic, longest_wait

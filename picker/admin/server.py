@@ -14,6 +14,7 @@ from typing import Final
 
 from aiohttp import web
 
+from base.series import Counter
 from picker.admin.answers import Turns, as_error, as_json
 from picker.admin.guarding import (
     Authorize,
@@ -27,7 +28,6 @@ from picker.admin.metrics_page import merged
 from picker.admin.routes import PoolPages, monitoring_routes, page_routes, pools_page
 from picker.admin.views import LIST, PREFIX, PoolSummary, PoolsView
 from picker.metrics.picker_metrics import PickerMetrics
-from picker.metrics.series import Counter
 
 SHUTDOWN_SECONDS: Final = 1.0
 _MOVED: Final = ("/endpoints", "/queues", "/decisions", "/decisions/{id}", "/config")

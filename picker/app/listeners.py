@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from base.series import Gauge
 from picker.admin.server import AdminServer
 from picker.app.served_pool import ServedPool
 from picker.app.shelves import DiscoveryPort, PublishedPool, discovery_port
@@ -24,7 +25,6 @@ from picker.extproc.machine.request_phase import StreamSettings
 from picker.extproc.pump import StreamMetrics
 from picker.extproc.server import Exchanges, build_server
 from picker.metrics.picker_metrics import PickerMetrics
-from picker.metrics.series import Gauge
 from picker.peers.credentials import PeerCredentials
 from picker.peers.server import PeerServer, peer_port
 from picker.rpc.budget import ByteBudget

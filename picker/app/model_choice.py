@@ -23,10 +23,10 @@ from urllib.parse import parse_qs, unquote
 import msgspec
 from msgspec.structs import replace
 
+from base.series import Counter
 from picker.errors import JSON_CONTENT, Code, ErrorForm, RefusedError, no_endpoints
 from picker.extproc.pump import Evict, ExchangeSource, RequestExchange
 from picker.framework.attributes import MODELS_ATTRIBUTE, ServedModel
-from picker.metrics.series import Counter
 from picker.plugins.parsers._form_bodies import form_field
 from picker.plugins.parsers._json_bodies import decoded, media_type_of, model_of, unreadable
 from picker.pool.datastore import Snapshot

@@ -12,9 +12,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from base.series import Counter
 from picker.errors import Code, RefusedError
 from picker.extproc.pump import ExchangeSource
-from picker.metrics.series import Counter
 from picker.rpc.calls import Metadata
 from picker.types import FinishCause, RawRequest, RouteDecision
 

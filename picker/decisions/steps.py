@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 
+from base.series import Counter, Histogram
 from picker.framework.attributes import Attributes, DataKey
 from picker.framework.interfaces import ConsumesData, MayConsumeData, ProducesData
-from picker.metrics.series import Counter, Histogram
 
 if TYPE_CHECKING:
     from _collections_abc import dict_items

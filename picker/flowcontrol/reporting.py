@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol
 
+from base.series import Counter, Gauge, Histogram
 from picker.flowcontrol.band import Band
 from picker.flowcontrol.outcomes import FlowOutcome
 from picker.flowcontrol.reclaim import Revocation
@@ -18,7 +19,6 @@ from picker.flowcontrol.settings import FlowControlSettings
 from picker.framework.flow import JudgesStaleness, QueuedRequest
 from picker.metrics.label_caps import MAX_LABEL_SETS, OVERFLOW
 from picker.metrics.picker_metrics import PickerMetrics
-from picker.metrics.series import Counter, Gauge, Histogram
 
 Labels = tuple[str, str, str, str]  # model, target, fairness id, priority
 EFFECTIVE = "effective"

@@ -15,7 +15,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import ClassVar, Generic, NamedTuple, TypeVar
 
-from picker.metrics.series import (
+from base.series import (
     AnySeries,
     Counter,
     Declaration,

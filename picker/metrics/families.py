@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from base.series import AnySeries, Counter, Histogram
 from picker.metrics.declarations import (
     ERROR_RATIOS,
     EXTENSION_PREFIX,
@@ -32,7 +33,6 @@ from picker.metrics.declarations import (
     own_counter,
     own_gauge,
 )
-from picker.metrics.series import AnySeries, Counter, Histogram
 
 POOL = ("inference_pool",)
 BAND = ("priority", *POOL)

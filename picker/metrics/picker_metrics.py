@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric, Sample
 from prometheus_client.registry import Collector
 
+from base.series import AnySeries, Labels, gauge_text, metrics_of, text_of
 from picker.metrics.declarations import (
     EXTENSION_PREFIX,
     FAST_SECONDS,
@@ -60,11 +61,9 @@ from picker.metrics.families import (
     XdsSeries,
 )
 from picker.metrics.label_caps import BoundedLabels, PageRoom, RequestLabels
-from picker.metrics.series import AnySeries, Labels, gauge_text, metrics_of, text_of
 
 LINES = 200  # of the page, made before others have their turn
 T = TypeVar("T")
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 PLUGIN_LABELS = ("extension_point", "plugin_type", "plugin_name")
 _EXTENSION = Deprecated(EXTENSION_PREFIX)
@@ -353,4 +352,4 @@ def gauge_family(name: str, text: str, labels: Iterable[str]) -> GaugeMetricFami
     return GaugeMetricFamily(PREFIX + name, text, labels=tuple(labels))
 
 
-__all__ = ["CONTENT_TYPE", "BoundedLabels", "Collector", "Metric", "PickerMetrics", "gauge_family"]
+__all__ = ["BoundedLabels", "Collector", "Metric", "PickerMetrics", "gauge_family"]

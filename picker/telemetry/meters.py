@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+from base.series import Counter, Histogram
 from picker.decisions.decision import Decision
 from picker.decisions.steps import Meter, Observed, PluginStep
 from picker.errors import PickerError
@@ -18,7 +19,6 @@ from picker.framework.disaggregation import DISAGGREGATION_DECISION_KEY
 from picker.framework.interfaces import KvEventConsumer, ProducesData, RevisionGate
 from picker.metrics.families import KvSeries
 from picker.metrics.picker_metrics import PickerMetrics
-from picker.metrics.series import Counter, Histogram
 from picker.prefix.match import MATCH_INFO, PrefixCacheMatchInfo
 from picker.types import BYTES_PER_TOKEN, Candidate, Endpoint, SchedulingResult
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from operator import attrgetter
 from typing import Any, TypeAlias
 
+from base.series import Counter, Gauge, Histogram, observe_each
 from picker.decisions.decision import Decision, ResponseTimes
 from picker.decisions.steps import SCHEDULER
 from picker.errors import EVICTED_STATUS, HTTP_STATUS
 from picker.metrics.picker_metrics import PickerMetrics
-from picker.metrics.series import Counter, Gauge, Histogram, observe_each
 from picker.types import FinishCause, Usage
 
 MODEL_SERVER_ERROR = "ModelServerError"

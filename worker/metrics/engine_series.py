@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
 
-from worker.metrics.families import head_text
+from base.series import head_text
 from worker.types import EngineStats
 
 Read = Callable[[EngineStats], float]

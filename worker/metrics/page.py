@@ -12,8 +12,9 @@ those of vLLM 0.32; what vLLM does not have is called `pointsman:`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from prometheus_client import (
     CollectorRegistry,
@@ -23,11 +24,21 @@ from prometheus_client import (
     generate_latest,
 )
 
+from base.series import (
+    AnySeries,
+    Counter,
+    Declaration,
+    Histogram,
+    Page,
+    Summary,
+    head_text,
+    label_text,
+)
 from worker.metrics.engine_series import OWN_SERIES, VLLM_SERIES, EngineFamilies, position_series
-from worker.metrics.families import Histogram, LabelledCounter, head_text, label_text
 from worker.types import EngineStats, FinishReason
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+LABELS = ("model_name", "engine")
+Buckets: TypeAlias = tuple[float, ...]
 
 TTFT_BUCKETS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
@@ -109,97 +120,98 @@ class WorkerMetrics:
         restarted worker from one whose counters stand still. With `num_speculative_tokens` there
         is a series for each place of a draft. `max_loras` 0: there are no adapters.
         """
-        self._labels = label_text({"model_name": model_name, "engine": "0"})
+        self._names = (model_name, "0")
+        labels = label_text(zip(LABELS, self._names, strict=True))
         positions = (position_series(num_speculative_tokens),) if num_speculative_tokens else ()
-        self._engine = EngineFamilies("vllm", (*VLLM_SERIES, *positions), self._labels)
-        self._own = EngineFamilies("pointsman", OWN_SERIES, self._labels)
+        self._engine = EngineFamilies("vllm", (*VLLM_SERIES, *positions), labels)
+        self._own = EngineFamilies("pointsman", OWN_SERIES, labels)
         self._constant = _constants(start_unix_seconds)
         self._adapters = AdapterInfo(max_loras, start_unix_seconds)
         self._cache_info = b""
         self._process = ProcessNumbers()
         self._http = HttpMetrics()
+        self._series: list[AnySeries] = []
         self._declare_latencies()
         self._declare_sizes(max_model_len)
-        self._finished = LabelledCounter(
-            "vllm:request_success_total",
-            "Requests ended, by reason.",
-            self._labels,
-            "finished_reason",
-            tuple(reason.value for reason in FinishReason),
-        )
-        self._rejections = LabelledCounter(
-            "vllm:admission_rejections_total",
-            "Requests refused because the queue was full.",
-            label_text({"model_name": model_name}),
-            "reason",
-            _VLLM_REFUSALS,
-        )
-        self._refusals = LabelledCounter(
-            "pointsman:admission_rejections_total",
-            "Requests refused for other reasons.",
-            self._labels,
-            "reason",
-            _OWN_REFUSALS,
-        )
-        self._errors = LabelledCounter(
-            "pointsman:internal_errors_total",
-            "Unexpected errors.",
-            self._labels,
-            "where",
-            ("http",),
-        )
-        self._families: tuple[Callable[[], bytes], ...] = (
-            *(h.render for h in vars(self).values() if isinstance(h, Histogram)),
-            *(c.render for c in vars(self).values() if isinstance(c, LabelledCounter)),
-            self._http.render,
-        )
+        self._declare_counters()
+        self._page = Page(self._series)
 
     def _declare_latencies(self) -> None:
-        def latency(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(f"vllm:{name}_seconds", text, buckets, self._labels)
+        def latency(
+            name: str, text: str, buckets: tuple[float, ...] = LATENCY_BUCKETS
+        ) -> Histogram:
+            return self._histogram(f"{name}_seconds", text, buckets)
 
         per_token = "Decode time per output token after the first."
         self._ttft = latency("time_to_first_token", "Arrival to first token.", TTFT_BUCKETS)
         self._itl = latency("inter_token_latency", "Time between output steps.", ITL_BUCKETS)
         self._tpot = latency("request_time_per_output_token", per_token, ITL_BUCKETS)
-        self._e2e = latency("e2e_request_latency", "Arrival to end.", LATENCY_BUCKETS)
-        self._queue = latency("request_queue_time", "Arrival to scheduling.", LATENCY_BUCKETS)
-        self._inference = latency(
-            "request_inference_time", "First scheduling to last token.", LATENCY_BUCKETS
-        )
-        self._prefill = latency(
-            "request_prefill_time", "First scheduling to first token.", LATENCY_BUCKETS
-        )
+        self._e2e = latency("e2e_request_latency", "Arrival to end.")
+        self._queue = latency("request_queue_time", "Arrival to scheduling.")
+        self._inference = latency("request_inference_time", "First scheduling to last token.")
+        self._prefill = latency("request_prefill_time", "First scheduling to first token.")
         self._sleep = latency(
             "sleep_mode_operation_duration", "Time to fall asleep or to wake up.", TTFT_BUCKETS
         )
-        self._decode = latency("request_decode_time", "First to last token.", LATENCY_BUCKETS)
+        self._decode = latency("request_decode_time", "First to last token.")
 
     def _declare_sizes(self, max_model_len: int) -> None:
-        sizes = one_two_five(max_model_len)
+        declare, sizes = self._histogram, one_two_five(max_model_len)
+        self._iteration = declare("iteration_tokens_total", "Tokens per step.", ITERATION_BUCKETS)
+        self._prompt_size = declare("request_prompt_tokens", "Prompt tokens of a request.", sizes)
+        self._output_size = declare("request_generation_tokens", "Tokens generated.", sizes)
+        text = "Tokens of a request's longest answer."
+        self._max_output = declare("request_max_num_generation_tokens", text, sizes)
+        self._max_tokens = declare("request_params_max_tokens", "max_tokens asked for.", sizes)
+        text = "Prompt tokens that were not in the cache."
+        self._computed = declare("request_prefill_kv_computed_tokens", text, sizes)
+        self._n = declare("request_params_n", "Answers asked for.", N_BUCKETS)
+        text = "Preemptions of a request."
+        self._preemptions = declare("request_num_preemptions", text, PREEMPTION_BUCKETS)
 
-        def size(name: str, text: str, buckets: tuple[float, ...] = sizes) -> Histogram:
-            return Histogram(f"vllm:{name}", text, buckets, self._labels)
+    def _declare_counters(self) -> None:
+        declare = self._counters
+        reasons = [reason.value for reason in FinishReason]
+        ended = Declaration(
+            "vllm:request_success_total", "Requests ended, by reason.", (*LABELS, "finished_reason")
+        )
+        full = Declaration(
+            "vllm:admission_rejections_total",
+            "Requests refused because the queue was full.",
+            (*LABELS[:1], "reason"),
+        )
+        other = Declaration(
+            "pointsman:admission_rejections_total",
+            "Requests refused for other reasons.",
+            (*LABELS, "reason"),
+        )
+        errors = Declaration(
+            "pointsman:internal_errors_total", "Unexpected errors.", (*LABELS, "where")
+        )
+        self._finished = declare(ended, reasons)
+        self._refusals = declare(full, _VLLM_REFUSALS) | declare(other, _OWN_REFUSALS)
+        self._errors = declare(errors, ("http",))
 
-        self._iteration = size("iteration_tokens_total", "Tokens per step.", ITERATION_BUCKETS)
-        self._prompt_size = size("request_prompt_tokens", "Prompt tokens of a request.")
-        self._output_size = size("request_generation_tokens", "Tokens generated.")
-        self._max_output = size(
-            "request_max_num_generation_tokens", "Tokens of a request's longest answer."
-        )
-        self._max_tokens = size("request_params_max_tokens", "max_tokens asked for.")
-        self._computed = size(
-            "request_prefill_kv_computed_tokens", "Prompt tokens that were not in the cache."
-        )
-        self._n = size("request_params_n", "Answers asked for.", N_BUCKETS)
-        self._preemptions = size(
-            "request_num_preemptions", "Preemptions of a request.", PREEMPTION_BUCKETS
-        )
+    def _histogram(self, name: str, text: str, buckets: Buckets) -> Histogram:
+        """Declare a histogram; returns the one of this worker's labels."""
+        series = Histogram(Declaration(f"vllm:{name}", text, LABELS), buckets)
+        self._series.append(series)
+        return series.labels(*self._names)
+
+    def _counters(self, declaration: Declaration, values: Iterable[str]) -> dict[str, Counter]:
+        """Declare a counter with a last label of these values; returns the counters by value.
+
+        They exist from the start, and no other value can be added.
+        """
+        series = Counter(declaration)
+        self._series.append(series)
+        names = self._names[: len(declaration.labels) - 1]
+        return {value: series.labels(*names, value) for value in values}
 
     def set_cache_info(self, info: Mapping[str, str]) -> None:
         """Publish the shape of the KV cache (`block_size`, `num_gpu_blocks`, …) as labels."""
         name = "vllm:cache_config_info"
-        labels = label_text({**info, "engine": "0"})
+        labels = label_text({**info, "engine": "0"}.items())
         head = head_text(name, "gauge", "Information of the cache config.")
         self._cache_info = f"{head}{name}{{{labels}}} 1\n".encode()
 
@@ -217,19 +229,19 @@ class WorkerMetrics:
 
     def next_tokens(self, seconds: float, times: int = 1) -> None:
         """A request got more tokens `seconds` after the ones before, so many times in a row."""
-        self._itl.observe(seconds, times)
+        self._itl.observe_many(seconds, times)
 
     def refused(self, reason: str) -> None:
         """A request was refused at the door, for one of the declared reasons."""
-        (self._rejections if reason in _VLLM_REFUSALS else self._refusals).add(reason)
+        self._refusals[reason].inc()
 
     def internal_error(self, where: str = "http") -> None:
         """Something unexpected went wrong, was logged and answered with a 500."""
-        self._errors.add(where)
+        self._errors[where].inc()
 
     def request_ended(self, record: RequestRecord) -> None:
         """A sequence ended; called exactly once for each that the engine was given."""
-        self._finished.add(record.reason.value)
+        self._finished[record.reason.value].inc()
         self._e2e.observe(record.finished_seconds - record.arrival_seconds)
         self._prompt_size.observe(record.num_prompt_tokens)
         self._output_size.observe(record.num_generation_tokens)
@@ -278,7 +290,8 @@ class WorkerMetrics:
                 self._engine.render(stats),
                 self._cache_info,
                 self._own.render(stats),
-                *[render() for render in self._families],
+                self._page.render().encode(),
+                self._http.render(),
                 self._adapters.render(stats, time.time()),
                 self._constant,
                 self._process.render(now_seconds),
@@ -321,7 +334,7 @@ class AdapterInfo:
             "running_lora_adapters": running,
         }
         text = "Adapters that requests wait for, and those loaded; the value is unix time."
-        line = f"{name}{{{label_text(labels)}}} {unix_seconds!r}\n"
+        line = f"{name}{{{label_text(labels.items())}}} {unix_seconds!r}\n"
         return (head_text(name, "gauge", text) + line).encode()
 
 
@@ -331,17 +344,26 @@ class HttpMetrics:
     """
 
     def __init__(self) -> None:
-        self._totals: dict[tuple[str, str, str], int] = {}
-        self._request_bytes: dict[str, tuple[int, int]] = {}
-        self._response_bytes: dict[str, tuple[int, int]] = {}
-        self._all = Histogram(
-            "http_request_duration_highr_seconds",
-            "Latency with many buckets but no API specific labels.",
-            _MANY_BUCKETS,
-            "",
-        )
-        self._by_route: dict[tuple[str, str], Histogram] = {}
+        def declared(name: str, text: str, *labels: str) -> Declaration:
+            return Declaration(f"http_{name}", text, labels)
+
+        text = "Total number of requests by method, status and handler."
+        self._totals = Counter(declared("requests_total", text, "handler", "method", "status"))
+        text = "Content length of incoming requests."
+        self._request_bytes = Summary(declared("request_size_bytes", text, "handler"))
+        text = "Content length of outgoing responses."
+        self._response_bytes = Summary(declared("response_size_bytes", text, "handler"))
+        text = "Latency with many buckets but no API specific labels."
+        name = "request_duration"
+        self._all = Histogram(declared(f"{name}_highr_seconds", text), _MANY_BUCKETS)
+        text = "Latency with few buckets by handler."
+        by_route = declared(f"{name}_seconds", text, "handler", "method")
+        self._by_route = Histogram(by_route, _FEW_BUCKETS)
+        sizes = (self._request_bytes, self._response_bytes)
+        self._page = Page((self._totals, *sizes, self._all, self._by_route))
         self._rendered: bytes | None = None
+        # Of each route, method and class of statuses, so that counting looks up once.
+        self._routes: dict[tuple[str, str, int], tuple[Counter, Summary, Summary, Histogram]] = {}
 
     def done(
         self,
@@ -357,67 +379,28 @@ class HttpMetrics:
             return
         if method not in _METHODS:
             method = "other"
-        key = (handler, f"{status // 100}xx", method)
-        self._totals[key] = self._totals.get(key, 0) + 1
-        _add(self._request_bytes, handler, request_bytes)
-        _add(self._response_bytes, handler, response_bytes)
-        self._all.observe(seconds)
-        route = (handler, method)
-        if route not in self._by_route:
-            self._by_route[route] = Histogram(
-                "http_request_duration_seconds",
-                "",
-                _FEW_BUCKETS,
-                label_text({"handler": handler, "method": method}),
+        route = (handler, method, status // 100)
+        counts = self._routes.get(route)
+        if counts is None:
+            counts = self._routes[route] = (
+                self._totals.labels(handler, method, f"{status // 100}xx"),
+                self._request_bytes.labels(handler),
+                self._response_bytes.labels(handler),
+                self._by_route.labels(handler, method),
             )
-        self._by_route[route].observe(seconds)
+        total, requests, responses, durations = counts
+        total.inc()
+        requests.observe(request_bytes)
+        responses.observe(response_bytes)
+        durations.observe(seconds)
+        self._all.observe(seconds)
         self._rendered = None
 
     def render(self) -> bytes:
         """The text of every `http_*` family."""
         if self._rendered is None:
-            self._rendered = self._text().encode() + self._all.render() + self._durations()
+            self._rendered = self._page.render().encode()
         return self._rendered
-
-    def _text(self) -> str:
-        lines = [
-            head_text(
-                "http_requests_total",
-                "counter",
-                "Total number of requests by method, status and handler.",
-            )
-        ]
-        for (handler, status, method), count in self._totals.items():
-            labels = label_text({"handler": handler, "method": method, "status": status})
-            lines.append(f"http_requests_total{{{labels}}} {count}\n")
-        for name, text, sizes in (
-            (
-                "http_request_size_bytes",
-                "Content length of incoming requests.",
-                self._request_bytes,
-            ),
-            (
-                "http_response_size_bytes",
-                "Content length of outgoing responses.",
-                self._response_bytes,
-            ),
-        ):
-            lines.append(head_text(name, "summary", text))
-            for handler, (count, total) in sizes.items():
-                labels = label_text({"handler": handler})
-                lines.append(f"{name}_count{{{labels}}} {count}\n{name}_sum{{{labels}}} {total}\n")
-        return "".join(lines)
-
-    def _durations(self) -> bytes:
-        head = head_text(
-            "http_request_duration_seconds", "histogram", "Latency with few buckets by handler."
-        )
-        return head.encode() + b"".join(h.render_samples() for h in self._by_route.values())
-
-
-def _add(sizes: dict[str, tuple[int, int]], handler: str, size: int) -> None:
-    count, total = sizes.get(handler, (0, 0))
-    sizes[handler] = (count + 1, total + size)
 
 
 class ProcessNumbers:

@@ -17,6 +17,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from base.series import Histogram
 from picker.config.build import build, default_config
 from picker.config.catalog import builtin_plugins
 from picker.errors import Code
@@ -33,7 +34,6 @@ from picker.metrics.label_caps import (
     RequestLabels,
 )
 from picker.metrics.picker_metrics import PickerMetrics
-from picker.metrics.series import Histogram
 from picker.pool.datastore import Datastore
 from picker.pool.inflight import InflightLoad
 from picker.telemetry.plugin_metrics import PluginCollector

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from worker.metrics import families
-from worker.metrics import page as series
 from worker.metrics.page import RequestRecord, WorkerMetrics
 from worker.types import EngineStats, FinishReason
 
@@ -116,31 +112,6 @@ def test_a_request_that_never_ran_has_no_stages(make_record: Make) -> None:
     assert found["vllm:e2e_request_latency_seconds_count"][""] == 1
     assert found["vllm:request_queue_time_seconds_count"][""] == 0
     assert found["vllm:request_prefill_time_seconds_count"][""] == 0
-
-
-@pytest.mark.parametrize("values", [[], [0.0], [0.3, 0.30001, 7680, 1e9], [2.0] * 5])
-def test_a_histogram_renders_as_the_library_does(values: list[float]) -> None:
-    """Bucket for bucket, `prometheus_client` agrees."""
-    ours = families.Histogram("x", "Text.", series.LATENCY_BUCKETS, 'a="b"')
-    registry = CollectorRegistry()
-    theirs = Histogram("x", "Text.", ["a"], registry=registry, buckets=series.LATENCY_BUCKETS)
-    for value in values:
-        ours.observe(value)
-        ours.render()
-        theirs.labels("b").observe(value)
-    theirs.labels("b")
-    expected = {
-        (s.name, tuple(sorted(s.labels.items()))): s.value
-        for f in text_string_to_metric_families(generate_latest(registry).decode())
-        for s in f.samples
-        if not s.name.endswith("_created")
-    }
-    got = {
-        (s.name, tuple(sorted(s.labels.items()))): s.value
-        for f in text_string_to_metric_families(ours.render().decode())
-        for s in f.samples
-    }
-    assert got == expected
 
 
 def test_sizes_have_buckets_up_to_the_context() -> None:

@@ -8,6 +8,7 @@ from http import HTTPStatus
 
 import msgspec
 
+from base.series import CONTENT_TYPE
 from worker.api.generate.adapters import ServedAdapters
 from worker.api.generate.admission import Admission
 from worker.api.generate.engine import Engine
@@ -25,7 +26,7 @@ from worker.api.schema.openapi import package_version
 from worker.api.schema.params import unknown_model
 from worker.api.schema.routes import Handler, model_id
 from worker.config import ApiConfig, KvEventsConfig
-from worker.metrics.page import CONTENT_TYPE, WorkerMetrics
+from worker.metrics.page import WorkerMetrics
 from worker.types import EngineStats
 
 _OK = msgspec.json.encode(Status("ok"))

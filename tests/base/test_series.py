@@ -5,10 +5,23 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import Counter as TheirCounter
 from prometheus_client import Histogram as TheirHistogram
+from prometheus_client import Summary as TheirSummary
+from prometheus_client.parser import text_string_to_metric_families
 
-from picker.metrics.series import Counter, Declaration, Gauge, Histogram, Twin, metrics_of, text_of
+from base.series import (
+    Counter,
+    Declaration,
+    Gauge,
+    Histogram,
+    Page,
+    Summary,
+    Twin,
+    metrics_of,
+    text_of,
+)
 from tests.depth import examples
 
 BOUNDS = (0.0, 0.5, 1.0, 10.0)
@@ -78,3 +91,55 @@ def test_a_forgotten_label_set_is_gone() -> None:
 def test_a_wrong_number_of_labels_is_an_error() -> None:
     with pytest.raises(ValueError, match="requests has the labels"):
         Counter(declared("model")).labels("m", "n")
+
+
+@examples(30)
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 20)), max_size=20))
+def test_a_page_equals_that_of_the_library_after_every_change(
+    values: list[tuple[str, float]],
+) -> None:
+    """Label sets that did not change keep their text."""
+    declared = Declaration("h", "Some text.", ("a",))
+    histogram, counter = Histogram(declared, BOUNDS), Counter(Declaration("c_total", "Text."))
+    summary = Summary(Declaration("s", "Text.", ("a",)))
+    page = Page((histogram, counter, summary))
+    registry = CollectorRegistry()
+    of_library = (
+        TheirHistogram("h", "Some text.", ["a"], buckets=BOUNDS, registry=registry),
+        TheirCounter("c", "Text.", registry=registry),
+        TheirSummary("s", "Text.", ["a"], registry=registry),
+    )
+    for label, value in values:
+        histogram.labels(label).observe(value)
+        counter.inc()
+        summary.labels(label).observe(value)
+        of_library[0].labels(label).observe(value)
+        of_library[1].inc()
+        of_library[2].labels(label).observe(value)
+        assert samples(page.render()) == samples(generate_latest(registry).decode())
+
+
+def samples(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Every sample of a page, without the creation times."""
+    return {
+        (one.name, frozenset(one.labels.items())): one.value
+        for family in text_string_to_metric_families(text)
+        for one in family.samples
+        if not one.name.endswith("_created")
+    }
+
+
+def test_a_page_writes_counts_as_whole_numbers_and_escapes_labels() -> None:
+    counter = Counter(Declaration("c", "Text.", ("a",)))
+    page = Page((counter,))
+    assert page.render() == "# HELP c Text.\n# TYPE c counter\n"
+    counter.labels('"%\n').inc()
+    assert page.render().splitlines()[-1] == r'c{a="\"%\n"} 1'
+
+
+def test_a_value_observed_many_times_counts_as_often() -> None:
+    once, often = (Histogram(Declaration("h", "Text."), BOUNDS) for _ in range(2))
+    for _ in range(3):
+        once.observe(0.5)
+    often.observe_many(0.5, 3)
+    assert list(once.numbers()) == list(often.numbers())

@@ -2,12 +2,12 @@
 
 Theory of operation: a request counts a dozen series, so counting is a dictionary look-up and an
 addition, without locks (one thread counts and renders) and without the deprecated twins of a
-series: those are computed from the series' own numbers when the page is rendered, under the names
-and with the labels that they had, numbers of label sets that fall together added up.
+series. Those are computed from the series' own numbers when the page is rendered, under their own
+names and labels; the numbers of label sets that coincide there are added up.
 
-The text is written directly, which takes a fraction of what `prometheus_client` takes: the page is
-rendered in the thread that routes requests. The same numbers can be collected by a registry of that
-library, which the tests compare the text with.
+The text is written directly, which takes a fraction of the time that `prometheus_client` takes: the
+page is rendered in the thread that serves requests. A registry of that library can collect the same
+numbers; the tests compare the text with it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from math import isfinite
 from types import MappingProxyType
-from typing import Any, ClassVar, Generic, Self, TypeAlias, TypeVar
+from typing import Any, ClassVar, Final, Generic, Self, TypeAlias, TypeVar
 
 from prometheus_client.core import Metric
 from prometheus_client.utils import floatToGoString
 
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 Labels: TypeAlias = tuple[str, ...]
 
 _GO_TEXT: Callable[[float], str] = floatToGoString
@@ -33,8 +34,8 @@ _NO_RENAMES: Mapping[str, str] = MappingProxyType({})
 class Twin:
     """A deprecated name of a series.
 
-    `labels` are those of the series that it has, in order; `renamed` says what it calls some of
-    them.
+    `labels` are the labels of the series that the twin has, in order; `renamed` maps some of them
+    to other names.
     """
 
     name: str
@@ -44,7 +45,7 @@ class Twin:
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """What a series is: its full name, its help text, the names of its labels, its twins."""
+    """The full name of a series, its help text, the names of its labels, its twins."""
 
     name: str
     text: str
@@ -58,7 +59,7 @@ N = TypeVar("N")
 class _Series(Generic[N]):
     """A series with its label sets (then it has no number of its own), or one of those.
 
-    `N` is what it counts to: a number, or the counts and the sum of a histogram.
+    `N` is the type of its number: a float, or the counts and the sum of a histogram.
     """
 
     __slots__ = ("_children", "declaration")
@@ -69,12 +70,12 @@ class _Series(Generic[N]):
         self._children: dict[Labels, Self] = {}
 
     def labels(self, *values: str) -> Self:
-        """The one with these label values, in the order of the declaration."""
+        """The child with these label values, in the order of the declaration."""
         child = self._children.get(values)
         return self._add(values) if child is None else child
 
     def remove(self, *values: str) -> None:
-        """Forget a label set; nothing happens when it is not there."""
+        """Remove a label set, if it exists."""
         self._children.pop(values, None)
 
     def numbers(self) -> Iterable[tuple[Labels, N]]:
@@ -84,11 +85,11 @@ class _Series(Generic[N]):
         return [(values, child._number()) for values, child in self._children.items()]
 
     def samples(self, number: N) -> Iterator[tuple[str, str, float]]:
-        """Suffix of the name, `le` label ("" where there is none), and value of each sample."""
+        """Suffix of the name, `le` label ("" for none), and value of each sample."""
         raise NotImplementedError
 
     def added(self, one: N, other: N) -> N:
-        """Both numbers together."""
+        """Add two numbers."""
         raise NotImplementedError
 
     def _number(self) -> N:
@@ -106,25 +107,24 @@ class _Series(Generic[N]):
 
 
 class Counter(_Series[float]):
-    """Only grows."""
+    """A number that only grows."""
 
     __slots__ = ("_value",)
     kind = "counter"
 
     def __init__(self, declaration: Declaration) -> None:
         super().__init__(declaration)
-        self._value = 0.0
+        self._value: float = 0
 
-    def inc(self, amount: float = 1.0) -> None:
+    def inc(self, amount: float = 1) -> None:
         """Count `amount`, which is not negative."""
         self._value += amount
 
     def samples(self, number: float) -> Iterator[tuple[str, str, float]]:
-        """One."""
+        """A single sample."""
         yield "", "", number
 
     def added(self, one: float, other: float) -> float:
-        """The sum."""
         return one + other
 
     def _number(self) -> float:
@@ -132,7 +132,7 @@ class Counter(_Series[float]):
 
 
 class Gauge(_Series[float]):
-    """Goes up and down."""
+    """A number that goes up and down."""
 
     __slots__ = ("_function", "_value")
     kind = "gauge"
@@ -143,15 +143,15 @@ class Gauge(_Series[float]):
         self._function: Callable[[], float] | None = None
 
     def inc(self, amount: float = 1.0) -> None:
-        """Go up."""
+        """Add `amount`."""
         self._value += amount
 
     def dec(self, amount: float = 1.0) -> None:
-        """Go down."""
+        """Subtract `amount`."""
         self._value -= amount
 
     def set(self, value: float) -> None:
-        """Be `value`."""
+        """Replace the value."""
         self._value = float(value)
 
     def set_function(self, function: Callable[[], float]) -> None:
@@ -159,11 +159,10 @@ class Gauge(_Series[float]):
         self._function = function
 
     def samples(self, number: float) -> Iterator[tuple[str, str, float]]:
-        """One."""
+        """A single sample."""
         yield "", "", number
 
     def added(self, one: float, other: float) -> float:
-        """The sum."""
         return one + other
 
     def _number(self) -> float:
@@ -174,7 +173,7 @@ Tally: TypeAlias = tuple[tuple[int, ...], float]
 
 
 class Histogram(_Series[Tally]):
-    """Counts values by the bucket that they fall into; bounds are inclusive."""
+    """Counts values by bucket; bounds are inclusive."""
 
     __slots__ = ("_bounds", "_counts", "_les", "_sum")
     kind = "histogram"
@@ -191,8 +190,13 @@ class Histogram(_Series[Tally]):
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
+    def observe_many(self, value: float, times: int) -> None:
+        """Count the same value several times."""
+        self._counts[bisect_left(self._bounds, value)] += times
+        self._sum += value * times
+
     def samples(self, number: Tally) -> Iterator[tuple[str, str, float]]:
-        """The buckets, each with those below it, the count and the sum."""
+        """The cumulative buckets, the count and the sum."""
         counts, total = number
         below = 0
         for le, below in zip(self._les, accumulate(counts), strict=True):
@@ -201,7 +205,7 @@ class Histogram(_Series[Tally]):
         yield "_sum", "", total
 
     def added(self, one: Tally, other: Tally) -> Tally:
-        """Bucket by bucket."""
+        """Add bucket by bucket."""
         counts = tuple(a + b for a, b in zip(one[0], other[0], strict=True))
         return counts, one[1] + other[1]
 
@@ -212,8 +216,36 @@ class Histogram(_Series[Tally]):
         return type(self)(self.declaration, self._bounds)
 
 
+class Summary(_Series[tuple[int, float]]):
+    """Counts values and adds them up, without quantiles."""
+
+    __slots__ = ("_count", "_sum")
+    kind = "summary"
+
+    def __init__(self, declaration: Declaration) -> None:
+        super().__init__(declaration)
+        self._count = 0
+        self._sum: float = 0
+
+    def observe(self, value: float) -> None:
+        """Count `value`."""
+        self._count += 1
+        self._sum += value
+
+    def samples(self, number: tuple[int, float]) -> Iterator[tuple[str, str, float]]:
+        """The count and the sum."""
+        yield "_count", "", number[0]
+        yield "_sum", "", number[1]
+
+    def added(self, one: tuple[int, float], other: tuple[int, float]) -> tuple[int, float]:
+        return one[0] + other[0], one[1] + other[1]
+
+    def _number(self) -> tuple[int, float]:
+        return self._count, self._sum
+
+
 def observe_each(values: Iterable[tuple[Histogram | None, float]]) -> None:
-    """Count each value in its histogram, if it has one: a request has a dozen, and a call each
+    """Count each value in its histogram, if it has one: a request has a dozen, and a call for each
     would cost more than the counting.
     """
     for histogram, value in values:
@@ -222,7 +254,7 @@ def observe_each(values: Iterable[tuple[Histogram | None, float]]) -> None:
             histogram._sum += value
 
 
-AnySeries: TypeAlias = "Counter | Gauge | Histogram"
+AnySeries: TypeAlias = "Counter | Gauge | Histogram | Summary"
 
 
 def metrics_of(series: _Series[Any]) -> Iterator[Metric]:
@@ -239,11 +271,9 @@ def metrics_of(series: _Series[Any]) -> Iterator[Metric]:
 def text_of(series: _Series[Any]) -> Iterator[str]:
     """The series and its twins in Prometheus text format, line by line."""
     for name, text, labels, numbers in _tables(series):
-        yield f"# HELP {name} {text}\n# TYPE {name} {series.kind}\n"
+        yield head_text(name, series.kind, text)
         for values, number in numbers:
-            own = ",".join(
-                f'{label}="{_escaped(value)}"' for label, value in zip(labels, values, strict=True)
-            )
+            own = label_text(zip(labels, values, strict=True))
             braced, begun = (f"{{{own}}}", f"{{{own},") if own else ("", "{")
             for suffix, le, value in series.samples(number):
                 where = f'{begun}le="{le}"}}' if le else braced
@@ -252,12 +282,69 @@ def text_of(series: _Series[Any]) -> Iterator[str]:
 
 def gauge_text(metric: Metric) -> Iterator[str]:
     """A gauge of `prometheus_client` in the same format, line by line."""
-    yield f"# HELP {metric.name} {metric.documentation}\n# TYPE {metric.name} gauge\n"
+    yield head_text(metric.name, "gauge", metric.documentation)
     for sample in metric.samples:
-        own = ",".join(
-            f'{name}="{_escaped(value)}"' for name, value in sorted(sample.labels.items())
-        )
+        own = label_text(sorted(sample.labels.items()))
         yield f"{sample.name}{f'{{{own}}}' if own else ''} {_text(sample.value)}\n"
+
+
+class Page:
+    """The text of series without twins; counts are whole numbers in it.
+
+    Owns the text of each label set, which is written anew when its number has changed: a picker
+    reads the page twenty times a second.
+    """
+
+    def __init__(self, series: Iterable[AnySeries]) -> None:
+        self._parts: list[tuple[_Series[Any], str, dict[Labels, _Written]]] = [
+            (one, head_text(one.declaration.name, one.kind, one.declaration.text), {})
+            for one in series
+        ]
+
+    def render(self) -> str:
+        """The whole text."""
+        texts: list[str] = []
+        for series, head, written in self._parts:
+            texts.append(head)
+            for values, number in series.numbers():
+                known = written.get(values)
+                if known is None:
+                    known = written[values] = _Written(series, values)
+                texts.append(known.text(series, number))
+        return "".join(texts)
+
+
+class _Written:
+    """The last text of a label set."""
+
+    __slots__ = ("_number", "_template", "_text")
+
+    def __init__(self, series: _Series[Any], values: Labels) -> None:
+        declared, lines = series.declaration, []
+        own = label_text(zip(declared.labels, values, strict=True)).replace("%", "%%")
+        for suffix, le, _ in series.samples(dict(series.numbers())[values]):
+            inner = ",".join(one for one in (own, f'le="{le}"' if le else "") if one)
+            braced = f"{{{inner}}}" if inner else ""
+            lines.append(f"{declared.name}{suffix}{braced} %r\n")
+        self._template = "".join(lines)
+        self._number: Any = None
+        self._text = ""
+
+    def text(self, series: _Series[N], number: N) -> str:
+        if number != self._number:
+            self._number = number
+            self._text = self._template % tuple([value for *_, value in series.samples(number)])
+        return self._text
+
+
+def head_text(name: str, kind: str, text: str) -> str:
+    """The two comment lines of a family."""
+    return f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
+
+
+def label_text(labels: Iterable[tuple[str, str]]) -> str:
+    """`a="1",b="2"`."""
+    return ",".join([f'{name}="{_escaped(value)}"' for name, value in labels])
 
 
 def _tables(
@@ -279,7 +366,7 @@ def _tables(
 
 
 def _family(series: _Series[Any], name: str) -> str:
-    """How `prometheus_client` names the family; it keeps the `_total` of counters to itself."""
+    """The name of the family in `prometheus_client`, which adds the `_total` of counters itself."""
     return name.removesuffix("_total") if series.kind == "counter" else name
 
 
