@@ -89,7 +89,6 @@ class _Series(Generic[N]):
         raise NotImplementedError
 
     def added(self, one: N, other: N) -> N:
-        """Add two numbers."""
         raise NotImplementedError
 
     def _number(self) -> N:
@@ -121,7 +120,6 @@ class Counter(_Series[float]):
         self._value += amount
 
     def samples(self, number: float) -> Iterator[tuple[str, str, float]]:
-        """A single sample."""
         yield "", "", number
 
     def added(self, one: float, other: float) -> float:
@@ -143,15 +141,12 @@ class Gauge(_Series[float]):
         self._function: Callable[[], float] | None = None
 
     def inc(self, amount: float = 1.0) -> None:
-        """Add `amount`."""
         self._value += amount
 
     def dec(self, amount: float = 1.0) -> None:
-        """Subtract `amount`."""
         self._value -= amount
 
     def set(self, value: float) -> None:
-        """Replace the value."""
         self._value = float(value)
 
     def set_function(self, function: Callable[[], float]) -> None:
@@ -159,7 +154,6 @@ class Gauge(_Series[float]):
         self._function = function
 
     def samples(self, number: float) -> Iterator[tuple[str, str, float]]:
-        """A single sample."""
         yield "", "", number
 
     def added(self, one: float, other: float) -> float:
@@ -228,7 +222,6 @@ class Summary(_Series[tuple[int, float]]):
         self._sum: float = 0
 
     def observe(self, value: float) -> None:
-        """Count `value`."""
         self._count += 1
         self._sum += value
 
@@ -302,7 +295,6 @@ class Page:
         ]
 
     def render(self) -> str:
-        """The whole text."""
         texts: list[str] = []
         for series, head, written in self._parts:
             texts.append(head)
@@ -343,7 +335,6 @@ def head_text(name: str, kind: str, text: str) -> str:
 
 
 def label_text(labels: Iterable[tuple[str, str]]) -> str:
-    """`a="1",b="2"`."""
     return ",".join([f'{name}="{_escaped(value)}"' for name, value in labels])
 
 
