@@ -19,7 +19,7 @@ from picker.errors import ConfigError
 from picker.framework.interfaces import EndpointObserver
 from picker.k8s.discovery import KubernetesDiscovery
 from picker.metrics.picker_metrics import PickerMetrics
-from picker.plugins.discoveries.file_discovery import FileDiscoverySettings
+from picker.plugins.discoveries import FileDiscoverySettings
 from picker.pool.activity import Activity, WatchedSnapshots
 from picker.pool.datastore import Datastore
 from picker.pool.endpoints_file import FileDiscovery

@@ -12,7 +12,7 @@ from picker.config.source import Path
 from picker.config.units import duration_seconds
 from picker.errors import ConfigError
 from picker.framework.interfaces import EndpointObserver
-from picker.plugins.discoveries.file_discovery import FileDiscoverySettings
+from picker.plugins.discoveries import FileDiscoverySettings
 from picker.scrape.sources import DataSource, EndpointExtractor, Extractor, SourceBinding
 
 DEFAULT_SOURCE = "metrics-data-source"

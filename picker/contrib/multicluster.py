@@ -63,13 +63,12 @@ from picker.framework.registry import (
     plain,
 )
 from picker.plugins._shared.load_signals import least_first, with_neutral
-from picker.plugins._shared.session_affinity import SessionAffinityParameters
-from picker.plugins.discoveries.file_discovery import FileDiscoverySettings
-from picker.plugins.filters.session_affinity_filter import SessionAffinityFilter
+from picker.plugins.discoveries import FileDiscoverySettings
+from picker.plugins.endpoint_attribute import attribute_number
 from picker.plugins.producers import approx_prefix_cache_producer as approx
-from picker.plugins.scorers.prefix_cache_scorer import PrefixCacheParameters, PrefixCacheScorer
+from picker.plugins.scorers.prefix_cache_scorers import PrefixCacheParameters, PrefixCacheScorer
+from picker.plugins.session_affinity import SessionAffinityFilter, SessionAffinityParameters
 from picker.prefix.match import MATCH_INFO
-from picker.scheduling.endpoint_attributes import attribute_number
 from picker.scrape.engines import Series, parse_series
 from picker.scrape.exposition import scan
 from picker.scrape.page_parameters import PageParameters, checked_source

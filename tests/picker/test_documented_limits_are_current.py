@@ -34,7 +34,7 @@ NO_LIMITS = {
     # what a type or a standard can hold
     *("config.units.MAX_BYTES", "base.durations.MAX_SECONDS", "peers.wire._MAX_UINT32"),
     *("framework.label_selector._MAX_NAME", "framework.label_selector._MAX_PREFIX"),
-    *("plugins.filters.header_based_testing_filter._MAX_PORT_DIGITS", "pool.object_parts.MAX_PORT"),
+    *("plugins.conformance._MAX_PORT_DIGITS", "pool.object_parts.MAX_PORT"),
     *("plugins.parsers._usage._MAX_COUNT", "plugins.parsers._usage._MAX_DIGITS"),
     *("plugins.producers.inflight_load_producer._MOST_OUTPUT", "rpc.http2.frames.MAX_FRAME_BYTES"),
     *("rpc.http2.frames.MAX_WINDOW_BYTES", "tokenization.prompt_stream._MAX_TOKEN"),

@@ -15,6 +15,8 @@ from picker.config.catalog import modules_of
 ROOT = Path(__file__).parents[3]
 COMPOSE = """
 import sys
+# The finder of an editable installation would find the shelf in the repository.
+sys.meta_path[:] = [one for one in sys.meta_path if "editable" not in one.__module__]
 from picker.app.picker import compose
 from picker.cli.options import Options
 

@@ -13,8 +13,8 @@ import pytest
 from picker.decisions.steps import BoundPlugin, PluginStep
 from picker.errors import Code, DropReason, RefusedError
 from picker.framework.attributes import Attributes
-from picker.plugins.pickers.max_score_picker import MaxScorePicker, PickerParameters
-from picker.plugins.profile_handlers.single_profile_handler import SingleProfileHandler
+from picker.plugins.pickers import MaxScorePicker, PickerParameters
+from picker.plugins.profile_handlers.one_profile import SingleProfileHandler
 from picker.scheduling.scheduler import Profile, Scheduler
 from picker.types import (
     Api,

@@ -16,7 +16,7 @@ from picker.framework.disaggregation import DECODE_ROLES, ENCODE_ROLES, PREFILL_
 from picker.framework.flow import QueuedRequest
 from picker.framework.interfaces import Flight
 from picker.framework.services import NO_SERVICES, Services
-from picker.plugins.filters.by_label import LabelValueFilter
+from picker.plugins.filters.label_filters import LabelValueFilter
 from picker.scheduling.scheduler import Profile, Scheduler
 from picker.types import (
     Api,

@@ -12,8 +12,8 @@ from picker.framework.replicas import TellPlacement
 from picker.peers.exchange import ExchangeSettings, PeerExchange
 from picker.peers.knowledge import Knowledge
 from picker.peers.outbox import Cursor, OutboxLimits
-from picker.plugins._shared.session_affinity import SessionBindings
 from picker.plugins.producers.inflight_load_producer import Ledger
+from picker.plugins.session_affinity import SessionBindings
 from picker.pool.datastore import Datastore
 from picker.pool.inflight import InflightLoad
 from picker.types import Endpoint

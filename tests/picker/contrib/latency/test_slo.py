@@ -1,4 +1,4 @@
-"""latency-slo-admitter: sheddable requests that nobody can serve in time are refused."""
+"""Types that act on latency objectives: admission and tiers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from picker.contrib.latency.slo import (
 )
 from picker.errors import RefusedError
 from picker.framework.attributes import Attributes, LatencyPrediction, latency_predictions_key
-from tests.support.picker.plugin_scenes import candidate, request_for
+from tests.support.picker.plugin_scenes import candidate, configured, kept, placed, request_for
 
 OBJECTIVE = {"x-llm-d-slo-ttft-ms": "100"}
 
@@ -74,3 +74,60 @@ def test_others_are_not_asked_about() -> None:
     ADMITTER.admit(SHEDDABLE, [BUSY], Attributes(), Random(0))
     ADMITTER.admit(SHEDDABLE, [BUSY], _found(), Random(0))
     assert ADMITTER.consumes == (latency_predictions_key(),)
+
+
+Headrooms = dict[str, tuple[float, float]]
+
+
+def predicted(headrooms: Headrooms, producer: str = "predicted-latency-producer") -> Attributes:
+    """(TTFT, TPOT) headrooms by endpoint name."""
+    attributes = Attributes()
+    found = {
+        f"default/{name}": LatencyPrediction(0.0, 0.0, ttft, tpot, False)
+        for name, (ttft, tpot) in headrooms.items()
+    }
+    attributes[latency_predictions_key(producer)] = found
+    return attributes
+
+
+@pytest.mark.parametrize(
+    ("headrooms", "positive", "negative"),
+    [
+        ({"a": (1, 1), "b": (-1, 1), "c": (1, -1)}, "a", "bc"),
+        ({"a": (0, 0), "b": (-0.1, 0), "c": (0, 5)}, "ac", "b"),
+        ({"a": (1, 1)}, "a", "bc"),
+        ({"a": (1, 1), "b": (1, 1), "c": (1, 1)}, "abc", "abc"),
+        ({"a": (-1, 1), "b": (-1, -1)}, "abc", "abc"),
+        ({"a": (float("nan"), 1), "b": (1, 1)}, "b", "ac"),
+        ({}, "abc", "abc"),
+    ],
+)
+def test_a_tier_is_kept_by_headroom(headrooms: Headrooms, positive: str, negative: str) -> None:
+    """Without a prediction: negative. A tier on its own is everybody."""
+    candidates = [placed(name) for name in "abc"]
+    never = configured("slo-headroom-tier-filter", {"epsilonExploreNeg": 0})
+    always = configured("slo-headroom-tier-filter", {"epsilonExploreNeg": 1})
+    assert "".join(kept(never, candidates, predicted(headrooms))) == positive
+    assert "".join(kept(always, candidates, predicted(headrooms))) == negative
+
+
+def test_the_negative_tier_is_explored_at_its_rate() -> None:
+    """One percent by default."""
+    plugin, rng = configured("slo-headroom-tier-filter"), Random(3)
+    candidates, attributes = [placed("a"), placed("b")], predicted({"a": (1, 1)})
+    answers = [kept(plugin, candidates, attributes, rng=rng) for _ in range(5000)]
+    assert 25 < answers.count(["b"]) < 80
+    assert answers.count(["a"]) + answers.count(["b"]) == 5000
+
+
+def test_without_findings_all_are_kept() -> None:
+    """Or with findings of another producer."""
+    candidates = [placed("a"), placed("b")]
+    assert kept(configured("slo-headroom-tier-filter"), candidates) == ["a", "b"]
+    mine = configured(
+        "slo-headroom-tier-filter",
+        {"latencyPredictionInfoProducerName": "mine", "epsilonExploreNeg": 0},
+    )
+    assert kept(mine, candidates, predicted({"a": (1, 1)})) == ["a", "b"]
+    assert kept(mine, candidates, predicted({"a": (1, 1)}, "mine")) == ["a"]
+    assert mine.consumes == (latency_predictions_key("mine"),)

@@ -1,0 +1,85 @@
+"""Admitters: refuse requests after the producers ran, before scheduling (`Admitter`).
+
+probabilistic-admitter: reject sheddable requests with a probability that grows with saturation. A
+request of a priority below 0 is refused (429) with the probability
+
+    min(s ^ power · k, 1)
+    s = mean over endpoints of max(q / queueDepthThreshold, kv / kvCacheUtilThreshold)
+
+with power = 5 and k = 300, so that shedding begins long before the pool is full. `q` is the number
+of waiting requests as in queue-scorer. An endpoint whose load is unknown, or whose page has neither
+signal, counts as full (1.0); an endpoint whose page has one of them counts with that one. (The
+reference wraps this refusal into a 500.)
+"""
+
+from __future__ import annotations
+
+import math
+from random import Random
+
+from picker.errors import Code, DropReason, RefusedError
+from picker.framework.attributes import Attributes
+from picker.framework.registry import (
+    NonNegativeFloat,
+    Parameters,
+    PluginType,
+    PositiveFloat,
+    PositiveShare,
+    configured,
+)
+from picker.plugins._shared.load_signals import waiting_requests
+from picker.types import Candidate, Candidates, InferenceRequest
+
+FULL = 1.0
+
+
+class ProbabilisticAdmitterParameters(Parameters, frozen=True):
+    queue_depth_threshold: PositiveFloat = 5.0
+    kv_cache_util_threshold: PositiveShare = 0.8
+    power: PositiveFloat = 5.0
+    k: NonNegativeFloat = 300.0
+
+
+class ProbabilisticAdmitter:
+    """Admits by chance. Stateless."""
+
+    def __init__(self, parameters: ProbabilisticAdmitterParameters) -> None:
+        self._queue = parameters.queue_depth_threshold
+        self._kv = parameters.kv_cache_util_threshold
+        self._power = parameters.power
+        self._k = parameters.k
+
+    def admit(
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes, rng: Random
+    ) -> None:
+        """Raises `RefusedError` (429)."""
+        if request.priority >= 0 or not candidates:
+            return
+        if rng.random() < self.refusal_probability(candidates):
+            raise RefusedError(
+                Code.RESOURCE_EXHAUSTED,
+                "the pool is filling up, and requests of negative priority are shed",
+                DropReason.SATURATED,
+            )
+
+    def refusal_probability(self, candidates: Candidates) -> float:
+        """The module's formula; `candidates` are not empty."""
+        fullness = sum(map(self._fullness, candidates)) / len(candidates)
+        try:
+            return min(math.pow(fullness, self._power) * self._k, 1.0)
+        except OverflowError:
+            return min(self._k, 1.0)
+
+    def _fullness(self, candidate: Candidate) -> float:
+        metrics, waiting = candidate.metrics, waiting_requests(candidate)
+        usage = None if metrics is None else metrics.kv_cache_usage
+        if waiting is None and usage is None:
+            return FULL
+        return max((waiting or 0) / self._queue, (usage or 0.0) / self._kv)
+
+
+PLUGINS = (
+    PluginType(
+        "probabilistic-admitter", ProbabilisticAdmitterParameters, configured(ProbabilisticAdmitter)
+    ),
+)

@@ -1,1 +1,0 @@
-"""Refuse requests once producers have looked at them (`Admitter`)."""

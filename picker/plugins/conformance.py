@@ -1,0 +1,114 @@
+"""Types for the conformance suite of the Gateway API Inference Extension.
+
+header-based-testing-filter: keep the endpoints that a request header lists; for conformance.
+
+    keep = the endpoints of `test-epp-endpoint-selection: IP[:port], …`, in the header's order
+
+An entry with a port is one endpoint; an entry without one is every endpoint of that address, in the
+candidates' order. IPv6 addresses may be in brackets, and must be before a port. An endpoint is kept
+once, however often it is listed; an entry that is not an address of an endpoint keeps none.
+Requests without a body are filtered, too (the reference sends those anywhere).
+
+Without the header all are kept: the suite expects that any endpoint may serve then (the reference
+keeps none, and so refuses). A header that is present but blank keeps none. The reference treats the
+ports of one address as one endpoint; here they are distinguished, because the suite's data-parallel
+pools need it.
+
+destination-endpoint-served-verifier: report the serving endpoint to clients; for conformance.
+
+    x-conformance-test-served-endpoint = the endpoint that served, as the proxy reports it
+      | fail: missing envoy lb metadata                     the proxy sent no metadata
+      | fail: missing destination endpoint served metadata  its metadata do not name the endpoint
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from ipaddress import ip_address
+from random import Random
+
+from picker.framework.attributes import Attributes
+from picker.framework.interfaces import Flight
+from picker.framework.registry import Parameters, PluginType, plain
+from picker.types import Candidate, Candidates, InferenceRequest, ResponseHead
+
+SELECTION_HEADER = "test-epp-endpoint-selection"
+
+
+_MAX_PORT_DIGITS = 5
+
+
+class HeaderBasedTestingFilter:
+    """Keeps the endpoints that the client lists. Stateless."""
+
+    def filter(
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes, rng: Random
+    ) -> Candidates:
+        return self.narrow(request.headers, candidates)
+
+    def narrow(self, headers: Mapping[str, str], candidates: Candidates) -> Candidates:
+        """Filter for a request of which only the headers are known."""
+        listed = headers.get(SELECTION_HEADER)
+        if listed is None:
+            return candidates
+        # Addresses are parsed once, because clients choose the length of the list.
+        at: dict[str | None, list[Candidate]] = {}
+        for candidate in candidates:
+            at.setdefault(_canonical(candidate.endpoint.address), []).append(candidate)
+        kept: dict[str, Candidate] = {}
+        for address, port in filter(None, map(_entry, listed.split(","))):
+            for candidate in at.get(address, ()):
+                if port in (None, candidate.endpoint.port):
+                    kept.setdefault(candidate.key, candidate)
+        return tuple(kept.values())
+
+
+def _entry(text: str) -> tuple[str, int | None] | None:
+    """Parse an address and its port, if it has one; None for text that is not an address."""
+    text = text.strip()
+    alone = _canonical(text.removeprefix("[").removesuffix("]"))
+    if alone is not None:
+        return alone, None
+    host, _, port = text.rpartition(":")
+    if not (port.isascii() and port.isdecimal() and len(port) <= _MAX_PORT_DIGITS):
+        return None
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        return None
+    address = _canonical(host)
+    return None if address is None else (address, int(port))
+
+
+def _canonical(address: str) -> str | None:
+    """The canonical form of an IP address; None for other text."""
+    try:
+        return str(ip_address(address))
+    except ValueError:
+        return None
+
+
+SERVED_HEADER = "x-conformance-test-served-endpoint"
+
+
+class DestinationEndpointServedVerifier:
+    """Sets one response header. Stateless."""
+
+    def response_head(self, flight: Flight, head: ResponseHead) -> Mapping[str, str] | None:
+        del flight
+        return self.bare_response_head(head)
+
+    def bare_response_head(self, head: ResponseHead) -> Mapping[str, str]:
+        """The same on the response to a request of which nothing else is known."""
+        if head.served_by:
+            return {SERVED_HEADER: head.served_by}
+        missing = "destination endpoint served" if head.has_destination_metadata else "envoy lb"
+        return {SERVED_HEADER: f"fail: missing {missing} metadata"}
+
+
+PLUGINS = (
+    PluginType("header-based-testing-filter", Parameters, plain(HeaderBasedTestingFilter)),
+    PluginType(
+        "destination-endpoint-served-verifier", Parameters, plain(DestinationEndpointServedVerifier)
+    ),
+)

@@ -1,0 +1,51 @@
+"""Locations of pages about endpoints (`scrape.sources.DataSource`): settings only.
+
+metrics-data-source: where an endpoint's metrics page is. `scheme` is http or https, `path`
+/metrics, `port` (none: the endpoint's own), `interval` (none: that of
+`--refresh-metrics-interval`, of which it is rounded to a multiple), `maxPageBytes` 16777216. For
+https: `insecureSkipVerify` true, `caCertPath`, `clientCertPath` and `clientKeyPath`.
+
+models-data-source: where an endpoint lists the models it serves. `path` is /v1/models, at the
+endpoint's own port; the other parameters are those of metrics-data-source.
+
+endpoint-notification-source: the endpoints themselves, as they join and change. Takes no
+parameters. Its extractors are called once for each endpoint, and again when it changes.
+"""
+
+from __future__ import annotations
+
+from picker.framework.registry import Parameters, PluginType, itself
+from picker.scrape.page_parameters import PageParameters, checked_source
+from picker.scrape.sources import PageLocation
+
+
+class MetricsDataSource(PageParameters, frozen=True, kw_only=True):
+    path: str = "/metrics"
+    port: int | None = None
+
+    @property
+    def location(self) -> PageLocation:
+        return self.locate(self.path, self.port)
+
+
+class ModelsDataSource(PageParameters, frozen=True, kw_only=True):
+    path: str = "/v1/models"
+
+    @property
+    def location(self) -> PageLocation:
+        return self.locate(self.path)
+
+
+class EndpointNotificationSource(Parameters, frozen=True):
+    """Has no page."""
+
+    @property
+    def location(self) -> None:
+        return None
+
+
+PLUGINS = (
+    PluginType("metrics-data-source", MetricsDataSource, checked_source),
+    PluginType("models-data-source", ModelsDataSource, checked_source),
+    PluginType("endpoint-notification-source", EndpointNotificationSource, itself),
+)

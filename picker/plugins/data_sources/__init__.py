@@ -1,1 +1,0 @@
-"""Where pages about endpoints are (`scrape.sources.DataSource`); settings only."""

@@ -1,0 +1,107 @@
+"""Deciders: whether a stage of a disaggregated request is worth its profile (`Decider`).
+
+always-disagg-pd-decider: every request gets a prefill endpoint of its own.
+
+always-disagg-multimodal-decider: requests with images, video or audio get encode endpoints.
+
+prefix-based-pd-decider: prefill elsewhere what the decode endpoint has not cached.
+
+    run ⇔ input − hit ≥ nonCachedTokens,   hit = cached blocks at the decode endpoint · block size
+
+`input` is the number of tokens of the request's prompts. The stage never runs with nonCachedTokens
+0 (which turns disaggregation off), with input < nonCachedTokens or < promptTokens, without a decode
+endpoint, and without a finding about cached prefixes. The finding is always that of
+approx-prefix-cache-producer, whatever other producers are configured; it is created where it is
+not configured.
+"""
+
+from __future__ import annotations
+
+from picker.framework.attributes import Attributes
+from picker.framework.registry import NonNegativeInt, Parameters, PluginType, configured, plain
+from picker.prefix.match import match_info_key
+from picker.types import Candidate, InferenceRequest
+
+
+class AlwaysDecider:
+    """Runs the stage always. Stateless."""
+
+    def should_run(
+        self, request: InferenceRequest, picked: Candidate | None, attributes: Attributes
+    ) -> bool:
+        return True
+
+
+class MultiModalDecider:
+    """Runs the stage for requests with an item to encode. Stateless."""
+
+    def should_run(
+        self, request: InferenceRequest, picked: Candidate | None, attributes: Attributes
+    ) -> bool:
+        """Whether the tokenizer, or else the parser, found an item."""
+        return any(request.features or request.body.features)
+
+    def why_not(
+        self, request: InferenceRequest, picked: Candidate | None, attributes: Attributes
+    ) -> str:
+        return "the request has no image, video or audio"
+
+
+_MATCH_KEY = match_info_key("approx-prefix-cache-producer")
+
+
+class PrefixBasedPdDeciderParameters(Parameters, frozen=True):
+    non_cached_tokens: NonNegativeInt = 0
+    prompt_tokens: NonNegativeInt = 0
+
+
+class PrefixBasedPdDecider:
+    """Runs the stage where enough of the prompt is not cached. Stateless."""
+
+    def __init__(self, parameters: PrefixBasedPdDeciderParameters) -> None:
+        self._non_cached_tokens = parameters.non_cached_tokens
+        self._prompt_tokens = parameters.prompt_tokens
+        self.consumes = (_MATCH_KEY,) if self._non_cached_tokens else ()
+
+    def should_run(
+        self, request: InferenceRequest, picked: Candidate | None, attributes: Attributes
+    ) -> bool:
+        if not self._non_cached_tokens or picked is None:
+            return False
+        tokens = request.num_tokens
+        if tokens < max(self._non_cached_tokens, self._prompt_tokens):
+            return False
+        info = attributes.get(_MATCH_KEY)
+        if info is None:
+            return False
+        hit = info.match_blocks.get(picked.key, 0) * info.block_size_tokens
+        return tokens - hit >= self._non_cached_tokens
+
+    def why_not(
+        self, request: InferenceRequest, picked: Candidate | None, attributes: Attributes
+    ) -> str:
+        """The first condition that is not met."""
+        tokens, least = request.num_tokens, max(self._non_cached_tokens, self._prompt_tokens)
+        if not self._non_cached_tokens:
+            return "nonCachedTokens is 0, which turns it off"
+        if picked is None:
+            return "there is no decode endpoint"
+        if tokens < least:
+            return f"the prompt has {tokens} tokens, fewer than {least}"
+        info = attributes.get(_MATCH_KEY)
+        if info is None:
+            return "nothing is known of cached prefixes"
+        hit = info.match_blocks.get(picked.key, 0) * info.block_size_tokens
+        return (
+            f"of {tokens} tokens {hit} are cached at {picked.endpoint.name}, which leaves fewer "
+            f"than {self._non_cached_tokens}"
+        )
+
+
+PLUGINS = (
+    PluginType("always-disagg-pd-decider", Parameters, plain(AlwaysDecider)),
+    PluginType("always-disagg-multimodal-decider", Parameters, plain(MultiModalDecider)),
+    PluginType(
+        "prefix-based-pd-decider", PrefixBasedPdDeciderParameters, configured(PrefixBasedPdDecider)
+    ),
+)

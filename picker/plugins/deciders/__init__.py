@@ -1,1 +1,0 @@
-"""Whether a stage of a disaggregated request is worth its profile (`Decider`)."""

@@ -1,1 +1,0 @@
-"""Where the endpoints are listed; settings only."""

@@ -1,0 +1,236 @@
+"""Filtering and scoring by any number that extractors found about endpoints.
+
+endpoint-attribute-filter: keep the endpoints with an attribute that passes a comparison.
+
+    keep ⇔ attribute <operator> value      with `algorithm: {type: threshold, threshold: {…}}`
+
+The number is what the extractor `producer` (core-metrics-extractor) found under the name
+`attribute`. An endpoint without it is kept with `onMissing: Pass` and dropped with `Fail`; a core
+metric is missing while the endpoint's load is unknown. With `fallbackOnEmpty`, all are kept when
+none passes.
+
+endpoint-attribute-scorer: prefer endpoints by any number that is known of them.
+
+    x     = (v − min) / (max − min)        clamped to 0..1
+    score = x                              linear_higher_is_better
+            1 − x                          linear_lower_is_better
+            0                              while the number is unknown
+
+`v` is the number called `attributeKey` of `producer` (core-metrics-extractor). min and max are
+those of `fixedRange`, else (`adaptiveRange`, the default) those of the candidates whose number is
+known; when all of these are equal they score 1.0. An endpoint that only lacks this number has the
+mean of the others, and so neither gains nor loses; an endpoint whose load is unknown, while that of
+others is known, scores 0. (The reference gives 0 to both.)
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+from types import MappingProxyType
+from typing import Literal
+
+from picker.framework.attributes import Attributes
+from picker.framework.registry import Parameters, PluginType, Stability, configured
+from picker.plugins._shared.load_signals import (
+    least_first,
+    unknown_among_known,
+    with_neutral,
+)
+from picker.types import Candidate, Candidates, EndpointMetrics, InferenceRequest
+
+CORE_METRICS = "core-metrics-extractor"
+
+
+_CORE: Mapping[str, Callable[[EndpointMetrics], float | None]] = MappingProxyType(
+    {
+        "WaitingQueueSize": lambda metrics: metrics.waiting_requests,
+        "RunningRequestsSize": lambda metrics: metrics.running_requests,
+        "KVCacheUsagePercent": lambda metrics: metrics.kv_cache_usage,
+        "CacheBlockSize": lambda metrics: metrics.block_size_tokens,
+        "CacheNumBlocks": lambda metrics: metrics.num_kv_blocks,
+        "MaxActiveModels": lambda metrics: metrics.max_active_models,
+    }
+)
+
+
+def check_attribute(attribute: str, producer: str | None) -> str:
+    """The producer, `core-metrics-extractor` by default.
+
+    Raises `ValueError` for an empty name, and for one with a slash without a producer: it would
+    look like `Type/producer`.
+    """
+    if not attribute:
+        raise ValueError("the name of the attribute is missing")
+    if "/" in attribute and not producer:
+        raise ValueError(f"'{attribute}' has a slash: name its producer in 'producer'")
+    return producer or CORE_METRICS
+
+
+def attribute_number(candidate: Candidate, attribute: str, producer: str) -> float | None:
+    """The number called `attribute/producer`, None while it is unknown or no finite number.
+
+    Findings of extractors come first; core metrics are also found by their names, while the
+    endpoint's load is known.
+    """
+    value = candidate.attributes.get(f"{attribute}/{producer}")
+    if value is None and producer == CORE_METRICS and candidate.metrics is not None:
+        read = _CORE.get(attribute)
+        value = None if read is None else read(candidate.metrics)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+_COMPARE: dict[str, Callable[[float, float], bool]] = {
+    "LessThan": operator.lt,
+    "LessThanOrEqual": operator.le,
+    "GreaterThan": operator.gt,
+    "GreaterThanOrEqual": operator.ge,
+    "Equal": operator.eq,
+    "NotEqual": operator.ne,
+}
+
+
+class Threshold(Parameters, frozen=True):
+    """`algorithm.threshold`: the comparison of the number with a value."""
+
+    operator: Literal[
+        "LessThan", "LessThanOrEqual", "GreaterThan", "GreaterThanOrEqual", "Equal", "NotEqual"
+    ]
+    value: float
+
+
+class FilterAlgorithm(Parameters, frozen=True):
+    """`algorithm`: the condition that a number has to meet."""
+
+    type: Literal["threshold"]
+    threshold: Threshold
+
+
+class EndpointAttributeFilterParameters(Parameters, frozen=True):
+    attribute: str
+    algorithm: FilterAlgorithm
+    producer: str | None = None
+    on_missing: Literal["Pass", "Fail"] = "Pass"
+    fallback_on_empty: bool = False
+
+
+class EndpointAttributeFilter:
+    """Keeps endpoints by one number. Stateless."""
+
+    def __init__(self, parameters: EndpointAttributeFilterParameters) -> None:
+        """Raises `ValueError` for an attribute without a name, or with an ambiguous name."""
+        threshold = parameters.algorithm.threshold
+        try:
+            self._producer = check_attribute(parameters.attribute, parameters.producer)
+        except ValueError as error:
+            raise ValueError(f"attribute: {error}") from None
+        self._attribute = parameters.attribute
+        self._compare = _COMPARE[threshold.operator]
+        self._value = threshold.value
+        self._keeps_missing = parameters.on_missing == "Pass"
+        self._fallback = parameters.fallback_on_empty
+
+    def filter(
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes, rng: Random
+    ) -> Candidates:
+        kept = [candidate for candidate in candidates if self._keeps(candidate)]
+        return candidates if self._fallback and not kept else kept
+
+    def _keeps(self, candidate: Candidate) -> bool:
+        number = attribute_number(candidate, self._attribute, self._producer)
+        return self._keeps_missing if number is None else self._compare(number, self._value)
+
+
+LOWER = "linear_lower_is_better"
+
+
+HIGHER = "linear_higher_is_better"
+
+
+class FixedRange(Parameters, frozen=True):
+    min: float
+    max: float
+
+
+class AdaptiveRange(Parameters, frozen=True):
+    """The scale is the span of the candidates."""
+
+
+class Normalization(Parameters, frozen=True):
+    """At most one of both; without any, `adaptiveRange`."""
+
+    fixed_range: FixedRange | None = None
+    adaptive_range: AdaptiveRange | None = None
+
+
+class ScoringAlgorithm(Parameters, frozen=True):
+    """`algorithm`: the conversion of a number into a score."""
+
+    type: Literal["linear_lower_is_better", "linear_higher_is_better"]
+    normalization: Normalization = Normalization()
+
+
+class EndpointAttributeParameters(Parameters, frozen=True):
+    attribute_key: str
+    algorithm: ScoringAlgorithm
+    producer: str = ""
+
+
+class EndpointAttributeScorer:
+    """Scores by one number. Stateless."""
+
+    def __init__(self, parameters: EndpointAttributeParameters) -> None:
+        """Raises `ValueError` for an invalid attribute or range."""
+        self._attribute = parameters.attribute_key
+        self._producer = check_attribute(parameters.attribute_key, parameters.producer)
+        normalization = parameters.algorithm.normalization
+        self._range = normalization.fixed_range
+        self._lower_is_better = parameters.algorithm.type == LOWER
+        if self._range is not None and normalization.adaptive_range is not None:
+            raise ValueError("normalization takes fixedRange or adaptiveRange, not both")
+        if self._range is not None and not 0 < self._range.max - self._range.min < math.inf:
+            raise ValueError(
+                f"fixedRange needs min < max, got {self._range.min} and {self._range.max}"
+            )
+
+    def score(
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
+    ) -> Sequence[float]:
+        found = [
+            attribute_number(candidate, self._attribute, self._producer) for candidate in candidates
+        ]
+        values = with_neutral(found, unknown_among_known(candidates))
+        if self._range is not None:
+            return [0.0 if value is None else self._fixed(value, self._range) for value in values]
+        if not self._lower_is_better:
+            values = [None if value is None else -value for value in values]
+        return least_first(values)
+
+    def _fixed(self, value: float, scale: FixedRange) -> float:
+        clamped = min(max(value, scale.min), scale.max)
+        share = (clamped - scale.min) / (scale.max - scale.min)
+        return 1.0 - share if self._lower_is_better else share
+
+
+PLUGINS = (
+    PluginType(
+        "endpoint-attribute-filter",
+        EndpointAttributeFilterParameters,
+        configured(EndpointAttributeFilter),
+        stability=Stability.ALPHA,
+    ),
+    PluginType(
+        "endpoint-attribute-scorer",
+        EndpointAttributeParameters,
+        configured(EndpointAttributeScorer),
+        stability=Stability.ALPHA,
+    ),
+)

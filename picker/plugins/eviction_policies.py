@@ -1,0 +1,44 @@
+"""Eviction: which running requests flow control may stop, and in which order.
+
+priority-then-time-eviction-order-policy: stop the lowest priority first, and of equal ones the most
+recently dispatched request, which loses the least work.
+
+    rank = (priority, −time of dispatch)
+
+sheddable-eviction-filter: only running requests of negative priority may be stopped.
+"""
+
+from __future__ import annotations
+
+from picker.framework.flow import QueuedRequest, Rank
+from picker.framework.registry import Parameters, PluginType, Stability, plain
+
+
+class PriorityThenTimeEvictionOrderPolicy:
+    """Ranks by priority and age. Stateless."""
+
+    def rank(self, item: QueuedRequest, dispatched_at_seconds: float) -> Rank:
+        return (item.request.priority, -dispatched_at_seconds)
+
+
+class SheddableEvictionFilter:
+    """Selects by priority. Stateless."""
+
+    def is_evictable(self, item: QueuedRequest) -> bool:
+        return item.request.priority < 0
+
+
+PLUGINS = (
+    PluginType(
+        "priority-then-time-eviction-order-policy",
+        Parameters,
+        plain(PriorityThenTimeEvictionOrderPolicy),
+        stability=Stability.ALPHA,
+    ),
+    PluginType(
+        "sheddable-eviction-filter",
+        Parameters,
+        plain(SheddableEvictionFilter),
+        stability=Stability.ALPHA,
+    ),
+)

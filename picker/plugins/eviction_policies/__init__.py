@@ -1,1 +1,0 @@
-"""Which requests under way flow control may stop, and in which order."""

@@ -1,0 +1,119 @@
+"""Filters by the labels of endpoints.
+
+by-label: keep the endpoints whose label has one of some values.
+
+    keep ⇔ labels[label] ∈ validValues, or the label is absent and allowsNoLabel
+
+Deprecated in favour of label-selector-filter. Refused without a `label`, and with parameters that
+could keep no endpoint.
+
+decode-filter: keep the endpoints that may run the decode stage of a request.
+
+    keep ⇔ llm-d.ai/role ∈ {decode, prefill-decode, both, encode-prefill-decode}, or absent
+
+An endpoint without the label is assumed to do everything.
+
+prefill-filter: keep the endpoints that may run the prefill stage of a request.
+
+    keep ⇔ llm-d.ai/role ∈ {prefill, encode-prefill, prefill-decode, both, encode-prefill-decode}
+
+An endpoint without the label only decodes.
+
+encode-filter: keep the endpoints that may run the encode stage of a request.
+
+    keep ⇔ llm-d.ai/role ∈ {encode, encode-prefill, encode-prefill-decode}
+
+An endpoint without the label does not encode for others.
+
+label-selector-filter: keep the endpoints whose labels a Kubernetes label selector selects.
+
+    keep ⇔ every entry of matchLabels and of matchExpressions holds
+
+The parameters are the selector itself; without any, every endpoint is kept. The reference requires
+a `name` beside the type; here the type replaces a missing name, as everywhere.
+
+by-label-selector: the former name of label-selector-filter, with the same parameters. Deprecated;
+the reference removes it in v0.11.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from random import Random
+
+from picker.framework.attributes import Attributes
+from picker.framework.disaggregation import DECODE_ROLES, ENCODE_ROLES, PREFILL_ROLES, ROLE_LABEL
+from picker.framework.label_selector import LabelSelector, LabelSelectorParameters
+from picker.framework.registry import Parameters, PluginType, Stability, configured, plain
+from picker.types import Candidate, Candidates, InferenceRequest
+
+
+class ByLabelParameters(Parameters, frozen=True):
+    label: str
+    valid_values: tuple[str, ...] = ()
+    allows_no_label: bool = False
+
+
+class LabelValueFilter:
+    """Keeps endpoints by the value of one label. Stateless."""
+
+    def __init__(self, label: str, values: Iterable[str], *, allows_no_label: bool = False) -> None:
+        self._label = label
+        self._values = frozenset(values)
+        self._allows_no_label = allows_no_label
+
+    def filter(
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes, rng: Random
+    ) -> Candidates:
+        return [candidate for candidate in candidates if self._keeps(candidate)]
+
+    def _keeps(self, candidate: Candidate) -> bool:
+        value = candidate.endpoint.labels.get(self._label)
+        return self._allows_no_label if value is None else value in self._values
+
+
+def _filter(parameters: ByLabelParameters) -> LabelValueFilter:
+    if not parameters.label:
+        raise ValueError("label must not be empty")
+    if not parameters.valid_values and not parameters.allows_no_label:
+        raise ValueError("validValues is empty and allowsNoLabel is false: nothing could be kept")
+    return LabelValueFilter(
+        parameters.label, parameters.valid_values, allows_no_label=parameters.allows_no_label
+    )
+
+
+class LabelSelectorFilter:
+    """Keeps the endpoints that a selector selects. Stateless."""
+
+    def __init__(self, parameters: LabelSelectorParameters) -> None:
+        """Raises `ValueError` for an invalid selector."""
+        self._selector = LabelSelector(parameters)
+
+    def filter(
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes, rng: Random
+    ) -> Candidates:
+        matches = self._selector.matches
+        return [candidate for candidate in candidates if matches(candidate.endpoint.labels)]
+
+
+PLUGINS = (
+    PluginType("by-label", ByLabelParameters, configured(_filter), stability=Stability.DEPRECATED),
+    PluginType(
+        "decode-filter",
+        Parameters,
+        plain(lambda: LabelValueFilter(ROLE_LABEL, DECODE_ROLES, allows_no_label=True)),
+    ),
+    PluginType(
+        "prefill-filter", Parameters, plain(lambda: LabelValueFilter(ROLE_LABEL, PREFILL_ROLES))
+    ),
+    PluginType(
+        "encode-filter", Parameters, plain(lambda: LabelValueFilter(ROLE_LABEL, ENCODE_ROLES))
+    ),
+    PluginType("label-selector-filter", LabelSelectorParameters, configured(LabelSelectorFilter)),
+    PluginType(
+        "by-label-selector",
+        LabelSelectorParameters,
+        configured(LabelSelectorFilter),
+        stability=Stability.DEPRECATED,
+    ),
+)

@@ -1,1 +1,0 @@
-"""Order the requests of one flow (`framework.flow.OrderingPolicy`)."""

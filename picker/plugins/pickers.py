@@ -1,0 +1,197 @@
+"""Pickers: the choice among scored candidates (`PickerPlugin`).
+
+Each picks `maxNumOfEndpoints` (1) endpoints; values below one count as one.
+
+max-score-picker: the endpoints with the highest totals. Equal scores are in random order.
+
+random-picker: endpoints drawn uniformly, whatever their scores.
+
+round-robin-picker: endpoints in turn, whatever their scores. The first is the endpoint that was
+picked longest ago; endpoints that never were come before all others. The next ones follow, for more
+than one. While the candidates stay the same, no endpoint is picked more than once more than
+another. An endpoint that a filter left out is next when it is back. The first round is in random
+order, so that replicas of the picker do not run in step. Endpoints that leave or restart are
+forgotten.
+
+weighted-random-picker: endpoints drawn with probability proportional to their score. A-Res sampling
+(Efraimidis and Spirakis, 2006): each endpoint gets the key U^(1/score), U uniform in (0, 1]; the
+largest keys win. A score of zero or less has key 0, so such endpoints only fill the end of a longer
+list. When no score is positive, all are equal and the draw is uniform.
+
+softmax-picker: endpoints drawn with a probability that grows exponentially with the score.
+
+    p ∝ exp((score − best) / ((best − worst) · temperature))
+
+The span of the scores is divided out, so `temperature` (0.0) does not depend on weights: at 1 the
+best endpoint is e times as likely as the worst. At 0 the best one is picked, ties at random.
+Several are drawn one after the other, without replacement. Source: NVIDIA Dynamo's KV router,
+`--router-temperature`.
+
+power-of-two-picker: of two endpoints drawn at random, the better one.
+
+    better = higher score; with equal scores fewer of this picker's own requests in flight
+
+Equal ones: the one drawn first. So without scorers, load alone decides. For more than one endpoint,
+the rest is drawn from again. Source: Mitzenmacher, "The Power of Two Choices in Randomized Load
+Balancing", 2001; `power_of_two` of sglang-router.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from random import Random
+
+import msgspec
+
+from picker.framework.registry import NonNegativeFloat, Parameters, PluginType, configured
+from picker.types import ScoredCandidates, ScoredEndpoint
+
+
+class PickerParameters(Parameters, frozen=True):
+    max_num_of_endpoints: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_num_of_endpoints < 1:
+            msgspec.structs.force_setattr(self, "max_num_of_endpoints", 1)
+
+
+class MaxScorePicker:
+    """Picks by score, ties at random. Stateless."""
+
+    def __init__(self, parameters: PickerParameters) -> None:
+        self._max_endpoints = parameters.max_num_of_endpoints
+
+    def pick(self, scored: Sequence[ScoredEndpoint], rng: Random) -> Sequence[ScoredEndpoint]:
+        if self._max_endpoints == 1:
+            return _best(scored, rng)
+        shuffled = rng.sample(scored, len(scored))
+        shuffled.sort(key=lambda endpoint: -endpoint.score)
+        return shuffled[: self._max_endpoints]
+
+
+def _best(scored: Sequence[ScoredEndpoint], rng: Random) -> Sequence[ScoredEndpoint]:
+    """One of the best, with the distribution of a complete sort but without its cost."""
+    if isinstance(scored, ScoredCandidates):
+        candidates, totals = scored.candidates, scored.totals
+    else:
+        candidates = [one.candidate for one in scored]
+        totals = [one.score for one in scored]
+    if not totals:
+        return ()
+    best = max(totals)
+    index = totals.index(best)
+    if totals.count(best) > 1:
+        index = rng.choice([i for i, total in enumerate(totals) if total == best])
+    return (ScoredEndpoint(candidates[index], best),)
+
+
+class RandomPicker:
+    """Picks uniformly at random. Stateless."""
+
+    def __init__(self, parameters: PickerParameters) -> None:
+        self._max_endpoints = parameters.max_num_of_endpoints
+
+    def pick(self, scored: Sequence[ScoredEndpoint], rng: Random) -> Sequence[ScoredEndpoint]:
+        return rng.sample(scored, min(self._max_endpoints, len(scored)))
+
+
+class RoundRobinPicker:
+    """Picks in turn. Owns the number of each endpoint's last turn."""
+
+    def __init__(self, parameters: PickerParameters) -> None:
+        self._max_endpoints = parameters.max_num_of_endpoints
+        self._turns: dict[str, int] = {}
+        self._turn = 0
+
+    def pick(self, scored: Sequence[ScoredEndpoint], rng: Random) -> Sequence[ScoredEndpoint]:
+        in_turn = rng.sample(scored, len(scored))
+        in_turn.sort(key=lambda one: self._turns.get(one.candidate.key, 0))
+        if in_turn:
+            self._turn += 1
+            self._turns[in_turn[0].candidate.key] = self._turn
+        return in_turn[: self._max_endpoints]
+
+    def endpoint_removed(self, key: str) -> None:
+        self._turns.pop(key, None)
+
+
+class WeightedRandomPicker:
+    """Picks at random in proportion to the score. Stateless."""
+
+    def __init__(self, parameters: PickerParameters) -> None:
+        self._max_endpoints = parameters.max_num_of_endpoints
+
+    def pick(self, scored: Sequence[ScoredEndpoint], rng: Random) -> Sequence[ScoredEndpoint]:
+        shuffled = rng.sample(scored, len(scored))
+        keys = {id(endpoint): _log_key(endpoint.score, rng) for endpoint in shuffled}
+        shuffled.sort(key=lambda endpoint: -keys[id(endpoint)])
+        return shuffled[: self._max_endpoints]
+
+
+def _log_key(score: float, rng: Random) -> float:
+    # The logarithm of the key: same order, and small scores do not underflow to equal keys.
+    return math.log(1.0 - rng.random()) / score if score > 0.0 else -math.inf
+
+
+class SoftmaxParameters(PickerParameters, frozen=True):
+    temperature: NonNegativeFloat = 0.0
+
+
+class SoftmaxPicker:
+    """Picks at random by the softmax of the scores. Stateless."""
+
+    def __init__(self, parameters: SoftmaxParameters) -> None:
+        self._max_endpoints = parameters.max_num_of_endpoints
+        self._temperature = parameters.temperature
+        self._best = MaxScorePicker(parameters)
+
+    def pick(self, scored: Sequence[ScoredEndpoint], rng: Random) -> Sequence[ScoredEndpoint]:
+        if not self._temperature or len(scored) < 2:
+            return self._best.pick(scored, rng)
+        scores = [one.score for one in scored]
+        best, span = max(scores), max(scores) - min(scores)
+        # The largest of a logarithm of p and Gumbel noise is a draw from the softmax (Gumbel-max),
+        # the next largest a draw from the rest.
+        keys = [
+            ((score - best) / span / self._temperature if span else 0.0) + _gumbel(rng)
+            for score in scores
+        ]
+        order = sorted(range(len(keys)), key=keys.__getitem__, reverse=True)
+        return [scored[index] for index in order[: self._max_endpoints]]
+
+
+def _gumbel(rng: Random) -> float:
+    return -math.log(rng.expovariate(1.0) or math.ulp(0.0))
+
+
+class PowerOfTwoPicker:
+    """Picks the better one of two. Stateless."""
+
+    def __init__(self, parameters: PickerParameters) -> None:
+        self._max_endpoints = parameters.max_num_of_endpoints
+
+    def pick(self, scored: Sequence[ScoredEndpoint], rng: Random) -> Sequence[ScoredEndpoint]:
+        left = list(range(len(scored)))
+        picked: list[ScoredEndpoint] = []
+        while left and len(picked) < self._max_endpoints:
+            drawn = rng.sample(left, min(2, len(left)))
+            best = max(drawn, key=lambda index: _rank(scored[index]))
+            left.remove(best)
+            picked.append(scored[best])
+        return picked
+
+
+def _rank(one: ScoredEndpoint) -> tuple[float, int]:
+    return one.score, -one.candidate.inflight_requests
+
+
+PLUGINS = (
+    PluginType("max-score-picker", PickerParameters, configured(MaxScorePicker)),
+    PluginType("random-picker", PickerParameters, configured(RandomPicker)),
+    PluginType("round-robin-picker", PickerParameters, configured(RoundRobinPicker)),
+    PluginType("weighted-random-picker", PickerParameters, configured(WeightedRandomPicker)),
+    PluginType("softmax-picker", SoftmaxParameters, configured(SoftmaxPicker)),
+    PluginType("power-of-two-picker", PickerParameters, configured(PowerOfTwoPicker)),
+)

@@ -1,1 +1,0 @@
-"""Choose among scored candidates (`PickerPlugin`)."""

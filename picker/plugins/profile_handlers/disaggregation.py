@@ -1,0 +1,398 @@
+"""Profile handlers for disaggregated requests, whose stages run on different endpoints.
+
+disagg-profile-handler: run a request's encode, prefill and decode stages on different endpoints.
+
+    decode-first:   decode → encode, if its decider says so → prefill, if its decider says so
+    prefill-first:  encode, if its decider says so → prefill → decode
+
+The decode endpoint is the request's destination; headers name the others: `x-prefiller-host-port`
+the first picked prefill endpoint, `x-encoder-hosts-ports` all picked encode endpoints. A stage is
+skipped when its profile is not configured, when its decider is not named or declines, and when it
+finds no endpoint: the decode endpoint then does its work as well. Only a decode stage without an
+endpoint refuses the request; decode-first, no other stage runs then.
+
+While a later stage runs, the attribute `PEER_ENDPOINT_KEY` is the endpoint of the stage that it has
+to be near: the decode endpoint in decode-first order, in prefill-first order that of the latest
+stage that found one. Deciders get the decode endpoint, or none in prefill-first order, where
+prefill has no decider: it runs whenever it has a profile.
+
+Parameters are either `{stageOrder, profiles: {decode, prefill, encode}, deciders: {prefill,
+encode}}` or the older `{decodeProfile, prefillProfile, encodeProfile, prefillDeciderPluginName,
+encodeDeciderPluginName, deciderPluginName}`, of which the last is a synonym for the prefill
+decider. The decision is stored in `DISAGGREGATION_DECISION_KEY`, the reasons for skipped stages in
+`SKIPPED_STAGES_KEY`.
+
+pd-profile-handler: decode and prefill on different endpoints; the older disagg-profile-handler.
+
+    decode → prefill, if the decider `deciderPluginName` says so
+
+With `primaryPort` (0: off) that port replaces the destination's, and the header
+`x-data-parallel-host-port` names the picked endpoint: the pod's sidecar listens at the former and
+forwards to the latter. Only one endpoint is named then, because the header would be wrong for the
+next. The header `x-prefiller-host-port` is set here already; a disagg-headers-handler beside it,
+which the reference needs, sets the same value. Deprecated.
+
+disagg-headers-handler: name the prefill and encode endpoints to the decode endpoint.
+
+    x-prefiller-host-port = first endpoint of `prefillProfile`
+    x-encoder-hosts-ports = all endpoints of `encodeProfile`, separated by commas
+
+Deprecated: disagg-profile-handler does this by itself. Only needed beside pd-profile-handler and
+profile handlers that set no headers. Formerly `prefill-header-handler`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from picker.framework.attributes import PEER_ENDPOINT_KEY, Attributes
+from picker.framework.disaggregation import DISAGGREGATION_DECISION_KEY, SKIPPED_STAGES_KEY
+from picker.framework.interfaces import Decider
+from picker.framework.registry import Parameters, PluginType, PortOrZero, Stability, configured
+from picker.plugins._shared.stages import (
+    DECODE_PROFILE,
+    ENCODE_PROFILE,
+    PREFILL_PROFILE,
+    Results,
+    decoded_result,
+    disaggregation_decision,
+    first_picked,
+    named_decider,
+    note_failed,
+    stage_headers,
+    stage_runs,
+    through_primary_port,
+)
+from picker.types import Candidate, InferenceRequest, SchedulingResult
+
+_DECODE_FIRST = frozenset(("", "decode", "decodefirst"))
+
+
+_PREFILL_FIRST = frozenset(("prefill", "prefillfirst"))
+
+
+_NESTED = frozenset(("stageOrder", "profiles", "deciders"))
+
+
+class StageProfiles(Parameters, frozen=True):
+    """`profiles`: the profile of each stage."""
+
+    decode: str = DECODE_PROFILE
+    prefill: str = PREFILL_PROFILE
+    encode: str = ENCODE_PROFILE
+
+
+class StageDeciders(Parameters, frozen=True):
+    """`deciders`: the plugin that decides whether a stage runs; "" for none."""
+
+    prefill: str = ""
+    encode: str = ""
+
+
+class DisaggProfileHandlerParameters(Parameters, frozen=True):
+    stage_order: str = ""
+    profiles: StageProfiles | None = None
+    deciders: StageDeciders | None = None
+    decode_profile: str = ""
+    prefill_profile: str = ""
+    encode_profile: str = ""
+    prefill_decider_plugin_name: str = ""
+    encode_decider_plugin_name: str = ""
+    decider_plugin_name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """The parameters in one form. `references` are the deciders by the parameter that names them.
+
+    A decider is "" without a name, `encode` is "" without that stage. `required` and `optional` are
+    profiles by the parameter that names them: decode, and the profiles that are configured
+    explicitly or have a decider.
+    """
+
+    decode: str
+    prefill: str
+    encode: str
+    prefill_decider: str
+    encode_decider: str
+    references: Mapping[str, str]
+    required: Mapping[str, str]
+    optional: Mapping[str, str]
+    is_prefill_first: bool = False
+
+
+class DisaggProfileHandler:
+    """Runs up to three stages. Stateless once its deciders are connected."""
+
+    max_profiles: int | None = None  # profiles that it does not know never run
+    produces = (PEER_ENDPOINT_KEY, DISAGGREGATION_DECISION_KEY, SKIPPED_STAGES_KEY)
+
+    def __init__(self, stages: Stages) -> None:
+        self._stages = stages
+        self.references = stages.references
+        self.required_profiles = stages.required
+        self.optional_profiles = stages.optional
+        self._prefill_decider: Decider | None = None
+        self._encode_decider: Decider | None = None
+
+    def connect(self, plugins: Mapping[str, object]) -> None:
+        """Raises `ValueError` for a plugin that is not a decider."""
+        self._prefill_decider = named_decider(plugins, self._stages.prefill_decider)
+        self._encode_decider = named_decider(plugins, self._stages.encode_decider)
+
+    def pick_profiles(
+        self,
+        request: InferenceRequest,
+        profiles: Sequence[str],
+        results: Results,
+        attributes: Attributes,
+    ) -> Sequence[str]:
+        """The next stage; none after the last."""
+        note_failed(attributes, results, (self._stages.encode, self._stages.prefill))
+        pick = self._prefill_first if self._stages.is_prefill_first else self._decode_first
+        stage = pick(request, frozenset(profiles), results, attributes)
+        return () if stage is None else (stage,)
+
+    def process_results(self, request: InferenceRequest, results: Results) -> SchedulingResult:
+        """Raises `RefusedError` 429 when decode found no endpoint."""
+        stages = self._stages
+        headers = stage_headers(results, stages.prefill, stages.encode)
+        return decoded_result(results, stages.decode, headers)
+
+    def pre_request(
+        self, request: InferenceRequest, result: SchedulingResult, attributes: Attributes
+    ) -> None:
+        """Store the decision, for metrics."""
+        stages = self._stages
+        decided = disaggregation_decision(result.profiles, stages.prefill, stages.encode)
+        attributes[DISAGGREGATION_DECISION_KEY] = decided
+
+    def _decode_first(
+        self,
+        request: InferenceRequest,
+        profiles: frozenset[str],
+        results: Results,
+        attributes: Attributes,
+    ) -> str | None:
+        stages = self._stages
+        if stages.decode not in results:
+            return stages.decode
+        decode = first_picked(results, stages.decode)
+        if decode is None or stages.prefill in results:
+            return None
+        attributes[PEER_ENDPOINT_KEY] = decode
+        if stages.encode not in results and self._encodes(request, profiles, decode, attributes):
+            return stages.encode
+        if stages.prefill not in profiles:
+            return None
+        decider = stages.prefill_decider, self._prefill_decider
+        runs = stage_runs(stages.prefill, decider, request, decode, attributes)
+        return stages.prefill if runs else None
+
+    def _prefill_first(
+        self,
+        request: InferenceRequest,
+        profiles: frozenset[str],
+        results: Results,
+        attributes: Attributes,
+    ) -> str | None:
+        stages = self._stages
+        if stages.decode in results:
+            return None
+        peer = first_picked(results, stages.prefill) or first_picked(results, stages.encode)
+        if peer is not None:
+            attributes[PEER_ENDPOINT_KEY] = peer
+        has_begun = stages.encode in results or stages.prefill in results
+        if not has_begun and self._encodes(request, profiles, None, attributes):
+            return stages.encode
+        if stages.prefill in profiles and stages.prefill not in results:
+            return stages.prefill
+        return stages.decode
+
+    def _encodes(
+        self,
+        request: InferenceRequest,
+        profiles: frozenset[str],
+        decode: Candidate | None,
+        attributes: Attributes,
+    ) -> bool:
+        stages = self._stages
+        if stages.encode not in profiles:
+            return False
+        decider = stages.encode_decider, self._encode_decider
+        return stage_runs(stages.encode, decider, request, decode, attributes)
+
+
+def stages_of(parameters: DisaggProfileHandlerParameters) -> Stages:
+    """Read either form of the parameters.
+
+    Raises `ValueError` for a mixture of the forms, an unknown order, stages that share a profile,
+    two prefill deciders, and a prefill decider where prefill always runs.
+    """
+    names = zip(parameters.__struct_encode_fields__, parameters.__struct_fields__, strict=True)
+    written = [word for word, field in names if getattr(parameters, field) not in ("", None)]
+    nested = [word for word in written if word in _NESTED]
+    flat = [word for word in written if word not in _NESTED]
+    if flat and nested:
+        raise ValueError(f"{nested[0]} and {flat[0]} cannot both be given: use one form throughout")
+    stages = _flat_stages(parameters) if flat else _nested_stages(parameters)
+    if len({stages.decode, stages.prefill, stages.encode}) < 3:
+        where = "decodeProfile, prefillProfile and encodeProfile" if flat else "profiles"
+        raise ValueError(f"{where}: each stage needs a profile of its own")
+    return stages
+
+
+def _flat_stages(parameters: DisaggProfileHandlerParameters) -> Stages:
+    prefill_decider, older = parameters.prefill_decider_plugin_name, parameters.decider_plugin_name
+    if prefill_decider and older and prefill_decider != older:
+        raise ValueError("prefillDeciderPluginName and deciderPluginName name two prefill deciders")
+    encode_decider = parameters.encode_decider_plugin_name
+    decode = parameters.decode_profile or DECODE_PROFILE
+    prefill = parameters.prefill_profile or PREFILL_PROFILE
+    encode = parameters.encode_profile or ENCODE_PROFILE
+    has_prefill = bool(parameters.prefill_profile or prefill_decider or older)
+    has_encode = bool(parameters.encode_profile or encode_decider)
+    return Stages(
+        decode,
+        prefill,
+        encode,
+        prefill_decider or older,
+        encode_decider,
+        references=_named(
+            prefillDeciderPluginName=prefill_decider,
+            deciderPluginName=older,
+            encodeDeciderPluginName=encode_decider,
+        ),
+        required={"decodeProfile": decode},
+        optional=_named(
+            prefillProfile=prefill if has_prefill else "",
+            encodeProfile=encode if has_encode else "",
+        ),
+    )
+
+
+def _nested_stages(parameters: DisaggProfileHandlerParameters) -> Stages:
+    profiles = parameters.profiles or StageProfiles()
+    deciders = parameters.deciders or StageDeciders()
+    order = parameters.stage_order.lower().replace("-", "").replace("_", "")
+    if order not in _DECODE_FIRST | _PREFILL_FIRST:
+        known = "decode-first, prefill-first"
+        raise ValueError(f"stageOrder '{parameters.stage_order}' is unknown, allowed: {known}")
+    is_prefill_first = order in _PREFILL_FIRST
+    if is_prefill_first and deciders.prefill:
+        raise ValueError("deciders.prefill has nothing to decide with stageOrder prefill-first")
+    decode = profiles.decode or DECODE_PROFILE
+    prefill, encode = profiles.prefill or PREFILL_PROFILE, profiles.encode or ENCODE_PROFILE
+    has_prefill = is_prefill_first or deciders.prefill or prefill != PREFILL_PROFILE
+    has_encode = deciders.encode or encode != ENCODE_PROFILE
+    return Stages(
+        decode,
+        prefill,
+        encode,
+        deciders.prefill,
+        deciders.encode,
+        _named(**{"deciders.prefill": deciders.prefill, "deciders.encode": deciders.encode}),
+        {"profiles.decode": decode},
+        _named(
+            **{
+                "profiles.prefill": prefill if has_prefill else "",
+                "profiles.encode": encode if has_encode else "",
+            }
+        ),
+        is_prefill_first,
+    )
+
+
+def _named(**names: str) -> dict[str, str]:
+    """The nonempty names by their parameters."""
+    return {parameter: name for parameter, name in names.items() if name}
+
+
+DEFAULT_DECIDER = "prefix-based-pd-decider"
+
+
+class PdProfileHandlerParameters(Parameters, frozen=True):
+    decode_profile: str = DECODE_PROFILE
+    prefill_profile: str = PREFILL_PROFILE
+    prefix_plugin_type: str = ""
+    prefix_plugin_name: str = ""
+    prefix_match_info_producer_name: str = ""
+    primary_port: PortOrZero = 0
+    decider_plugin_name: str = DEFAULT_DECIDER
+
+    @property
+    def without_effect(self) -> Mapping[str, str]:
+        """Parameters about cached prefixes."""
+        names = ("prefixPluginType", "prefixPluginName", "prefixMatchInfoProducerName")
+        return dict.fromkeys(names, "the decider knows what is cached")
+
+
+class PdProfileHandler(DisaggProfileHandler):
+    """Runs up to two stages, decode first."""
+
+    def __init__(self, parameters: PdProfileHandlerParameters) -> None:
+        """Raises `ValueError` for stages that share a profile."""
+        decode = parameters.decode_profile or DECODE_PROFILE
+        prefill = parameters.prefill_profile or PREFILL_PROFILE
+        if decode == prefill:
+            raise ValueError("prefillProfile must be another profile than decodeProfile")
+        self._port = parameters.primary_port
+        decider = parameters.decider_plugin_name or DEFAULT_DECIDER
+        super().__init__(
+            Stages(
+                decode,
+                prefill,
+                encode="",
+                prefill_decider=decider,
+                encode_decider="",
+                references={"deciderPluginName": decider},
+                required={"decodeProfile": decode},
+                optional={"prefillProfile": prefill},
+            )
+        )
+
+    def process_results(self, request: InferenceRequest, results: Results) -> SchedulingResult:
+        """Raises `RefusedError` 429 when decode found no endpoint."""
+        result = super().process_results(request, results)
+        return through_primary_port(result, self._port) if self._port else result
+
+
+class DisaggHeadersParameters(Parameters, frozen=True):
+    prefill_profile: str = PREFILL_PROFILE
+    encode_profile: str = ENCODE_PROFILE
+
+
+class DisaggHeaders:
+    """Sets the headers of both stages. Stateless."""
+
+    def __init__(self, parameters: DisaggHeadersParameters) -> None:
+        self._prefill = parameters.prefill_profile or PREFILL_PROFILE
+        self._encode = parameters.encode_profile or ENCODE_PROFILE
+
+    def pre_request(
+        self, request: InferenceRequest, result: SchedulingResult, attributes: Attributes
+    ) -> Mapping[str, str] | None:
+        return stage_headers(result.profiles, self._prefill, self._encode)
+
+
+PLUGINS = (
+    PluginType(
+        "disagg-profile-handler",
+        DisaggProfileHandlerParameters,
+        configured(lambda parameters: DisaggProfileHandler(stages_of(parameters))),
+    ),
+    PluginType(
+        "pd-profile-handler",
+        PdProfileHandlerParameters,
+        configured(PdProfileHandler),
+        stability=Stability.DEPRECATED,
+    ),
+    PluginType(
+        "disagg-headers-handler",
+        DisaggHeadersParameters,
+        configured(DisaggHeaders),
+        deprecated_aliases=("prefill-header-handler",),
+        stability=Stability.DEPRECATED,
+    ),
+)

@@ -1,0 +1,121 @@
+"""Profile handlers that run one profile for each request.
+
+single-profile-handler: run the only profile; its result is primary. Refused when the picker starts
+with more than one profile.
+
+data-parallel-profile-handler: reach a pod's data-parallel rank by way of the pod's sidecar.
+
+    destination = picked ip : primaryPort,   x-data-parallel-host-port = picked ip:port
+
+Runs the only profile. The sidecar listens at `primaryPort` (8000) of each pod and forwards the
+request to the rank that the header names.
+
+header-profile-handler: a request header names the profile to run.
+
+    profile = the only one, when there is one
+              headers[headerName] without blanks around it, else defaultProfile
+
+A blank header counts as none. A name that is not a profile runs none, and the request is refused
+(429). Meant for several pickers in a row, each deciding one stage of a disaggregated request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from picker.framework.attributes import Attributes
+from picker.framework.registry import Parameters, PluginType, Port, Stability, configured, plain
+from picker.plugins._shared.stages import DECODE_PROFILE, Results, only_result, through_primary_port
+from picker.types import InferenceRequest, SchedulingResult
+
+
+class SingleProfileHandler:
+    """Runs one profile once. Stateless."""
+
+    max_profiles: int | None = 1
+
+    def pick_profiles(
+        self,
+        request: InferenceRequest,
+        profiles: Sequence[str],
+        results: Results,
+        attributes: Attributes,
+    ) -> Sequence[str]:
+        return () if results else profiles[:1]
+
+    def process_results(self, request: InferenceRequest, results: Results) -> SchedulingResult:
+        """Raises `RefusedError` 429 when the profile picked no endpoint."""
+        return only_result(results)
+
+
+class DataParallelProfileHandlerParameters(Parameters, frozen=True):
+    primary_port: Port = 8000
+
+
+class DataParallelProfileHandler(SingleProfileHandler):
+    """Runs one profile once. Stateless."""
+
+    def __init__(self, parameters: DataParallelProfileHandlerParameters) -> None:
+        self._port = parameters.primary_port
+
+    def process_results(self, request: InferenceRequest, results: Results) -> SchedulingResult:
+        """Raises `RefusedError` 429 when no endpoint was picked."""
+        decided = super().process_results(request, results)
+        # Only the best endpoint is named: another pod's sidecar would refuse the header.
+        return through_primary_port(decided, self._port)
+
+
+DEFAULT_HEADER = "EPP-Profile"
+
+
+class HeaderProfileHandlerParameters(Parameters, frozen=True):
+    header_name: str = DEFAULT_HEADER
+    default_profile: str = DECODE_PROFILE
+
+
+class HeaderProfileHandler:
+    """Runs the named profile. Stateless."""
+
+    max_profiles: int | None = None
+    required_profiles: Mapping[str, str] = MappingProxyType({})  # a request may name any
+
+    def __init__(self, parameters: HeaderProfileHandlerParameters) -> None:
+        self._header = (parameters.header_name.strip() or DEFAULT_HEADER).lower()
+        self._default = parameters.default_profile.strip() or DECODE_PROFILE
+        is_chosen = self._default != DECODE_PROFILE
+        self.optional_profiles = {"defaultProfile": self._default} if is_chosen else {}
+
+    def pick_profiles(
+        self,
+        request: InferenceRequest,
+        profiles: Sequence[str],
+        results: Results,
+        attributes: Attributes,
+    ) -> Sequence[str]:
+        if results:
+            return ()
+        if len(profiles) == 1:
+            return profiles
+        name = request.headers.get(self._header, "").strip() or self._default
+        return (name,) if name in profiles else ()
+
+    def process_results(self, request: InferenceRequest, results: Results) -> SchedulingResult:
+        """Raises `RefusedError` 429 when the profile picked no endpoint."""
+        return only_result(results)
+
+
+PLUGINS = (
+    PluginType("single-profile-handler", Parameters, plain(SingleProfileHandler)),
+    PluginType(
+        "data-parallel-profile-handler",
+        DataParallelProfileHandlerParameters,
+        configured(DataParallelProfileHandler),
+    ),
+    PluginType(
+        "header-profile-handler",
+        HeaderProfileHandlerParameters,
+        configured(HeaderProfileHandler),
+        stability=Stability.ALPHA,
+    ),
+)

@@ -1,0 +1,209 @@
+"""Scorers by load, each by one signal of an endpoint.
+
+An endpoint whose load is unknown (never scraped, or scrapes went stale) scores 0.0, like the worst
+of the candidates, and is left out of min and max: unknown is not idle. It stays usable, as other
+scorers may still favour it. While no candidate's load is known, this picker's own requests in
+flight are the load of every one. Where a page lacks only the signal of a scorer, its endpoint has
+the mean of the others, and so neither gains nor loses. `_shared.load_signals` defines the signals.
+
+queue-scorer: prefer short queues.
+
+    score = (max − q) / (max − min)        over the candidates; 1.0 when all queues are equal
+
+`q` is the number of requests waiting at the endpoint as far as this picker can know: the number of
+the last scrape, but at least its own requests in flight beyond those that the scrape saw running,
+`max(waiting, inflight − running)`. So a burst between two scrapes spreads although no scrape has
+seen it yet.
+
+running-requests-size-scorer: prefer endpoints that run few requests.
+
+    score = (max − r) / (max − min)        over the candidates; 1.0 when all are equal
+
+`r` is, likewise, `max(running, inflight − waiting)`.
+
+kv-cache-utilization-scorer: prefer endpoints with free KV cache.
+
+    score = 1 − kv_cache_usage
+
+Where no page has the series, and while no load is known, all score 0.0.
+
+load-aware-scorer: prefer endpoints without a queue, up to a threshold.
+
+    score = 0.5                              when nothing waits
+            0.5 · (1 − min(q, T) / T)        else, with T = `threshold` (128; ≤ 0 means 128)
+
+`q` is that of queue-scorer.
+
+active-request-scorer: prefer endpoints where this picker has few requests in flight.
+
+    score = 1.0                                   when count ≤ idleThreshold (0)
+            (max − count) / max · maxBusyScore    else, with max over the candidates (1.0)
+
+The count is the greater of the counts of an inflight-load-producer and of the candidate. An
+endpoint whose load is unknown scores 0.0 beside others whose load is known: an endpoint that fails
+every request has nothing in flight either.
+
+token-load-scorer: prefer endpoints where this picker has few tokens in flight.
+
+    t     = tokens in flight there + tokens of this request that are not cached there
+    score = 1 − min(t, T) / T        with T = `queueThresholdTokens` (4194304)
+
+Tokens are those of an inflight-load-producer; without its finding all score 0.0. Unknown load
+counts as for active-request-scorer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from picker.framework.attributes import Attributes, InFlightLoad, inflight_load_key
+from picker.framework.registry import (
+    NonNegativeInt,
+    Parameters,
+    PluginType,
+    PositiveInt,
+    Share,
+    configured,
+    plain,
+)
+from picker.plugins._shared.load_signals import (
+    all_own_requests,
+    kv_usages,
+    least_first,
+    running_loads,
+    unknown_among_known,
+    waiting_loads,
+)
+from picker.types import Candidates, InferenceRequest
+
+
+class QueueScorer:
+    """Scores by relative queue length. Stateless."""
+
+    def score(
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
+    ) -> Sequence[float]:
+        return least_first(waiting_loads(candidates))
+
+
+class RunningRequestsSizeScorer:
+    """Scores by the relative number of running requests. Stateless."""
+
+    def score(
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
+    ) -> Sequence[float]:
+        return least_first(running_loads(candidates))
+
+
+class KvCacheUtilizationScorer:
+    """Scores by free KV cache. Stateless."""
+
+    def score(
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
+    ) -> Sequence[float]:
+        return [0.0 if usage is None else 1.0 - usage for usage in kv_usages(candidates)]
+
+
+DEFAULT_THRESHOLD = 128
+
+
+BEST = 0.5
+
+
+class LoadAwareParameters(Parameters, frozen=True):
+    threshold: int = DEFAULT_THRESHOLD
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.threshold <= 0:
+            msgspec.structs.force_setattr(self, "threshold", DEFAULT_THRESHOLD)
+
+
+class LoadAwareScorer:
+    """Scores by queue length against a fixed threshold. Stateless."""
+
+    def __init__(self, parameters: LoadAwareParameters) -> None:
+        self._threshold = parameters.threshold
+
+    def score(
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
+    ) -> Sequence[float]:
+        limit = self._threshold
+        return [
+            0.0 if queue is None else BEST * (1.0 - min(queue, limit) / limit)
+            for queue in waiting_loads(candidates)
+        ]
+
+
+class ActiveRequestParameters(Parameters, frozen=True):
+    idle_threshold: NonNegativeInt = 0
+    max_busy_score: Share = 1.0
+    request_timeout: str = ""
+    in_flight_load_producer_name: str = "inflight-load-producer"
+
+    @property
+    def without_effect(self) -> Mapping[str, str]:
+        """Accepted as in the reference."""
+        return {"requestTimeout": "a request counts until its stream ends"}
+
+
+class ActiveRequestScorer:
+    """Scores by own requests in flight. Stateless."""
+
+    def __init__(self, parameters: ActiveRequestParameters) -> None:
+        self._idle = parameters.idle_threshold
+        self._busy = parameters.max_busy_score
+        self._key = inflight_load_key(parameters.in_flight_load_producer_name)
+        self.consumes = (self._key,)
+
+    def score(
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
+    ) -> Sequence[float]:
+        load = attributes.get(self._key)
+        counts = all_own_requests(candidates, None if load is None else load.by_endpoint)
+        most, idle, busy = max(counts, default=0), self._idle, self._busy
+        return [
+            0.0 if unknown else 1.0 if count <= idle else (most - count) / most * busy
+            for count, unknown in zip(counts, unknown_among_known(candidates), strict=True)
+        ]
+
+
+class TokenLoadParameters(Parameters, frozen=True):
+    queue_threshold_tokens: PositiveInt = 4_194_304
+    in_flight_load_producer_name: str = "inflight-load-producer"
+
+
+class TokenLoadScorer:
+    """Scores by own tokens in flight against a fixed threshold. Stateless."""
+
+    def __init__(self, parameters: TokenLoadParameters) -> None:
+        self._threshold = parameters.queue_threshold_tokens
+        self._key = inflight_load_key(parameters.in_flight_load_producer_name)
+        self.consumes = (self._key,)
+
+    def score(
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
+    ) -> Sequence[float]:
+        load = attributes.get(self._key)
+        if load is None:
+            return [0.0] * len(candidates)
+        return [
+            0.0 if unknown else self._rate(candidate.key, load)
+            for candidate, unknown in zip(candidates, unknown_among_known(candidates), strict=True)
+        ]
+
+    def _rate(self, key: str, load: InFlightLoad) -> float:
+        tokens = load.tokens(key) + load.uncached(key)
+        return 1.0 - min(max(tokens, 0), self._threshold) / self._threshold
+
+
+PLUGINS = (
+    PluginType("queue-scorer", Parameters, plain(QueueScorer)),
+    PluginType("running-requests-size-scorer", Parameters, plain(RunningRequestsSizeScorer)),
+    PluginType("kv-cache-utilization-scorer", Parameters, plain(KvCacheUtilizationScorer)),
+    PluginType("load-aware-scorer", LoadAwareParameters, configured(LoadAwareScorer)),
+    PluginType("active-request-scorer", ActiveRequestParameters, configured(ActiveRequestScorer)),
+    PluginType("token-load-scorer", TokenLoadParameters, configured(TokenLoadScorer)),
+)

@@ -1,0 +1,334 @@
+"""Session affinity: the endpoint that the next request of a session belongs to.
+
+session-affinity-filter: keep a session at the endpoint that it was sent to before.
+
+    keep = {the session's endpoint}      when it is a candidate, else all
+
+session-affinity-scorer: prefer the endpoint that a session was sent to before.
+
+    score = 1.0 for the session's endpoint, 0.0 for every other
+
+Without a session, or while its endpoint is not a candidate, 0.0 for all. Parameters, strategies and
+memory are those of the filter.
+
+Theory of operation. There are two strategies. `encoded_endpoint_header` remembers nothing: every
+response carries a token, the base64 of `namespace/name` of the endpoint that the request was sent
+to, and the client repeats it with its next request. `session_id` needs nothing from the client but
+an id of its session: the plugin remembers the first endpoint that a session is sent to while the
+session is in use.
+
+A remembered session moves to another endpoint only when its endpoint was not among the candidates
+of this request; when it was, and another was picked nevertheless (because another scorer had more
+weight), the session stays bound. Each plugin, filter or scorer, has bindings of its own.
+
+Times are those of requests, on their monotonic clock. Requests may be decided in another order than
+they arrived in, so the newest time seen counts as now. A binding older than the time to live is
+never used; the next sweep drops it, and a sweep happens at most every sweep interval. Beyond
+`MAX_BINDINGS` sessions the least recently used one is dropped.
+
+Replicas report their bindings to each other. Two may bind one session to two endpoints before they
+have exchanged them; so that all end with the same one, a binding counts how often its session has
+moved: the higher count wins, and of two equal ones the endpoint whose key is less.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import math
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Literal
+
+from picker.framework.attributes import AGENT_IDENTITY, SESSION_ID, Attributes, DataKey
+from picker.framework.interfaces import Flight
+from picker.framework.registry import Parameters, PluginType, PositiveFloat, Stability, named
+from picker.framework.replicas import TellBinding
+from picker.plugins._shared.stages import first_picked
+from picker.types import Candidate, Candidates, InferenceRequest, ResponseHead, SchedulingResult
+
+MAX_BINDINGS = 100_000
+
+
+MAX_SESSION_ID = 128
+
+
+# The producers of the well-known attributes, for sources that name no producer.
+_PRODUCERS = {SESSION_ID: "session-id-producer", AGENT_IDENTITY: "agent-identity"}
+
+
+class EncodedEndpointHeaderConfig(Parameters, frozen=True):
+    """`encodedEndpointHeaderConfig`: the header of requests and responses that has the token."""
+
+    header: str = "x-session-token"
+
+
+class SessionSource(Parameters, frozen=True):
+    """The place of a session's id: a header, or an attribute of the request."""
+
+    header: str = ""
+    attribute: str = ""
+    producer: str = ""
+
+
+class SessionIdConfig(Parameters, frozen=True):
+    """`sessionIdConfig`: sources by priority, and the lifetime of an unused binding."""
+
+    sources: tuple[SessionSource, ...] = (SessionSource(header="x-session-id"),)
+    eviction_ttl_seconds: PositiveFloat = 300.0
+    eviction_sweep_seconds: PositiveFloat = 10.0
+
+
+class SessionAffinityParameters(Parameters, frozen=True):
+    """`profile_name` is the profile whose pick the session is bound to; "" is the primary one."""
+
+    strategy: Literal["encoded_endpoint_header", "session_id"] = "encoded_endpoint_header"
+    encoded_endpoint_header_config: EncodedEndpointHeaderConfig = EncodedEndpointHeaderConfig()
+    session_id_config: SessionIdConfig = SessionIdConfig()
+    profile_name: str = ""
+
+
+class SessionAffinity:
+    """The common part of filter and scorer. Owns the bindings of the strategy `session_id`."""
+
+    def __init__(self, name: str, parameters: SessionAffinityParameters) -> None:
+        """Raises `ValueError` that names the wrong parameter."""
+        self._profile = parameters.profile_name
+        self._header = ""
+        self._sources: tuple[str | DataKey[str], ...] = ()
+        self.session_bindings: SessionBindings | None = None
+        if parameters.strategy == "session_id":
+            config = parameters.session_id_config
+            self._sources = _sources(config)
+            self.session_bindings = SessionBindings(
+                config.eviction_ttl_seconds, config.eviction_sweep_seconds
+            )
+        else:
+            self._header = parameters.encoded_endpoint_header_config.header.strip().lower()
+            if not self._header:
+                raise ValueError("encodedEndpointHeaderConfig.header must not be empty")
+        self.consumes = tuple(source for source in self._sources if isinstance(source, DataKey))
+        # All candidates that this plugin got for a request, to be compared with the decision.
+        self._seen_key: DataKey[tuple[Candidates, ...]] = DataKey("SessionSeen", name)
+
+    def session_endpoint(
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
+    ) -> Candidate | None:
+        """The candidate that the request's session is bound to, if there is one."""
+        if self.session_bindings is None:
+            key = _decoded(request.headers.get(self._header, ""))
+            return _by_key(candidates, key) if key else None
+        session = self._session(request, attributes)
+        if not session:
+            return None
+        attributes[self._seen_key] = (*(attributes.get(self._seen_key) or ()), candidates)
+        bound = self.session_bindings.endpoint(session, request.received_at_seconds)
+        return _by_key(candidates, bound) if bound else None
+
+    def pre_request(
+        self, request: InferenceRequest, result: SchedulingResult, attributes: Attributes
+    ) -> None:
+        """Bind the session, refresh its binding, or move it."""
+        if self.session_bindings is None:
+            return
+        session, picked = self._session(request, attributes), self._picked(result)
+        if not session or picked is None:
+            return
+        bound = self.session_bindings.endpoint(session, request.received_at_seconds)
+        if bound is not None and bound != picked.key:
+            seen = attributes.get(self._seen_key)
+            if not seen or any(_by_key(candidates, bound) for candidates in seen):
+                return
+        self.session_bindings.bind(session, picked.key, request.received_at_seconds)
+
+    def response_head(self, flight: Flight, head: ResponseHead) -> Mapping[str, str] | None:
+        """The token of the picked endpoint; None with `session_id`."""
+        picked = self._picked(flight.result)
+        if not self._header or picked is None:
+            return None
+        return {self._header: base64.b64encode(picked.key.encode()).decode()}
+
+    def _picked(self, result: SchedulingResult) -> Candidate | None:
+        return first_picked(result.profiles, self._profile or result.primary_profile)
+
+    def _session(self, request: InferenceRequest, attributes: Attributes) -> str:
+        """The id from the first source that has one, else ""."""
+        for source in self._sources:
+            value: Any = (
+                attributes.get(source)
+                if isinstance(source, DataKey)
+                else request.headers.get(source)
+            )
+            if isinstance(value, str) and value:
+                return value
+        return ""
+
+
+def _sources(config: SessionIdConfig) -> tuple[str | DataKey[str], ...]:
+    """Raises `ValueError` for a source that does not name exactly one place."""
+    if not config.sources:
+        raise ValueError("sessionIdConfig.sources must not be empty")
+    return tuple(
+        _source(source, f"sessionIdConfig.sources[{index}]")
+        for index, source in enumerate(config.sources)
+    )
+
+
+def _source(source: SessionSource, where: str) -> str | DataKey[str]:
+    if bool(source.header) == bool(source.attribute):
+        raise ValueError(f"{where} needs exactly one of header and attribute")
+    if source.header:
+        if source.producer:
+            raise ValueError(f"{where}.producer goes with attribute, not with header")
+        return source.header.lower()
+    producer = source.producer or _PRODUCERS.get(source.attribute)
+    if not producer:
+        raise ValueError(f"{where}.producer is needed: which one finds '{source.attribute}'?")
+    return DataKey(source.attribute, producer)
+
+
+def _by_key(candidates: Candidates, key: str) -> Candidate | None:
+    return next((candidate for candidate in candidates if candidate.key == key), None)
+
+
+def _decoded(token: str) -> str:
+    """The endpoint key in a token, "" without one; clients may send anything."""
+    try:
+        return base64.b64decode(token, validate=True).decode()
+    except (binascii.Error, ValueError):
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Binding:
+    endpoint: str
+    used_at_seconds: float
+    moves: int
+
+
+class SessionBindings:
+    """Session id → endpoint key. Owns the map; one instance per plugin that binds sessions."""
+
+    def __init__(
+        self, ttl_seconds: float, sweep_seconds: float, max_bindings: int = MAX_BINDINGS
+    ) -> None:
+        self._ttl_seconds = ttl_seconds
+        self._sweep_seconds = sweep_seconds
+        self._max_bindings = max_bindings
+        self._now_seconds = -math.inf
+        self._swept_seconds = -math.inf
+        self._bindings: OrderedDict[str, _Binding] = OrderedDict()  # least recently used first
+        self._tell: TellBinding | None = None
+
+    def __len__(self) -> int:
+        return len(self._bindings)
+
+    def endpoint(self, session: str, now_seconds: float) -> str | None:
+        """The endpoint of the session; None when it is not bound, or its binding expired."""
+        self._pass_time(now_seconds)
+        binding = self._bindings.get(_bounded(session))
+        if binding is None or self._is_expired(binding):
+            return None
+        return binding.endpoint
+
+    def bind(self, session: str, endpoint: str, now_seconds: float) -> None:
+        """Bind the session to the endpoint that it was sent to now."""
+        self._pass_time(now_seconds)
+        key = _bounded(session)
+        before = self._bindings.get(key)
+        moves = 1
+        if before is not None:
+            moves = before.moves + (before.endpoint != endpoint)
+        self._put(key, _Binding(endpoint, self._now_seconds, moves))
+        if self._tell is not None:
+            self._tell(key, endpoint, moves)
+
+    def tell(self, tell: TellBinding | None) -> None:
+        """Report every session that is bound here from now on by calling `tell`."""
+        self._tell = tell
+
+    def bound_elsewhere(
+        self, session: str, endpoint: str, moves: int, age_seconds: float, now_seconds: float
+    ) -> None:
+        """Take over a binding of another replica, made `age_seconds` ago."""
+        self._pass_time(now_seconds)
+        if age_seconds > self._ttl_seconds:
+            return
+        key = _bounded(session)
+        before = self._bindings.get(key)
+        binding = _Binding(endpoint, self._now_seconds, moves)
+        if before is not None and (before.moves, binding.endpoint) > (moves, before.endpoint):
+            binding = _Binding(before.endpoint, self._now_seconds, before.moves)
+        self._put(key, binding)
+
+    def _put(self, key: str, binding: _Binding) -> None:
+        self._bindings[key] = binding
+        self._bindings.move_to_end(key)
+        if len(self._bindings) > self._max_bindings:
+            self._bindings.popitem(last=False)
+
+    def check_integrity(self) -> None:
+        """Raise `AssertionError` when the map is out of order or too large."""
+        times = [binding.used_at_seconds for binding in self._bindings.values()]
+        if times != sorted(times) or len(times) > self._max_bindings:
+            raise AssertionError("bindings are not ordered by use, or too many")
+
+    def _pass_time(self, now_seconds: float) -> None:
+        self._now_seconds = max(self._now_seconds, now_seconds)
+        if self._now_seconds - self._swept_seconds < self._sweep_seconds:
+            return
+        self._swept_seconds = self._now_seconds
+        while self._bindings:
+            key = next(iter(self._bindings))
+            if not self._is_expired(self._bindings[key]):
+                return
+            del self._bindings[key]
+
+    def _is_expired(self, binding: _Binding) -> bool:
+        return self._now_seconds - binding.used_at_seconds > self._ttl_seconds
+
+
+def _bounded(session: str) -> str:
+    """The id, or its digest when it is long: clients choose ids, and must not choose our memory."""
+    if len(session) <= MAX_SESSION_ID:
+        return session
+    return hashlib.sha256(session.encode(errors="surrogatepass")).hexdigest()
+
+
+class SessionAffinityFilter(SessionAffinity):
+    """Keeps the endpoint of a session."""
+
+    def filter(
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes, rng: Random
+    ) -> Candidates:
+        chosen = self.session_endpoint(request, candidates, attributes)
+        return candidates if chosen is None else (chosen,)
+
+
+class SessionAffinityScorer(SessionAffinity):
+    """Scores by session."""
+
+    def score(
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
+    ) -> Sequence[float]:
+        chosen = self.session_endpoint(request, candidates, attributes)
+        return [float(candidate is chosen) for candidate in candidates]
+
+
+PLUGINS = (
+    PluginType(
+        "session-affinity-filter",
+        SessionAffinityParameters,
+        named(SessionAffinityFilter),
+        stability=Stability.ALPHA,
+    ),
+    PluginType(
+        "session-affinity-scorer",
+        SessionAffinityParameters,
+        named(SessionAffinityScorer),
+        stability=Stability.ALPHA,
+    ),
+)

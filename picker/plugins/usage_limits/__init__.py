@@ -1,1 +1,0 @@
-"""How full the pool may be for each priority (`framework.flow.UsageLimitPolicy`)."""

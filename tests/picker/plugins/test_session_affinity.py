@@ -1,0 +1,337 @@
+"""Session affinity: tokens that clients carry, sessions that are remembered, and both plugins."""
+
+from __future__ import annotations
+
+import base64
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from picker.framework.attributes import Attributes, DataKey, agent_identity_key, session_id_key
+from picker.framework.interfaces import Flight
+from picker.plugins.session_affinity import (
+    MAX_SESSION_ID,
+    SessionAffinity,
+    SessionAffinityParameters,
+    SessionBindings,
+)
+from picker.types import (
+    Api,
+    Candidate,
+    Candidates,
+    Endpoint,
+    InferenceRequest,
+    ParsedBody,
+    ResponseHead,
+    SchedulingResult,
+)
+from tests.depth import examples
+from tests.support.picker.plugin_scenes import configured, decided
+
+A, B, C = (Candidate(Endpoint(name, "10.0.0.1", 8000)) for name in "abc")
+
+
+def affinity(**parameters: Any) -> SessionAffinity:
+    """A strategy from its JSON parameters."""
+    return SessionAffinity("mine", msgspec.convert(parameters, SessionAffinityParameters))
+
+
+def by_id(**parameters: Any) -> SessionAffinity:
+    return affinity(strategy="session_id", sessionIdConfig=parameters)
+
+
+def request(at: float = 0.0, **headers: str) -> InferenceRequest:
+    """A request with headers, `_` for `-`."""
+    names = {name.replace("_", "-"): value for name, value in headers.items()}
+    return InferenceRequest("r", names, ParsedBody(Api.RAW), "m", "m", received_at_seconds=at)
+
+
+def went_to(*picked: Candidate, **others: Candidate) -> SchedulingResult:
+    """A decision whose primary profile is `decode`."""
+    return decided(decode=picked, **{name: [one] for name, one in others.items()})
+
+
+def token_of(strategy: SessionAffinity, decided: SchedulingResult) -> dict[str, str]:
+    """The headers of the response to a request that went there."""
+    flight = Flight(request(), decided, Attributes())
+    return dict(strategy.response_head(flight, ResponseHead(200)) or {})
+
+
+def send(
+    strategy: SessionAffinity, asked: InferenceRequest, candidates: Candidates, *to: Candidate
+) -> Candidate | None:
+    """One request: what was chosen; it goes there, else to `to`."""
+    attributes = Attributes()
+    chosen = strategy.session_endpoint(asked, candidates, attributes)
+    strategy.pre_request(asked, went_to(*(to or ((chosen,) if chosen else ()))), attributes)
+    return chosen
+
+
+# Tokens
+
+
+def test_a_token_names_the_endpoint_that_was_picked() -> None:
+    """Standard base64 of namespace/name, of the first endpoint, in the configured header."""
+    headers = token_of(affinity(), went_to(B, A))
+    assert headers == {"x-session-token": base64.b64encode(b"default/b").decode()}
+    other = affinity(encodedEndpointHeaderConfig={"header": "X-My-Token"})
+    assert list(token_of(other, went_to(A))) == ["x-my-token"]
+
+
+def test_a_repeated_token_chooses_its_endpoint() -> None:
+    """As long as it is a candidate."""
+    strategy = affinity()
+    token = token_of(strategy, went_to(B))["x-session-token"]
+    assert strategy.session_endpoint(request(x_session_token=token), [A, B, C], Attributes()) is B
+    assert strategy.session_endpoint(request(x_session_token=token), [A, C], Attributes()) is None
+    assert strategy.session_endpoint(request(), [A, B], Attributes()) is None
+
+
+@pytest.mark.parametrize(
+    "token", ["", "%%%", "ZGVmYXVsdC9", "default/b", "ZGVmYXVsdC9i!", "/w==", "é", "Lw==", "YQ=="]
+)
+def test_a_token_that_says_nothing_is_no_token(token: str) -> None:
+    assert affinity().session_endpoint(request(x_session_token=token), [A, B], Attributes()) is None
+
+
+def test_the_token_is_about_the_profile_that_is_named() -> None:
+    """Nothing is written when that profile picked nothing."""
+    strategy = affinity(profileName="prefill")
+    token = base64.b64encode(b"default/c").decode()
+    assert token_of(strategy, went_to(A, prefill=C)) == {"x-session-token": token}
+    assert token_of(strategy, went_to(A)) == {}
+
+
+# Bindings
+
+
+def test_a_session_stays_where_it_went_first() -> None:
+    """Whoever would have been picked otherwise; other sessions know nothing of it."""
+    strategy = by_id()
+    assert send(strategy, request(x_session_id="s"), [A, B, C], B) is None
+    for _ in range(10):
+        assert send(strategy, request(x_session_id="s"), [A, B, C]) is B
+    assert strategy.session_endpoint(request(x_session_id="t"), [A, B, C], Attributes()) is None
+    assert strategy.session_endpoint(request(), [A, B, C], Attributes()) is None
+    assert token_of(strategy, went_to(A)) == {}
+
+
+def test_a_session_ends_when_it_is_not_used() -> None:
+    """By the time of its requests."""
+    strategy = by_id(evictionTtlSeconds=60, evictionSweepSeconds=1)
+    send(strategy, request(0, x_session_id="s"), [A, B], A)
+    assert send(strategy, request(50, x_session_id="s"), [A, B]) is A
+    assert send(strategy, request(110, x_session_id="s"), [A, B]) is A
+    assert send(strategy, request(171, x_session_id="s"), [A, B], B) is None
+    assert send(strategy, request(172, x_session_id="s"), [A, B]) is B
+
+
+def test_a_session_moves_only_when_its_endpoint_was_no_candidate() -> None:
+    """Outvoted is not gone: it stays bound, and its time runs on."""
+    strategy = by_id(evictionTtlSeconds=60)
+    send(strategy, request(0, x_session_id="s"), [A, B], A)
+    send(strategy, request(30, x_session_id="s"), [A, B], B)
+    assert strategy.session_endpoint(request(31, x_session_id="s"), [A, B], Attributes()) is A
+    send(strategy, request(32, x_session_id="s"), [B, C], C)
+    assert strategy.session_endpoint(request(33, x_session_id="s"), [A, B, C], Attributes()) is C
+    send(strategy, request(80, x_session_id="s"), [A, B, C], A)
+    assert strategy.session_endpoint(request(93, x_session_id="s"), [A, B, C], Attributes()) is None
+
+
+def test_all_candidates_that_were_shown_count() -> None:
+    """A plugin may be part of several profiles, which see different candidates."""
+    strategy, attributes = by_id(), Attributes()
+    send(strategy, request(x_session_id="s"), [A, B], A)
+    asked = request(x_session_id="s")
+    assert strategy.session_endpoint(asked, [A], attributes) is A
+    assert strategy.session_endpoint(asked, [B], attributes) is None
+    strategy.pre_request(asked, went_to(B), attributes)
+    assert strategy.session_endpoint(asked, [A, B], Attributes()) is A
+
+
+def test_a_decision_nobody_asked_about_moves_nothing() -> None:
+    """It does bind a session that is not bound."""
+    strategy = by_id()
+    strategy.pre_request(request(x_session_id="s"), went_to(A), Attributes())
+    strategy.pre_request(request(x_session_id="s"), went_to(B), Attributes())
+    assert strategy.session_endpoint(request(x_session_id="s"), [A, B], Attributes()) is A
+
+
+def test_the_session_is_about_the_profile_that_is_named() -> None:
+    """A decision in which that profile picked nothing binds nothing."""
+    strategy = affinity(strategy="session_id", profileName="prefill")
+    strategy.pre_request(request(x_session_id="s"), went_to(A), Attributes())
+    assert strategy.session_endpoint(request(x_session_id="s"), [A, B], Attributes()) is None
+    strategy.pre_request(request(x_session_id="s"), went_to(A, prefill=B), Attributes())
+    assert strategy.session_endpoint(request(x_session_id="s"), [A, B], Attributes()) is B
+
+
+def test_the_first_source_that_has_an_id_wins() -> None:
+    """Headers and attributes alike; an empty value is none."""
+    sources = [{"header": "X-Session-Id"}, {"attribute": "SessionID"}, {"header": "x-other"}]
+    strategy = by_id(sources=sources)
+    assert strategy.consumes == (session_id_key(),)
+    found = Attributes()
+    found[session_id_key()] = "from-attribute"
+    for session, to in (("from-header", A), ("from-attribute", B), ("from-other", C)):
+        strategy.pre_request(request(x_session_id=session), went_to(to), Attributes())
+    everybody = [A, B, C]
+    assert strategy.session_endpoint(request(x_session_id="from-header"), everybody, found) is A
+    assert strategy.session_endpoint(request(x_session_id=""), everybody, found) is B
+    assert strategy.session_endpoint(request(x_other="from-other"), everybody, found) is B
+    assert strategy.session_endpoint(request(x_other="from-other"), everybody, Attributes()) is C
+
+
+@pytest.mark.parametrize(
+    ("source", "key"),
+    [
+        ({"attribute": "SessionID"}, session_id_key()),
+        ({"attribute": "SessionID", "producer": "mine"}, session_id_key("mine")),
+        ({"attribute": "agent-identity"}, agent_identity_key()),
+        ({"attribute": "Tenant", "producer": "tenants"}, DataKey("Tenant", "tenants")),
+    ],
+)
+def test_sources_that_are_attributes_are_consumed(
+    source: dict[str, str], key: DataKey[Any]
+) -> None:
+    """So that a configuration without their producer is refused."""
+    assert by_id(sources=[source]).consumes == (key,)
+
+
+@pytest.mark.parametrize(
+    "type_name", ["session-affinity-filter", "multicluster-session-affinity-filter"]
+)
+def test_the_filter_keeps_the_endpoint_of_the_session_or_all(type_name: str) -> None:
+    narrow = configured(type_name)
+    token = request(x_session_token=base64.b64encode(b"default/b").decode())
+    for asked, shown, kept in ((token, [A, B], [B]), (token, [A, C], [A, C]), (token, [], [])):
+        assert list(narrow.filter(asked, shown, Attributes(), Random(1))) == kept
+    assert list(narrow.filter(request(), [A, B], Attributes(), Random(1))) == [A, B]
+
+
+def test_the_scorer_prefers_the_endpoint_of_the_session() -> None:
+    """1.0 for it, 0.0 for others; a plugin of another name remembers for itself."""
+    parameters = {"strategy": "session_id"}
+    one, other = (configured("session-affinity-scorer", parameters, name) for name in "ab")
+    asked = request(x_session_id="s")
+    one.pre_request(asked, went_to(B), Attributes())
+    for scorer, shown, scores in (
+        (one, [A, B, C], [0.0, 1.0, 0.0]),
+        (one, [A], [0.0]),
+        (other, [A, B], [0.0, 0.0]),
+    ):
+        assert list(scorer.score(asked, shown, Attributes())) == scores
+
+
+# What is remembered
+
+
+def test_a_binding_lasts_as_long_as_it_is_used() -> None:
+    """The time to live counts from the last use, and its end is exact."""
+    bindings = SessionBindings(ttl_seconds=300, sweep_seconds=10)
+    bindings.bind("s", "default/a", 0.0)
+    assert bindings.endpoint("s", 300.0) == "default/a"
+    assert bindings.endpoint("s", 300.5) is None
+    bindings.bind("s", "default/b", 301.0)
+    bindings.bind("s", "default/b", 500.0)
+    assert bindings.endpoint("s", 800.0) == "default/b"
+    assert bindings.endpoint("other", 800.0) is None
+
+
+def test_expired_bindings_are_swept_at_the_interval() -> None:
+    """They take memory until then, but are never answered with."""
+    bindings = SessionBindings(ttl_seconds=5, sweep_seconds=10)
+    bindings.bind("s", "default/a", 0.0)
+    assert bindings.endpoint("s", 6.0) is None
+    assert len(bindings) == 1
+    bindings.bind("t", "default/a", 10.0)
+    assert len(bindings) == 1
+    assert bindings.endpoint("t", 10.0) == "default/a"
+
+
+def test_time_never_goes_back() -> None:
+    """A request that waited long does not revive what is over, nor age what is new."""
+    bindings = SessionBindings(ttl_seconds=5, sweep_seconds=1)
+    bindings.bind("late", "default/a", 100.0)
+    assert bindings.endpoint("late", 50.0) == "default/a"
+    bindings.bind("early", "default/b", 50.0)
+    assert bindings.endpoint("early", 105.0) == "default/b"
+    assert bindings.endpoint("early", 105.1) is None
+
+
+def test_the_least_recently_used_session_makes_room() -> None:
+    """Use is binding; there are never more than the limit."""
+    bindings = SessionBindings(ttl_seconds=300, sweep_seconds=10, max_bindings=2)
+    bindings.bind("a", "default/x", 0.0)
+    bindings.bind("b", "default/x", 1.0)
+    bindings.bind("a", "default/x", 2.0)
+    bindings.bind("c", "default/x", 3.0)
+    kept = [s for s in ("a", "b", "c") if bindings.endpoint(s, 3.0) is not None]
+    assert kept == ["a", "c"]
+
+
+def test_long_ids_take_no_more_memory_than_short_ones() -> None:
+    """They are told apart all the same."""
+    bindings = SessionBindings(ttl_seconds=300, sweep_seconds=10)
+    for last in ("a", "b"):
+        bindings.bind("x" * 60_000 + last, f"default/{last}", 0.0)
+    assert bindings.endpoint("x" * 60_000 + "b", 0.0) == "default/b"
+    assert bindings.endpoint("x" * 60_000 + "a", 0.0) == "default/a"
+    assert max(map(len, bindings._bindings)) <= MAX_SESSION_ID
+
+
+@examples(100)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["bind", "ask"]),
+            st.sampled_from("abcdef"),
+            st.floats(min_value=0, max_value=100),
+        ),
+        max_size=60,
+    )
+)
+def test_it_answers_like_a_plain_map_with_ages(steps: list[tuple[str, str, float]]) -> None:
+    """Against a model without order, sweeps or a limit that is reached."""
+    bindings = SessionBindings(ttl_seconds=10, sweep_seconds=7)
+    model: dict[str, tuple[str, float]] = {}
+    now = 0.0
+    for index, (action, session, at) in enumerate(steps):
+        now = max(now, at)
+        if action == "bind":
+            bindings.bind(session, f"e{index}", at)
+            model[session] = (f"e{index}", now)
+        known = model.get(session)
+        expected = known[0] if known and now - known[1] <= 10 else None
+        assert bindings.endpoint(session, at) == expected
+        bindings.check_integrity()
+
+
+@examples(60)
+@given(st.permutations([("x", 1), ("y", 1), ("y", 2), ("x", 3), ("z", 3), ("a", 2)]))
+def test_replicas_that_hear_the_same_bindings_end_with_the_same_one(
+    order: list[tuple[str, int]],
+) -> None:
+    """In whatever order: the most moves, then the least key."""
+    bindings = SessionBindings(ttl_seconds=10, sweep_seconds=7)
+    for endpoint, moves in order:
+        bindings.bound_elsewhere("s", endpoint, moves, 1.0, 5.0)
+        bindings.check_integrity()
+    assert bindings.endpoint("s", 5.0) == "x"
+
+
+def test_bindings_of_replicas_that_are_too_old_do_not_count() -> None:
+    """And one's own are told with the number of moves, those of others are not told on."""
+    bindings = SessionBindings(ttl_seconds=10, sweep_seconds=7)
+    told: list[tuple[str, str, int]] = []
+    bindings.tell(lambda *binding: told.append(binding))
+    bindings.bound_elsewhere("old", "x", 1, 10.5, 5.0)
+    bindings.bound_elsewhere("s", "x", 4, 1.0, 5.0)
+    for endpoint in ("x", "y", "y"):
+        bindings.bind("s", endpoint, 6.0)
+    assert bindings.endpoint("old", 5.0) is None
+    assert told == [("s", "x", 4), ("s", "y", 5), ("s", "y", 5)]
