@@ -22,9 +22,13 @@ NO_LIMITS = {
     "base.backoff.MAX_ASKED_SECONDS",
     *("k8s.discovery.MAX_SHARE", "scrape.scrape.MAX_SHARE", "xds.feed.MAX_SHARE"),
     # lines of the log and names in a line, and what is remembered not to log it twice
-    *("app.model_choice._MAX_WARNINGS", "app.pool.MAX_NAMED", "app.pool_choice._MAX_WARNINGS"),
+    *(
+        "app.model_choice._MAX_WARNINGS",
+        "app.served_pool.MAX_NAMED",
+        "app.pool_choice._MAX_WARNINGS",
+    ),
     *("peers.server.MAX_COMPLAINTS", "telemetry.health_metrics.MAX_LINES"),
-    *("recording.comparison._MAX_TOTALS_TOLD", "xds.server.MAX_LINES"),
+    *("recording.comparison._MAX_TOTALS_SHOWN", "xds.server.MAX_LINES"),
     *("xds.server._MAX_SHOWN", "xds.server._MAX_TEXT"),
     # values that are computed anew when they are not remembered
     *("extproc.wire.MAX_REMEMBERED", "plugins.parsers.openai_parser.MAX_REMEMBERED"),
