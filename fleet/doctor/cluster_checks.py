@@ -24,6 +24,7 @@ from fleet.doctor.cluster_look import (
 )
 from fleet.doctor.diagnosis import Check, Diagnosis, Facts, each, error, warning
 from fleet.doctor.paths import Json, at, listed, mapped, number, texts
+from picker.config.findings import Finding, Severity
 from picker.k8s.api import (
     ENDPOINT_SLICES,
     LEASES,
@@ -33,7 +34,6 @@ from picker.k8s.api import (
     POOLS,
     REWRITES,
 )
-from picker.k8s.object_check import ObjectProblem
 from picker.k8s.objects import PickerReference, read_policy, read_pool
 
 DEFAULT_GRACE_SECONDS = 30
@@ -155,16 +155,11 @@ def _pool(cluster: ClusterFacts) -> Iterator[Diagnosis]:
         )
 
 
-def _object_finding(what: str, one: ObjectProblem) -> Diagnosis:
-    got = "" if one.value is None else f", got {one.value}"
-    is_error = one.is_error
-    return (error if is_error else warning)(
-        f"{what}: {one.path or 'the object'} {one.message}{got}",
-        "an object with an error is not followed: what it said before stays"
-        if is_error
-        else "it hardly means what was meant",
-        one.fix,
-    )
+def _object_finding(what: str, one: Finding) -> Diagnosis:
+    text, fix = f"{what}: {one.text}", "correct the object (docs/kubernetes-objects.md)"
+    if one.severity is Severity.ERROR:
+        return error(text, "an invalid object is not followed: its last valid state applies", fix)
+    return warning(text, "the object probably does not do what its author meant", fix)
 
 
 def _parents(cluster: ClusterFacts) -> Iterator[Diagnosis]:

@@ -38,12 +38,21 @@ class _Absent(Enum):
 _ABSENT = _Absent.ABSENT
 
 
-def decode(value: Any, shape: type[S], at: Path, findings: Findings) -> S | None:
+def decode(
+    value: Any, shape: type[S], at: Path, findings: Findings, *, allow_unknown: bool = False
+) -> S | None:
     """`value`, found at `at`, as a `shape`; None when that failed, and `findings` say why.
 
-    A known key after which nothing is written means the same as no key.
+    A known key after which nothing is written means the same as no key. With `allow_unknown` an
+    unknown key is dropped with a warning: it may be one of a newer schema.
     """
-    return _converted(_written(value, shape), shape, at, findings)
+    written, unknown = _written(value, shape), dict[Path, str]()
+    if allow_unknown:
+        written = _known(written, shape, at, unknown)
+    converted = _converted(written, shape, at, findings)
+    for path, text in unknown.items():
+        findings.warn(path, text)
+    return converted
 
 
 def decode_most(value: Any, shape: type[S], at: Path, findings: Findings) -> S:
@@ -72,6 +81,30 @@ def _written(value: Any, annotation: Any) -> Any:
     if isinstance(value, list) and get_origin(shape) is tuple:
         return [_written(one, get_args(shape)[0]) for one in value]
     return value
+
+
+def _known(value: Any, annotation: Any, at: Path, unknown: dict[Path, str]) -> Any:
+    """`value` without the unknown keys of structs, which are added to `unknown`."""
+    shape, _ = _required(annotation)
+    if get_origin(shape) is Annotated:
+        shape = get_args(shape)[0]
+    if isinstance(value, list) and get_origin(shape) is tuple:
+        item = get_args(shape)[0]
+        return [_known(one, item, (*at, i), unknown) for i, one in enumerate(value)]
+    if not (isinstance(value, dict) and isinstance(shape, type)):
+        return value
+    if not issubclass(shape, msgspec.Struct):
+        return value
+    fields = {field.encode_name: field.type for field in _fields(shape)}
+    for key in [key for key in value if key not in fields]:
+        nearest = nearest_name(key, tuple(fields))
+        meant = "" if nearest is None else f"; did you mean '{nearest}'?"
+        unknown[*at, str(key)] = f"unknown key, which is ignored{meant}"
+    return {
+        key: _known(value[key], kind, (*at, key), unknown)
+        for key, kind in fields.items()
+        if key in value
+    }
 
 
 def _converted(value: Any, shape: type[S], at: Path, findings: Findings) -> S | None:

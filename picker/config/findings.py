@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from picker.config.source import Path, Source, dotted
@@ -47,14 +47,18 @@ class Finding:
         return f"{self.file}:{self.line}:{self.column}"
 
     def __str__(self) -> str:
-        """`file:line:column: key: message; did you mean …? allowed: …`, in one printable line."""
+        return f"{self.where}: {self.text}"
+
+    @property
+    def text(self) -> str:
+        """`key: message; did you mean …? allowed: …`, in one printable line."""
         head = f"{self.key}: " if self.key else ""
         hints = []
         if self.nearest is not None:
             hints.append(f"did you mean '{self.nearest}'?")
         elif self.allowed:
             hints.append(f"allowed: {', '.join(self.allowed)}")
-        text = f"{self.where}: {head}{'; '.join((self.message, *hints))}"
+        text = f"{head}{'; '.join((self.message, *hints))}"
         return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
     def as_dict(self) -> dict[str, str | int | list[str] | None]:
@@ -83,10 +87,11 @@ class InvalidConfigError(ConfigError):
 class Findings:
     """Owns what was found while one configuration is read and built; iterates in file order.
 
-    Beyond `limit` findings, the last one says that there are more.
+    Beyond `limit` findings, the last one says that there are more. Without a `source` findings
+    have no file and no line.
     """
 
-    def __init__(self, source: Source, limit: int = MAX_FINDINGS) -> None:
+    def __init__(self, source: Source | None, limit: int = MAX_FINDINGS) -> None:
         self._source, self._limit = source, limit
         self._found: dict[Finding, None] = {}  # a set that keeps its order
         self._has_errors = False
@@ -97,7 +102,7 @@ class Findings:
         yield from sorted(self._found, key=lambda one: (one.line or 0, one.column or 0))
         if self._left_out:
             text = "there are further findings, which are not listed"
-            yield Finding(self._gravest, text, self._source.name)
+            yield Finding(self._gravest, text, "" if self._source is None else self._source.name)
 
     def __len__(self) -> int:
         return len(self._found) + self._left_out
@@ -164,9 +169,11 @@ class Findings:
         if self._is_left_out(severity):
             return
         path = self._as_written(path)
-        line, column = self._source.position(path)
-        name, key = self._source.name, dotted(path)
-        self.add(Finding(severity, text, name, line, column, key, tuple(allowed), nearest))
+        finding = Finding(severity, text, "", None, None, dotted(path), tuple(allowed), nearest)
+        if self._source is not None:
+            line, column = self._source.position(path)
+            finding = replace(finding, file=self._source.name, line=line, column=column)
+        self.add(finding)
 
 
 def nearest_name(given: object, known: Sequence[str]) -> str | None:

@@ -1,17 +1,19 @@
-"""InferencePools and policy objects of a cluster → values, with all of their problems.
+"""InferencePools and policy objects of a cluster → values, with everything that is wrong in them.
 
-The structs follow the definitions under `crds/`; the legacy group is read where a cluster has it
-and never installed. An object with an error has no value and must not be followed. Of metadata only
-what the picker needs is read, and a status not at all: what others write there removes no pool.
+The structs follow the definitions under `crds/`; objects of the legacy group are read where a
+cluster has them. An API server returns objects that break its current schema when they were stored
+under an older one: an object with an error has no value and is not followed, and no other object
+suffers. Only the metadata that the picker needs is read, and no status, because others write both.
 
-Stricter than the definitions: keys of selectors have to be label keys, a selector has to have a
-label, a null in a selector is an error, and an objective or a rewrite needs a `spec`.
+Stricter than the definitions: keys of selectors must be label keys, a selector needs a label and
+may not contain a null, and an objective or a rewrite needs a `spec`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Generic, Literal, TypeAlias, TypeVar
@@ -19,7 +21,9 @@ from typing import Annotated, Any, Final, Generic, Literal, TypeAlias, TypeVar
 import msgspec
 from msgspec import Meta
 
-from picker.k8s.object_check import ABSENT, ObjectProblem, Place, error, stored, warning
+from picker.config.decode import decode
+from picker.config.findings import Finding, Findings, Severity
+from picker.config.source import Path
 from picker.k8s.object_map import MalformedObjectError, metadata_of
 from picker.k8s.pods import PodError, PodRecord, read_pod
 from picker.pool.object_parts import (
@@ -52,7 +56,8 @@ from picker.pool.policies import (
 log = logging.getLogger(__name__)
 
 V = TypeVar("V")
-MAX_PROBLEMS: Final = 50  # of one object: more are not read, and objects may be large
+S = TypeVar("S", bound=msgspec.Struct)
+MAX_PROBLEMS: Final = 50  # reported of one object, which may be large
 MAX_LOGGED: Final = 10_000  # states of objects that are remembered; then they are logged again
 DEFAULT_LEGACY_PORT: Final = 9002
 LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
@@ -62,20 +67,12 @@ _READ_METADATA: Final = ("name", "namespace", "creationTimestamp", "deletionTime
 
 _LABEL_NAME = r"([A-Za-z0-9][-A-Za-z0-9_.]{0,61})?[A-Za-z0-9]"
 _PREFIX = r"(?=[^/]{1,253}/)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/"
-LabelKey: TypeAlias = Annotated[
-    str,
-    Meta(
-        pattern=rf"^({_PREFIX})?{_LABEL_NAME}{END}",
-        description="at most 63 letters, digits, '-', '_' and '.' that begin and end with a letter "
-        "or digit, perhaps behind a DNS name and '/'",
-    ),
-]
+_LABEL_KEY: Final = re.compile(rf"({_PREFIX})?{_LABEL_NAME}")
 LabelValue: TypeAlias = Annotated[
     str,
     Meta(
         max_length=63,
         pattern=rf"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?{END}",
-        description="letters, digits, '-', '_' and '.' that begin and end with a letter or digit",
     ),
 ]
 AppProtocol: TypeAlias = Literal["http", "kubernetes.io/h2c"]
@@ -85,7 +82,7 @@ FailureMode: TypeAlias = Literal["FailOpen", "FailClose"]
 class PoolSelector(Part, frozen=True, kw_only=True):
     """Which Pods of the pool's own namespace belong to it: those with all of these labels."""
 
-    match_labels: Annotated[dict[LabelKey, LabelValue], Meta(min_length=1, max_length=64)]
+    match_labels: Annotated[dict[str, LabelValue], Meta(min_length=1, max_length=64)]
 
 
 class Port(Part, frozen=True, kw_only=True):
@@ -146,7 +143,7 @@ class ExtensionReference(_Reference, frozen=True, kw_only=True):
 class LegacyPoolSpec(Part, frozen=True, kw_only=True):
     """Which Pods make up the pool, their one port, and who chooses among them."""
 
-    selector: Annotated[dict[LabelKey, LabelValue], Meta(min_length=1)]
+    selector: Annotated[dict[str, LabelValue], Meta(min_length=1)]
     target_port_number: PortNumber
     extension_ref: ExtensionReference
 
@@ -192,20 +189,20 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Reading(Generic[V]):
-    """An object as a value; None when one of `problems` is an error."""
+    """An object as a value; None when one of `problems` is an error. Errors come first."""
 
     value: V | None
-    problems: tuple[ObjectProblem, ...] = ()
+    problems: tuple[Finding, ...] = ()
 
 
 # From documents to values
 
-_Shape: TypeAlias = type[msgspec.Struct]
-_POOL_SHAPES: Final[dict[tuple[str, str], _Shape]] = {
+_Shapes: TypeAlias = Mapping[tuple[str, str], type[S]]
+_POOLS: Final[_Shapes[InferencePool | LegacyPool]] = {
     (f"{POOL_GROUP}/v1", POOL_KIND): InferencePool,
     (LEGACY_API_VERSION, POOL_KIND): LegacyPool,
 }
-_POLICY_SHAPES: Final[dict[tuple[str, str], _Shape]] = {
+_POLICIES: Final[_Shapes[PolicyObject]] = {
     **{(API_VERSION, kind): shape for kind, shape in KINDS.items()},
     (LEGACY_API_VERSION, "InferenceObjective"): InferenceObjective,
     (LEGACY_API_VERSION, "InferenceModelRewrite"): LegacyModelRewrite,
@@ -213,102 +210,77 @@ _POLICY_SHAPES: Final[dict[tuple[str, str], _Shape]] = {
 
 
 def read_pool(document: Any) -> Reading[Pool]:
-    """An InferencePool, of the current group or of the legacy one."""
-    found: list[ObjectProblem] = []
-    given = _read(document, _POOL_SHAPES, found)
-    pool = None
+    """Read an InferencePool, of the current group or of the legacy one."""
+    findings = Findings(None, MAX_PROBLEMS)
+    given = _read(document, _POOLS, findings)
+    if given is None:
+        return _reading(None, findings)
+    pool = _pool(given)
+    at: Path = ("spec", "selector")
     if isinstance(given, InferencePool):
-        found.extend(_pool_problems(given.spec))
-        pool = _pool(given)
-        found.extend(_dropped_labels(document, ("spec", "selector", "matchLabels"), pool.selector))
-    elif isinstance(given, LegacyPool):
-        pool = _pool(given)
-        found.extend(_dropped_labels(document, ("spec", "selector"), pool.selector))
-    return _reading(pool, found)
+        at = (*at, "matchLabels")
+        _check_pool(given.spec, findings)
+    for key in pool.selector:
+        if not _LABEL_KEY.fullmatch(key):
+            text = "is no label key: at most 63 letters, digits, '-', '_' and '.' that begin and "
+            text += "end with a letter or digit, after a DNS name and '/' if there is one"
+            findings.error((*at, key), text)
+    for key in _dropped_labels(document, at, pool.selector):
+        text = "was applied without a value and dropped, so the selector takes more Pods; write a "
+        findings.warn((*at, key), f"{text}value, or leave the key out")
+    return _reading(pool, findings)
 
 
 def read_policy(document: Any) -> Reading[PolicyObject]:
-    """An InferenceObjective or an InferenceModelRewrite; what can have no effect is a warning."""
-    found: list[ObjectProblem] = []
-    given = _read(document, _POLICY_SHAPES, found)
-    if given is not None:
-        hint = "see docs/objectives.md"
-        found.extend(warning(one.path, ABSENT, one.text, hint) for one in doubts_about(given))
-    return _reading(given, found)
+    """Read an InferenceObjective or an InferenceModelRewrite; parts without effect are warnings."""
+    findings = Findings(None, MAX_PROBLEMS)
+    given = _read(document, _POLICIES, findings)
+    for doubt in () if given is None else doubts_about(given):
+        findings.warn(doubt.path, doubt.text)
+    return _reading(given, findings)
 
 
-def _read(
-    document: Any, shapes: Mapping[tuple[str, str], _Shape], found: list[ObjectProblem]
-) -> Any:
+def _read(document: Any, shapes: _Shapes[S], findings: Findings) -> S | None:
     """The object as one of `shapes`, by apiVersion and kind; None when an error was found."""
     if not isinstance(document, dict):
-        found.append(error((), document, "must be a mapping", "give an object of Kubernetes"))
+        findings.error((), "expected an object of Kubernetes")
         return None
     version, kind = document.get("apiVersion"), document.get("kind")
-    versions = [known for known, called in shapes if called == kind]
-    if not versions:
-        found.append(_unknown("kind", kind, sorted({called for _, called in shapes})))
+    shape = next((found for key, found in shapes.items() if key == (version, kind)), None)
+    if shape is None:
+        kinds, versions = {kind for _, kind in shapes}, [one for one, of in shapes if of == kind]
+        key, allowed = ("apiVersion", versions) if versions else ("kind", sorted(kinds))
+        findings.error((key,), "is not known here", allowed)
         return None
-    if version not in versions:
-        found.append(_unknown("apiVersion", version, versions))
-        return None
-    shape = shapes[str(version), str(kind)]
-    metadata = _metadata(document.get("metadata"), found)
-    given: dict[str, Any] = {"apiVersion": version, "kind": kind, "metadata": metadata}
-    if document.get("spec") is None:
-        found.append(error(("spec",), ABSENT, "is missing", "add the key 'spec'"))
-    else:
-        spec = next(one.type for one in msgspec.structs.fields(shape) if one.name == "spec")
-        given["spec"] = stored(document["spec"], spec, ("spec",), found)
-    return None if _has_errors(found) else msgspec.convert(given, shape)
+    metadata = document.get("metadata")
+    read = metadata if isinstance(metadata, dict) else {}
+    given = {
+        "apiVersion": version,
+        "kind": kind,
+        "metadata": {key: read[key] for key in _READ_METADATA if key in read},
+        "spec": document.get("spec"),
+    }
+    return decode(given, shape, (), findings, allow_unknown=True)
 
 
-def _unknown(key: str, value: Any, allowed: list[str]) -> ObjectProblem:
-    return error((key,), value, "is not known here", f"write one of: {', '.join(allowed)}")
+def _reading(value: V | None, findings: Findings) -> Reading[V]:
+    problems = sorted(findings, key=lambda one: one.severity is not Severity.ERROR)
+    return Reading(None if findings.has_errors else value, tuple(problems))
 
 
-def _metadata(given: Any, found: list[ObjectProblem]) -> dict[str, Any]:
-    """The part of the metadata that is read; the API server is responsible for the rest."""
-    read: dict[str, Any] = {}
-    if isinstance(given, dict):
-        read = {key: given[key] for key in _READ_METADATA if given.get(key) is not None}
-    try:
-        msgspec.convert(read, ObjectMeta)
-    except msgspec.ValidationError as failure:
-        fix = "give the object as an API server returns it"
-        found.append(error(("metadata",), read.get("name", ABSENT), str(failure), fix))
-    return read
-
-
-def _has_errors(found: Iterable[ObjectProblem]) -> bool:
-    return any(one.is_error for one in found)
-
-
-def _reading(value: V | None, found: list[ObjectProblem]) -> Reading[V]:
-    """Errors first, so that none is left out when there are too many problems."""
-    found.sort(key=lambda one: not one.is_error)
-    return Reading(None if _has_errors(found) else value, tuple(found[:MAX_PROBLEMS]))
-
-
-def _pool_problems(spec: InferencePoolSpec) -> Iterator[ObjectProblem]:
-    """The rules that the definition has in CEL, for a spec that is right otherwise."""
+def _check_pool(spec: InferencePoolSpec, findings: Findings) -> None:
+    """Check the rules that the definition has in CEL."""
     numbers = [port.number for port in spec.target_ports]
     if len(numbers) > len(set(numbers)):
-        at = ("spec", "targetPorts")
-        yield error(at, numbers, "port number must be unique", "name each port once")
+        findings.error(("spec", "targetPorts"), "port number must be unique; name each port once")
     reference = spec.endpoint_picker_ref
     if reference is not None and reference.kind == "Service" and reference.port is None:
-        yield error(
-            ("spec", "endpointPickerRef"),
-            ABSENT,
-            "port is required when kind is 'Service' or unspecified (defaults to 'Service')",
-            "add 'port: {number: 9002}', or what port the picker's Service has",
-        )
+        text = "port is required when kind is 'Service' or unspecified (defaults to 'Service'); "
+        text += "add 'port: {number: 9002}', or the port of the picker's Service"
+        findings.error(("spec", "endpointPickerRef"), text)
 
 
-def _dropped_labels(
-    document: Any, at: Place, selector: Mapping[str, str]
-) -> Iterator[ObjectProblem]:
+def _dropped_labels(document: Any, at: Path, selector: Mapping[str, str]) -> Iterator[str]:
     """Labels whose null the API server dropped from the selector at `at`: it now takes more Pods
     than its author may think. The annotation of `kubectl apply` still has them.
     """
@@ -320,12 +292,11 @@ def _dropped_labels(
     labels = _at(given, at)
     for key, value in labels.items() if isinstance(labels, dict) else ():
         if value is None and key not in selector:
-            text = "was applied without a value and dropped, so the selector takes more Pods"
-            yield warning((*at, key), None, text, "write a value, or leave the key out")
+            yield key
 
 
-def _at(value: Any, place: Place) -> Any:
-    for step in place:
+def _at(value: Any, path: Path) -> Any:
+    for step in path:
         value = value.get(step) if isinstance(value, dict) else None
     return value
 
@@ -437,9 +408,9 @@ class ObjectReader:
                 self._logged.clear()
             self._logged[kind, name] = version
             for one in reading.problems:
-                if not one.is_error:
-                    log.warning("%s %s/%s: %s", kind, self.pool.namespace, name, one)
-        errors = [str(one) for one in reading.problems if one.is_error]
+                if one.severity is not Severity.ERROR:
+                    log.warning("%s %s/%s: %s", kind, self.pool.namespace, name, one.text)
+        errors = [one.text for one in reading.problems if one.severity is Severity.ERROR]
         if errors:
             if is_new:
                 self.count_error()
