@@ -22,7 +22,7 @@ from measuring import Table, command_line, numbers, write_results
 from picker.config.build import Assembly, build, default_config
 from picker.config.catalog import builtin_plugins
 from picker.decisions.decision import Watchers
-from picker.decisions.steps import PluginStep
+from picker.decisions.steps import PluginSteps
 from picker.framework.attributes import Attributes
 from picker.framework.interfaces import Flight
 from picker.metrics.picker_metrics import PickerMetrics
@@ -90,7 +90,7 @@ async def decide(
 ) -> Flight:
     """One decision, as the director makes it."""
     attributes, log = Attributes(), PluginLog(Watchers(), time.monotonic)
-    steps: list[PluginStep] = []
+    steps = PluginSteps(time.monotonic)
     candidates = candidates_for(datastore.snapshot().candidates, None, loads[0].counts, loads[1])
     for producer in assembly.pipeline.producers:
         seen = producer.scoped(attributes)
@@ -99,7 +99,7 @@ async def decide(
         request, candidates, attributes, rng, steps
     )
     flight = Flight(request, result, attributes)
-    ask_hooks(assembly.pipeline.hooks, flight, steps, time.monotonic, log)
+    ask_hooks(assembly.pipeline.hooks, flight, steps, log)
     return flight
 
 

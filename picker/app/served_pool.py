@@ -157,7 +157,7 @@ class ServedPool:
                 ignore_subset_hint=options.disable_endpoint_subset_filter,
             ),
             health=self.detector,
-            settling=burst_wait,
+            burst_wait=burst_wait,
         )
 
     def _flow_control(self, context: RequestContext) -> FlowController:

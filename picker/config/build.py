@@ -277,7 +277,7 @@ class _Builder:
             raise TypeError(f"'{handler.name}' is not a profile handler")
         asking = self._bound("ProfilePicker", handler, plugin)
         processing = self._bound("ProcessProfilesResults", handler, plugin)
-        scheduler = Scheduler(tuple(profiles.values()), asking, processing, self._clock)
+        scheduler = Scheduler(tuple(profiles.values()), asking, processing)
         durations = self._metrics.scheduler_e2e_duration_seconds
         bound = BoundPlugin(scheduler, SCHEDULER, durations=durations)
         bound.meter = SchedulingAttempts(self._metrics)
@@ -316,7 +316,7 @@ class _Builder:
             if isinstance(one.instance.plugin, Scorer)
         ]
         picker = self._bound("Picker", part.instance, part.instance.plugin, profile=name)
-        return Profile(name, picker, filters, scorers, clock=self._clock)
+        return Profile(name, picker, filters, scorers)
 
     def _producer(self, instance: Instance) -> BoundPlugin[DataProducer | AsyncDataProducer]:
         plugin = instance.plugin

@@ -9,12 +9,13 @@ arrival to the ring, which the garbage collector does not track.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
 
-from picker.decisions.steps import PluginStep
+from picker.decisions.steps import PluginSteps
 from picker.decisions.views import FilterView, RefusalView
 from picker.errors import Code, DropReason, RefusedError
 from picker.framework.attributes import Attributes
@@ -107,7 +108,7 @@ class Decision(msgspec.Struct, gc=False):
     # The decision
     candidates: Sequence[Candidate] = ()
     attributes: Attributes | None = None
-    steps: list[PluginStep] = msgspec.field(default_factory=list)
+    steps: PluginSteps = msgspec.field(default_factory=lambda: PluginSteps(time.monotonic))
     result: SchedulingResult | None = None
     seed: int | None = None
     is_prepared: bool = False
@@ -140,7 +141,8 @@ class Decision(msgspec.Struct, gc=False):
         candidates; also the refusal, whose traceback references the frames that raised it.
         """
         self.request = self.attributes = self.result = None
-        self.steps, self.candidates, self.set_headers = [], (), ()
+        self.steps.clear()  # frames of an error that a step holds may refer to the steps
+        self.candidates, self.set_headers = (), ()
         if self.refusal is not None:
             self.refused, self.refusal = _view(self.refusal), None
         names = (self.request_id, self.incoming_model, self.target_model)

@@ -1,7 +1,7 @@
 """Plugins at their extension points, and the record of each call.
 
-A plugin measures nothing itself and has no wrapper: its caller reads the clock once after each call
-and adds a `PluginStep` to the decision. Metrics and spans are made from the steps afterwards.
+No plugin measures anything itself: `PluginSteps.call` is the one place that times a call, and it
+appends a `PluginStep` to the decision. Metrics and spans are made from these afterwards.
 
 The order of plugins follows from the attributes that they declare to read and write; one that
 accesses others works by luck. So each plugin is watched for its first calls after a configuration
@@ -13,7 +13,7 @@ itself need no declaration.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 import msgspec
@@ -83,6 +83,15 @@ class BoundPlugin(Generic[P]):
                 self.scope = None
         return _ScopedAttributes(attributes, scope)
 
+    def measured(self, clock: Callable[[], float], method: Callable[..., T], *args: Any) -> T:
+        """Call `method` of the plugin and observe its duration at once, without a step."""
+        began = clock()
+        try:
+            return method(*args)
+        finally:
+            if self.durations is not None:
+                self.durations.observe(clock() - began)
+
 
 class PluginStep(msgspec.Struct, frozen=True, gc=False):
     """One call of a plugin, which ended `at`, on the clock of the requests.
@@ -96,6 +105,45 @@ class PluginStep(msgspec.Struct, frozen=True, gc=False):
     at: float
     seconds: float
     said: Any = None
+
+
+class PluginSteps(list[PluginStep]):
+    """The calls of plugins for one request, in order, with times on `clock`."""
+
+    __slots__ = ("_clock",)
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+
+    def call(self, bound: BoundPlugin[Any], method: Callable[..., T], *args: Any) -> T:
+        """Call `method`, a part of the plugin, and append the step, also when it raises."""
+        said: T | Exception | None = None
+        began = self._clock()
+        try:
+            said = method(*args)
+            return said
+        except Exception as error:
+            said = error
+            raise
+        finally:
+            now = self._clock()
+            self.append(PluginStep(bound, now, now - began, said))
+
+    async def wait(
+        self, bound: BoundPlugin[Any], method: Callable[..., Awaitable[T]], *args: Any
+    ) -> T:
+        """Like `call`, for a method that is a coroutine function."""
+        said: T | Exception | None = None
+        began = self._clock()
+        try:
+            said = await method(*args)
+            return said
+        except Exception as error:
+            said = error
+            raise
+        finally:
+            now = self._clock()
+            self.append(PluginStep(bound, now, now - began, said))
 
 
 class Scope:

@@ -53,7 +53,7 @@ class AttemptResult(msgspec.Struct, frozen=True):
     """
 
     verdict: AnswerKind
-    is_bare: bool = False
+    is_bodyless: bool = False
     is_probe: bool = False
     is_late: bool = True
     took_seconds: float = 0.0

@@ -113,13 +113,13 @@ class Attempt:
         "breaker",
         "endpoint",
         "epoch",
-        "is_bare",
+        "is_bodyless",
         "left_at",
         "suspicion",
     )
 
     def __init__(
-        self, memory: OutlierDetector, breaker: Breaker, endpoint: Endpoint, is_bare: bool
+        self, memory: OutlierDetector, breaker: Breaker, endpoint: Endpoint, is_bodyless: bool
     ) -> None:
         self._memory = memory
         self._is_judged = False
@@ -129,7 +129,7 @@ class Attempt:
         self.epoch = breaker.epoch
         self.suspicion = breaker.suspicion
         self.endpoint = endpoint
-        self.is_bare = is_bare
+        self.is_bodyless = is_bodyless
 
     @property
     def is_current(self) -> bool:
@@ -244,10 +244,10 @@ class OutlierDetector:
                 self._not_filled(breaker.key)
         return self._is_burst
 
-    def left(self, endpoint: Endpoint, now_seconds: float, is_bare: bool = False) -> Attempt:
+    def left(self, endpoint: Endpoint, now_seconds: float, is_bodyless: bool = False) -> Attempt:
         """A request has left for `endpoint`, which may differ in its port from the one picked.
 
-        With `is_bare` it has no body and asks nothing of the engine (a model list, say): it can
+        With `is_bodyless` it has no body and asks nothing of the engine (a model list, say): it can
         fail, but its success clears no breaker.
         """
         breaker = self._breakers.get(endpoint.key)
@@ -255,11 +255,11 @@ class OutlierDetector:
             breaker = Breaker(endpoint.key, self._settings)
             if endpoint.key in self._members:
                 self._breakers[endpoint.key] = breaker
-        attempt = Attempt(self, breaker, endpoint, is_bare)
+        attempt = Attempt(self, breaker, endpoint, is_bodyless)
         attempt.left_at = now_seconds
         breaker.leaves(now_seconds)
         if not breaker.is_as_good_as_any:
-            if not is_bare and breaker.is_due(now_seconds):
+            if not is_bodyless and breaker.is_due(now_seconds):
                 breaker.probe_leaves(now_seconds)
                 self._probes[breaker.key] = attempt
             self._refresh(breaker)
@@ -282,7 +282,7 @@ class OutlierDetector:
         self._take_in(attempt, AnswerKind.REJECTED, now_seconds)
         other = self._breakers.get(served_by)
         if other is not None and other.state is not EndpointState.EJECTED:
-            self._apply(other, AttemptResult(kind_of(answer), attempt.is_bare), now_seconds)
+            self._apply(other, AttemptResult(kind_of(answer), attempt.is_bodyless), now_seconds)
 
     def leave(
         self, attempt: Attempt, was_seen: bool, cause: FinishCause, now_seconds: float
@@ -374,12 +374,12 @@ class OutlierDetector:
             took = now - attempt.left_at
             self._apply(
                 breaker,
-                AttemptResult(verdict, attempt.is_bare, is_probe, attempt.is_late, took),
+                AttemptResult(verdict, attempt.is_bodyless, is_probe, attempt.is_late, took),
                 now,
             )
 
     def _apply(self, breaker: Breaker, finding: AttemptResult, now: float) -> None:
-        if finding.verdict is AnswerKind.SUCCESS and not finding.is_bare:
+        if finding.verdict is AnswerKind.SUCCESS and not finding.is_bodyless:
             self._succeed(breaker, finding, now)
         elif finding.verdict in (AnswerKind.FAILURE, AnswerKind.REJECTED):
             if breaker.failed(finding, now, self._draw):

@@ -25,6 +25,7 @@ from picker.config.catalog import builtin_plugins
 from picker.config.instances import Instance
 from picker.config.load import load_config
 from picker.decisions.decision import Watchers
+from picker.decisions.steps import PluginSteps
 from picker.errors import ConfigError, RefusedError
 from picker.framework.attributes import Attributes
 from picker.framework.interfaces import Flight
@@ -291,7 +292,7 @@ class Replay:
         try:
             rng = Random(line.seed)
             result = used.pipeline.scheduler.plugin.schedule(
-                request, candidates, attributes, rng, []
+                request, candidates, attributes, rng, PluginSteps(_no_time)
             )
         except RefusedError as refusal:
             return refusal_line(refusal), False
@@ -307,7 +308,7 @@ class Replay:
         except RefusedError:
             return outcome, False
         with suppress(RefusedError):  # as in the picker: the end of the request follows
-            ask_hooks(used.pipeline.hooks, flight, [], _no_time, log)
+            ask_hooks(used.pipeline.hooks, flight, PluginSteps(_no_time), log)
         if line.left:  # otherwise no line reports its end
             run.flights[line.number] = (generation, flight)
         return outcome, True

@@ -2,13 +2,12 @@
 
 A request goes through parse → rewrite → objective and fairness id → flow control → candidates →
 screeners → producers → admitters → schedule → hooks, and leaves. Only flow control and producers
-are awaited. All of it is written into one `Decision`, which the watchers are handed when the
-request leaves and when it is over; nothing is measured on the way but one clock read after each
-call of a plugin.
+are awaited. One `Decision` records all of it; the watchers receive it when the request leaves and
+when it is over. Nothing is measured on the way but the calls of plugins, by `PluginSteps`.
 
 The shell of a stream calls `Director.begin()` when the stream opens and gets an `Exchange`. It
-awaits `Exchange.route()` at most once and calls `Exchange.finish()` exactly once, whatever
-happened.
+awaits `Exchange.route()` at most once and calls `Exchange.finish()` exactly once, whatever ends the
+request.
 """
 
 from __future__ import annotations
@@ -22,10 +21,17 @@ from uuid import UUID
 from msgspec.structs import replace
 
 from picker.decisions.decision import Decision
-from picker.decisions.steps import BoundPlugin, PluginStep
+from picker.decisions.steps import BoundPlugin, PluginSteps
 from picker.errors import Code, DropReason, RefusedError, bad_request, no_endpoints
 from picker.framework.attributes import Attributes
-from picker.framework.interfaces import Flight, Parser, PreRequest, SaturationDetector
+from picker.framework.interfaces import (
+    AsyncDataProducer,
+    Flight,
+    Parser,
+    PreRequest,
+    SaturationDetector,
+    Screener,
+)
 from picker.outliers.breaker import Answer
 from picker.plugins.parsers._json_bodies import unreadable
 from picker.requestcontrol import admission
@@ -33,7 +39,7 @@ from picker.requestcontrol.bodies import held_bytes, outgoing_body
 from picker.requestcontrol.candidates import candidates_for
 from picker.requestcontrol.headers import MODEL_REWRITE, OBJECTIVE, REQUEST_ID, first_of, path_of
 from picker.requestcontrol.pipeline import (
-    EndpointVisit,
+    Attempt,
     RequestContext,
     RequestPipeline,
     Ticket,
@@ -58,7 +64,7 @@ UNREAD = ParsedBody(Api.RAW, can_rewrite=False)
 
 
 class Director:
-    """Opens an exchange for each request. Owns the reference to the pipeline that new ones use."""
+    """Opens an exchange for each request. Owns the reference to the pipeline of new requests."""
 
     def __init__(self, pipeline: RequestPipeline, context: RequestContext) -> None:
         self.pipeline = pipeline
@@ -66,21 +72,22 @@ class Director:
         self.log = PluginLog(context.watchers, context.clock)
 
     def use(self, pipeline: RequestPipeline) -> None:
-        """Route new requests with `pipeline`; those under way finish on what they began with."""
+        """Route new requests with `pipeline`; requests under way finish on the one before."""
         self.pipeline = pipeline
 
     def begin(self, evict: Callable[[DropReason], None] | None = None, /) -> Exchange:
-        """A request has started to arrive; `evict` stops it while it is under way."""
+        """Open the exchange of a new stream; `evict` stops its request while it is under way."""
         return Exchange(self, evict)
 
 
 class Exchange:
-    """One request as its stream sees it. Owns what the request holds.
+    """One request as its stream sees it.
 
-    What the request holds is released in `finish` and nowhere else.
+    Owns the resources of the request, and releases them in `finish` and nowhere else.
     """
 
     __slots__ = (
+        "_attempt",
         "_context",
         "_decision",
         "_director",
@@ -93,7 +100,6 @@ class Exchange:
         "_response",
         "_span",
         "_ticket",
-        "_visit",
     )
 
     def __init__(self, director: Director, evict: Callable[[DropReason], None] | None) -> None:
@@ -102,20 +108,21 @@ class Exchange:
         self._pipeline = director.pipeline
         self._context = context
         self._log = director.log
-        self._decision = Decision(next(context.numbers), context.clock())
+        clock = context.clock
+        self._decision = Decision(next(context.numbers), clock(), steps=PluginSteps(clock))
         self._span: Span | None = None
         self._evict = evict
         self._goes_at_once = False
-        self._queued_at: float | None = None  # set when flow control was asked to let it in
-        self._ticket: Ticket | None = None  # set once it has
-        self._flight: Flight | None = None  # set once hooks are asked
-        self._visit: EndpointVisit | None = None  # set when it leaves
+        self._queued_at: float | None = None  # set when the request enters flow control
+        self._ticket: Ticket | None = None  # set when flow control admits it
+        self._flight: Flight | None = None  # set when hooks are called
+        self._attempt: Attempt | None = None  # set when the request leaves
         self._response: Response | None = None
 
-    # What the stream asks
+    # Called by the stream
 
     def decides_at_once(self, raw: RawRequest) -> bool:
-        """Whether `route(raw)`, called right now, waits for nothing, whatever `raw` is."""
+        """Whether `route(raw)`, called right now, would wait for nothing, whatever `raw` is."""
         pipeline, gate = self._pipeline, self._pipeline.gate
         self._goes_at_once = (
             not pipeline.asks_others
@@ -127,8 +134,8 @@ class Exchange:
     async def route(self, raw: RawRequest) -> RouteDecision:
         """Decide where `raw` goes and count it as under way there.
 
-        Awaited at most once. May be cancelled at any await; `finish` is called all the same.
-        Raises `RefusedError` when the picker answers the request itself.
+        Awaited at most once; may be cancelled at any await. Raises `RefusedError` if the picker
+        answers the request itself.
         """
         context, decision = self._context, self._decision
         tracer, begun_at = context.policies.tracer, context.clock()
@@ -154,7 +161,7 @@ class Exchange:
             if tracer is not None and self._span is not None:
                 tracer.routed(self._span, decision, begun_at)
             if decision.destination:
-                decision.steps.clear()  # the watchers have read them; scores are most of a decision
+                decision.steps.clear()  # the watchers have read them, and scores are large
 
     def finish(
         self,
@@ -162,7 +169,7 @@ class Exchange:
         response_status: int | None = None,
         served_by: str | None = None,
     ) -> None:
-        """The request is over. Releases what it holds; a second call does nothing."""
+        """End the request and release its resources; a second call does nothing."""
         decision, context, response = self._decision, self._context, self._response
         if decision.cause is not None:
             return
@@ -172,15 +179,15 @@ class Exchange:
         decision.response_status, decision.served_by = response_status, served_by
         if self._queued_at is not None:
             decision.queue_seconds = self._queue_seconds(self._queued_at, now)
-        self._evict = self._response = None  # they hold this
+        self._evict = self._response = None  # they refer to this exchange
         if decision.endpoint_key is not None:
             context.inflight.release(decision.endpoint_key)
-        if self._visit is not None:
-            self._visit.ended(cause, Answer(response_status, served_by), now)
+        if self._attempt is not None:
+            self._attempt.ended(cause, Answer(response_status, served_by), now)
         if response is not None:
-            response.close()
-        if response is not None and response.has_body:
-            decision.usage, decision.response = response.usage, response.times
+            response.release_legs()
+            if response.has_body:
+                decision.usage, decision.response = response.usage, response.times
         if self._flight is not None and self._pipeline.has_ends:
             self._report_end(self._flight, cause, now)
         if self._ticket is not None:
@@ -193,14 +200,14 @@ class Exchange:
             self._span.end()
         decision.condense()
 
-    # The way of a request
+    # The path of a request
 
     async def _route(self, raw: RawRequest, body: bytes, begun_at: float) -> RouteDecision:
-        decision, settling = self._decision, self._context.settling
+        decision, burst_wait = self._decision, self._context.burst_wait
         parser, parsed, request = await self._enter(raw, body)
-        if settling is not None and not self._goes_at_once and self._awaits_answers():
-            await settling.settled()
-        candidates = self._candidates(raw)  # of the pool as it is after the wait
+        if burst_wait is not None and not self._goes_at_once and self._awaits_answers():
+            await burst_wait.settled()
+        candidates = self._candidates(raw)  # after the wait, which may have changed the pool
         if self._pipeline.saturation is not None and request.priority < 0:
             self._shed(candidates, self._pipeline.saturation)
         if not candidates:
@@ -212,27 +219,25 @@ class Exchange:
         result = self._choose(request, candidates, decision.attributes)
         flight = self._flight = Flight(request, result, decision.attributes)
         decision.result, decision.is_prepared = result, True
-        headers = ask_hooks(
-            self._pipeline.hooks, flight, decision.steps, self._context.clock, self._log
-        )
+        headers = ask_hooks(self._pipeline.hooks, flight, decision.steps, self._log)
         return self._leave(raw, parser, parsed, headers, begun_at)
 
     def _awaits_answers(self) -> bool:
-        """Whether the first answers of a burst should arrive before this is decided."""
+        """Whether to wait for the first answers of a burst before deciding."""
         context, health = self._context, self._context.health
-        if context.settling is None or health is None or not health.held:
+        if context.burst_wait is None or health is None or not health.held:
             return False
         return health.is_unsure(context.clock())
 
     async def _enter(
         self, raw: RawRequest, body: bytes
     ) -> tuple[Parser, ParsedBody, InferenceRequest]:
-        """Understand a request and wait until flow control lets it in.
+        """Parse a request and wait until flow control admits it.
 
-        What a parser made of a body is a multiple of it: twice for one long text, tenfold for a
-        conversation of short messages, and thousands of objects for the garbage collector to look
-        at. So no frame holds it while its request waits, and it is made again from the body
-        afterwards; a request that does not wait pays for none of that.
+        A parsed body takes a multiple of its bytes: twice for one long text, tenfold for a
+        conversation of short messages, in thousands of objects for the garbage collector to
+        traverse. So no frame holds it while the request waits, and the body is parsed again
+        afterwards; a request that does not wait is parsed once.
         """
         decision, pipeline, gate = self._decision, self._pipeline, self._pipeline.gate
         path = path_of(raw.headers)
@@ -241,7 +246,7 @@ class Exchange:
         self._rewrite(raw, parsed)
         decision.request = request = self._identify(raw, parsed, len(body))
         waits = gate is not None and not (self._goes_at_once or gate.is_open)
-        is_parked = waits and request.body is parsed  # else a processor has changed it
+        is_parked = waits and request.body is parsed  # otherwise a processor has changed it
         if is_parked:
             bodyless = replace(request.body, payload=None)
             held = held_bytes(request, raw)
@@ -260,8 +265,8 @@ class Exchange:
         return parser, parsed, request
 
     def _parsed(self, parser: Parser, path: str, raw: RawRequest, body: bytes) -> ParsedBody:
-        """Parse a body. One that the parser cannot read is the endpoint's to judge, and
-        goes on as it came, unless its model may have to be replaced. Raises `RefusedError`.
+        """Parse a body. The endpoint may understand one that the parser cannot read: it passes
+        unchanged, unless its model may have to be replaced. Raises `RefusedError`.
         """
         try:
             return parser.parse(path, raw.headers, body)
@@ -273,7 +278,7 @@ class Exchange:
             return UNREAD
 
     def _rewrite(self, raw: RawRequest, parsed: ParsedBody) -> None:
-        """Decide which model the endpoint is asked for."""
+        """Set the model that the endpoint is asked for."""
         decision = self._decision
         decision.incoming_model = parsed.model
         decision.target_model = first_of(raw.headers, MODEL_REWRITE) or parsed.model
@@ -289,7 +294,7 @@ class Exchange:
 
     def _identify(self, raw: RawRequest, parsed: ParsedBody, size_bytes: int) -> InferenceRequest:
         """The request with its objective, its priority and its fairness id."""
-        decision, clock = self._decision, self._context.clock
+        decision = self._decision
         decision.objective = objective = first_of(raw.headers, OBJECTIVE)
         objectives = self._context.policies.objectives
         if objective and objectives is not None:
@@ -306,14 +311,8 @@ class Exchange:
             priority=decision.priority,
             received_at_seconds=decision.received_at_seconds,
         )
-        began = clock() if self._pipeline.processors else 0.0
         for bound in self._pipeline.processors:
-            try:
-                request = bound.plugin.process(request)
-            finally:
-                now = clock()
-                decision.steps.append(PluginStep(bound, now, now - began))
-                began = now
+            request = decision.steps.call(bound, bound.plugin.process, request)
         named = admission.fairness_id(request)
         if named != request.fairness_id:
             request = replace(request, fairness_id=named)
@@ -321,7 +320,7 @@ class Exchange:
         return request
 
     def _candidates(self, raw: RawRequest) -> Sequence[Candidate]:
-        """The endpoints that the proxy allows, with the picker's own load on each."""
+        """Return the endpoints that the proxy allows, with the picker's own load on each."""
         context = self._context
         hint = None if context.policies.ignore_subset_hint else raw.subset_hint
         pool = context.datastore.snapshot().candidates
@@ -338,61 +337,50 @@ class Exchange:
     def _screened(
         self, request: InferenceRequest, candidates: Sequence[Candidate]
     ) -> Sequence[Candidate]:
-        """The candidates that every screener keeps, in the order given; 503 when there are none."""
-        clock, rng, steps = self._context.clock, self._context.rng, self._decision.steps
-        kept, began = {candidate.key for candidate in candidates}, clock()
+        """Return the candidates that every screener keeps, in the order given; 503 without any."""
+        steps, allowed = self._decision.steps, {candidate.key for candidate in candidates}
         for bound in self._pipeline.screeners:
-            left: Sequence[Candidate] | None = None
-            try:
-                left = bound.plugin.screen(request, candidates, rng)
-            finally:
-                now = clock()
-                steps.append(PluginStep(bound, now, now - began, (candidates, left)))
-                began = now
-            kept &= {candidate.key for candidate in left}
-        if not kept:
+            _, left = steps.call(
+                bound, _screen, bound.plugin, request, candidates, self._context.rng
+            )
+            allowed &= {candidate.key for candidate in left}
+        if not allowed:
             raise no_endpoints("no endpoint is left after screening")
-        return [candidate for candidate in candidates if candidate.key in kept]
+        return [candidate for candidate in candidates if candidate.key in allowed]
 
     async def _produce(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
     ) -> InferenceRequest:
-        """`request`, enriched, with what the producers found in `attributes`.
+        """Let the producers write their findings into `attributes`; return the enriched request.
 
-        A producer that fails or takes too long is the last (those after it may need what it would
-        have found); the request goes on.
+        A producer that fails or times out is the last, because later ones may need its findings;
+        the request continues.
         """
-        clock, steps = self._context.clock, self._decision.steps
-        began, said = clock(), None
+        steps = self._decision.steps
         for bound in self._pipeline.producers:
             plugin: Any = bound.plugin
             seen = attributes if bound.scope is None else bound.scoped(attributes)
             try:
                 # `hasattr`: an `isinstance` of a protocol costs ten times as much.
                 if hasattr(plugin, "look_up"):
-                    async with asyncio.timeout(plugin.timeout_seconds):
-                        request = await plugin.look_up(request, candidates, seen)
+                    request = await steps.wait(bound, _look_up, plugin, request, candidates, seen)
                 else:
-                    request = plugin.produce(request, candidates, seen)
+                    request = steps.call(bound, plugin.produce, request, candidates, seen)
             except Exception as error:
-                log, said = self._log, error
-                log.exception(bound.name, error, "scheduling goes on with what is known")
-            now = clock()
-            steps.append(PluginStep(bound, now, now - began, said or request))
-            began = now
-            if said is not None:
+                log = self._log
+                log.exception(bound.name, error, "scheduling continues with what is known")
                 break
         return request
 
     def _choose(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
     ) -> SchedulingResult:
-        """Ask the scheduler, once the admitters agree. Raises `RefusedError`.
+        """Schedule the request if the admitters agree. Raises `RefusedError`.
 
-        A request tries out an ejected endpoint that is due for it, if the scheduler takes that
-        endpoint at all. Else it goes to one of those that are usable; and to an ejected one rather
-        than nowhere, when the scheduler refuses all that are usable (the only decode endpoint is
-        ejected, say).
+        The request probes an ejected endpoint that is due for a probe, if the scheduler accepts
+        that endpoint. Otherwise it goes to a usable endpoint; and to an ejected one rather than
+        nowhere, if the scheduler refuses all usable ones (the only decode endpoint is ejected,
+        say).
         """
         health, usable, due = self._context.health, candidates, None
         if health is not None and health.held:
@@ -421,38 +409,33 @@ class Exchange:
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
     ) -> None:
         """A refusal keeps its code; an admitter that fails refuses with 500."""
-        clock, log = self._context.clock, self._log
+        log, rng, steps = self._log, self._context.rng, self._decision.steps
         for bound in self._pipeline.admitters:
-            began, said = clock(), None
             seen = attributes if bound.scope is None else bound.scoped(attributes)
             try:
-                bound.plugin.admit(request, candidates, seen, self._context.rng)
-            except RefusedError as refusal:
-                said = refusal
+                steps.call(bound, bound.plugin.admit, request, candidates, seen, rng)
+            except RefusedError:
                 raise
             except Exception as error:
                 log.exception(bound.name, error, "the request is refused")
                 text = f"request cannot be admitted: {PLUGIN_FAILED}"
                 raise RefusedError(Code.INTERNAL, text) from error
-            finally:
-                now = clock()
-                self._decision.steps.append(PluginStep(bound, now, now - began, said))
 
     def _schedule(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
     ) -> SchedulingResult:
-        """One attempt; what it draws comes from a seed of its own where a recording is made."""
-        decision, clock, rng = self._decision, self._context.clock, self._context.rng
+        """Attempt to schedule once; while a recording runs, random draws come from a new seed."""
+        decision, rng = self._decision, self._context.rng
         bound, recorder = self._pipeline.scheduler, self._pipeline.recorder
+        steps, schedule = decision.steps, bound.plugin.schedule
         said: SchedulingResult | Exception | None = None
         decision.candidates = candidates
         if recorder is not None and recorder.is_recording:
             decision.seed = rng.getrandbits(SEED_BITS)
             rng = Random(decision.seed)
             recorder.scheduling(decision)
-        began = clock()
         try:
-            said = bound.plugin.schedule(request, candidates, attributes, rng, decision.steps)
+            said = steps.call(bound, schedule, request, candidates, attributes, rng, steps)
         except RefusedError as refusal:
             said = refusal
             raise
@@ -461,8 +444,6 @@ class Exchange:
             log.exception(bound.name, error, "the request is refused")
             raise admission.scheduling_failed(error) from error
         finally:
-            now = clock()
-            decision.steps.append(PluginStep(bound, now, now - began, said))
             if recorder is not None and said is not None:
                 recorder.scheduled(decision, said)
         if not said.endpoints:
@@ -477,10 +458,10 @@ class Exchange:
         hook_headers: Mapping[str, str],
         begun_at: float,
     ) -> RouteDecision:
-        """What the proxy is to do with the request; it counts as under way from now on."""
+        """Return what the proxy is to do with the request, which is under way from now on."""
         flight, policies = self._flight, self._context.policies
         if flight is None:
-            raise TypeError("a request leaves after its hooks were asked")
+            raise TypeError("a request leaves after its hooks were called")
         request, result = flight.request, flight.result
         body = outgoing_body(raw.body or b"", parsed, request)
         renamed = bool(parsed.model) and body is not None and request.target_model != parsed.model
@@ -507,16 +488,16 @@ class Exchange:
             skip_response=parsed.skip_response,
             needs_response_body=renamed and not parsed.skip_response,
         )
-        # Last: what fails above has not left.
+        # Last: a request that fails above has not left.
         primary = result.endpoints[0]
-        self._response.visit = self._hold(routed, primary, begun_at)
+        self._response.attempt = self._hold(routed, primary, begun_at)
         if len(result.profiles) > 1:
             picked = {one.picked[0].candidate.key for one in result.profiles.values() if one.picked}
-            self._response.leave(picked - {primary.key})
+            self._response.acquire_legs(picked - {primary.key})
         return routed
 
     def _route_bodyless(self, raw: RawRequest, begun_at: float) -> RouteDecision:
-        """Nothing is known about such a request (a model list, say): any endpoint will do."""
+        """Send a request of which only headers are known (a model list, say) to any endpoint."""
         health, bodyless = self._context.health, self._pipeline.bodyless
         candidates = self._candidates(raw)
         for one in bodyless.filters:
@@ -541,13 +522,13 @@ class Exchange:
         begun_at: float,
         *,
         is_bodyless: bool = False,
-    ) -> EndpointVisit | None:
-        """Count the request as under way at `endpoint`, and hand the decision to the watchers."""
+    ) -> Attempt | None:
+        """Count the request as under way at `endpoint`, and pass the decision to the watchers."""
         context, decision, now = self._context, self._decision, self._context.clock()
         context.inflight.acquire(endpoint.key)
         decision.endpoint_key = endpoint.key
         if context.health is not None:
-            self._visit = context.health.left(endpoint, now, is_bodyless)
+            self._attempt = context.health.left(endpoint, now, is_bodyless)
         if self._ticket is not None:
             self._ticket.left(endpoint.key)
         decision.destination, decision.set_headers = routed.destination, routed.set_headers
@@ -556,60 +537,66 @@ class Exchange:
         decision.decision_seconds, decision.at_seconds = now - begun_at, now
         for watch in context.watchers.decided:
             watch(decision)
-        return self._visit
+        return self._attempt
 
-    # Helpers
+    # At the end
 
     def _report_end(self, flight: Flight, cause: FinishCause, now: float) -> None:
-        """Let plugins release what they hold of the request."""
-        decision, clock, log = self._decision, self._context.clock, self._log
-        usage, recorder = decision.usage, self._pipeline.recorder
+        """Let plugins release the state they hold for the request."""
+        decision, log, recorder = self._decision, self._log, self._pipeline.recorder
         for bound in self._pipeline.request_ends:
-            began, said = clock(), None
+            ended = bound.plugin.request_ended
             try:
-                bound.plugin.request_ended(flight, cause, usage, now)
+                decision.steps.call(bound, ended, flight, cause, decision.usage, now)
             except Exception as error:
-                log.exception(bound.name, error, "what it holds of the request may stay held")
-                said = error
-            ended = clock()
-            decision.steps.append(PluginStep(bound, ended, ended - began, said))
+                log.exception(bound.name, error, "its state for the request may not be released")
         if recorder is not None:
             recorder.finished(decision)
 
     def _queue_seconds(self, since: float, now: float) -> float:
-        """How long it waited to be let in; of one that never was, until it was over."""
+        """Return the time in flow control, until admission or, without one, until the end."""
         return now - since if self._ticket is None else self._ticket.queue_seconds
+
+
+def _screen(
+    plugin: Screener, request: InferenceRequest, candidates: Sequence[Candidate], rng: Random
+) -> tuple[Sequence[Candidate], Sequence[Candidate]]:
+    """Return the candidates before and after; its meter needs both."""
+    return candidates, plugin.screen(request, candidates, rng)
+
+
+async def _look_up(
+    plugin: AsyncDataProducer,
+    request: InferenceRequest,
+    candidates: Sequence[Candidate],
+    attributes: Attributes,
+) -> InferenceRequest:
+    async with asyncio.timeout(plugin.timeout_seconds):
+        return await plugin.look_up(request, candidates, attributes)
 
 
 def ask_hooks(
     hooks: Sequence[BoundPlugin[PreRequest]],
     flight: Flight,
-    steps: list[PluginStep],
-    clock: Callable[[], float],
+    steps: PluginSteps,
     log: PluginLog,
 ) -> dict[str, str]:
-    """The headers that the hooks want set; of two that set the same one, the later one does.
+    """Collect the headers that the hooks set; of equal names the last one wins.
 
-    All hooks run. One refusal alone is the answer; any other failure is ours (500).
+    All hooks run. A single refusal is raised as it is; any other failure becomes a 500.
     """
     headers: dict[str, str] = {}
     failed: list[Exception] = []
-    began = clock()
+    request, result, attributes = flight.request, flight.result, flight.attributes
     for bound in hooks:
-        attributes, said = flight.attributes, None
         seen = attributes if bound.scope is None else bound.scoped(attributes)
         try:
-            wanted = bound.plugin.pre_request(flight.request, flight.result, seen)
+            wanted = steps.call(bound, bound.plugin.pre_request, request, result, seen)
+            headers.update(wanted or {})
         except Exception as error:
             failed.append(error)
-            wanted, said = None, error
             if not isinstance(error, RefusedError):
                 log.exception(bound.name, error, "the request is refused")
-        now = clock()
-        steps.append(PluginStep(bound, now, now - began, said or wanted))
-        began = now
-        if wanted:
-            headers.update(wanted)
     if not failed:
         return headers
     if len(failed) == 1 and isinstance(failed[0], RefusedError):

@@ -1,4 +1,4 @@
-"""What the director works with: the steps that a configuration decides, and what requests share."""
+"""The director's inputs: the pipeline of a configuration, and the context that requests share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from picker.decisions.decision import Decision, Watchers
-from picker.decisions.steps import BoundPlugin, PluginStep
+from picker.decisions.steps import BoundPlugin, PluginSteps
 from picker.errors import DropReason, bad_request
 from picker.framework.attributes import Attributes
 from picker.framework.interfaces import (
@@ -46,7 +46,7 @@ from picker.types import (
     Usage,
 )
 
-MAX_REMEMBERED = 64  # paths, which clients choose
+MAX_CACHED_PATHS = 64  # clients choose them
 log = logging.getLogger(__name__)
 
 
@@ -55,15 +55,15 @@ class PoolSnapshot(Protocol):
 
     @property
     def candidates(self) -> Sequence[Candidate]:
-        """Every endpoint with its last metrics."""
+        """All endpoints with their last metrics."""
         ...
 
 
 class SnapshotSource(Protocol):
-    """Hands out immutable snapshots of the pool."""
+    """Takes immutable snapshots of the pool."""
 
     def snapshot(self) -> PoolSnapshot:
-        """The pool now."""
+        """Return the pool as it is now."""
         ...
 
 
@@ -76,75 +76,75 @@ class RequestScheduler(Protocol):
         candidates: Sequence[Candidate],
         attributes: Attributes,
         rng: Random,
-        steps: list[PluginStep],
+        steps: PluginSteps,
     ) -> SchedulingResult:
-        """The decision; what plugins did is added to `steps`. Raises `RefusedError`."""
+        """Decide, and append the calls of plugins to `steps`. Raises `RefusedError`."""
         ...
 
 
 class DecisionRecorder(Protocol):
-    """Writes down what decisions are made of; must not raise."""
+    """Records the inputs of decisions; must not raise."""
 
     @property
     def is_recording(self) -> bool:
-        """Whether it is worth to call it, and to draw from seeds."""
+        """Whether to call it, and to draw from a seed for each attempt."""
         ...
 
     def scheduling(self, decision: Decision) -> None:
-        """The scheduler is about to be asked: what producers found may be live views, and the
-        decision itself adds to them.
+        """Called before each attempt to schedule: findings may be live views, which the decision
+        itself changes.
         """
         ...
 
     def scheduled(self, decision: Decision, said: SchedulingResult | Exception) -> None:
-        """The scheduler has answered, or failed."""
+        """Called with the result or the error of each attempt."""
         ...
 
     def finished(self, decision: Decision) -> None:
-        """A request that hooks were told of is over."""
+        """Called at the end of a request whose hooks were called."""
         ...
 
 
 class ObjectiveSource(Protocol):
-    """Knows what the names of objectives stand for."""
+    """Resolves the names of objectives."""
 
     def priority(self, objective: str) -> int | None:
-        """Its priority; None: there is no such objective, or it names no priority."""
+        """Return its priority; None: there is no such objective, or it names no priority."""
         ...
 
 
 class RewriteSource(Protocol):
-    """Knows the rules by which models are rewritten."""
+    """Holds the current rules for rewriting models."""
 
     @property
     def rules(self) -> RewriteRules | None:
-        """The rules now; None: there are none."""
+        """The current rules, if any."""
         ...
 
 
 class Ticket(Protocol):
-    """A request that flow control has let in, until the request is over."""
+    """The admission of a request by flow control, until the request is over."""
 
     @property
     def queue_seconds(self) -> float:
-        """How long it waited."""
+        """The time that the request waited."""
         ...
 
     def left(self, endpoint_key: str) -> None:
-        """It counts as under way at this endpoint from now on. Called at most once."""
+        """Count the request as under way at this endpoint. Called at most once."""
         ...
 
     def closed(self, cause: FinishCause, usage: Usage | None) -> None:
-        """It is over, and counts as under way nowhere any more. Called exactly once."""
+        """End the request. Called exactly once."""
         ...
 
 
 class FlowGate(Protocol):
-    """Flow control as a request meets it."""
+    """Flow control as the director calls it."""
 
     @property
     def is_open(self) -> bool:
-        """Whether a request of any priority would be let in now without waiting."""
+        """Whether a request of any priority would be admitted now without waiting."""
         ...
 
     async def admit(
@@ -153,36 +153,36 @@ class FlowGate(Protocol):
         """Wait until `request` may go. Does not wait while `is_open`.
 
         `evict` stops the request while it is under way (None: it cannot be stopped). Raises
-        `RefusedError`. May be cancelled; then the request is out of the queue.
+        `RefusedError`. Cancelling it removes the request from the queue.
         """
         ...
 
     def pool_changed(self) -> None:
-        """What is under way at endpoints has changed: a request without a ticket is over."""
+        """Called when a request without a ticket is over, and the load of endpoints has changed."""
         ...
 
 
-class EndpointVisit(Protocol):
-    """One request at one endpoint, as far as it tells of the endpoint's health."""
+class Attempt(Protocol):
+    """One request at one endpoint: evidence of the endpoint's health."""
 
     def responded(self, answer: Answer, now_seconds: float) -> None:
-        """The response has begun. Called at most once."""
+        """Called at most once, when the response begins."""
         ...
 
     def ended(self, cause: FinishCause, answer: Answer, now_seconds: float) -> None:
-        """The request is over. Called exactly once; `answer` is what is known of the response."""
+        """Called exactly once, at the end of the request, with the known part of the response."""
         ...
 
 
 class EndpointHealth(Protocol):
-    """Remembers which endpoints have failed lately. Times are on the clock of the requests.
+    """Tracks recent failures of endpoints. Times are on the clock of the requests.
 
-    While it holds none back, all are usable, no probe is due and nothing is unsure.
+    While `held` is empty, all endpoints are usable, no probe is due and nothing is unsure.
     """
 
     @property
     def held(self) -> Collection[str]:
-        """The keys of the endpoints that it holds back."""
+        """The keys of the endpoints that are held back."""
         ...
 
     def is_unsure(self, now_seconds: float) -> bool:
@@ -190,47 +190,45 @@ class EndpointHealth(Protocol):
         ...
 
     def usable(self, candidates: Sequence[Candidate], now_seconds: float) -> Sequence[Candidate]:
-        """Those that should be sent requests, in their order; never none of some."""
+        """Select the candidates for requests, in their order; at least one, if there are any."""
         ...
 
     def probe(self, candidates: Sequence[Candidate], now_seconds: float) -> Candidate | None:
-        """The one of `candidates` that this request should try out, if any is due for that."""
+        """Return the candidate that this request should probe, if one is due for a probe."""
         ...
 
-    def left(
-        self, endpoint: Endpoint, now_seconds: float, is_bodyless: bool = False, /
-    ) -> EndpointVisit:
-        """A request has left for this endpoint; one that `is_bodyless` is nothing for an engine."""
+    def left(self, endpoint: Endpoint, now_seconds: float, is_bodyless: bool = False, /) -> Attempt:
+        """Count a request that leaves; a bodyless one never reaches the engine."""
         ...
 
 
 @runtime_checkable
 class BodylessFilter(Protocol):
-    """A filter that goes by headers alone."""
+    """A filter that needs only headers."""
 
     def narrow(
         self, headers: Mapping[str, str], candidates: Sequence[Candidate]
     ) -> Sequence[Candidate]:
-        """The candidates that may serve."""
+        """Return the candidates that may serve."""
         ...
 
 
 @runtime_checkable
 class BodylessResponseHook(Protocol):
-    """Told of the beginning of a response to whichever request."""
+    """Sets headers on the responses to requests without a body."""
 
-    def bare_response_head(self, head: ResponseHead) -> Mapping[str, str] | None:
-        """Headers to set on the response, if any."""
+    def bodyless_response_head(self, head: ResponseHead) -> Mapping[str, str] | None:
+        """Called with the beginning of the response; return the headers to set, if any."""
         ...
 
 
 class ParserTable:
     """Parsers by the path suffixes they claim.
 
-    A claim matches a path that ends with it, from a `/` on, or from a `.`, as a gRPC service's
-    package ends. The longest matching claim wins; between equal claims the parser configured first.
-    A parser without claims takes what nobody else does, and parsers configured after it are unused,
-    which is logged.
+    A claim matches a path that ends with it, after a `/` or, as in the name of a gRPC service,
+    after a `.`. The longest matching claim wins; of equal claims the parser configured first. A
+    parser without claims takes all other paths; the parsers configured after it are unused, which
+    is logged.
     """
 
     def __init__(self, parsers: Sequence[Parser]) -> None:
@@ -244,8 +242,8 @@ class ParserTable:
         claims.sort(key=lambda pair: -len(pair[0]))
         self._claims = tuple(((f"/{claim}", f".{claim}"), parser) for claim, parser in claims)
         self._fallback = next((parser for parser in used if not parser.claims), None)
-        # The parser of a path; raises `RefusedError` (400) when nobody takes it.
-        self.select: Callable[[str], Parser] = lru_cache(MAX_REMEMBERED)(self._select)
+        # Returns the parser of a path; raises `RefusedError` (400) if there is none.
+        self.select: Callable[[str], Parser] = lru_cache(MAX_CACHED_PATHS)(self._select)
 
     def _select(self, path: str) -> Parser:
         trimmed = path.rstrip("/")
@@ -260,7 +258,7 @@ class ParserTable:
 
 
 def _until_fallback(parsers: Sequence[Parser]) -> Sequence[Parser]:
-    """Parsers up to the first one without claims."""
+    """Return the parsers up to the first one without claims."""
     for index, parser in enumerate(parsers):
         if not parser.claims:
             return parsers[: index + 1]
@@ -268,10 +266,10 @@ def _until_fallback(parsers: Sequence[Parser]) -> Sequence[Parser]:
 
 
 class BodylessRequests(msgspec.Struct, frozen=True):
-    """What a configuration says of requests without a body.
+    """The plugins for requests without a body.
 
-    Nothing is known about such a request but its headers, so the scheduler is not asked, and few
-    plugins have anything to say: filters that go by headers, and hooks on responses.
+    Only the headers of such a request are known, so it is not scheduled: filters that need only
+    headers narrow the candidates, and hooks see the response.
     """
 
     filters: tuple[BodylessFilter, ...] = ()
@@ -280,12 +278,12 @@ class BodylessRequests(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class RequestPipeline:
-    """Everything a configuration decides about a request; a reload swaps it as a whole.
+    """The plugins of a configuration, for the director; a reload replaces all of them at once.
 
-    Everything runs in the order given. A producer that has `look_up` is awaited, with its timeout.
-    With a `gate` requests wait there for their turn; without one those of negative priority are
-    shed while `saturation` says that the pool is full. To requests without a body nothing applies
-    but `bodyless`.
+    Plugins run in the order given. A producer that has `look_up` is awaited, with its timeout. With
+    a `gate` requests wait there for their turn; without one those of negative priority are shed
+    while `saturation` reports that the pool is full. Only `bodyless` applies to requests without a
+    body.
     """
 
     parsers: ParserTable
@@ -314,10 +312,10 @@ class RequestPipeline:
 
 @dataclass(frozen=True, slots=True)
 class RequestPolicies:
-    """What is decided about requests outside the configuration file.
+    """Policies that come from flags and Kubernetes objects, not from the configuration file.
 
-    With `emit_endpoint_scores` the proxy is told every candidate's score; with
-    `ignore_subset_hint` the whole pool may serve whatever the proxy says.
+    With `emit_endpoint_scores` the proxy receives the score of every candidate; with
+    `ignore_subset_hint` the whole pool may serve, even if the proxy names a subset.
     """
 
     objectives: ObjectiveSource | None = None
@@ -329,10 +327,10 @@ class RequestPolicies:
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """What requests share beyond the configuration; `clock` is monotonic, in seconds.
+    """The parts that all requests share beyond the configuration.
 
-    Without `health` nothing is held against endpoints; without `settling` none of their answers is
-    waited for. `numbers` tells the requests of a process apart.
+    `clock` is monotonic, in seconds. Without `health` no endpoint is ejected; without `burst_wait`
+    no request waits for the answers to others. `numbers` are unique within a process.
     """
 
     datastore: SnapshotSource
@@ -343,5 +341,5 @@ class RequestContext:
     policies: RequestPolicies = field(default_factory=RequestPolicies)
     loaded: LoadedCandidates = field(default_factory=LoadedCandidates)
     health: EndpointHealth | None = None
-    settling: BurstWait | None = None
+    burst_wait: BurstWait | None = None
     numbers: Iterator[int] = field(default_factory=count)

@@ -1,9 +1,9 @@
-"""Responses: each routed one is watched, and gives the client its own model name back.
+"""Responses: the picker watches each one, and restores the model name that the client asked for.
 
-Theory of operation: the stream tells of the beginning of the response, then of each piece of its
-body, where the proxy shows bodies. Every piece is measured, read for its usage (by a reader of the
-request's parser), shown to the hooks, and handed on, unchanged or with the model renamed. A reader
-or a hook that fails is reported and not asked again; the response never suffers.
+Theory of operation: the stream reports the beginning of the response, then each piece of its body,
+where the proxy shows bodies. Every piece is measured, read for its usage (by a reader of the
+request's parser), shown to the hooks, and passed on, unchanged or with the model renamed. A reader
+or a hook that fails is logged and not called again; the response is not affected.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from typing import TypeGuard
 from msgspec.structs import replace
 
 from picker.decisions.decision import Decision, ResponseTimes
-from picker.decisions.steps import PluginStep
 from picker.framework.interfaces import Flight, Parser, ReadsResponses, ResponseReader
 from picker.outliers.breaker import Answer
 from picker.requestcontrol.headers import DESTINATION_NAMESPACE, DESTINATION_SCORES, REQUEST_ID
 from picker.requestcontrol.pipeline import (
+    Attempt,
     BodylessResponseHook,
-    EndpointVisit,
     RequestContext,
     RequestPipeline,
 )
@@ -33,13 +32,13 @@ NO_METADATA: Metadata = MappingProxyType({})
 EVENT_STREAM = "text/event-stream"
 CONSEQUENCE = "the response goes on without it"
 SERVED_ENDPOINT = "x-pointsman-endpoint"
-# What a gRPC server says in the headers of a response that has nothing else, in terms of HTTP:
-# unknown, deadline exceeded, internal and unavailable.
+# The `grpc-status` of a response that consists of headers alone, as a status of HTTP: unknown,
+# deadline exceeded, internal and unavailable.
 _OF_GRPC = {"2": 500, "4": 504, "13": 500, "14": 503}
 
 
 class Response:
-    """A `ResponseTap`. Owns what is known about the response of one request."""
+    """A `ResponseTap`. Owns the measurements of the response to one request."""
 
     __slots__ = (
         "_content_type",
@@ -61,8 +60,8 @@ class Response:
         "_reader",
         "_renamed_from",
         "_renamer",
+        "attempt",
         "has_body",
-        "visit",
     )
 
     def __init__(
@@ -75,13 +74,11 @@ class Response:
         log: PluginLog,
         renamed_from: str | None = None,
     ) -> None:
-        """`renamed_from` is the model that the endpoint was asked for, where the client asked for
-        another one.
-        """
+        """`renamed_from` is the endpoint's model if the client asked for another one."""
         self._decision, self._flight, self._parser = decision, flight, parser
         self._pipeline, self._context, self._log = pipeline, context, log
         self._renamed_from = renamed_from
-        self.visit: EndpointVisit | None = None  # set when the request leaves
+        self.attempt: Attempt | None = None  # set when the request leaves
         self._legs: tuple[str, ...] = ()
         self._progress = list(pipeline.response_progress)
         self._content_type = ""
@@ -96,27 +93,25 @@ class Response:
         self._processing = 0.0
         self._ended = False
 
-    def leave(self, legs: Iterable[str]) -> None:
-        """Parts of the request leave for `legs`, the endpoints that come before the answer's."""
+    def acquire_legs(self, legs: Iterable[str]) -> None:
+        """Count parts of the request at `legs`, the endpoints of its earlier stages."""
         self._legs = tuple(legs)
         self._context.inflight.acquire_legs(self._legs)
 
-    def close(self) -> None:
-        """The request is over, or its answer has begun: the endpoints before it have done their
-        part.
-        """
+    def release_legs(self) -> None:
+        """End the earlier stages: the answer has begun, or the request is over."""
         if self._legs:
             legs, self._legs = self._legs, ()
             self._context.inflight.release_legs(legs)
 
     @property
     def usage(self) -> Usage | None:
-        """What the response has said so far."""
+        """The usage that the response has reported so far."""
         return None if self._reader is None else self._usage(self._reader)
 
     @property
     def times(self) -> ResponseTimes:
-        """How it went, where a body was shown."""
+        """The measurements of the body; call it only if there was one."""
         first, started = self._first_at, self._decision.received_at_seconds
         return ResponseTimes(
             is_streaming=self._is_streaming,
@@ -126,30 +121,28 @@ class Response:
         )
 
     def head(self, head: ResponseHead) -> tuple[tuple[str, str], ...]:
-        """The response begins; the headers that the hooks want on it, a later hook's last."""
-        clock = self._context.clock
+        """Take the beginning of the response; return the headers that the hooks set, in order."""
+        clock, coding = self._context.clock, head.headers.get("content-encoding", "")
         self._content_type = head.headers.get("content-type", "").lower()
-        self._is_readable = _is_plain(head.headers)
+        self._is_readable = coding.strip().lower() in ("", "identity")
         if EVENT_STREAM in self._content_type:
             self._is_streaming = True
-        if self.visit is not None:
-            self.visit.responded(answer_of(head), clock())
+        if self.attempt is not None:
+            self.attempt.responded(answer_of(head), clock())
         headers: dict[str, str] = {}
         if self._pipeline.response_heads:
             head = replace(head, came_at_seconds=clock())
         for bound in self._pipeline.response_heads:
-            began, said, log = clock(), None, self._log
+            steps, log, hook = self._decision.steps, self._log, bound.plugin.response_head
             try:
-                headers.update(bound.plugin.response_head(self._flight, head) or {})
+                wanted = steps.call(bound, hook, self._flight, head)
+                headers.update(wanted or {})
             except Exception as error:
                 log.exception(bound.name, error, CONSEQUENCE)
-                said = error
-            now = clock()
-            self._decision.steps.append(PluginStep(bound, now, now - began, said))
         return tuple(headers.items())
 
     def body(self, data: bytes, is_last: bool) -> tuple[bytes, Metadata]:
-        """A piece of the body; what goes on instead. Pieces after the last one pass unseen."""
+        """Take a piece of the body; return its replacement. Pieces after the last one pass."""
         if self._ended:
             return data, NO_METADATA
         began = self._context.clock()
@@ -157,7 +150,7 @@ class Response:
             self._begin_body()
         is_first = self._measure(data, began)
         if is_first:
-            self.close()
+            self.release_legs()
         if self._reader is not None:
             self._read(self._reader, data, is_last)
         metadata = NO_METADATA
@@ -170,7 +163,7 @@ class Response:
         return data, metadata
 
     def end(self) -> bytes:
-        """The response ended with trailers; what was held back. Nothing where no body was shown."""
+        """End the response with trailers; return the bytes held back, if a body was shown."""
         if self._ended or not self.has_body:
             return b""
         return self.body(b"", is_last=True)[0]
@@ -189,7 +182,7 @@ class Response:
                 log.exception(type(parser).__name__, error, CONSEQUENCE)
 
     def _measure(self, data: bytes, now: float) -> bool:
-        """Count the piece; whether it is the first one with content."""
+        """Count the piece; return whether it is the first one with content."""
         if not data:
             return False
         self._num_bytes += len(data)
@@ -220,21 +213,18 @@ class Response:
             return None
 
     def _ask_hooks(self, now: float, is_first: bool, is_last: bool) -> Metadata:
-        """Show the hooks how far it has come; their metadata with the last piece."""
+        """Report the progress to the hooks; return their metadata with the last piece."""
         progress = ResponseProgress(now, self._num_bytes, self.usage, is_first, is_last)
         merged: dict[str, dict[str, str | float | Mapping[str, float]]] = {}
         clock, log = self._context.clock, self._log
         for bound in tuple(self._progress):
             metadata: Metadata | None = None
-            began = clock()
-            try:
-                metadata = bound.plugin.response_progress(self._flight, progress)
+            hook = bound.plugin.response_progress
+            try:  # measured at once, without a step: a response may have thousands of pieces
+                metadata = bound.measured(clock, hook, self._flight, progress)
             except Exception as error:
                 self._progress.remove(bound)
                 log.exception(bound.name, error, CONSEQUENCE)
-            # At once, and not as a step: a response may have very many pieces.
-            if bound.durations is not None:
-                bound.durations.observe(clock() - began)
             if is_last and metadata:
                 for namespace, values in metadata.items():
                     merged.setdefault(namespace, {}).update(values)
@@ -242,7 +232,7 @@ class Response:
 
 
 class BodylessResponse:
-    """The `ResponseTap` of a request without a body: sets headers, lets bodies pass. Stateless."""
+    """The `ResponseTap` of a request without a body: sets headers and passes bodies. Stateless."""
 
     __slots__ = ("_heads", "_log")
 
@@ -251,33 +241,33 @@ class BodylessResponse:
         self._log = log
 
     def head(self, head: ResponseHead) -> tuple[tuple[str, str], ...]:
-        """The headers that the hooks want, a later hook's last."""
+        """Return the headers that the hooks set; of equal names the last one wins."""
         headers: dict[str, str] = {}
         log = self._log
         for hook in self._heads:
             try:
-                headers.update(hook.bare_response_head(head) or {})
+                headers |= hook.bodyless_response_head(head) or {}
             except Exception as error:
                 log.exception(type(hook).__name__, error, CONSEQUENCE)
         return tuple(headers.items())
 
     def body(self, data: bytes, is_last: bool) -> tuple[bytes, Metadata]:
-        """The piece as it is."""
+        """Return the piece unchanged."""
         del is_last
         return data, NO_METADATA
 
     def end(self) -> bytes:
-        """Nothing is ever held back."""
+        """Return nothing: no bytes are held back."""
         return b""
 
 
 class DecisionHeader:
-    """A `ResponseHeadHook` that tells clients which endpoint served them. Stateless."""
+    """A `ResponseHeadHook` that names the endpoint that served. Stateless."""
 
     name = "decision-header"
 
     def response_head(self, flight: Flight, head: ResponseHead) -> Mapping[str, str]:
-        """The id to ask `pointsman explain` for, and the name of the endpoint that served."""
+        """Set the request's id, for `pointsman explain`, and the name of the endpoint."""
         return {
             REQUEST_ID: flight.request.request_id,
             SERVED_ENDPOINT: _served(flight, head.served_by),
@@ -285,7 +275,7 @@ class DecisionHeader:
 
 
 def _served(flight: Flight, served_by: str | None) -> str:
-    """The name behind what the proxy says, else that of the endpoint that was chosen."""
+    """Return the name of the endpoint at the proxy's address, else of the chosen endpoint."""
     chosen = flight.result.endpoints
     if served_by is None or served_by == chosen[0].host_port:
         return chosen[0].name
@@ -298,7 +288,7 @@ def _served(flight: Flight, served_by: str | None) -> str:
 
 
 def endpoint_scores(result: SchedulingResult) -> Metadata:
-    """What the proxy is told of the scores: each endpoint that the primary profile scored."""
+    """Return the primary profile's scores as metadata for the proxy."""
     primary = result.profiles.get(result.primary_profile)
     if primary is None or not primary.scored:
         return NO_METADATA
@@ -307,7 +297,7 @@ def endpoint_scores(result: SchedulingResult) -> Metadata:
 
 
 def answer_of(head: ResponseHead) -> Answer:
-    """What the beginning of a response says of the endpoint."""
+    """Reduce the beginning of a response to what concerns the endpoint's health."""
     grpc_status = head.headers.get("grpc-status")
     status = head.status if grpc_status is None else _OF_GRPC.get(grpc_status, head.status)
     return Answer(status, head.served_by, head.reached_nobody)
@@ -316,11 +306,6 @@ def answer_of(head: ResponseHead) -> Answer:
 def _reads_responses(parser: object) -> TypeGuard[ReadsResponses]:
     """Whether it understands responses; an `isinstance` of a protocol costs ten times as much."""
     return hasattr(parser, "response_reader")
-
-
-def _is_plain(headers: Mapping[str, str]) -> bool:
-    """Whether the body can be read as it stands."""
-    return headers.get("content-encoding", "").strip().lower() in ("", "identity")
 
 
 def _is_json(content_type: str) -> bool:

@@ -22,13 +22,9 @@ class MeasuredDetector:
         self, candidates: Sequence[Candidate], attributes: Attributes, now_seconds: float
     ) -> float:
         """As the plugin says."""
-        bound, began = self.bound, self._clock()
+        bound = self.bound
         seen = attributes if bound.scope is None else bound.scoped(attributes)
-        try:
-            return bound.plugin.saturation(candidates, seen, now_seconds)
-        finally:
-            if bound.durations is not None:
-                bound.durations.observe(self._clock() - began)
+        return bound.measured(self._clock, bound.plugin.saturation, candidates, seen, now_seconds)
 
     @property
     def settle_seconds(self) -> float:

@@ -217,7 +217,7 @@ class _Spans:
 
     def _picker(self, within: Span, step: PluginStep) -> None:
         span = self.begin(PICKER_SPAN, within, step.at - step.seconds)
-        scored = step.said
+        scored = getattr(step.said, "scored", None)  # it may have raised
         if isinstance(scored, ScoredCandidates):
             best = sorted(scored, key=lambda one: one.score, reverse=True)[:TOP]
             span.set("llm_d.epp.picker.candidate_endpoints", len(scored))

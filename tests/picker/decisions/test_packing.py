@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 import tracemalloc
 from collections import deque
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from msgspec.structs import replace
 from picker.decisions.decision import Decision, PackedCandidates
 from picker.decisions.packing import BEST_CANDIDATES, MAX_CANDIDATES, MAX_REMOVED
 from picker.decisions.ring import ALONE_SECONDS, DecisionRing
-from picker.decisions.steps import BoundPlugin, PluginStep
+from picker.decisions.steps import BoundPlugin, PluginSteps
 from picker.decisions.views import RecordView
 from picker.framework.attributes import Attributes
 from picker.scheduling.scheduler import Profile
@@ -90,9 +91,9 @@ def _decision(
     ]
     narrowing = [BoundPlugin(one, "Filter", profile="p") for one in filters]
     picker = BoundPlugin(_First(), "Picker", profile="p")
-    profile = Profile("p", picker, narrowing, scorers, clock=lambda: 0.0)  # type: ignore[arg-type]
+    profile = Profile("p", picker, narrowing, scorers)  # type: ignore[arg-type]
     request = InferenceRequest("x", {}, ParsedBody(Api.COMPLETIONS), "m", "m")
-    steps: list[PluginStep] = []
+    steps = PluginSteps(time.monotonic)
     result = profile.run(request, candidates, Attributes(), Random(1), steps)
     chosen = result.picked[0].candidate.endpoint
     return Decision(
@@ -118,6 +119,7 @@ def _end(records: DecisionRing, decision: Decision) -> None:
 def _remembered(decision: Decision, decided_at: float) -> RecordView | None:
     """What is shown of a request when it is over, packed in the meantime or not."""
     decision = copy(decision)
+    decision.steps = copy(decision.steps)  # the end of the request clears them
     records = DecisionRing(5, lambda: 11.0, lambda: 20.0)
     records._decided_at = decided_at
     records.decided(decision)

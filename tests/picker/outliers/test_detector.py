@@ -288,14 +288,14 @@ def test_in_need_any_success_brings_an_endpoint_back(scene: Scene) -> None:
 def test_requests_for_no_engine_clear_nobody(scene: Scene) -> None:
     """A broken worker still lists its models; but if even that fails, it counts."""
     for status in (500, 200, 500, 200, 500):
-        scene.answers(0, status, is_bare=status == 200)
+        scene.answers(0, status, is_bodyless=status == 200)
     assert scene.state(0) is EJECTED
     scene.now = 1.0
-    scene.answers(0, 200, is_bare=True)
+    scene.answers(0, 200, is_bodyless=True)
     assert scene.state(0) is EJECTED
     assert scene.probe() == 0
     for _ in range(3):
-        scene.answers(1, 500, is_bare=True)
+        scene.answers(1, 500, is_bodyless=True)
     assert scene.state(1) is EJECTED
 
 

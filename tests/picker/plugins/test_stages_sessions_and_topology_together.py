@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -12,6 +13,7 @@ from msgspec.structs import replace
 from picker.config.build import Assembly, BuildOptions, build
 from picker.config.catalog import builtin_plugins
 from picker.config.load import load_config
+from picker.decisions.steps import PluginSteps
 from picker.framework.attributes import Attributes, Topology
 from picker.framework.interfaces import DataProducer
 from picker.metrics.picker_metrics import PickerMetrics
@@ -88,7 +90,7 @@ def decide(assembly: Assembly) -> Decide:
             assert isinstance(producer.plugin, DataProducer)
             request = producer.plugin.produce(request, candidates, attributes)
         result = assembly.pipeline.scheduler.plugin.schedule(
-            request, candidates, attributes, rng, []
+            request, candidates, attributes, rng, PluginSteps(time.monotonic)
         )
         for hook in assembly.pipeline.hooks:
             hook.plugin.pre_request(request, result, attributes)

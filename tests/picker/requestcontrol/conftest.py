@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from picker.decisions.decision import Decision, Watchers
-from picker.decisions.steps import BoundPlugin, PluginStep
+from picker.decisions.steps import BoundPlugin, PluginSteps
 from picker.errors import RefusedError
 from picker.framework.attributes import Attributes, DataKey
 from picker.plugins.parsers.openai_parser import OpenAIParser
@@ -67,7 +67,7 @@ class TakeLeastLoaded:
         candidates: Sequence[Candidate],
         attributes: Attributes,
         rng: Random,
-        steps: list[PluginStep],
+        steps: PluginSteps,
     ) -> SchedulingResult:
         """The least loaded first."""
         self.calls.append((request, list(candidates), attributes))

@@ -51,7 +51,7 @@ async def test_a_request_that_would_wait_is_not_decided_at_once(house: Any) -> N
     house.pool_of(Candidate(Endpoint("pod-0", "10.0.0.1", 8000)))
     unsure = Unsure()
     burst = BurstWait(1e6)
-    around = replace(house.director.context, health=unsure, settling=burst)
+    around = replace(house.director.context, health=unsure, burst_wait=burst)
     director = Director(house.pipeline(), around)
     waits, gone = director.begin(), director.begin()
     assert not waits.decides_at_once(COMPLETION)

@@ -126,7 +126,7 @@ async def test_failures_are_counted_each_and_logged_with_moderation(
     assert house.recorder.failed == ["Failing"] * 11
     assert len(caplog.records) == 2
     assert caplog.records[0].getMessage() == (
-        "Failing failed; scheduling goes on with what is known"
+        "Failing failed; scheduling continues with what is known"
     )
     assert caplog.records[0].exc_info is not None
 

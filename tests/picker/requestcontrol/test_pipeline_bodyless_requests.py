@@ -23,21 +23,21 @@ class ByHeader:
 class Tells:
     """Sets a header to the status of the response."""
 
-    def bare_response_head(self, head: ResponseHead) -> Mapping[str, str] | None:
+    def bodyless_response_head(self, head: ResponseHead) -> Mapping[str, str] | None:
         return {"told": str(head.status)}
 
 
 class Silent:
     """Has nothing to set."""
 
-    def bare_response_head(self, head: ResponseHead) -> Mapping[str, str] | None:
+    def bodyless_response_head(self, head: ResponseHead) -> Mapping[str, str] | None:
         return None
 
 
 class Broken:
     """Raises."""
 
-    def bare_response_head(self, head: ResponseHead) -> Mapping[str, str] | None:
+    def bodyless_response_head(self, head: ResponseHead) -> Mapping[str, str] | None:
         raise ValueError("odd")
 
 

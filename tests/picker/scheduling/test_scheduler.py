@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from random import Random
 from typing import Any
 
 import pytest
 
-from picker.decisions.steps import BoundPlugin, PluginStep
+from picker.decisions.steps import BoundPlugin, PluginSteps
 from picker.errors import Code, DropReason, RefusedError
 from picker.framework.attributes import Attributes
 from picker.plugins.pickers import MaxScorePicker, PickerParameters
@@ -43,6 +43,15 @@ class Fixed:
         return self.scores[: len(candidates)]
 
 
+class Broken(Fixed):
+    """A scorer that fails."""
+
+    def score(
+        self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
+    ) -> Sequence[float]:
+        raise ZeroDivisionError
+
+
 class Keep:
     """A filter that keeps some names and counts its calls."""
 
@@ -66,29 +75,29 @@ def profile(name: str, *filters: Keep, scorers: Mapping[Fixed, float] | None = N
             BoundPlugin(one, "Scorer", f"weighs {weight}", profile=name, weight=weight)
             for one, weight in (scorers or {}).items()
         ],
-        clock=ticks(),
     )
 
 
-def ticks() -> Callable[[], float]:
-    """A clock on which everything takes a second."""
-    return map(float, count()).__next__
+def ticking() -> PluginSteps:
+    """Steps on a clock that advances by a second whenever it is read."""
+    return PluginSteps(map(float, count()).__next__)
 
 
 def scheduler_of(handler: Any, *profiles: Profile) -> Scheduler:
     bound = BoundPlugin(handler, "ProfilePicker", "handler")
-    return Scheduler(profiles, bound, bound, ticks())
+    return Scheduler(profiles, bound, bound)
 
 
 def schedule(
     scheduler: Scheduler, seed: int = 1, candidates: Candidates = CANDIDATES
 ) -> SchedulingResult:
-    return scheduler.schedule(REQUEST, candidates, Attributes(), Random(seed), [])
+    return scheduler.schedule(REQUEST, candidates, Attributes(), Random(seed), ticking())
 
 
-def run(one: Profile, steps: list[PluginStep] | None = None) -> ProfileResult:
-    told = [] if steps is None else steps
-    return one.run(REQUEST, CANDIDATES, Attributes(), Random(1), told)
+def run(one: Profile, steps: PluginSteps | None = None) -> ProfileResult:
+    return one.run(
+        REQUEST, CANDIDATES, Attributes(), Random(1), ticking() if steps is None else steps
+    )
 
 
 def test_a_total_is_the_sum_of_clamped_scores_times_weights() -> None:
@@ -195,26 +204,26 @@ def test_the_handlers_own_refusal_stands_when_every_profile_ran() -> None:
 
 
 def test_each_call_of_a_plugin_is_a_step() -> None:
-    """In order, with the time since the one before, and what it returned; a failure is the last."""
-    steps: list[PluginStep] = []
+    """In order, with its duration and what it returned; a failure is the last."""
+    steps = ticking()
     narrow, scorer = Keep("ab"), Fixed(0.5, 0.25)
     run(profile("p", narrow, scorers={scorer: 2.0}), steps)
     assert [(one.bound.name, one.at, one.seconds) for one in steps] == [
         ("only ab", 1.0, 1.0),
-        ("weighs 2.0", 2.0, 1.0),
-        ("best", 3.0, 1.0),
+        ("weighs 2.0", 3.0, 1.0),
+        ("best", 5.0, 1.0),
     ]
     assert steps[0].said == CANDIDATES[:2]
     assert steps[1].said == (0.5, 0.25)
-    failed: list[PluginStep] = []
-    with pytest.raises(AttributeError):
-        run(profile("p", scorers={object(): 1.0}), failed)  # type: ignore[dict-item]
-    assert [type(one.said) for one in failed] == [AttributeError]
+    failed = ticking()
+    with pytest.raises(ZeroDivisionError):
+        run(profile("p", scorers={Broken(): 1.0}), failed)
+    assert [type(one.said) for one in failed] == [ZeroDivisionError]
 
 
 def test_a_handler_of_a_single_profile_is_asked_once() -> None:
     """It could only say that it wants no other one."""
-    steps: list[PluginStep] = []
+    steps = ticking()
     scheduler = scheduler_of(SingleProfileHandler(), profile("p"))
     scheduler.schedule(REQUEST, CANDIDATES, Attributes(), Random(1), steps)
     assert [one.bound.name for one in steps] == ["handler", "best", "handler"]

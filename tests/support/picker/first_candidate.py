@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from picker.decisions.steps import BoundPlugin, PluginStep
+from picker.decisions.steps import BoundPlugin, PluginSteps
 from picker.framework.attributes import Attributes
 from picker.plugins.parsers.openai_parser import OpenAIParser
 from picker.plugins.parsers.passthrough_parser import PassthroughParser
@@ -22,7 +22,7 @@ class FirstCandidate:
         candidates: Sequence[Candidate],
         attributes: Attributes,
         rng: Random,
-        steps: list[PluginStep],
+        steps: PluginSteps,
     ) -> SchedulingResult:
         return SchedulingResult((candidates[0].endpoint,), "default")
 

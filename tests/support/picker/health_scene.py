@@ -70,14 +70,14 @@ class Scene:
         due = self.memory.probe(self.candidates(*numbers), self.now)
         return None if due is None else self.pool.index(due.endpoint)
 
-    def send(self, number: int, is_bare: bool = False) -> Attempt:
-        return self.memory.left(self.pool[number], self.now, is_bare)
+    def send(self, number: int, is_bodyless: bool = False) -> Attempt:
+        return self.memory.left(self.pool[number], self.now, is_bodyless)
 
     def answers(
-        self, number: int, status: int, served_by: str | None = None, is_bare: bool = False
+        self, number: int, status: int, served_by: str | None = None, is_bodyless: bool = False
     ) -> None:
         """A request leaves and is answered at once."""
-        attempt, answer = self.send(number, is_bare), Answer(status, served_by)
+        attempt, answer = self.send(number, is_bodyless), Answer(status, served_by)
         attempt.responded(answer, self.now)
         attempt.ended(FinishCause.COMPLETED, answer, self.now)
 

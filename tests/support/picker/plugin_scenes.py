@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from itertools import count
 from random import Random
@@ -10,7 +11,7 @@ from typing import Any
 import msgspec
 
 from picker.config.catalog import builtin_plugins
-from picker.decisions.steps import BoundPlugin
+from picker.decisions.steps import BoundPlugin, PluginSteps
 from picker.framework.attributes import PEER_ENDPOINT_KEY, Attributes
 from picker.framework.disaggregation import DECODE_ROLES, ENCODE_ROLES, PREFILL_ROLES, ROLE_LABEL
 from picker.framework.flow import QueuedRequest
@@ -185,10 +186,11 @@ def schedule(
                 BoundPlugin(Watch(name, runs)),
                 BoundPlugin(LabelValueFilter(ROLE_LABEL, _ROLES.get(name.removeprefix("my-"), ()))),
             ),
-            clock=lambda: 0.0,
         )
         for name in profiles
     ]
     bound, asked = BoundPlugin(handler), request or request_for()
-    scheduler = Scheduler(made, bound, bound, lambda: 0.0)
-    return scheduler.schedule(asked, candidates, Attributes(), Random(1), []), runs
+    scheduler = Scheduler(made, bound, bound)
+    return scheduler.schedule(
+        asked, candidates, Attributes(), Random(1), PluginSteps(time.monotonic)
+    ), runs
