@@ -9,7 +9,6 @@ arrival to the ring, which the garbage collector does not track.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -108,7 +107,7 @@ class Decision(msgspec.Struct, gc=False):
     # The decision
     candidates: Sequence[Candidate] = ()
     attributes: Attributes | None = None
-    steps: PluginSteps = msgspec.field(default_factory=lambda: PluginSteps(time.monotonic))
+    steps: PluginSteps = msgspec.field(default_factory=PluginSteps)
     result: SchedulingResult | None = None
     seed: int | None = None
     is_prepared: bool = False

@@ -108,11 +108,14 @@ class PluginStep(msgspec.Struct, frozen=True, gc=False):
 
 
 class PluginSteps(list[PluginStep]):
-    """The calls of plugins for one request, in order, with times on `clock`."""
+    """The calls of plugins for one request, in order.
+
+    Times are on `clock`; without one they are 0.0, which is what `float()` returns.
+    """
 
     __slots__ = ("_clock",)
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float] = float) -> None:
         self._clock = clock
 
     def call(self, bound: BoundPlugin[Any], method: Callable[..., T], *args: Any) -> T:

@@ -292,7 +292,7 @@ class Replay:
         try:
             rng = Random(line.seed)
             result = used.pipeline.scheduler.plugin.schedule(
-                request, candidates, attributes, rng, PluginSteps(_no_time)
+                request, candidates, attributes, rng, PluginSteps()
             )
         except RefusedError as refusal:
             return refusal_line(refusal), False
@@ -308,7 +308,7 @@ class Replay:
         except RefusedError:
             return outcome, False
         with suppress(RefusedError):  # as in the picker: the end of the request follows
-            ask_hooks(used.pipeline.hooks, flight, PluginSteps(_no_time), log)
+            ask_hooks(used.pipeline.hooks, flight, PluginSteps(), log)
         if line.left:  # otherwise no line reports its end
             run.flights[line.number] = (generation, flight)
         return outcome, True

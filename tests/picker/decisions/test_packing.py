@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 import tracemalloc
 from collections import deque
 from collections.abc import Sequence
@@ -93,7 +92,7 @@ def _decision(
     picker = BoundPlugin(_First(), "Picker", profile="p")
     profile = Profile("p", picker, narrowing, scorers)  # type: ignore[arg-type]
     request = InferenceRequest("x", {}, ParsedBody(Api.COMPLETIONS), "m", "m")
-    steps = PluginSteps(time.monotonic)
+    steps = PluginSteps()
     result = profile.run(request, candidates, Attributes(), Random(1), steps)
     chosen = result.picked[0].candidate.endpoint
     return Decision(

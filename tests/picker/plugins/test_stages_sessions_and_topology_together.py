@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -90,7 +89,7 @@ def decide(assembly: Assembly) -> Decide:
             assert isinstance(producer.plugin, DataProducer)
             request = producer.plugin.produce(request, candidates, attributes)
         result = assembly.pipeline.scheduler.plugin.schedule(
-            request, candidates, attributes, rng, PluginSteps(time.monotonic)
+            request, candidates, attributes, rng, PluginSteps()
         )
         for hook in assembly.pipeline.hooks:
             hook.plugin.pre_request(request, result, attributes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from itertools import count
 from random import Random
@@ -191,6 +190,4 @@ def schedule(
     ]
     bound, asked = BoundPlugin(handler), request or request_for()
     scheduler = Scheduler(made, bound, bound)
-    return scheduler.schedule(
-        asked, candidates, Attributes(), Random(1), PluginSteps(time.monotonic)
-    ), runs
+    return scheduler.schedule(asked, candidates, Attributes(), Random(1), PluginSteps()), runs
