@@ -39,7 +39,7 @@ from picker.requestcontrol.bodies import held_bytes, outgoing_body
 from picker.requestcontrol.candidates import candidates_for
 from picker.requestcontrol.headers import MODEL_REWRITE, OBJECTIVE, REQUEST_ID, first_of, path_of
 from picker.requestcontrol.pipeline import (
-    Attempt,
+    EndpointAttempt,
     RequestContext,
     RequestPipeline,
     Ticket,
@@ -116,7 +116,7 @@ class Exchange:
         self._queued_at: float | None = None  # set when the request enters flow control
         self._ticket: Ticket | None = None  # set when flow control admits it
         self._flight: Flight | None = None  # set when hooks are called
-        self._attempt: Attempt | None = None  # set when the request leaves
+        self._attempt: EndpointAttempt | None = None  # set when the request leaves
         self._response: Response | None = None
 
     # Called by the stream
@@ -522,7 +522,7 @@ class Exchange:
         begun_at: float,
         *,
         is_bodyless: bool = False,
-    ) -> Attempt | None:
+    ) -> EndpointAttempt | None:
         """Count the request as under way at `endpoint`, and pass the decision to the watchers."""
         context, decision, now = self._context, self._decision, self._context.clock()
         context.inflight.acquire(endpoint.key)

@@ -162,7 +162,7 @@ class FlowGate(Protocol):
         ...
 
 
-class Attempt(Protocol):
+class EndpointAttempt(Protocol):
     """One request at one endpoint: evidence of the endpoint's health."""
 
     def responded(self, answer: Answer, now_seconds: float) -> None:
@@ -197,7 +197,9 @@ class EndpointHealth(Protocol):
         """Return the candidate that this request should probe, if one is due for a probe."""
         ...
 
-    def left(self, endpoint: Endpoint, now_seconds: float, is_bodyless: bool = False, /) -> Attempt:
+    def left(
+        self, endpoint: Endpoint, now_seconds: float, is_bodyless: bool = False, /
+    ) -> EndpointAttempt:
         """Count a request that leaves; a bodyless one never reaches the engine."""
         ...
 

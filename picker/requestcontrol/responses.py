@@ -19,8 +19,8 @@ from picker.framework.interfaces import Flight, Parser, ReadsResponses, Response
 from picker.outliers.breaker import Answer
 from picker.requestcontrol.headers import DESTINATION_NAMESPACE, DESTINATION_SCORES, REQUEST_ID
 from picker.requestcontrol.pipeline import (
-    Attempt,
     BodylessResponseHook,
+    EndpointAttempt,
     RequestContext,
     RequestPipeline,
 )
@@ -78,7 +78,7 @@ class Response:
         self._decision, self._flight, self._parser = decision, flight, parser
         self._pipeline, self._context, self._log = pipeline, context, log
         self._renamed_from = renamed_from
-        self.attempt: Attempt | None = None  # set when the request leaves
+        self.attempt: EndpointAttempt | None = None  # set when the request leaves
         self._legs: tuple[str, ...] = ()
         self._progress = list(pipeline.response_progress)
         self._content_type = ""

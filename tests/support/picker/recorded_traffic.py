@@ -25,7 +25,7 @@ from picker.recording.recorder import Recorder
 from picker.recording.replay import OtherConfig, Redecided, Replay
 from picker.recording.requests import Digests
 from picker.requestcontrol.director import Director, Exchange
-from picker.requestcontrol.pipeline import Attempt, EndpointHealth, RequestContext
+from picker.requestcontrol.pipeline import EndpointAttempt, EndpointHealth, RequestContext
 from picker.scrape.sources import describers
 from picker.types import (
     Candidate,
@@ -112,7 +112,9 @@ class MoodyHealth:
     def probe(self, candidates: Sequence[Candidate], now_seconds: float) -> Candidate | None:
         return self._draw.choice(candidates) if self._draw.random() < 0.3 else None
 
-    def left(self, endpoint: Endpoint, now_seconds: float, is_bodyless: bool = False, /) -> Attempt:
+    def left(
+        self, endpoint: Endpoint, now_seconds: float, is_bodyless: bool = False, /
+    ) -> EndpointAttempt:
         """Nothing is learnt of it."""
         return Unwatched()
 
