@@ -96,9 +96,9 @@ class DestinationEndpointServedVerifier:
 
     def response_head(self, flight: Flight, head: ResponseHead) -> Mapping[str, str] | None:
         del flight
-        return self.bare_response_head(head)
+        return self.bodyless_response_head(head)
 
-    def bare_response_head(self, head: ResponseHead) -> Mapping[str, str]:
+    def bodyless_response_head(self, head: ResponseHead) -> Mapping[str, str]:
         """The same on the response to a request of which nothing else is known."""
         if head.served_by:
             return {SERVED_HEADER: head.served_by}
