@@ -78,7 +78,7 @@ class LivingWorker:
         if connect is not None:
             self._kv = connect(executor.transfer_seconds, self._wakened.set)
             remote = RemoteKv(self._kv, executor.read_kv, settings.cache.block_size)
-        self._scheduler = Scheduler(settings.cache, settings.limits, (), remote=remote)
+        self._scheduler = Scheduler(settings.cache, settings.limits, (), [remote])
         pipeline = InlinePipeline(executor, 2 if settings.overlaps else 1)
         self._core = EngineCore(self._scheduler, executor, self._now, pipeline=pipeline)
         self._step_seconds = 0.0

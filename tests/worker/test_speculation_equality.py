@@ -356,7 +356,7 @@ def run(
 ) -> Run:
     """Run the requests to their ends, the bookkeeping checked after every few steps."""
     cache = CacheConfig(room.num_blocks, BLOCK_SIZE)
-    scheduler = Scheduler(cache, limits_of(room), (EOS,), speculation)
+    scheduler = Scheduler(cache, limits_of(room), (EOS,), [speculation])
     steps = Steps(executor)
     core = EngineCore(scheduler, steps, time.monotonic, room.overlap)
     result = drive(core, requests, scheduler.check_integrity)

@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
+from worker.engine.features.adapters import Adapters
 from worker.engine.messages import (
     Command,
     CommandReply,
@@ -116,14 +117,13 @@ class CommandRunner:
 
     def serve_adapter(self, command: LoadAdapter | UnloadAdapter) -> None:
         """Begin to read an adapter, or give one up; at any time."""
-        adapters = self.scheduler.adapters
+        adapters = self.scheduler.find(Adapters)
         if adapters is None:
             self._reply(command, "there are no adapters here: start the worker with --enable-lora")
         elif isinstance(command, LoadAdapter):
-            self.loading.append((command, adapters.load(command.adapter)))
+            self.loading.append((command, adapters.slots.load(command.adapter)))
         else:
             adapters.give_up(command.adapter)
-            self.scheduler.prune_adapters(adapters)
             self._reply(command)
 
     def look_at_adapters(self) -> None:
@@ -134,9 +134,9 @@ class CommandRunner:
                 waiting.append((command, read))
                 continue
             error = read.exception()
-            if error is not None and self.scheduler.adapters is not None:
-                self.scheduler.adapters.give_up(command.adapter)
-                self.scheduler.prune_adapters(self.scheduler.adapters)
+            adapters = self.scheduler.find(Adapters)
+            if error is not None and adapters is not None:
+                adapters.give_up(command.adapter)
             self._reply(command, None if error is None else str(error))
         self.loading = waiting
 

@@ -22,6 +22,8 @@ import msgspec
 
 from worker.engine.cache.cache_events import CacheEvent
 from worker.engine.control import CommandRunner
+from worker.engine.features.grammars import ConstrainedOutputs
+from worker.engine.features.interface import BackgroundFeature
 from worker.engine.messages import (
     AddRequest,
     Command,
@@ -73,26 +75,24 @@ class EngineCore:
         self._is_changed = False  # something to report although no step ran
         self._running_step: tuple[float, int] | None = None
         self._grammars: GrammarCompiler | None = None
-        self._told_transfers: tuple[int, ...] = ()
+        self._background = [f for f in scheduler.features if isinstance(f, BackgroundFeature)]
+        self._reported_totals: tuple[int, ...] = ()
 
     @property
     def idle_seconds(self) -> float | None:
-        """How long it may be left alone without work: KV is taken from it all the same, or written
-        to disk, which `step` reports. None: for ever.
+        """The time after which `step` is to be called without work, to report KV that moved
+        meanwhile. None: never.
         """
-        moves = self._scheduler.remote is not None or self._scheduler.tiers is not None
-        return TRANSFERS_SECONDS if moves else None
+        return TRANSFERS_SECONDS if self._background else None
 
     @property
     def bell(self) -> int | None:
-        """A file that can be read when another engine wants something of this one."""
-        remote = self._scheduler.remote
-        return None if remote is None else remote.bell
+        """A file that becomes readable when another engine wants something of this one."""
+        return next((f.bell for f in self._background if f.bell is not None), None)
 
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to run or to report, or a reply is to be taken."""
-        remote = self._scheduler.remote
         return bool(
             self._ended
             or self._in_flight
@@ -101,7 +101,7 @@ class EngineCore:
             or self._control.replies
             or self._control.loading
             or self._scheduler.is_runnable
-            or (remote is not None and remote.is_asked)
+            or any(feature.is_asked for feature in self._background)
         )
 
     @property
@@ -111,8 +111,7 @@ class EngineCore:
         """
         if self._in_flight or self._ended:
             return False
-        remote = self._scheduler.remote
-        waits = bool(self._control.loading) or (remote is not None and remote.is_reading)
+        waits = bool(self._control.loading) or any(f.is_reading for f in self._background)
         return (waits and not self._scheduler.is_runnable) or self._scheduler.is_compiling
 
     @property
@@ -130,7 +129,8 @@ class EngineCore:
 
     def take_vocabulary(self, vocabulary: Vocabulary) -> None:
         """From now on outputs can be constrained by grammars."""
-        self._grammars = self._scheduler.grammars = GrammarCompiler(vocabulary)
+        self._grammars = GrammarCompiler(vocabulary)
+        self._scheduler.attach(ConstrainedOutputs(self._grammars))
 
     def add(self, request: AddRequest) -> None:
         """Queue a request. One that can never run is answered by the next `step`."""
@@ -169,9 +169,8 @@ class EngineCore:
 
     def announce(self) -> Sequence[CacheEvent]:
         """Events that report everything cached now, for a subscriber that missed earlier ones."""
-        tiers = self._scheduler.tiers
-        told = self._scheduler.blocks.announcement()
-        return told if tiers is None else [*told, *tiers.announce()]
+        below = [event for feature in self._background for event in feature.announce()]
+        return [*self._scheduler.blocks.announcement(), *below]
 
     def step(self) -> StepOutputs | None:
         """Go on by one step and return all there is to report; None when there is nothing, which
@@ -195,26 +194,23 @@ class EngineCore:
         return StepOutputs(outputs, self._stats(), num_tokens) if tell else None
 
     def _has_moved(self) -> bool:
-        told = self._told_transfers
-        moving = (self._scheduler.remote, self._scheduler.tiers)
-        self._told_transfers = tuple(n for one in moving if one is not None for n in one.totals)
-        return told != self._told_transfers
+        reported = self._reported_totals
+        self._reported_totals = tuple(n for f in self._background for n in f.totals)
+        return reported != self._reported_totals
 
     def shutdown(self) -> None:
         """Give the device back. Idempotent."""
         if self._grammars is not None:
             self._grammars.shutdown()
-        if self._scheduler.remote is not None:
-            self._scheduler.remote.close()
-        if self._scheduler.tiers is not None:
-            self._scheduler.tiers.close()
+        for feature in self._background:
+            feature.close()
         self._pipeline.shutdown()
 
     def _submit(self) -> bool:
         """Schedule the next step and hand it over; False when there is none."""
         now = self._clock()
         step = self._scheduler.schedule(now)
-        self._ended += self._scheduler.take_broken()
+        self._ended += self._scheduler.take_failed()
         if step is None:
             return False
         self._in_flight.append(step)

@@ -14,6 +14,7 @@ from tests.support.model.tiny_llama import TINY, tiny_llama
 from worker.config import CacheConfig, SchedulerConfig, SpeculativeConfig
 from worker.engine.core import EngineCore
 from worker.engine.drafters.registry import build_drafter
+from worker.engine.features.grammars import ConstrainedOutputs
 from worker.engine.features.speculation import JUMP_FORWARD, Speculation
 from worker.engine.messages import AddRequest, Vocabulary
 from worker.engine.scheduling.scheduler import Scheduler
@@ -112,7 +113,7 @@ class GrammarBench:
             max_model_len=1024, max_num_seqs=max_num_seqs, max_num_batched_tokens=512
         )
         cache = CacheConfig(num_blocks=num_blocks, block_size=BLOCK_SIZE)
-        self.scheduler = Scheduler(cache, limits, (END, OTHER_END), speculation)
+        self.scheduler = Scheduler(cache, limits, (END, OTHER_END), [speculation])
         self.core = EngineCore(self.scheduler, runner, time.monotonic, overlap)
         self.core.take_vocabulary(VOCABULARY)
         self._numbers: Iterator[int] = itertools.count()
@@ -127,8 +128,9 @@ class GrammarBench:
         """Run requests to their ends, side by side; the answers by id."""
         answers: dict[str, Answer] = {}
         for request in asked:  # so that who runs when does not depend on threads
-            if request.params.grammar is not None and self.scheduler.grammars is not None:
-                self.scheduler.grammars.compile(request.params.grammar).result()
+            constrained = self.scheduler.find(ConstrainedOutputs)
+            if request.params.grammar is not None and constrained is not None:
+                constrained.grammars.compile(request.params.grammar).result()
         for request in asked:
             self.core.add(request)
             answers |= {name: Answer() for name in (request.request_id, *request.branch_ids)}

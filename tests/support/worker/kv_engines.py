@@ -21,6 +21,7 @@ from worker.engine.core import EngineCore
 from worker.engine.drafters.registry import build_drafter
 from worker.engine.features.remote_kv import RemoteKv
 from worker.engine.features.speculation import Speculation
+from worker.engine.features.tiered_cache import TieredCache
 from worker.engine.messages import AddRequest, RequestOutput
 from worker.engine.scheduling.scheduler import Scheduler
 from worker.executor.kv_cache import allocate
@@ -102,19 +103,19 @@ class Engine:
         if speculative is not None:
             drafter = build_drafter(speculative)
             speculation = Speculation(speculative, drafter, drafter is None, TINY.vocab_size)
-        self.scheduler = Scheduler(
-            CacheConfig(num_blocks, block_size, record_evictions=num_slots > 0),
-            SchedulerConfig(chunk, num_seqs, max_model_len=256),
-            speculation=speculation,
-            remote=remote,
-        )
+        tiers = None
         if num_slots:
             size = runner.read_kv((0,), block_size).nbytes
             disk = None if path is None else SeenFiles(path, "tiny", size, lambda: 0.0)
             memory = runner.host_memory(num_slots * size)
-            self.scheduler.add_tiers(
+            tiers = TieredCache(
                 lambda root, record: Tiers(memory, size, root, "lru", record, disk, 10_000)
             )
+        self.scheduler = Scheduler(
+            CacheConfig(num_blocks, block_size, record_evictions=num_slots > 0),
+            SchedulerConfig(chunk, num_seqs, max_model_len=256),
+            features=[remote, tiers, speculation],
+        )
         self.core = EngineCore(self.scheduler, runner, time.monotonic, overlap)
 
     @property
@@ -142,7 +143,7 @@ class Engine:
 
     def settle(self) -> None:
         """Until what is being written is on disk, and what is being read is there."""
-        tiers = self.scheduler.tiers
+        tiers = self.scheduler._kv.tiers
         assert tiers is not None
         disk = tiers._disk
 

@@ -18,7 +18,7 @@ def scheduler(
 ) -> Scheduler:
     """A scheduler with end token 0 that shares whole blocks only."""
     cache = CacheConfig(num_blocks, block_size, enable_partial_hits=False)
-    return Scheduler(cache, SchedulerConfig(**limits), (END,), speculation)
+    return Scheduler(cache, SchedulerConfig(**limits), (END,), [speculation])
 
 
 def plan(step: SchedulerOutput | None) -> dict[int, int]:

@@ -15,6 +15,7 @@ from worker.engine.cache.tiers import Tiers
 from worker.engine.core import EngineCore
 from worker.engine.drafters.registry import build_drafter
 from worker.engine.features.speculation import Speculation
+from worker.engine.features.tiered_cache import TieredCache
 from worker.engine.messages import AddRequest, Command
 from worker.engine.scheduling.scheduler import Scheduler
 from worker.types import SamplingParams
@@ -43,16 +44,16 @@ class House:
         speculation = None
         if speculative is not None:
             speculation = Speculation(speculative, build_drafter(speculative), False, VOCABULARY)
+        size = cache.block_size * TOKEN_BYTES
+        memory = memoryview(bytearray(num_slots * size))
+        tiers = TieredCache(
+            lambda root, record: Tiers(memory, size, root, policy, record, disk, num_on_disk)
+        )
         self.scheduler = Scheduler(
             dataclasses.replace(cache, record_evictions=True),
             limits or SchedulerConfig(max_num_batched_tokens=SIZE),
             (walks.END,),
-            speculation,
-        )
-        size = cache.block_size * TOKEN_BYTES
-        memory = memoryview(bytearray(num_slots * size))
-        self.scheduler.add_tiers(
-            lambda root, record: Tiers(memory, size, root, policy, record, disk, num_on_disk)
+            [tiers, speculation],
         )
         pipeline = walks.PIPELINES[pipe](self.executor)
         self.core = EngineCore(self.scheduler, self.executor, lambda: 0.0, pipeline=pipeline)
@@ -82,7 +83,7 @@ class House:
         chain: list[Any] = []
         self.scheduler._kv._hasher.extend(chain, tokens, len(tokens) // self._size)
         held = {block.block_hash for block in self.scheduler.blocks.cached_blocks()}
-        tiers = self.scheduler.tiers
+        tiers = self.scheduler._kv.tiers
         assert tiers is not None
         for content in chain:
             here = {"gpu": content.digest in held, "cpu": bool(tiers.find([content]))}

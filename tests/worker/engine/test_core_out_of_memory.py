@@ -16,6 +16,7 @@ from tests.support.worker.paged_executor import TOKEN_BYTES, PagedExecutor
 from worker.config import CacheConfig, SchedulerConfig
 from worker.engine.cache.tiers import Tiers
 from worker.engine.core import EngineCore
+from worker.engine.features.tiered_cache import TieredCache
 from worker.engine.messages import AddRequest, Command, RequestOutput
 from worker.engine.pipeline import InlinePipeline, OverlappedPipeline, Pipeline
 from worker.engine.scheduling.scheduler import Scheduler
@@ -103,11 +104,12 @@ def test_any_batch_answers_as_each_request_alone(
     if limits.enable_chunked_prefill:
         executor.capacity = capacity
     has_tiers = num_slots > 0 and cache.enable_prefix_caching
-    scheduler = Scheduler(replace(cache, record_evictions=has_tiers), limits, (walks.END,))
     size = cache.block_size * TOKEN_BYTES
-    if has_tiers:
-        memory = memoryview(bytearray(num_slots * size))
-        scheduler.add_tiers(lambda root, record: Tiers(memory, size, root, "lru", record))
+    memory = memoryview(bytearray(num_slots * size))
+    tiers = TieredCache(lambda root, record: Tiers(memory, size, root, "lru", record))
+    features = [tiers if has_tiers else None]
+    cache = replace(cache, record_evictions=has_tiers)
+    scheduler = Scheduler(cache, limits, (walks.END,), features)
     core = EngineCore(scheduler, executor, lambda: 0.0, pipeline=PIPELINES[pipe](executor))
     try:
         walk = walks.Walk(core, scheduler, load)

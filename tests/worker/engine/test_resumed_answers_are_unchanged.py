@@ -11,6 +11,7 @@ import pytest
 from tests.support.worker.grammar_bench import BIAS, DEVICE, END, MARK, NGRAM, SUFFIX, GrammarBench
 from worker.api.schema.constraints import Constraint, grammar_of
 from worker.api.schema.requests import StructuredOutputs
+from worker.engine.features.grammars import ConstrainedOutputs
 from worker.engine.features.speculation import JUMP_FORWARD
 from worker.engine.messages import AddRequest, RequestOutput
 from worker.types import FinishReason, RepetitionDetection
@@ -61,8 +62,9 @@ def run(bench: GrammarBench, asked: list[AddRequest]) -> dict[str, RequestOutput
     """All side by side; each one's outputs as one."""
     told = {request.request_id: [] for request in asked}
     for request in asked:
-        if request.params.grammar is not None and bench.scheduler.grammars is not None:
-            bench.scheduler.grammars.compile(request.params.grammar).result()
+        constrained = bench.scheduler.find(ConstrainedOutputs)
+        if request.params.grammar is not None and constrained is not None:
+            constrained.grammars.compile(request.params.grammar).result()
         bench.core.add(request)
     while bench.core.has_work:
         step = bench.core.step()

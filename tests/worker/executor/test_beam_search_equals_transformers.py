@@ -181,7 +181,7 @@ def run(
     )
     config = SpeculativeConfig("ngram", 3, enable_adaptive_verification=False)
     speculation = Speculation(config, NgramDrafter(1, 3), False, VOCAB_SIZE)
-    scheduler = Scheduler(cache, limits, tiny.ends, speculation)
+    scheduler = Scheduler(cache, limits, tiny.ends, [speculation])
     core = EngineCore(scheduler, Lent(tiny.executor), lambda: 0.0, house.overlap)
     coming = [*(s.request(name) for name, s in searches.items()), *others]
     made, step = Run(), 0

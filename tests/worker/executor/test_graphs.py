@@ -20,6 +20,7 @@ from tests.support.worker.poisoned_graphs import PoisonedGraphs
 from worker.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculativeConfig
 from worker.engine.core import EngineCore
 from worker.engine.drafters.interface import DraftContext, Drafter
+from worker.engine.features.grammars import ConstrainedOutputs
 from worker.engine.features.speculation import Speculation
 from worker.engine.messages import AddRequest, Vocabulary
 from worker.engine.scheduling.scheduler import Scheduler
@@ -169,12 +170,13 @@ def answers(
         config = SpeculativeConfig("ngram", MOST, enable_adaptive_verification=False)
         speculation = Speculation(config, drafter, False)
     limits = SchedulerConfig(12, 8, 64)
-    scheduler = Scheduler(CacheConfig(num_blocks, BLOCK), limits, (89,), speculation)
+    scheduler = Scheduler(CacheConfig(num_blocks, BLOCK), limits, (89,), [speculation])
     core = EngineCore(scheduler, runner, lambda: 0.0, overlap)
     core.take_vocabulary(Vocabulary([bytes((33 + n,)) for n in range(90)], [89], [89]))
     for request in asked:
-        if request.params.grammar is not None and scheduler.grammars is not None:
-            scheduler.grammars.compile(request.params.grammar).result()
+        constrained = scheduler.find(ConstrainedOutputs)
+        if request.params.grammar is not None and constrained is not None:
+            constrained.grammars.compile(request.params.grammar).result()
     found: dict[str, list[Any]] = {request.request_id: [] for request in asked}
     logprobs: dict[str, list[Any]] = {request.request_id: [] for request in asked}
     waiting = list(asked)

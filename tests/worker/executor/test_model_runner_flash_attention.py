@@ -108,7 +108,7 @@ def run(model: LlamaModel, backend: Backend, drafts: int) -> dict[str, list[int]
     args = (NUM_BLOCKS, BLOCK, model.config, torch.float32, model.device)
     runner = ModelRunner(served, lambda: served, lambda: allocate(*args))
     limits = SchedulerConfig(100, 5, 1000)
-    scheduler = Scheduler(CacheConfig(NUM_BLOCKS, BLOCK), limits, speculation=speculation)
+    scheduler = Scheduler(CacheConfig(NUM_BLOCKS, BLOCK), limits, features=[speculation])
     core = EngineCore(scheduler, runner, lambda: 0.0, overlap=True)
     for request in requests():
         core.add(request)

@@ -83,7 +83,7 @@ def run(checkpoint: Path, faults: set[int], overlap: bool, method: str | None) -
     assert isinstance(executor, ModelRunner)
     model: Any = ScarceModel(executor._awake()[0], faults)
     executor._model = model
-    scheduler = Scheduler(CacheConfig(num_blocks, 4), limits, speculation=speculation)
+    scheduler = Scheduler(CacheConfig(num_blocks, 4), limits, features=[speculation])
     core = EngineCore(scheduler, executor, lambda: 0.0, overlap)
     asked = requests()
     for request in asked:

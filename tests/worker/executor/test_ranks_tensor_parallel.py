@@ -188,7 +188,7 @@ def run(executor: Executor, way: Way, asked: list[AddRequest] | None = None) -> 
             "ngram", way.drafts, prompt_lookup_min=1, enable_adaptive_verification=False
         )
         speculation = Speculation(config, build_drafter(config), False)
-    scheduler = Scheduler(CacheConfig(way.num_blocks, 8), limits, speculation=speculation)
+    scheduler = Scheduler(CacheConfig(way.num_blocks, 8), limits, features=[speculation])
     core = EngineCore(scheduler, Lent(executor), lambda: 0.0, way.overlap)
     answers: dict[str, Answer] = {}
     for request in requests() if asked is None else asked:

@@ -15,11 +15,15 @@ The host keeps the adapters that were used last, up to a number of its own; slot
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
+from collections.abc import Sequence as Seq
 from concurrent.futures import Future
 from enum import Enum, auto
 from typing import Any
 
+from worker.engine.features.interface import EngineState, Feature
+from worker.engine.sequences.planning import StepInFlight
+from worker.engine.sequences.sequence import Sequence
 from worker.errors import IntegrityError
 from worker.types import Adapter
 
@@ -151,3 +155,86 @@ class AdapterSlots:
 
 def _slot(entry: tuple[int, Adapter]) -> int:
     return entry[0]
+
+
+class Adapters(Feature):
+    """Runs sequences with the adapters in `slots`; decides which of them get a slot."""
+
+    name = "adapters"
+
+    def __init__(self, slots: AdapterSlots) -> None:
+        self.slots = slots
+        self._without_slot: list[Sequence] = []  # in this walk along the line
+        self._broken: list[tuple[Sequence, str]] = []
+
+    def attach(self, state: EngineState) -> None:
+        """Follow the scheduler's sequences."""
+        self._live = state.live
+        self._max_bypasses = state.limits.max_bypasses
+
+    def waits(self, sequence: Sequence) -> bool:
+        """Whether the adapter is still to be read."""
+        adapter = sequence.request.adapter
+        return adapter is not None and self.slots.is_missing(adapter)
+
+    def begin_admission(self) -> None:
+        """Free the slots of adapters that were given up."""
+        self._without_slot = []
+        if self.slots.has_given_up:
+            self._prune()
+
+    def may_join(self, sequence: Sequence) -> bool:
+        """Whether the adapter is in a slot or there is one for it. Sequences with other adapters
+        pass one that has no slot `max_bypasses` times.
+        """
+        adapter = sequence.request.adapter
+        if adapter is None:
+            return True
+        if any(
+            other.priority < sequence.priority or other.num_bypassed >= self._max_bypasses
+            for other in self._without_slot
+        ):
+            return False
+        place = self.slots.place(adapter, self._live.running_adapters())
+        if place is Access.NO_SLOT:
+            self._without_slot.append(sequence)
+        elif place is Access.BROKEN:
+            self._broken.append((sequence, self.slots.error(adapter)))
+        return place is Access.READY
+
+    def admitted(self, sequence: Sequence) -> None:
+        """Take the slot. Sequences without one have been passed."""
+        adapter = sequence.request.adapter
+        if adapter is not None:
+            sequence.adapter_slot = self.slots.take(adapter, self._live.running_adapters())
+            for other in self._without_slot:
+                other.num_bypassed += 1
+
+    def take_failed(self) -> Seq[tuple[Sequence, str]]:
+        """Sequences whose adapters cannot be read."""
+        broken, self._broken = self._broken, []
+        return broken
+
+    def adapter_puts(self) -> tuple[tuple[int, Any], ...]:
+        """Adapters that were given a slot since the last step."""
+        return self.slots.take_puts()
+
+    def give_up(self, adapter: Adapter) -> None:
+        """Free an adapter as soon as no request wants it."""
+        self.slots.give_up(adapter)
+        self._prune()
+
+    def _prune(self) -> None:
+        wanted = (s.request.adapter for s in self._live)
+        self.slots.prune({adapter.number for adapter in wanted if adapter is not None})
+
+    def stats(self) -> dict[str, Any]:
+        """Names of adapters in slots, and of those that requests wait for."""
+        loaded = self.slots.loaded
+        wanted = (s.request.adapter for s in self._live.waiting)
+        awaited = {a.name: None for a in wanted if a is not None and a.name not in loaded}
+        return {"loaded_adapters": loaded, "awaited_adapters": tuple(awaited)}
+
+    def check_integrity(self, in_flight: Iterable[StepInFlight]) -> None:
+        """Check the slots against the running sequences."""
+        self.slots.check_integrity(self._live.running_adapters())

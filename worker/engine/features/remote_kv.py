@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from worker.engine.features.adapters import AdapterSlots
+from worker.engine.features.interface import BackgroundFeature, EngineState
 from worker.engine.sequences.sequence import Sequence
-from worker.engine.sequences.sequence_kv import SequenceKv
 from worker.errors import DeviceMemoryError
 from worker.kv.asked import KvQuestion, WantedKv
 from worker.kv.content import content_digest
@@ -117,38 +117,69 @@ class _Reading:
             self.pull.close()
 
 
-class RemoteKv:
-    """Decides for sequences what is taken from other engines and kept for them, and answers what
-    those ask of the caches. `read` gives the KV of the first tokens in some blocks: [tokens,
-    layers, 2, kv_heads, head_dim], as bytes. Owns the answers that wait for a disk.
+class RemoteKv(BackgroundFeature):
+    """Takes KV from other engines, exports KV for them, and answers what they ask of the caches.
+
+    `read` returns the KV of the first tokens in some blocks: [tokens, layers, 2, kv_heads,
+    head_dim], as bytes. `adapters` are those whose KV can be asked for. Owns the answers that wait
+    for a disk.
     """
 
+    name = "remote KV"
+
     def __init__(
-        self, connector: KvConnector, read: Callable[[Seq[int], int], memoryview], block_size: int
+        self,
+        connector: KvConnector,
+        read: Callable[[Seq[int], int], memoryview],
+        block_size: int,
+        adapters: AdapterSlots | None = None,
     ) -> None:
         self._connector = connector
         self._read = read
         self._block_size = block_size
+        self._adapters = adapters
         self._reading: list[_Reading] = []
-        self.counts = connector.counts
         self.bell = connector.bell
-        self.promise = connector.promise
-        self.leave_model = connector.leave_model
-        self.close = connector.close
 
-    @property
-    def num_expired(self) -> int:
-        """What was kept for others and not taken."""
-        return self._connector.num_expired
+    def attach(self, state: EngineState) -> None:
+        """Serve the scheduler's caches from now on."""
+        self._live, self._kv, self._counters = state.live, state.kv, state.counters
 
     @property
     def totals(self) -> tuple[int, ...]:
-        """All counts: these change while the engine has nothing to do."""
-        return (self.num_expired, *dataclasses.astuple(self.counts))
+        """The connector's counts."""
+        return (self._connector.num_expired, *dataclasses.astuple(self._connector.counts))
+
+    def stats(self) -> dict[str, Any]:
+        """The connector's counts, and the pulls of waiting sequences."""
+        counts = self._connector.counts
+        return {
+            **self._live.pulls(),
+            "num_failed_kv_transfers": counts.num_failed,
+            "num_expired_kv_transfers": self._connector.num_expired,
+            "kv_bytes_sent": counts.num_bytes_sent,
+            "kv_bytes_received": counts.num_bytes_received,
+        }
+
+    def leave_model(self) -> None:
+        """Give and take nothing: other engines' KV is of other weights."""
+        self._connector.leave_model()
+
+    def close(self) -> None:
+        """End all transfers."""
+        self._connector.close()
+
+    def hand_over(self, request_id: str) -> None:
+        """Reserve: a peer will fetch the cached KV of this answer."""
+        self._connector.promise(request_id)
+
+    def waits(self, sequence: Sequence) -> bool:
+        """Whether KV is on its way to the sequence."""
+        return sequence.is_awaiting_kv
 
     @property
     def is_asked(self) -> bool:
-        """Whether `look` has something to do, or waits for a disk."""
+        """Whether another engine asks, or waits for a disk."""
         return self._connector.has_questions or self.is_reading
 
     @property
@@ -161,18 +192,22 @@ class RemoteKv:
         """Whether another engine will ask for what is here."""
         return self._connector.num_promised > 0
 
-    def begin(self, sequence: Sequence, num_local: int, is_on_disk: bool) -> int:
-        """A sequence has come, of which there are `num_local` tokens here, and more if it is
-        `is_on_disk`: take the KV of the rest, if that saves computing a block. How many tokens of
-        the prompt were asked for.
-        """
-        if sequence.request.kv_source is not None:
-            return self._pull(sequence, sequence.request.kv_source, num_local)
-        peer = sequence.request.kv_peer
-        return 0 if peer is None else self._ask(sequence, peer, num_local, is_on_disk)
+    def add(self, sequence: Sequence) -> None:
+        """Take the KV that is not here from another engine, if that saves computing a block."""
+        source, peer = sequence.request.kv_source, sequence.request.kv_peer
+        if source is None and peer is None:
+            return
+        hit = self._kv.lookup(sequence)
+        if source is not None:
+            self._counters.external_cache_queries += self._pull(sequence, source, hit.num_tokens)
+        elif peer is not None:
+            is_on_disk = self._kv.is_on_disk(sequence, hit)
+            asked = self._ask(sequence, peer, hit.num_tokens, is_on_disk)
+            if self._kv.tiers is None:  # else the whole prompt counts when it is admitted
+                self._counters.external_cache_queries += asked
 
     def _ask(self, sequence: Sequence, peer: KvPeer, num_local: int, is_on_disk: bool) -> int:
-        """Ask for all that is not here, outputs too."""
+        """Ask for all that is not here, outputs too. Returns how many prompt tokens that is."""
         request, token_ids = sequence.request, tuple(sequence.token_ids)
         adapter = None if request.adapter is None else request.adapter.digest
         start = num_local // self._block_size * self._block_size
@@ -188,7 +223,7 @@ class RemoteKv:
         return max(0, min(len(token_ids) - 1, sequence.num_prompt) - start)
 
     def _pull(self, sequence: Sequence, source: KvSource, num_local: int) -> int:
-        """Take what was kept for it."""
+        """Pull the KV exported for the sequence. Returns the number of prompt tokens pulled."""
         end = min(source.num_tokens, sequence.num_prompt - 1)
         # A prompt whose log probabilities are wanted, or that is pooled, is run anyway.
         is_read = sequence.num_readable >= sequence.num_prompt >= source.num_tokens
@@ -201,11 +236,14 @@ class RemoteKv:
         sequence.kv_pull = self._connector.pull(source, digest, start)
         return end - start
 
-    def offer(self, sequence: Sequence, table: Seq[int]) -> KvOffer | None:
-        """A sequence has ended whose KV is asked for: where it can be had, if it could be kept."""
+    def offer(self, sequence: Sequence) -> KvOffer | None:
+        """Export the prompt's KV if the request asks for that and there is room."""
+        if not sequence.request.keeps_kv or sequence.index:
+            return None
         num_tokens = min(sequence.num_written, sequence.num_prompt)
         if not num_tokens or not self._connector.has_room(num_tokens):
             return None
+        table = self._kv.blocks.table(sequence.seq_id)
         blocks = tuple(table[: -(-num_tokens // self._block_size)])
         try:
             data = self._read(blocks, num_tokens)
@@ -217,9 +255,9 @@ class RemoteKv:
 
     # ---- what others ask --------------------------------------------------------------------
 
-    def look(self, kv: SequenceKv, adapters: AdapterSlots | None) -> None:
-        """Between steps that are scheduled: answer at most one question with what the device has,
-        so that no step waits for long, and those whose disks have been read.
+    def before_step(self) -> None:
+        """Answer at most one question from the device, so that no step waits for long, and the
+        questions whose disks have been read.
         """
         reading, self._reading = self._reading, []
         for one in reading:
@@ -231,16 +269,16 @@ class RemoteKv:
             return
         question = self._connector.next_question()
         if question is not None:
-            self._look_up(question, kv, adapters)
+            self._look_up(question)
 
-    def _look_up(self, question: KvQuestion, kv: SequenceKv, adapters: AdapterSlots | None) -> None:
+    def _look_up(self, question: KvQuestion) -> None:
         wanted, adapter = question.wanted, None
         if wanted.adapter is not None:
-            adapter = None if adapters is None else adapters.find(wanted.adapter)
+            adapter = None if self._adapters is None else self._adapters.find(wanted.adapter)
             if adapter is None:
                 question.answer(None)
                 return
-        held = kv.held(wanted, adapter)
+        held = self._kv.held(wanted, adapter)
         num_tokens = (len(held.blocks) + len(held.views)) * self._block_size
         parts: list[memoryview] = []
         has_room = self._connector.lend(question, num_tokens)

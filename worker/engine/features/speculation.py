@@ -48,23 +48,21 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
-
-import msgspec
+from typing import Any
 
 from worker.config import SpeculativeConfig
 from worker.engine.counters import DraftTally
 from worker.engine.drafters.interface import DraftContext, Drafter
+from worker.engine.features.interface import EngineState, Feature
 from worker.engine.lengths.acceptance import Offer
 from worker.engine.lengths.costs import StepCosts
 from worker.engine.lengths.goodput import DraftLengths
-from worker.engine.sequences.live_sequences import LiveSequences
 from worker.engine.sequences.planning import Guess, StepInFlight, StepPlan
-from worker.engine.sequences.sequence import Sequence
-from worker.engine.sequences.sequence_kv import SequenceKv
+from worker.engine.sequences.sequence import Sequence, SequenceState
 from worker.errors import IntegrityError
-from worker.types import Drafts, EngineStats, ModelOutput
+from worker.types import Drafts, ModelOutput
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +77,7 @@ _LEARNT_TOKENS_PER_SEQUENCE = 2
 JUMP_FORWARD = SpeculativeConfig("grammar", 16, enable_adaptive_verification=False)
 
 
-class Speculation:
+class Speculation(Feature):
     """Sole owner of the drafter, of drafts not used yet, and of what is counted about all of them.
 
     `drafter` None, with `has_device_drafter`: the executor makes the drafts; without: there are
@@ -87,6 +85,8 @@ class Speculation:
     not below `vocab_size` are refused; None: whatever is not negative is a token. `costs` are step
     times measured at start; None: they are learned from the first steps on.
     """
+
+    name = "speculation"
 
     def __init__(
         self,
@@ -108,8 +108,39 @@ class Speculation:
         self._tally = DraftTally.up_to(self._most)
         self._num_failures = 0
         self._num_per_sequence = 0.0
+        self._last_ended_seconds = -math.inf
+
+    def attach(self, state: EngineState) -> None:
+        """Draft for the scheduler's sequences."""
+        self._live, self._kv = state.live, state.kv
+        self._max_tokens = state.limits.max_num_batched_tokens  # of a step
 
     # ---- planning ---------------------------------------------------------------------------
+
+    def must_wait(self, step: StepInFlight) -> bool:
+        """Whether the results of the step in flight are needed to schedule the next one."""
+        if step.looks_ahead:
+            return True
+        decoding = [s for s in self._live.running if _will_decode(s)]
+        return len(decoding) < self._max_tokens and self.may_draft(decoding)
+
+    def plan(self, plan: StepPlan) -> None:
+        """Add drafts to what is planned already."""
+        ends = [(s, n) for s, n in plan.planned if s.num_computed + n == len(s.token_ids)]
+        ends = [(s, n) for s, n in ends if s.search is None]
+        drawing = [s for s, _ in ends if not s.branches]
+        decoding = [s for s, n in ends if n == 1 and s.num_outputs]
+        num_other = sum(n for _, n in plan.planned) - len(decoding)
+        room = self._room_ahead(plan)
+        is_crowded = bool(self._live.waiting)
+        guesses = self.choose(decoding, num_other, plan.budget, self._reach, is_crowded)
+        for sequence in decoding:
+            if sequence.seq_id in guesses:
+                self._verify(plan, sequence, guesses[sequence.seq_id])
+        wanted = self.to_draft(drawing, num_other, room)
+        for sequence in drawing:
+            if sequence.seq_id in wanted:
+                self._draft(plan, sequence, wanted[sequence.seq_id])
 
     def may_draft(self, decoding: Seq[Sequence]) -> bool:
         """Whether drafts may be verified or made in a step in which these sequences decode."""
@@ -168,8 +199,21 @@ class Speculation:
             tally.count(num_drafts, num_accepted)
         self._lengths.observe(guess.offer, num_drafts, num_accepted)
 
-    def keep(self, sequence: Sequence, drafts: Drafts) -> None:
-        """The executor's drafts for a sequence that has not ended, the step's draws appended."""
+    def after_step(self, step: StepInFlight, result: ModelOutput, now: float) -> None:
+        """Take in the executor's drafts; learn what the step ran and how long it took."""
+        if result.drafts:
+            for share in step.shares:
+                drafts = result.drafts.get(share.sequence.seq_id)
+                if drafts is not None and share.sequence.state is not SequenceState.FINISHED:
+                    self._keep(share.sequence, drafts)
+        seconds = now - max(step.scheduled_seconds, self._last_ended_seconds)
+        self._last_ended_seconds = now
+        num_decoding = sum(share.is_decode for share in step.shares)
+        num_known = sum(share.end - share.start for share in step.shares)
+        num_drafts = sum(share.num_drafts for share in step.shares)
+        self.observe_step((num_decoding, num_known - num_decoding), num_drafts, seconds, result)
+
+    def _keep(self, sequence: Sequence, drafts: Drafts) -> None:
         if drafts.position == len(sequence.token_ids):
             self._kept[sequence.seq_id] = self._checked(sequence, drafts, self._most)
 
@@ -189,10 +233,8 @@ class Speculation:
         )
         self._learn(_LEARNT_TOKENS + num_decoding * _LEARNT_TOKENS_PER_SEQUENCE)
 
-    def end(self, sequence: Sequence, is_sound: bool = True) -> None:
-        """The sequence has ended, its last tokens appended. Once for each. Of one that is not sound
-        (it failed) nothing is learnt.
-        """
+    def ended(self, sequence: Sequence, is_sound: bool) -> None:
+        """Forget the sequence; the drafter learns from a sound one."""
         seq_id = sequence.seq_id
         self._lengths.forget(seq_id)
         self._kept.pop(seq_id, None)
@@ -200,22 +242,65 @@ class Speculation:
         self._given_up.discard(seq_id)
         self._faulted.discard(seq_id)
 
-    def stats(self, stats: EngineStats) -> EngineStats:
-        """The same, with what is counted here."""
-        return msgspec.structs.replace(
-            stats,
-            num_drafts=self._tally.num_runs,
-            num_draft_tokens=self._tally.num_draft_tokens,
-            num_accepted_tokens=self._tally.num_accepted_tokens,
-            num_accepted_by_position=self._tally.num_accepted_by_position,
-            num_drafter_failures=self._num_failures,
-            num_speculative_tokens=self._num_per_sequence if stats.num_running else 0.0,
-        )
+    def stats(self) -> dict[str, Any]:
+        """How the drafts of all sequences fared."""
+        return {
+            "num_drafts": self._tally.num_runs,
+            "num_draft_tokens": self._tally.num_draft_tokens,
+            "num_accepted_tokens": self._tally.num_accepted_tokens,
+            "num_accepted_by_position": self._tally.num_accepted_by_position,
+            "num_drafter_failures": self._num_failures,
+            "num_speculative_tokens": self._num_per_sequence if self._live.num_running else 0.0,
+        }
 
-    def check_integrity(self, live: Iterable[int]) -> None:
-        """Raise IntegrityError when anything is remembered of a sequence that has ended."""
-        if {*self._kept, *self._given_up, *self._faulted} - set(live):
+    def check_integrity(self, in_flight: Iterable[StepInFlight]) -> None:
+        """Raise IntegrityError when drafts hold blocks that they should not, or are remembered for
+        a sequence that has ended.
+        """
+        remembered = {*self._kept, *self._given_up, *self._faulted}
+        if remembered - {sequence.seq_id for sequence in self._live}:
             raise IntegrityError("drafts are remembered for a sequence that has ended")
+        looking_ahead = [step.looks_ahead for step in in_flight]
+        if any(looking_ahead):
+            if len(looking_ahead) > 1:
+                raise IntegrityError("a step was scheduled before its drafts were verified")
+            return
+        for sequence in self._live.running:
+            table = self._kv.blocks.table(sequence.seq_id)
+            if len(table) > self._kv.blocks_for(sequence.num_tokens):
+                raise IntegrityError(f"sequence {sequence.seq_id} holds room for drafts")
+
+    def _room_ahead(self, plan: StepPlan) -> int:
+        """For how many drafts the step after `plan` has room: what it runs besides is known. Who
+        waits takes part in it if only this step's budget kept them waiting.
+        """
+        planned = {sequence.seq_id: num_tokens for sequence, num_tokens in plan.planned}
+        known = 0
+        for sequence in self._live.running:
+            left = sequence.num_unscheduled - planned.get(sequence.seq_id, 0)
+            known += left or sequence.num_answers
+        if plan.budget <= 0:
+            known += sum(sequence.num_unscheduled for sequence in self._live.waiting)
+        return max(0, self._max_tokens - known)
+
+    def _verify(self, plan: StepPlan, sequence: Sequence, guess: Guess) -> None:
+        known = len(sequence.token_ids)
+        most = min(len(guess.token_ids), plan.budget, self._reach(sequence) - known)
+        fitting = guess.cut(most)
+        if fitting is not None and self._kv.grow(sequence, known + most):
+            plan.verify(sequence, fitting)
+
+    def _draft(self, plan: StepPlan, sequence: Sequence, num_tokens: int) -> None:
+        """Room is for the case that all that is verified stands; one token is drawn behind it, and
+        one more would follow the new drafts.
+        """
+        end = len(sequence.token_ids) + plan.num_drafts(sequence) + 1
+        most = min(num_tokens, sequence.max_tokens_total - end - 1, self._reach(sequence) - end)
+        if most > 0 and self._kv.grow(sequence, end + most):
+            plan.draft(sequence, most)
+
+    def _reach(self, sequence: Sequence) -> int:
+        return self._kv.reach(sequence, self._live.num_running)
 
     def _has_drafter(self, sequence: Sequence) -> bool:
         if self._has_device_drafter:
@@ -318,102 +403,6 @@ def _allowed(sequence: Sequence, drafts: Drafts) -> Drafts:
     outputs = sequence.token_ids[sequence.num_prompt :]
     length = sequence.matcher.num_allowed(outputs, drafts.token_ids)
     return Drafts(drafts.position, drafts.token_ids[:length], drafts.confidences[:length])
-
-
-class Lookahead:
-    """Adds drafts to steps; keeps no state but when the last step ended."""
-
-    def __init__(
-        self, speculation: Speculation, live: LiveSequences, kv: SequenceKv, max_tokens: int
-    ) -> None:
-        self._speculation = speculation
-        self._live = live
-        self._kv = kv
-        self._max_tokens = max_tokens  # of a step
-        self._last_ended_seconds = -math.inf
-
-    def must_wait(self, step: StepInFlight) -> bool:
-        """Whether the results of the step in flight are needed to schedule the next one."""
-        if step.looks_ahead:
-            return True
-        decoding = [s for s in self._live.running if _will_decode(s)]
-        return len(decoding) < self._max_tokens and self._speculation.may_draft(decoding)
-
-    def plan(self, plan: StepPlan) -> None:
-        """Add drafts to what is planned already; no step is in flight."""
-        ends = [(s, n) for s, n in plan.planned if s.num_computed + n == len(s.token_ids)]
-        ends = [(s, n) for s, n in ends if s.search is None]
-        drawing = [s for s, _ in ends if not s.branches]
-        decoding = [s for s, n in ends if n == 1 and s.num_outputs]
-        num_other = sum(n for _, n in plan.planned) - len(decoding)
-        room = self._room_ahead(plan)
-        is_crowded = bool(self._live.waiting)
-        guesses = self._speculation.choose(
-            decoding, num_other, plan.budget, self._reach, is_crowded
-        )
-        for sequence in decoding:
-            if sequence.seq_id in guesses:
-                self._verify(plan, sequence, guesses[sequence.seq_id])
-        wanted = self._speculation.to_draft(drawing, num_other, room)
-        for sequence in drawing:
-            if sequence.seq_id in wanted:
-                self._draft(plan, sequence, wanted[sequence.seq_id])
-
-    def observe(self, step: StepInFlight, result: ModelOutput, now: float) -> None:
-        """A step has ended: what it ran, and how long that took."""
-        seconds = now - max(step.scheduled_seconds, self._last_ended_seconds)
-        self._last_ended_seconds = now
-        num_decoding = sum(share.is_decode for share in step.shares)
-        num_known = sum(share.end - share.start for share in step.shares)
-        num_drafts = sum(share.num_drafts for share in step.shares)
-        known = (num_decoding, num_known - num_decoding)
-        self._speculation.observe_step(known, num_drafts, seconds, result)
-
-    def check_integrity(self, in_flight: Collection[StepInFlight]) -> None:
-        """Raise IntegrityError when drafts hold blocks that they should not, or are remembered for
-        a sequence that has ended.
-        """
-        self._speculation.check_integrity(sequence.seq_id for sequence in self._live)
-        if any(step.looks_ahead for step in in_flight):
-            if len(in_flight) > 1:
-                raise IntegrityError("a step was scheduled before it was known what drafts became")
-            return
-        for sequence in self._live.running:
-            table = self._kv.blocks.table(sequence.seq_id)
-            if len(table) > self._kv.blocks_for(sequence.num_tokens):
-                raise IntegrityError(f"sequence {sequence.seq_id} holds room for drafts")
-
-    def _room_ahead(self, plan: StepPlan) -> int:
-        """For how many drafts the step after `plan` has room: what it runs besides is known. Who
-        waits takes part in it if only this step's budget kept them waiting.
-        """
-        planned = {sequence.seq_id: num_tokens for sequence, num_tokens in plan.planned}
-        known = 0
-        for sequence in self._live.running:
-            left = sequence.num_unscheduled - planned.get(sequence.seq_id, 0)
-            known += left or sequence.num_answers
-        if plan.budget <= 0:
-            known += sum(sequence.num_unscheduled for sequence in self._live.waiting)
-        return max(0, self._max_tokens - known)
-
-    def _verify(self, plan: StepPlan, sequence: Sequence, guess: Guess) -> None:
-        known = len(sequence.token_ids)
-        most = min(len(guess.token_ids), plan.budget, self._reach(sequence) - known)
-        fitting = guess.cut(most)
-        if fitting is not None and self._kv.grow(sequence, known + most):
-            plan.verify(sequence, fitting)
-
-    def _draft(self, plan: StepPlan, sequence: Sequence, num_tokens: int) -> None:
-        """Room is for the case that all that is verified stands; one token is drawn behind it, and
-        one more would follow the new drafts.
-        """
-        end = len(sequence.token_ids) + plan.num_drafts(sequence) + 1
-        most = min(num_tokens, sequence.max_tokens_total - end - 1, self._reach(sequence) - end)
-        if most > 0 and self._kv.grow(sequence, end + most):
-            plan.draft(sequence, most)
-
-    def _reach(self, sequence: Sequence) -> int:
-        return self._kv.reach(sequence, self._live.num_running)
 
 
 def _will_decode(sequence: Sequence) -> bool:

@@ -25,9 +25,10 @@ from worker.engine.cache.cache_events import CacheEvent
 from worker.engine.cache.tiers import Tiers
 from worker.engine.core import EngineCore
 from worker.engine.drafters.registry import build_drafter
-from worker.engine.features.adapters import AdapterSlots
+from worker.engine.features.adapters import Adapters, AdapterSlots
 from worker.engine.features.remote_kv import RemoteKv
 from worker.engine.features.speculation import JUMP_FORWARD, Speculation
+from worker.engine.features.tiered_cache import TieredCache
 from worker.engine.lengths.costs import StepCosts
 from worker.engine.messages import (
     EngineReady,
@@ -78,19 +79,20 @@ def build_core(
         speculation = Speculation(JUMP_FORWARD, None, False, config.vocab_size)
     else:
         speculation = _build_speculation(config, config.speculative, executor, num_blocks)
-    adapters = None
+    slots = None
     if config.lora is not None:
         lora = config.lora
-        adapters = AdapterSlots(lora.max_loras, lora.max_cpu_loras, executor.read_adapter)
-    remote, kv_port = None, None
-    if config.kv_transfer is not None:
-        remote, kv_port = _build_remote(config, config.kv_transfer, cast(KvMemory, executor))
-    scheduler = Scheduler(
-        cache, config.scheduler, config.eos_token_ids, speculation, adapters, remote
-    )
+        slots = AdapterSlots(lora.max_loras, lora.max_cpu_loras, executor.read_adapter)
+    adapters = None if slots is None else Adapters(slots)
+    tiers = None
     if config.kv_offloading is not None:
         make = partial(_build_tiers, config, config.kv_offloading, cast(KvMemory, executor))
-        scheduler.add_tiers(make)
+        tiers = TieredCache(make)
+    remote, kv_port = None, None
+    if config.kv_transfer is not None:
+        remote, kv_port = _build_remote(config, config.kv_transfer, cast(KvMemory, executor), slots)
+    features = (adapters, remote, tiers, speculation)
+    scheduler = Scheduler(cache, config.scheduler, config.eos_token_ids, features)
     if scheduler.max_model_len < config.scheduler.max_model_len:
         logger.warning(
             "the KV cache holds %d tokens, fewer than max_model_len %d; sequences end there"
@@ -150,7 +152,10 @@ def _build_speculation(
 
 
 def _build_remote(
-    config: EngineConfig, transfer: KvTransferConfig, executor: KvMemory
+    config: EngineConfig,
+    transfer: KvTransferConfig,
+    executor: KvMemory,
+    adapters: AdapterSlots | None,
 ) -> tuple[RemoteKv, int]:
     """Other engines reach this one from now on, at the port, and find nothing here yet."""
     shape = _kv_shape(config, executor)
@@ -163,7 +168,8 @@ def _build_remote(
         nixl = importlib.import_module("worker.kv.nixl").NixlTransport.load(transfer)
     connector = TcpConnector(transfer, key, shape, token_bytes, pace, nixl)
     logger.info("KV transfers: engine %s on port %d", connector.engine_id, connector.port)
-    return RemoteKv(connector, executor.read_kv, config.block_size), connector.port
+    remote = RemoteKv(connector, executor.read_kv, config.block_size, adapters)
+    return remote, connector.port
 
 
 def _kv_shape(config: EngineConfig, executor: KvMemory) -> KvShape:

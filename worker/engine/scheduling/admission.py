@@ -13,13 +13,11 @@ when the other's blocks are sealed it finds them in the cache instead of computi
 is decided anew in every step, from who runs at that moment, so an end, an abort or a preemption of
 the other sets it free; and the one it waits for runs, so it makes progress.
 
-A sequence whose grammar is still being compiled is passed over, and counts as held up by nobody. So
-is one whose adapter has no slot (see `adapters`). Others with adapters may go before it as often as
-before one that does not fit; then none of them is admitted until it is.
-
-A sequence whose KV is on its way, from another engine or a disk, is passed over likewise, until it
-has arrived or is known not to. What has arrived counts like a hit of the cache. A disk is read when
-a sequence could be admitted that goes on there.
+A sequence that waits for a feature is passed over and holds up no other: its grammar is being
+compiled, its adapter is being read, its KV is on its way from another engine or a disk. KV that has
+arrived counts like a hit of the cache. So is a sequence whose adapter has no slot, but those with
+other adapters pass it only `max_bypasses` times. A disk is read when a sequence that continues
+there could be admitted.
 
 A sequence that was preempted comes back only when some room for growth is left besides, and after
 `policies.MAX_PREEMPTIONS` times only when it can be guaranteed (see `policies`).
@@ -28,18 +26,15 @@ A sequence that was preempted comes back only when some room for growth is left 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from worker.config import SchedulerConfig
 from worker.engine import policies
 from worker.engine.cache.block_manager import PrefixHit
-from worker.engine.counters import Counters
-from worker.engine.features.adapters import Access, AdapterSlots
-from worker.engine.sequences.live_sequences import LiveSequences
+from worker.engine.features.interface import EngineState, Feature
 from worker.engine.sequences.planning import StepPlan
 from worker.engine.sequences.sequence import Sequence
-from worker.engine.sequences.sequence_kv import SequenceKv
 
 # Sequences that a step looks at and defers before it gives up on the rest of the line.
 MAX_DEFERRED = 16
@@ -67,32 +62,22 @@ class _Walk:
     now: float
     prefilling: list[Sequence]
     blocked: list[Sequence] = field(default_factory=list)
-    without_slot: list[Sequence] = field(default_factory=list)
     num_deferred: int = 0
 
 
 class Admitter:
-    """Moves sequences from the waiting to the running; keeps no state but `num_deferred`, and
-    `broken`: sequences whose adapters cannot be read, and why, for the caller to take away.
-    """
+    """Moves sequences from the waiting to the running. `num_deferred` describes the last walk."""
 
     def __init__(
-        self,
-        limits: SchedulerConfig,
-        live: LiveSequences,
-        kv: SequenceKv,
-        counters: Counters,
-        num_watermark_blocks: int,
-        adapters: AdapterSlots | None = None,
+        self, state: EngineState, features: Seq[Feature], num_watermark_blocks: int
     ) -> None:
-        self._limits = limits
-        self._live = live
-        self._kv = kv
-        self._counters = counters
+        self._limits = state.limits
+        self._live = state.live
+        self._kv = state.kv
+        self._counters = state.counters
+        self._features = features
         self._num_watermark_blocks = num_watermark_blocks
-        self._adapters = adapters
         self.num_deferred = 0
-        self.broken: list[tuple[Sequence, str]] = []
 
     def admit(self, plan: StepPlan, now: float, only_begun: bool) -> None:
         """Add to `plan` the sequences that can join; with `only_begun` only those that ran
@@ -100,6 +85,8 @@ class Admitter:
         """
         live, limits = self._live, self._limits
         self.num_deferred = 0
+        for feature in self._features:
+            feature.begin_admission()
         if plan.budget <= 0 or live.num_running >= plan.max_num_seqs:
             return  # none can join, so the order of the line does not matter
         prefilling = [s for s in live.running if s.num_written < s.num_prompt]
@@ -109,12 +96,7 @@ class Admitter:
                 break
             if only_begun and sequence.scheduled_seconds is None:
                 continue
-            if (
-                sequence.is_held
-                or sequence.is_awaiting_kv
-                or sequence.is_compiling
-                or not self._has_adapter(walk, sequence)
-            ):
+            if sequence.is_held or not all(f.may_join(sequence) for f in self._features):
                 continue
             if not self._may_go_on(walk, sequence):
                 break
@@ -129,23 +111,6 @@ class Admitter:
             if walk.num_deferred > MAX_DEFERRED or len(walk.blocked) > limits.max_bypasses:
                 break
         self.num_deferred = walk.num_deferred
-
-    def _has_adapter(self, walk: _Walk, sequence: Sequence) -> bool:
-        """Whether nothing keeps a sequence from the adapter it asks for, if it does."""
-        adapter, adapters = sequence.request.adapter, self._adapters
-        if adapter is None or adapters is None:
-            return True
-        if any(
-            other.priority < sequence.priority or other.num_bypassed >= self._limits.max_bypasses
-            for other in walk.without_slot
-        ):
-            return False
-        place = adapters.place(adapter, self._live.running_adapters())
-        if place is Access.NO_SLOT:
-            walk.without_slot.append(sequence)
-        elif place is Access.BROKEN:
-            self.broken.append((sequence, adapters.error(adapter)))
-        return place is Access.READY
 
     def _may_go_on(self, walk: _Walk, sequence: Sequence) -> bool:
         held = ((s.priority, s.num_bypassed) for s in walk.blocked)
@@ -191,10 +156,8 @@ class Admitter:
     def _begin(self, sequence: Sequence, hit: PrefixHit, now: float) -> None:
         sequence.guaranteed = self._needs_guarantee(sequence)
         sequence.drop_pull()
-        sequence.take_grammar()
-        if self._adapters is not None and sequence.request.adapter is not None:
-            users = self._live.running_adapters()
-            sequence.adapter_slot = self._adapters.take(sequence.request.adapter, users)
+        for feature in self._features:
+            feature.admitted(sequence)
         self._live.start(sequence)
         if sequence.scheduled_seconds is not None:
             return
@@ -262,8 +225,6 @@ class Admitter:
     def _count_overtaken(self, sequence: Sequence, walk: _Walk) -> None:
         for other in walk.blocked:
             other.num_bypassed += 1
-        for other in walk.without_slot:
-            other.num_bypassed += sequence.request.adapter is not None
         if self._limits.waiting_order == "lpm":
             for other in self._live.waiting:
                 other.num_overtaken += other.rank < sequence.rank

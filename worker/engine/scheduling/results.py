@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
+
 from worker.engine import policies
-from worker.engine.counters import Counters
-from worker.engine.features.beam_sequences import BeamSequences
-from worker.engine.features.remote_kv import RemoteKv
-from worker.engine.features.speculation import Speculation
+from worker.engine.features.interface import EngineState, Feature
 from worker.engine.messages import RequestOutput
+from worker.engine.scheduling.beam_sequences import BeamSequences
 from worker.engine.sequences.beams import BeamSearch
-from worker.engine.sequences.live_sequences import LiveSequences
 from worker.engine.sequences.planning import Guess, StepInFlight, StepShare
 from worker.engine.sequences.sequence import Sequence, SequenceState
-from worker.engine.sequences.sequence_kv import SequenceKv
 from worker.errors import IntegrityError
-from worker.types import Drafts, Draw, FinishReason, KvOffer, ModelOutput, TokenLogprobs
+from worker.types import Draw, FinishReason, KvOffer, ModelOutput, TokenLogprobs
 
 
 class Results:
@@ -28,20 +26,12 @@ class Results:
     those that stood is there already, and counts from then on.
     """
 
-    def __init__(
-        self,
-        live: LiveSequences,
-        kv: SequenceKv,
-        counters: Counters,
-        speculation: Speculation | None = None,
-        remote: RemoteKv | None = None,
-    ) -> None:
-        self._live = live
-        self._kv = kv
-        self._counters = counters
-        self._speculation = speculation
-        self._remote = remote
-        self.beams = BeamSequences(live, kv, self.end)
+    def __init__(self, state: EngineState, features: Seq[Feature]) -> None:
+        self._live = state.live
+        self._kv = state.kv
+        self._counters = state.counters
+        self._features = features
+        self.beams = BeamSequences(state.live, state.kv, self.end)
 
     def apply(self, step: StepInFlight, result: ModelOutput, now: float) -> list[RequestOutput]:
         """Take in one step; what there is to tell."""
@@ -59,7 +49,6 @@ class Results:
             outputs += self._take_in(share, result, now)
             if share.looks_ahead and self._has_blocks(share):
                 self._kv.shrink(sequence)
-            self._keep(sequence, result.drafts.get(seq_id))
         return outputs
 
     def undo(self, step: StepInFlight) -> None:
@@ -82,9 +71,10 @@ class Results:
         sequence.drop_pull()
         self._kv.release(sequence, forget)
         self._live.remove(sequence)
-        if self._speculation is not None:
-            # The ends of beams say little of what answers are like.
-            self._speculation.end(sequence, not forget and sequence.search is None)
+        # The ends of beams are not what answers are like.
+        is_sound = not forget and sequence.search is None
+        for feature in self._features:
+            feature.ended(sequence, is_sound)
 
     @staticmethod
     def _has_blocks(share: StepShare) -> bool:
@@ -214,11 +204,10 @@ class Results:
 
     def _end_well(self, sequence: Sequence) -> KvOffer | None:
         """End a sequence that has its answer; where its KV is, if that is kept for another."""
-        request, offer = sequence.request, None
-        has_blocks = sequence.state is SequenceState.RUNNING
-        if self._remote is not None and request.keeps_kv and has_blocks and sequence.index == 0:
-            table = self._kv.blocks.table(sequence.seq_id)
-            offer = self._remote.offer(sequence, table)
+        offer = None
+        if sequence.state is SequenceState.RUNNING:
+            for feature in self._features:
+                offer = feature.offer(sequence) or offer
         self.end(sequence)
         return offer
 
@@ -230,8 +219,8 @@ class Results:
         sequence.num_pending -= 1
         self._count_prompt(sequence)
         num_accepted = _num_accepted(guess, draws)
-        if self._speculation is not None:
-            self._speculation.verified(sequence, guess, num_accepted)
+        for feature in self._features:
+            feature.verified(sequence, guess, num_accepted)
         reason, stop_token, num_taken = None, None, 0
         while reason is None and num_taken < len(draws):
             reason, stop_token = self._append(sequence, draws[num_taken], now)
@@ -255,12 +244,6 @@ class Results:
             sequence.num_prompt,
             sequence.max_tokens_total,
         )
-
-    def _keep(self, sequence: Sequence, drafts: Drafts | None) -> None:
-        if self._speculation is None or drafts is None:
-            return
-        if sequence.state is not SequenceState.FINISHED:
-            self._speculation.keep(sequence, drafts)
 
 
 def _num_accepted(guess: Guess, draws: tuple[Draw, ...]) -> int:

@@ -53,24 +53,18 @@ it wrote lies behind `num_written`, and is written again before it is read; bloc
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-
-import msgspec
+from typing import TypeVar
 
 from worker.config import CacheConfig, SchedulerConfig
 from worker.engine import policies
 from worker.engine.cache.block_manager import BlockManager
-from worker.engine.cache.cache_events import CacheEvent
-from worker.engine.cache.tiers import Tiers
 from worker.engine.counters import Counters
-from worker.engine.features.adapters import AdapterSlots
-from worker.engine.features.remote_kv import RemoteKv
-from worker.engine.features.speculation import Lookahead, Speculation
+from worker.engine.features.interface import EngineState, Feature, needs
 from worker.engine.messages import AddRequest, RequestOutput
 from worker.engine.scheduling.admission import Admitter, PauseState
 from worker.engine.scheduling.results import Results
-from worker.engine.sequences.grammar import Grammars
 from worker.engine.sequences.live_sequences import LiveSequences, new_sequence
 from worker.engine.sequences.planning import NO_MEMORY, StepCeiling, StepInFlight, StepPlan
 from worker.engine.sequences.sequence import Sequence, SequenceState
@@ -83,12 +77,14 @@ from worker.types import (
     SchedulerOutput,
 )
 
+F = TypeVar("F", bound=Feature)
+
 
 class Scheduler:
     """Sole owner of the sequences and, through its block manager, of the KV blocks. Pure: no clock.
 
     `schedule` and `update` alternate, or one step is ahead (see above); everything else may come
-    between any two calls.
+    between any two calls. `features` attach in this order; None stands for one that is off.
     """
 
     def __init__(
@@ -96,9 +92,7 @@ class Scheduler:
         cache: CacheConfig,
         limits: SchedulerConfig,
         eos_token_ids: Seq[int] = (),
-        speculation: Speculation | None = None,
-        adapters: AdapterSlots | None = None,
-        remote: RemoteKv | None = None,
+        features: Iterable[Feature | None] = (),
     ) -> None:
         _check(limits)
         self._limits = limits
@@ -111,38 +105,29 @@ class Scheduler:
         self._live = LiveSequences()
         self._kv = SequenceKv(cache)
         watermark = int(cache.watermark * cache.num_blocks)
-        self.adapters = adapters  # None: requests with an adapter are refused
-        self._admission = Admitter(
-            limits, self._live, self._kv, self._counters, watermark, adapters
-        )
-        self.remote = remote  # None: requests for KV of other engines, or for them, are refused
-        self._results = Results(self._live, self._kv, self._counters, speculation, remote)
-        self._speculation = speculation
-        self._lookahead = (
-            None
-            if speculation is None
-            else Lookahead(speculation, self._live, self._kv, limits.max_num_batched_tokens)
-        )
+        self._state = EngineState(limits, self._live, self._kv, self._counters)
+        self.features: list[Feature] = []
+        self._admission = Admitter(self._state, self.features, watermark)
+        self._results = Results(self._state, self.features)
         self._in_flight: deque[StepInFlight] = deque()
         self._ceiling = StepCeiling(limits)
-        self.grammars: Grammars | None = None  # None: requests with a grammar are refused
         self.pause_state = PauseState.UNPAUSED
+        for feature in features:
+            if feature is not None:
+                self.attach(feature)
+
+    def attach(self, feature: Feature) -> None:
+        """Add a feature; requests that need it are accepted from now on."""
+        feature.attach(self._state)
+        self.features.insert(0, feature)
+
+    def find(self, kind: type[F]) -> F | None:
+        """The attached feature of this class."""
+        return next((f for f in self.features if isinstance(f, kind)), None)
 
     @property
     def blocks(self) -> BlockManager:
         return self._kv.blocks
-
-    @property
-    def tiers(self) -> Tiers | None:
-        """Where evicted blocks go; None: they are lost."""
-        return self._kv.tiers
-
-    def add_tiers(self, make: Callable[[bytes, Callable[[CacheEvent], None]], Tiers]) -> None:
-        """From now on evicted blocks go to the tiers that `make` gives, of the parent of first
-        blocks and who takes events. Before the first step; the cache's configuration says
-        `record_evictions`.
-        """
-        self._kv.tiers = make(self._kv.root, self.blocks.record)
 
     def reset_prefix_cache(self, forget_tiers: bool = True) -> bool:
         """Forget every cached content; see `SequenceKv.reset`. What is on its way to a waiting
@@ -167,7 +152,7 @@ class Scheduler:
     @property
     def has_promised(self) -> bool:
         """Whether another engine will ask for what is in the caches."""
-        return self.remote is not None and self.remote.has_promised
+        return any(feature.has_promised for feature in self.features)
 
     @property
     def is_runnable(self) -> bool:
@@ -178,16 +163,15 @@ class Scheduler:
 
     @property
     def is_compiling(self) -> bool:
-        """Whether nothing can be scheduled before a grammar is compiled, an adapter is read, or KV
-        has arrived.
+        """Whether every sequence waits for a feature: a grammar to be compiled, an adapter to be
+        read, KV to arrive.
         """
         waiting = self._live.waiting
-        return bool(waiting) and not self.num_running and all(map(self._is_incomplete, waiting))
-
-    def _is_incomplete(self, sequence: Sequence) -> bool:
-        adapter, adapters = sequence.request.adapter, self.adapters
-        is_read = adapter is None or adapters is None or not adapters.is_missing(adapter)
-        return sequence.is_compiling or sequence.is_awaiting_kv or not is_read
+        return (
+            bool(waiting)
+            and not self.num_running
+            and all(any(f.waits(sequence) for f in self.features) for sequence in waiting)
+        )
 
     @property
     def num_running(self) -> int:
@@ -206,35 +190,18 @@ class Scheduler:
 
     def stats(self) -> EngineStats:
         """Gauges and counters of this moment."""
-        counters, blocks = self._counters, self.blocks
-        stats = EngineStats(
-            **{name: getattr(counters, name) for name in Counters.__slots__},
+        blocks = self.blocks
+        of_features = {k: v for feature in self.features for k, v in feature.stats().items()}
+        return EngineStats(
+            **{name: getattr(self._counters, name) for name in Counters.__slots__},
+            **of_features,
             num_running=self._live.num_running,
             num_waiting=self._live.num_waiting,
             kv_cache_usage=blocks.usage,
             num_deferred=self._num_deferred(),
             num_evictions=blocks.num_evictions,
             num_hash_collisions=blocks.num_hash_collisions,
-            loaded_adapters=() if self.adapters is None else self.adapters.loaded,
-            awaited_adapters=self._awaited_adapters(),
         )
-        if self.remote is not None or self.tiers is not None:
-            pulls = [s.kv_pull.done for s in self._live.waiting if s.kv_pull is not None]
-            stats = msgspec.structs.replace(
-                stats, num_kv_fetching=pulls.count(False), num_kv_fetched=pulls.count(True)
-            )
-        if self.remote is not None:
-            stats = _with_transfers(stats, self.remote)
-        if self.tiers is not None:
-            stats = self.tiers.stats(stats)
-        return stats if self._speculation is None else self._speculation.stats(stats)
-
-    def _awaited_adapters(self) -> tuple[str, ...]:
-        if self.adapters is None:
-            return ()
-        wanted = (s.request.adapter for s in self._live.waiting)
-        loaded = self.adapters.loaded
-        return tuple({a.name: None for a in wanted if a is not None and a.name not in loaded})
 
     # ---- requests come and go ---------------------------------------------------------------
 
@@ -253,28 +220,15 @@ class Scheduler:
             self._eos_token_ids,
         )
         error = self._refusal(sequence)
-        if request.adapter is not None and self.adapters is None:
-            error = "there are no adapters here: start the worker with --enable-lora"
-        asks = request.kv_source is not None or request.kv_peer is not None
-        if self.remote is None and (request.keeps_kv or asks):
-            error = "KV stays here: start the worker with --kv-transfer-config"
         if error is None:
-            if self.remote is not None and asks:
-                self._begin_transfer(self.remote, sequence)
-            if self.grammars is not None and request.params.grammar is not None:
-                sequence.grammar = self.grammars.compile(request.params.grammar)
+            for feature in self.features:
+                feature.add(sequence)
             self._live.add(sequence)
             return []
         return [
             sequence.output(finish_reason=FinishReason.ERROR, error=error, request_id=name)
             for name in (request.request_id, *request.branch_ids)
         ]
-
-    def _begin_transfer(self, remote: RemoteKv, sequence: Sequence) -> None:
-        hit = self._kv.lookup(sequence)
-        asked = remote.begin(sequence, hit.num_tokens, self._kv.is_on_disk(sequence, hit))
-        if self.tiers is None or sequence.request.kv_source is not None:  # else when admitted
-            self._counters.external_cache_queries += asked
 
     def abort(self, request_id: str, hands_over: bool = False) -> RequestOutput | None:
         """End an answer now and free its blocks; with `hands_over` another engine will ask for what
@@ -285,8 +239,9 @@ class Scheduler:
         sequence = self._live.find(request_id)
         if sequence is None:
             return None
-        if hands_over and self.remote is not None:
-            self.remote.promise(request_id)
+        if hands_over:
+            for feature in self.features:
+                feature.hand_over(request_id)
         if sequence.search is not None:
             return self._results.beams.abort(sequence.search, request_id)
         output = sequence.output(finish_reason=FinishReason.ABORT, request_id=request_id)
@@ -319,10 +274,8 @@ class Scheduler:
         """
         for sequence in self._live.waiting:
             sequence.drop_pull()
-        if self.tiers is not None:
-            self.tiers.leave_disk()
-        if self.remote is not None:
-            self.remote.leave_model()
+        for feature in self.features:
+            feature.leave_model()
 
     # ---- steps ------------------------------------------------------------------------------
 
@@ -333,39 +286,31 @@ class Scheduler:
         Token budget, `max_num_seqs` and the pool are never exceeded. The result shares nothing
         with the scheduler. At most one step may be in flight already.
         """
-        if self.tiers is not None:
-            self.tiers.look()
-        if self.remote is not None:
-            self.remote.look(self._kv, self.adapters)
+        for feature in self.features:
+            feature.before_step()
         if self.pause_state is PauseState.PAUSED_ALL or self._must_wait():
             return None
         plan = StepPlan(self._limits, len(self._live), self._ceiling)
         self._plan_running(plan)
         if not plan.preempted:
-            if self.adapters is not None and self.adapters.has_given_up:
-                self.prune_adapters(self.adapters)
             self._admission.admit(plan, now, self.pause_state is PauseState.PAUSED_NEW)
-        if self._lookahead is not None and not self._in_flight:
-            self._lookahead.plan(plan)
+        if not self._in_flight:
+            for feature in self.features:
+                feature.plan(plan)
         sequences, shares = plan.commit(self.blocks.table_copy)
         if not sequences:
             return self.schedule(now) if self._give_way_held() else None
         self._counters.num_steps += 1
         step = self._counters.num_steps
         self._in_flight.append(StepInFlight(step, shares, now))
-        puts = () if self.adapters is None else self.adapters.take_puts()
+        puts = tuple(put for feature in self.features for put in feature.adapter_puts())
         copies, loads = self.blocks.take_copies(), self._kv.take_loads()
         return SchedulerOutput(step, sequences, copies, puts, loads, self._kv.take_saves(step))
 
-    def prune_adapters(self, adapters: AdapterSlots) -> None:
-        """Free the adapters that were given up and no request wants."""
-        wanted = (s.request.adapter for s in self._live)
-        adapters.prune({adapter.number for adapter in wanted if adapter is not None})
-
-    def take_broken(self) -> list[RequestOutput]:
-        """The ends of requests whose adapters could not be read, since the last call."""
-        broken, self._admission.broken = self._admission.broken, []
-        return [told for sequence, why in broken for told in self._results.fail(sequence, why)]
+    def take_failed(self) -> list[RequestOutput]:
+        """The ends of waiting requests that features cannot serve, since the last call."""
+        failed = [one for feature in self.features for one in feature.take_failed()]
+        return [output for sequence, why in failed for output in self._results.fail(sequence, why)]
 
     def update(self, step: SchedulerOutput, result: ModelOutput, now: float) -> list[RequestOutput]:
         """Take in what a step produced: new tokens, newly full blocks, branches, ended sequences.
@@ -376,11 +321,9 @@ class Scheduler:
             raise IntegrityError(f"step {step.step} is not the oldest in flight")
         ended = self._in_flight.popleft()
         self._ceiling.passed()
-        if self.tiers is not None:
-            self.tiers.ended(step.step)
         outputs = self._results.apply(ended, result, now)
-        if self._lookahead is not None:
-            self._lookahead.observe(ended, result, now)
+        for feature in self.features:
+            feature.after_step(ended, result, now)
         return outputs
 
     def take_back(self) -> list[RequestOutput]:
@@ -421,12 +364,8 @@ class Scheduler:
             self._kv.check_integrity(sequence)
         self._results.beams.check_integrity()
         self._kv.check_total(self._live.running)
-        if self._lookahead is not None:
-            self._lookahead.check_integrity(self._in_flight)
-        if self.adapters is not None:
-            self.adapters.check_integrity(self._live.running_adapters())
-        if self.tiers is not None:
-            self.tiers.check_integrity()
+        for feature in self.features:
+            feature.check_integrity(self._in_flight)
 
     def _must_wait(self) -> bool:
         if not self._in_flight:
@@ -434,7 +373,7 @@ class Scheduler:
         step = self._in_flight[-1]
         if any(share.answers and share.sequence.waits_for_draw for share in step.shares):
             return True
-        return self._lookahead is not None and self._lookahead.must_wait(step)
+        return any(feature.must_wait(step) for feature in self.features)
 
     def _plan_running(self, plan: StepPlan) -> None:
         """Give every running sequence its share, until the budget is used up."""
@@ -516,8 +455,10 @@ class Scheduler:
                 f"at most {self._limits.max_num_seqs} "
                 "can run together (--max-num-seqs)"
             )
-        if request.params.grammar is not None and self.grammars is None:
-            return "outputs cannot be constrained: the engine does not know what its tokens say"
+        names_here = {feature.name for feature in self.features}
+        for feature, error in needs(request):
+            if feature not in names_here:
+                return error
         if num_prompt == 0:
             return "the prompt is empty"
         least = int(request.pooling is None)
@@ -528,16 +469,6 @@ class Scheduler:
                 "off, the tokens of a step, whichever is smallest)"
             )
         return None
-
-
-def _with_transfers(stats: EngineStats, remote: RemoteKv) -> EngineStats:
-    return msgspec.structs.replace(
-        stats,
-        num_failed_kv_transfers=remote.counts.num_failed,
-        num_expired_kv_transfers=remote.num_expired,
-        kv_bytes_sent=remote.counts.num_bytes_sent,
-        kv_bytes_received=remote.counts.num_bytes_received,
-    )
 
 
 def _check(limits: SchedulerConfig) -> None:

@@ -46,6 +46,11 @@ class LiveSequences:
     def num_waiting(self) -> int:
         return self._num_waiting
 
+    def pulls(self) -> dict[str, int]:
+        """The numbers of waiting sequences whose KV is on its way or has arrived."""
+        pulls = [s.kv_pull.done for s in self.waiting if s.kv_pull is not None]
+        return {"num_kv_fetching": pulls.count(False), "num_kv_fetched": pulls.count(True)}
+
     def running_adapters(self) -> set[int]:
         """The numbers of the adapters that sequences run with."""
         return {s.request.adapter.number for s in self.running if s.request.adapter is not None}

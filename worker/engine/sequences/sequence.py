@@ -211,11 +211,6 @@ class Sequence:
         return self.num_prompt_logprobs + 1
 
     @property
-    def is_compiling(self) -> bool:
-        """Whether it still waits for its grammar."""
-        return self.grammar is not None and not self.grammar.done()
-
-    @property
     def is_awaiting_kv(self) -> bool:
         """Whether KV for it is on its way."""
         return self.kv_pull is not None and not self.kv_pull.done
@@ -235,11 +230,6 @@ class Sequence:
         if self.kv_pull is not None:
             self.kv_pull.close()
             self.kv_pull = None
-
-    def take_grammar(self) -> None:
-        """Follow the grammar that was compiled for it, if one was."""
-        if self.grammar is not None:
-            self.matcher, self.grammar = self.grammar.result().fork(), None
 
     def preempt(self) -> None:
         """Lose the blocks and start over; what a step in flight draws still counts."""

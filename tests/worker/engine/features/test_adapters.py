@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.support.worker.step_driver import advance, result_of
 from worker.config import CacheConfig, SchedulerConfig
-from worker.engine.features.adapters import Access, AdapterSlots
+from worker.engine.features.adapters import Access, Adapters, AdapterSlots
 from worker.engine.messages import AddRequest
 from worker.engine.scheduling.scheduler import Scheduler
 from worker.types import Adapter, SamplingParams
@@ -46,7 +46,7 @@ class Files:
 
 
 def scheduler(adapters: AdapterSlots, **limits: Any) -> Scheduler:
-    return Scheduler(CacheConfig(64, 4), SchedulerConfig(**limits), (), None, adapters)
+    return Scheduler(CacheConfig(64, 4), SchedulerConfig(**limits), (), [Adapters(adapters)])
 
 
 def add(
@@ -176,7 +176,7 @@ def test_a_failed_read_ends_its_request_and_is_tried_again() -> None:
     engine = scheduler(AdapterSlots(1, 1, lambda _: answers.pop(0)))
     add(engine, "one", A)
     assert engine.schedule(0.0) is None
-    (output,) = engine.take_broken()
+    (output,) = engine.take_failed()
     assert (output.request_id, output.error) == ("one", "torn file")
     add(engine, "two", A)
     advance(engine)

@@ -18,6 +18,7 @@ from worker.config import CacheConfig, SchedulerConfig
 from worker.engine.cache.tiers import Tiers
 from worker.engine.core import EngineCore
 from worker.engine.features.remote_kv import RemoteKv
+from worker.engine.features.tiered_cache import TieredCache
 from worker.engine.messages import AddRequest, Command, Pause, RequestOutput
 from worker.engine.scheduling.scheduler import Scheduler
 from worker.kv.asked import WantedKv
@@ -31,7 +32,7 @@ def house(connector: MadeUpConnector, **cache: Any) -> tuple[EngineCore, Schedul
     config = CacheConfig(16, 4, **cache)
     executor = PagedExecutor(4)
     remote = RemoteKv(connector, executor.read_kv, 4)
-    scheduler = Scheduler(config, SchedulerConfig(), (walks.END,), remote=remote)
+    scheduler = Scheduler(config, SchedulerConfig(), (walks.END,), [remote])
     return EngineCore(scheduler, executor, lambda: 0.0), scheduler
 
 
@@ -302,11 +303,11 @@ def test_moving_kv_changes_no_answer(
     remote = RemoteKv(connector, executor.read_kv, cache.block_size)
     has_tiers = num_slots > 0 and cache.enable_prefix_caching
     cache = replace(cache, record_evictions=has_tiers)
-    scheduler = Scheduler(cache, limits, (walks.END,), remote=remote)
-    if has_tiers:
-        size = cache.block_size * TOKEN_BYTES
-        memory = memoryview(bytearray(num_slots * size))
-        scheduler.add_tiers(lambda root, record: Tiers(memory, size, root, "lru", record))
+    size = cache.block_size * TOKEN_BYTES
+    memory = memoryview(bytearray(num_slots * size))
+    tiers = TieredCache(lambda root, record: Tiers(memory, size, root, "lru", record))
+    features = [remote, tiers if has_tiers else None]
+    scheduler = Scheduler(cache, limits, (walks.END,), features)
     core = EngineCore(scheduler, executor, lambda: 0.0, pipeline=walks.PIPELINES[pipe](executor))
     walk = walks.Walk(core, scheduler, arrivals)
     walk.run(limits, orders)

@@ -73,7 +73,7 @@ def engine_of(num: int, is_speculating: bool, shape: tuple[int, int], **limits: 
     config = SpeculativeConfig("draft_model", 4)
     speculation = Speculation(config, None, True, 50_000) if is_speculating else None
     cache = CacheConfig(4000, 16, enable_prefix_caching=False)
-    engine = Scheduler(cache, SchedulerConfig(**limits), (0,), speculation)
+    engine = Scheduler(cache, SchedulerConfig(**limits), (0,), [speculation])
     num_prompt, num_outputs = shape
     params = SamplingParams(max_tokens=num_outputs, ignore_eos=True)
     for number in range(num):

@@ -328,7 +328,8 @@ def test_the_time_of_steps_is_learned_from(make_request: Make) -> None:
             seen.append((sum(known) + num_drafts, seconds))
 
     config = SpeculativeConfig("ngram", 2, num_speculative_tokens_per_batch_size=((1, 9, 0),))
-    engine = Scheduler(CacheConfig(16, 4), SchedulerConfig(), (0,), Listens(config, Says(5), False))
+    speculation = Listens(config, Says(5), False)
+    engine = Scheduler(CacheConfig(16, 4), SchedulerConfig(), (0,), [speculation])
     engine.add(make_request("a", [1, 2, 3], max_tokens=20))
     first, second = engine.schedule(1.0), engine.schedule(2.0)
     assert first is not None

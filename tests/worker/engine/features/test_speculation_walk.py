@@ -21,6 +21,7 @@ from worker.config import CacheConfig, SchedulerConfig, SpeculativeConfig
 from worker.engine import policies
 from worker.engine.core import EngineCore
 from worker.engine.drafters.interface import DraftContext
+from worker.engine.features.interface import Feature
 from worker.engine.features.speculation import Speculation
 from worker.engine.messages import Command
 from worker.engine.scheduling.scheduler import Scheduler
@@ -153,7 +154,7 @@ class Bench:
         self.on_device = config.method == "eagle"
         self.drafter = None if self.on_device else ScriptedDrafter(manner)
         speculation = Speculation(config, self.drafter, self.on_device, VOCABULARY)
-        self.scheduler = kind(cache, limits, (walks.END,), speculation)
+        self.scheduler = kind(cache, limits, (walks.END,), [speculation])
         self.executor = PagedExecutor(cache.block_size)
         self.executor.truth = self._truth
         self.executor.make_drafts = self._make_drafts
@@ -236,7 +237,7 @@ class Compared(Scheduler):
         """Drafts come on top: nobody runs less, later, elsewhere or not at all because of them."""
         if self._in_flight:
             return super().schedule(now)
-        twin = copy.deepcopy(self, {id(self._speculation): None, id(self._lookahead): None})
+        twin = copy.deepcopy(self, {id(feature): Feature() for feature in self.features})
         step, plain = super().schedule(now), Scheduler.schedule(twin, now)
         assert (step is None) == (plain is None)
         assert self.stats().num_preemptions == twin.stats().num_preemptions

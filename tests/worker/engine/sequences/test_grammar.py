@@ -11,6 +11,7 @@ import pytest
 from tests.support.worker.grammar_bench import END, MARK, NGRAM, OTHER_END, PIECES, SIZE, VOCABULARY
 from tests.support.worker.step_driver import advance, plan, result_of, scheduler
 from worker.engine.drafters.interface import DraftContext
+from worker.engine.features.grammars import ConstrainedOutputs
 from worker.engine.features.speculation import JUMP_FORWARD, Speculation
 from worker.engine.messages import AddRequest
 from worker.engine.sequences.grammar import GrammarCompiler, Matcher, allows
@@ -180,7 +181,7 @@ def test_a_sequence_waits_for_its_grammar_and_holds_up_nobody(
 ) -> None:
     """It has no blocks; those behind it run; it runs when the grammar is there."""
     engine = scheduler(max_bypasses=0)
-    engine.grammars = grammars
+    engine.attach(ConstrainedOutputs(grammars))
     for index in range(40):
         engine.add(constrained(f"c{index}"))
     assert engine.is_compiling
@@ -197,7 +198,7 @@ def test_a_sequence_waits_for_its_grammar_and_holds_up_nobody(
 
 def test_a_sequence_that_waits_for_its_grammar_can_be_aborted(grammars: HeldGrammars) -> None:
     engine = scheduler()
-    engine.grammars = grammars
+    engine.attach(ConstrainedOutputs(grammars))
     engine.add(constrained("c"))
     assert engine.abort("c") is not None
     assert not engine.has_unfinished
@@ -209,12 +210,12 @@ def test_nothing_is_scheduled_while_a_constrained_token_is_drawn(
 ) -> None:
     """Neither it nor its neighbours, which would else run without it in every other step."""
     engine = scheduler()
-    engine.grammars = grammars
+    engine.attach(ConstrainedOutputs(grammars))
     engine.add(free("free"))
     first = engine.schedule(0.0)
     assert engine.schedule(0.0) is not None  # ahead
     engine = scheduler()
-    engine.grammars = grammars
+    engine.attach(ConstrainedOutputs(grammars))
     engine.add(free("free"))
     engine.add(constrained("c"))
     grammars.futures["g"].set_result(matcher)
@@ -253,7 +254,7 @@ def test_drafts_are_cut_at_the_first_that_is_forbidden(
     """And have a mask each, and one for the token behind them."""
     drafter = Stubborn((*b"xxax",))
     engine = scheduler(speculation=Speculation(NGRAM, drafter, False, SIZE))
-    engine.grammars = grammars
+    engine.attach(ConstrainedOutputs(grammars))
     engine.add(constrained("c"))
     grammars.futures["g"].set_result(matcher)
     advance(engine, {0: ord("a")})
@@ -270,7 +271,7 @@ def test_without_a_drafter_what_is_forced_is_verified_for_constrained_sequences_
 ) -> None:
     """Beside others, whose next step waits; as soon as they are alone they are scheduled ahead."""
     engine = scheduler(speculation=Speculation(JUMP_FORWARD, None, False, SIZE))
-    engine.grammars = grammars
+    engine.attach(ConstrainedOutputs(grammars))
     engine.add(constrained("c"))
     engine.add(AddRequest("p", [1, 2, 3], SamplingParams(max_tokens=9, ignore_eos=True), 0.0))
     grammars.futures["g"].set_result(compiler.compile(regex("[ab]name")).result().fork())
@@ -291,7 +292,7 @@ def test_without_a_drafter_what_is_forced_is_verified_for_constrained_sequences_
 def test_drafts_of_a_device_are_not_cut(grammars: HeldGrammars, matcher: Matcher) -> None:
     """Whether one is verified must not depend on what it is; masks end behind the forbidden one."""
     engine = scheduler(speculation=Speculation(NGRAM, None, True, SIZE))
-    engine.grammars = grammars
+    engine.attach(ConstrainedOutputs(grammars))
     engine.add(constrained("c"))
     grammars.futures["g"].set_result(matcher)
     step = engine.schedule(0.0)

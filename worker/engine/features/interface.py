@@ -1,0 +1,167 @@
+"""The interface between the scheduler and its features.
+
+A feature is what a request may ask for beyond tokens: an adapter, KV of another engine, a grammar;
+or what makes steps cheaper: drafts, tiers below the cache. The scheduler calls the hooks below and
+knows none of the features by name. It asks the one that was attached last first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+from worker.config import SchedulerConfig
+from worker.engine.cache.cache_events import CacheEvent
+from worker.engine.counters import Counters
+from worker.engine.messages import AddRequest
+from worker.engine.sequences.live_sequences import LiveSequences
+from worker.engine.sequences.planning import Guess, StepInFlight, StepPlan
+from worker.engine.sequences.sequence import Sequence
+from worker.engine.sequences.sequence_kv import SequenceKv
+from worker.types import KvOffer, ModelOutput
+
+
+@dataclass(frozen=True, slots=True)
+class EngineState:
+    """The scheduler's state, as features see and change it."""
+
+    limits: SchedulerConfig
+    live: LiveSequences
+    kv: SequenceKv
+    counters: Counters
+
+
+class Feature:
+    """A part that attaches to the scheduler. Every hook does nothing unless it is overridden.
+
+    `name` is unique among the features of a scheduler; `needs` lists the names that requests need.
+    """
+
+    name: str
+
+    def attach(self, state: EngineState) -> None:
+        """Called once, before any other hook."""
+
+    # ---- requests ---------------------------------------------------------------------------
+
+    def add(self, sequence: Sequence) -> None:
+        """A request was accepted; it is not in line yet."""
+
+    def waits(self, sequence: Sequence) -> bool:
+        """Whether a waiting sequence lacks something that comes from outside the scheduler."""
+        return False
+
+    def hand_over(self, request_id: str) -> None:
+        """An answer is about to be aborted because another engine continues it."""
+
+    def offer(self, sequence: Sequence) -> KvOffer | None:
+        """A running sequence has its whole answer: where its KV can be had, if that is kept."""
+        return None
+
+    def ended(self, sequence: Sequence, is_sound: bool) -> None:
+        """A sequence has ended; called once for each. One that failed, or that held a beam, is not
+        sound: nothing can be learned from its tokens.
+        """
+
+    # ---- admission --------------------------------------------------------------------------
+
+    def begin_admission(self) -> None:
+        """The line is about to be walked."""
+
+    def may_join(self, sequence: Sequence) -> bool:
+        """Whether a waiting sequence can take part in the next step, as far as this feature is
+        concerned. May begin to load what the sequence needs. Not called if an earlier feature said
+        no.
+        """
+        return not self.waits(sequence)
+
+    def admitted(self, sequence: Sequence) -> None:
+        """A sequence has its blocks and is about to run."""
+
+    def take_failed(self) -> Seq[tuple[Sequence, str]]:
+        """Waiting sequences that can never run, and why; each is reported once."""
+        return ()
+
+    # ---- steps ------------------------------------------------------------------------------
+
+    def before_step(self) -> None:
+        """The next step is about to be planned, or nothing runs."""
+
+    def must_wait(self, step: StepInFlight) -> bool:
+        """Whether the next step cannot be planned before the results of `step` are there."""
+        return False
+
+    def plan(self, plan: StepPlan) -> None:
+        """Add to a plan that has all its sequences; no step is in flight."""
+
+    def adapter_puts(self) -> tuple[tuple[int, Any], ...]:
+        """Adapters for the executor to put into slots before the step that is being built."""
+        return ()
+
+    def verified(self, sequence: Sequence, guess: Guess, num_accepted: int) -> None:
+        """The first `num_accepted` drafts of `guess` were accepted; they are not appended yet."""
+
+    def after_step(self, step: StepInFlight, result: ModelOutput, now: float) -> None:
+        """The results of a step were applied to its sequences."""
+
+    # ---- the engine as a whole --------------------------------------------------------------
+
+    @property
+    def has_promised(self) -> bool:
+        """Whether the engine must stay awake because another engine will ask for its KV."""
+        return False
+
+    def leave_model(self) -> None:
+        """The weights may be others from now on. No step is in flight."""
+
+    def stats(self) -> dict[str, Any]:
+        """The feature's fields of `EngineStats`."""
+        return {}
+
+    def check_integrity(self, in_flight: Iterable[StepInFlight]) -> None:
+        """Raise IntegrityError when the feature's state contradicts the scheduler's."""
+
+
+class BackgroundFeature(Feature):
+    """A feature that moves KV even while the engine has nothing to run."""
+
+    # A file that becomes readable when another engine wants something of this one.
+    bell: int | None = None
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether `before_step` has something to do, or will have once a disk has been read."""
+        return False
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether an answer to another engine waits for a disk."""
+        return False
+
+    @property
+    def totals(self) -> tuple[int, ...]:
+        """The counts that change while the engine is idle."""
+        return ()
+
+    def announce(self) -> Seq[CacheEvent]:
+        """Events that report all that the feature caches, parents before children."""
+        return ()
+
+    def close(self) -> None:
+        """End all transfers. Idempotent."""
+
+
+def needs(request: AddRequest) -> Iterator[tuple[str, str]]:
+    """Yield the names of the features that a request needs, each with the error if it is absent."""
+    if request.adapter is not None:
+        yield "adapters", "there are no adapters here: start the worker with --enable-lora"
+    asks = request.kv_source is not None or request.kv_peer is not None
+    if request.keeps_kv or asks:
+        yield "remote KV", "KV stays here: start the worker with --kv-transfer-config"
+    if request.params.grammar is not None:
+        yield (
+            "grammars",
+            "outputs cannot be constrained: the engine does not know what its tokens say",
+        )

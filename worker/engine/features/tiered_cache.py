@@ -1,0 +1,70 @@
+"""The tiers of the prefix cache, attached to the scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
+from typing import Any
+
+from worker.engine.cache.cache_events import CacheEvent
+from worker.engine.cache.tiers import Tiers
+from worker.engine.features.interface import BackgroundFeature, EngineState
+from worker.engine.sequences.planning import StepInFlight
+from worker.engine.sequences.sequence import Sequence
+from worker.types import ModelOutput
+
+
+class TieredCache(BackgroundFeature):
+    """Puts `tiers` below the device's cache, where `SequenceKv` looks them up.
+
+    `make` builds them from the parent of first blocks and the recorder of cache events. The cache's
+    configuration says `record_evictions`.
+    """
+
+    name = "tiers"
+
+    def __init__(self, make: Callable[[bytes, Callable[[CacheEvent], None]], Tiers]) -> None:
+        self._make = make
+        self.tiers: Tiers
+
+    def attach(self, state: EngineState) -> None:
+        """Evicted blocks go to the tiers from now on."""
+        self._live = state.live
+        self.tiers = state.kv.tiers = self._make(state.kv.root, state.kv.blocks.record)
+
+    def waits(self, sequence: Sequence) -> bool:
+        """Whether a disk is being read for the sequence."""
+        return sequence.is_awaiting_kv
+
+    def before_step(self) -> None:
+        """Take in what the disk's threads have done."""
+        self.tiers.look()
+
+    def after_step(self, step: StepInFlight, result: ModelOutput, now: float) -> None:
+        """Slots that the step filled may be written to disk."""
+        self.tiers.ended(step.step)
+
+    def leave_model(self) -> None:
+        """Do without the disk from now on."""
+        self.tiers.leave_disk()
+
+    @property
+    def totals(self) -> tuple[int, ...]:
+        """Blocks on disk and the disk's counts."""
+        return self.tiers.totals
+
+    def announce(self) -> Seq[CacheEvent]:
+        """Report all blocks in the tiers."""
+        return self.tiers.announce()
+
+    def stats(self) -> dict[str, Any]:
+        """Contents of the tiers, and pulls of waiting sequences."""
+        return {**self._live.pulls(), **self.tiers.stats()}
+
+    def check_integrity(self, in_flight: Iterable[StepInFlight]) -> None:
+        """Check slots, contents and orders."""
+        self.tiers.check_integrity()
+
+    def close(self) -> None:
+        """End the disk's threads."""
+        self.tiers.close()
