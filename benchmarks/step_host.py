@@ -35,10 +35,10 @@ from worker.engine.scheduling.scheduler import Scheduler
 from worker.executor.graphs import DecodeGraphs, GraphDevice, graph_sizes
 from worker.executor.interface import Executor, Ticket
 from worker.executor.model_runner import ModelRunner
-from worker.executor.sim.runner import SimExecutor, SimLimits
 from worker.ops.noise import Stream
 from worker.ops.sample import Sampler
 from worker.ops.step import StepTensors
+from worker.sim.runner import SimExecutor, SimLimits
 from worker.types import SamplingParams, SchedulerOutput
 
 BLOCK_SIZE, VOCAB, ROUNDS = 16, 49_152, 5

@@ -24,12 +24,14 @@ import sys
 import time
 from collections.abc import Generator
 from datetime import datetime
-from typing import NoReturn
+from typing import NoReturn, Protocol, cast
 
 import msgspec
 import uvicorn
 from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
 
+from base.shelves import load_shelf
 from worker.api.generate.adapters import ServedAdapters
 from worker.api.generate.admission import Admission, MemoryGuard, resident_bytes
 from worker.api.generate.prepare import RequestPreparer
@@ -44,15 +46,14 @@ from worker.engine.messages import EngineReady, Pause, StepOutputs, Vocabulary
 from worker.engine.process.client import EngineClient
 from worker.engine.process.supervision import Supervision
 from worker.engine.sequences.grammar import GrammarCompiler
-from worker.errors import ConfigError, EngineDeadError, RequestError, root_cause
-from worker.executor.sim.runner import CRASH_STATUS
-from worker.faults.injection import App, FaultInjection
+from worker.errors import CRASH_STATUS, ConfigError, EngineDeadError, RequestError, root_cause
 from worker.listener import bound, is_exposed, shown
 from worker.metrics.page import WorkerMetrics
 from worker.tokenizer import sim
 from worker.tokenizer.chat import ChatTemplate, chat_template_of
 from worker.tokenizer.checkpoint import Checkpoint
 from worker.tokenizer.tokenizer import Tokenizer, build_tokenizer
+from worker.types import EngineStats
 
 logger = logging.getLogger(__name__)
 
@@ -274,7 +275,7 @@ def _vocabulary(config: ServeConfig, tokenizer: Tokenizer) -> Vocabulary | None:
     return Vocabulary([tokenizer.token_bytes(i) for i in range(size)], special_ids, ends)
 
 
-def _with_cors(application: App, api: ApiConfig) -> App:
+def _with_cors(application: ASGIApp, api: ApiConfig) -> ASGIApp:
     """Let pages of the allowed origins use the API; requests without an `Origin` just pass."""
     return CORSMiddleware(
         application,
@@ -283,6 +284,22 @@ def _with_cors(application: App, api: ApiConfig) -> App:
         allow_methods=api.allowed_methods,
         allow_headers=api.allowed_headers,
     )
+
+
+class _Faults(Protocol):
+    """Injected faults: statistics that may be false, and an application that may fail."""
+
+    def stats(self) -> EngineStats: ...
+
+    def around(self, app: ASGIApp) -> ASGIApp: ...
+
+
+def _fault_injection(config: ServeConfig, client: EngineClient) -> _Faults:
+    """Build the shelf's part that `--engine sim` and `--enable-fault-injection` ask for."""
+    shelf = load_shelf("worker.sim.injection")
+    if shelf is None:
+        raise ConfigError("fault injection needs worker.sim, which is not installed")
+    return cast("_Faults", shelf.FaultInjection(config, client, time.monotonic, _crash))
 
 
 def _crash() -> None:
@@ -315,10 +332,8 @@ class _Worker:
         model_text = text.of_model(config)
         rng = random.Random(api.seed)
         preparer = RequestPreparer(api, model_text, rng, adapters)
-        faults = None
-        if config.faults is not None:
-            faults = FaultInjection(config, client, time.monotonic, _crash)
-        application: App = WorkerApi(
+        faults = None if config.faults is None else _fault_injection(config, client)
+        application: ASGIApp = WorkerApi(
             api,
             client,
             self._admission,

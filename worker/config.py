@@ -66,7 +66,7 @@ class LoraConfig:
 class SimConfig:
     """`--engine sim`: how long steps take and what is answered. Seconds and tokens throughout.
 
-    `latency_model` is one of `executor.sim.latency.MODELS`, which documents their formulas; each
+    `latency_model` is one of `sim.latency.MODELS`, which documents their formulas; each
     reads only its own fields. `time_scale` multiplies every step; 0 does not wait at all.
     """
 
@@ -106,7 +106,7 @@ class SimConfig:
     end_token_id: int | None = None
     # The beginning of a turn of a conversation in ChatML; None: an echo is of the whole prompt.
     turn_token_id: int | None = None
-    # How long answers are, this token included: one of `executor.sim.tokens.OUTPUT_LENGTHS`.
+    # How long answers are, this token included: one of `sim.tokens.OUTPUT_LENGTHS`.
     output_length: str = "geometric"
     mean_output_tokens: float = 128.0
     output_tokens_std: float = 0.0
@@ -406,7 +406,7 @@ class TlsConfig:
 
 @dataclass(frozen=True, slots=True)
 class FaultConfig:
-    """Faults on purpose (`worker.faults`). `startup_seconds` is how long the worker says that it is
+    """Faults on purpose (`worker.sim`). `startup_seconds` is how long the worker says that it is
     not ready; `reply_headers` go with every generation's answer.
     """
 

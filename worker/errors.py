@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# The exit status of a process that an injected fault ends, as a crash would.
+CRASH_STATUS = 70
+
 
 class WorkerError(Exception):
     """Root of this package's error tree."""

@@ -34,7 +34,7 @@ from fleet.sim.living_worker import Answered, WorkerGoneError, WorkerSettings
 from fleet.sim.virtual_kv import TOKEN_BYTES, Connect, VirtualPull
 from worker.engine.cache.block_hash import BlockHash
 from worker.engine.cache.cache_events import BlockRemoved, BlocksStored, CacheEvent
-from worker.executor.sim.latency import transfer_seconds
+from worker.sim.latency import transfer_seconds
 from worker.types import EngineStats, KvSource
 
 _RING_TOKENS = 1 << 16

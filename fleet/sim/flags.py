@@ -11,7 +11,7 @@ from base.flags import Dialect, Parser, add_flags
 from fleet.bench.flags import LOAD, LOAD_DIALECT, LoadSettings
 from fleet.errors import UsageError
 from worker.errors import ConfigError
-from worker.faults.sim_settings import BY_NAME
+from worker.sim.settings import BY_NAME
 
 DEFAULT_WORKERS = 4
 MOST_WORKERS_GIVEN = 10_000

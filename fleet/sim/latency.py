@@ -12,7 +12,7 @@ from base.flags import near
 from fleet.errors import UsageError
 from fleet.sim.living_worker import WorkerSettings
 from worker.config import CacheConfig, SchedulerConfig, SimConfig
-from worker.faults.sim_settings import PRESETS, apply
+from worker.sim.settings import PRESETS, apply
 
 BLOCK_TOKENS = 16
 MAX_MODEL_TOKENS = 1 << 20

@@ -18,7 +18,7 @@ from worker.engine.features.remote_kv import RemoteKv
 from worker.engine.messages import AddRequest, RequestOutput
 from worker.engine.pipeline import InlinePipeline
 from worker.engine.scheduling.scheduler import Scheduler
-from worker.executor.sim.runner import SimExecutor, SimLimits
+from worker.sim.runner import SimExecutor, SimLimits
 from worker.types import EngineStats, KvSource, SamplingParams
 
 

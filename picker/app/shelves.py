@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Final, Protocol, cast
 
+from base.shelves import load_shelf
 from picker.cli.options import KubernetesFlags, XdsFlags
 from picker.errors import ConfigError
 from picker.metrics.families import AutoscaleSeries, XdsSeries
@@ -98,10 +98,8 @@ def discovery_port(
 
 def _builder(flag: str) -> Callable[..., object]:
     name = _SHELVES[flag]
-    try:
-        build: Callable[..., object] = import_module(name).build
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # the shelf is there, and a package that it needs is not
-        raise ConfigError(f"{flag} needs {error.name}, which is not installed") from error
+    shelf = load_shelf(name)
+    if shelf is None:
+        raise ConfigError(f"{flag} needs {name}, which is not installed")
+    build: Callable[..., object] = shelf.build
     return build

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from base.flags import Parser, add_flags, configured
+from base.shelves import load_shelf
 from worker import catalog
 from worker.cli.kv import kv_events_config, kv_offloading_config, kv_transfer_config
 from worker.cli.server import api_config, tls_config
@@ -22,21 +23,24 @@ from worker.config import (
     LoraModule,
     SchedulerConfig,
     ServeConfig,
+    SimConfig,
 )
 from worker.errors import ConfigError
-from worker.faults.sim_flags import add_sim_flags, fault_config, sim_config
 from worker.logits_processors import load
 from worker.tokenizer import sim
 from worker.tokenizer.checkpoint import Checkpoint
 
 SIM_MAX_MODEL_LEN = 8192
+_SIM_FLAGS = "worker.sim.flags"
 
 
 def build_parser() -> Parser:
     """The parser; an unknown flag is refused, not ignored."""
     parser = Parser(prog="pointsman worker", description="Serve one model over the OpenAI API.")
     add_flags(parser, FLAGS, DIALECT)
-    add_sim_flags(parser.add_argument_group("simulator (--engine sim)"))
+    shelf = load_shelf(_SIM_FLAGS)
+    if shelf is not None:
+        shelf.add_sim_flags(parser.add_argument_group("simulator (--engine sim)"))
     return parser
 
 
@@ -69,6 +73,9 @@ def resolve(
     """Flags, environment and the model's own facts → the frozen configuration. Raises
     `ConfigError`; reads no file but those of TLS, and imports the logits processors.
     """
+    shelf = load_shelf(_SIM_FLAGS)
+    if shelf is None and options.engine == "sim":
+        raise ConfigError("--engine sim needs worker.sim, which is not installed")
     max_model_len = _max_model_len(options.max_model_len, checkpoint)
     processors = _logits_processors(options)
     scheduler = _scheduler_config(options, max_model_len)
@@ -91,7 +98,7 @@ def resolve(
         or environment.get("PYTHONHASHSEED")
         or None,
         scheduler=scheduler,
-        sim=sim_config(options, checkpoint, eos_token_ids),
+        sim=SimConfig() if shelf is None else shelf.sim_config(options, checkpoint, eos_token_ids),
         kv_events=kv_events_config(options, api.served_model_names[0], environment),
         eos_token_ids=eos_token_ids,
         speculative=speculative,
@@ -112,7 +119,7 @@ def resolve(
         engine=engine,
         tls=tls_config(options),
         chat_template=chat_template,
-        faults=fault_config(options, environment),
+        faults=None if shelf is None else shelf.fault_config(options, environment),
         lora_modules=_lora_modules(options),
     )
 

@@ -17,7 +17,6 @@ from worker.api.schema.requests import SamplingFields
 from worker.catalog import catalog_sampling
 from worker.config import ApiConfig, PoolerConfig, TlsConfig
 from worker.errors import ConfigError, RequestError
-from worker.executor.sim.tokens import HIDDEN_SIZE
 from worker.tokenizer import sim
 from worker.tokenizer.checkpoint import Checkpoint
 
@@ -65,7 +64,7 @@ def api_config(
         max_model_len=max_model_len,
         vocab_size=sim.VOCAB_SIZE if checkpoint is None else checkpoint.vocab_size,
         pooler=_pooler_config(options.pooler_config),
-        embedding_size=HIDDEN_SIZE if checkpoint is None else checkpoint.hidden_size,
+        embedding_size=sim.HIDDEN_SIZE if checkpoint is None else checkpoint.hidden_size,
         accepted_model_names=() if path is None else (path,),
         model_root=path or name,
         api_keys=_api_keys(options, environment),

@@ -19,6 +19,7 @@ from functools import lru_cache
 from worker.tokenizer.detokenize import decode
 
 FIRST_WORD_ID = 256
+HIDDEN_SIZE = 384  # of embeddings
 IM_START, IM_END = "<|im_start|>", "<|im_end|>"
 
 CHAT_TEMPLATE = (

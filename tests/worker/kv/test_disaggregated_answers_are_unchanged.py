@@ -15,9 +15,9 @@ from tests.support.model.tiny_checkpoint import save_checkpoint
 from tests.support.worker.kv_engines import NATIVE, NGRAM, NUM_BLOCKS, Engine, requests, tokens
 from worker.config import EngineConfig, SchedulerConfig, SimConfig
 from worker.engine.messages import AddRequest, RequestOutput
-from worker.executor.sim.runner import SimExecutor, SimLimits
 from worker.executor.start import build_executor
 from worker.models.llama import LlamaModel
+from worker.sim.runner import SimExecutor, SimLimits
 from worker.types import KvSource, SamplingParams
 
 

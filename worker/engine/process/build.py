@@ -14,6 +14,7 @@ from typing import cast
 
 import msgspec
 
+from base.shelves import load_shelf
 from worker.config import (
     CacheConfig,
     EngineConfig,
@@ -39,7 +40,6 @@ from worker.engine.scheduling.scheduler import Scheduler
 from worker.errors import ConfigError
 from worker.executor.interface import Executor, KvMemory
 from worker.executor.profiling import ProfiledCache, profile
-from worker.executor.sim.runner import SimExecutor, build_sim_executor
 from worker.kv.access import read_key
 from worker.kv.channel import listening
 from worker.kv.content import KvShape, model_digest
@@ -117,7 +117,10 @@ def _check_before_loading(config: EngineConfig) -> None:
 
 def _build_executor(config: EngineConfig) -> tuple[Executor, int]:
     if config.engine == "sim":
-        return build_sim_executor(config)
+        shelf = load_shelf("worker.sim.runner")
+        if shelf is None:
+            raise ConfigError("--engine sim needs worker.sim, which is not installed")
+        return cast("tuple[Executor, int]", shelf.build_sim_executor(config))
     if config.engine == "torch":
         # Imported here and by name, so that the simulator never loads torch.
         if config.speculative is not None:
@@ -161,7 +164,8 @@ def _build_remote(
     shape = _kv_shape(config, executor)
     token_bytes = executor.read_kv((0,), 1).nbytes
     key = read_key(transfer, os.environ)
-    pace = executor.transfer_seconds if isinstance(executor, SimExecutor) else None
+    # The simulator takes the time that a transfer would take.
+    pace: Callable[[int], float] | None = getattr(executor, "transfer_seconds", None)
     nixl = None
     if transfer.kv_connector == "NixlConnector":
         # By name: it takes numpy, which a simulator never loads.

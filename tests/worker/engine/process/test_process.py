@@ -17,7 +17,7 @@ from worker.engine.process.build import build_core
 from worker.engine.process.heartbeat import Pulse, StepBudget
 from worker.engine.process.server import EngineSocket
 from worker.errors import ConfigError
-from worker.executor.sim.runner import DEFAULT_SIM_BLOCKS
+from worker.sim.runner import DEFAULT_SIM_BLOCKS
 from worker.types import EngineStats, SamplingParams
 
 

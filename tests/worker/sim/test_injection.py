@@ -15,8 +15,8 @@ import pytest
 from worker.config import ApiConfig, EngineConfig, FaultConfig, ServeConfig, SimConfig
 from worker.engine.messages import Command, CommandReply, Configure
 from worker.errors import EngineDeadError
-from worker.faults.injection import FaultInjection, StalledReply
-from worker.faults.settings import FAILURES
+from worker.sim.faults import FAILURES
+from worker.sim.injection import FaultInjection, StalledReply
 from worker.types import EngineStats
 
 CHAT = "/v1/chat/completions"

@@ -11,11 +11,11 @@ from hashlib import shake_128
 from math import log
 
 from worker.config import SimConfig
-from worker.executor.sim.random import bits, normal, stream
+from worker.sim.random import bits, normal, stream
+from worker.tokenizer.sim import HIDDEN_SIZE
 from worker.types import SampleSpec, SamplingParams, TokenLogprobs
 
 OUTPUT_LENGTHS = ("geometric", "fixed", "gaussian", "buckets")
-HIDDEN_SIZE = 384  # of embeddings
 FULL_BIAS = 100.0  # a logit bias of this size decides alone
 
 _WORDS, _LENGTHS, _PROMPT = 2, 3, 4  # purposes of streams; 1 is latencies

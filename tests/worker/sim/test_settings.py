@@ -9,9 +9,9 @@ import pytest
 from worker.cli.flags import build_parser
 from worker.config import FaultConfig, SimConfig
 from worker.errors import ConfigError
-from worker.executor.sim.latency import Capacity, build_model
-from worker.faults.sim_flags import fault_config, sim_config
-from worker.faults.sim_settings import (
+from worker.sim.flags import fault_config, sim_config
+from worker.sim.latency import Capacity, build_model
+from worker.sim.settings import (
     BY_NAME,
     PRESETS,
     SETTINGS,

@@ -9,7 +9,7 @@ import pytest
 
 from worker.api.http.exchange import error_body
 from worker.errors import ConfigError
-from worker.faults.settings import (
+from worker.sim.faults import (
     ALL_FAILURES,
     FAILURES,
     Crash,

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from worker.config import SimConfig
-from worker.executor.sim.tokens import TokenSource, bucket_length
+from worker.sim.tokens import TokenSource, bucket_length
 from worker.types import SampleSpec, SamplingParams, TokenLogprobs
 
 CONFIG = SimConfig(first_word_id=300, num_words=10, vocab_size=400, end_token_id=2)

@@ -33,9 +33,8 @@ from worker.api.http.exchange import (
 from worker.config import FaultConfig, ServeConfig
 from worker.engine.messages import Configure
 from worker.errors import ConfigError, EngineDeadError, RequestError
-from worker.executor.sim.random import bits, stream
-from worker.faults import sim_settings
-from worker.faults.settings import (
+from worker.sim import settings as sim_settings
+from worker.sim.faults import (
     ALL_FAILURES,
     FAILURES,
     Crash,
@@ -46,6 +45,7 @@ from worker.faults.settings import (
     parse_update,
     show,
 )
+from worker.sim.random import bits, stream
 from worker.types import EngineStats
 
 logger = logging.getLogger(__name__)

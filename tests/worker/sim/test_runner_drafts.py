@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.depth import examples
 from worker.config import SimConfig
-from worker.executor.sim.runner import SimExecutor, SimLimits
+from worker.sim.runner import SimExecutor, SimLimits
 from worker.tokenizer import sim as sim_tokens
 from worker.types import ModelOutput, SampleSpec, SamplingParams, ScheduledSequence, SchedulerOutput
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from worker.config import SimConfig
 from worker.errors import ConfigError
-from worker.executor.sim.latency import MAX_STD_SHARE, MODELS
-from worker.executor.sim.tokens import OUTPUT_LENGTHS
+from worker.sim.latency import MAX_STD_SHARE, MODELS
+from worker.sim.tokens import OUTPUT_LENGTHS
 
 MODES = ("random", "echo")
 # Nobody waits for longer, and no clock or timer is asked for more than it can count.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from worker.executor.sim.runner import TokenCache, spoken
+from worker.sim.runner import TokenCache, spoken
 from worker.types import ScheduledSequence
 
 TURN, END = 90, 91

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from worker.config import FaultConfig, SimConfig
 from worker.errors import ConfigError
-from worker.faults.sim_settings import MODES, PRESETS, SETTINGS, Kind, Setting, apply
+from worker.sim.settings import MODES, PRESETS, SETTINGS, Kind, Setting, apply
 from worker.tokenizer import sim
 from worker.tokenizer.checkpoint import Checkpoint
 

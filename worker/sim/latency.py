@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from worker.config import SimConfig
-from worker.executor.sim.random import bits, normal, stream
+from worker.sim.random import bits, normal, stream
 from worker.types import SampleSpec, ScheduledSequence, SchedulerOutput
 
 MAX_STD_SHARE = 0.3  # of the mean, as the simulators we stand in for have it

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from worker.config import SimConfig
-from worker.executor.sim.tokens import OUTPUT_LENGTHS
-from worker.faults.settings import FAILURES, METRICS_PAGES, SHAPES, Faults, parse_update, show
-from worker.faults.sim_settings import BY_NAME, PRESETS, apply
+from worker.sim.faults import FAILURES, METRICS_PAGES, SHAPES, Faults, parse_update, show
+from worker.sim.settings import BY_NAME, PRESETS, apply
+from worker.sim.tokens import OUTPUT_LENGTHS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "simulator.md").read_text()
 EXAMPLES = re.findall(r"^```json\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)

@@ -14,7 +14,7 @@ from worker.engine.core import EngineCore
 from worker.engine.messages import AddRequest
 from worker.engine.scheduling.scheduler import Scheduler
 from worker.errors import ConfigError
-from worker.executor.sim.runner import RealTime, SimExecutor, SimLimits, build_sim_executor
+from worker.sim.runner import RealTime, SimExecutor, SimLimits, build_sim_executor
 from worker.types import ModelOutput, SampleSpec, SamplingParams, ScheduledSequence, SchedulerOutput
 
 CONFIG = SimConfig(

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from worker.errors import ConfigError, RequestError
-from worker.faults.sim_settings import (
+from worker.sim.settings import (
     MAX_FACTOR,
     MAX_SECONDS,
     Kind,

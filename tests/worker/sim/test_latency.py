@@ -9,7 +9,7 @@ import statistics
 import pytest
 
 from worker.config import SimConfig
-from worker.executor.sim.latency import MODELS, Capacity, build_model, is_decoding
+from worker.sim.latency import MODELS, Capacity, build_model, is_decoding
 from worker.types import SampleSpec, SamplingParams, ScheduledSequence, SchedulerOutput
 
 CAPACITY = Capacity(max_num_seqs=5, kv_tokens=1000)

@@ -15,16 +15,16 @@ from typing import Any
 import msgspec
 
 from worker.config import EngineConfig, SimConfig
-from worker.errors import ConfigError
+from worker.errors import CRASH_STATUS, ConfigError
 from worker.executor.interface import HostExecutor
-from worker.executor.sim.latency import (
+from worker.sim.latency import (
     Capacity,
     LatencyModel,
     build_model,
     is_decoding,
     transfer_seconds,
 )
-from worker.executor.sim.tokens import TokenSource, pooled_states
+from worker.sim.tokens import TokenSource, pooled_states
 from worker.types import (
     Draw,
     KvLoad,
@@ -112,7 +112,6 @@ def spoken(prompt: Sequence[int], turn: int | None, end: int | None) -> tuple[in
 
 
 DEFAULT_SIM_BLOCKS = 4096
-CRASH_STATUS = 70
 MAX_STEP_SECONDS = 86_400.0
 
 

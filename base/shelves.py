@@ -1,0 +1,19 @@
+"""Load an optional part of a program by name, so that no import binds the core to it."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
+
+
+def load_shelf(name: str) -> ModuleType | None:
+    """Import the module `name` of a shelf; None where the shelf is not installed.
+
+    Raises `ModuleNotFoundError` where the shelf is installed and a package that it needs is not.
+    """
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        return None
