@@ -12,9 +12,8 @@ from typing import Any
 import msgspec
 
 from fleet.commands.config_flags import build_parser
-from picker.config.build import DEFAULT_CONFIG, BuildOptions
+from picker.config.build import DEFAULT_CONFIG, BuildOptions, assemble, check_config
 from picker.config.catalog import builtin_plugins
-from picker.config.check import assemble, check_config
 from picker.config.findings import Finding, InvalidConfigError, Severity
 from picker.config.load import MAX_CONFIG_BYTES
 from picker.config.pool_file import PoolFile, read_policies, read_pool_file

@@ -159,9 +159,8 @@ def _check_record(path: Path) -> None:
 
 def _check_config(path: Path, *, allow_experimental: bool) -> None:
     # Not needed without --config, and slow to import.
-    from picker.config.build import BuildOptions  # noqa: PLC0415
+    from picker.config.build import BuildOptions, check_config  # noqa: PLC0415
     from picker.config.catalog import builtin_plugins  # noqa: PLC0415
-    from picker.config.check import check_config  # noqa: PLC0415
     from picker.config.watch import read_config_file  # noqa: PLC0415
 
     if not path.is_file():

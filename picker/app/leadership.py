@@ -9,8 +9,7 @@ from random import Random
 
 from picker.app.cluster import ClusterAccess
 from picker.cli.options import Options
-from picker.config.schema import EndpointPickerConfig
-from picker.config.unsupported import STANDBY_GATE, gate_settings
+from picker.config.schema import STANDBY_GATE, EndpointPickerConfig, gate_settings
 from picker.k8s.lease import Clocks, LeaseKeeper
 from picker.metrics.picker_metrics import PickerMetrics
 

@@ -12,7 +12,7 @@ from base.flags import LAST_PORT, Dialect, Reader, Readers, rows, whole_number
 from picker.cli.options import POOL_GROUPS
 from picker.cli.pools import DNS_LABEL, DNS_NAME, pool_flags
 from picker.cli.table import FLAGS
-from picker.config.units import duration_seconds, quantity_bytes
+from picker.config.decode import duration_seconds, quantity_bytes
 from picker.errors import ConfigError
 from picker.extproc.machine.request_phase import DEFAULT_MAX_BODY_BYTES
 from picker.framework.label_selector import LabelSelector

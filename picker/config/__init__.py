@@ -1,5 +1,8 @@
-"""The `EndpointPickerConfig`: decoded strictly, built, checked, shown and followed.
+"""The `EndpointPickerConfig`: decoded strictly, built, checked, shown and followed. Nothing here
+serves requests; the meaning of parameters belongs to the plugins.
 
-Every finding is reported at once. Nothing here serves requests; what a plugin does with its
-parameters belongs to the plugin.
+`load` decodes the bytes (`documents`, `decode`, `schema`) and collects `findings`. `build` makes
+the plugins (`catalog`, `instances`) and plans each section: `profiles`, `data_layer`, `data_keys`,
+`flow_control`. `show` prints the result, `watch` follows the file. `pool_file` is the other file:
+endpoints, objectives and rewrites.
 """

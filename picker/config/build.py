@@ -19,17 +19,12 @@ from picker.config.data_keys import (
     warn_of_unread,
 )
 from picker.config.data_layer import DataLayerPlan, check_load_is_known, plan_data_layer
-from picker.config.findings import Finding, Findings
-from picker.config.flow_control import plan_flow_control
+from picker.config.findings import Finding, Findings, InvalidConfigError, Path
+from picker.config.flow_control import plan_detector, plan_flow_control, warn_of_filtering_detector
 from picker.config.instances import Instance, PluginInstances
 from picker.config.load import LoadedConfig, load_config
 from picker.config.profiles import ProfilePlan, ProfilePlanner, names_in
-from picker.config.request_handling import (
-    plan_detector,
-    plan_parsers,
-    warn_of_filtering_detector,
-)
-from picker.config.unsupported import check_supported
+from picker.config.schema import EndpointPickerConfig, check_supported
 from picker.decisions.steps import SCHEDULER, BoundPlugin, Scope
 from picker.flowcontrol.settings import FlowControlSettings
 from picker.framework.interfaces import (
@@ -85,6 +80,13 @@ schedulingProfiles:
   - {pluginRef: active-request-scorer, weight: 2}
   - {pluginRef: prefix-cache-scorer, weight: 3}
 """
+DEFAULT_PARSERS = (
+    "openai-parser",
+    "anthropic-parser",
+    "vllmhttp-parser",
+    "sglanghttp-parser",
+    "passthrough-parser",
+)
 # The extension points at which plugins get attributes.
 _SCOPED = frozenset(
     ("DataProducer", "Admitter", "SaturationDetector", "ProfilePicker", "Filter", "Scorer")
@@ -358,3 +360,68 @@ class _Builder:
             if self._options.strict_data_scope:
                 bound.scope.never_lift()
         return bound
+
+
+def check_config(
+    content: bytes, name: str, registry: Registry, options: BuildOptions
+) -> tuple[Finding, ...]:
+    """Return all findings, in the order of the file; with errors no picker would start."""
+    try:
+        _, assembly = assemble(content, name, registry, options)
+    except InvalidConfigError as error:
+        return error.findings
+    return assembly.warnings
+
+
+def assemble(
+    content: bytes, name: str, registry: Registry, options: BuildOptions
+) -> tuple[LoadedConfig, Assembly]:
+    """Load and build a configuration, without metrics. Raises `InvalidConfigError`."""
+    loaded = load_config(content, name)
+    return loaded, build(loaded, registry, PickerMetrics(), lambda: 0.0, options)
+
+
+def plan_parsers(
+    config: EndpointPickerConfig,
+    plugins: PluginInstances,
+    registry: Registry,
+    findings: Findings,
+) -> tuple[Parser, ...]:
+    """Return the configured parsers, or the default ones; a plugin type creates its plugin."""
+    section = config.request_handler
+    refs: list[tuple[Path, str]] = [
+        (("requestHandler", "parsers", index, "pluginRef"), ref.plugin_ref)
+        for index, ref in enumerate(section.parsers if section else ())
+    ]
+    if config.parser is not None:
+        text = "'parser' is deprecated, use requestHandler.parsers"
+        findings.warn(("parser",), text + ("; those apply" if refs else ""))
+        refs = refs or [(("parser", "pluginRef"), config.parser.plugin_ref)]
+    if not refs:
+        instances = [plugins.default(name) for name in DEFAULT_PARSERS if name in registry]
+        return tuple(
+            one.plugin for one in instances if one is not None and isinstance(one.plugin, Parser)
+        )
+    found = [(path, plugins.referenced_or_type(name, path)) for path, name in refs]
+    return tuple(_effective([(path, one) for path, one in found if one is not None], findings))
+
+
+def _effective(refs: list[tuple[Path, Instance]], findings: Findings) -> list[Parser]:
+    """Return the effective parsers: one of each type, none after one that takes every path."""
+    parsers: list[Parser] = []
+    types: set[str] = set()
+    fallback: str | None = None
+    for path, instance in refs:
+        parser = instance.plugin
+        if not isinstance(parser, Parser):
+            findings.error(path, f"'{instance.name}' is not a parser")
+        elif instance.type_name in types:
+            findings.warn(path, f"a second {instance.type_name} has no effect")
+        elif fallback is not None:
+            text = f"has no effect after '{fallback}', which takes every path that is left"
+            findings.warn(path, text)
+        else:
+            types.add(instance.type_name)
+            parsers.append(parser)
+            fallback = None if parser.claims else instance.name
+    return parsers

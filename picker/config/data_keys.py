@@ -1,14 +1,13 @@
-"""The producers of the data that plugins consume: defaults, their order, and what cannot work."""
+"""The producers of the data that plugins consume: defaults, order, and checks."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
-from picker.config.findings import Findings
+from picker.config.findings import Findings, Path
 from picker.config.instances import Instance, Origin, PluginInstances
-from picker.config.source import Path
 from picker.framework.attributes import DataKey, FlowLoads
 from picker.framework.interfaces import (
     Admitter,
@@ -31,9 +30,9 @@ Keys = tuple[DataKey[Any], ...]
 def create_missing_producers(
     plugins: PluginInstances, registry: Registry, findings: Findings
 ) -> None:
-    """Make the default producer of every key that a plugin consumes and no plugin produces.
+    """Create the default producer of every key that a plugin consumes and no plugin produces.
 
-    Repeated, as a producer may need findings itself.
+    Repeats, since a producer may need findings itself.
     """
     hopeless: set[DataKey[Any]] = set()
     while missing := _missing(plugins, hopeless):
@@ -41,24 +40,25 @@ def create_missing_producers(
         row = registry.default_producer(key.data_type, key.producer)
         if row is not None and row.name == key.producer and key.producer not in _names(plugins):
             before = len(findings)
-            if plugins.default(row.name, Origin.NEEDED) is not None and _produces(plugins, key):
+            made = plugins.default(row.name, Origin.NEEDED)
+            if made is not None and key in produced_by(made):
                 continue
             if len(findings) > before:
                 text = f"'{consumer.name}' needs {key}, whose producer must be configured"
                 findings.error(consumer.path, text)
         elif plugins.is_complete:
-            _tell_missing(consumer, key, plugins, findings)
+            _report_missing(consumer, key, plugins, findings)
         hopeless.add(key)
 
 
 def producers_in_order(plugins: PluginInstances, findings: Findings) -> list[Instance]:
-    """Data producers, each after those whose findings it needs or makes use of."""
+    """Sort data producers: each follows those whose findings it needs or uses."""
     producers = [one for one in plugins if is_producer(one.plugin)]
-    makers = {key: one.name for one in producers for key in _made_by(one)}
-    needs = {one.name: {makers[k] for k in _needed_by(one) if k in makers} for one in producers}
-    wishes = {one.name: {makers[k] for k in _wished_by(one) if k in makers} for one in producers}
+    makers = {key: one.name for one in producers for key in produced_by(one)}
+    needs = {one.name: {makers[k] for k in needed_by(one) if k in makers} for one in producers}
+    uses = {one.name: {makers[k] for k in optional_for(one) if k in makers} for one in producers}
     try:
-        order = _sorted({name: needs[name] | wishes[name] for name in needs})
+        order = _sorted({name: needs[name] | uses[name] for name in needs})
     except CycleError:
         try:
             order = _sorted(needs)
@@ -72,13 +72,13 @@ def producers_in_order(plugins: PluginInstances, findings: Findings) -> list[Ins
 
 
 def check_layers(plugins: PluginInstances, findings: Findings) -> None:
-    """Report plugins that consume a key which is produced only after they have run."""
+    """Report plugins that consume a key before it is produced."""
     late = {
-        key: one.name for one in plugins if not is_producer(one.plugin) for key in _made_by(one)
+        key: one.name for one in plugins if not is_producer(one.plugin) for key in produced_by(one)
     }
     for one in plugins:
         if is_producer(one.plugin) or isinstance(one.plugin, Admitter):
-            for key in _needed_by(one):
+            for key in needed_by(one):
                 if key in late and not _is_attribute_of_endpoints(plugins[late[key]]):
                     text = f"'{one.name}' needs {key}, which '{late[key]}' makes only afterwards"
                     findings.error(one.path, text)
@@ -87,16 +87,16 @@ def check_layers(plugins: PluginInstances, findings: Findings) -> None:
 def warn_of_unread(
     plugins: PluginInstances, in_profiles: Collection[str], findings: Findings
 ) -> None:
-    """Report configured producers whose findings no plugin in use reads, with what reads others of
-    their kind instead. One that does more than produce is used by what it does.
+    """Report configured producers whose findings no used plugin reads, and the plugins that read
+    others of the same type. A producer that also does something else counts as used.
     """
     read: dict[DataKey[Any], str] = {}
     for one in plugins:
         is_part = isinstance(one.plugin, Filter | Scorer | PickerPlugin)
         if not is_part or one.name in in_profiles:
-            read |= dict.fromkeys((*_needed_by(one), *_wished_by(one)), one.name)
+            read |= dict.fromkeys((*needed_by(one), *optional_for(one)), one.name)
     for one in plugins:
-        made = _made_by(one)
+        made = produced_by(one)
         if one.path and _only_produces(one.plugin) and read.keys().isdisjoint(made):
             kinds = {key.data_type for key in made}
             others = [
@@ -109,13 +109,13 @@ def warn_of_unread(
 
 
 def _only_produces(plugin: object) -> bool:
-    """Neither changes requests nor answers, nor reads its own findings, nor shows them."""
+    """Check that it neither changes requests or responses, nor reads or shows its own findings."""
     does_more = RequestProcessor | ResponseHeadHook | FlowLoads | Filter | Scorer | PickerPlugin
     return is_producer(plugin) and not isinstance(plugin, does_more)
 
 
 def is_producer(plugin: object) -> bool:
-    """Whether it makes findings between the request's arrival and scheduling."""
+    """Check whether it makes findings between the arrival of a request and its scheduling."""
     return isinstance(plugin, DataProducer | AsyncDataProducer)
 
 
@@ -129,15 +129,15 @@ def _sorted(needs: dict[str, set[str]]) -> list[str]:
 def _missing(
     plugins: PluginInstances, hopeless: Iterable[DataKey[Any]]
 ) -> tuple[Instance, DataKey[Any]] | None:
-    produced = set(_all_produced(plugins))
+    produced = _all_produced(plugins)
     for instance in plugins:
-        for key in _needed_by(instance):
+        for key in needed_by(instance):
             if key not in produced and key not in hopeless:
                 return instance, key
     return None
 
 
-def _tell_missing(
+def _report_missing(
     consumer: Instance, key: DataKey[Any], plugins: PluginInstances, findings: Findings
 ) -> None:
     others = [one.producer for one in _all_produced(plugins) if one.data_type == key.data_type]
@@ -146,7 +146,7 @@ def _tell_missing(
 
 
 def _named_at(consumer: Instance, producer: str) -> Path:
-    """The parameter that says `producer`, else the whole entry."""
+    """Return the path of the parameter that names `producer`, or of the entry."""
     parameters = consumer.parameters
     fields = zip(parameters.__struct_fields__, parameters.__struct_encode_fields__, strict=True)
     named = [key for name, key in fields if getattr(parameters, name) == producer]
@@ -154,30 +154,28 @@ def _named_at(consumer: Instance, producer: str) -> Path:
 
 
 def _is_attribute_of_endpoints(instance: Instance) -> bool:
-    """Whether the findings stand beside the endpoint from the beginning."""
+    """Check whether the findings are known before requests, as attributes of endpoints."""
     return hasattr(instance.plugin, "extract") or hasattr(instance.plugin, "describe")
 
 
-def _produces(plugins: PluginInstances, key: DataKey[Any]) -> bool:
-    return key in set(_all_produced(plugins))
-
-
-def _all_produced(plugins: PluginInstances) -> Iterator[DataKey[Any]]:
-    for instance in plugins:
-        yield from _made_by(instance)
+def _all_produced(plugins: PluginInstances) -> dict[DataKey[Any], None]:
+    return dict.fromkeys(key for instance in plugins for key in produced_by(instance))
 
 
 def _names(plugins: PluginInstances) -> set[str]:
     return {instance.name for instance in plugins}
 
 
-def _made_by(instance: Instance) -> Keys:
+def produced_by(instance: Instance) -> Keys:
+    """The keys of its findings."""
     return instance.plugin.produces if isinstance(instance.plugin, ProducesData) else ()
 
 
-def _needed_by(instance: Instance) -> Keys:
+def needed_by(instance: Instance) -> Keys:
+    """The keys that it consumes."""
     return instance.plugin.consumes if isinstance(instance.plugin, ConsumesData) else ()
 
 
-def _wished_by(instance: Instance) -> Keys:
+def optional_for(instance: Instance) -> Keys:
+    """The keys that it uses if they are produced."""
     return instance.plugin.may_consume if isinstance(instance.plugin, MayConsumeData) else ()

@@ -1,15 +1,14 @@
-"""Where knowledge of endpoints comes from: sources with their extractors, and discovery."""
+"""The section `dataLayer`: sources with their extractors, and discovery."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from picker.config.findings import Findings
+from picker.config.decode import duration_seconds
+from picker.config.findings import Findings, Path
 from picker.config.instances import Instance, Origin, PluginInstances
 from picker.config.schema import EndpointPickerConfig, PluginSpec, SourceSpec
-from picker.config.source import Path
-from picker.config.units import duration_seconds
 from picker.errors import ConfigError
 from picker.framework.interfaces import EndpointObserver
 from picker.plugins.discoveries import FileDiscoverySettings
@@ -20,8 +19,8 @@ DEFAULT_EXTRACTOR = "core-metrics-extractor"
 MODELS_SOURCE = "models-data-source"
 MODELS_EXTRACTOR = "models-data-extractor"
 MODELS_INTERVAL = "1s"
-REPLICA_INTERVALS = (0.01, 2.0)  # seconds; a replica counts as gone after six in silence
-# What reads the load of endpoints, which the default extractor finds out.
+REPLICA_INTERVALS = (0.01, 2.0)  # seconds; a replica counts as gone after six silent ones
+# The readers of the load of endpoints, which the default extractor provides.
 READS_LOAD = frozenset(
     {
         "queue-scorer",
@@ -37,7 +36,7 @@ READS_LOAD = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class BoundSource:
-    """A data source and its extractors, as the configuration puts them together."""
+    """A data source with its extractors."""
 
     source: Instance
     extractors: tuple[Instance, ...]
@@ -46,10 +45,10 @@ class BoundSource:
 
 @dataclass(frozen=True, slots=True)
 class DataLayerPlan:
-    """What a picker is to ask endpoints for. `discovery` is None when the configuration names none.
+    """The data sources of a picker. `discovery` None: the configuration names none.
 
-    All of it is fixed when the picker starts, but for `replica_interval_seconds` between two
-    messages to other replicas (None: the configuration does not say).
+    Only `replica_interval_seconds`, between two messages to other replicas (None: not configured),
+    can change while the picker runs.
     """
 
     sources: tuple[BoundSource, ...] = ()
@@ -58,7 +57,7 @@ class DataLayerPlan:
     replica_interval_seconds: float | None = None
 
     def differences(self, other: DataLayerPlan) -> list[str]:
-        """The parts of `dataLayer` that are not written as in `other`."""
+        """List the parts of `dataLayer` that differ from `other`."""
         changed = []
         if list(map(_written, self.sources)) != list(map(_written, other.sources)):
             changed.append("dataLayer.sources")
@@ -74,9 +73,9 @@ def plan_data_layer(
     *,
     lists_models: bool = False,
 ) -> DataLayerPlan:
-    """Put sources and extractors together; what is wrong goes into `findings`.
+    """Bind extractors to sources; errors go into `findings`.
 
-    With `lists_models` endpoints are asked for their models, unless a source does that already.
+    With `lists_models` a source of models is added, unless one is configured.
     """
     sources = list(_sources(config, plugins, findings))
     if lists_models and not any(one.source.type_name == MODELS_SOURCE for one in sources):
@@ -98,8 +97,8 @@ def plan_data_layer(
 
 
 def written_discovery(config: EndpointPickerConfig) -> Iterator[tuple[Path, str]]:
-    """The plugin that says which endpoints there are, and where it is named; nothing where the
-    configuration does not say. Its later place goes before the older one.
+    """Yield the name of the discovery plugin with its path, if configured. The later place takes
+    precedence over the older one.
     """
     layer = config.data_layer
     section = layer.discovery if layer else None
@@ -113,7 +112,7 @@ def written_discovery(config: EndpointPickerConfig) -> Iterator[tuple[Path, str]
 
 
 def check_load_is_known(plan: DataLayerPlan, plugins: PluginInstances, findings: Findings) -> None:
-    """Report plugins that read the load of endpoints when no extractor provides it."""
+    """Report plugins that read the load of endpoints if no extractor provides it."""
     known = {one.type_name for bound in plan.sources for one in bound.extractors}
     if DEFAULT_EXTRACTOR in known or findings.has_errors:
         return

@@ -1,14 +1,16 @@
-"""Plain values → typed structs, strictly, reporting everything that is wrong at once.
+"""Plain values → typed ones: structs, strictly and with all errors at once; durations as Go writes
+them (`1m30s`) and quantities as Kubernetes does (`4Gi`, `10MiB`).
 
-msgspec decides what is valid. Only when it has refused a value is the value walked through, field
-by field, for all mistakes and for the parts that are valid: with these the rest of the
-configuration is checked as well. In them a required text that is missing or wrong is "",
-which no valid configuration contains.
+msgspec decides what is valid. Only a refused value is walked, field by field, for all errors and
+for the valid parts, so that the rest of the configuration is checked as well. In these parts a
+missing or invalid required text is "", which no valid configuration contains.
 """
 
 from __future__ import annotations
 
+import math
 import re
+from decimal import Decimal
 from enum import Enum
 from functools import cache
 from types import NoneType, UnionType
@@ -16,8 +18,9 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
-from picker.config.findings import Findings, nearest_name
-from picker.config.source import Path
+from base.durations import parse_duration
+from picker.config.findings import Findings, Path, nearest_name
+from picker.errors import ConfigError
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -27,10 +30,16 @@ _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*)`")
 _KINDS = {"object": "a mapping", "array": "a list", "str": "a string", "int": "a whole number"}
 _KINDS |= {"float": "a number", "bool": "true or false", "null": "nothing"}
+_QUANTITY = re.compile(
+    r"\+?(\d+\.?\d*|\.\d+)(?:([num]|[kMGTPE]|[KMGTPE]i)|[eE]([-+]?\d{1,3}))?B?", re.ASCII
+)
+_UNITS = {name: Decimal(1000) ** power for power, name in enumerate("num kMGTPE", -3)}
+_UNITS |= {f"{name}i": Decimal(1024) ** power for power, name in enumerate("KMGTPE", 1)}
+MAX_BYTES = 2**63 - 1
 
 
 class _Absent(Enum):
-    """In place of an invalid value."""
+    """The result for an invalid value."""
 
     ABSENT = "absent"
 
@@ -41,10 +50,10 @@ _ABSENT = _Absent.ABSENT
 def decode(
     value: Any, shape: type[S], at: Path, findings: Findings, *, allow_unknown: bool = False
 ) -> S | None:
-    """`value`, found at `at`, as a `shape`; None when that failed, and `findings` say why.
+    """Decode `value` at `at` as a `shape`; None after errors, which go into `findings`.
 
-    A known key after which nothing is written means the same as no key. With `allow_unknown` an
-    unknown key is dropped with a warning: it may be one of a newer schema.
+    A known key without a value is the same as no key. With `allow_unknown` an unknown key is
+    dropped with a warning: it may be one of a newer schema.
     """
     written, unknown = _written(value, shape), dict[Path, str]()
     if allow_unknown:
@@ -56,7 +65,7 @@ def decode(
 
 
 def decode_most(value: Any, shape: type[S], at: Path, findings: Findings) -> S:
-    """Like `decode`, but what is wrong is left out or emptied instead of everything."""
+    """Like `decode`, but omit or empty only the invalid parts."""
     before, value = len(findings), _written(value, shape)
     decoded = _converted(value, shape, at, findings)
     if decoded is not None:
@@ -67,7 +76,7 @@ def decode_most(value: Any, shape: type[S], at: Path, findings: Findings) -> S:
 
 
 def _written(value: Any, annotation: Any) -> Any:
-    """`value` without the known keys of structs that say nothing."""
+    """Drop the known keys of structs that have no value."""
     shape, _ = _required(annotation)
     if get_origin(shape) is Annotated:
         shape = get_args(shape)[0]
@@ -114,14 +123,14 @@ def _converted(value: Any, shape: type[S], at: Path, findings: Findings) -> S | 
     except msgspec.ValidationError as error:
         _walk(value, shape, at, findings)
         if len(findings) == before:  # a rule of the struct as a whole
-            _tell(str(error), shape, at, findings)
+            _report(str(error), shape, at, findings)
     except RecursionError:
         findings.error(at, "is nested too deeply")
     return None
 
 
 def _walk(value: Any, annotation: Any, at: Path, findings: Findings) -> Any:
-    """The valid part of `value`; everything else becomes findings."""
+    """Return the valid part of `value`; everything else becomes findings."""
     shape, is_optional = _required(annotation)
     if value is None and is_optional:
         return None
@@ -135,7 +144,7 @@ def _walk(value: Any, annotation: Any, at: Path, findings: Findings) -> Any:
         if limits := _limits_missed(value, shape):
             findings.error(at, f"expected {limits}, got {value}")
         else:
-            _tell(str(error), shape, at, findings)
+            _report(str(error), shape, at, findings)
     except RecursionError:
         findings.error(at, "is nested too deeply")
     return _ABSENT
@@ -146,12 +155,12 @@ def _walk_struct(value: Any, shape: type[msgspec.Struct], at: Path, findings: Fi
         findings.error(at, f"expected a mapping, got {_kind(value)}")
         return _ABSENT
     fields = {field.encode_name: field for field in _fields(shape)}
-    # What stands under a misspelt key is taken as meant: it is one mistake, not also all those that
-    # follow from what would be missing.
+    # The value of a misspelt key is that of the nearest key: one error, without the errors that
+    # would follow from a missing key.
     written = {key: key for key in value if key in fields}
     for key in value:
         if key not in fields:
-            _tell_unknown((*at, str(key)), key, tuple(fields), findings)
+            _report_unknown((*at, str(key)), key, tuple(fields), findings)
             meant = nearest_name(key, tuple(fields))
             if value[key] is not None and meant is not None and meant not in written:
                 written[meant] = key
@@ -169,12 +178,12 @@ def _walk_struct(value: Any, shape: type[msgspec.Struct], at: Path, findings: Fi
             valid[field.name] = ""
     try:
         return shape(**valid)
-    except (TypeError, ValueError):  # a rule of the struct that does not hold for what is left
+    except (TypeError, ValueError):  # a rule of the struct, broken by the holes
         return _hole(shape)
 
 
 def _walk_list(value: Any, element: Any, at: Path, findings: Findings) -> Any:
-    """Elements keep their places, so that paths still lead to them."""
+    """Walk the elements; invalid ones leave holes, so that indexes remain right."""
     if not isinstance(value, list | tuple):
         findings.error(at, f"expected a list, got {_kind(value)}")
         return _ABSENT
@@ -185,19 +194,19 @@ def _walk_list(value: Any, element: Any, at: Path, findings: Findings) -> Any:
 
 
 def _hole(shape: type[msgspec.Struct]) -> Any:
-    """A struct of defaults, with "" for what has none."""
+    """Make a struct of defaults, with "" for required fields."""
     required = {field.name: "" for field in _fields(shape) if field.required}
     return shape(**required)
 
 
 @cache
 def _fields(shape: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
-    """What msgspec works out of the annotations each time it is asked."""
+    """Cache the fields: msgspec derives them from the annotations each time."""
     return msgspec.structs.fields(shape)
 
 
 def _required(annotation: Any) -> tuple[Any, bool]:
-    """The annotation without `| None`, and whether that stood there."""
+    """Split `| None` off the annotation; return the rest, and whether there was one."""
     if get_origin(annotation) not in (Union, UnionType):
         return annotation, False
     parts = [part for part in get_args(annotation) if part is not NoneType]
@@ -205,15 +214,15 @@ def _required(annotation: Any) -> tuple[Any, bool]:
     return (parts[0] if len(parts) == 1 else annotation), is_optional
 
 
-def _tell(message: str, shape: Any, at: Path, findings: Findings) -> None:
-    """One of msgspec's messages as a finding."""
+def _report(message: str, shape: Any, at: Path, findings: Findings) -> None:
+    """Turn a message of msgspec into a finding."""
     match = _AT.match(message)
     what, tail = (match["what"], match["path"] or "") if match else (message, "")
     tail = tail.partition("[...]")[0]  # somewhere in a mapping: msgspec does not say where
     inner = tuple(name or int(index) for name, index in _STEP.findall(tail))
     path = (*at, *inner)
     if unknown := _UNKNOWN.fullmatch(what):
-        _tell_unknown((*path, unknown[1]), unknown[1], (), findings)
+        _report_unknown((*path, unknown[1]), unknown[1], (), findings)
     elif missing := _MISSING.fullmatch(what):
         findings.error(path, f"the key '{missing[1]}' is missing")
     else:
@@ -222,8 +231,8 @@ def _tell(message: str, shape: Any, at: Path, findings: Findings) -> None:
 
 
 def _limits_missed(value: Any, annotation: Any) -> str:
-    """What a number that is outside of its limits should be; "" for other mistakes. What is beyond
-    64 bits has become a float on its way here.
+    """Describe the limits that a number violates; "" for other errors. Integers beyond 64 bits have
+    become floats on the way here.
     """
     if get_origin(annotation) is not Annotated or isinstance(value, bool):
         return ""
@@ -236,13 +245,13 @@ def _limits_missed(value: Any, annotation: Any) -> str:
     if None not in (numbers.ge, numbers.le):
         return f"{_KINDS[kind.__name__]} from {numbers.ge} to {numbers.le}"
     words = (("at least", numbers.ge), ("above", numbers.gt), ("at most", numbers.le))
-    said = [
+    parts = [
         f"{word} {limit}" for word, limit in (*words, ("below", numbers.lt)) if limit is not None
     ]
-    return f"{_KINDS[kind.__name__]} {' and '.join(said)}" if said else ""
+    return f"{_KINDS[kind.__name__]} {' and '.join(parts)}" if parts else ""
 
 
-def _tell_unknown(path: Path, key: object, allowed: tuple[str, ...], findings: Findings) -> None:
+def _report_unknown(path: Path, key: object, allowed: tuple[str, ...], findings: Findings) -> None:
     if allowed:
         findings.unknown(path, "unknown key", key, allowed)
     else:
@@ -250,7 +259,7 @@ def _tell_unknown(path: Path, key: object, allowed: tuple[str, ...], findings: F
 
 
 def _values(annotation: Any) -> tuple[str, ...]:
-    """The values that an enumeration or a literal type takes."""
+    """List the values of an enumeration or a literal type."""
     if get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
     if get_origin(annotation) is Literal:
@@ -268,7 +277,7 @@ def _kind(value: Any) -> str:
 
 
 def _in_yaml_words(what: str) -> str:
-    """msgspec's "Expected `str`, got `int`" in the words of YAML."""
+    """Translate msgspec's "Expected `str`, got `int`" into the words of YAML."""
 
     def word(match: re.Match[str]) -> str:
         kinds = [kind.strip() for kind in match[1].split("|")]
@@ -280,3 +289,24 @@ def _in_yaml_words(what: str) -> str:
     if text == "Expected a string of length >= 1":
         return "must not be empty"
     return text[:1].lower() + text[1:]
+
+
+def duration_seconds(text: str) -> float:
+    """Parse a Go duration, e.g. `50ms`, `1m30s`, `0`. Raises `ConfigError`, also if negative."""
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def quantity_bytes(text: str) -> int:
+    """Parse a quantity, e.g. `4194304`, `4Mi`, `10MiB`, `25MB`, `1e6`; fractions of a byte round
+    up. Raises `ConfigError`.
+    """
+    match = _QUANTITY.fullmatch(text)
+    if match is not None:
+        number, unit, exponent = match.groups()
+        size = Decimal(number) * _UNITS[unit or " "] * Decimal(10) ** int(exponent or 0)
+        if size <= MAX_BYTES:
+            return math.ceil(size)
+    raise ConfigError(f"'{text}' is no size; write for example 4194304, 4Mi or 10MiB")

@@ -1,4 +1,4 @@
-"""YAML documents → nodes, which alone know their positions, and the plain values of those."""
+"""YAML documents → nodes, which know their positions, and plain values."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Any
 
 import yaml
 
-from picker.config.findings import Finding, Findings, InvalidConfigError, Severity
-from picker.config.source import Path
+from picker.config.findings import Finding, Findings, InvalidConfigError, Path, Severity
 
 _TAG = "tag:yaml.org,2002:"
 _INT = re.compile(r"[-+]?(?:0b[01_]+|0[0-7_]+|0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)$", re.ASCII)
@@ -22,11 +21,11 @@ _FLOAT = re.compile(
     re.ASCII,
 )
 _OURS = {_TAG + kind for kind in ("int", "float", "timestamp", "value")}
-_MIN_INT, _MAX_INT = -(2**63), 2**64 - 1  # what Go's whole numbers hold
+_MIN_INT, _MAX_INT = -(2**63), 2**64 - 1  # the range of Go's integers
 
 
 def loader_class() -> type[yaml.SafeLoader]:
-    """PyYAML's safe loader, in C where there is one, with the reference's idea of numbers."""
+    """Derive a loader from PyYAML's safe loader, in C if available, with Go's rules for numbers."""
     base: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     table = {
         first: [pair for pair in pairs if pair[0] not in _OURS]
@@ -42,10 +41,10 @@ def loader_class() -> type[yaml.SafeLoader]:
 
 
 def as_json(value: Any, at: Path, findings: Findings) -> Any:
-    """`value`, found at `at`, as it is once it has been JSON; what JSON cannot represent becomes
-    findings.
+    """Convert `value` at `at` as a round trip through JSON does; values that JSON cannot represent
+    become findings.
 
-    Raises `RecursionError` for what is nested too deeply.
+    Raises `RecursionError` for deeply nested values.
     """
     if isinstance(value, dict):
         named = ((_key(key), one) for key, one in value.items())
@@ -76,16 +75,16 @@ def _key(key: Any) -> str:
     return str(key)
 
 
-MAX_VALUES = 200_000  # more than a megabyte can hold, unless aliases multiply it
+MAX_VALUES = 200_000  # more than a megabyte holds without aliases that multiply it
 
 _Loader = loader_class()
 
 
 @contextmanager
 def yaml_loader(content: bytes, name: str, what: str) -> Iterator[yaml.SafeLoader]:
-    """A loader of the documents in `content`; messages call it `name`, and `what` it is.
+    """Open a loader of the documents in `content`; `name` and `what` are for messages.
 
-    What turns out to be no YAML while it is used leaves as an `InvalidConfigError`.
+    Invalid YAML that the caller reads raises `InvalidConfigError`.
     """
     try:
         loader = _Loader(content.decode())
@@ -104,19 +103,24 @@ def yaml_loader(content: bytes, name: str, what: str) -> Iterator[yaml.SafeLoade
 
 
 def as_plain(loader: yaml.SafeLoader, root: yaml.Node, name: str, findings: Findings) -> Any:
-    """The value of a document as it is once it has been JSON.
+    """Return the value of a document, converted by `as_json`.
 
-    Duplicate keys and what JSON cannot say become findings. Raises `InvalidConfigError` for values
-    that aliases multiply beyond all bounds.
+    Duplicate keys become findings too. Raises `InvalidConfigError` if aliases multiply the values
+    beyond `MAX_VALUES`.
     """
     refuse_multiplied(root, name)
-    # Before the construction, which writes merged keys into the nodes beside others.
-    _tell_duplicates(root, name, findings)
+    # Before the construction, which writes merged keys into the nodes.
+    for one in duplicate_keys(root):
+        text = f"duplicate key, first in line {one.first_line}"
+        line, column = one.mark.line + 1, one.mark.column + 1
+        findings.add(Finding(Severity.ERROR, text, name, line, column, one.key))
     return as_json(constructed(loader, root), (), findings)
 
 
 def constructed(loader: yaml.SafeLoader, root: yaml.Node) -> Any:
-    """The plain value of a document. PyYAML trips over values that do not fit an explicit tag."""
+    """Construct the plain value of a document. Raises `ValueError` if a value does not fit its
+    explicit tag, over which PyYAML stumbles.
+    """
     try:
         return loader.construct_document(root)
     except (AttributeError, LookupError, TypeError) as error:
@@ -125,7 +129,7 @@ def constructed(loader: yaml.SafeLoader, root: yaml.Node) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class DuplicateKey:
-    """A key at `mark` that its mapping has already, in the line `first_line` (from one)."""
+    """A key at `mark` that is also in line `first_line` (from one) of its mapping."""
 
     key: str
     mark: yaml.Mark
@@ -133,9 +137,9 @@ class DuplicateKey:
 
 
 def duplicate_keys(root: yaml.Node) -> Iterator[DuplicateKey]:
-    """YAML parsers let a later duplicate key win silently; here it is an error.
+    """Find duplicate keys, of which YAML parsers silently use the last.
 
-    To be asked before the construction, which writes merged keys into the nodes beside others.
+    Called before the construction, which writes merged keys into the nodes.
     """
     for node in _mappings(root):
         seen: dict[str, int] = {}
@@ -147,13 +151,13 @@ def duplicate_keys(root: yaml.Node) -> Iterator[DuplicateKey]:
 
 
 def unusable(name: str, text: str, mark: yaml.Mark | None = None) -> InvalidConfigError:
-    """The error of a file that cannot be used at all."""
+    """Make the error for an unusable file."""
     line, column = (mark.line + 1, mark.column + 1) if mark else (None, None)
     return InvalidConfigError((Finding(Severity.ERROR, text, name, line, column),))
 
 
 def _problem(error: yaml.MarkedYAMLError, content: bytes) -> str:
-    """What is wrong, where PyYAML says it in two halves as a whole."""
+    """Describe an error of PyYAML, which may be split into context and problem."""
     mark, problem = error.problem_mark, error.problem or error.context or "?"
     if mark is not None and problem.startswith("found character that cannot start"):
         line = content.splitlines()[mark.line : mark.line + 1]
@@ -166,8 +170,8 @@ def _problem(error: yaml.MarkedYAMLError, content: bytes) -> str:
 
 
 def refuse_multiplied(root: yaml.Node, name: str) -> None:
-    """Aliases can make a small file stand for a value without end, and merges of them make it when
-    it is constructed. Raises `InvalidConfigError` for one.
+    """Raise `InvalidConfigError` if aliases, or merges of them, expand the document beyond
+    `MAX_VALUES`: a small file can represent an endless value.
     """
     sizes: dict[int, int] = {}
     under_way: set[int] = set()
@@ -191,13 +195,6 @@ def _parts(node: yaml.Node) -> Iterator[yaml.Node]:
             yield from pair
     elif isinstance(node, yaml.SequenceNode):
         yield from node.value
-
-
-def _tell_duplicates(root: yaml.Node, name: str, findings: Findings) -> None:
-    for one in duplicate_keys(root):
-        said = f"duplicate key, first in line {one.first_line}"
-        line, column = one.mark.line + 1, one.mark.column + 1
-        findings.add(Finding(Severity.ERROR, said, name, line, column, one.key))
 
 
 def _mappings(root: yaml.Node) -> Iterator[yaml.MappingNode]:

@@ -1,16 +1,64 @@
-"""The mistakes and doubts about a configuration, as values with positions, and their collection."""
+"""Errors and warnings about a document, with their positions in it."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from picker.config.source import Path, Source, dotted
+import yaml
+
 from picker.errors import ConfigError
 
-# More do not help, and locating each takes time in which no request is decided.
+Path = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A document with its name for messages (a file, a flag); its nodes know their positions."""
+
+    name: str
+    root: yaml.Node = field(repr=False)
+
+    def position(self, path: Path) -> tuple[int, int]:
+        """Return line and column, from one, of the deepest existing step of `path`: of the key, or
+        of the list element.
+        """
+        mark, _ = self._follow(path)
+        return mark.line + 1, mark.column + 1
+
+    def line_of(self, path: Path) -> int | None:
+        """Return the line, from one, of `path`; None if it does not exist completely."""
+        mark, is_all = self._follow(path)
+        return mark.line + 1 if is_all else None
+
+    def _follow(self, path: Path) -> tuple[yaml.Mark, bool]:
+        node, mark = self.root, self.root.start_mark
+        for step in path:
+            if isinstance(node, yaml.MappingNode):
+                # The last one counts: earlier ones were merged and overridden.
+                pair = next((pair for pair in reversed(node.value) if pair[0].value == step), None)
+                if pair is None:
+                    return mark, False
+                mark, node = pair[0].start_mark, pair[1]
+            elif isinstance(node, yaml.SequenceNode) and isinstance(step, int):
+                if step >= len(node.value):
+                    return mark, False
+                node = node.value[step]
+                mark = node.start_mark
+            else:
+                return mark, False
+        return mark, True
+
+
+def dotted(path: Path) -> str:
+    """Format as in `plugins[2].parameters.blockSize`."""
+    steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
+    return "".join(steps).lstrip(".")
+
+
+# More do not help, and locating each delays the decisions of requests.
 MAX_FINDINGS = 200
 
 
@@ -25,9 +73,9 @@ class Severity(Enum):
 class Finding:
     """One error or warning about a configuration.
 
-    `line` and `column` count from one and are None where nothing was written; `key` is the dotted
-    path of what it is about. `allowed` are the values that would do, where they can be listed;
-    `nearest` the one that was probably meant.
+    `line` and `column` count from one; None: nothing is written there. `key` is the dotted path of
+    the subject. `allowed` are the valid values, if they can be listed; `nearest` is the one that
+    was probably meant.
     """
 
     severity: Severity
@@ -41,12 +89,13 @@ class Finding:
 
     @property
     def where(self) -> str:
-        """`file:line:column`, as far as it is known."""
+        """Format as `file:line:column`, or `file` without a position."""
         if self.line is None:
             return self.file
         return f"{self.file}:{self.line}:{self.column}"
 
     def __str__(self) -> str:
+        """Format as one line: `file:line:column: text`."""
         return f"{self.where}: {self.text}"
 
     @property
@@ -62,7 +111,7 @@ class Finding:
         return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
     def as_dict(self) -> dict[str, str | int | list[str] | None]:
-        """For JSON."""
+        """Return the members of the JSON object."""
         return {
             "severity": self.severity.value,
             "file": self.file,
@@ -76,7 +125,7 @@ class Finding:
 
 
 class InvalidConfigError(ConfigError):
-    """A configuration with errors. `findings` has its warnings too; its text is the errors."""
+    """A configuration with errors. `findings` includes warnings; the text has only errors."""
 
     def __init__(self, findings: Iterable[Finding]) -> None:
         self.findings = tuple(findings)
@@ -85,15 +134,15 @@ class InvalidConfigError(ConfigError):
 
 
 class Findings:
-    """Owns what was found while one configuration is read and built; iterates in file order.
+    """Owns the findings of one configuration; iterates in the order of the file.
 
-    Beyond `limit` findings, the last one says that there are more. Without a `source` findings
-    have no file and no line.
+    If there are more than `limit`, the last one says so. Without a `source` findings have no file
+    and no line.
     """
 
     def __init__(self, source: Source | None, limit: int = MAX_FINDINGS) -> None:
         self._source, self._limit = source, limit
-        self._found: dict[Finding, None] = {}  # a set that keeps its order
+        self._found: dict[Finding, None] = {}  # an ordered set
         self._has_errors = False
         self._written: dict[Path, Path] = {}  # by the path that was meant
         self._left_out, self._gravest = 0, Severity.WARNING
@@ -109,27 +158,27 @@ class Findings:
 
     @property
     def has_errors(self) -> bool:
-        """Whether the configuration cannot be used."""
+        """True if the configuration is unusable."""
         return self._has_errors
 
     def error(
         self, path: Path, text: str, allowed: Sequence[str] = (), nearest: str | None = None
     ) -> None:
-        """Something at `path` that makes the configuration unusable."""
+        """Add an error at `path`."""
         self._add(Severity.ERROR, path, text, allowed, nearest)
 
     def warn(self, path: Path, text: str) -> None:
-        """Something at `path` that the author should know."""
+        """Add a warning at `path`."""
         self._add(Severity.WARNING, path, text)
 
     def unknown(self, path: Path, text: str, given: object, known: Iterable[str]) -> None:
-        """An error about the name `given`, with the names that are `known` and the nearest."""
+        """Add an error about the name `given`, with the `known` names and the nearest."""
         if not self._is_left_out(Severity.ERROR):
             names = sorted(known)
             self.error(path, text, names, nearest_name(given, names))
 
     def take_as(self, written: Path, meant: Path) -> None:
-        """Report what is found at `meant` where it is written, under a misspelt key."""
+        """Report findings at `meant` at the misspelt key `written` instead."""
         self._written[meant] = written
 
     def _as_written(self, path: Path) -> Path:
@@ -139,18 +188,18 @@ class Findings:
         return found
 
     def add(self, finding: Finding) -> None:
-        """Note a finding; a duplicate is dropped."""
+        """Add a finding, unless it is a duplicate."""
         if not self._is_left_out(finding.severity):
             self._found[finding] = None
             self._has_errors |= finding.severity is Severity.ERROR
 
     def refuse_errors(self) -> None:
-        """Raise `InvalidConfigError` with everything that was found, if there is an error."""
+        """Raise `InvalidConfigError` with all findings, if any is an error."""
         if self.has_errors:
             raise InvalidConfigError(self)
 
     def _is_left_out(self, severity: Severity) -> bool:
-        """Whether there are enough already; then one more is counted."""
+        """Count a finding beyond the limit; false below the limit."""
         if len(self._found) < self._limit:
             return False
         self._left_out += 1
@@ -177,6 +226,6 @@ class Findings:
 
 
 def nearest_name(given: object, known: Sequence[str]) -> str | None:
-    """The one of `known` that is spelt most like `given`, if any is like it at all."""
+    """Return the name of `known` with the spelling closest to `given`, if any is close."""
     near = difflib.get_close_matches(str(given), known, n=1)
     return near[0] if near else None

@@ -1,25 +1,31 @@
-"""The section `flowControl` → settings with their policies.
+"""The section `flowControl` → settings with their policies, and the saturation detector.
 
-What is not written has the reference's defaults: a cap of a band that is 0 or missing is 1e9 bytes
-or 5000 requests, one of all bands is none; a time of 0 never ends. `maxMemory`, which is not of the
-reference, is 1Gi where it is missing, and no cap where it is 0. A policy that is named but not
-among the plugins is made when it is a plugin type.
+Defaults are those of the reference: a band's limit of 0, or a missing one, is 1e9 bytes or 5000
+requests; a limit for all bands is none; a time of 0 never ends. `maxMemory`, an addition to the
+reference, is 1Gi if missing, and unlimited if 0. A policy that is named but not configured is
+created if the name is a plugin type.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Generic, TypeVar
 
-from picker.config.findings import Findings
+from picker.config.decode import duration_seconds, quantity_bytes
+from picker.config.findings import Findings, Path
 from picker.config.instances import Instance, Origin, PluginInstances
-from picker.config.schema import EndpointPickerConfig, FlowControl, PluginSpec, PriorityBandTemplate
-from picker.config.source import Path
-from picker.config.units import duration_seconds, quantity_bytes
-from picker.config.unsupported import FLOW_CONTROL_GATE, gate_settings
+from picker.config.profiles import ProfilePlan
+from picker.config.schema import (
+    FLOW_CONTROL_GATE,
+    EndpointPickerConfig,
+    FlowControl,
+    PluginSpec,
+    PriorityBandTemplate,
+    gate_settings,
+)
 from picker.errors import ConfigError
 from picker.flowcontrol.settings import (
     DEFAULT_BAND_BYTES,
@@ -39,6 +45,7 @@ from picker.framework.flow import (
 from picker.framework.interfaces import SaturationDetector
 from picker.framework.registry import Registry
 
+DEFAULT_DETECTOR = "utilization-detector"
 DEFAULT_FAIRNESS = "global-strict-fairness-policy"
 DEFAULT_ORDERING = "fcfs-ordering-policy"
 DEFAULT_USAGE_LIMITS = "static-usage-limit-policy"
@@ -57,10 +64,9 @@ def plan_flow_control(
     findings: Findings,
     detector: Instance | None,
 ) -> FlowControlSettings | None:
-    """What flow control is to do; None when its gate is off, or after errors, which `findings`
-    hold.
+    """Plan flow control; None if its gate is off, or after errors, which go into `findings`.
 
-    `detector` is the plugin that says how full the pool is.
+    `detector` measures the saturation of the pool.
     """
     if not gate_settings(config)[FLOW_CONTROL_GATE]:
         return None
@@ -75,7 +81,7 @@ def plan_flow_control(
 
 @dataclass(frozen=True, slots=True)
 class _Planner:
-    """`request_ttl` is that of bands that name none."""
+    """Plans the settings; `request_ttl` is the default of bands."""
 
     section: FlowControl
     plugins: PluginInstances
@@ -166,11 +172,10 @@ class _Planner:
     # Values
 
     def _quantity(self, value: int | str | None, at: Path) -> int:
-        """A Kubernetes quantity; 0 for none and for an invalid one, which is reported."""
+        """Parse a Kubernetes quantity; 0 if missing, and if invalid, which is reported."""
         text = "0" if value is None else str(value)
         if text.startswith("-"):
-            said = f"must not be negative, got {value}; 0 is the default"
-            self.findings.error(at, said)
+            self.findings.error(at, f"must not be negative, got {value}; 0 is the default")
             return 0
         try:
             return quantity_bytes(text)
@@ -201,10 +206,10 @@ class _Planner:
         return None if chosen[0] is None or chosen[1] is None else (chosen[0], chosen[1])
 
     def _only(self, kind: _Kind[T]) -> T | None:
-        """The configured plugin of this kind, of which there is one; else the default."""
+        """Return the only configured plugin of this kind, or the default."""
         found = [one for one in self.plugins if kind.of(one.plugin) is not None]
         for other in found[1:]:
-            self.plugins.use(other)  # it has its own finding
+            self.plugins.use(other)  # this warning replaces that of an unused plugin
             text = f"has no effect: '{found[0].name}' is {kind.name} already"
             self.findings.warn(other.path, text)
         if not found:
@@ -218,9 +223,9 @@ class _Planner:
 
 @dataclass(frozen=True, slots=True)
 class _Kind(Generic[T]):
-    """A kind of policy: what messages call it, its default type, and how it is recognised.
+    """A kind of policy: its name for messages, its default type, and a test for it.
 
-    `endings` are those of the names of all its types, for references that may make one.
+    `endings` are the suffixes of the names of its types, for references that may create one.
     """
 
     name: str
@@ -230,12 +235,12 @@ class _Kind(Generic[T]):
 
 
 def _seconds(text: str, at: Path, findings: Findings) -> float:
-    """A duration; 0 for one that never ends and for an invalid one, which is reported."""
+    """Parse a duration; 0 if it never ends, and if invalid, which is reported."""
     try:
         return duration_seconds(text)
     except ConfigError as error:
-        said = "must not be negative; 0s never ends" if text.startswith("-") else str(error)
-        findings.error(at, said)
+        negative = "must not be negative; 0s never ends"
+        findings.error(at, negative if text.startswith("-") else str(error))
         return 0.0
 
 
@@ -264,7 +269,7 @@ def _eviction_order(plugin: object) -> EvictionOrder | None:
 
 
 def _arguments(method: Callable[..., object]) -> int:
-    """How many it takes: both orders `rank`, one of them knows of dispatches."""
+    """Count the parameters: both orders have `rank`, that of eviction also takes the dispatch."""
     return len(inspect.signature(method).parameters)
 
 
@@ -275,3 +280,41 @@ _ORDERING = _Kind("an ordering policy", DEFAULT_ORDERING, _ordering, ("-ordering
 _USAGE_LIMITS = _Kind("a usage-limit policy", DEFAULT_USAGE_LIMITS, _usage_limits, _CEILINGS)
 _EVICTION_FILTER = _Kind("an eviction filter", DEFAULT_EVICTION_FILTER, _eviction_filter)
 _EVICTION_ORDER = _Kind("an eviction order", DEFAULT_EVICTION_ORDER, _eviction_order)
+
+
+def plan_detector(
+    config: EndpointPickerConfig,
+    plugins: PluginInstances,
+    registry: Registry,
+    findings: Findings,
+) -> Instance | None:
+    """Return the saturation detector, which is also used without flow control."""
+    section = config.flow_control
+    ref = section.saturation_detector if section else None
+    path: Path = ("flowControl",)
+    if config.saturation_detector is not None:
+        text = "'saturationDetector' is deprecated, use flowControl.saturationDetector"
+        findings.warn(("saturationDetector",), text + ("; that applies" if ref else ""))
+        if ref is None:
+            ref, path = config.saturation_detector, ()
+    if ref is None:
+        return plugins.default(DEFAULT_DETECTOR) if DEFAULT_DETECTOR in registry else None
+    at: Path = (*path, "saturationDetector", "pluginRef")
+    instance = plugins.referenced_or_type(ref.plugin_ref, at)
+    if instance is not None and not isinstance(instance.plugin, SaturationDetector):
+        findings.error(at, f"'{instance.name}' is not a saturation detector")
+        return None
+    return instance
+
+
+def warn_of_filtering_detector(
+    plans: Iterable[ProfilePlan], detector: Instance | None, findings: Findings
+) -> None:
+    """Warn of a detector that the default profile includes as a filter: a filter may refuse a
+    request that flow control would queue or dispatch.
+    """
+    for plan in plans:
+        filters = [] if plan.path else [part.instance for part in plan.filters]
+        if detector is not None and detector in filters:
+            text = f"'{detector.name}' is also a filter, for want of schedulingProfiles"
+            findings.warn(detector.path, text)

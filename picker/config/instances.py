@@ -1,7 +1,7 @@
-"""The plugins of one configuration: made from its entries, found by name, added by default.
+"""The plugins of one configuration: created from its entries, found by name, added by default.
 
-A plugin whose entry has not changed is taken over from the configuration before, with the state it
-carries (a prefix index, load under way, sessions); see `PluginInstances.connect`.
+A plugin with an unchanged entry is reused from the previous configuration, with its state (a prefix
+index, load under way, sessions); see `PluginInstances.connect`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,8 @@ from typing import Any
 import msgspec
 
 from picker.config.decode import decode
-from picker.config.findings import Findings, nearest_name
-from picker.config.schema import PluginSpec
-from picker.config.source import Path
-from picker.config.unsupported import PLUGIN_TYPES
+from picker.config.findings import Findings, Path, nearest_name
+from picker.config.schema import PLUGIN_TYPES, PluginSpec
 from picker.errors import ConfigError
 from picker.framework.interfaces import UsesPlugins
 from picker.framework.registry import Parameters, PluginType, Registry, Stability
@@ -27,7 +25,7 @@ from picker.framework.services import Services
 
 
 class Origin(Enum):
-    """Why a plugin is there."""
+    """The reason for a plugin's existence."""
 
     CONFIGURED = "configured"
     DEFAULT = "default"
@@ -36,9 +34,9 @@ class Origin(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One plugin: what the configuration calls it, its type, itself, and where it is written.
+    """One plugin with its name, its type and the path of its entry.
 
-    `path` is () for one that is not written.
+    `path` is () without an entry.
     """
 
     name: str
@@ -49,15 +47,15 @@ class Instance:
     origin: Origin = Origin.CONFIGURED
 
     def is_entry_of(self, other: Instance) -> bool:
-        """Whether both are written alike, so that one may stand in for the other."""
+        """Check for equal entries: the plugin of one can serve the other."""
         return self.type_name == other.type_name and self.parameters == other.parameters
 
 
 class PluginInstances:
-    """Owns the plugins while a configuration is put together; iterates in order of creation.
+    """Owns the plugins during a build; iterates in order of creation.
 
-    Whatever is wrong goes into `findings`; where an instance is returned, None says that it is
-    missing and that this has been reported. `before` are the plugins of the configuration in use.
+    Errors go into `findings`; a method that returns None instead of an instance has reported why.
+    `before` are the plugins of the configuration in use.
     """
 
     def __init__(
@@ -83,11 +81,11 @@ class PluginInstances:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every entry became a plugin; else what seems to be missing may be one of them."""
+        """False if an entry failed, so that a plugin that seems to be missing may be that one."""
         return not self._broken
 
     def use(self, instance: Instance) -> None:
-        """Note that a section asks for it, by what it is and not by its name."""
+        """Note that a section uses it without its name, by its kind."""
         self._named.add(instance.name)
 
     def is_named(self, instance: Instance) -> bool:
@@ -97,7 +95,7 @@ class PluginInstances:
         )
 
     def add(self, spec: PluginSpec, path: Path, origin: Origin = Origin.CONFIGURED) -> None:
-        """Make the plugin of one entry."""
+        """Create the plugin of one entry."""
         name = spec.name or spec.type
         if name in self._by_name or name in self._broken:
             if name and origin is Origin.CONFIGURED:
@@ -106,19 +104,19 @@ class PluginInstances:
         instance = self._made(name, spec, path, origin)
         if instance is None:
             meant = None if spec.name else nearest_name(spec.type, sorted(self._registry.names))
-            self._broken |= {name, meant or name}  # a misspelt type is called by the right one
+            self._broken |= {name, meant or name}  # references use the right name
         else:
             self._by_name[name] = instance
 
     def default(self, type_name: str, origin: Origin = Origin.DEFAULT) -> Instance | None:
-        """The plugin called like its type, made now unless it is configured."""
+        """Return the plugin named like its type; create it unless it is configured."""
         if type_name not in self._by_name and type_name not in self._broken:
             self.add(PluginSpec(type_name), (), origin)
         self._named.add(type_name)
         return self._by_name.get(type_name)
 
     def referenced(self, name: str, path: Path, types: Sequence[str] = ()) -> Instance | None:
-        """The plugin that the text at `path` names; `types` are others that it could have named."""
+        """Find the plugin that the text at `path` names; `types` are further valid names."""
         self._named.add(name)
         instance = self._by_name.get(name)
         if instance is None and name and name not in self._broken:
@@ -129,16 +127,16 @@ class PluginInstances:
     def referenced_or_type(
         self, name: str, path: Path, types: Sequence[str] = ()
     ) -> Instance | None:
-        """Like `referenced`, but an unlisted name that is a plugin type makes one."""
+        """Like `referenced`, but create the plugin if the name is a plugin type."""
         if name not in self._by_name and name in self._registry:
             self.add(PluginSpec(name), path, Origin.NEEDED)
         return self.referenced(name, path, types)
 
     def connect(self) -> None:
-        """Hand plugins those they name; called once, when all configured ones exist.
+        """Give plugins those they name; called once, when all configured ones exist.
 
-        One that was taken over is connected already. If a plugin that it names was not taken over,
-        it is made anew after all.
+        A reused plugin is connected already. If a plugin that it names was not reused, it is
+        created anew.
         """
         if not self._is_free_of_loops():
             return
@@ -151,11 +149,11 @@ class PluginInstances:
                 else:
                     self._by_name[instance.name] = fresh
         for instance in self:
-            if isinstance(instance.plugin, UsesPlugins) and not self._is_taken_over(instance):
+            if isinstance(instance.plugin, UsesPlugins) and not self._is_reused(instance):
                 self._connect(instance, instance.plugin)
 
     def used_by(self, instance: Instance) -> tuple[str, ...]:
-        """The plugins that `instance` names, and those that they name in turn."""
+        """List the plugins that `instance` names, directly or through others."""
         found: dict[str, None] = {}
         pending = list(self.names_in(instance))
         while pending:
@@ -166,14 +164,14 @@ class PluginInstances:
         return tuple(found)
 
     def names_in(self, instance: Instance) -> Mapping[str, Path]:
-        """The plugins that `instance` names, and where it does."""
+        """Return the plugins that `instance` names, each with the path."""
         if not isinstance(instance.plugin, UsesPlugins):
             return {}
         base = (*instance.path, "parameters")
         references = instance.plugin.references
         return {name: (*base, *where.split(".")) for where, name in references.items()}
 
-    # Making
+    # Creation
 
     def _made(self, name: str, spec: PluginSpec, path: Path, origin: Origin) -> Instance | None:
         row = self._row(spec.type, path)
@@ -193,7 +191,7 @@ class PluginInstances:
     def _warn_of_no_effect(
         self, written: Mapping[str, Any], parameters: Parameters, at: Path
     ) -> None:
-        """Warn of values that are ignored, or replaced by the value in force."""
+        """Warn of values that are ignored or overridden."""
         ignored = parameters.without_effect
         in_force = dict(_leaves(msgspec.to_builtins(parameters)))
         for steps, value in _leaves(written):
@@ -234,12 +232,12 @@ class PluginInstances:
         return Instance(instance.name, row.name, plugin, path, parameters, instance.origin)
 
     def _at_fault(self, instance: Instance, text: str) -> Path:
-        """The parameter that a plugin's complaint names first, else all of them."""
+        """Return the path of the first parameter in the error message, or of all parameters."""
         words = re.findall(r"\w+", text)
         named = (word for word in words if word in instance.parameters.__struct_encode_fields__)
         return (*instance.path, "parameters", *list(named)[:1])
 
-    # Connecting
+    # Connections
 
     def _is_free_of_loops(self) -> bool:
         sorter: TopologicalSorter[str] = TopologicalSorter()
@@ -254,15 +252,15 @@ class PluginInstances:
             return False
         return True
 
-    def _is_taken_over(self, instance: Instance) -> bool:
+    def _is_reused(self, instance: Instance) -> bool:
         before = self._before.get(instance.name)
         return before is not None and instance.plugin is before.plugin
 
     def _lost_a_reference(self, instance: Instance) -> bool:
-        if not self._is_taken_over(instance):
+        if not self._is_reused(instance):
             return False
         named = (self._by_name.get(name) for name in self.names_in(instance))
-        return any(one is None or not self._is_taken_over(one) for one in named)
+        return any(one is None or not self._is_reused(one) for one in named)
 
     def _connect(self, instance: Instance, plugin: UsesPlugins) -> None:
         named: dict[str, object] = {}
@@ -280,7 +278,7 @@ class PluginInstances:
 
 
 def _leaves(value: Any, steps: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """The scalars in plain values, and where each is."""
+    """Yield the scalars in plain values, each with its path."""
     if isinstance(value, Mapping):
         for key, one in value.items():
             yield from _leaves(one, (*steps, str(key)))

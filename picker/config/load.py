@@ -1,7 +1,7 @@
 """Bytes → `EndpointPickerConfig`, with findings that point at a line. Reads no files.
 
-The document is composed into YAML nodes first, because only those know their position; a mistake is
-reported at a path, and the path leads back to a node.
+The document is first composed into YAML nodes, which know their positions; errors have a path,
+which leads back to a node.
 """
 
 from __future__ import annotations
@@ -12,19 +12,18 @@ from typing import Any
 from picker.config import schema
 from picker.config.decode import decode_most
 from picker.config.documents import as_plain, unusable, yaml_loader
-from picker.config.findings import Findings
+from picker.config.findings import Findings, Source
 from picker.config.schema import EndpointPickerConfig
-from picker.config.source import Source
 
 MAX_CONFIG_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedConfig:
-    """A decoded configuration, where it came from, and what was found so far.
+    """A decoded configuration, its source, and the findings so far.
 
-    With errors among the `findings` it holds what could be understood, so that the rest can be
-    checked too; `build` then refuses it. `content` is what it was decoded from.
+    With errors among the `findings` it holds the valid parts, so that the rest can be checked too;
+    `build` then refuses it. `content` is the original text.
     """
 
     config: EndpointPickerConfig
@@ -34,9 +33,9 @@ class LoadedConfig:
 
 
 def load_config(content: bytes, name: str) -> LoadedConfig:
-    """Decode a configuration; `name` (a file, a flag) is how messages call it.
+    """Decode a configuration; `name` (a file, a flag) is for messages.
 
-    Raises `InvalidConfigError` for what is no YAML document at all. Duplicate and unknown keys,
+    Raises `InvalidConfigError` unless `content` is a YAML document. Duplicate and unknown keys,
     values of the wrong type, another apiVersion or kind are findings.
     """
     if len(content) > MAX_CONFIG_BYTES:
@@ -55,7 +54,7 @@ def load_config(content: bytes, name: str) -> LoadedConfig:
 
 
 def _compose(content: bytes, name: str) -> tuple[Source, Findings, Any]:
-    """The nodes and the plain value of the one document in `content`."""
+    """Return the nodes and the plain value of the one document in `content`."""
     with yaml_loader(content, name, "the configuration") as loader:
         root = loader.get_single_node()
         if root is None:

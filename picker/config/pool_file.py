@@ -1,9 +1,8 @@
 """The endpoints file: YAML documents → endpoints, objectives and rewrites, with all findings.
 
-One document lists the endpoints. Any others are objects in the form that Kubernetes has them:
-InferenceObjective, InferenceModelRewrite, or a List of these. An entry or an object with errors is
-skipped, and the others count. What is about another pool than the picker's is left out, with a
-warning. JSON is YAML too.
+One document lists the endpoints. The others are Kubernetes objects: InferenceObjective,
+InferenceModelRewrite, or a List of these. An entry or an object with errors is skipped, and the
+others count. Objects for another pool are left out, with a warning. JSON is YAML too.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ from picker.config.documents import (
     unusable,
     yaml_loader,
 )
-from picker.config.findings import MAX_FINDINGS, Finding, Findings, Severity
-from picker.config.source import Path, Source
+from picker.config.findings import MAX_FINDINGS, Finding, Findings, Path, Severity, Source
 from picker.errors import ConfigError
 from picker.pool import policies
 from picker.pool.endpoints_file import MAX_FILE_BYTES, EndpointList, PoolContents, endpoints_of
@@ -60,16 +58,16 @@ class _ObjectList(msgspec.Struct, frozen=True, forbid_unknown_fields=True, renam
 
 @dataclass(frozen=True, slots=True)
 class PoolFile:
-    """What an endpoints file says. Of `findings`, errors are about what was skipped."""
+    """The contents of an endpoints file. Errors among `findings` are about skipped entries."""
 
     contents: PoolContents
     findings: tuple[Finding, ...]
 
 
 def read_pool_file(content: bytes, name: str, pool: str) -> PoolFile:
-    """Decode an endpoints file for the pool called `pool`; messages call the file `name`.
+    """Decode an endpoints file for the pool named `pool`; `name` is for messages.
 
-    Raises `ConfigError` when it is none at all: no YAML, too large, or without exactly one list of
+    Raises `ConfigError` for an unusable file: no YAML, too large, or without exactly one list of
     endpoints.
     """
     reading = _Reading(name, pool)
@@ -83,7 +81,7 @@ def read_pool_file(content: bytes, name: str, pool: str) -> PoolFile:
 
 
 def read_policies(content: bytes, name: str, pool: str) -> PoolFile:
-    """Decode a file of objectives and rewrites alone. Raises `ConfigError` as above, and for a
+    """Decode a file of objectives and rewrites only. Raises `ConfigError` as above, and for a
     document that is no object.
     """
     reading = _Reading(name, pool, lists_endpoints=False)
@@ -92,12 +90,12 @@ def read_policies(content: bytes, name: str, pool: str) -> PoolFile:
 
 
 def pool_contents(content: bytes, name: str, pool: str) -> PoolContents:
-    """What an endpoints file says, for `FileDiscovery`. Raises `ConfigError`."""
+    """Decode an endpoints file for `FileDiscovery`. Raises `ConfigError`."""
     return read_pool_file(content, name, pool).contents
 
 
 class _Reading:
-    """Owns what was read of one file so far."""
+    """Owns the contents of one file while it is read."""
 
     def __init__(self, name: str, pool: str, *, lists_endpoints: bool = True) -> None:
         self._name, self._pool = name, pool
@@ -121,7 +119,6 @@ class _Reading:
                     self._read_document(loader, root)
 
     def result(self, listed: EndpointList) -> PoolFile:
-        """All of it."""
         rewrites = (rule for rules in self._rewrites.values() for rule in rules)
         rules = RuleSet(tuple(self._objectives.values()), tuple(rewrites))
         findings = tuple(self._findings)
@@ -173,11 +170,11 @@ class _Reading:
         for doubt in listed.shared:
             findings.warn(doubt.path, f"{doubt.text}: one server counts as two")
         self._num_skipped += len(listed.problems)
-        self._tell(findings)
+        self._report(findings)
 
     def _doubled_keys(self, root: yaml.Node) -> dict[int, str]:
-        """What is wrong with the entries that have a key twice. Raises `ConfigError` when the
-        document has a list of endpoints twice.
+        """Describe the entries with duplicate keys, by index. Raises `ConfigError` if the document
+        has two lists of endpoints.
         """
         doubled: dict[int, str] = {}
         lists = [pair for pair in _pairs(root) if pair[0].value == _ENDPOINTS]
@@ -215,10 +212,10 @@ class _Reading:
         if findings.has_errors:
             self._skip(findings, _called(document))
         else:
-            self._tell(findings, _called(document))
+            self._report(findings, _called(document))
 
     def _take(self, decoded: PolicyObject, at: Path, findings: Findings) -> None:
-        """An object for this pool; of two with one name the first one counts."""
+        """Add an object for this pool; of two with the same name the first counts."""
         name, namespace = decoded.metadata.name, decoded.metadata.namespace
         if isinstance(decoded, InferenceObjective):
             is_taken = name in self._objectives
@@ -241,17 +238,17 @@ class _Reading:
 
     def _skip(self, findings: Findings, called: str) -> None:
         self._num_skipped += 1
-        self._tell(findings, called)
+        self._report(findings, called)
 
-    def _tell(self, findings: Findings, called: str = "") -> None:
-        """Keep what was found, so long as there is not too much of it."""
+    def _report(self, findings: Findings, called: str = "") -> None:
+        """Add findings up to `MAX_FINDINGS`."""
         room = MAX_FINDINGS - len(self._findings)
         self._is_cut |= len(findings) > room
         for one in islice(findings, room):
             self._findings.append(replace(one, message=f"{called}{one.message}"))
 
     def _room(self, source: Source) -> Findings:
-        """For what is found in a document; findings beyond the limit are not computed."""
+        """Return the findings of a document, which compute none beyond the limit."""
         return Findings(source, MAX_FINDINGS - len(self._findings))
 
 
@@ -275,7 +272,7 @@ def _decoded(document: Any, at: Path, findings: Findings) -> PolicyObject | None
 
 
 def _called(document: Any) -> str:
-    """How messages begin that are about an object."""
+    """Return the prefix of messages about an object."""
     kind = _kind_of(document)
     if kind not in policies.KINDS:
         return ""

@@ -1,4 +1,4 @@
-"""Scheduling profiles: which filters, scorers and picker each has, and the handler over them."""
+"""Scheduling profiles with their filters, scorers and picker, and the profile handler."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from picker.config.findings import Findings
+from picker.config.findings import Findings, Path
 from picker.config.instances import Instance, PluginInstances
 from picker.config.schema import EndpointPickerConfig, SchedulingProfile
-from picker.config.source import Path
 from picker.framework.interfaces import (
     Admitter,
     AsyncDataProducer,
@@ -31,7 +30,7 @@ from picker.framework.interfaces import (
     Screener,
 )
 
-# What takes part without being named; a producer is used by those that read its findings.
+# Used without a reference; a producer is used by the readers of its findings.
 ALWAYS_ASKED = (
     *(ProfileHandler, SaturationDetector, DataProducer, AsyncDataProducer, RequestProcessor),
     *(Screener, Admitter, PreRequest, ResponseHeadHook, ResponseProgressHook, RequestEndHook),
@@ -44,7 +43,7 @@ DEFAULT_PROFILE = "default"
 
 @dataclass(frozen=True, slots=True)
 class ProfilePart:
-    """A plugin of a profile; `weight` counts for scorers."""
+    """A plugin of a profile; `weight` is for scorers."""
 
     instance: Instance
     weight: float = 1.0
@@ -53,7 +52,7 @@ class ProfilePart:
 
 @dataclass(frozen=True, slots=True)
 class ProfilePlan:
-    """One profile by its plugins, in order; `path` is () for one that is not written."""
+    """One profile with its plugins, in order; `path` is () without an entry."""
 
     name: str
     filters: tuple[ProfilePart, ...]
@@ -63,7 +62,7 @@ class ProfilePlan:
 
 
 class ProfilePlanner:
-    """Decides about profiles; what is wrong goes into `findings`."""
+    """Plans profiles; errors go into `findings`."""
 
     def __init__(
         self, config: EndpointPickerConfig, plugins: PluginInstances, findings: Findings
@@ -73,21 +72,20 @@ class ProfilePlanner:
         self._findings = findings
 
     def profiles(self) -> list[ProfilePlan]:
-        """The configured profiles, else one that holds every filter, scorer and picker."""
+        """Return the configured profiles, or one with every filter, scorer and picker."""
         specs = self._config.scheduling_profiles
         configured = tuple(self._plugins)
         if not specs:
             parts = [ProfilePart(instance, path=instance.path) for instance in configured]
             return [self._plan(DEFAULT_PROFILE, parts, ())]
         self._check_names(specs)
-        plans = [
+        return [
             self._plan(spec.name, list(self._parts(index, spec)), ("schedulingProfiles", index))
             for index, spec in enumerate(specs)
         ]
-        return plans
 
     def profile_handler(self, num_profiles: int) -> Instance | None:
-        """The configured handler, else the one for a single profile."""
+        """Return the configured handler, or the one for a single profile."""
         configured = [one for one in self._plugins if isinstance(one.plugin, ProfileHandler)]
         for second in configured[1:]:
             text = f"a second profile handler beside '{configured[0].name}'; there can be only one"
@@ -109,7 +107,7 @@ class ProfilePlanner:
         return configured[0]
 
     def _check_named(self, handler: Instance) -> None:
-        """A handler cannot run a profile that is not there."""
+        """Report profiles that the handler names and that do not exist."""
         plugin, specs = handler.plugin, self._config.scheduling_profiles
         if not isinstance(plugin, NamesProfiles):
             return
@@ -170,7 +168,7 @@ class ProfilePlanner:
         return ProfilePart(instance) if instance is not None else None
 
     def warn_of_unnamed(self, in_profiles: Collection[str]) -> None:
-        """Report plugins that take part only where something names them, and that nothing names."""
+        """Report plugins that need a reference and have none."""
         for instance in self._plugins:
             if instance.path[:1] != ("plugins",):
                 continue
@@ -185,6 +183,6 @@ class ProfilePlanner:
 
 
 def names_in(plans: Iterable[ProfilePlan]) -> set[str]:
-    """The plugins that profiles have."""
+    """Return the names of all plugins in profiles."""
     parts = (part for plan in plans for part in (*plan.filters, *plan.scorers, plan.picker))
     return {part.instance.name for part in parts if part is not None}

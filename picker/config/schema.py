@@ -1,20 +1,24 @@
-"""The shape of an `EndpointPickerConfig`, field for field as the reference picker reads it.
+"""The shape of an `EndpointPickerConfig`, field for field as the reference picker reads it, and the
+parts of it that this picker does not support.
 
-Frozen; unknown fields are errors. `None` means "not written", so that `config.build` can
-distinguish a default from a choice. What a field means is decided there, which of them are
-supported in `config.unsupported`.
+Unknown fields are errors. `None` means "not written", so that `config.build`, which implements the
+fields, can distinguish a default from a choice. An unsupported part is refused with a reason, never
+ignored. A plugin type with a file is supported, whatever is listed here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import msgspec
 
+from picker.config.findings import Findings
 from picker.pool.object_parts import Int32
 
 API_VERSION = "llm-d.ai/v1alpha1"
-API_VERSIONS = (API_VERSION, "llm-d.ai/v1")  # any of them may have any key
+API_VERSIONS = (API_VERSION, "llm-d.ai/v1")  # each may have all keys
 DEPRECATED_API_VERSION = "inference.networking.x-k8s.io/v1alpha1"
 KIND = "EndpointPickerConfig"
 
@@ -34,13 +38,13 @@ class PluginSpec(Section, frozen=True):
 
 
 class PluginRef(Section, frozen=True):
-    """Names an entry of `plugins`."""
+    """A reference to an entry of `plugins`."""
 
     plugin_ref: Name
 
 
 class ProfilePlugin(Section, frozen=True):
-    """A plugin's part in a scheduling profile; `weight` concerns scorers only."""
+    """A plugin of a scheduling profile; `weight` is for scorers only."""
 
     plugin_ref: Name
     weight: float | None = None
@@ -54,14 +58,14 @@ class SchedulingProfile(Section, frozen=True):
 
 
 class SourceSpec(Section, frozen=True):
-    """A data source and what is read out of it."""
+    """A data source and its extractors."""
 
     plugin_ref: Name
     extractors: tuple[PluginRef, ...] = ()
 
 
 class Discovery(Section, frozen=True):
-    """Where endpoints and replicas are found; `pluginRef` is the older place of `endpoints`."""
+    """Discovery of endpoints and replicas; `pluginRef` is the older place of `endpoints`."""
 
     plugin_ref: Name | None = None
     endpoints: PluginRef | None = None
@@ -77,7 +81,7 @@ class CrossReplica(Section, frozen=True):
 
 
 class DataLayer(Section, frozen=True):
-    """Where the picker's knowledge of endpoints comes from.
+    """The sources of the picker's knowledge of endpoints.
 
     `discovery.endpoints`, `discovery.peers` and `cross_replica` are the later places of
     `discovery.pluginRef`, `peer_discovery` and the keys `crossReplica…`.
@@ -94,7 +98,7 @@ class DataLayer(Section, frozen=True):
 
 
 class PriorityBandTemplate(Section, frozen=True):
-    """Limits and policies of a band; its time to live goes before the one for all bands."""
+    """Limits and policies of a band; its time to live overrides the one for all bands."""
 
     max_bytes: int | str | None = None
     max_requests: int | str | None = None
@@ -126,14 +130,14 @@ class FlowControl(Section, frozen=True):
 
 
 class RequestHandler(Section, frozen=True):
-    """How request bodies are understood, and what is forwarded to model servers beside them."""
+    """Parsing of request bodies, and additions to the forwarded requests."""
 
     parsers: tuple[PluginRef, ...] = ()
     propagate_priority: bool | None = None
 
 
 class EndpointPickerConfig(Section, frozen=True):
-    """The whole document."""
+    """The document; all paths of findings begin here."""
 
     api_version: Name
     kind: Name
@@ -145,3 +149,97 @@ class EndpointPickerConfig(Section, frozen=True):
     request_handler: RequestHandler | None = None
     saturation_detector: PluginRef | None = None
     parser: PluginRef | None = None
+
+
+FLOW_CONTROL_GATE = "flowControl"
+STANDBY_GATE = "haPopulateNonLeaderDatastore"  # standbys follow the pool too
+# Type → reason of the refusal.
+PLUGIN_TYPES: Mapping[str, str] = MappingProxyType(
+    {"k8s-notification-source": "not supported yet: Kubernetes is not there"}
+)
+# Gate → its default.
+GATES: Mapping[str, bool] = MappingProxyType({FLOW_CONTROL_GATE: False, STANDBY_GATE: True})
+
+_ON = frozenset({"1", "t", "T", "TRUE", "true", "True"})
+_OFF = frozenset({"0", "f", "F", "FALSE", "false", "False"})
+
+
+def check_supported(config: EndpointPickerConfig, findings: Findings) -> None:
+    """Report every gate and section without the expected effect."""
+    _check_gates(config, findings)
+    if config.request_handler is not None and config.request_handler.propagate_priority:
+        text = "leave it out: a request's priority is not passed on to model servers yet"
+        findings.error(("requestHandler", "propagatePriority"), text)
+    if config.data_layer is not None:
+        _check_data_layer(config.data_layer, findings)
+
+
+def _check_data_layer(layer: DataLayer, findings: Findings) -> None:
+    """Check the keys about replicas, each at its older and at its later place."""
+    discovery, replicas = layer.discovery or Discovery(), layer.cross_replica or CrossReplica()
+    if discovery.endpoints is not None and discovery.plugin_ref is not None:
+        text = "has no effect beside dataLayer.discovery.endpoints"
+        findings.warn(("dataLayer", "discovery", "pluginRef"), text)
+    for path, peers in (
+        (("peerDiscovery",), layer.peer_discovery),
+        (("discovery", "peers"), discovery.peers),
+    ):
+        if peers is not None:
+            text = "has no effect: replicas are found by --peers and --peer-service"
+            findings.warn(("dataLayer", *path), text)
+    for path, syncer in (
+        (("crossReplicaSyncerPluginRef",), layer.cross_replica_syncer_plugin_ref),
+        (("crossReplica", "syncerPluginRef"), replicas.syncer_plugin_ref),
+    ):
+        if syncer is not None:
+            text = "leave it out: with --peers or --peer-service replicas exchange all they know"
+            findings.error(("dataLayer", *path), text)
+    for path, timeout in (
+        (("crossReplicaPublishTimeout",), layer.cross_replica_publish_timeout),
+        (("crossReplica", "publishTimeout"), replicas.publish_timeout),
+    ):
+        if timeout is not None:
+            text = "has no effect: replicas exchange messages over open streams"
+            findings.warn(("dataLayer", *path), text)
+
+
+def gate_settings(config: EndpointPickerConfig) -> Mapping[str, bool]:
+    """Return the value of every gate: the last valid entry counts."""
+    settings = dict(GATES)
+    for entry in config.feature_gates:
+        name, value = _entry(entry)
+        if name in GATES and value in _ON | _OFF:
+            settings[name] = value in _ON
+    return settings
+
+
+def _check_gates(config: EndpointPickerConfig, findings: Findings) -> None:
+    for index, entry in enumerate(config.feature_gates):
+        path = ("featureGates", index)
+        name, value = _entry(entry)
+        if name not in GATES:
+            findings.unknown(path, f"unknown gate '{name}'", name, GATES)
+        elif value not in _ON | _OFF:
+            text = f"'{value}' is neither true nor false"
+            findings.error(path, text, (f"{name}=true", f"{name}=false"))
+    _check_flow_control(config, gate_settings(config)[FLOW_CONTROL_GATE], findings)
+
+
+def _entry(text: str) -> tuple[str, str]:
+    """Split an entry into gate and value; a gate without a value is on."""
+    name, is_set, value = text.partition("=")
+    return name, value if is_set else "true"
+
+
+def _check_flow_control(config: EndpointPickerConfig, is_on: bool, findings: Findings) -> None:
+    """Warn of a section without its gate, which has no effect but for the saturation detector.
+    After errors the gate may only seem to be off.
+    """
+    section = config.flow_control
+    if section is None or is_on or findings.has_errors:
+        return
+    for field, key in zip(section.__struct_fields__, section.__struct_encode_fields__, strict=True):
+        value = getattr(section, field)
+        if key != "saturationDetector" and value is not None and value != ():
+            text = "has no effect while the gate 'flowControl' is off"
+            findings.warn(("flowControl", key), text)

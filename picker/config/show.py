@@ -1,7 +1,7 @@
-"""The configuration that is in effect once defaults are filled in, and where each line is from.
+"""The effective configuration with all defaults, and the origin of each line.
 
-What is shown is itself a configuration, with the same meaning and without anything left out but
-parameters that have no effect.
+The output is itself a configuration with the same meaning; only parameters without effect are
+missing.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ import yaml
 from picker.config import schema
 from picker.config.build import Assembly
 from picker.config.data_layer import written_discovery
+from picker.config.decode import duration_seconds
+from picker.config.findings import Path, Source
 from picker.config.instances import Instance
 from picker.config.load import LoadedConfig
 from picker.config.profiles import ProfilePart, ProfilePlan
-from picker.config.schema import FlowControl, PriorityBandTemplate
-from picker.config.source import Path, Source
-from picker.config.units import duration_seconds
-from picker.config.unsupported import gate_settings
+from picker.config.schema import FlowControl, PriorityBandTemplate, gate_settings
 from picker.flowcontrol.settings import (
     DEFAULT_TTL_SECONDS,
     BandSettings,
@@ -43,7 +42,7 @@ class ConfigLine:
 
 
 def effective_lines(loaded: LoadedConfig, assembly: Assembly) -> list[ConfigLine]:
-    """The whole configuration in effect."""
+    """Show the whole effective configuration."""
     shown = _Shown(loaded.source)
     version = loaded.config.api_version
     if version not in schema.API_VERSIONS:
@@ -71,7 +70,7 @@ def effective_lines(loaded: LoadedConfig, assembly: Assembly) -> list[ConfigLine
 
 
 def aligned(lines: list[ConfigLine], *, with_origin: bool) -> str:
-    """The lines as one text; origins as comments, in a column."""
+    """Join the lines; origins are comments in a column."""
     if not with_origin:
         return "".join(f"{line.text}\n" for line in lines)
     width = min(72, max((len(line.text) for line in lines if line.origin), default=0))
@@ -83,21 +82,21 @@ def aligned(lines: list[ConfigLine], *, with_origin: bool) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Leaf:
-    """A value that stands in one line."""
+    """A value of one line."""
 
     value: Any
     origin: str
 
 
 class _Shown:
-    """Owns the document while it is put together; paths in it may differ from those written."""
+    """Owns the document; its paths may differ from those in the source."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
         self._document: dict[str | int, Any] = {}  # lists are mappings of their indexes
 
     def put(self, path: Path, value: Any, written: Path, otherwise: str = DEFAULT) -> None:
-        """`value` at `path`; `written` is where the source may have it, () if it cannot."""
+        """Put `value` at `path`; `written` is its path in the source, if it is there, or ()."""
         if isinstance(value, dict) and value:
             for key, one in value.items():
                 self.put((*path, key), one, (*written, key) if written else (), otherwise)
@@ -113,7 +112,7 @@ class _Shown:
             node[path[-1]] = _Leaf(value, origin)
 
     def lines(self) -> Iterator[ConfigLine]:
-        """Block YAML, a line for each value."""
+        """Yield block YAML, a line for each value."""
         return _lines(self._document, 0)
 
 
@@ -146,7 +145,7 @@ def _scalar(value: Any) -> str:
 
 
 def _put_gates(shown: _Shown, loaded: LoadedConfig) -> None:
-    """What is in effect, and where the entry is that says so."""
+    """Put all gates, each with the entry that sets it."""
     written = [entry.partition("=")[0] for entry in loaded.config.feature_gates]
     last = {name: index for index, name in enumerate(written)}
     for index, (name, is_on) in enumerate(gate_settings(loaded.config).items()):
@@ -166,18 +165,18 @@ def _put_plugin(shown: _Shown, path: Path, instance: Instance) -> None:
 
 
 def parameters_in_force(parameters: Parameters) -> dict[str, Any]:
-    """All that have an effect, as plain values."""
-    shown: dict[str, Any] = _without_nothing(msgspec.to_builtins(parameters))
+    """Return the parameters with an effect, as plain values."""
+    shown: dict[str, Any] = _without_none(msgspec.to_builtins(parameters))
     for name in parameters.without_effect:
         *outer, last = name.split(".")
         reduce(dict.__getitem__, outer, shown).pop(last, None)
     return shown
 
 
-def _without_nothing(value: Any) -> Any:
+def _without_none(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_nothing(one) for key, one in value.items() if one is not None}
-    return [_without_nothing(one) for one in value] if isinstance(value, list | tuple) else value
+        return {key: _without_none(one) for key, one in value.items() if one is not None}
+    return [_without_none(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def _put_profile(shown: _Shown, path: Path, plan: ProfilePlan) -> None:
@@ -192,7 +191,7 @@ def _put_profile(shown: _Shown, path: Path, plan: ProfilePlan) -> None:
 
 
 def _parts(plan: ProfilePlan) -> list[ProfilePart]:
-    """What is written, in its order, as often as it is; what is there by default comes last."""
+    """Return the configured parts in their order, then the default ones."""
     pickers = (plan.picker,) if plan.picker is not None else ()
     every = (*plan.filters, *plan.scorers, *pickers)
     parts = {(part.path, part.instance.name): part for part in every}
@@ -202,9 +201,9 @@ def _parts(plan: ProfilePlan) -> list[ProfilePart]:
 def _put_data_layer(shown: _Shown, loaded: LoadedConfig, assembly: Assembly) -> None:
     layer = assembly.data_layer
     section = loaded.config.data_layer
-    is_said = section is not None and section.inject_defaults is False
+    is_written = section is not None and section.inject_defaults is False
     injects: Path = ("dataLayer", "injectDefaults")
-    shown.put(injects, False, injects if is_said else ())
+    shown.put(injects, False, injects if is_written else ())
     for index, bound in enumerate(layer.sources):
         target: Path = ("dataLayer", "sources", index)
         at = bound.path
@@ -216,7 +215,7 @@ def _put_data_layer(shown: _Shown, loaded: LoadedConfig, assembly: Assembly) -> 
         shown.put(ref, name, ref)
 
 
-# (where it is shown, what it is, where it may be written).
+# (path in the output, value, path in the source if it is there).
 Put: TypeAlias = Callable[[Path, str | int | bool, Path], None]
 _SECTION: Path = ("flowControl",)
 _TTL = "defaultRequestTTL"
@@ -224,7 +223,7 @@ _DETECTOR: Path = ("saturationDetector", "pluginRef")
 
 
 def put_flow_control(put: Put, loaded: LoadedConfig, assembly: Assembly) -> None:
-    """The saturation detector, and while flow control is on everything else of it too."""
+    """Put the saturation detector, and with flow control all its settings."""
     section = loaded.config.flow_control or FlowControl()
     if assembly.flow_control is not None:
         names = {id(one.plugin): one.name for one in assembly.instances.values()}
@@ -246,8 +245,8 @@ def _put_settings(
     written = section.default_request_ttl
     ttl_seconds = DEFAULT_TTL_SECONDS if written is None else duration_seconds(written) or None
     one(_TTL, _duration(ttl_seconds))
-    is_said = section.no_endpoint_request_ttl is not None
-    source = "noEndpointRequestTTL" if is_said else _TTL
+    is_own = section.no_endpoint_request_ttl is not None
+    source = "noEndpointRequestTTL" if is_own else _TTL
     one("noEndpointRequestTTL", _duration(settings.no_endpoint_ttl_seconds), source)
     default, negative = (
         (*_SECTION, "defaultPriorityBand"),
@@ -269,13 +268,13 @@ def _put_settings(
 
 @dataclass(frozen=True, slots=True)
 class _Band:
-    """A band as it is written, and where."""
+    """A band in the source, with its path."""
 
     spec: PriorityBandTemplate | None
     path: Path
 
     def put(self, put: Put, at: Path, band: BandSettings, names: Mapping[int, str]) -> None:
-        """What is in force; a time to live that it does not name is that of all bands."""
+        """Put the effective band; its default time to live is that of all bands."""
         own_ttl = self.spec is not None and self.spec.default_request_ttl is not None
         for key, value, where in (
             ("maxBytes", band.max_bytes, self.path),
@@ -288,5 +287,5 @@ class _Band:
 
 
 def _duration(seconds: float | None) -> str:
-    """As Go writes it, in seconds: `60s`, `0.5s`; 0s never ends."""
+    """Format as Go does, in seconds: `60s`, `0.5s`; 0s never ends."""
     return "0s" if seconds is None else f"{seconds:.9f}".rstrip("0").rstrip(".") + "s"

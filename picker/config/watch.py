@@ -1,5 +1,5 @@
-"""Follow the configuration file: a change is applied as a whole, or the configuration of before
-stays in use, with a log line and a metric that say so.
+"""Follow the configuration file: a change is applied as a whole, or the current configuration
+remains in use, with a log line and a metric that say so.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Apply = Callable[[LoadedConfig], Awaitable[tuple[Finding, ...]]]
 
 
 def read_config_file(path: Path, flag: str) -> bytes:
-    """What the file holds, or enough of it to see that it is too much. Raises `ConfigError`."""
+    """Read the file, or one byte more than allowed. Raises `ConfigError`."""
     try:
         with path.open("rb") as file:
             return file.read(MAX_CONFIG_BYTES + 1)
@@ -30,10 +30,10 @@ def read_config_file(path: Path, flag: str) -> bytes:
 
 
 class ConfigWatch:
-    """Owns what the file held when it was last looked at, and the metrics of reloads.
+    """Owns the last known content of the file, and the metrics of reloads.
 
-    `apply` builds a configuration and puts it to use, returning its warnings; it raises
-    `ConfigError` and has then changed nothing. `unix_time` is the time of day, in seconds.
+    `apply` builds a configuration and puts it to use, returning its warnings; if it raises
+    `ConfigError` it has changed nothing. `unix_time` is the time of day, in seconds.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class ConfigWatch:
         metrics: PickerMetrics,
         unix_time: Callable[[], float],
     ) -> None:
-        """`content` is the file's, as it is in use now."""
+        """`content` is the configuration in use."""
         self._path = path
         self._seen: bytes | None = content
         self._problem = ""
@@ -57,7 +57,7 @@ class ConfigWatch:
 
     @property
     def problem(self) -> str | None:
-        """Why what the file holds now is not in use; None: it is."""
+        """The reason why the file's content is not in use; None: it is."""
         return self._problem or None
 
     async def run(self) -> None:
@@ -68,7 +68,7 @@ class ConfigWatch:
                 await self.check()
 
     async def check(self) -> None:
-        """Look at the file now; nothing happens while it holds what it held before."""
+        """Read the file, and apply it if it has changed."""
         try:
             content = read_config_file(self._path, "--config-file")
         except ConfigError as error:
@@ -84,8 +84,8 @@ class ConfigWatch:
         except ConfigError as error:
             self._failed(error)
             return
-        except Exception as error:  # one of ours; requests are still to be served
-            log.exception("%s: the picker's mistake, please report it", self._path)
+        except Exception as error:  # our bug, which must not end the picker
+            log.exception("%s: a bug of the picker, please report it", self._path)
             self._failed(error)
             return
         self._metrics.config_reloads_total.labels("success").inc()
@@ -105,4 +105,4 @@ class ConfigWatch:
         self._metrics.config_last_reload_successful.set(0)
         for line in str(error).splitlines():
             log.error("%s", line)
-        log.error("%s: cannot be used; the configuration of before stays in use", self._path)
+        log.error("%s: cannot be used; the previous configuration remains in use", self._path)

@@ -22,8 +22,7 @@ import msgspec
 from msgspec import Meta
 
 from picker.config.decode import decode
-from picker.config.findings import Finding, Findings, Severity
-from picker.config.source import Path
+from picker.config.findings import Finding, Findings, Path, Severity
 from picker.k8s.object_map import MalformedObjectError, metadata_of
 from picker.k8s.pods import PodError, PodRecord, read_pod
 from picker.pool.object_parts import (

@@ -15,8 +15,7 @@ import msgspec
 
 from picker.config.decode import decode
 from picker.config.documents import as_plain, unusable, yaml_loader
-from picker.config.findings import Findings
-from picker.config.source import Source
+from picker.config.findings import Findings, Source
 from picker.framework.disaggregation import DECODE_ROLES, PREFILL_ROLES, ROLE_LABEL
 from picker.framework.registry import (
     NonNegativeFloat,

@@ -67,7 +67,7 @@ class LineSink(Protocol):
         ...
 
     def write(self, line: bytes, now_seconds: float) -> None:
-        """Accept a line."""
+        """Accept a line; called by the event loop, must not block."""
         ...
 
     def lose(self, why: str, now_seconds: float) -> None:

@@ -18,17 +18,15 @@ from typing import Any
 from msgspec.structs import replace
 
 from picker.config.build import Assembly
+from picker.config.data_keys import needed_by, optional_for, produced_by
 from picker.config.instances import Instance
 from picker.decisions.steps import BoundPlugin
 from picker.framework.attributes import LATENCY_PREDICTIONS, Attributes, DataKey
 from picker.framework.interfaces import (
     Admitter,
     AsyncDataProducer,
-    ConsumesData,
     DataProducer,
     KvEventConsumer,
-    MayConsumeData,
-    ProducesData,
     RequestProcessor,
     Screener,
 )
@@ -143,7 +141,7 @@ def finding_sources(
     return FindingSources(
         notes=(*plan.notes, *_beyond_findings(plan, used)),
         _recorded_producers=frozenset({one.name for one in unchanged} | others),
-        _recorded_keys=frozenset(str(key) for one in unchanged for key in _made_by(one)),
+        _recorded_keys=frozenset(str(key) for one in unchanged for key in produced_by(one)),
         _beside=tuple(beside),
         _run=tuple(run),
         _describers=tuple(
@@ -177,7 +175,7 @@ class _Plan:
         before = self._recorded.instances.get(instance.name)
         same = before is not None and instance.is_entry_of(before)
         self._unchanged[instance.name] = same  # also ends a loop
-        for key in _read_by(instance) if same else ():
+        for key in (*needed_by(instance), *optional_for(instance)) if same else ():
             maker = self._makers.get(key)
             if maker is not None and not self.is_unchanged(maker):
                 same = False
@@ -191,14 +189,14 @@ class _Plan:
             return "it calls another server, which a replay does not"
         if isinstance(plugin, KvEventConsumer):
             return "it subscribes to KV events, which are not recorded"
-        if TOKENIZED_PROMPT in _made_by(instance):
+        if TOKENIZED_PROMPT in produced_by(instance):
             return "it reads bodies, which are not recorded"
         parameters = instance.parameters
-        if any(key.data_type == LATENCY_PREDICTIONS for key in _made_by(instance)):
+        if any(key.data_type == LATENCY_PREDICTIONS for key in produced_by(instance)):
             return "it learns from responses, which are not replayed"
         if isinstance(parameters, SessionIdProducerParameters) and parameters.cookie_name:
             return "it reads cookies, which are not recorded"
-        return self._missing_prompts() if TOKENIZED_PROMPT in _consumed_by(instance) else None
+        return self._missing_prompts() if TOKENIZED_PROMPT in needed_by(instance) else None
 
     def _missing_prompts(self) -> str | None:
         if not self._has_prompts:
@@ -220,18 +218,4 @@ def _beyond_findings(plan: _Plan, used: Assembly) -> Iterable[str]:
 
 
 def _makers(assembly: Assembly) -> Mapping[DataKey[Any], Instance]:
-    return {key: one for one in assembly.instances.values() for key in _made_by(one)}
-
-
-def _made_by(instance: Instance) -> tuple[DataKey[Any], ...]:
-    return instance.plugin.produces if isinstance(instance.plugin, ProducesData) else ()
-
-
-def _consumed_by(instance: Instance) -> tuple[DataKey[Any], ...]:
-    return instance.plugin.consumes if isinstance(instance.plugin, ConsumesData) else ()
-
-
-def _read_by(instance: Instance) -> tuple[DataKey[Any], ...]:
-    plugin = instance.plugin
-    optional = plugin.may_consume if isinstance(plugin, MayConsumeData) else ()
-    return (*_consumed_by(instance), *optional)
+    return {key: one for one in assembly.instances.values() for key in produced_by(one)}

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from picker.config.build import DEFAULT_CONFIG, BuildOptions
+from picker.config.build import DEFAULT_CONFIG, BuildOptions, assemble
 from picker.config.catalog import builtin_plugins
-from picker.config.check import assemble
 from picker.config.show import parameters_in_force
 
 ROOT = Path(__file__).parents[2]

@@ -10,12 +10,11 @@ from typing import Any, Protocol
 import yaml
 from hypothesis import strategies as st
 
-from picker.config.build import BuildOptions, build
+from picker.config.build import BuildOptions, build, check_config
 from picker.config.catalog import builtin_plugins
-from picker.config.check import check_config
+from picker.config.decode import duration_seconds, quantity_bytes
 from picker.config.findings import Severity
 from picker.config.load import load_config
-from picker.config.units import duration_seconds, quantity_bytes
 from picker.errors import ConfigError
 from picker.metrics.picker_metrics import PickerMetrics
 

@@ -36,7 +36,7 @@ NO_LIMITS = {
     *("requestcontrol.pipeline.MAX_REMEMBERED", "rpc.http2.headers.MAX_REMEMBERED"),
     *("peers.inbox._MAX_MISSING", "scrape.exposition.MAX_REMEMBERED_BYTES"),
     # what a type or a standard can hold
-    *("config.units.MAX_BYTES", "base.durations.MAX_SECONDS", "peers.wire._MAX_UINT32"),
+    *("config.decode.MAX_BYTES", "base.durations.MAX_SECONDS", "peers.wire._MAX_UINT32"),
     *("framework.label_selector._MAX_NAME", "framework.label_selector._MAX_PREFIX"),
     *("plugins.conformance._MAX_PORT_DIGITS", "pool.object_parts.MAX_PORT"),
     *("plugins.parsers._usage._MAX_COUNT", "plugins.parsers._usage._MAX_DIGITS"),

@@ -12,9 +12,8 @@ import yaml
 
 from fleet.envoy.settings import Mechanism, SocketAddress
 from fleet.run.layout import DISAGGREGATED_CONFIG, FleetOptions, Plan, Site, endpoints_yaml
-from picker.config.build import BuildOptions
+from picker.config.build import BuildOptions, check_config
 from picker.config.catalog import builtin_plugins
-from picker.config.check import check_config
 from picker.config.pool_file import read_pool_file
 from picker.types import Endpoint
 

@@ -18,7 +18,7 @@ import yaml
 from picker.config.build import Assembly, BuildOptions, build
 from picker.config.catalog import builtin_plugins
 from picker.config.load import load_config
-from picker.config.unsupported import PLUGIN_TYPES
+from picker.config.schema import PLUGIN_TYPES
 from picker.decisions.steps import BoundPlugin
 from picker.errors import ConfigError
 from picker.flowcontrol.settings import BandSettings, FlowControlSettings

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from picker.config.build import Assembly, BuildOptions
+from picker.config.build import Assembly, BuildOptions, assemble, check_config
 from picker.config.catalog import builtin_plugins
-from picker.config.check import assemble, check_config
 from picker.config.findings import InvalidConfigError, Severity
 from picker.config.load import LoadedConfig
 from picker.config.show import aligned, effective_lines, parameters_in_force

@@ -122,7 +122,7 @@ async def test_a_bad_change_is_told_once_and_a_good_one_heals_it(
     await watch.check()
     await watch.check()
     assert (reloads(metrics), healthy(metrics)) == ({"success": 0, "failure": 1}, 0)
-    assert "the configuration of before stays in use" in caplog.records[-1].message
+    assert "the previous configuration remains in use" in caplog.records[-1].message
     path.write_bytes(b"a: [")
     await watch.check()
     assert reloads(metrics)["failure"] == 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from picker.config.units import duration_seconds, quantity_bytes
+from picker.config.decode import duration_seconds, quantity_bytes
 from picker.errors import ConfigError
 
 
