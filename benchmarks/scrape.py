@@ -26,7 +26,7 @@ import uvloop
 from measuring import Table, child, command_line, write_results
 
 from picker.metrics.picker_metrics import PickerMetrics
-from picker.pool.activity import Activity, WatchedSnapshots
+from picker.pool.activity import Activity
 from picker.pool.datastore import Datastore
 from picker.pool.inflight import InflightLoad
 from picker.scrape.engines import EngineTable
@@ -171,8 +171,8 @@ async def as_a_whole(
     """Cores and scrapes a second of the scraper, busy and idle."""
     store, inflight, core = Datastore(), InflightLoad(), Core()
     store.set_endpoints(endpoints)
-    activity = Activity(inflight)
-    decide = WatchedSnapshots(store, activity).snapshot
+    activity = Activity(store, inflight)
+    decide = activity.snapshot
     location = PageLocation()
     source = PolledSource("metrics-data-source", location, HttpPages(location), (("core", core),))
     settings = ScrapeSettings()

@@ -20,7 +20,7 @@ from picker.framework.interfaces import EndpointObserver
 from picker.k8s.discovery import KubernetesDiscovery
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.plugins.discoveries import FileDiscoverySettings
-from picker.pool.activity import Activity, WatchedSnapshots
+from picker.pool.activity import Activity
 from picker.pool.datastore import Datastore
 from picker.pool.endpoints_file import FileDiscovery
 from picker.pool.inflight import InflightLoad
@@ -51,8 +51,7 @@ class KnownPool:
         self._observers = tuple(observers)
         self.datastore, self.rules = Datastore(), RequestRules()
         self.use(assembly)
-        activity = Activity(inflight)
-        self.snapshots = WatchedSnapshots(self.datastore, activity)
+        self.snapshots = Activity(self.datastore, inflight)
         self._access: ClusterAccess | None = None
         self._source = self._source_of(options, assembly, metrics)
         self._scraper = Scraper(
@@ -64,7 +63,7 @@ class KnownPool:
                 patience=StalenessLimits(seconds=options.metrics_staleness_threshold_seconds),
             ),
             Random(),
-            activity,
+            self.snapshots,
         )
         gauges = PoolCollector(options.pool_name, self.datastore)
         interval = options.pool_gauges_interval_seconds

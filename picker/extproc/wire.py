@@ -113,7 +113,8 @@ def decode(data: bytes) -> Event:
 
 def encode(reply: Reply) -> bytes:
     """One reply as a `ProcessingResponse`."""
-    return _ENCODERS[type(reply)](reply)
+    data = _CONSTANTS.get(type(reply))
+    return _ENCODERS[type(reply)](reply) if data is None else data
 
 
 # Messages to events
@@ -183,12 +184,11 @@ _DECODERS: Mapping[str, Callable[[_Message], Event]] = {
 
 def _header_map(headers: Iterable[_Message]) -> dict[str, str]:
     """Names to values; of a repeated header the last value counts."""
-    return {
-        header.key.lower(): raw.decode("utf-8", "replace")
-        if (raw := header.raw_value)
-        else header.value
-        for header in headers
-    }
+    found: dict[str, str] = {}
+    for header in headers:
+        raw = header.raw_value
+        found[header.key.lower()] = raw.decode("utf-8", "replace") if raw else header.value
+    return found
 
 
 def _status(headers: Mapping[str, str]) -> int | None:
@@ -394,22 +394,22 @@ def _set(mutation: _Message, name: str, value: str) -> None:
     option.header.raw_value = value.encode("utf-8", "replace")
 
 
-def _constant(**kind: Any) -> Callable[[Any], bytes]:
-    data = pb.ProcessingResponse(**kind).SerializeToString()
-    return lambda _: data
-
-
+_CONSTANTS: Mapping[type, bytes] = {
+    kind: pb.ProcessingResponse(**content).SerializeToString()
+    for kind, content in (
+        (SendRequestHeadersUnchanged, {"request_headers": pb.HeadersResponse()}),
+        (SendRequestTrailers, {"request_trailers": pb.TrailersResponse()}),
+        (SendResponseTrailers, {"response_trailers": pb.TrailersResponse()}),
+    )
+}
 _ENCODERS: Mapping[type, Callable[[Any], bytes]] = {
     OverrideTimeout: _override_timeout,
     SendRequestHeaders: _send_request_headers,
-    SendRequestHeadersUnchanged: _constant(request_headers=pb.HeadersResponse()),
     SendBufferedRequest: _send_buffered_request,
     SendRequestBody: _send_request_body,
-    SendRequestTrailers: _constant(request_trailers=pb.TrailersResponse()),
     SendResponseHeaders: _send_response_headers,
     SendResponseBody: _send_response_body,
     SendHeldResponseBody: _send_held_response_body,
     SendResponseBodyUnchanged: _send_response_body_unchanged,
-    SendResponseTrailers: _constant(response_trailers=pb.TrailersResponse()),
     SendImmediate: _send_immediate,
 }

@@ -183,8 +183,8 @@ class Breaker:
         is_new = self.state is EndpointState.HEALTHY and not self.is_proven
         return is_new and self.under_way >= self._settings.failures
 
-    def leaves(self, now: float) -> None:
-        """Count a request that leaves for the endpoint."""
+    def leaves(self, now: float) -> bool:
+        """Count a request that leaves for the endpoint; return `is_as_good_as_any` after that."""
         is_as_good, is_idle = self.is_as_good_as_any, self.under_way == 0
         if is_idle and is_as_good and now - self.good_at > self._settings.lapse_seconds:
             self.is_proven, self.has_lapsed, is_as_good = False, True, False
@@ -192,6 +192,7 @@ class Breaker:
         self.under_way += 1
         if not is_as_good:
             self._tried(now)
+        return is_as_good
 
     def is_silent_since_filled(self, now: float) -> bool:
         """Whether it would have failed by now if it failed at once, which proves a lapsed one."""

@@ -103,33 +103,18 @@ UNSEEN_ATTEMPTS = 100
 _OUR_OWN = (FinishCause.REFUSED, FinishCause.EVICTED)  # the status is the picker's then
 
 
-class Attempt:
+class Attempt(msgspec.Struct, eq=False):
     """One request at one endpoint: `responded` at most once, then `ended` once."""
 
-    __slots__ = (
-        "_is_judged",
-        "_memory",
-        "_was_seen",
-        "breaker",
-        "endpoint",
-        "epoch",
-        "is_bodyless",
-        "left_at",
-        "suspicion",
-    )
-
-    def __init__(
-        self, memory: OutlierDetector, breaker: Breaker, endpoint: Endpoint, is_bodyless: bool
-    ) -> None:
-        self._memory = memory
-        self._is_judged = False
-        self._was_seen = False
-        self.left_at = 0.0
-        self.breaker = breaker
-        self.epoch = breaker.epoch
-        self.suspicion = breaker.suspicion
-        self.endpoint = endpoint
-        self.is_bodyless = is_bodyless
+    detector: OutlierDetector
+    breaker: Breaker
+    endpoint: Endpoint
+    is_bodyless: bool
+    left_at: float
+    epoch: int
+    suspicion: int
+    _is_judged: bool = False
+    _was_seen: bool = False
 
     @property
     def is_current(self) -> bool:
@@ -146,13 +131,13 @@ class Attempt:
         if not self._is_judged:
             self._is_judged = True
             self._was_seen = answer.status is not None
-            self._memory.judge(self, answer, now_seconds)
+            self.detector.judge(self, answer, now_seconds)
 
     def ended(self, cause: FinishCause, answer: Answer, now_seconds: float) -> None:
         """Call when the request is over; `answer` counts unless `responded` was called before."""
-        if cause not in _OUR_OWN and answer.status is not None:
+        if not self._is_judged and answer.status is not None and cause not in _OUR_OWN:
             self.responded(answer, now_seconds)
-        self._memory.leave(self, self._was_seen, cause, now_seconds)
+        self.detector.leave(self, self._was_seen, cause, now_seconds)
 
 
 class OutlierDetector:
@@ -255,10 +240,9 @@ class OutlierDetector:
             breaker = Breaker(endpoint.key, self._settings)
             if endpoint.key in self._members:
                 self._breakers[endpoint.key] = breaker
-        attempt = Attempt(self, breaker, endpoint, is_bodyless)
-        attempt.left_at = now_seconds
-        breaker.leaves(now_seconds)
-        if not breaker.is_as_good_as_any:
+        epoch, suspicion = breaker.epoch, breaker.suspicion
+        attempt = Attempt(self, breaker, endpoint, is_bodyless, now_seconds, epoch, suspicion)
+        if not breaker.leaves(now_seconds):
             if not is_bodyless and breaker.is_due(now_seconds):
                 breaker.probe_leaves(now_seconds)
                 self._probes[breaker.key] = attempt
@@ -271,16 +255,16 @@ class OutlierDetector:
         """The response to an attempt has begun."""
         if answer.status is None:
             return
-        was_blind, self._num_unseen = not self._sees, 0
+        was_blind, self._num_unseen = self._num_unseen >= UNSEEN_ATTEMPTS, 0
         if was_blind:
             for breaker in self._breakers.values():
                 self._refresh(breaker)
-        served_by = self._other(attempt, answer)
-        if served_by is None:
+        other_key = None if answer.served_by is None else self._other(attempt, answer.served_by)
+        if other_key is None:
             self._take_in(attempt, kind_of(answer), now_seconds)
             return
         self._take_in(attempt, AnswerKind.REJECTED, now_seconds)
-        other = self._breakers.get(served_by)
+        other = self._breakers.get(other_key)
         if other is not None and other.state is not EndpointState.EJECTED:
             self._apply(other, AttemptResult(kind_of(answer), attempt.is_bodyless), now_seconds)
 
@@ -288,15 +272,15 @@ class OutlierDetector:
         self, attempt: Attempt, was_seen: bool, cause: FinishCause, now_seconds: float
     ) -> None:
         """An attempt is over."""
-        breaker = attempt.breaker
-        if attempt.is_current:
+        breaker, is_current = attempt.breaker, attempt.is_current
+        if is_current:
             breaker.under_way -= 1
         if not breaker.is_as_good_as_any:
-            if attempt.is_current and attempt.is_late:
+            if is_current and attempt.is_late:
                 breaker.tried_ends()
             if self._probes.get(breaker.key) is attempt:
                 self._probe_over(breaker, ProbeResult.UNKNOWN)
-            if attempt.is_current and breaker.eject_if_due(now_seconds, self._draw):
+            if is_current and breaker.eject_if_due(now_seconds, self._draw):
                 self._note_ejection(breaker, now_seconds)
             self._refresh(breaker)
         if not was_seen and cause not in _OUR_OWN:
@@ -355,10 +339,9 @@ class OutlierDetector:
     def _sees(self) -> bool:
         return self._num_unseen < UNSEEN_ATTEMPTS
 
-    def _other(self, attempt: Attempt, answer: Answer) -> str | None:
-        """The key of the endpoint that has answered instead of the one picked."""
-        served_by = answer.served_by
-        if served_by is None or served_by == attempt.endpoint.host_port:
+    def _other(self, attempt: Attempt, served_by: str) -> str | None:
+        """Return the key of the endpoint that answered instead of the one picked, if any."""
+        if served_by == attempt.endpoint.host_port:
             return None
         key = self._keys.get(served_by)
         return None if key == attempt.breaker.key else key

@@ -1,4 +1,4 @@
-"""The activity of a pool: fresh metrics matter while requests are being decided."""
+"""The pool as decisions see it, and its activity: scrapes are frequent only while it is busy."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ QUIET_SECONDS = 1.0
 
 
 class Activity:
-    """Knows whether anything was decided within the last second or is under way.
+    """Tracks whether a decision was made within the last second or a request is under way.
 
-    `note` is called for every decision and costs next to nothing. The task that awaits `began`
-    finds out that the pool is idle; until then it counts as busy.
+    Every decision begins with `snapshot`. The task that awaits `began` detects that the pool is
+    idle; until then it counts as busy.
     """
 
-    def __init__(self, inflight: InflightLoad, quiet_seconds: float = QUIET_SECONDS) -> None:
+    def __init__(
+        self, datastore: Datastore, inflight: InflightLoad, quiet_seconds: float = QUIET_SECONDS
+    ) -> None:
+        self._datastore = datastore
         self._inflight = inflight
         self._quiet_seconds = quiet_seconds
         self._noted = True
@@ -29,31 +32,19 @@ class Activity:
         """Whether metrics should be fresh."""
         return self._busy
 
-    def note(self) -> None:
-        """A decision is being made."""
+    def snapshot(self) -> Snapshot:
+        """Return the pool as it is now, for a decision."""
         self._noted = True
         if not self._busy:
             self._busy = True
             self._idle_noted.set()
+        return self._datastore.snapshot()
 
     async def began(self) -> None:
-        """Return at the first decision after an idle time; the pool counts as busy by then."""
+        """Wait for the first decision after an idle time; the pool is busy when this returns."""
         while self._noted or self._inflight.total:
             self._noted = False
             await asyncio.sleep(self._quiet_seconds)
         self._idle_noted.clear()
         self._busy = False
         await self._idle_noted.wait()
-
-
-class WatchedSnapshots:
-    """The datastore as decisions see it: asking for a snapshot is what a decision begins with."""
-
-    def __init__(self, datastore: Datastore, activity: Activity) -> None:
-        self._datastore = datastore
-        self._activity = activity
-
-    def snapshot(self) -> Snapshot:
-        """The pool now."""
-        self._activity.note()
-        return self._datastore.snapshot()

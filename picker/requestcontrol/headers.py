@@ -35,7 +35,6 @@ DISAGGREGATION = (
 )
 
 DEFAULT_PATH = "/v1/completions"
-_PATH_HEADERS = (":path", "x-original-path", "x-forwarded-path")
 
 # Names that belong to the system in both directions: an endpoint must not send them to a client.
 SYSTEM_OWNED: tuple[str, ...] = (
@@ -69,19 +68,7 @@ def path_of(headers: Mapping[str, str]) -> str:
     return target_of(headers).partition("?")[0]
 
 
-def opens_tunnel(headers: Mapping[str, str]) -> bool:
-    """True if the client waits for the response before it sends more: CONNECT, and an upgrade, as a
-    WebSocket is. Those to h2c have a body like any other request.
-    """
-    if headers.get(":method") == "CONNECT":
-        return True
-    protocol = headers.get("upgrade", "").strip().lower()
-    if protocol in ("", "h2c") or headers.get("content-length", "0") != "0":
-        return False
-    named = headers.get("connection", "").lower().split(",")
-    return "upgrade" in (name.strip() for name in named)
-
-
 def target_of(headers: Mapping[str, str]) -> str:
-    """The path of a request with its query; what the proxy rewrote is found in `x-…-path`."""
-    return first_of(headers, _PATH_HEADERS) or DEFAULT_PATH
+    """Return the path of a request with its query; a proxy that rewrites it sends the headers."""
+    path = headers.get(":path") or headers.get("x-original-path")
+    return path or headers.get("x-forwarded-path") or DEFAULT_PATH

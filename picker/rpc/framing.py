@@ -9,6 +9,8 @@ import re
 from struct import Struct
 from urllib.parse import quote_from_bytes
 
+import msgspec
+
 from picker.rpc.budget import ByteBudget, ByteShare
 from picker.rpc.calls import RpcError, Status
 from picker.rpc.http2.headers import encode_fields
@@ -21,22 +23,19 @@ _UNIT_SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"
 _PRINTABLE = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
 
 
-class MessageSplitter:
+class MessageSplitter(msgspec.Struct, eq=False):
     """Cuts the data of one stream, in pieces of any size, into messages. Owns the unfinished one.
 
     At most `max_message_bytes` and a prefix are held, and counted in a budget until the message is
     whole. Where that does not fit, `lacks_room` is true; what is fed then is held all the same.
     """
 
-    __slots__ = ("_budget", "_held", "_max_message_bytes", "_share", "_wanted", "lacks_room")
-
-    def __init__(self, max_message_bytes: int, budget: ByteBudget) -> None:
-        self.lacks_room = False
-        self._held: bytearray | None = None  # of what is not a whole message
-        self._max_message_bytes = max_message_bytes
-        self._budget = budget
-        self._share: ByteShare | None = None  # once a message has come in part, as few do
-        self._wanted: int | None = None  # bytes of the message whose prefix has been read
+    max_message_bytes: int
+    budget: ByteBudget
+    lacks_room: bool = False
+    _held: bytearray | None = None  # data of an unfinished message
+    _share: ByteShare | None = None  # from the first message that arrives in parts, as few do
+    _wanted: int | None = None  # bytes of the message whose prefix has been read
 
     @property
     def is_between_messages(self) -> bool:
@@ -51,13 +50,13 @@ class MessageSplitter:
         """
         if self._held is None and len(data) >= PREFIX_BYTES:
             compressed, length = PREFIX.unpack_from(data)
-            fits = length <= self._max_message_bytes
+            fits = length <= self.max_message_bytes
             if fits and not compressed and length + PREFIX_BYTES == len(data):
                 return [data[PREFIX_BYTES:]]  # most often a frame holds exactly one message
         if self._held is None:
             self._held = bytearray()
         held = self._held
-        share = self._share = self._share or ByteShare(self._budget)
+        share = self._share = self._share or ByteShare(self.budget)
         held += data
         messages: list[bytes] = []
         start = 0
@@ -98,8 +97,8 @@ class MessageSplitter:
             raise RpcError(Status.UNIMPLEMENTED, "compressed messages are not supported")
         if compressed:
             raise RpcError(Status.INTERNAL, f"a message with the compressed flag {compressed}")
-        if length > self._max_message_bytes:
-            limit = f"a message of {length} bytes exceeds {self._max_message_bytes}"
+        if length > self.max_message_bytes:
+            limit = f"a message of {length} bytes exceeds {self.max_message_bytes}"
             raise RpcError(Status.RESOURCE_EXHAUSTED, limit)
         return length
 

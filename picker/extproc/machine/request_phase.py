@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from picker.errors import Code, DropReason, ErrorForm, RefusedError, form_of
 from picker.extproc.machine.messages import (
     Action,
@@ -18,7 +20,7 @@ from picker.extproc.machine.messages import (
     SendRequestTrailers,
     body_chunks,
 )
-from picker.requestcontrol.headers import opens_tunnel, path_of
+from picker.requestcontrol.headers import path_of
 from picker.rpc.budget import ByteBudget, ByteShare
 from picker.types import RawRequest, RouteDecision
 
@@ -71,39 +73,22 @@ class StreamSettings:
     conformance: bool = False
 
 
-class RequestPhase:
+class RequestPhase(msgspec.Struct, eq=False):
     """Owns what came of one request until it is answered."""
 
-    __slots__ = (
-        "_body",
-        "_body_bytes",
-        "_headers",
-        "_settings",
-        "_share",
-        "_subset_hint",
-        "_trailers_end_body",
-        "_tunnel_has_ended",
-        "has_body",
-        "is_tunnel",
-        "mode",
-        "trailers_pending",
-        "trailers_seen",
-    )
-
-    def __init__(self, settings: StreamSettings) -> None:
-        self.mode = BodyMode.DUPLEX
-        self.has_body = True
-        self.is_tunnel = False  # what follows the headers passes, and none of it is waited for
-        self.trailers_seen = False
-        self.trailers_pending = False  # they wait for the reply to the body
-        self._settings = settings
-        self._headers: Mapping[str, str] = {}
-        self._subset_hint: tuple[str, ...] | None = None
-        self._body: list[bytes] = []
-        self._body_bytes = 0
-        self._share: ByteShare | None = None  # once a piece of the body is held
-        self._trailers_end_body = False
-        self._tunnel_has_ended = False
+    settings: StreamSettings
+    mode: BodyMode = BodyMode.DUPLEX
+    has_body: bool = True
+    is_tunnel: bool = False  # data after the headers passes without waiting for its end
+    trailers_seen: bool = False
+    trailers_pending: bool = False  # they wait for the reply to the body
+    _headers: Mapping[str, str] = {}
+    _subset_hint: tuple[str, ...] | None = None
+    _body: list[bytes] = []
+    _body_bytes: int = 0
+    _share: ByteShare | None = None  # from the first piece of the body that is held
+    _trailers_end_body: bool = False
+    _tunnel_has_ended: bool = False
 
     @property
     def waits_for_replies(self) -> bool:
@@ -117,7 +102,7 @@ class RequestPhase:
         self.is_tunnel = not is_over and opens_tunnel(event.headers)
         self.has_body = not (is_over or self.is_tunnel)
         self._headers = event.headers
-        settings = self._settings
+        settings = self.settings
         if event.num_headers > settings.max_headers:
             many = f"the request has more than {settings.max_headers} headers"
             raise RefusedError(Code.HEADERS_TOO_LARGE, many)
@@ -138,11 +123,11 @@ class RequestPhase:
         if event.subset_hint is not None:
             self._subset_hint = event.subset_hint
         self._body_bytes += len(event.data)
-        if self._body_bytes > self._settings.max_body_bytes:
-            limit = f"the request body exceeds {self._settings.max_body_bytes} bytes"
+        if self._body_bytes > self.settings.max_body_bytes:
+            limit = f"the request body exceeds {self.settings.max_body_bytes} bytes"
             raise RefusedError(Code.PAYLOAD_TOO_LARGE, limit)
         if not is_last:
-            share = self._share = self._share or ByteShare(self._settings.budget)
+            share = self._share = self._share or ByteShare(self.settings.budget)
             if not share.grow(len(event.data)):
                 raise no_room()
         if event.data:
@@ -171,7 +156,7 @@ class RequestPhase:
     def refusal(self, error: RefusedError) -> SendImmediate:
         """The reply that ends the request here, in the form of its API."""
         headers, form = self._headers, ErrorForm.REFERENCE
-        if not self._settings.conformance:
+        if not self.settings.conformance:
             form = form_of(path_of(headers), headers.get("content-type", ""))
         return SendImmediate(error.status, *error.answer(form))
 
@@ -230,3 +215,16 @@ def _pieces(body: bytes, end_of_stream: bool) -> list[Action]:
     pieces = body_chunks(body)
     actions: list[Action] = [SendRequestBody(piece, False) for piece in pieces[:-1]]
     return [*actions, SendRequestBody(pieces[-1], end_of_stream)]
+
+
+def opens_tunnel(headers: Mapping[str, str]) -> bool:
+    """Whether the client waits for the response before it sends more: after CONNECT and after an
+    upgrade, to a WebSocket, say. A request to upgrade to h2c has a body like any other.
+    """
+    if headers.get(":method") == "CONNECT":
+        return True
+    protocol = headers.get("upgrade", "").strip().lower()
+    if protocol in ("", "h2c") or headers.get("content-length", "0") != "0":
+        return False
+    named = headers.get("connection", "").lower().split(",")
+    return "upgrade" in (name.strip() for name in named)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 
+import msgspec
+
 from picker.extproc.machine.messages import (
     Action,
     BodyMode,
@@ -33,31 +35,19 @@ _ONE_MESSAGE = (BodyMode.BUFFERED, BodyMode.PARTIAL)
 _STREAMED = (BodyMode.DUPLEX, BodyMode.LOCKSTEP, BodyMode.PARTIAL)
 
 
-class ResponsePhase:
+class ResponsePhase(msgspec.Struct, eq=False):
     """Owns the tap of one response, until the tap has seen the end or failed. With `is_marked` the
     response's headers get the mark of the reference picker.
     """
 
-    __slots__ = (
-        "_body_seen",
-        "_can_show_body",
-        "_changes_body",
-        "_has_length",
-        "_is_marked",
-        "_mode",
-        "_tap",
-        "_trailers_seen",
-    )
-
-    def __init__(self, *, is_marked: bool) -> None:
-        self._is_marked = is_marked
-        self._mode = BodyMode.DUPLEX
-        self._tap: ResponseTap | None = None
-        self._changes_body = False
-        self._can_show_body = False
-        self._has_length = False
-        self._body_seen = False
-        self._trailers_seen = False
+    is_marked: bool
+    _mode: BodyMode = BodyMode.DUPLEX
+    _tap: ResponseTap | None = None
+    _changes_body: bool = False
+    _can_show_body: bool = False
+    _has_length: bool = False
+    _body_seen: bool = False
+    _trailers_seen: bool = False
 
     @property
     def end_is_unseen(self) -> bool:
@@ -117,7 +107,7 @@ class ResponsePhase:
         if show_body:
             self._mode = BodyMode.DUPLEX
         set_headers = self._watch_head(event)
-        if self._is_marked:
+        if self.is_marked:
             set_headers = (RESPONSE_MARK, *set_headers)
         removed: list[str] = []
         if not _OWNED.isdisjoint(headers):

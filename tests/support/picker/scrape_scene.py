@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 from picker.metrics.picker_metrics import PickerMetrics
-from picker.pool.activity import Activity, WatchedSnapshots
+from picker.pool.activity import Activity
 from picker.pool.datastore import Datastore
 from picker.pool.inflight import InflightLoad
 from picker.scrape.engines import EngineTable
@@ -80,8 +80,8 @@ class Scene:
         self.metrics = PickerMetrics()
         self.store = Datastore()
         self.inflight = InflightLoad()
-        self.activity = Activity(self.inflight)
-        self.decide = WatchedSnapshots(self.store, self.activity).snapshot
+        self.activity = Activity(self.store, self.inflight)
+        self.decide = self.activity.snapshot
         self.scraper = Scraper(
             self.store,
             sources,
