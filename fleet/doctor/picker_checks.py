@@ -34,7 +34,7 @@ FILES_PER_ENDPOINT = 4  # scrapes, probes and subscriptions
 FILES_SHARE = 0.8
 EXPIRY_WARNING_DAYS = 14.0
 # With an election all but one are so; those that wait for the first leader, or cannot ask, are not.
-_STANDS_BY = re.compile(r"stands by; the leader is (?!nobody yet)")
+_STANDS_BY = re.compile(r"on standby; the leader is (?!unknown)")
 # Told of by `_scrapes`, endpoint by endpoint.
 _SILENCE = re.compile(r"(; )?\d+ of \d+ endpoints do not answer: .*\s*$")
 _SHOWN = 5

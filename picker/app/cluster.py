@@ -1,4 +1,4 @@
-"""The way to a cluster, and who may read the HTTP port there."""
+"""The connection to a cluster, and the HTTP port's access control by that cluster."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _STATUSES = {Authorization.UNKNOWN: 401, Authorization.FORBIDDEN: 403}
 
 
 class ClusterAccess:
-    """The way to the API server that the flags name; owns the credentials."""
+    """Connects to the API server that the flags name. Owns the credentials."""
 
     def __init__(self, flags: KubernetesFlags) -> None:
         self._flags = flags
         self._credentials: Credentials | None = None
 
     def load(self) -> None:
-        """Find the credentials; files are read and plugins run. Raises `ConfigError`."""
+        """Find the credentials: read files, run plugins. Raises `ConfigError`."""
         if self._credentials is None:
             path = self._flags.kubeconfig
             self._credentials = find_credentials(
@@ -39,14 +39,14 @@ class ClusterAccess:
             )
 
     def open(self) -> KubernetesClient:
-        """A client, to be used as a context manager. Raises `ConfigError` before `load`."""
+        """Create a client, a context manager. Raises `ConfigError` before `load`."""
         if self._credentials is None:
             raise ConfigError("the credentials of the cluster were not loaded")
         return KubernetesClient(self._credentials, rng=Random())
 
 
 def target_of(flags: KubernetesFlags) -> WatchedPool:
-    """What the flags ask to follow."""
+    """Return the pool, or the Pods, that the flags select."""
     pool = PoolName(flags.pool_name, flags.pool_namespace, flags.pool_group)
     if not flags.endpoint_selector:
         return WatchedPool(pool)
@@ -54,7 +54,7 @@ def target_of(flags: KubernetesFlags) -> WatchedPool:
 
 
 async def protect(admin: AdminServer, options: Options, stack: AsyncExitStack) -> None:
-    """Answer at the HTTP port only those whom the cluster lets read it, where that is asked for,
+    """Restrict the HTTP port to clients that the cluster authorizes, if the options ask for it,
     until `stack` is closed. Raises `ConfigError` for bad credentials.
     """
     if not options.metrics_auth or options.kubernetes is None:
@@ -62,7 +62,7 @@ async def protect(admin: AdminServer, options: Options, stack: AsyncExitStack) -
     access = ClusterAccess(options.kubernetes)
     access.load()
     if options.metrics_tls is None:
-        log.warning("--metrics-endpoint-auth without --metrics-cert-dir: tokens travel in plain")
+        log.warning("--metrics-endpoint-auth without --metrics-cert-dir: tokens are not encrypted")
     reviews = AccessReviews(await stack.enter_async_context(access.open()), time.monotonic)
 
     async def authorize(token: str, path: str) -> tuple[int, str] | None:

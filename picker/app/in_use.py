@@ -113,7 +113,7 @@ class LoopClock:
         return asyncio.get_running_loop().time()
 
     async def sleep(self, seconds: float) -> None:
-        """Suspend the caller."""
+        """Suspend the calling task for `seconds`."""
         await asyncio.sleep(seconds)
 
 

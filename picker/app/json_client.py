@@ -1,4 +1,4 @@
-"""The HTTP client of plugins: JSON to and from other servers, over kept connections."""
+"""The HTTP client of plugins: JSON to and from other servers, over persistent connections."""
 
 from __future__ import annotations
 

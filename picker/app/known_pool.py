@@ -1,4 +1,4 @@
-"""The endpoints of one pool and the rules of its requests, kept up to date from one source."""
+"""The endpoints of one pool and the rules of its requests, updated from one source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This replica's part in an election, where there is one."""
+"""This replica's part in the election of a leader, if there is an election."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from picker.metrics.picker_metrics import PickerMetrics
 
 
 class Leadership:
-    """Owns the Lease that is competed for; without an election every replica leads."""
+    """Owns the candidacy for the Lease; without an election every replica leads."""
 
     def __init__(self, options: Options, metrics: PickerMetrics) -> None:
-        """Sends nothing."""
+        """Prepare the candidacy; send nothing."""
         self._keeper: LeaseKeeper | None = None
         if options.election is None or options.kubernetes is None:
             return
@@ -40,38 +40,38 @@ class Leadership:
             self._access.load()
 
     def is_leader(self) -> bool:
-        """Whether requests should come to this replica, as far as others are concerned."""
+        """True if this replica leads, so that requests may be sent to it."""
         return self._keeper is None or self._keeper.is_leader()
 
     async def may_follow(self, config: EndpointPickerConfig) -> None:
-        """Return once this replica may know the pool that is served by `config`: at once, or where
-        standbys are to know nothing (the gate `haPopulateNonLeaderDatastore`) once it has led.
+        """Return once this replica may follow the pool of `config`: at once, or, if the gate
+        `haPopulateNonLeaderDatastore` is off, once it leads.
         """
         if self._keeper is not None and not gate_settings(config)[STANDBY_GATE]:
             await self._keeper.led()
 
     def problem(self) -> str | None:
-        """Why this one does not lead, or why it may soon not do so; None: it leads."""
+        """Explain why this replica does not lead, or may soon lose the lead; None: it leads."""
         keeper = self._keeper
         if keeper is None:
             return None
         problem = keeper.problem()
         if problem is not None or keeper.is_leader():
             return problem
-        return f"stands by; the leader is {keeper.holder or 'nobody yet'}"
+        return f"on standby; the leader is {keeper.holder or 'unknown'}"
 
     def resign(self) -> None:
-        """Let another one lead from now on."""
+        """Release the lead to another replica."""
         if self._keeper is not None:
             self._keeper.resign()
 
     def start(self, group: asyncio.TaskGroup) -> None:
-        """Take part until `resign`; the task ends by itself, once the lease is given back."""
+        """Take part until `resign`; the task ends once the lease is released."""
         if self._keeper is not None:
             group.create_task(self._keeper.run(), name="leader election")
 
 
 def steady_seconds() -> float:
-    """A clock that goes on while the machine sleeps, where there is one."""
+    """Read a clock that also counts while the machine sleeps, if there is one."""
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if clock is None else time.clock_gettime(clock)

@@ -1,5 +1,5 @@
-"""The picker's ports: ext_proc (of several pools: one more for each that wants its own), gRPC
-health, HTTP, endpoint discovery, peers. Opened together or not at all.
+"""The picker's ports: ext_proc (and one more for each pool that has its own), gRPC health, HTTP,
+endpoint discovery, peers. They open together or not at all.
 """
 
 from __future__ import annotations
@@ -44,15 +44,14 @@ DEFAULT_TLS_VERSION = "VersionTLS12"
 
 
 class StartError(PickerError):
-    """A picker that cannot start although its configuration is fine."""
+    """A failure to start that is not due to the configuration."""
 
 
 class ExtProcPort:
-    """Owns the server of ext_proc and the certificate that it shows.
+    """Owns the server of ext_proc and its certificate.
 
-    With `health` the port answers health checks too. `streams` counts what it serves, if that was
-    asked for. `certificate` is shown in place of one made on the spot, `bodies` are bounded in
-    place of a budget of its own.
+    `health` answers health checks at this port too, `streams` counts its streams, each if the
+    options say so. `certificate` replaces a self-signed one, `bodies` a byte budget of its own.
     """
 
     def __init__(
@@ -66,10 +65,9 @@ class ExtProcPort:
         flag: str = "--grpc-port",
         expiry: Gauge | None = None,
     ) -> None:
-        """Opens nothing; `flag` is what the port was asked for with, `expiry` shows when its
-        certificate ends.
+        """`flag` is the flag of the port, for messages; `expiry` shows the end of its certificate.
 
-        Raises `ConfigError` for certificates that cannot be used.
+        Opens no port. Raises `ConfigError` for unusable certificates.
         """
         self._certificates = _certificates(options.tls, expiry)
         self._flag = flag
@@ -89,17 +87,17 @@ class ExtProcPort:
         )
 
     async def open(self, stack: AsyncExitStack) -> int:
-        """Listen until `stack` is closed; the port. Raises `StartError`."""
+        """Listen until `stack` is closed; return the port. Raises `StartError`."""
         stack.push_async_callback(self._server.stop, 0)
         return await bound(self._server.start(), self._flag, self._options.address)
 
     @property
     def follows_certificates(self) -> bool:
-        """Whether `follow_certificates` has anything to do."""
+        """True if `follow_certificates` has a certificate to follow."""
         return self._follows and self._certificates is not None
 
     async def follow_certificates(self) -> None:
-        """Show new certificates as they appear, until cancelled."""
+        """Use new certificates as they appear, until cancelled."""
         if self._certificates is not None:
             await self._certificates.watch(self._server.use_certificate)
 
@@ -110,7 +108,7 @@ class ExtProcPort:
 
 @dataclass(frozen=True, slots=True)
 class OwnPort:
-    """Where one pool of several is served alone; `health` tells of it alone, too."""
+    """A port of one pool of several, with that pool's health."""
 
     key: str
     port: int
@@ -119,7 +117,7 @@ class OwnPort:
 
 
 class Listeners:
-    """Owns all of them."""
+    """Owns the ports of the picker, with their certificates and the shared byte budget."""
 
     def __init__(
         self,
@@ -131,13 +129,13 @@ class Listeners:
         metrics: PickerMetrics,
         own: Iterable[OwnPort] = (),
     ) -> None:
-        """Opens nothing. `metrics` are of the process.
+        """`metrics` are of the process. Opens no port.
 
-        Raises `ConfigError` for certificates that cannot be used.
+        Raises `ConfigError` for unusable certificates.
         """
         self._options, self._admin = options, admin
         streams = StreamMetrics(metrics, time.monotonic)
-        made = _certificate_made_on_the_spot(options.tls)
+        made = _self_signed() if options.tls is not None and not options.tls.cert_path else None
         bodies = ByteBudget(options.max_unfinished_body_bytes)  # of all ports together
         expiry = metrics.certificate_expiry_timestamp_seconds
         port = partial(ExtProcPort, streams=streams, certificate=made, bodies=bodies, expiry=expiry)
@@ -167,7 +165,7 @@ class Listeners:
         self._peers = None if options.peers is None else PeersPort(options.peers, pools)
 
     async def open(self, stack: AsyncExitStack) -> Ports:
-        """Open the ports; what is open is closed with `stack`, whatever happens.
+        """Open the ports; open ones are closed with `stack` in any case.
 
         Raises `StartError`.
         """
@@ -195,7 +193,7 @@ class Listeners:
         )
 
     def works(self) -> list[tuple[str, Coroutine[None, None, None]]]:
-        """What goes on beside the requests, until cancelled."""
+        """Return the background tasks, which run until cancelled."""
         every = (self._ext_proc, *self._own.values())
         following = [one.follow_certificates() for one in every if one.follows_certificates]
         folder, context = self._http_certificates, self._http_tls
@@ -213,23 +211,23 @@ class Listeners:
 
 
 class PeersPort:
-    """Owns the port where other replicas report what they do."""
+    """Owns the port for reports of other replicas."""
 
     def __init__(self, flags: PeerFlags, pools: Sequence[ServedPool]) -> None:
-        """Opens nothing. Raises `ConfigError` for certificates that cannot be read."""
+        """Opens no port. Raises `ConfigError` for unreadable certificates."""
         credentials = None if flags.cert_path is None else PeerCredentials(flags.cert_path)
         self._port = peer_port(flags.bind_address, flags.port, credentials)
         peerings = [pool.peers for pool in pools if pool.peers is not None]
         self._server = PeerServer({one.name: one.reports for one in peerings}, time.monotonic)
 
     async def open(self, stack: AsyncExitStack) -> int:
-        """Listen until `stack` is closed; the port. Raises `StartError`."""
+        """Listen until `stack` is closed; return the port. Raises `StartError`."""
         stack.push_async_callback(self._server.stop)
         return await bound(self._server.start(self._port), "--peer-port", self._port.address)
 
 
 def ext_proc_options(options: Options) -> ServerOptions:
-    """How ext_proc listens, but for what TLS shows."""
+    """Return the options of the ext_proc server, without its certificate."""
     return ServerOptions(
         host=options.bind_address,
         port=options.grpc_port,
@@ -245,11 +243,6 @@ def _certificates(flags: TlsFlags | None, expiry: Gauge | None) -> CertificateFo
     return CertificateFolder(flags.cert_path, flag, shown)
 
 
-def _certificate_made_on_the_spot(flags: TlsFlags | None) -> TlsMaterial | None:
-    """A certificate to show where one is needed and none was given."""
-    return _self_signed() if flags is not None and flags.cert_path is None else None
-
-
 def _tls(
     flags: TlsFlags | None, folder: CertificateFolder | None, made: TlsMaterial | None
 ) -> TlsOptions | None:
@@ -263,17 +256,17 @@ def _tls(
 
 
 def _self_signed() -> TlsMaterial:
-    # Loaded on demand: what makes certificates costs memory and time that few starts need.
+    # Imported on demand: few starts need it, and it costs memory and time.
     from picker.rpc.self_signed import self_signed  # noqa: PLC0415
 
-    log.info("ext_proc shows a certificate made on the spot; --cert-path names a real one")
+    log.info("ext_proc uses a self-signed certificate; --cert-path names a real one")
     return self_signed()
 
 
 def _metrics_tls(
     flags: MetricsTls | None, expiry: Gauge
 ) -> tuple[CertificateFolder | None, ssl.SSLContext | None]:
-    """Where the certificate of the HTTP port comes from, and what shows it."""
+    """Return the folder of the HTTP port's certificate, and the context that uses it."""
     if flags is None:
         return None, None
     folder = CertificateFolder(
@@ -295,7 +288,7 @@ def _unusable(flag: str, path: Path, error: OSError) -> ConfigError:
 
 
 async def bound(start: Coroutine[None, None, int], flag: str, address: str) -> int:
-    """The port that `start` has bound. Raises `StartError`, which names `flag` and `address`."""
+    """Await `start`; return the bound port. Raises `StartError` with `flag` and `address`."""
     try:
         return await start
     except OSError as error:

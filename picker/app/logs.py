@@ -1,4 +1,4 @@
-"""How the picker logs: a line of text, or one JSON object a line."""
+"""Logging: a line of text, or one JSON object a line."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import sys
 from datetime import UTC, datetime
 
 DEBUG_LEVEL = 4
-QUIET_LEVEL = 1  # below it only errors are told
+QUIET_LEVEL = 1  # below it only errors are logged
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line, with the keys that the reference picker's logs have."""
+    """Formats one object a line, with the keys of the reference picker's logs."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
         entry: dict[str, str] = {
             "level": record.levelname.lower(),
             "ts": datetime.fromtimestamp(record.created, UTC).isoformat(),

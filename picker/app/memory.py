@@ -1,13 +1,12 @@
-"""How the C library is to treat the memory of a program that serves requests.
+"""Settings of the C library's allocator for a program that serves requests.
 
-glibc hands blocks over 128 KiB back to the kernel when they are freed, and gets fresh pages for the
-next one: each page is then cleared and mapped anew, which for a body of 400 KB takes longer than
-deciding where it goes. It does learn from experience, but forgets whenever the top of the heap is
-trimmed. Larger thresholds keep the pages; a program that has served large bodies stays that much
-larger.
+glibc returns blocks over 128 KiB to the kernel when they are freed, and gets fresh pages for the
+next one: clearing and mapping them takes longer for a body of 400 KB than the routing decision. Its
+dynamic thresholds adapt, but are reset whenever the top of the heap is trimmed. Larger thresholds
+retain the pages; after large bodies the process remains that much larger.
 
-The garbage collector is left as it is. What requests make is freed without it: 5,000 decisions
-cause three looks at the youngest objects, and none at all of them.
+The garbage collector has its default settings. Reference counts free the objects of requests: 5,000
+decisions cause three collections of the youngest generation, and no full one.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ TRIM_THRESHOLD_BYTES = 64 * 2**20
 MMAP_THRESHOLD_BYTES = 32 * 2**20  # the largest that glibc takes
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
-# With one of these set, somebody has thought about it.
+# Set by an operator who tunes the allocator.
 _SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
 def keep_freed_pages(environment: Mapping[str, str]) -> bool:
-    """Let freed memory be used again without the kernel; whether that took effect.
+    """Let the allocator retain freed memory; return whether that took effect.
 
-    It does not with other C libraries than glibc, nor where `environment` sets up the allocator.
+    It does not with a C library other than glibc, or if `environment` configures the allocator.
     """
     if any(environment.get(name) for name in _SETTINGS):
         return False

@@ -1,14 +1,14 @@
-"""Choose one of several pools by the model that a request names: in its body, JSON or a form,
-or in its path where it has none.
+"""Choose one of several pools by the model that a request names: in its body, JSON or a form, or in
+its path if there is no body.
 
 A pool has the models that its rewrites match exactly, those that its endpoints list at `/v1/models`
-(LoRA adapters among them), and the adapters that their metrics say run there. Of pools that have
-the same model a rewrite's goes first, then the pool that the picker was given first. What endpoints
-list is remembered until one of them lists something else: a pool whose endpoints are all gone still
-has its models, and refuses requests for them as a pool without endpoints does.
+(including LoRA adapters), and the adapters that run there according to their metrics. If pools have
+the same model, rewrites take precedence, then the order of the pools. The list of an endpoint is
+remembered until an endpoint lists others: a pool without endpoints still has its models, and
+refuses requests for them as such.
 
-The reply names the pool in a request header, by which the proxy, whose route the picker clears, can
-choose the pool's cluster.
+The reply names the pool in a request header, by which the proxy, whose route the picker clears,
+chooses the pool's cluster.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ POOL_HEADER: Final = "x-pointsman-pool"
 LIST_PATH: Final = "/v1/models"
 MODEL: Final = "model"
 FORM: Final = "multipart/form-data"
-# How old the known models may be, and how soon after a look a missing one is looked for again.
+# The maximum age of the known models, and the interval of searches for a missing one.
 MAX_AGE_SECONDS: Final = 0.25
 MIN_AGE_SECONDS: Final = 0.05
 _MAX_WARNINGS: Final = 100
@@ -57,7 +57,7 @@ _decode_named = msgspec.json.Decoder(_Named).decode
 
 @dataclass(frozen=True, slots=True)
 class PoolOfModels:
-    """One pool: who decides its requests, and where its models are found."""
+    """One pool: its director, and the sources of its models."""
 
     key: str
     director: ExchangeSource
@@ -66,7 +66,7 @@ class PoolOfModels:
 
 
 class KnownModels:
-    """Which pool has a model. Owns the map, which is made anew as it is asked for.
+    """Maps models to pools. Owns the map, which is renewed on demand.
 
     `clock` is monotonic, in seconds.
     """
@@ -79,31 +79,31 @@ class KnownModels:
         self._warned: set[str] = set()
 
     def pool_of(self, model: str) -> PoolOfModels | None:
-        """The pool that has it; None: no pool does."""
+        """Find the pool of a model; None: no pool has it."""
         found = self._found.get(model)
         self._look(MAX_AGE_SECONDS if found is not None else MIN_AGE_SECONDS)
         return self._found.get(model)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every model that some pool has, by name."""
+        """The sorted names of all models."""
         self._look(MAX_AGE_SECONDS)
         return tuple(sorted(self._found))
 
     @property
-    def unheard(self) -> tuple[str, ...]:
-        """The pools no endpoint of which has listed its models yet."""
+    def unlisted(self) -> tuple[str, ...]:
+        """The pools without an endpoint that has listed its models."""
         return tuple(one.key for one in self._pools if one.key not in self._listed)
 
     def listing(self) -> list[dict[str, Any]]:
-        """The entries of a list of models as OpenAI's API has it."""
+        """Return the entries of a list of models in OpenAI's API."""
         entries = []
         for name in self.names:
             pool = self._found[name]
-            said = self._listed.get(pool.key, {}).get(name, ServedModel(name))
-            entry = {"id": name, "object": "model", "created": said.created}
-            entry |= {"owned_by": said.owned_by or pool.key}
-            entries.append(entry | ({"parent": said.parent} if said.parent else {}))
+            listed = self._listed.get(pool.key, {}).get(name, ServedModel(name))
+            entry = {"id": name, "object": "model", "created": listed.created}
+            entry |= {"owned_by": listed.owned_by or pool.key}
+            entries.append(entry | ({"parent": listed.parent} if listed.parent else {}))
         return entries
 
     def _look(self, age_seconds: float) -> None:
@@ -148,30 +148,30 @@ def _running(pool: PoolOfModels) -> Iterable[str]:
 
 
 class ModelChoice:
-    """An `ExchangeSource` that finds the director of a request when its body is complete."""
+    """An `ExchangeSource` that chooses the director of a request when its body is complete."""
 
     def __init__(self, models: KnownModels, unknown: Counter) -> None:
         """`unknown` counts the requests for models that no pool has."""
         self._models, self._unknown = models, unknown
 
     def begin(self, evict: Evict, /) -> ChosenLater:
-        """A request has started to arrive."""
+        """Open an exchange when a request starts to arrive."""
         return ChosenLater(self, evict)
 
     def choose(self, raw: RawRequest) -> PoolOfModels:
-        """The pool of a complete request. Raises `RefusedError` when no pool has its model."""
+        """Choose the pool of a complete request. Raises `RefusedError` if no pool has its model."""
         model = self._of_path(raw) if raw.body is None else self._of_body(raw.headers, raw.body)
         pool = self._models.pool_of(model)
         if pool is not None:
             return pool
         self._unknown.inc()
-        if unheard := self._models.unheard:
-            text = f"no endpoint of {', '.join(unheard)} has listed its models yet"
+        if unlisted := self._models.unlisted:
+            text = f"no endpoint of {', '.join(unlisted)} has listed its models yet"
             raise no_endpoints(f"the model '{shown(model)}' is unknown, but {text}")
         raise self._refusal(Code.NOT_FOUND, f"the model '{shown(model)}' does not exist")
 
     def _of_path(self, raw: RawRequest) -> str:
-        """The model that a request without a body names: `/v1/models/NAME`, or `?model=NAME`."""
+        """Read the model of a request without a body: `/v1/models/NAME`, or `?model=NAME`."""
         path, _, query = target_of(raw.headers).partition("?")
         if path.rstrip("/") == LIST_PATH:
             raise ModelListing(self._models.listing())
@@ -205,7 +205,7 @@ class ModelChoice:
 
 
 class ChosenLater:
-    """A `RequestExchange` of the pool that its request turns out to be for."""
+    """A `RequestExchange` whose pool is chosen when the request is complete."""
 
     __slots__ = ("_choice", "_evict", "_exchange", "_pool", "_refusal")
 
@@ -216,7 +216,7 @@ class ChosenLater:
         self._refusal: RefusedError | None = None
 
     def decides_at_once(self, raw: RawRequest) -> bool:
-        """As the pool says that has the model; what no pool has is refused at once."""
+        """Choose the pool and ask it; a refusal takes place at once."""
         try:
             pool = self._choice.choose(raw)
         except RefusedError as refusal:
@@ -226,7 +226,7 @@ class ChosenLater:
         return self._exchange.decides_at_once(raw)
 
     async def route(self, raw: RawRequest) -> RouteDecision:
-        """As the pool decides, whose name the request is given."""
+        """Ask the pool, and add its name to the request."""
         if self._exchange is None:
             raise self._refusal or RefusedError(Code.INTERNAL, "no pool was chosen")
         decision = await self._exchange.route(raw)
@@ -239,14 +239,14 @@ class ChosenLater:
         response_status: int | None = None,
         served_by: str | None = None,
     ) -> None:
-        """The request is over; one that came to no pool holds nothing."""
+        """End the exchange of the pool, if one was chosen."""
         if self._exchange is not None:
             self._exchange.finish(cause, response_status, served_by)
 
 
 class ModelListing(RefusedError):  # noqa: N818
-    """The picker's answer to `GET /v1/models`, 200: the models of all pools, as OpenAI's API lists
-    them. It takes the way of a refusal, as no endpoint can give it.
+    """The picker's own response to `GET /v1/models`, 200: the models of all pools in OpenAI's API.
+    It is raised like a refusal, since no endpoint serves it.
     """
 
     def __init__(self, entries: Sequence[Mapping[str, Any]]) -> None:
@@ -254,15 +254,15 @@ class ModelListing(RefusedError):  # noqa: N818
 
     @property
     def status(self) -> int:
-        """HTTP status of the answer."""
+        """200, unlike a refusal."""
         return 200
 
     def answer(self, form: ErrorForm) -> tuple[str, tuple[tuple[str, str], ...]]:
-        """The list, in JSON."""
+        """Return the list as JSON, whatever the form of errors."""
         return self.message, (JSON_CONTENT,)
 
 
 def shown(text: str) -> str:
-    """A name that a client chose, in one line that is not too long."""
+    """Make a name that a client chose fit for one line of a message."""
     cut = text if len(text) <= _SHOWN_LENGTH else f"{text[:_SHOWN_LENGTH]}…"
     return "".join(letter if letter.isprintable() else " " for letter in cut)

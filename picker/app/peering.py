@@ -1,4 +1,4 @@
-"""The exchange of one pool's knowledge with the other replicas."""
+"""The exchange of one pool's state with the other replicas."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from picker.peers.server import PoolReports
 from picker.pool.datastore import Datastore
 from picker.pool.inflight import InflightLoad
 
-# What goes on until it is cancelled.
+# A task that runs until cancelled.
 Work: TypeAlias = Callable[[], Coroutine[None, None, None]]
 INTERVAL_SECONDS = 0.05  # between two messages to a peer, at least
 
 
 class Peering:
-    """Owns the exchange with other replicas about one pool, and the connections to them."""
+    """Owns the exchange of one pool with other replicas, and the connections to them."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Peering:
         inflight: InflightLoad,
         metrics: PickerMetrics,
     ) -> None:
-        """Opens nothing. Raises `ConfigError` for certificates that cannot be read, and for
+        """Opens no connection. Raises `ConfigError` for unreadable certificates, and for
         EndpointSlices without a cluster.
         """
         self._access: ClusterAccess | None = None
@@ -55,7 +55,7 @@ class Peering:
         self._exchange = PeerExchange(settings, knowledge, clock(), time.time())
         self._mesh = Mesh(self._exchange, series, clock, credentials)
         self._discover = self._discovery_of(flags, options, metrics)
-        self.name = self._exchange.pool  # the one that replicas have for the pool
+        self.name = self._exchange.pool  # the pool's name among replicas
         self.reports = PoolReports(self._exchange, series, lambda: datastore.synced)
         self._use(config.assembly)
         config.subscribe(self._use)
@@ -67,7 +67,7 @@ class Peering:
 
     @property
     def works(self) -> dict[str, Work]:
-        """What shares until it is cancelled."""
+        """The tasks of the exchange, which run until cancelled."""
         return {
             "peer rounds": self._mesh.tick,
             "peer discovery": self._discover,
@@ -75,12 +75,12 @@ class Peering:
         }
 
     def load(self) -> None:
-        """Find credentials for what tells of replicas. Raises `ConfigError`."""
+        """Find credentials for the discovery of replicas. Raises `ConfigError`."""
         if self._access is not None:
             self._access.load()
 
     def _discovery_of(self, flags: PeerFlags, options: Options, metrics: PickerMetrics) -> Work:
-        """What tells the mesh which replicas there are."""
+        """Return the task that discovers replicas for the mesh."""
         service = flags.slices
         if service is None:
             return NamedPeers(flags.names, self._mesh.follow, flags.server_name).run

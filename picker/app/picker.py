@@ -1,6 +1,6 @@
 """The one composition root: options → objects → one task group; signals and drain.
 
-Nothing else in the picker constructs collaborators, but for the parts that it is put together of.
+Only this module and the parts that it composes construct collaborators.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from picker.telemetry.spans import build_tracing
 
 log = logging.getLogger(__name__)
 
-QUIET_SECONDS: Final = 0.5  # no request for so long while draining: the proxies know
+QUIET_SECONDS: Final = 0.5  # without a request while draining: the proxies have stopped
 DRAIN_POLL_SECONDS: Final = 0.05
-REFUSING_SECONDS: Final = 0.5  # for those to be answered who still wait when the drain is over
-# For pools of which nothing can be heard, not even that there are none, once something is known of
-# another; then the others go on.
+REFUSING_SECONDS: Final = 0.5  # to answer requests that still wait after the drain
+# For pools that cannot be discovered at all: the picker serves without them this long after the
+# first pool was discovered.
 GRACE_SECONDS: Final = 10.0
 
 __all__ = ["Options", "Picker", "Ports", "StartError", "compose", "serve"]
@@ -86,7 +86,7 @@ def compose(options: Options) -> Picker:
 
 
 def _by_model(pools: Mapping[str, ServedPool], metrics: PickerMetrics) -> ModelChoice:
-    """What finds the pool of a request whose proxy names none."""
+    """Create the choice by model, for requests whose proxy names no pool."""
     every = [
         PoolOfModels(
             key,
@@ -100,8 +100,8 @@ def _by_model(pools: Mapping[str, ServedPool], metrics: PickerMetrics) -> ModelC
 
 
 class Serving:
-    """Knows whether requests should come, to the process and to each of its pools (one alone has an
-    empty key). `clock` is monotonic, in seconds.
+    """The readiness of the process and of each of its pools (a single pool has an empty key).
+    `clock` is monotonic, in seconds.
     """
 
     def __init__(
@@ -113,24 +113,24 @@ class Serving:
         self.pools, self.leadership = dict(pools), leadership
         self.is_draining = False
         self._clock = clock
-        self._grace_until: float | None = None  # None: nothing is known of any pool yet
-        self._has_begun = False  # it was reported that requests may come
+        self._grace_until: float | None = None  # None: no pool is known yet
+        self._has_begun = False  # readiness was reported once
         for pool in self.pools.values():
             pool.datastore.watch(self._look)
 
     def is_ready(self) -> bool:
-        """Whether new requests should come here: endpoints are known, no drain has begun, and no
-        other replica leads.
+        """True if new requests are welcome: endpoints are known, no drain has begun, and no other
+        replica leads.
         """
         return self._serves() and self.is_known()
 
     def of_pool(self, pool: ServedPool) -> Callable[[], bool]:
-        """Whether those of one pool should."""
+        """Return the readiness check of one pool."""
         return lambda: self._serves() and pool.is_known()
 
     def is_known(self) -> bool:
-        """Whether there are endpoints to speak of: at the start of each pool that there is, as
-        long as it may be heard of soon, and then of at least one, whatever pools appear.
+        """True once the endpoints of all existing pools are known, or the grace for the others is
+        over; later, of any pool.
         """
         if not any(pool.is_known() for pool in self.pools.values()):
             return False
@@ -141,8 +141,8 @@ class Serving:
         return not self.is_draining and self.leadership.is_leader()
 
     def _look(self) -> None:
-        """The grace begins with what is known first: a replica that may know nothing until it leads
-        has to wait for the other pools then.
+        """Begin the grace when the first pool is known, not at the start: a replica may have to
+        lead before it may follow any pool.
         """
         if self._grace_until is None and any(pool.is_known() for pool in self.pools.values()):
             self._grace_until = self._clock() + GRACE_SECONDS

@@ -1,4 +1,4 @@
-"""The tasks beside the requests that plugins ask for, for as long as a configuration has them."""
+"""Background tasks of plugins, for as long as a configuration has the plugin."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from picker.pool.datastore import Datastore
 
 log = logging.getLogger(__name__)
 
-RETRY_SECONDS = 5.0  # after an address could not be listened at
-END_SECONDS = 2.0  # for plugins to hand over what they have gathered, at the end
+RETRY_SECONDS = 5.0  # after a failure to listen
+END_SECONDS = 2.0  # for the last flush of plugins
 
 P = TypeVar("P")
-# Works for the plugin of a name until the event is set.
+# Runs for the plugin of this name until the event is set.
 Work: TypeAlias = Callable[[str, P, asyncio.Event], Coroutine[Any, Any, None]]
 
 
 class PluginTasks(Generic[P]):
-    """Owns one task for each plugin. A task that is to end is waited for before others begin, so
-    that what it holds, such as an address, is free again.
+    """Owns one task for each plugin. New tasks begin after old ones have ended, so that their
+    resources, such as an address, are free again.
     """
 
     def __init__(self, work: Work[P]) -> None:
@@ -37,19 +37,19 @@ class PluginTasks(Generic[P]):
         self._is_over = False
 
     def use(self, plugins: Mapping[str, P]) -> None:
-        """Work for these, by name, from now on, and for no others."""
+        """Replace the plugins, by name."""
         self._wanted = plugins
         self._changed.set()
 
     async def end(self, running: asyncio.Task[None]) -> None:
-        """Let all work come to its end, of which `running` runs; for a moment at most."""
+        """End all tasks; `running` is the task of `run`. Waits `END_SECONDS` at most."""
         self._is_over = True
         self.use({})
         await asyncio.wait([running], timeout=END_SECONDS)
         running.cancel()
 
     async def run(self) -> None:
-        """Work until `end`, or until cancelled."""
+        """Run the tasks until `end`, or until cancelled."""
         async with asyncio.TaskGroup() as group:
             while True:
                 self._changed.clear()
@@ -77,7 +77,7 @@ class PluginTasks(Generic[P]):
 
 
 async def flush(name: str, plugin: BackgroundFlush, over: asyncio.Event) -> None:
-    """Let a plugin hand over what it gathers at its interval, and once more at the end."""
+    """Flush a plugin at its interval, and once more at the end."""
     while not over.is_set():
         try:
             async with asyncio.timeout(plugin.flush_interval_seconds):
@@ -87,7 +87,7 @@ async def flush(name: str, plugin: BackgroundFlush, over: asyncio.Event) -> None
         try:
             await plugin.flush(time.monotonic(), time.time())
         except Exception:
-            log.exception("plugin '%s' could not hand over what it gathered", name)
+            log.exception("plugin '%s' could not flush", name)
 
 
 async def listen_to_engines(

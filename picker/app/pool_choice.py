@@ -1,9 +1,9 @@
-"""Which of several pools a request at their common port is for: the proxy says so.
+"""Choose one of several pools at their common port by the metadata of the proxy's call.
 
-The proxy's call has the gRPC metadata `x-pointsman-pool`, whose value is the name of a pool, alone
-or after its namespace and a slash. Nothing is guessed: a request whose proxy names no pool, one
-that is not served here, or two, is refused, with the status that the Gateway API has for a route
-with an invalid backend. With `--route-by-model` the model chooses where the proxy names no pool.
+The gRPC metadata `x-pointsman-pool` is the name of a pool, alone or after its namespace and a
+slash. There is no fallback: if the proxy names no pool, an unknown one, or two, the request is
+refused, with the Gateway API's status for a route with an invalid backend. With `--route-by-model`
+the model chooses if the proxy names no pool.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from base.series import Counter
+from picker.app.model_choice import shown
 from picker.errors import Code, RefusedError
 from picker.extproc.pump import ExchangeSource
 from picker.rpc.calls import Metadata
@@ -22,11 +23,10 @@ log = logging.getLogger(__name__)
 
 POOL_METADATA: Final = b"x-pointsman-pool"
 _MAX_WARNINGS: Final = 100
-_SHOWN_LENGTH: Final = 100
 
 
 class PoolChoice:
-    """Finds the director of a call. `pools` are those by all names that proxies may use."""
+    """Chooses the director of a call. `pools` are by all names that proxies may use."""
 
     def __init__(
         self,
@@ -35,33 +35,33 @@ class PoolChoice:
         unknown: Counter,
         unnamed: ExchangeSource | None = None,
     ) -> None:
-        """`keys` are told to whoever names another pool, and `unknown` counts these. `unnamed` is
-        for calls that name no pool; None: those are refused, unless there is only one.
+        """`keys` are for messages; `unknown` counts calls that name another pool. `unnamed` serves
+        calls that name no pool; None: these are refused, unless there is only one pool.
         """
         self._pools = {name.encode(): source for name, source in pools.items()}
         self._keys = ", ".join(keys)
         self._warned: set[str] = set()
         only = next(iter(pools.values())) if len(keys) == 1 else None
-        self._unnamed = unnamed or only or _Refusing(self._told(""), unknown)
+        self._unnamed = unnamed or only or _Refusing(self._message(""), unknown)
         self._others = _Refusing(f"the proxy asks for another pool than {self._keys}", unknown)
 
     def choose(self, metadata: Metadata) -> ExchangeSource:
-        """The director, or somebody who refuses the request."""
+        """Return the director, or a source that refuses the request."""
         named = metadata.get(POOL_METADATA)
         if named is None:
             return self._unnamed
         source = self._pools.get(named) or self._pools.get(_alone(named))
         if source is not None:
             return source
-        self._warn(_shown(named))
+        self._warn(shown(named.decode(errors="replace")))
         return self._others
 
     def _warn(self, name: str) -> None:
         if name not in self._warned and len(self._warned) < _MAX_WARNINGS:
             self._warned.add(name)
-            log.warning("%s", self._told(name))
+            log.warning("%s", self._message(name))
 
-    def _told(self, name: str) -> str:
+    def _message(self, name: str) -> str:
         asked = f"the pool '{name}'" if name else "no pool"
         return (
             f"the proxy asks for {asked}; its gRPC initial metadata {POOL_METADATA.decode()} must "
@@ -70,15 +70,9 @@ class PoolChoice:
 
 
 def _alone(named: bytes) -> bytes:
-    """The only name there, perhaps several times; else all that was said."""
+    """Reduce a list of equal names to the name."""
     names = {name.strip() for name in named.split(b",")}
     return names.pop() if len(names) == 1 else named
-
-
-def _shown(named: bytes) -> str:
-    """What was said, in one line of the log that is not too long."""
-    text = named.decode(errors="replace")[:_SHOWN_LENGTH]
-    return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 class _Refusing:
@@ -88,15 +82,15 @@ class _Refusing:
         self._message, self._refused = message, refused
 
     def begin(self, evict: object, /) -> _Refusing:
-        """A request has started to arrive."""
+        """Return itself: an exchange without state."""
         return self
 
     def decides_at_once(self, raw: RawRequest) -> bool:
-        """It does."""
+        """Return true: the refusal waits for nothing."""
         return True
 
     async def route(self, raw: RawRequest) -> RouteDecision:
-        """Refuse it."""
+        """Count and refuse the request."""
         self._refused.inc()
         raise RefusedError(Code.INTERNAL, self._message)
 
@@ -106,4 +100,4 @@ class _Refusing:
         response_status: int | None = None,
         served_by: str | None = None,
     ) -> None:
-        """The request is over."""
+        """Do nothing: the exchange holds nothing."""

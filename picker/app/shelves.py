@@ -26,8 +26,8 @@ _SHELVES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class PoolSight:
-    """What a shelf sees of one pool: its endpoints, the number of requests that wait in the picker,
-    and whether this replica leads. `clock` is monotonic, in seconds.
+    """The view of one pool for a shelf: its endpoints, the number of requests that wait in the
+    picker, and whether this replica leads. `clock` is monotonic, in seconds.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Autoscaler(Protocol):
         ...
 
     async def run(self) -> None:
-        """Plan until cancelled."""
+        """Plan and scale until cancelled."""
         ...
 
 

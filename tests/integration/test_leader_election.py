@@ -28,7 +28,7 @@ async def test_a_leader_that_stood_still_or_ends_leads_no_more(tmp_path: Path) -
             assert await scene.leader.serving(service)
             assert not await scene.standby.serving(service)
         assert await scene.standby.serving("liveness")
-        assert "stands by; the leader is first_" in (await scene.standby.page("/readyz"))[1]
+        assert "on standby; the leader is first_" in (await scene.standby.page("/readyz"))[1]
         assert "\npointsman_leader{" in (await scene.standby.page("/metrics"))[1]
         scene.leader.signal(signal.SIGSTOP)
         await until_ready(scene.standby)

@@ -64,10 +64,10 @@ def test_a_picker_and_a_worker_that_are_well() -> None:
             "no file",
         ),
         (
-            {"is_ready": False, "readiness": "not ready\nstands by; the leader is nobody yet"},
+            {"is_ready": False, "readiness": "not ready\non standby; the leader is unknown"},
             "picker-ready",
             "error",
-            "nobody yet",
+            "the leader is unknown",
         ),
         ({"readiness": "ready\nold since noon"}, "picker-ready", "warning", "old since noon"),
         ({"endpoints": ()}, "picker-endpoints", "error", "none"),
@@ -122,7 +122,7 @@ def test_what_is_wrong_with_a_picker(
 
 def test_a_picker_that_stands_by_is_well() -> None:
     """It is not ready on purpose while another one leads."""
-    text = "not ready\nstands by; the leader is picker-1_9f"
+    text = "not ready\non standby; the leader is picker-1_9f"
     standby = dataclasses.replace(WELL, is_ready=False, readiness=text, endpoints=())
     assert diagnose(Facts(picker=standby)) == ()
 

@@ -71,7 +71,7 @@ class ElectedPicker:
     async def stands_by(self) -> bool:
         """Whether it says that another one leads."""
         status, text = await self.page("/readyz")
-        return status == 503 and "stands by" in text
+        return status == 503 and "on standby" in text
 
     async def serving(self, service: str) -> bool:
         """What its gRPC health says of a service."""
