@@ -34,9 +34,9 @@ from starlette.types import ASGIApp
 from base.shelves import load_shelf
 from worker.api.generate.adapters import ServedAdapters
 from worker.api.generate.admission import Admission, MemoryGuard, resident_bytes
-from worker.api.generate.prepare import RequestPreparer
 from worker.api.generate.text import ModelText
 from worker.api.http.connection import protocol_of
+from worker.api.openai.checks import RequestChecks
 from worker.api.schema.openapi import package_version
 from worker.api.schema.params import ModelLimits
 from worker.api.server import WorkerApi
@@ -202,7 +202,8 @@ def _metrics(config: ServeConfig) -> WorkerMetrics:
 async def _adapters(config: ServeConfig, client: EngineClient) -> ServedAdapters:
     """Those to begin with. Raises `ConfigError` for one that cannot be loaded."""
     has_files = config.engine.engine != "sim"
-    adapters = ServedAdapters(client, config.api.served_model_names, has_files)
+    api = config.api
+    adapters = ServedAdapters(client, api.served_model_names, has_files, api.accepted_model_names)
     for module in config.lora_modules:
         try:
             await adapters.load(module.name, module.path, module.base_model_name)
@@ -331,15 +332,14 @@ class _Worker:
         )
         model_text = text.of_model(config)
         rng = random.Random(api.seed)
-        preparer = RequestPreparer(api, model_text, rng, adapters)
+        checks = RequestChecks(api, model_text, rng, adapters)
         faults = None if config.faults is None else _fault_injection(config, client)
         application: ASGIApp = WorkerApi(
             api,
             client,
             self._admission,
             metrics,
-            model_text,
-            preparer,
+            checks,
             config.engine,
             None if faults is None else faults.stats,
         )

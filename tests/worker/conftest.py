@@ -21,9 +21,9 @@ import uvicorn
 from worker.api.generate.adapters import ServedAdapters
 from worker.api.generate.admission import Admission
 from worker.api.generate.engine import OutputStream
-from worker.api.generate.prepare import RequestPreparer
 from worker.api.generate.text import ModelText
 from worker.api.http.connection import protocol_of
+from worker.api.openai.checks import RequestChecks
 from worker.api.schema.params import ModelLimits
 from worker.api.server import WorkerApi
 from worker.config import ApiConfig, EngineConfig
@@ -231,10 +231,11 @@ def build(
         eos_token_ids=(sim.IM_END_ID, sim.IM_START_ID),
         grammars=sim_grammars(),
     )
-    adapters = ServedAdapters(engine, config.served_model_names, has_files=True)
-    preparer = RequestPreparer(config, text, random.Random(0), adapters)
+    accepted = config.accepted_model_names
+    adapters = ServedAdapters(engine, config.served_model_names, True, accepted)
+    checks = RequestChecks(config, text, random.Random(0), adapters)
     engine_config = EngineConfig(engine="sim", model_path=None)
-    app = WorkerApi(config, engine, admission, metrics, text, preparer, engine_config)
+    app = WorkerApi(config, engine, admission, metrics, checks, engine_config)
     return Api(app, config, engine, admission, metrics)
 
 

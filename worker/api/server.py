@@ -21,9 +21,7 @@ import msgspec
 from worker.api.generate.admission import Admission
 from worker.api.generate.engine import Engine
 from worker.api.generate.open_sequences import OpenSequences
-from worker.api.generate.prepare import RequestPreparer
 from worker.api.generate.runner import Runner
-from worker.api.generate.text import ModelText
 from worker.api.http.arrival import ApiKeys
 from worker.api.http.exchange import (
     ClientGoneError,
@@ -36,12 +34,11 @@ from worker.api.http.exchange import (
     status_error,
 )
 from worker.api.http.off_loop import off_loop_when_large
+from worker.api.openai.checks import RequestChecks
 from worker.api.routes.adapters import AdapterRoutes
 from worker.api.routes.control import ControlRoutes
-from worker.api.routes.derender import DerenderRoutes
 from worker.api.routes.generation import GenerationRoutes
 from worker.api.routes.probes import ProbeRoutes
-from worker.api.routes.render import RenderRoutes
 from worker.api.routes.tokenization import TokenizationRoutes
 from worker.api.schema.openapi import document_bytes
 from worker.api.schema.parse import (
@@ -51,7 +48,15 @@ from worker.api.schema.parse import (
     without_ignored_fields,
 )
 from worker.api.schema.requests import MAX_REQUEST_ID_CHARS
-from worker.api.schema.routes import GUARDED_PATHS, MODEL_PATH, ROUTES, Handler, Route, model_id
+from worker.api.schema.routes import (
+    GUARDED_PATHS,
+    MODEL_PATH,
+    ROUTES,
+    Handler,
+    Route,
+    dialects,
+    model_id,
+)
 from worker.config import ApiConfig, EngineConfig, KvEventsConfig
 from worker.errors import EngineDeadError, RequestError
 from worker.metrics.page import WorkerMetrics
@@ -74,8 +79,7 @@ class WorkerApi:
         engine: Engine,
         admission: Admission,
         metrics: WorkerMetrics,
-        text: ModelText,
-        preparer: RequestPreparer,
+        checks: RequestChecks,
         engine_config: EngineConfig | None = None,
         stats: Callable[[], EngineStats] | None = None,
     ) -> None:
@@ -86,21 +90,23 @@ class WorkerApi:
         self._ignored: set[str] = set()  # fields that the log names already
         stats = stats or (lambda: engine.stats)
         sequences = OpenSequences(engine, admission)
-        runner = Runner(sequences, text.tokenizer, metrics)
+        runner = Runner(sequences, checks.text.tokenizer, metrics)
+        adapters = checks.adapters
         kv_events = KvEventsConfig() if engine_config is None else engine_config.kv_events
-        generation = GenerationRoutes(config, stats, admission, runner, text, preparer)
+        generation = GenerationRoutes(stats, admission, runner, checks)
         handlers: dict[str, Handler] = {
             **generation.handlers(),
-            **TokenizationRoutes(config, text, preparer).handlers(),
-            **RenderRoutes(config, text.tokenizer, preparer).handlers(),
-            **DerenderRoutes(config, text, preparer).handlers(),
+            **TokenizationRoutes(checks).handlers(),
             **ProbeRoutes(
-                config, engine, stats, admission, metrics, kv_events, preparer.adapters
+                config, engine, stats, admission, metrics, kv_events, adapters
             ).handlers(),
-            **AdapterRoutes(config, preparer.adapters).handlers(),
+            **AdapterRoutes(config, adapters).handlers(),
             **ControlRoutes(config, engine, sequences, engine_config).handlers(),
         }
         routes = [route for route in ROUTES if route.is_served(config)]
+        for dialect in dialects():
+            routes += dialect.ROUTES
+            handlers.update(dialect.handlers(generation))
         handlers["openapi"] = _OpenApiDocument(routes, has_keys=bool(self._keys)).reply
         self._routes: dict[str, dict[str, tuple[Route, Handler]]] = {}
         for route in routes:

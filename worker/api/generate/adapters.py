@@ -1,4 +1,4 @@
-"""The LoRA adapters that requests can name: loaded into the engine, and named, or neither."""
+"""The models that requests can name: the served one, and LoRA adapters that the engine loaded."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import asyncio
 import itertools
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from worker.api.generate.engine import Engine
+from worker.api.schema.parse import shown
 from worker.engine.messages import LoadAdapter, UnloadAdapter
 from worker.errors import RequestError
 from worker.kv.content import model_digest
@@ -28,13 +30,21 @@ class ServedAdapter:
 
 
 class ServedAdapters:
-    """Sole owner of the names. `base_names` are those of the model, the first its main one; without
-    `has_files` the engine reads none, and any path will do.
+    """Sole owner of the names. `base_names` are those of the model, the first its main one, and
+    `accepted_names` further ones that are not listed. Without `has_files` the engine reads none,
+    and any path will do.
     """
 
-    def __init__(self, engine: Engine, base_names: tuple[str, ...], has_files: bool) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        base_names: tuple[str, ...],
+        has_files: bool,
+        accepted_names: tuple[str, ...] = (),
+    ) -> None:
         self._engine = engine
         self._base_names = base_names
+        self._model_names = frozenset((*base_names, *accepted_names))
         self._has_files = has_files
         self._by_name: dict[str, ServedAdapter] = {}
         self._numbers = itertools.count(1)
@@ -42,18 +52,20 @@ class ServedAdapters:
         self._changing = asyncio.Lock()
 
     @property
-    def names(self) -> list[str]:
-        """In the order of loading."""
-        return list(self._by_name)
-
-    @property
     def all(self) -> list[ServedAdapter]:
-        """Likewise."""
+        """Every adapter, in the order of loading."""
         return list(self._by_name.values())
 
-    def find(self, name: str) -> ServedAdapter | None:
-        """The adapter that a request's `model` names; None: none."""
-        return self._by_name.get(name)
+    def adapter_of(self, model: str | None) -> Adapter | None:
+        """The adapter that a request's `model` names; None: the model itself, also where it names
+        none. Raises `RequestError` (404).
+        """
+        if not model or model in self._model_names:
+            return None
+        served = self._by_name.get(model)
+        if served is None:
+            raise unknown_model(model, [*self._base_names, *self._by_name])
+        return served.adapter
 
     async def load(
         self, name: str, path: str, parent: str | None = None, in_place: bool = False
@@ -104,6 +116,13 @@ class ServedAdapters:
                 message = f"The lora adapter '{name}' cannot be found."
                 raise RequestError(message, "lora_name", 404, "NotFoundError")
             await self._engine.run(UnloadAdapter(0, served.adapter))
+
+
+def unknown_model(name: str, served_names: Sequence[str]) -> RequestError:
+    """The 404 for a model that is not served here."""
+    served = ", ".join(served_names)
+    message = f"The model `{shown(name)}` does not exist. Valid aliases: {served}."
+    return RequestError(message, "model", 404, "NotFoundError")
 
 
 def _digest(name: str, path: str) -> str:

@@ -51,7 +51,7 @@ class OpenSequences:
         wanted = {re.sub("^(resp|msg)_", "", request_id) for request_id in request_ids}
         for sequence_id in tuple(self._open):
             response_id = response_of(sequence_id)
-            names = (sequence_id, response_id, response_id.partition("-")[2])
+            names = (sequence_id, response_id, own_id(sequence_id))
             if not wanted.isdisjoint(names):
                 self._engine.abort(sequence_id)
 
@@ -61,6 +61,11 @@ def response_of(request_id: str) -> str:
     `{response id}-{index}-{random}`, and branches after their request, `{number}_{request id}`.
     """
     return _BRANCH_PREFIX.sub("", request_id).rsplit("-", 2)[0]
+
+
+def own_id(request_id: str) -> str:
+    """The same without its prefix: as the client knows it, and may abort it."""
+    return response_of(request_id).partition("-")[2]
 
 
 class _ListedStream:

@@ -21,7 +21,7 @@ from worker.api.generate.logprobs import (
     prompt_logprobs,
     written,
 )
-from worker.api.generate.prepare import Prepared
+from worker.api.generate.prepared import Prepared
 from worker.api.schema.kv_transfer import kv_transfer_answer
 from worker.engine.messages import AddRequest, RequestOutput
 from worker.metrics.page import RequestRecord

@@ -18,7 +18,7 @@ from worker.api.generate.engine import OutputStream
 from worker.api.generate.frames import KEEP_ALIVE, Delta
 from worker.api.generate.logprobs import Columns, LogprobsWriter, written
 from worker.api.generate.open_sequences import OpenSequences
-from worker.api.generate.prepare import Prepared
+from worker.api.generate.prepared import Prepared
 from worker.api.generate.response import (
     AnswerCollector,
     PromptRun,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
+from worker.api.http.field_errors import refused
 from worker.api.http.off_loop import off_loop_when_large
+from worker.api.schema.conversation import template_messages
 from worker.api.schema.params import ModelLimits
-from worker.api.schema.prompts import check_documents, check_prompt_chars, template_messages
-from worker.api.schema.requests import ChatMessage, Tool
+from worker.api.schema.requests import MAX_DOCUMENTS, ChatMessage, Tool
 from worker.api.schema.tools import template_tools
 from worker.engine.sequences.grammar import Grammars
 from worker.errors import RequestError
@@ -41,8 +43,8 @@ class ChatOptions(Protocol):
 
 
 def opens_a_turn(options: ChatOptions) -> bool:
-    """Whether the prompt ends with the start of an assistant's turn: by default, unless the last
-    message is to be continued.
+    """Report whether the prompt ends with the start of an assistant's turn: the default, unless
+    the last message is to be continued.
     """
     if options.continue_final_message and options.add_generation_prompt:
         raise RequestError(
@@ -54,10 +56,19 @@ def opens_a_turn(options: ChatOptions) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """The prompt of a conversation. `opens_turn`: an assistant's turn begins at its end."""
+
+    text: str
+    ids: list[int]
+    opens_turn: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ModelText:
-    """The model's text: tokenizer, template (None: not a chat model), limits, and the tokens that
-    end a sequence, the model's own one first. `prompt_encoder` encodes prompts in the tokenizer's
-    place. `grammars` checks what answers must match; None: none can be constrained.
+    """The model's tokenizer, template (None: not a chat model) and limits, and the tokens that end
+    a sequence, the model's own first. `prompt_encoder` encodes prompts in place of the tokenizer.
+    `grammars` compiles constraints of answers; None: answers cannot be constrained.
     """
 
     tokenizer: Tokenizer
@@ -68,63 +79,85 @@ class ModelText:
     grammars: Grammars | None = None
 
     @property
-    def eos_token_id(self) -> int | None:
-        return self.eos_token_ids[0] if self.eos_token_ids else None
-
-    @property
     def takes_system_turns(self) -> bool:
-        """True if a conversation may have messages of the system anywhere."""
+        """True if a conversation may have system messages anywhere."""
         return self.template is None or self.template.takes_system_turns
 
-    def render(self, messages: Sequence[ChatMessage], options: ChatOptions) -> str:
-        """The prompt of a conversation."""
+    async def chat_prompt(
+        self,
+        messages: Sequence[ChatMessage],
+        options: ChatOptions,
+        *,
+        add_special_tokens: bool = False,
+    ) -> ChatPrompt:
+        """Render and encode a conversation. The model's prefix is not added by default: the
+        template writes it.
+        """
         if self.template is None:
             raise RequestError(
                 "This model has no chat template; use /v1/completions", param="messages"
             )
-        check_documents(options.documents)
+        if len(options.documents or ()) > MAX_DOCUMENTS:
+            raise refused("documents", f"takes at most {MAX_DOCUMENTS}")
         variables = dict(options.chat_template_kwargs or {})
         if options.reasoning_effort is not None:
             variables["reasoning_effort"] = options.reasoning_effort
         objects = True
         if any(message.tool_calls for message in messages):
             objects = self.template.takes_argument_objects
-        return self.template.render(
-            template_messages(messages, argument_objects=objects),
-            add_generation_prompt=opens_a_turn(options),
+        opens_turn = opens_a_turn(options)
+        turns = template_messages(messages, argument_objects=objects)
+        text = self.template.render(
+            turns,
+            add_generation_prompt=opens_turn,
             continue_final_message=bool(options.continue_final_message),
-            tools=template_tools(options.tools),
+            tools=template_tools(options.tools) if options.tools else None,
             documents=options.documents or None,
             variables=variables,
         )
+        ids = await self.encode(text, add_special_tokens=add_special_tokens)
+        return ChatPrompt(text, ids, opens_turn)
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of a text. Refuses a hopelessly long one (400)."""
-        (ids,) = await self.encode_all([text], add_special_tokens=add_special_tokens)
-        return ids
+        """Token ids of a text, in a thread if it is long."""
+        self._check_length(text)
+        encode = self.prompt_encoder or self.tokenizer.encode
+        encoding = partial(encode, text, add_special_tokens=add_special_tokens)
+        return await off_loop_when_large(len(text), encoding)
 
     async def encode_all(
         self, texts: Sequence[str], *, add_special_tokens: bool
     ) -> list[list[int]]:
         """Token ids of several texts, in a thread if they are long together."""
         for text in texts:
-            check_prompt_chars(text, self.limits)
+            self._check_length(text)
+        encode = self.prompt_encoder or self.tokenizer.encode
 
-        def encode() -> list[list[int]]:
-            one = self.prompt_encoder or self.tokenizer.encode
-            return [one(text, add_special_tokens=add_special_tokens) for text in texts]
+        def encode_each() -> list[list[int]]:
+            return [encode(text, add_special_tokens=add_special_tokens) for text in texts]
 
-        return await off_loop_when_large(sum(map(len, texts)), encode)
+        return await off_loop_when_large(sum(map(len, texts)), encode_each)
 
     async def decode_all(self, prompts: Sequence[Sequence[int]]) -> list[str]:
         """Texts of token ids, control tokens included; in a thread if they are many together."""
 
-        def decode() -> list[str]:
-            one = self.tokenizer.decode
-            return [one(ids, skip_special_tokens=False) for ids in prompts]
+        def decode_each() -> list[str]:
+            decode = self.tokenizer.decode
+            return [decode(ids, skip_special_tokens=False) for ids in prompts]
 
-        return await off_loop_when_large(sum(map(len, prompts)), decode)
+        return await off_loop_when_large(sum(map(len, prompts)), decode_each)
 
     def encode_word(self, text: str) -> list[int]:
         """Token ids of a short text, without the model's prefix."""
         return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def _check_length(self, text: str) -> None:
+        """Refuse a text before it is tokenized that cannot fit: no tokenizer averages 16
+        characters a token over a whole context.
+        """
+        if len(text) > 16 * self.limits.max_model_len:
+            raise RequestError(
+                f"This model's maximum context length is {self.limits.max_model_len} tokens."
+                f" However, your prompt contains {len(text)} characters, which is more than that.",
+                param="input_text",
+            )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from itertools import accumulate
 
+from worker.api.http.field_errors import malformed
 from worker.errors import RequestError
 
 MAX_JSON_DEPTH = 64
@@ -55,15 +56,6 @@ def num_containers(text: str) -> int:
 
 def _num_containers(outside_strings: bytes) -> int:
     return outside_strings.count(b"{") + outside_strings.count(b"[")
-
-
-def malformed(message: str, place: str = "") -> RequestError:
-    """The 400 for a body that has not the shape it must have: it is not JSON, or a field is
-    unknown, missing, or of the wrong type. `place` is the field's path (`messages[0].role`), or the
-    byte; type and `param` (`body.messages.0.role`) are those of vLLM's validation errors.
-    """
-    path = place.replace("[", ".").replace("]", "")
-    return RequestError(message, param=f"body.{path}" if path else "body", type="Bad Request")
 
 
 def _outside_strings(body: bytes) -> bytes:

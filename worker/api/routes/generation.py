@@ -5,34 +5,38 @@ from __future__ import annotations
 import asyncio
 import importlib
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from worker.api.generate.admission import Admission
-from worker.api.generate.embeddings import EmbeddingPreparer
-from worker.api.generate.prepare import Prepared, RequestPreparer, TokenPreparer
+from worker.api.generate.frames import Frames, ResponseHead
+from worker.api.generate.open_sequences import own_id
+from worker.api.generate.prepared import Prepare, Prepared
 from worker.api.generate.runner import Runner
-from worker.api.generate.text import ModelText
-from worker.api.generate.translated import TranslatedPreparer
 from worker.api.http.arrival import Arrival, arrival_of
 from worker.api.http.exchange import ClientGoneError, Exchange
-from worker.api.http.limits import malformed
+from worker.api.http.field_errors import malformed
+from worker.api.openai.chat import ChatApi
+from worker.api.openai.checks import RequestChecks
+from worker.api.openai.completions import CompletionApi
+from worker.api.openai.embeddings import EmbeddingApi
+from worker.api.openai.tokens import TokenApi
 from worker.api.schema.parse import decode
 from worker.api.schema.routes import Handler
-from worker.config import ApiConfig
 from worker.types import EngineStats
 
 if TYPE_CHECKING:
     from worker.api.routes.pd_proxy import PdProxy
 
 _T = TypeVar("_T")
-Prepare = Callable[[bytes, Arrival], Awaitable[Prepared]]
 
 
 class _Shape(msgspec.Struct):
-    """What tells the kinds of bodies apart; raw, because it is all about presence."""
+    """The fields that distinguish the kinds of bodies; raw, because only their presence counts."""
 
     messages: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     prompt: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
@@ -40,59 +44,65 @@ class _Shape(msgspec.Struct):
 
 
 class GenerationRoutes:
-    """Chats, text completions, token-level generation, the same in the words of other APIs,
-    embeddings, and whatever `/invocations` is sent.
+    """Chats, text completions, token-level generation, embeddings, and `/invocations`, which takes
+    any of their bodies. Dialects add theirs.
     """
 
     def __init__(
         self,
-        config: ApiConfig,
         stats: Callable[[], EngineStats],
         admission: Admission,
         runner: Runner,
-        text: ModelText,
-        preparer: RequestPreparer,
+        checks: RequestChecks,
     ) -> None:
-        self._config = config
+        self.checks = checks
+        self.chat = ChatApi(checks)
+        self.completions = CompletionApi(checks)
+        self._tokens = TokenApi(checks, self.completions)
+        self._config = checks.config
         self._stats = stats
         self._admission = admission
         self._runner = runner
-        self._preparer = preparer
-        self._tokens = TokenPreparer(config, text, preparer)
-        self._embeddings = EmbeddingPreparer(config, text, preparer)
-        self._translated = TranslatedPreparer(config.served_model_names[0], text, preparer)
         self._pd_proxy: PdProxy | None = None
-        if config.pd_proxy:
-            self._pd_proxy = importlib.import_module("worker.api.routes.pd_proxy").PdProxy(config)
+        if self._config.pd_proxy:
+            pd_proxy = importlib.import_module("worker.api.routes.pd_proxy")
+            self._pd_proxy = pd_proxy.PdProxy(self._config)
 
     def handlers(self) -> dict[str, Handler]:
         """By the names of `routes.GENERATION_ROUTES`."""
+        embeddings = EmbeddingApi(self.checks)
         return {
-            "chat": lambda e: self._generate(e, self._preparer.chat),
-            "completion": lambda e: self._generate(e, self._preparer.completion),
-            "generate": lambda e: self._generate(e, self._tokens.prepare),
-            "chat_batch": lambda e: self._generate(e, self._translated.batch),
-            "responses": lambda e: self._generate(e, self._translated.responses),
-            "messages": lambda e: self._generate(e, self._translated.messages),
-            "generate_text": lambda e: self._generate(e, self._translated.generate),
-            "embeddings": lambda e: self._generate(e, self._embeddings.embeddings),
-            "pooling": lambda e: self._generate(e, self._embeddings.pooling),
-            "invocations": lambda e: self._generate(e, self._by_shape),
+            "chat": self.handler(self.chat),
+            "completion": self.handler(self.completions),
+            "generate": self.handler(self._tokens),
+            "embeddings": self.handler(embeddings.embeddings),
+            "pooling": self.handler(embeddings.pooling),
+            "invocations": self.handler(self._by_shape),
         }
+
+    def handler(self, prepare: Prepare) -> Handler:
+        """The handler of a route whose bodies `prepare` takes."""
+        return partial(self._generate, prepare)
+
+    def head_of(self, kind: str, prepared: Prepared) -> ResponseHead:
+        """The head of a response whose id begins with `kind`."""
+        name = own_id(prepared.requests[0].request_id)
+        model = self._config.served_model_names[0]
+        return ResponseHead(f"{kind}_{name}", model, int(time.time()))
 
     async def _by_shape(self, body: bytes, arrival: Arrival) -> Prepared:
         shape = decode(body, _Shape)
         if shape.messages is not msgspec.UNSET:
-            return await self._preparer.chat(body, arrival)
+            return await self.chat(body, arrival)
         if shape.token_ids is not msgspec.UNSET:
-            return await self._tokens.prepare(body, arrival)
+            return await self._tokens(body, arrival)
         if shape.prompt is not msgspec.UNSET:
-            return await self._preparer.completion(body, arrival)
+            return await self.completions(body, arrival)
         raise malformed("Send messages, prompt or token_ids", "messages")
 
-    async def _generate(self, exchange: Exchange, prepare: Prepare) -> None:
-        """Refusals for want of room come before the work: before the body is read, and again when
-        it is known how much it asks for.
+    async def _generate(self, prepare: Prepare, exchange: Exchange) -> None:
+        """Refuse a request for want of room before the work: before its body is read, and again
+        once the number of its sequences and tokens is known.
         """
         arrival = arrival_of(exchange, exchange.request_id, time.monotonic(), self._config.api_keys)
         self._admission.check()
@@ -102,14 +112,11 @@ class GenerationRoutes:
                 body = await self._watched(exchange, self._pd_proxy.second_body(exchange, body))
                 exchange.known_body = body  # one leg, however often the body is looked at
             prepared = await prepare(body, arrival)
-            num_tokens = sum(
-                len(request.prompt_token_ids) + len(request.output_token_ids)
-                for request in prepared.requests
-            )
-            self._admission.check(prepared.num_sequences - 1, num_tokens)
+            more = prepared.num_sequences - 1
+            self._admission.check(more, prepared.num_tokens)
             if not prepared.stream:
                 self._report_load(exchange)
-            with self._admission.entered(prepared.num_sequences - 1):
+            with self._admission.entered(more):
                 await self._watched(exchange, self._runner.answer(prepared, exchange))
 
     async def _watched(self, exchange: Exchange, work: Coroutine[Any, Any, _T]) -> _T:
@@ -138,6 +145,12 @@ class GenerationRoutes:
             f' "num_requests_waiting": {waiting!r}}}}}'
         )
         exchange.add_header(b"endpoint-load-metrics", value)
+
+
+def answered_by(frames: Frames, prepared: Prepared, *, total_usage: bool = True) -> Prepared:
+    """The same with other frames, which get token counts at the beginning and at the end."""
+    shown = replace(prepared.shown, usage=total_usage, continuous_usage=True)
+    return replace(prepared, frames=frames, shown=shown)
 
 
 def _cause(failures: BaseExceptionGroup[BaseException]) -> BaseException:

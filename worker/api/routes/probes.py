@@ -9,7 +9,7 @@ from http import HTTPStatus
 import msgspec
 
 from base.series import CONTENT_TYPE
-from worker.api.generate.adapters import ServedAdapters
+from worker.api.generate.adapters import ServedAdapters, unknown_model
 from worker.api.generate.admission import Admission
 from worker.api.generate.engine import Engine
 from worker.api.http.exchange import Exchange, status_error
@@ -23,7 +23,6 @@ from worker.api.schema.answers import (
     Version,
 )
 from worker.api.schema.openapi import package_version
-from worker.api.schema.params import unknown_model
 from worker.api.schema.routes import Handler, model_id
 from worker.config import ApiConfig, KvEventsConfig
 from worker.metrics.page import WorkerMetrics

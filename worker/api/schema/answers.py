@@ -168,28 +168,6 @@ class Generated(msgspec.Struct, kw_only=True):
     metrics: JsonObject
 
 
-class Rendered(msgspec.Struct, kw_only=True):
-    """What a request asks of the engine; `/inference/v1/generate` takes it as it is.
-    `token_offsets` are pairs of numbers.
-    """
-
-    request_id: str
-    token_ids: Counts
-    token_offsets: JsonArray
-    features: None = None
-    content_parts: None = None
-    sampling_params: JsonObject
-    model: str
-    stream: bool
-    stream_options: JsonObject
-    cache_salt: str | None
-    priority: int
-    kv_transfer_params: None = None
-    ec_transfer_params: None = None
-    output_mode: Literal["tokens"] = "tokens"
-    return_token_ids: bool | None
-
-
 class Tokenized(msgspec.Struct):
     """Answer of `/tokenize`."""
 

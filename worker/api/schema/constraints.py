@@ -1,10 +1,8 @@
-"""What answers must match: the fields of a request that say so → one grammar. Pure.
+"""Constraints of answers → the text of a grammar, which `engine.grammar` compiles. Pure.
 
-`response_format`, `structured_outputs` and the older `guided_*` fields say the same things; each is
-brought into the form of `structured_outputs` first (`constraint_of`), then into a text that
-`engine.grammar` compiles (`grammar_of`). Which keywords of JSON schema, which regular expressions
-and which grammars are supported is the library's to say: it refuses the others by name, when the
-grammar is compiled. Refused here is what it would not enforce.
+The library decides which keywords of JSON schema, regular expressions and grammars it supports: it
+refuses the others by name when the grammar is compiled. This module refuses what the library would
+accept and not enforce.
 """
 
 from __future__ import annotations
@@ -18,34 +16,14 @@ from typing import Any
 import msgspec
 from llguidance import LLMatcher, StructTag, grammar_from
 
+from worker.api.http.field_errors import quoted
 from worker.api.http.limits import check_json
 from worker.api.schema.json_schemas import ascii_classes, enforceable
 from worker.api.schema.params import invalid
 from worker.api.schema.parse import decode
-from worker.api.schema.requests import (
-    MAX_GRAMMAR_BYTES,
-    ChatRequest,
-    GenerationFields,
-    JsonObjectFormat,
-    JsonSchemaFormat,
-    SamplingFields,
-    StructuralTagFormat,
-    StructuredOutputs,
-    TextFormat,
-    refuse_unsupported,
-)
-from worker.api.schema.tools import answer_schema, tool_use
+from worker.api.schema.requests import MAX_GRAMMAR_BYTES, StructuralTagFormat, StructuredOutputs
 from worker.api.tools.answer import END_OF_THINK, THINK
 from worker.errors import RequestError
-
-_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
-_GUIDED = {
-    "guided_json": "json",
-    "guided_regex": "regex",
-    "guided_choice": "choice",
-    "guided_grammar": "grammar",
-}
-_OPTIONS_OF_SCHEMAS = ("whitespace_pattern", "disable_any_whitespace")
 
 # GBNF begins with a rule, behind comments; Lark has another sign in it.
 _BEGINS_AS_GBNF = re.compile(r"(?:\s|(?:#|//)[^\n]*\n)*<?[\w-]+>?\s*::=")
@@ -61,10 +39,8 @@ _PART_OF_LARK = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What an answer must match, and the field of the request that asks for it.
-
-    For an answer that other fields constrain (a call of a tool): `StructuredOutputs(json=schema)`,
-    or `structural_tag` for calls within text.
+    """What an answer must match, and the field of the request that asks for it (`CALLS`: the
+    choice of tools).
     """
 
     outputs: StructuredOutputs
@@ -73,60 +49,6 @@ class Constraint:
 
 # The field of a constraint to tool calls.
 CALLS = "tool_choice"
-
-
-def constraint_of(request: SamplingFields) -> Constraint | None:
-    """What the request's own fields ask for. Raises `RequestError` for more than one thing."""
-    found: list[Constraint] = []
-    if request.structured_outputs is not None:
-        found.append(_structured(request.structured_outputs))
-    if isinstance(request, GenerationFields):
-        found += _formatted(request)
-        for name, kind in _GUIDED.items():
-            value = getattr(request, name)
-            if value is not None:
-                found.append(Constraint(StructuredOutputs(**{kind: value}), name))
-    use = tool_use(request) if isinstance(request, ChatRequest) else None
-    calls = None if use is None or use.choice == "none" else answer_schema(use)
-    if calls is not None:
-        found.append(Constraint(StructuredOutputs(json=calls), CALLS))
-    if len(found) > 1:
-        names = " and ".join(f"`{each.field}`" for each in found)
-        reason = f"{names} constrain the same answer; send one of them"
-        raise RequestError(reason, param=found[1].field)
-    if found and request.ignore_eos:
-        reason = f"`ignore_eos` cannot be combined with `{found[0].field}`: its answer has an end"
-        raise RequestError(reason, param="ignore_eos")
-    return found[0] if found else None
-
-
-def _structured(outputs: StructuredOutputs) -> Constraint:
-    refuse_unsupported(outputs, "structured_outputs.")
-    asked = [kind for kind in _KINDS if getattr(outputs, kind) not in (None, False)]
-    if len(asked) != 1:
-        reason = f"structured_outputs takes exactly one of {', '.join(_KINDS)}"
-        got = f"got {', '.join(asked)}" if asked else "got none"
-        raise RequestError(f"{reason}; {got}", param="structured_outputs")
-    field = f"structured_outputs.{asked[0]}"
-    for option in _OPTIONS_OF_SCHEMAS:
-        if getattr(outputs, option) and asked[0] not in ("json", "json_object"):
-            reason = f"`{option}` is about JSON; it cannot be combined with `{field}`"
-            raise RequestError(reason, param=f"structured_outputs.{option}")
-    return Constraint(outputs, field)
-
-
-def _formatted(request: GenerationFields) -> list[Constraint]:
-    form = request.response_format
-    if isinstance(form, JsonObjectFormat):
-        return [Constraint(StructuredOutputs(json_object=True), "response_format")]
-    if isinstance(form, JsonSchemaFormat):
-        outputs = StructuredOutputs(json=form.json_schema.schema)
-        return [Constraint(outputs, "response_format.json_schema.schema")]
-    if isinstance(form, StructuralTagFormat):
-        tag = msgspec.json.encode(form).decode()
-        return [Constraint(StructuredOutputs(structural_tag=tag), "response_format")]
-    assert form is None or isinstance(form, TextFormat)  # noqa: S101 (there are no others)
-    return []
 
 
 def grammar_of(constraint: Constraint) -> str:
@@ -147,7 +69,7 @@ def grammar_of(constraint: Constraint) -> str:
         else:
             text = _of_tag(outputs.structural_tag or "", field)
     except (ValueError, RecursionError) as error:
-        raise refused(field, str(error)) from error
+        raise unenforceable(field, str(error)) from error
     _check_size(text, field)
     return text
 
@@ -173,14 +95,14 @@ def after_reasoning(grammar: str, marks: Mapping[str, int], *, is_certain: bool)
     return msgspec.json.encode({"grammars": parts}).decode()
 
 
-def refused(field: str, reason: str) -> RequestError:
+def unenforceable(field: str, reason: str) -> RequestError:
     """The 400 for a constraint that cannot be enforced."""
-    return RequestError(f"`{field}` cannot be enforced: {reason}", param=field)
+    return quoted(field, f"cannot be enforced: {reason}")
 
 
 def _check_size(text: str, field: str) -> None:
     if len(text.encode("utf-8", "replace")) > MAX_GRAMMAR_BYTES:
-        raise refused(field, f"it has more than {MAX_GRAMMAR_BYTES} bytes")
+        raise unenforceable(field, f"it has more than {MAX_GRAMMAR_BYTES} bytes")
 
 
 def _of_schema(schema: dict[str, Any] | str, outputs: StructuredOutputs, field: str) -> str:
@@ -202,9 +124,9 @@ def _parsed(text: str, field: str) -> dict[str, Any]:
         check_json(body)
         schema = msgspec.json.decode(body)
     except (RequestError, msgspec.DecodeError, RecursionError) as error:
-        raise refused(field, f"it is not JSON: {error}") from error
+        raise unenforceable(field, f"it is not JSON: {error}") from error
     if not isinstance(schema, dict):
-        raise refused(field, "a JSON schema must be an object")
+        raise unenforceable(field, "a JSON schema must be an object")
     return schema
 
 
@@ -248,7 +170,7 @@ def _unescaped(escape: re.Match[str]) -> str:
 
 def _of_choice(choices: list[str], field: str) -> str:
     if not choices:
-        raise refused(field, "it is empty")
+        raise unenforceable(field, "it is empty")
     # Lark's strings are JSON's, but for this character.
     words = (msgspec.json.encode(c).decode().replace("\x7f", "\\u007f") for c in choices)
     return LLMatcher.grammar_from_lark("start: " + " | ".join(words))
@@ -259,7 +181,7 @@ def _of_tag(text: str, field: str) -> str:
     try:
         form = decode(text.encode("utf-8", "replace"), StructuralTagFormat)
     except RequestError as error:
-        raise refused(field, error.message) from error
+        raise unenforceable(field, error.message) from error
     tags = []
     for structure in form.structures:
         trigger = next((t for t in form.triggers if t and structure.begin.startswith(t)), None)
@@ -274,5 +196,5 @@ def _of_tag(text: str, field: str) -> str:
             )
         )
     if not tags:
-        raise refused(field, "it has no structures")
+        raise unenforceable(field, "it has no structures")
     return StructTag.to_grammar(tags, assume_special=False)

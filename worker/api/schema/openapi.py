@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from worker.api.schema.parse import schema_hook
-from worker.api.schema.routes import MODEL_PATH, ROUTES, Query, Route, is_guarded
+from worker.api.schema.routes import MODEL_PATH, Query, Route, all_routes, is_guarded
 
 Json = dict[str, Any]
 
@@ -178,7 +178,7 @@ def _parameter(field: Query) -> Json:
 
 
 def main() -> int:
-    text = msgspec.json.format(document_bytes(ROUTES, has_keys=True), indent=2)
+    text = msgspec.json.format(document_bytes(all_routes(), has_keys=True), indent=2)
     sys.stdout.write(text.decode() + "\n")
     return 0
 

@@ -1,4 +1,4 @@
-"""Checked request fields → what the engine and the detokenizer need. Pure but for the `rng`.
+"""Sampling fields of a request → the parameters of the engine and of the text. Pure but for `rng`.
 
 Ranges and defaults are those of vLLM 0.32's OpenAI server; a value outside is a 400 with `param`,
 whose message ends with the parameter and its value.
@@ -9,26 +9,29 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import msgspec
 
-from worker.api.http.limits import malformed
+from worker.api.http.field_errors import Field, FieldError, malformed, quoted
 from worker.api.schema.parse import shown
 from worker.api.schema.requests import (
     MAX_BAD_WORD_TOKENS,
     MAX_BAD_WORDS,
-    MAX_CACHE_SALT_CHARS,
     MAX_LENGTH_PENALTY,
     MAX_LOGIT_BIASES,
     MAX_LOGPROB_TOKEN_IDS,
     MAX_PROMPT_LOGPROBS,
+    MAX_PROMPTS,
     MAX_SEQUENCES,
     MAX_STOP_BYTES,
     MAX_STOP_STRINGS,
     MAX_XARGS_BYTES,
     RANGES,
+    ChatRequest,
+    CompletionRequest,
+    GenerationFields,
     RepetitionFields,
     SamplingFields,
 )
@@ -95,24 +98,81 @@ class SamplingContext:
     logits_processors: Sequence[str] = ()
 
 
-def invalid(name: str, value: object, message: str) -> RequestError:
+def invalid(name: str, value: object, *message: str) -> FieldError:
     """A 400 for one field; the message ends with the field and its value.
 
     Where vLLM names a fault in its message alone, `param` is null here too: such a fault is a plain
     `RequestError`.
     """
-    return RequestError(f"{message} (parameter={name}, value={shown(value)})", param=name)
+    end = f", value={shown(value)})"
+    return FieldError(*message, " (parameter=", Field(name), end, param=name)
 
 
-def unknown_model(name: str, served_names: Sequence[str]) -> RequestError:
-    """The 404 for a model that is not served here."""
-    served = ", ".join(served_names)
-    message = f"The model `{shown(name)}` does not exist. Valid aliases: {served}."
-    return RequestError(message, param="model", status=404, type="NotFoundError")
+class Sampling(NamedTuple):
+    """The checked sampling fields of a request: for the engine, for the text of its answers, and
+    how many of these each prompt has.
+    """
+
+    params: SamplingParams
+    text: TextParams
+    n: int
+
+
+def sampling_of(
+    request: GenerationFields,
+    max_tokens: int,
+    prompt_sizes: Sequence[int],
+    context: SamplingContext,
+    rng: random.Random,
+    *,
+    searches: bool,
+    constraint: str | None = None,
+) -> Sampling:
+    """Check and default the sampling fields of a request for at most `max_tokens` an answer, whose
+    prompts have `prompt_sizes` tokens. `searches`: a beam search would run here. `constraint`
+    names the field that constrains the answers. Raises `RequestError`.
+    """
+    limits = context.limits
+    params = sampling_params(request, max_tokens, _num_logprobs(request, limits), context, rng)
+    if request.echo and isinstance(request, CompletionRequest) and params.prompt_logprobs is None:
+        # An echoed prompt shows the same log probabilities as the answer.
+        params = replace(params, prompt_logprobs=params.logprobs)
+    processors = _logits_processors(request.vllm_xargs, context)
+    if processors:
+        params = replace(params, logits_processors=processors)
+    n = num_sequences(request, 1.0 if request.use_beam_search else params.temperature)
+    beam = _beam_params(request, n, params.logprobs, limits) if searches else None
+    if beam is not None:
+        if constraint is not None:
+            raise _not_with_beams(constraint)
+        params = _searching(params, beam)
+    if n * len(prompt_sizes) > MAX_PROMPTS:
+        reason = f"n × the number of prompts must be at most {MAX_PROMPTS}."
+        raise invalid("n", n, reason)
+    name = "prompt_logprobs" if request.prompt_logprobs is not None else "logprobs"
+    check_prompt_logprobs_size(params.prompt_logprobs, n * sum(prompt_sizes), name, limits)
+    for size in prompt_sizes:
+        _check_min_tokens(params.min_tokens, min(max_tokens, limits.max_model_len - size))
+    return Sampling(params, text_params(request), n)
+
+
+def _num_logprobs(request: GenerationFields, limits: ModelLimits) -> int | None:
+    """The number of likeliest tokens to report with each token; None: no log probabilities."""
+    if isinstance(request, CompletionRequest):
+        asked = request.logprobs
+        return None if asked is None else check_logprobs("logprobs", asked, limits)
+    assert isinstance(request, ChatRequest)  # noqa: S101 (there are no others)
+    likeliest = request.top_logprobs or 0
+    _check_count("top_logprobs", likeliest)
+    if request.logprobs:
+        return check_logprobs("logprobs", likeliest, limits)
+    if likeliest:
+        reason = "when using `top_logprobs`, `logprobs` must be set to true."
+        raise invalid("top_logprobs", likeliest, reason)
+    return None
 
 
 def text_params(request: SamplingFields) -> TextParams:
-    """Stop strings and the like."""
     return TextParams(
         stop=_stop_strings(request.stop),
         include_stop=bool(request.include_stop_str_in_output),
@@ -124,10 +184,11 @@ def text_params(request: SamplingFields) -> TextParams:
 def _stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
     strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if len(strings) > MAX_STOP_STRINGS:
-        raise malformed(f"stop takes at most {MAX_STOP_STRINGS} strings", "stop")
+        reason = f" takes at most {MAX_STOP_STRINGS} strings"
+        raise malformed((Field("stop"), reason), "stop")
     for string in strings:
         if not string:
-            raise RequestError("stop cannot contain an empty string.")
+            raise FieldError(Field("stop"), " cannot contain an empty string.")
         if len(string.encode("utf-8", "replace")) > MAX_STOP_BYTES:
             raise RequestError(f"a stop string has at most {MAX_STOP_BYTES} bytes", param="stop")
     return strings
@@ -160,7 +221,7 @@ def sampling_params(
         top_k=0 if greedy else top_k,
         min_p=0.0 if greedy else min_p,
         seed=_seed(request.seed, rng),
-        min_tokens=check_min_tokens(request.min_tokens, max_tokens),
+        min_tokens=_check_min_tokens(request.min_tokens, max_tokens),
         stop_token_ids=_token_ids(request.stop_token_ids, "stop_token_ids", limits),
         ignore_eos=bool(request.ignore_eos),
         presence_penalty=_in_range(request, "presence_penalty", context),
@@ -176,7 +237,7 @@ def sampling_params(
     )
 
 
-def logits_processors(
+def _logits_processors(
     arguments: dict[str, Any] | None, context: SamplingContext
 ) -> tuple[tuple[str, str], ...]:
     """`vllm_xargs`: the processors that take them, and which each takes."""
@@ -189,7 +250,8 @@ def logits_processors(
             raise ValueError(f"at most {MAX_XARGS_BYTES} bytes of JSON")
         return chosen(context.logits_processors, arguments)
     except ValueError as error:
-        raise RequestError(f"`vllm_xargs`: {error}", param="vllm_xargs") from error
+        name = "vllm_xargs"
+        raise FieldError("`", Field(name), f"`: {error}", param=name) from error
 
 
 def num_sequences(request: SamplingFields, temperature: float) -> int:
@@ -204,7 +266,7 @@ def num_sequences(request: SamplingFields, temperature: float) -> int:
     return n
 
 
-def beam_params(
+def _beam_params(
     request: SamplingFields, n: int, logprobs: int | None, limits: ModelLimits
 ) -> BeamParams | None:
     """The beam search that a request asks for, for `n` answers; None: tokens are drawn."""
@@ -220,10 +282,9 @@ def beam_params(
         return None
     for name in _NOT_WITH_BEAMS:
         if getattr(request, name, None):
-            raise RequestError(f"`{name}` cannot be used with a beam search; leave it out", name)
+            raise _not_with_beams(name)
     if request.repetition_penalty not in (None, 1):
-        name = "repetition_penalty"
-        raise RequestError(f"`{name}` cannot be used with a beam search; leave it out", name)
+        raise _not_with_beams("repetition_penalty")
     width = n if request.best_of is None else int(request.best_of)
     most = min(MAX_SEQUENCES, limits.vocab_size // 2)
     if not n <= width <= most:
@@ -237,7 +298,11 @@ def beam_params(
     return BeamParams(width, float(penalty), request.early_stopping, logprobs)
 
 
-def searching(params: SamplingParams, beam: BeamParams) -> SamplingParams:
+def _not_with_beams(name: str) -> FieldError:
+    return quoted(name, "cannot be used with a beam search; leave it out")
+
+
+def _searching(params: SamplingParams, beam: BeamParams) -> SamplingParams:
     """The same request as a beam search. It goes by the model's own log probabilities, so what is
     about draws (temperature, top-p, …, and the model's defaults of them) means nothing to it.
     """
@@ -253,7 +318,7 @@ def searching(params: SamplingParams, beam: BeamParams) -> SamplingParams:
 
 def check_logprobs(name: str, asked: int, limits: ModelLimits, kind: str = "sample") -> int:
     """How many of the likeliest tokens a field asks for; -1 is the whole vocabulary."""
-    check_count(name, asked)
+    _check_count(name, asked)
     most = limits.vocab_size if limits.max_logprobs == -1 else limits.max_logprobs
     wanted = limits.vocab_size if asked == -1 else asked
     if wanted > most:
@@ -262,7 +327,7 @@ def check_logprobs(name: str, asked: int, limits: ModelLimits, kind: str = "samp
     return int(asked)
 
 
-def check_count(name: str, asked: int) -> None:
+def _check_count(name: str, asked: int) -> None:
     """A number of likeliest tokens, before it is compared with the limit."""
     if asked < -1:
         raise invalid(name, asked, f"`{name}` must be a positive value or -1.")
@@ -298,16 +363,15 @@ def _top_k(request: SamplingFields, context: SamplingContext) -> int:
     return max(0, min(int(top_k), context.limits.vocab_size))
 
 
-def check_min_tokens(min_tokens: int | None, max_tokens: int) -> int:
+def _check_min_tokens(min_tokens: int | None, max_tokens: int) -> int:
     """`min_tokens`, within the output's limit."""
     if min_tokens is None:
         return 0
-    if min_tokens < 0:
-        raise RequestError(f"min_tokens must be greater than or equal to 0, got {min_tokens}.")
+    limit = "greater than or equal to 0" if min_tokens < 0 else ""
     if min_tokens > max_tokens:
-        raise RequestError(
-            f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {min_tokens}."
-        )
+        limit = f"less than or equal to max_tokens={max_tokens}"
+    if limit:
+        raise FieldError(Field("min_tokens"), f" must be {limit}, got {min_tokens}.")
     return int(min_tokens)
 
 
@@ -445,35 +509,3 @@ def _repetition(fields: RepetitionFields | None, limits: ModelLimits) -> Repetit
         reason = "min_count must be at least 2, and max_pattern_size × min_count fit the context"
         raise RequestError(f"repetition_detection: {reason}")
     return RepetitionDetection(int(longest), int(shortest), int(count))
-
-
-def requested_max_tokens(
-    request: SamplingFields,
-    max_completion_tokens: int | None,
-    limits: ModelLimits,
-    least: int = 1,
-) -> int | None:
-    """The limit the client set, checked; None when it set none."""
-    if max_completion_tokens is not None:
-        name, value = "max_completion_tokens", max_completion_tokens
-    elif request.max_tokens is not None:
-        name, value = "max_tokens", request.max_tokens
-    else:
-        return None
-    if value < least:
-        raise invalid("max_tokens", value, f"{name} must be at least 1, got {value}.")
-    if value > limits.max_model_len:
-        reason = f"{name}={value} cannot be greater than max_model_len={limits.max_model_len}."
-        raise invalid(name, value, f"{reason} Please request fewer output tokens.")
-    return int(value)
-
-
-def check_cache_salt(salt: str | None) -> None:
-    """The salt separates tenants' prefix caches, so an empty one is a mistake, not a default."""
-    if salt is None:
-        return
-    if not 1 <= len(salt) <= MAX_CACHE_SALT_CHARS or set(salt) & set("@/\\\0"):
-        raise RequestError(
-            f"cache_salt must have 1 to {MAX_CACHE_SALT_CHARS} characters, none of @ / \\ NUL",
-            param="cache_salt",
-        )

@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 from msgspec import inspect
 
-from worker.api.http.limits import malformed, malformed_json
+from worker.api.http.field_errors import malformed
+from worker.api.http.limits import malformed_json
 from worker.errors import RequestError
 
 _INT64 = 1 << 63
@@ -305,3 +306,32 @@ def _misshapen(message: str, path: str) -> RequestError:
     if message in _NO_PROMPT:
         return RequestError(message, param=path)
     return RequestError(message) if _PART.match(path) else malformed(message, path)
+
+
+def decode_supported(body: bytes, kind: type[Body]) -> Body:
+    """`decode`, then `refuse_unsupported`."""
+    request = decode(body, kind)
+    refuse_unsupported(request)
+    return request
+
+
+def refuse_unsupported(request: msgspec.Struct, within: str = "") -> None:
+    """Refuse (400) a known field whose value asks for something that is not built. `within` is the
+    path of the struct in the body, up to and with its last dot.
+    """
+    for name, neutral, fix in _neutral_values(type(request)):
+        value = getattr(request, name)
+        if value is not None and not is_one_of(value, neutral):
+            path = within + name
+            raise RequestError(f"`{path}` is not supported yet; {fix}", param=path)
+
+
+@cache
+def _neutral_values(kind: type[msgspec.Struct]) -> tuple[tuple[str, tuple[object, ...], str], ...]:
+    """The fields annotated with `only`, the values they take besides null, and the fix to name."""
+    return tuple(
+        (name, meta.extra["only"], meta.extra["fix"])
+        for name, annotated in get_type_hints(kind, include_extras=True).items()
+        for meta in getattr(annotated, "__metadata__", ())
+        if "only" in (meta.extra or {})
+    )

@@ -8,14 +8,12 @@ answers without it, and warns. Ranges are checked in `params`.
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from worker.api.schema.parse import Whole, decode, hint, is_one_of
-from worker.errors import RequestError
+from worker.api.schema.parse import Whole, hint
 
 MAX_MESSAGES = 4096
 MAX_PROMPTS = 1024
@@ -381,14 +379,6 @@ class ChatRequest(GenerationFields):
     thinking_token_budget: Annotated[Any, only()] = None
 
 
-class BatchChatRequest(ChatRequest):
-    """Body of `POST /v1/chat/completions/batch`: several conversations, one answer to each."""
-
-    messages: Annotated[  # type: ignore[assignment]
-        list[list[ChatMessage]], says(minItems=1, maxItems=MAX_PROMPTS)
-    ]
-
-
 class CompletionRequest(GenerationFields):
     """Body of `POST /v1/completions`."""
 
@@ -466,6 +456,15 @@ class GenerateRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     ec_transfer_params: Annotated[Any, hint({}, [])] = None
 
 
+def fields_shared(source: msgspec.Struct, kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """The fields of `source` that a struct of this `kind` has too, without nulls."""
+    return {
+        name: value
+        for name in kind.__struct_fields__
+        if (value := getattr(source, name, None)) is not None
+    }
+
+
 class LoadAdapterBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Body of `POST /v1/load_lora_adapter`."""
 
@@ -486,40 +485,3 @@ class AbortBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Body of `POST /inference/v1/abort_requests`."""
 
     request_ids: Annotated[list[str], Meta(max_length=MAX_ABORTED_IDS)]
-
-
-_Generation = TypeVar("_Generation", bound=GenerationFields)
-
-
-def decode_generation(body: bytes, kind: type[_Generation]) -> _Generation:
-    """`decode`, then refuse every field that is known but not built yet."""
-    request = decode(body, kind)
-    refuse_unsupported(request)
-    if request.stream_options is not None and not request.stream:
-        raise RequestError(
-            "Stream options can only be defined when `stream=True`. (parameter=stream_options)",
-            param="stream_options",
-        )
-    return request
-
-
-def refuse_unsupported(request: msgspec.Struct, within: str = "") -> None:
-    """Refuse (400) a known field with a value that asks for something which is not built; the name
-    of the field it is a part of, if it is, comes `within` the message.
-    """
-    for name, neutral, fix in _neutral_values(type(request)):
-        value = getattr(request, name)
-        if value is not None and not is_one_of(value, neutral):
-            path = within + name
-            raise RequestError(f"`{path}` is not supported yet; {fix}", param=path)
-
-
-@cache
-def _neutral_values(kind: type[msgspec.Struct]) -> tuple[tuple[str, tuple[object, ...], str], ...]:
-    """The fields annotated with `only`, what they take besides null, and how to say so."""
-    return tuple(
-        (name, meta.extra["only"], meta.extra["fix"])
-        for name, hint in get_type_hints(kind, include_extras=True).items()
-        for meta in getattr(hint, "__metadata__", ())
-        if "only" in (meta.extra or {})
-    )

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, Protocol, cast
 
 import msgspec
 
 from worker.api.http.exchange import OPENAI_ERRORS, ErrorForm, Exchange
 from worker.api.schema import answers as answers
-from worker.api.schema import derender, embeddings, messages, responses, sglang
+from worker.api.schema import embeddings
 from worker.api.schema.requests import (
     AbortBody,
-    BatchChatRequest,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -78,11 +79,11 @@ _COMMAND = (503,)
 _MODE = "abort ends what is in flight, wait lets it finish, keep freezes it"
 
 
-def _generation(path: str, name: str, summary: str, body: Any, answer: Any) -> Route:
+def generation_route(path: str, name: str, summary: str, body: Any, answer: Any) -> Route:
     return Route("POST", path, name, summary, body, answer, streams=True, statuses=(404, 503))
 
 
-def _text(path: str, name: str, summary: str, body: Any, answer: Any) -> Route:
+def text_route(path: str, name: str, summary: str, body: Any, answer: Any) -> Route:
     return Route("POST", path, name, summary, body, answer, statuses=(404,))
 
 
@@ -104,58 +105,22 @@ def _admin(
 
 
 GENERATION_ROUTES = (
-    _generation(
+    generation_route(
         "/v1/chat/completions", "chat", "Answer a conversation", ChatRequest, answers.ChatCompletion
     ),
-    _generation(
+    generation_route(
         "/v1/completions",
         "completion",
         "Continue one or several texts",
         CompletionRequest,
         answers.TextCompletion,
     ),
-    _generation(
+    generation_route(
         "/inference/v1/generate",
         "generate",
         "Continue token ids; answers with token ids",
         GenerateRequest,
         answers.Generated,
-    ),
-    Route(
-        "POST",
-        "/v1/chat/completions/batch",
-        "chat_batch",
-        "Answer several conversations, a choice for each",
-        BatchChatRequest,
-        answers.ChatCompletion,
-        statuses=(404, 503),
-    ),
-    _generation(
-        "/v1/responses",
-        "responses",
-        "Answer as the Responses API does, without keeping anything",
-        responses.ResponsesRequest,
-        responses.Response,
-    ),
-    replace(
-        _generation(
-            "/v1/messages",
-            "messages",
-            "Answer a conversation as Anthropic's API does",
-            messages.MessagesRequest,
-            messages.Message,
-        ),
-        errors=messages.MESSAGES_ERRORS,
-    ),
-    replace(
-        _generation(
-            "/generate",
-            "generate_text",
-            "Continue texts or token ids as SGLang does, or a prompt as forge-infer",
-            (sglang.SglangRequest, sglang.ForgeRequest),
-            (sglang.SglangAnswer, list[sglang.SglangAnswer], sglang.ForgeAnswer),
-        ),
-        guarded=True,
     ),
     Route(
         "POST",
@@ -177,7 +142,7 @@ GENERATION_ROUTES = (
         guarded=True,
     ),
     replace(
-        _generation(
+        generation_route(
             "/invocations",
             "invocations",
             "Whatever the body is: a conversation, a text, or token ids (SageMaker)",
@@ -189,24 +154,14 @@ GENERATION_ROUTES = (
 )
 
 TEXT_ROUTES = (
-    _text(
+    text_route(
         "/tokenize",
         "tokenize",
         "Token ids of a text or a conversation",
         TokenizeRequest,
         answers.Tokenized,
     ),
-    replace(
-        _text(
-            "/v1/messages/count_tokens",
-            "count_tokens",
-            "How many tokens the prompt of a message has",
-            messages.CountTokensRequest,
-            messages.CountedTokens,
-        ),
-        errors=messages.MESSAGES_ERRORS,
-    ),
-    _text(
+    text_route(
         "/detokenize", "detokenize", "The text of token ids", DetokenizeRequest, answers.Detokenized
     ),
     Route(
@@ -216,34 +171,6 @@ TEXT_ROUTES = (
         "The tokenizer's vocabulary size, special tokens and chat template",
         answer=answers.TokenizerInfo,
         switch="enable_tokenizer_info",
-    ),
-    _text(
-        "/v1/completions/render",
-        "render_completion",
-        "What /v1/completions would ask of the engine, one entry a prompt",
-        CompletionRequest,
-        list[answers.Rendered],
-    ),
-    _text(
-        "/v1/chat/completions/render",
-        "render_chat",
-        "What /v1/chat/completions would ask of the engine",
-        ChatRequest,
-        answers.Rendered,
-    ),
-    _text(
-        "/v1/completions/derender",
-        "derender_completion",
-        "Answers of /inference/v1/generate, one a prompt, as the answer of /v1/completions",
-        derender.DerenderCompletionRequest,
-        answers.TextCompletion,
-    ),
-    _text(
-        "/v1/chat/completions/derender",
-        "derender_chat",
-        "An answer of /inference/v1/generate as the answer of /v1/chat/completions",
-        derender.DerenderChatRequest,
-        answers.ChatCompletion,
     ),
 )
 
@@ -385,6 +312,31 @@ def is_guarded(route: Route) -> bool:
 
 
 ROUTES = (*GENERATION_ROUTES, *TEXT_ROUTES, *PROBE_ROUTES, *CONTROL_ROUTES, *ADAPTER_ROUTES)
+
+_DIALECTS = "worker.api.dialects"
+
+
+class Dialect(Protocol):
+    """A module of the shelf of dialects: its routes, and their handlers, which it makes of the
+    server's `GenerationRoutes`.
+    """
+
+    ROUTES: tuple[Route, ...]
+    handlers: Callable[[Any], dict[str, Handler]]
+
+
+def dialects() -> tuple[Dialect, ...]:
+    """The dialects that are installed; none where their folder was taken away."""
+    found = find_spec(_DIALECTS)
+    if found is None or found.origin is None:
+        return ()
+    names = import_module(_DIALECTS).MODULES
+    return tuple(cast(Dialect, import_module(f"{_DIALECTS}.{name}")) for name in names)
+
+
+def all_routes() -> tuple[Route, ...]:
+    """The core's routes, then those of the dialects."""
+    return (*ROUTES, *(route for dialect in dialects() for route in dialect.ROUTES))
 
 
 def query_values(exchange: Exchange, route: Route) -> dict[str, Any]:

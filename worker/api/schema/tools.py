@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import UnsetType
 
+from worker.api.http.field_errors import Field, FieldError, refused
 from worker.api.schema.parse import shown
 from worker.api.schema.requests import (
     MAX_TOOLS,
@@ -45,26 +46,24 @@ def template_tools(tools: Sequence[Tool] | None) -> list[Json] | None:
     if not tools:
         return None
     if len(tools) > MAX_TOOLS:
-        raise RequestError(
-            f"tools takes at most {MAX_TOOLS} tools, got {len(tools)}", param="tools"
-        )
+        raise refused("tools", f"takes at most {MAX_TOOLS} tools, got {len(tools)}")
     names = set()
     for n, tool in enumerate(tools):
         place, name = f"tools[{n}].function.name", tool.function.name
         if tool.type != "function":
-            reason = f"tools[{n}].type must be 'function', got '{shown(tool.type)}'"
-            raise RequestError(reason, param=f"tools[{n}].type")
+            raise refused(f"tools[{n}].type", f"must be 'function', got '{shown(tool.type)}'")
         if not re.fullmatch(TOOL_NAME, name):
             reason = "1 to 128 letters, digits and the signs _ . : / -"
-            raise RequestError(f"{place} must be {reason}, got '{shown(name)}'", param=place)
+            raise refused(place, f"must be {reason}, got '{shown(name)}'")
         if name in names:
-            raise RequestError(f"{place}: there are two tools named '{name}'", param=place)
+            reason = f": there are two tools named '{name}'"
+            raise FieldError(Field(place), reason, param=place)
         names.add(name)
         _check_parameters(tool.function.parameters, f"tools[{n}].function.parameters")
     encoded = msgspec.json.encode(tools)
     if len(encoded) > MAX_TOOLS_BYTES:
-        reason = f"tools may have at most {MAX_TOOLS_BYTES} bytes as JSON, got {len(encoded)}"
-        raise RequestError(reason, param="tools")
+        reason = f"may have at most {MAX_TOOLS_BYTES} bytes as JSON, got {len(encoded)}"
+        raise refused("tools", reason)
     rendered: list[Json] = msgspec.to_builtins(tools)
     return rendered
 
@@ -74,8 +73,8 @@ def _check_parameters(schema: Json | UnsetType | None, place: str) -> None:
     stated = schema.get("type", "object") if isinstance(schema, dict) else "object"
     if "object" not in (stated if isinstance(stated, list) else [stated]):
         got = msgspec.json.encode(stated).decode()
-        reason = f"{place} must describe an object: its `type` must be 'object', got {shown(got)}"
-        raise RequestError(reason, param=place)
+        reason = f"must describe an object: its `type` must be 'object', got {shown(got)}"
+        raise refused(place, reason)
 
 
 def tool_use(request: ChatRequest) -> ToolUse | None:

@@ -9,8 +9,6 @@ import pytest
 from worker.api.generate.frames import (
     DONE,
     Answer,
-    ChatFrames,
-    CompletionFrames,
     Delta,
     Ending,
     PromptFacts,
@@ -18,6 +16,8 @@ from worker.api.generate.frames import (
     TokenCounts,
 )
 from worker.api.http.exchange import error_body, error_frame
+from worker.api.openai.chat import ChatFrames
+from worker.api.openai.completions import CompletionFrames
 from worker.errors import RequestError
 
 HEAD = ResponseHead("id-1", "tiny", 7, "pointsman-1-abc")

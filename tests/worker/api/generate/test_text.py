@@ -29,18 +29,29 @@ def side(source: str | None = SOURCE) -> ModelText:
     return ModelText(sim.SimTokenizer(), template, ModelLimits(10_000, 2000))
 
 
-def test_the_template_sees_documents_and_the_clients_variables() -> None:
+async def test_the_template_sees_documents_and_the_clients_variables() -> None:
     """Documents, template variables and the reasoning effort reach the template."""
     options = TokenizeRequest(
         documents=[{"title": "t"}], chat_template_kwargs={"mood": "!"}, reasoning_effort="low"
     )
-    assert side().render(HELLO, options) == "[user]hello;(t)>!low"
+    prompt = await side().chat_prompt(HELLO, options)
+    assert prompt.text == "[user]hello;(t)>!low"
+    assert prompt.opens_turn
 
 
-def test_a_model_without_a_template_does_not_chat() -> None:
+async def test_a_model_without_a_template_does_not_chat() -> None:
     """The refusal names the way out."""
     with pytest.raises(RequestError, match="/v1/completions"):
-        side(None).render(HELLO, TokenizeRequest())
+        await side(None).chat_prompt(HELLO, TokenizeRequest())
+
+
+async def test_the_number_of_documents_is_bounded() -> None:
+    """A template is not asked to show more than 1,024 documents."""
+    documents = [{"title": "t"}] * 1025
+    await side().chat_prompt(HELLO, TokenizeRequest(documents=documents[1:]))
+    with pytest.raises(RequestError) as caught:
+        await side().chat_prompt(HELLO, TokenizeRequest(documents=documents))
+    assert caught.value.param == "documents"
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from worker.api.schema.constraints import constraint_of, grammar_of
+from worker.api.generate.answer_plans import constraint_of
+from worker.api.schema.constraints import grammar_of
+from worker.api.schema.parse import decode_supported
 from worker.api.schema.requests import (
     MAX_GRAMMAR_BYTES,
     ChatRequest,
     CompletionRequest,
-    decode_generation,
 )
+from worker.api.schema.tools import tool_use
 from worker.errors import RequestError
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -31,11 +33,12 @@ TAG = {
 
 def chat(**fields: Any) -> ChatRequest:
     body = {"messages": [{"role": "user", "content": "hi"}], **fields}
-    return decode_generation(json.dumps(body).encode(), ChatRequest)
+    return decode_supported(json.dumps(body).encode(), ChatRequest)
 
 
 def grammar(**fields: Any) -> str | None:
-    constraint = constraint_of(chat(**fields))
+    request = chat(**fields)
+    constraint = constraint_of(request, tool_use(request))
     return None if constraint is None else grammar_of(constraint)
 
 
@@ -78,7 +81,7 @@ def test_strict_and_the_name_change_nothing() -> None:
 
 def test_text_completions_have_them_too() -> None:
     body = {"prompt": "hi", "structured_outputs": {"regex": "a"}}
-    request = decode_generation(json.dumps(body).encode(), CompletionRequest)
+    request = decode_supported(json.dumps(body).encode(), CompletionRequest)
     constraint = constraint_of(request)
     assert constraint is not None
     assert constraint.field == "structured_outputs.regex"

@@ -214,24 +214,6 @@ def test_one_stop_string_needs_no_list() -> None:
     assert params.text_params(request(stop=["a", "b"])).stop == ("a", "b")
 
 
-def test_the_output_limit_is_checked_and_defaults_to_none() -> None:
-    """`max_completion_tokens` wins; 0 and more than the context are refused."""
-    assert params.requested_max_tokens(request(), None, LIMITS) is None
-    assert params.requested_max_tokens(request(max_tokens=5), 7, LIMITS) == 7
-    with pytest.raises(RequestError, match="at least 1"):
-        params.requested_max_tokens(request(max_tokens=0), None, LIMITS)
-    with pytest.raises(RequestError, match="max_tokens=101 cannot be greater"):
-        params.requested_max_tokens(request(max_tokens=101), None, LIMITS)
-
-
-@pytest.mark.parametrize("salt", ["", "x" * 129, "a@b", "a/b"])
-def test_salts_are_bounded(salt: str) -> None:
-    """An empty, long or ambiguous cache salt is refused."""
-    with pytest.raises(RequestError) as caught:
-        params.check_cache_salt(salt)
-    assert caught.value.param == "cache_salt"
-
-
 @pytest.mark.parametrize(("num_likeliest", "num_tokens"), [(3, 10), (-1, 4)])
 def test_the_log_probabilities_of_prompts_are_bounded(
     num_likeliest: int, num_tokens: int, monkeypatch: pytest.MonkeyPatch

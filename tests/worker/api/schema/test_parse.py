@@ -9,8 +9,10 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
+from worker.api.dialects.messages import MessagesRequest
+from worker.api.dialects.responses import ResponsesRequest
+from worker.api.dialects.sglang import SglangRequest
 from worker.api.schema.embeddings import PoolingRequest
-from worker.api.schema.messages import MessagesRequest
 from worker.api.schema.parse import (
     Ignored,
     IgnoredFieldError,
@@ -22,8 +24,6 @@ from worker.api.schema.parse import (
     without_ignored_fields,
 )
 from worker.api.schema.requests import ChatRequest, CompletionRequest, GenerateRequest
-from worker.api.schema.responses import ResponsesRequest
-from worker.api.schema.sglang import SglangRequest
 from worker.errors import RequestError
 
 

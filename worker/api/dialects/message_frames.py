@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from worker.api.generate.frames import (
     Answer,
@@ -19,14 +20,47 @@ from worker.api.generate.frames import (
     TokenCounts,
     in_order,
 )
-from worker.api.schema.answers import TOOL_CALLS_ENDED
-from worker.api.schema.messages import ContentBlock, Message, MessagesUsage
+from worker.api.schema.answers import TOOL_CALLS_ENDED, Count
 from worker.api.tools.writer import CallDelta
 from worker.types import FinishReason
 
 Json = dict[str, Any]
 _encode = msgspec.json.Encoder().encode
 _StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+
+
+class ContentBlock(msgspec.Struct, kw_only=True):
+    """One block of an answer. `citations` and `signature` are what clients expect to be there."""
+
+    type: Literal["text", "tool_use", "thinking"]
+    text: str | UnsetType = UNSET
+    thinking: str | UnsetType = UNSET
+    signature: str | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    name: str | UnsetType = UNSET
+    input: Any | UnsetType = UNSET
+
+
+class MessagesUsage(msgspec.Struct):
+    """Token counts. As in Anthropic's API, `input_tokens` are those that came from no cache."""
+
+    input_tokens: Count
+    output_tokens: Count
+    cache_creation_input_tokens: Count = 0
+    cache_read_input_tokens: Count = 0
+
+
+class Message(msgspec.Struct, kw_only=True):
+    """Answer of `/v1/messages`."""
+
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[ContentBlock]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"] | None
+    stop_sequence: str | None
+    usage: MessagesUsage
 
 
 class MessageFrames:

@@ -1,30 +1,54 @@
-"""Anthropic's `POST /v1/messages`: its body, the chat that it stands for, answer, errors. Pure."""
+"""Anthropic's `POST /v1/messages`: its body, the chat that it stands for, and its errors."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
-from worker.api.http.exchange import ErrorForm
-from worker.api.http.limits import malformed
+from worker.api.dialects.message_frames import Message, MessageFrames
+from worker.api.generate.prepared import Prepared
+from worker.api.http.arrival import Arrival
+from worker.api.http.exchange import ErrorForm, Exchange
+from worker.api.http.field_errors import fields_named, malformed, refused
+from worker.api.routes.generation import GenerationRoutes, answered_by
 from worker.api.schema.answers import Count
-from worker.api.schema.parse import Whole, hint, shown
+from worker.api.schema.parse import Whole, decode_supported, hint, refuse_unsupported, shown
 from worker.api.schema.requests import (
     MAX_CACHE_SALT_CHARS,
     MAX_MESSAGES,
     MAX_STOP_STRINGS,
     MAX_TOOLS,
     TOOL_NAME,
+    CalledFunction,
+    ChatMessage,
+    ChatRequest,
+    ContentPart,
+    Function,
+    FunctionName,
+    JsonSchemaFormat,
+    NamedSchema,
+    NamedTool,
+    SentCall,
+    Tool,
     only,
-    refuse_unsupported,
     says,
 )
+from worker.api.schema.routes import Handler, generation_route, text_route
 from worker.errors import RequestError
 
 Json = dict[str, Any]
+# The chat's fields, as they are called here.
+_NAMES = {
+    "response_format.json_schema.schema": "output_config.format.schema",
+    "response_format": "output_config.format",
+    "max_completion_tokens": "max_tokens",
+    "stop": "stop_sequences",
+}
 _BLOCKS = ("text", "tool_use", "tool_result", "thinking", "redacted_thinking")
 _ROLES = ("user", "assistant", "system")
 _THINKING = ("enabled", "adaptive", "disabled")
@@ -33,6 +57,7 @@ _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 # request, so that no prefix would be found again. vLLM drops it too.
 _BILLING_HEADER = "x-anthropic-billing-header:"
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_AS_THEY_ARE = ("stream", "temperature", "top_p", "top_k", "cache_salt", "vllm_xargs")
 
 
 class Block(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -159,104 +184,102 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     kv_transfer_params: Annotated[Json | None, only({})] = None
 
 
-def chat_of(request: CountTokensRequest, *, system_turns: bool) -> Json:
-    """The body of the chat that a message stands for. `system_turns`: the chat template takes
-    messages of the system within a conversation. Raises `RequestError`.
+def chat_of(request: CountTokensRequest, *, system_turns: bool) -> ChatRequest:
+    """The chat that a message stands for. `system_turns`: the chat template takes messages of the
+    system within a conversation. Raises `RequestError`.
     """
-    refuse_unsupported(request)
     messages = _messages(request)
-    chat: Json = {
-        "model": request.model,
-        "messages": messages if system_turns else _folded(messages),
-        "tools": [_chat_tool(n, tool) for n, tool in enumerate(request.tools or ())] or None,
-    }
+    chat = ChatRequest(
+        model=request.model,
+        messages=messages if system_turns else _folded(messages),
+        tools=[_chat_tool(n, tool) for n, tool in enumerate(request.tools or ())] or None,
+    )
     choice = request.tool_choice
     if choice is not None:
-        chat["tool_choice"] = _chosen(choice)
-        chat["parallel_tool_calls"] = not choice.disable_parallel_tool_use
+        chat.tool_choice = _chosen(choice)
+        chat.parallel_tool_calls = not choice.disable_parallel_tool_use
     variables = dict(request.chat_template_kwargs or {})
     if request.thinking is not None:
         _check_thinking(request.thinking)
         variables.setdefault("enable_thinking", request.thinking.type != "disabled")
-    chat["chat_template_kwargs"] = variables or None
+    chat.chat_template_kwargs = variables or None
     config = request.output_config or OutputConfig()
-    chat["reasoning_effort"] = config.effort
-    chat["response_format"] = _response_format(config.format, request.output_format)
+    # Other efforts are hints, which are left out of the body before.
+    chat.reasoning_effort = config.effort  # type: ignore[assignment]
+    chat.response_format = _response_format(config.format, request.output_format)
     if isinstance(request, MessagesRequest):
-        chat["max_completion_tokens"] = request.max_tokens
-        chat["stop"] = request.stop_sequences
-        for name in ("stream", "temperature", "top_p", "top_k", "cache_salt", "vllm_xargs"):
-            chat[name] = getattr(request, name)
+        chat.max_completion_tokens = request.max_tokens
+        chat.stop = request.stop_sequences
+        for name in _AS_THEY_ARE:
+            setattr(chat, name, getattr(request, name))
     return chat
 
 
-def _response_format(form: OutputFormat | None, older: OutputFormat | None) -> Json | None:
+def _response_format(
+    form: OutputFormat | None, older: OutputFormat | None
+) -> JsonSchemaFormat | None:
     name = "output_config.format" if older is None else "output_format"
     asked = form or older
     if asked is None:
         return None
     if asked.type != "json_schema":
-        reason = f"{name}.type must be 'json_schema', got '{shown(asked.type)}'"
-        raise RequestError(reason, param=f"{name}.type")
-    return {"type": "json_schema", "json_schema": {"name": "output", "schema": asked.schema}}
+        raise refused(f"{name}.type", f"must be 'json_schema', got '{shown(asked.type)}'")
+    return JsonSchemaFormat(NamedSchema(name="output", schema=asked.schema))
 
 
 def _check_thinking(thinking: Thinking) -> None:
     if thinking.type not in _THINKING:
         known = ", ".join(_THINKING)
-        reason = f"thinking.type must be one of {known}, got '{shown(thinking.type)}'"
-        raise RequestError(reason, param="thinking.type")
+        raise refused("thinking.type", f"must be one of {known}, got '{shown(thinking.type)}'")
 
 
-def _chat_tool(n: int, tool: MessagesTool) -> Json:
+def _chat_tool(n: int, tool: MessagesTool) -> Tool:
     refuse_unsupported(tool, f"tools[{n}].")
     if tool.type not in (None, "custom"):
-        place = f"tools[{n}].type"
-        raise RequestError(f"{place} must be 'custom', got '{shown(tool.type)}'", param=place)
+        raise refused(f"tools[{n}].type", f"must be 'custom', got '{shown(tool.type)}'")
     if tool.input_schema is None:
         place = f"tools[{n}].input_schema"
         raise malformed(f"Missing required field `{place}`", place)
-    function: Json = {"name": tool.name, "parameters": tool.input_schema}
+    function = Function(tool.name, parameters=tool.input_schema)
     if tool.description is not None:
-        function["description"] = tool.description
-    return {"type": "function", "function": function}
+        function.description = tool.description
+    return Tool(function=function)
 
 
-def _chosen(choice: MessagesToolChoice) -> str | Json:
+def _chosen(choice: MessagesToolChoice) -> str | NamedTool:
     if choice.type == "tool":
         if choice.name is None:
             raise malformed("tool_choice.name is missing: it names the tool", "tool_choice.name")
-        return {"type": "function", "function": {"name": choice.name}}
+        return NamedTool(function=FunctionName(choice.name))
     if choice.type not in _CHOICES:
         known = ", ".join([*_CHOICES, "tool"])
-        reason = f"tool_choice.type must be one of {known}, got '{shown(choice.type)}'"
-        raise RequestError(reason, param="tool_choice.type")
+        raise refused("tool_choice.type", f"must be one of {known}, got '{shown(choice.type)}'")
     return _CHOICES[choice.type]
 
 
-def _messages(request: CountTokensRequest) -> list[Json]:
+def _messages(request: CountTokensRequest) -> list[ChatMessage]:
     if not request.messages:
         raise RequestError("messages is empty: a conversation has at least one message.")
     if len(request.messages) > MAX_MESSAGES:
-        raise RequestError(f"messages takes at most {MAX_MESSAGES} messages", param="messages")
+        raise refused("messages", f"takes at most {MAX_MESSAGES} messages")
     system = _system(request.system)
-    messages: list[Json] = []
+    messages: list[ChatMessage] = []
     for n, turn in enumerate(request.messages):
         place = f"messages[{n}]"
         if turn.role not in _ROLES:
             reason = f"{place}.role must be user, assistant or system, got '{shown(turn.role)}'"
             raise malformed(reason, f"{place}.role")
         if isinstance(turn.content, str):
-            turns: list[Json] = [{"role": turn.role, "content": turn.content}]
+            turns = [ChatMessage(role=turn.role, content=turn.content)]
         else:
             turns = _turns(turn.role, turn.content, f"{place}.content")
         if turn.role == "system":
-            text = "".join(map(_without_billing, _texts(turns[0]["content"])))
-            turns = [{"role": "system", "content": text}] if text else []
+            text = "".join(map(_without_billing, _texts(turns[0])))
+            turns = [ChatMessage(role="system", content=text)] if text else []
             if not messages:
                 system, turns = _joined(system, text), []
         messages += turns
-    return [{"role": "system", "content": system}, *messages] if system else messages
+    return [ChatMessage(role="system", content=system), *messages] if system else messages
 
 
 def _system(system: str | list[SystemBlock] | None) -> str:
@@ -264,8 +287,7 @@ def _system(system: str | list[SystemBlock] | None) -> str:
         return _without_billing(system or "")
     for n, part in enumerate(system):
         if part.type != "text":
-            place = f"system[{n}].type"
-            raise RequestError(f"{place} must be 'text', got '{shown(part.type)}'", param=place)
+            raise refused(f"system[{n}].type", f"must be 'text', got '{shown(part.type)}'")
     return "".join(_without_billing(part.text) for part in system)
 
 
@@ -273,78 +295,87 @@ def _without_billing(text: str) -> str:
     return text.partition("\n")[2].lstrip("\n") if text.startswith(_BILLING_HEADER) else text
 
 
-def _folded(messages: list[Json]) -> list[Json]:
+def _folded(messages: list[ChatMessage]) -> list[ChatMessage]:
     """The conversation with messages of the system as texts of the turns beside them, for templates
-    that take none. As in vLLM, what was folded in the last request is folded likewise in the next
-    one, so that its prefix is found again.
+    that take none. As in vLLM, a turn is folded likewise in the next request, so that its prefix is
+    found again.
     """
-    folded: list[Json] = []
-    pending = ""  # behind a turn of the assistant's
+    folded: list[ChatMessage] = []
+    pending = ""  # behind a turn of the assistant
     for n, message in enumerate(messages):
-        listens = message["role"] in ("user", "tool")
-        if n and message["role"] == "system":
-            if folded[-1]["role"] != "assistant" and not pending:
-                before = "\n".join(_texts(folded[-1]["content"]))
-                folded[-1] = {**folded[-1], "content": _joined(before, message["content"])}
+        if n and message.role == "system":
+            said = "\n".join(_texts(message))
+            if folded[-1].role != "assistant" and not pending:
+                before = "\n".join(_texts(folded[-1]))
+                content = _joined(before, said)
+                folded[-1] = msgspec.structs.replace(folded[-1], content=content)
             else:
-                pending = _joined(pending, message["content"])
+                pending = _joined(pending, said)
             continue
-        if pending and listens:
-            content = _joined(pending, "\n".join(_texts(message["content"])))
-            message, pending = {**message, "content": content}, ""
+        if pending and message.role in ("user", "tool"):
+            content = _joined(pending, "\n".join(_texts(message)))
+            message, pending = msgspec.structs.replace(message, content=content), ""
         elif pending:
-            folded.append({"role": "user", "content": pending})
+            folded.append(ChatMessage(role="user", content=pending))
             pending = ""
         folded.append(message)
-    return [*folded, {"role": "user", "content": pending}] if pending else folded
+    return [*folded, ChatMessage(role="user", content=pending)] if pending else folded
 
 
-def _texts(content: str | list[Json]) -> list[str]:
-    return [content] if isinstance(content, str) else [part["text"] for part in content]
+def _texts(message: ChatMessage) -> list[str]:
+    content = message.content or []
+    if isinstance(content, str):
+        return [content]
+    return [part if isinstance(part, str) else part.text or "" for part in content]
 
 
 def _joined(before: str, behind: str) -> str:
     return "\n\n".join(filter(None, (before, behind)))
 
 
-def _turns(role: str, blocks: list[str | Block], place: str) -> list[Json]:
-    """What one message is in a chat: results of tools are turns of their own, before its text."""
-    results: list[Json] = []
-    turn: Json = {"role": role}
-    texts: list[Json] = []
+def _turns(role: str, blocks: list[str | Block], place: str) -> list[ChatMessage]:
+    """The turns of a chat that one message stands for: results of tools are turns of their own,
+    before its text.
+    """
+    results: list[ChatMessage] = []
+    turn = ChatMessage(role=role)
+    texts: list[str | ContentPart] = []
+    calls: list[SentCall] = []
     for n, given in enumerate(blocks):
         where = f"{place}[{n}]"
         block = Block(type="text", text=given) if isinstance(given, str) else given
         _check_block(block, role, where)
         if block.type == "text":
-            texts.append({"type": "text", "text": _needed(block.text, f"{where}.text")})
+            texts.append(ContentPart("text", _needed(block.text, f"{where}.text")))
         elif block.type == "thinking":
             thought = _needed(block.thinking, f"{where}.thinking")
-            turn["reasoning"] = turn.get("reasoning", "") + thought
+            turn.reasoning = (turn.reasoning or "") + thought
         elif block.type == "tool_use":
-            call = {
-                "name": _needed(block.name, f"{where}.name"),
-                "arguments": json.dumps(block.input or {}),
-            }
-            calls = turn.setdefault("tool_calls", [])
-            calls.append({"id": block.id, "type": "function", "function": call})
+            name = _needed(block.name, f"{where}.name")
+            function = CalledFunction(name, json.dumps(block.input or {}))
+            calls.append(SentCall(function, id=block.id, type="function"))
         elif block.type == "tool_result":
             call_id = _needed(block.tool_use_id, f"{where}.tool_use_id")
             content = _result(block.content, f"{where}.content")
-            results.append({"role": "tool", "tool_call_id": call_id, "content": content})
+            results.append(ChatMessage(role="tool", tool_call_id=call_id, content=content))
+    turn.tool_calls = calls or None
     if texts:
-        turn["content"] = texts[0]["text"] if len(texts) == 1 else texts
-    if len(turn) > 1:
+        turn.content = texts
+        if len(texts) == 1:
+            turn.content = _texts(turn)[0]
+    if turn.content is not UNSET or turn.reasoning is not None or calls:
         return [*results, turn]
     # An empty text is one; a message of nothing but results or hidden thoughts is not.
-    return results if blocks else [{**turn, "content": ""}]
+    if not blocks:
+        turn.content = ""
+        return [turn]
+    return results
 
 
 def _check_block(block: Block, role: str, where: str) -> None:
     if block.type not in _BLOCKS:
         known = ", ".join(_BLOCKS)
-        reason = f"{where}.type must be one of {known}, got '{shown(block.type)}'"
-        raise RequestError(reason, param=f"{where}.type")
+        raise refused(f"{where}.type", f"must be one of {known}, got '{shown(block.type)}'")
     refuse_unsupported(block, f"{where}.")
     whose = {"tool_use": "assistant", "thinking": "assistant", "tool_result": "user"}
     if whose.get(block.type, role) != role:
@@ -372,40 +403,6 @@ def _needed(value: str | None, place: str) -> str:
     if value is None:
         raise malformed(f"Missing required field `{place}`", place)
     return value
-
-
-class ContentBlock(msgspec.Struct, kw_only=True):
-    """One block of an answer. `citations` and `signature` are what clients expect to be there."""
-
-    type: Literal["text", "tool_use", "thinking"]
-    text: str | UnsetType = UNSET
-    thinking: str | UnsetType = UNSET
-    signature: str | UnsetType = UNSET
-    id: str | UnsetType = UNSET
-    name: str | UnsetType = UNSET
-    input: Any | UnsetType = UNSET
-
-
-class MessagesUsage(msgspec.Struct):
-    """Token counts. As in Anthropic's API, `input_tokens` are those that came from no cache."""
-
-    input_tokens: Count
-    output_tokens: Count
-    cache_creation_input_tokens: Count = 0
-    cache_read_input_tokens: Count = 0
-
-
-class Message(msgspec.Struct, kw_only=True):
-    """Answer of `/v1/messages`."""
-
-    id: str
-    type: Literal["message"] = "message"
-    role: Literal["assistant"] = "assistant"
-    model: str
-    content: list[ContentBlock]
-    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"] | None
-    stop_sequence: str | None
-    usage: MessagesUsage
 
 
 class CountedTokens(msgspec.Struct):
@@ -448,3 +445,56 @@ MESSAGES_ERRORS = ErrorForm(
     MessagesError(MessagesErrorDetail("authentication_error", "Unauthorized")),
     event=b"event: error\n",
 )
+
+
+async def _prepared(generation: GenerationRoutes, body: bytes, arrival: Arrival) -> Prepared:
+    request = decode_supported(body, MessagesRequest)
+    with fields_named(_NAMES):
+        turns = generation.checks.text.takes_system_turns
+        chat = chat_of(request, system_turns=turns)
+        prepared = await generation.chat.prepared(chat, arrival)
+    return answered_by(MessageFrames(generation.head_of("msg", prepared)), prepared)
+
+
+async def _count(generation: GenerationRoutes, exchange: Exchange) -> None:
+    """Reply with the `usage.input_tokens` of the same message, if nothing were cached."""
+    checks = generation.checks
+    body = await exchange.json_body(checks.config.max_body_bytes)
+    request = decode_supported(body, CountTokensRequest)
+    with fields_named(_NAMES):
+        chat = chat_of(request, system_turns=checks.text.takes_system_turns)
+    checks.adapters.adapter_of(chat.model)
+    prompt = await checks.text.chat_prompt(chat.messages, chat)
+    await exchange.reply(msgspec.json.encode(CountedTokens(len(prompt.ids))))
+
+
+ROUTES = (
+    replace(
+        generation_route(
+            "/v1/messages",
+            "messages",
+            "Answer a conversation as Anthropic's API does",
+            MessagesRequest,
+            Message,
+        ),
+        errors=MESSAGES_ERRORS,
+    ),
+    replace(
+        text_route(
+            "/v1/messages/count_tokens",
+            "count_tokens",
+            "How many tokens the prompt of a message has",
+            CountTokensRequest,
+            CountedTokens,
+        ),
+        errors=MESSAGES_ERRORS,
+    ),
+)
+
+
+def handlers(generation: GenerationRoutes) -> dict[str, Handler]:
+    """By the names of `ROUTES`."""
+    return {
+        "messages": generation.handler(partial(_prepared, generation)),
+        "count_tokens": partial(_count, generation),
+    }

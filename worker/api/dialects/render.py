@@ -1,26 +1,28 @@
-"""What a request would ask of the engine, without asking: for routers that want the token ids, and
-for prefill and decode on different workers.
+"""`/v1/completions/render` and `/v1/chat/completions/render`: the requests to the engine, without
+sending them: for routers that need the token ids, and for prefill and decode on different workers.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from worker.api.generate.open_sequences import response_of
-from worker.api.generate.prepare import Prepared, RequestPreparer
+from worker.api.generate.prepared import Prepared
 from worker.api.http.arrival import Arrival, arrival_of
 from worker.api.http.exchange import Exchange
 from worker.api.http.off_loop import off_loop_when_large
-from worker.api.schema.answers import Rendered
-from worker.api.schema.parse import decode, plain
-from worker.api.schema.prompts import prompts_of
+from worker.api.openai.chat import ChatApi
+from worker.api.openai.checks import prompts_of
+from worker.api.openai.completions import CompletionApi
+from worker.api.routes.generation import GenerationRoutes
+from worker.api.schema.answers import Counts, JsonArray, JsonObject
+from worker.api.schema.parse import decode, refuse_unsupported
 from worker.api.schema.requests import ChatRequest, CompletionRequest, GenerationFields
-from worker.api.schema.routes import Handler
-from worker.config import ApiConfig
+from worker.api.schema.routes import Handler, text_route
 from worker.engine.messages import AddRequest
 from worker.tokenizer.tokenizer import Tokenizer
 
@@ -31,34 +33,54 @@ Encoding = tuple[list[int], msgspec.Raw]
 _Generation = TypeVar("_Generation", bound=GenerationFields)
 
 
-class RenderRoutes:
-    """`/v1/completions/render` and `/v1/chat/completions/render`."""
+class Rendered(msgspec.Struct, kw_only=True):
+    """What a request asks of the engine; `/inference/v1/generate` takes it as it is.
+    `token_offsets` are pairs of numbers.
+    """
 
-    def __init__(self, config: ApiConfig, tokenizer: Tokenizer, preparer: RequestPreparer) -> None:
-        self._config = config
-        self._tokenizer = tokenizer
-        self._preparer = preparer
+    request_id: str
+    token_ids: Counts
+    token_offsets: JsonArray
+    features: None = None
+    content_parts: None = None
+    sampling_params: JsonObject
+    model: str
+    stream: bool
+    stream_options: JsonObject
+    cache_salt: str | None
+    priority: int
+    kv_transfer_params: None = None
+    ec_transfer_params: None = None
+    output_mode: Literal["tokens"] = "tokens"
+    return_token_ids: bool | None
 
-    def handlers(self) -> dict[str, Handler]:
-        """By the names of `routes.TEXT_ROUTES`."""
-        return {"render_chat": self._chat, "render_completion": self._completion}
 
-    async def _chat(self, exchange: Exchange) -> None:
+class Renderer:
+    """Handles both routes."""
+
+    def __init__(self, generation: GenerationRoutes) -> None:
+        self._checks = generation.checks
+        self._config = generation.checks.config
+        self._tokenizer = generation.checks.text.tokenizer
+
+    async def chat(self, exchange: Exchange) -> None:
         arrival = self._arrival(exchange)
         body = await exchange.json_body(self._config.max_body_bytes)
-        request, body, recorder = self._asked(body, ChatRequest)
-        prepared = await self._preparer_with(recorder).chat(body, arrival)
+        request, recorder = self._asked(body, ChatRequest)
+        encode = None if recorder is None else recorder.encode
+        prepared = await ChatApi(self._checks, encode).prepared(request, arrival)
         # Of all that is encoded for a chat, the conversation is the first.
         encoding = None if recorder is None else recorder.first()
         [entry] = await self._rendered(request, prepared, [encoding])
         await exchange.reply(entry)
 
-    async def _completion(self, exchange: Exchange) -> None:
-        """One entry for each prompt, in order."""
+    async def completion(self, exchange: Exchange) -> None:
+        """Reply with an entry for each prompt, in order."""
         arrival = self._arrival(exchange)
         body = await exchange.json_body(self._config.max_body_bytes)
-        request, body, recorder = self._asked(body, CompletionRequest)
-        prepared = await self._preparer_with(recorder).completion(body, arrival)
+        request, recorder = self._asked(body, CompletionRequest)
+        encode = None if recorder is None else recorder.encode
+        prepared = await CompletionApi(self._checks, encode).prepared(request, arrival)
         encodings: Sequence[Encoding | None] = [None] * len(prepared.requests)
         if recorder is not None:
             special = request.add_special_tokens is not False
@@ -69,19 +91,14 @@ class RenderRoutes:
 
     def _asked(
         self, body: bytes, kind: type[_Generation]
-    ) -> tuple[_Generation, bytes, OffsetsRecorder | None]:
-        """The request; a body without `return_token_offsets` (which only these routes know); and
-        where that was asked for, what will know the offsets.
+    ) -> tuple[_Generation, OffsetsRecorder | None]:
+        """The request, and a recorder of offsets if it asks for them with `return_token_offsets`,
+        which only these routes know.
         """
         request = decode(body, kind)
-        if not request.return_token_offsets:
-            return request, body, None
-        request.return_token_offsets = None
-        body = msgspec.json.encode(request, enc_hook=plain)
-        return request, body, OffsetsRecorder(self._tokenizer)
-
-    def _preparer_with(self, recorder: OffsetsRecorder | None) -> RequestPreparer:
-        return self._preparer if recorder is None else self._preparer.with_encoder(recorder.encode)
+        records, request.return_token_offsets = request.return_token_offsets, None
+        refuse_unsupported(request)
+        return request, OffsetsRecorder(self._tokenizer) if records else None
 
     def _arrival(self, exchange: Exchange) -> Arrival:
         return arrival_of(exchange, exchange.request_id, time.monotonic(), self._config.api_keys)
@@ -184,3 +201,27 @@ def sampling_fields(request: GenerationFields, prepared: Prepared, ask: AddReque
         "include_stop_str_in_output": text.include_stop,
         "logit_bias": {str(i): bias for i, bias in params.logit_bias} or None,
     }
+
+
+ROUTES = (
+    text_route(
+        "/v1/completions/render",
+        "render_completion",
+        "What /v1/completions would ask of the engine, one entry a prompt",
+        CompletionRequest,
+        list[Rendered],
+    ),
+    text_route(
+        "/v1/chat/completions/render",
+        "render_chat",
+        "What /v1/chat/completions would ask of the engine",
+        ChatRequest,
+        Rendered,
+    ),
+)
+
+
+def handlers(generation: GenerationRoutes) -> dict[str, Handler]:
+    """By the names of `ROUTES`."""
+    renderer = Renderer(generation)
+    return {"render_chat": renderer.chat, "render_completion": renderer.completion}

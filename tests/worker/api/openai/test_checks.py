@@ -14,10 +14,15 @@ from hypothesis import strategies as st
 
 from tests.depth import examples
 from worker.api.generate.adapters import ServedAdapters
-from worker.api.generate.prepare import Prepared, RequestPreparer, response_id
+from worker.api.generate.prepared import Prepared
 from worker.api.generate.text import ModelText
 from worker.api.http.arrival import Arrival
+from worker.api.openai import checks
+from worker.api.openai.chat import ChatApi
+from worker.api.openai.checks import RequestChecks, response_id
+from worker.api.openai.completions import CompletionApi
 from worker.api.schema.params import ModelLimits
+from worker.api.schema.parse import decode
 from worker.api.schema.requests import MAX_REQUEST_ID_CHARS, ChatRequest, CompletionRequest
 from worker.config import ApiConfig, EngineConfig
 from worker.engine.process.client import EngineClient
@@ -26,6 +31,7 @@ from worker.tokenizer import sim
 from worker.tokenizer.chat import ChatTemplate
 from worker.types import BeamParams, KvSource, SamplingParams
 
+LIMITS = ModelLimits(max_model_len=100, vocab_size=50)
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 USER = [{"role": "user", "content": "hi"}]
 
@@ -33,6 +39,13 @@ USER = [{"role": "user", "content": "hi"}]
 def ids_of(text: str) -> list[int]:
     """Token ids of a text."""
     return sim.SimTokenizer().encode(text, add_special_tokens=False)
+
+
+class Unseen(list[int]):
+    """Token ids that nobody may look at but the first."""
+
+    def __iter__(self) -> Any:
+        raise AssertionError("each was looked at")
 
 
 async def asked(bench: Any, path: str, settings: dict[str, Any] | None = None, **body: Any) -> Any:
@@ -167,7 +180,7 @@ async def test_answers_to_several_prompts_are_bounded(
     bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By their number in all; with one more prompt they are refused."""
-    monkeypatch.setattr("worker.api.generate.prepare.MAX_PROMPTS", 4)
+    monkeypatch.setattr("worker.api.schema.params.MAX_PROMPTS", 4)
     error = await refused(bench, TEXT, n=2, temperature=1.0, prompt=["a", "b", "c"])
     assert error["message"].startswith("n × the number of prompts must be at most 4.")
     await asked(bench, TEXT, n=2, temperature=1.0, prompt=["a", "b"])
@@ -422,10 +435,10 @@ def test_any_values_are_prepared_or_refused(fields: dict[str, Any], is_chat: boo
     text = ModelText(sim.SimTokenizer(), template, ModelLimits(64, sim.VOCAB_SIZE))
     client = EngineClient(EngineConfig("sim", None))
     adapters = ServedAdapters(client, config.served_model_names, has_files=False)
-    preparer = RequestPreparer(config, text, random.Random(0), adapters)
+    shared = RequestChecks(config, text, random.Random(0), adapters)
     base: dict[str, Any] = {"messages": USER} if is_chat else {"prompt": "a"}
     body = msgspec.json.encode({**base, **fields})
-    prepare = preparer.chat if is_chat else preparer.completion
+    prepare = ChatApi(shared) if is_chat else CompletionApi(shared)
     outcome: Prepared | RequestError
     try:
         outcome = asyncio.run(prepare(body, Arrival(None, 0.0)))
@@ -462,3 +475,121 @@ async def test_a_smaller_embedding_serves_the_text_it_knows(bench: Any) -> None:
     settings = {"vocab_size": max(ids_of("hi")) + 1}
     request = await asked(bench, TEXT, settings, prompt="hi", bad_words=["hi"])
     assert request.prompt_token_ids == ids_of("hi")
+
+
+def test_a_prompt_must_leave_room() -> None:
+    """The message of a prompt that is too long begins as clients expect."""
+    assert checks.room_for_output(99, LIMITS) == 1
+    for length in (100, 500):
+        with pytest.raises(
+            RequestError, match=r"^This model's maximum context length is 100 tokens\."
+        ):
+            checks.room_for_output(length, LIMITS)
+    with pytest.raises(RequestError, match="cannot be empty"):
+        checks.room_for_output(0, LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [("a", ["a"]), (["a", "b"], ["a", "b"]), ([1, 2], [[1, 2]]), ([[1], [2]], [[1], [2]])],
+)
+def test_prompts_come_in_four_forms(
+    prompt: str | list[str | int | list[int]], expected: list[str | list[int]]
+) -> None:
+    """A string, strings, token ids, or lists of token ids."""
+    assert checks.prompts_of(prompt) == expected
+
+
+@pytest.mark.parametrize(
+    ("prompt", "param"),
+    [
+        ("", "prompt"),
+        ([], None),
+        (["a", 1], "body.prompt.0"),
+        ([1, "a"], "body.prompt.1"),
+        ([[1], "a"], "body.prompt.0"),
+        (["a"] * 1025, "prompt"),
+    ],
+)
+def test_other_prompts_are_refused(
+    prompt: str | list[str | int | list[int]], param: str | None
+) -> None:
+    """Nothing, mixtures, and too many prompts are 400s."""
+    with pytest.raises(RequestError, match="prompt") as caught:
+        checks.prompts_of(prompt)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("ids", "param"),
+    [([50], None), ([1, 99], None), ([1, -1], "body.prompt.1"), ([1 << 63], "body.prompt.0")],
+)
+def test_token_ids_of_a_prompt_must_exist(ids: list[int], param: str | None) -> None:
+    """Ids outside the vocabulary never reach the engine; what can be none is named by its place."""
+    with pytest.raises(RequestError, match="Token id") as caught:
+        checks.check_token_ids(ids, LIMITS)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("asked", "side", "max_tokens", "expected"),
+    [
+        (None, None, 1, list(range(120))),
+        (3, None, 1, [117, 118, 119]),
+        (3, "left", 1, [117, 118, 119]),
+        (3, "right", 1, [0, 1, 2]),
+        (100, None, 1, list(range(20, 120))),
+        (-1, None, 10, list(range(30, 120))),
+        (-1, None, 100, [119]),
+    ],
+)
+def test_a_prompt_is_truncated_at_the_side_asked_for(
+    asked: int | None, side: str | None, max_tokens: int, expected: list[int]
+) -> None:
+    """The end of a prompt is kept unless told otherwise; -1 leaves room for the answer."""
+    assert checks.truncated(list(range(120)), asked, side, max_tokens, LIMITS) == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        (0, None),
+        (-2, "body.truncate_prompt_tokens"),
+        (101, "truncate_prompt_tokens"),
+    ],
+)
+def test_senseless_truncations_are_refused(asked: int, param: str | None) -> None:
+    """Nothing, and more than the context, are 400s."""
+    with pytest.raises(RequestError, match="truncate_prompt_tokens") as caught:
+        checks.truncated([1], asked, None, 1, LIMITS)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("prompt", [Unseen([1] * 100), [Unseen([1] * 100), [1]]])
+def test_too_many_token_ids_are_refused_by_their_number(prompt: Any) -> None:
+    """Millions of them are not looked at one by one."""
+    with pytest.raises(RequestError, match="contains 100 input tokens"):
+        checks.prompts_of(prompt, LIMITS)
+
+
+def test_the_output_limit_is_checked_and_defaults_to_none() -> None:
+    """`max_completion_tokens` wins; 0 and more than the context are refused."""
+
+    def limit(**fields: int) -> int | None:
+        body = msgspec.json.encode({"messages": USER, **fields})
+        return checks.max_tokens_of(decode(body, ChatRequest), LIMITS)
+
+    assert limit() is None
+    assert limit(max_tokens=5, max_completion_tokens=7) == 7
+    with pytest.raises(RequestError, match="at least 1"):
+        limit(max_tokens=0)
+    with pytest.raises(RequestError, match="max_tokens=101 cannot be greater"):
+        limit(max_tokens=101)
+
+
+@pytest.mark.parametrize("salt", ["", "x" * 129, "a@b", "a/b"])
+def test_salts_are_bounded(salt: str) -> None:
+    """An empty, long or ambiguous cache salt is refused."""
+    with pytest.raises(RequestError) as caught:
+        checks.check_cache_salt(salt)
+    assert caught.value.param == "cache_salt"

@@ -1,4 +1,4 @@
-"""Embeddings: texts and token ids → prompts for the engine to embed, and the answers."""
+"""`POST /v1/embeddings` and `/pooling`: body → prompts → requests to the engine → frames."""
 
 from __future__ import annotations
 
@@ -14,9 +14,17 @@ from typing import Any
 import msgspec
 
 from worker.api.generate.frames import Answer, ResponseHead, TokenCounts, WholeFrames
-from worker.api.generate.prepare import Prepared, RequestPreparer, Shown, response_id
-from worker.api.generate.text import ModelText
+from worker.api.generate.prepared import Prepared, Shown
 from worker.api.http.arrival import Arrival
+from worker.api.http.field_errors import fields_named
+from worker.api.openai.checks import (
+    RequestChecks,
+    check_cache_salt,
+    prompt_fields,
+    prompts_of,
+    response_id,
+    truncated,
+)
 from worker.api.schema.embeddings import (
     Embedding,
     EmbeddingList,
@@ -25,11 +33,8 @@ from worker.api.schema.embeddings import (
     PooledList,
     PoolingRequest,
 )
-from worker.api.schema.params import TextParams, check_cache_salt, invalid
-from worker.api.schema.parse import decode
-from worker.api.schema.prompts import check_input_length, prompts_of, truncated
-from worker.api.schema.requests import refuse_unsupported
-from worker.config import ApiConfig
+from worker.api.schema.params import ModelLimits, TextParams, invalid
+from worker.api.schema.parse import decode_supported
 from worker.engine.messages import AddRequest
 from worker.errors import RequestError
 from worker.types import Pooling, SamplingParams
@@ -78,30 +83,29 @@ class EmbeddingFrames(WholeFrames):
         return base64.b64encode(floats.tobytes()).decode()
 
 
-class EmbeddingPreparer:
-    """Bodies of `/v1/embeddings` and `/pooling` → `Prepared`."""
+class EmbeddingApi:
+    """Prepares inputs to embed."""
 
-    def __init__(self, config: ApiConfig, text: ModelText, preparer: RequestPreparer) -> None:
-        self._config = config
-        self._text = text
-        self._preparer = preparer
+    def __init__(self, checks: RequestChecks) -> None:
+        self._config = checks.config
+        self._text = checks.text
+        self._checks = checks
 
     async def embeddings(self, body: bytes, arrival: Arrival) -> Prepared:
-        """`POST /v1/embeddings`. Raises `RequestError` (400, 404)."""
-        return await self._prepared(decode(body, EmbeddingRequest), arrival, "embd")
+        """Prepare a body of `/v1/embeddings`. Raises `RequestError` (400, 404)."""
+        return await self._prepared(decode_supported(body, EmbeddingRequest), arrival, "embd")
 
     async def pooling(self, body: bytes, arrival: Arrival) -> Prepared:
-        """`POST /pooling`. Raises `RequestError` (400, 404)."""
-        return await self._prepared(decode(body, PoolingRequest), arrival, "pool")
+        """Prepare a body of `/pooling`. Raises `RequestError` (400, 404)."""
+        return await self._prepared(decode_supported(body, PoolingRequest), arrival, "pool")
 
     async def _prepared(self, request: EmbeddingRequest, arrival: Arrival, kind: str) -> Prepared:
-        refuse_unsupported(request)
-        self._preparer.check_model(request.model)
+        self._checks.adapters.adapter_of(request.model)
         config, pooler = self._config, self._config.pooler
         self._check_dimensions(request.dimensions)
         check_cache_salt(request.cache_salt)
         named = response_id(kind, request.request_id, arrival)
-        priority = self._preparer.priority(request.priority, arrival)
+        priority = self._checks.priority(request.priority, arrival)
         asked = (request.use_activation, request.normalize)
         head = ResponseHead(named, config.served_model_names[0], int(time.time()))
         frames = EmbeddingFrames(
@@ -139,7 +143,7 @@ class EmbeddingPreparer:
 
     async def _prompts(self, request: EmbeddingRequest) -> list[list[int]]:
         limits = self._text.limits
-        try:
+        with fields_named({"prompt": "input"}):
             given = prompts_of(request.input)
             texts = [prompt for prompt in given if isinstance(prompt, str)]
             special = request.add_special_tokens is not False
@@ -150,15 +154,19 @@ class EmbeddingPreparer:
                 for p in given
             ]
             for ids in prompts:
-                check_input_length(len(ids), limits)
-            nested = len(given) > 1 or given[0] is not request.input
-            names = [f"prompt[{n}]" if nested else "prompt" for n in range(len(prompts))]
-            await self._preparer.check_ids(prompts, names)
-        except RequestError as error:
-            if error.param is not None:
-                error.param = error.param.replace("body.prompt", "body.input", 1)
-                error.param = "input" if error.param == "prompt" else error.param
-            error.message = error.message.replace("prompt ", "input ", 1)
-            error.message = error.message.replace("prompt[", "input[", 1)
-            raise  # in the words of the client
+                _check_length(len(ids), limits)
+            await self._checks.check_ids(prompts, prompt_fields(given, request.input))
         return prompts
+
+
+def _check_length(num_tokens: int, limits: ModelLimits) -> None:
+    """Refuse an input that is empty, or longer than the context."""
+    if num_tokens == 0:
+        raise RequestError("The input cannot be empty", param="input")
+    if num_tokens > limits.max_model_len:
+        raise RequestError(
+            f"This model's maximum context length is {limits.max_model_len} tokens. However, your"
+            f" input contains {num_tokens} input tokens. Please reduce its length, or send"
+            " truncate_prompt_tokens.",
+            param="input_tokens",
+        )

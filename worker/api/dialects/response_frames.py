@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from worker.api.generate.frames import (
     Answer,
@@ -23,20 +23,95 @@ from worker.api.generate.frames import (
     TokenCounts,
     in_order,
 )
-from worker.api.schema.responses import (
-    IncompleteDetails,
-    InputTokensDetails,
-    OutputItem,
-    OutputTokensDetails,
-    Response,
-    ResponsePart,
-    ResponseUsage,
-)
+from worker.api.schema.answers import Count
 from worker.api.tools.writer import CallDelta
 from worker.types import FinishReason
 
 Json = dict[str, Any]
 _encode = msgspec.json.Encoder().encode
+
+
+class ResponsePart(msgspec.Struct, kw_only=True):
+    """Part of `OutputItem`."""
+
+    type: Literal["output_text", "reasoning_text"]
+    text: str
+    annotations: list[Any] | UnsetType = UNSET
+    logprobs: list[Any] | UnsetType | None = UNSET
+
+
+class OutputItem(msgspec.Struct, kw_only=True):
+    """A message, reasoning or the call of a function."""
+
+    type: Literal["message", "reasoning", "function_call"]
+    id: str
+    status: Literal["in_progress", "completed", "incomplete"]
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: list[ResponsePart] | UnsetType = UNSET
+    summary: list[Any] | UnsetType = UNSET
+    call_id: str | UnsetType = UNSET
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+
+
+class InputTokensDetails(msgspec.Struct):
+    """Part of `ResponseUsage`."""
+
+    cached_tokens: Count
+
+
+class OutputTokensDetails(msgspec.Struct):
+    """Part of `ResponseUsage`. Tokens of reasoning are not counted apart: 0."""
+
+    reasoning_tokens: Count = 0
+
+
+class ResponseUsage(msgspec.Struct):
+    """Token counts."""
+
+    input_tokens: Count
+    input_tokens_details: InputTokensDetails
+    output_tokens: Count
+    output_tokens_details: OutputTokensDetails
+    total_tokens: Count
+
+
+class IncompleteDetails(msgspec.Struct):
+    """Why a response is not complete."""
+
+    reason: str
+
+
+class Response(msgspec.Struct, kw_only=True):
+    """Answer of `/v1/responses`; what the request said is repeated as it was."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: Count
+    status: Literal["in_progress", "completed", "incomplete"]
+    model: str
+    output: list[OutputItem]
+    usage: ResponseUsage | None
+    error: None = None
+    incomplete_details: IncompleteDetails | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    parallel_tool_calls: bool
+    temperature: float | None
+    top_p: float | None
+    tools: list[Any]
+    tool_choice: Any
+    text: Any
+    reasoning: Any
+    metadata: Any
+    user: str | None
+    top_logprobs: int | None
+    truncation: Literal["disabled"] = "disabled"
+    previous_response_id: None = None
+    background: Literal[False] = False
+    store: Literal[False] = False
+    service_tier: None = None
+    metrics: Any = None
 
 
 class ResponseFrames:

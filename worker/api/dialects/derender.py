@@ -1,5 +1,6 @@
-"""From token ids that a worker generated back to what the client asked for, without an engine: the
-last part of a request that was rendered, then run on token-level routes.
+"""`/v1/completions/derender` and `/v1/chat/completions/derender`: token ids that a worker generated
+→ the answer that the client asked for, without the engine. It is the last part of a request that
+was rendered, then run on token-level routes.
 """
 
 from __future__ import annotations
@@ -8,40 +9,32 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from worker.api.generate.choice import REPETITION_DETECTED, Choice
-from worker.api.generate.frames import (
-    Answer,
-    ChatFrames,
-    CompletionFrames,
-    Frames,
-    ResponseHead,
-    TokenCounts,
-)
+from worker.api.generate.frames import Answer, Frames, ResponseHead, TokenCounts
 from worker.api.generate.logprobs import ChatLogprobs, CompletionLogprobs
-from worker.api.generate.prepare import Prepared, RequestPreparer
-from worker.api.generate.text import ModelText
+from worker.api.generate.prepared import Prepared
 from worker.api.http.arrival import Arrival, arrival_of
 from worker.api.http.exchange import Exchange
-from worker.api.http.limits import malformed
+from worker.api.http.field_errors import malformed
 from worker.api.http.off_loop import off_loop_when_large
-from worker.api.schema.derender import (
-    DerenderChatRequest,
-    DerenderCompletionRequest,
-    GenerateAnswer,
-    GeneratedChoice,
-)
-from worker.api.schema.parse import decode, plain
+from worker.api.openai.chat import ChatFrames
+from worker.api.openai.completions import CompletionFrames
+from worker.api.routes.generation import GenerationRoutes
+from worker.api.schema.answers import ChatCompletion, TextCompletion
+from worker.api.schema.parse import Whole, decode_supported, refuse_unsupported
 from worker.api.schema.requests import (
     MAX_PROMPTS,
+    MAX_REQUEST_ID_CHARS,
     ChatRequest,
     CompletionRequest,
-    refuse_unsupported,
+    TokenId,
+    only,
 )
-from worker.api.schema.routes import Handler
-from worker.config import ApiConfig
+from worker.api.schema.routes import Handler, text_route
 from worker.engine.messages import RequestOutput
 from worker.errors import RequestError
 from worker.types import FinishReason, TokenLogprobs
@@ -49,22 +42,90 @@ from worker.types import FinishReason, TokenLogprobs
 _CHAT, _COMPLETION = "chatcmpl-", "cmpl-"
 
 
-class DerenderRoutes:
-    """`/v1/completions/derender` and `/v1/chat/completions/derender`."""
+_Tokens = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 
-    def __init__(self, config: ApiConfig, text: ModelText, preparer: RequestPreparer) -> None:
-        self._config = config
-        self._text = text
-        self._preparer = preparer
 
-    def handlers(self) -> dict[str, Handler]:
-        """By the names of `routes.TEXT_ROUTES`."""
-        return {"derender_chat": self._chat, "derender_completion": self._completion}
+class TokenEntry(msgspec.Struct):
+    """A token by its id, `token_id:N`, and its log probability; `bytes` say nothing."""
 
-    async def _chat(self, exchange: Exchange) -> None:
-        body = decode(await self._body(exchange), DerenderChatRequest)
-        refuse_unsupported(body)
-        self._preparer.check_model(body.model)
+    token: Annotated[str, msgspec.Meta(pattern=r"^token_id:[0-9]{1,18}$")]
+    logprob: float
+    bytes: Any = None
+    top_logprobs: list[TokenEntry] | None = None
+
+    @property
+    def token_id(self) -> int:
+        """The N."""
+        return int(self.token.removeprefix("token_id:"))
+
+    def logprobs(self) -> TokenLogprobs:
+        """As the engine tells it; the rank among the likeliest that are listed."""
+        others = self.top_logprobs or []
+        return TokenLogprobs(
+            (self.token_id, *(other.token_id for other in others)),
+            (self.logprob, *(other.logprob for other in others)),
+            1 + sum(other.logprob > self.logprob for other in others),
+        )
+
+
+class TokenEntries(msgspec.Struct):
+    """`logprobs` of a choice."""
+
+    content: list[TokenEntry] | None = None
+
+
+class GeneratedChoice(msgspec.Struct):
+    """One continuation, in token ids. What is not read may be anything."""
+
+    token_ids: list[TokenId] | None = None
+    logprobs: TokenEntries | None = None
+    finish_reason: Literal["stop", "length", "abort", "repetition"] | None = None
+    stop_reason: str | int | None = None
+
+
+class GenerateAnswer(msgspec.Struct):
+    """Answer of `/inference/v1/generate`, ours or vLLM's, whole; of which only these are read."""
+
+    request_id: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_REQUEST_ID_CHARS)]
+    choices: Annotated[list[GeneratedChoice], msgspec.Meta(min_length=1, max_length=MAX_PROMPTS)]
+
+
+class DerenderChatRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of `POST /v1/chat/completions/derender`. `chat_request` is the body of the chat:
+    without it nothing is known of tools and stop strings, and no parser looks for calls.
+    """
+
+    generate_response: GenerateAnswer
+    model: str | None = None
+    prompt_tokens: _Tokens | None = None
+    chat_request: ChatRequest | None = None
+    stream: Annotated[Any, only(False)] = None
+
+
+class DerenderCompletionRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of `POST /v1/completions/derender`: an answer and a number of tokens for each prompt."""
+
+    generate_responses: Annotated[
+        list[GenerateAnswer], msgspec.Meta(min_length=1, max_length=MAX_PROMPTS)
+    ]
+    model: str | None = None
+    prompt_tokens: list[_Tokens] | None = None
+    completion_request: CompletionRequest | None = None
+    stream: Annotated[Any, only(False)] = None
+
+
+class Derenderer:
+    """Handles both routes."""
+
+    def __init__(self, generation: GenerationRoutes) -> None:
+        self._generation = generation
+        self._checks = generation.checks
+        self._config = generation.checks.config
+        self._text = generation.checks.text
+
+    async def chat(self, exchange: Exchange) -> None:
+        body = decode_supported(await self._body(exchange), DerenderChatRequest)
+        self._checks.adapters.adapter_of(body.model)
         given, request = body.generate_response, body.chat_request
         known = 0
         if request is None:
@@ -80,10 +141,9 @@ class DerenderRoutes:
         count = known if body.prompt_tokens is None else body.prompt_tokens
         await self._answer(exchange, prepared, ["generate_response"], [given], count)
 
-    async def _completion(self, exchange: Exchange) -> None:
-        body = decode(await self._body(exchange), DerenderCompletionRequest)
-        refuse_unsupported(body)
-        self._preparer.check_model(body.model)
+    async def completion(self, exchange: Exchange) -> None:
+        body = decode_supported(await self._body(exchange), DerenderCompletionRequest)
+        self._checks.adapters.adapter_of(body.model)
         given, request = body.generate_responses, body.completion_request
         if request is None:
             prepared = await self._unknown(body.model, exchange)
@@ -122,23 +182,19 @@ class DerenderRoutes:
     async def _of_request(
         self, request: ChatRequest | CompletionRequest, arrival: Arrival
     ) -> Prepared:
-        """What the request itself would be answered by. Errors name its fields as its own route
-        does.
-        """
-        body = msgspec.json.encode(request, enc_hook=plain)
+        """Prepare the request that was rendered. Errors name its fields as its own route does."""
+        refuse_unsupported(request)
         if isinstance(request, ChatRequest):
-            return await self._preparer.chat(body, arrival)
-        return await self._preparer.completion(body, arrival)
+            return await self._generation.chat.prepared(request, arrival)
+        return await self._generation.completions.prepared(request, arrival)
 
     async def _unknown(self, model: str | None, exchange: Exchange) -> Prepared:
-        """As if any prompt had been asked for nothing in particular."""
-        body = msgspec.json.encode({"model": model, "prompt": [0], "max_tokens": 1})
-        return await self._preparer.completion(body, self._arrival(exchange, ""))
+        """Prepare a request without options in place of one that is not given."""
+        request = CompletionRequest(model=model, prompt=[0], max_tokens=Whole(1))
+        return await self._generation.completions.prepared(request, self._arrival(exchange, ""))
 
     def _head(self, request_id: str, prepared: Prepared) -> ResponseHead:
-        adapter = prepared.requests[0].adapter
-        model = self._config.served_model_names[0] if adapter is None else adapter.name
-        return ResponseHead(request_id, model, int(time.time()), self._config.system_fingerprint)
+        return self._checks.head(request_id, prepared.requests[0].adapter, int(time.time()))
 
     async def _answer(
         self,
@@ -159,7 +215,7 @@ class DerenderRoutes:
         for name, choice in choices:
             self._check_length(name, choice)
         ids = [choice.token_ids or [] for _, choice in choices]
-        await self._preparer.check_ids(ids, [f"{name}.token_ids" for name, _ in choices])
+        await self._checks.check_ids(ids, [f"{name}.token_ids" for name, _ in choices])
         frames: Frames = prepared.frames
 
         def body() -> bytes:
@@ -223,3 +279,27 @@ class DerenderRoutes:
         if any(token_id >= size for entry in entries for token_id in entry.token_ids):
             raise malformed(f"{place} names a token that is out of vocabulary", place)
         return entries
+
+
+ROUTES = (
+    text_route(
+        "/v1/completions/derender",
+        "derender_completion",
+        "Answers of /inference/v1/generate, one a prompt, as the answer of /v1/completions",
+        DerenderCompletionRequest,
+        TextCompletion,
+    ),
+    text_route(
+        "/v1/chat/completions/derender",
+        "derender_chat",
+        "An answer of /inference/v1/generate as the answer of /v1/chat/completions",
+        DerenderChatRequest,
+        ChatCompletion,
+    ),
+)
+
+
+def handlers(generation: GenerationRoutes) -> dict[str, Handler]:
+    """By the names of `ROUTES`."""
+    derenderer = Derenderer(generation)
+    return {"derender_chat": derenderer.chat, "derender_completion": derenderer.completion}

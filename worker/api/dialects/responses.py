@@ -1,20 +1,24 @@
-"""`POST /v1/responses`: its body, the chat that it stands for, and its answer. Pure.
+"""`POST /v1/responses`: its body, the chat that it stands for, and its answer.
 
-Nothing is stored: what refers to an earlier response is refused.
+Nothing is stored: references to an earlier response are refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
-from worker.api.http.limits import malformed
-from worker.api.schema.answers import Count
-from worker.api.schema.parse import Whole, hint, shown
-from worker.api.schema.prompts import PART_TEXTS, Parts, texts_of, thoughts_of
+from worker.api.dialects.response_frames import Response, ResponseFrames
+from worker.api.generate.prepared import Prepared
+from worker.api.http.arrival import Arrival
+from worker.api.http.field_errors import fields_named, malformed, refused
+from worker.api.routes.generation import GenerationRoutes, answered_by
+from worker.api.schema.conversation import PART_TEXTS, Parts, texts_of, thoughts_of
+from worker.api.schema.parse import Whole, decode_supported, hint, refuse_unsupported, shown
 from worker.api.schema.requests import (
     MAX_CACHE_SALT_CHARS,
     MAX_MESSAGES,
@@ -23,16 +27,35 @@ from worker.api.schema.requests import (
     MAX_TOOLS,
     TOOL_CHOICES,
     TOOL_NAME,
+    CalledFunction,
+    ChatMessage,
+    ChatRequest,
     ContentPart,
+    Function,
+    FunctionName,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    NamedSchema,
+    NamedTool,
+    SentCall,
     StreamOptions,
+    Tool,
     only,
     ranged,
-    refuse_unsupported,
     says,
 )
+from worker.api.schema.routes import Handler, generation_route
 from worker.errors import RequestError
 
 Json = dict[str, Any]
+# The chat's fields, as they are called here.
+_NAMES = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+    "response_format.json_schema.schema": "text.format.schema",
+    "response_format": "text.format",
+}
 _OF_ASSISTANTS = {**PART_TEXTS, "summary_text": "text", "reasoning_text": "text"}
 _OF_OTHERS = {kind: name for kind, name in _OF_ASSISTANTS.items() if name is not None}
 _ROLES = ("system", "developer", "user", "assistant")
@@ -178,6 +201,30 @@ class ResponsesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     kv_transfer_params: Annotated[Json | None, only({})] = None
 
 
+async def _prepared(generation: GenerationRoutes, body: bytes, arrival: Arrival) -> Prepared:
+    request = decode_supported(body, ResponsesRequest)
+    with fields_named(_NAMES):
+        prepared = await generation.chat.prepared(chat_of(request), arrival)
+    head = generation.head_of("resp", prepared)
+    return answered_by(ResponseFrames(head, response_facts(request)), prepared)
+
+
+ROUTES = (
+    generation_route(
+        "/v1/responses",
+        "responses",
+        "Answer as the Responses API does, without keeping anything",
+        ResponsesRequest,
+        Response,
+    ),
+)
+
+
+def handlers(generation: GenerationRoutes) -> dict[str, Handler]:
+    """By the names of `ROUTES`."""
+    return {"responses": generation.handler(partial(_prepared, generation))}
+
+
 _AS_THEY_ARE = (
     *("model", "temperature", "top_p", "parallel_tool_calls", "stream"),
     *("top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed"),
@@ -185,64 +232,67 @@ _AS_THEY_ARE = (
 )
 
 
-def chat_of(request: ResponsesRequest) -> Json:
-    """The body of the chat that a response stands for. Raises `RequestError`."""
-    refuse_unsupported(request)
+def chat_of(request: ResponsesRequest) -> ChatRequest:
+    """The chat that a response stands for. Raises `RequestError`."""
     for value in request.include or ():
         if value not in _INCLUDABLE:
             known = ", ".join(_INCLUDABLE)
-            raise RequestError(f"include takes {known}, got '{shown(value)}'", param="include")
-    chat: Json = {name: getattr(request, name) for name in _AS_THEY_ARE}
-    chat["messages"] = _messages(request)
-    chat["max_completion_tokens"] = request.max_output_tokens
-    chat["tools"] = [_chat_tool(n, tool) for n, tool in enumerate(request.tools or ())] or None
+            raise refused("include", f"takes {known}, got '{shown(value)}'")
+    chat = ChatRequest(
+        messages=_messages(request), **{name: getattr(request, name) for name in _AS_THEY_ARE}
+    )
+    chat.max_completion_tokens = request.max_output_tokens
+    chat.tools = [_chat_tool(n, tool) for n, tool in enumerate(request.tools or ())] or None
     choice = request.tool_choice
     if isinstance(choice, ChosenFunction):
-        choice = {"type": choice.type, "function": {"name": choice.name}}  # type: ignore[assignment]
-    chat["tool_choice"] = choice
+        chat.tool_choice = NamedTool(type=choice.type, function=FunctionName(choice.name))
+    else:
+        chat.tool_choice = choice
     form = None if request.text is None else request.text.format
     if isinstance(form, ResponseJsonSchema):
-        schema = {"name": form.name, "schema": form.schema}
-        chat["response_format"] = {"type": "json_schema", "json_schema": schema}
+        chat.response_format = JsonSchemaFormat(NamedSchema(name=form.name, schema=form.schema))
     elif isinstance(form, ResponseJsonObject):
-        chat["response_format"] = {"type": "json_object"}
+        chat.response_format = JsonObjectFormat()
     if request.reasoning is not None:
-        chat["reasoning_effort"] = request.reasoning.effort
+        chat.reasoning_effort = request.reasoning.effort
     if request.top_logprobs or INCLUDED_LOGPROBS in (request.include or ()):
-        chat |= {"logprobs": True, "top_logprobs": request.top_logprobs or 0}
+        chat.logprobs, chat.top_logprobs = True, request.top_logprobs or Whole(0)
     return chat
 
 
-def _chat_tool(n: int, tool: FunctionTool) -> Json:
+def _chat_tool(n: int, tool: FunctionTool) -> Tool:
     if tool.type != "function":
-        place = f"tools[{n}].type"
-        raise RequestError(f"{place} must be 'function', got '{shown(tool.type)}'", param=place)
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-    return {"type": "function", "function": {k: v for k, v in function.items() if v is not None}}
+        raise refused(f"tools[{n}].type", f"must be 'function', got '{shown(tool.type)}'")
+    function = Function(tool.name)
+    if tool.description is not None:
+        function.description = tool.description
+    if tool.parameters is not None:
+        function.parameters = tool.parameters
+    return Tool(function=function)
 
 
-def _messages(request: ResponsesRequest) -> list[Json]:
-    messages: list[Json] = []
+def _messages(request: ResponsesRequest) -> list[ChatMessage]:
+    messages: list[ChatMessage] = []
     if request.instructions is not None:
-        messages.append({"role": "system", "content": request.instructions})
+        messages.append(ChatMessage(role="system", content=request.instructions))
     if isinstance(request.input, str):
-        return [*messages, {"role": "user", "content": request.input}]
+        return [*messages, ChatMessage(role="user", content=request.input)]
     if not request.input:
         raise RequestError("input is empty: it has at least one item", param="input")
     if len(request.input) > MAX_MESSAGES:
-        raise RequestError(f"input takes at most {MAX_MESSAGES} items", param="input")
-    turn: Json | None = None  # of the assistant, that further items belong to
+        raise refused("input", f"takes at most {MAX_MESSAGES} items")
+    turn: ChatMessage | None = None  # of the assistant, that further items belong to
     for n, item in enumerate(request.input):
         place = f"input[{n}]"
         refuse_unsupported(item, f"{place}.")
         kind = item.type or "message"
         if kind not in _ITEMS:
-            reason = f"{place}.type must be one of {', '.join(_ITEMS)}, got '{shown(kind)}'"
-            raise RequestError(reason, param=f"{place}.type")
+            reason = f"must be one of {', '.join(_ITEMS)}, got '{shown(kind)}'"
+            raise refused(f"{place}.type", reason)
         if kind == "function_call_output":
             output = "" if item.output is None else _text(item.output, f"{place}.output")
             call_id = _needed(item.call_id, f"{place}.call_id")
-            messages.append({"role": "tool", "tool_call_id": call_id, "content": output})
+            messages.append(ChatMessage(role="tool", tool_call_id=call_id, content=output))
             turn = None
         elif kind == "message" and item.role != "assistant":
             role, content = _needed(item.role, f"{place}.role"), item.content
@@ -251,7 +301,7 @@ def _messages(request: ResponsesRequest) -> list[Json]:
                 raise malformed(reason, f"{place}.role")
             if content is None:
                 raise malformed(f"{place}.content is missing", f"{place}.content")
-            messages.append({"role": role, "content": _text(content, f"{place}.content")})
+            messages.append(ChatMessage(role=role, content=_text(content, f"{place}.content")))
             turn = None
         else:
             turn = _assistant(turn, messages, kind)
@@ -259,27 +309,26 @@ def _messages(request: ResponsesRequest) -> list[Json]:
     return messages
 
 
-def _assistant(turn: Json | None, messages: list[Json], kind: str) -> Json:
-    """The turn that an item of the assistant's belongs to; reasoning comes before all else."""
-    if turn is None or (kind != "function_call" and ("content" in turn or "tool_calls" in turn)):
-        turn = {"role": "assistant"}
+def _assistant(turn: ChatMessage | None, messages: list[ChatMessage], kind: str) -> ChatMessage:
+    """The turn that an item of the assistant belongs to; reasoning comes first in a turn."""
+    if turn is None or (kind != "function_call" and (turn.content is not UNSET or turn.tool_calls)):
+        turn = ChatMessage(role="assistant")
         messages.append(turn)
     return turn
 
 
-def _extend(turn: Json, item: InputItem, kind: str, place: str) -> None:
+def _extend(turn: ChatMessage, item: InputItem, kind: str, place: str) -> None:
     if kind == "reasoning":
         parts = item.content or item.summary or ""
-        turn["reasoning"] = turn.get("reasoning", "") + _text(parts, f"{place}.content")
+        turn.reasoning = (turn.reasoning or "") + _text(parts, f"{place}.content")
     elif kind == "message":
-        turn["content"] = _text(item.content or "", f"{place}.content", _OF_ASSISTANTS)
+        turn.content = _text(item.content or "", f"{place}.content", _OF_ASSISTANTS)
         if isinstance(item.content, list):
-            turn["reasoning"] = turn.get("reasoning", "") + thoughts_of(item.content)
+            turn.reasoning = (turn.reasoning or "") + thoughts_of(item.content)
     else:
-        name = _needed(item.name, f"{place}.name")
-        function = {"name": name, "arguments": item.arguments}
-        call = {"id": item.call_id, "type": "function", "function": function}
-        turn.setdefault("tool_calls", []).append(call)
+        function = CalledFunction(_needed(item.name, f"{place}.name"), item.arguments)
+        call = SentCall(function, id=item.call_id, type="function")
+        turn.tool_calls = [*(turn.tool_calls or ()), call]
 
 
 def _needed(value: str | None, place: str) -> str:
@@ -298,89 +347,6 @@ def _text(content: str | Parts, place: str, kinds: Mapping[str, str | None] = _O
         except ValueError as error:
             raise RequestError(f"{place}[{n}]: {error}", param=f"{place}[{n}]") from error
     return "\n".join(texts)
-
-
-class ResponsePart(msgspec.Struct, kw_only=True):
-    """Part of `OutputItem`."""
-
-    type: Literal["output_text", "reasoning_text"]
-    text: str
-    annotations: list[Any] | UnsetType = UNSET
-    logprobs: list[Any] | UnsetType | None = UNSET
-
-
-class OutputItem(msgspec.Struct, kw_only=True):
-    """A message, reasoning or the call of a function."""
-
-    type: Literal["message", "reasoning", "function_call"]
-    id: str
-    status: Literal["in_progress", "completed", "incomplete"]
-    role: Literal["assistant"] | UnsetType = UNSET
-    content: list[ResponsePart] | UnsetType = UNSET
-    summary: list[Any] | UnsetType = UNSET
-    call_id: str | UnsetType = UNSET
-    name: str | UnsetType = UNSET
-    arguments: str | UnsetType = UNSET
-
-
-class InputTokensDetails(msgspec.Struct):
-    """Part of `ResponseUsage`."""
-
-    cached_tokens: Count
-
-
-class OutputTokensDetails(msgspec.Struct):
-    """Part of `ResponseUsage`. Tokens of reasoning are not counted apart: 0."""
-
-    reasoning_tokens: Count = 0
-
-
-class ResponseUsage(msgspec.Struct):
-    """Token counts."""
-
-    input_tokens: Count
-    input_tokens_details: InputTokensDetails
-    output_tokens: Count
-    output_tokens_details: OutputTokensDetails
-    total_tokens: Count
-
-
-class IncompleteDetails(msgspec.Struct):
-    """Why a response is not complete."""
-
-    reason: str
-
-
-class Response(msgspec.Struct, kw_only=True):
-    """Answer of `/v1/responses`; what the request said is repeated as it was."""
-
-    id: str
-    object: Literal["response"] = "response"
-    created_at: Count
-    status: Literal["in_progress", "completed", "incomplete"]
-    model: str
-    output: list[OutputItem]
-    usage: ResponseUsage | None
-    error: None = None
-    incomplete_details: IncompleteDetails | None = None
-    instructions: str | None
-    max_output_tokens: int | None
-    parallel_tool_calls: bool
-    temperature: float | None
-    top_p: float | None
-    tools: list[Any]
-    tool_choice: Any
-    text: Any
-    reasoning: Any
-    metadata: Any
-    user: str | None
-    top_logprobs: int | None
-    truncation: Literal["disabled"] = "disabled"
-    previous_response_id: None = None
-    background: Literal[False] = False
-    store: Literal[False] = False
-    service_tier: None = None
-    metrics: Any = None
 
 
 def response_facts(request: ResponsesRequest) -> Json:

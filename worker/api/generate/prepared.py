@@ -1,0 +1,69 @@
+"""A checked request: what to ask of the engine, and how to answer."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from worker.api.generate.frames import Frames
+from worker.api.generate.logprobs import LogprobsWriter
+from worker.api.generate.resumption import Resumption
+from worker.api.http.arrival import Arrival
+from worker.api.schema.constraints import Constraint
+from worker.api.schema.params import TextParams
+from worker.api.tools.answer import AnswerForm
+from worker.engine.messages import AddRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """The facts that an answer shows besides its text. `new_logprobs` makes the writer of one
+    choice; None: log probabilities were not asked for. `prompt_logprobs` is the number of likeliest
+    tokens to show with each token of the prompt. `usage` and `continuous_usage` concern streams, as
+    does `interval`: tokens per frame.
+    """
+
+    new_logprobs: Callable[[], LogprobsWriter] | None = None
+    prompt_logprobs: int | None = None
+    token_ids: bool = False
+    cached_tokens: bool = True
+    metrics: bool = False
+    usage: bool = False
+    continuous_usage: bool = False
+    interval: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A checked request. `echoes` are the texts of the prompts, where the answer begins with them.
+    `constraint` is what the answer must match, `form` what parsers look for in it. A stream with a
+    `resumption` can continue on another worker.
+    """
+
+    requests: tuple[AddRequest, ...]
+    text: TextParams
+    frames: Frames
+    stream: bool
+    shown: Shown
+    echoes: tuple[str, ...] = ()
+    keep_alive_seconds: float | None = None
+    constraint: Constraint | None = None
+    form: AnswerForm | None = None
+    resumption: Resumption | None = None
+
+    @property
+    def num_sequences(self) -> int:
+        """The number of sequences that run at once."""
+        beams = [request.params.beam for request in self.requests]
+        return sum(
+            1 + len(request.branch_ids) if beam is None else beam.width
+            for request, beam in zip(self.requests, beams, strict=True)
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens that the engine has to prefill."""
+        return sum(len(r.prompt_token_ids) + len(r.output_token_ids) for r in self.requests)
+
+
+Prepare = Callable[[bytes, Arrival], Awaitable[Prepared]]

@@ -1,0 +1,76 @@
+"""Errors about fields of a body: they carry paths, so that another API can name its own fields."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from worker.errors import RequestError
+
+_BODY = "body."
+# Functions of other APIs have no envelope.
+_FUNCTION = re.compile(r"(tools[\[.]\d+\]?)\.function\.")
+
+
+class Field(str):
+    """The path of a field, as a part of an error's text."""
+
+    __slots__ = ()
+
+
+class FieldError(RequestError):
+    """A 400 whose text is made of `parts`; each `Field` among them can be renamed."""
+
+    def __init__(
+        self, *parts: str, param: str | None = None, kind: str = "BadRequestError"
+    ) -> None:
+        super().__init__("".join(parts), None if param is None else str(param), type=kind)
+        self.parts = parts
+
+
+def refused(path: str, reason: str) -> FieldError:
+    """The 400 of the field at `path`, which begins the message."""
+    return FieldError(Field(path), f" {reason}", param=path)
+
+
+def quoted(path: str, reason: str) -> FieldError:
+    """The same, with the path in backquotes."""
+    return FieldError("`", Field(path), f"` {reason}", param=path)
+
+
+def malformed(message: str | tuple[str, ...], place: str = "") -> FieldError:
+    """The 400 for a body of the wrong shape: it is not JSON, or a field is unknown, missing, or of
+    the wrong type. `place` is the field's path (`messages[0].role`), or the byte; type and `param`
+    (`body.messages.0.role`) are those of vLLM's validation errors.
+    """
+    path = place.replace("[", ".").replace("]", "")
+    parts = (message,) if isinstance(message, str) else message
+    return FieldError(*parts, param=_BODY + path if path else "body", kind="Bad Request")
+
+
+@contextmanager
+def fields_named(names: Mapping[str, str]) -> Iterator[None]:
+    """Rename the fields in errors of the block: `names` maps paths to those of another API."""
+    try:
+        yield
+    except RequestError as error:
+        if isinstance(error, FieldError):
+            error.parts = tuple(
+                Field(_renamed(part, names)) if isinstance(part, Field) else part
+                for part in error.parts
+            )
+            error.message = "".join(error.parts)
+        if error.param is not None:
+            prefix = _BODY if error.param.startswith(_BODY) else ""
+            error.param = prefix + _renamed(error.param.removeprefix(prefix), names)
+        raise
+
+
+def _renamed(path: str, names: Mapping[str, str]) -> str:
+    """A path whose longest known beginning is replaced."""
+    for name in sorted(names, key=len, reverse=True):
+        if re.match(rf"{re.escape(name)}(?!\w)", path):
+            path = names[name] + path[len(name) :]
+            break
+    return _FUNCTION.sub(r"\1.", path)
