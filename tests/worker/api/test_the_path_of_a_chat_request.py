@@ -19,9 +19,9 @@ from worker.api.http.exchange import Exchange
 
 ROOT = str(Path(worker.__file__).parent) + "/"
 ENTRY = "api/openai/chat.py"
-# Reached: 12 and 12; and from there until the engine has the request, 20 and 23.
+# Reached: 12 and 12; and from there until the engine has the request, 20 and 24.
 MAX_FILES, MAX_ROOM_CHANGES = 12, 12
-MAX_FILES_TO_ENGINE, MAX_ROOM_CHANGES_TO_ENGINE = 20, 23
+MAX_FILES_TO_ENGINE, MAX_ROOM_CHANGES_TO_ENGINE = 20, 24
 BODY = {"messages": [{"role": "user", "content": "hi"}], "temperature": 0.5, "max_tokens": 5}
 
 
