@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any, Protocol, cast
 
 import msgspec
 
+from base.shelves import load_shelf
 from worker.api.http.exchange import OPENAI_ERRORS, ErrorForm, Exchange
 from worker.api.schema import answers as answers
 from worker.api.schema import embeddings
@@ -327,11 +326,9 @@ class Dialect(Protocol):
 
 def dialects() -> tuple[Dialect, ...]:
     """The dialects that are installed; none where their folder was taken away."""
-    found = find_spec(_DIALECTS)
-    if found is None or found.origin is None:
-        return ()
-    names = import_module(_DIALECTS).MODULES
-    return tuple(cast(Dialect, import_module(f"{_DIALECTS}.{name}")) for name in names)
+    shelf = load_shelf(_DIALECTS)
+    names: tuple[str, ...] = () if shelf is None else shelf.MODULES
+    return tuple(cast(Dialect, load_shelf(f"{_DIALECTS}.{name}")) for name in names)
 
 
 def all_routes() -> tuple[Route, ...]:
