@@ -22,7 +22,15 @@ ROOTS = (*PROGRAMS, "scripts", "benchmarks", "tests", "docs")
 PAGES = ("README.md", "CHANGELOG.md")
 # Folders whose English was not revised yet.
 UNREVISED = (
-    *("tests/base", "tests/picker", "tests/worker", "tests/fleet", "tests/support", "tests/fakes"),
+    *(
+        "tests/base",
+        "tests/picker",
+        "tests/worker",
+        "tests/fleet",
+        "tests/support/picker",
+        "tests/support/worker",
+        "tests/support/fleet",
+    ),
     "docs/configuration.md",
     *("picker", "worker", "fleet"),
 )

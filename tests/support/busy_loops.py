@@ -46,7 +46,7 @@ def busy_loops(number: int) -> Iterator[list[int]]:
 
 
 def cpu_seconds(process_id: int) -> float:
-    """What the first thread of a process has run so far."""
+    """CPU seconds of a process's first thread so far."""
     return int(Path(f"/proc/{process_id}/schedstat").read_text().split()[0]) / 1e9
 
 

@@ -1,7 +1,7 @@
-"""Ports for servers that have to be told theirs before they begin.
+"""Ports for servers that need theirs before they begin.
 
-Below those that systems give to outgoing connections and to whoever asks for any port, so that
-nobody else on the machine takes one before its server does; none twice, and other ones in each of
+Below those that systems give to outgoing connections and to clients that ask for any port, so that
+no other process takes one before its server does; none twice, and other ones in each of
 the processes that run the tests.
 """
 
@@ -19,7 +19,7 @@ _given: set[int] = set()
 
 
 def free_port() -> int:
-    """A port nobody listens on right now."""
+    """A port that is free right now."""
     while True:
         (port,) = conformance.ports.free_ports(1)
         if port % _PROCESSES == _MINE and port not in _given:

@@ -1,4 +1,4 @@
-"""Who may do what: bearer tokens and role rules, by the API server's own reading of RBAC."""
+"""Access control: bearer tokens and role rules, by the API server's own reading of RBAC."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Rule:
     namespace: str | None = None
 
     def allows(self, target: Target) -> bool:
-        """Whether the rule covers a request.
+        """True if the rule covers a request.
 
         A list or watch has the name that its field selector asks for; a create never has one.
         """
@@ -43,9 +43,9 @@ def _has(allowed: Sequence[str], wanted: str) -> bool:
 
 @dataclass(slots=True)
 class Access:
-    """Which tokens are known and which rules each user has; the sole owner of both.
+    """The known tokens and the rules of each user; the sole owner of both.
 
-    Without any token everything is allowed to everybody. What is open already stays open when rules
+    Without any token every user may do everything. What is open already stays open when rules
     are taken away: only new requests are judged.
     """
 
@@ -59,7 +59,7 @@ class Access:
         self.rules[user] = list(rules)
 
     def deny(self, verb: str, plural: str = "*") -> None:
-        """Refuse a verb to everybody, whatever the rules say."""
+        """Refuse a verb to all users, whatever the rules say."""
         self.denied.append((verb, plural))
 
     def check(self, target: Target, authorization: str | None) -> None:
@@ -69,7 +69,7 @@ class Access:
             raise forbidden(target.resource, user, target.verb, target.namespace, target.name or "")
 
     def user_of(self, authorization: str | None) -> str:
-        """Who asks. Raises ApiError 401."""
+        """The user of a request. Raises ApiError 401."""
         if not self.users:
             return "system:anonymous"
         kind, _, token = (authorization or "").partition(" ")
@@ -78,7 +78,7 @@ class Access:
         return self.users[token]
 
     def may(self, user: str, target: Target) -> bool:
-        """Whether a user may do something; one that nobody knows may do nothing."""
+        """True if a user may do something; an unknown user may do nothing."""
         refused = any(
             verb in (target.verb, "*") and target.resource.is_called(plural)
             for verb, plural in self.denied

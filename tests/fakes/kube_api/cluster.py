@@ -54,7 +54,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where an API server is and how it knows its client."""
+    """An API server's address and its client's credentials."""
 
     url: str
     headers: dict[str, str] = field(default_factory=dict)

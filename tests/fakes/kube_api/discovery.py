@@ -1,4 +1,4 @@
-"""What the server says about itself: health, version, groups and resources (for kubectl)."""
+"""The server's description of itself: health, version, groups and resources (for kubectl)."""
 
 from __future__ import annotations
 

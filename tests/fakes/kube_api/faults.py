@@ -16,10 +16,10 @@ class DroppedError(Exception):
 
 @dataclass(slots=True)
 class Fault:
-    """What befalls requests of these verbs on these resources (all, where none is named).
+    """A fault of requests with these verbs on these resources (all, where none is named).
 
     `times` is for how many more requests (None: until it is lifted). A fault delays first, then
-    hangs, drops or answers with its error; one that only delays lets the request go on.
+    hangs, drops or answers with its error; one that only delays lets the request continue.
     `met` counts the requests that it befell, and `reached` is set with the first.
     """
 
@@ -34,7 +34,7 @@ class Fault:
     reached: asyncio.Event = field(default_factory=asyncio.Event)
 
     def concerns(self, target: Target) -> bool:
-        """Whether it befalls this request."""
+        """True if the fault applies to this request."""
         left = self.times is None or self.met < self.times
         placed = target.resource.is_called(self.plural)
         return left and placed and (not self.verbs or target.verb in self.verbs)
@@ -63,13 +63,13 @@ class Faults:
         return self.add(Fault(verbs, plural, delay_seconds=seconds))
 
     def lift(self) -> None:
-        """End all faults; requests that hang go on."""
+        """End all faults; requests that hang continue."""
         self.active.clear()
         self._lifted.set()
         self._lifted = asyncio.Event()
 
     async def befall(self, target: Target) -> None:
-        """What comes before the answer to a request. Raises ApiError, or DroppedError."""
+        """Apply the faults before the answer to a request. Raises ApiError, or DroppedError."""
         for fault in list(self._concerning(target)):
             fault.met += 1
             fault.reached.set()

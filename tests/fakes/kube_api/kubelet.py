@@ -44,7 +44,7 @@ def pod(
 
 
 class Kubelet:
-    """Writes what becomes of Pods; on the server's clock it ends those whose grace is over."""
+    """Writes the states of Pods; on the server's clock it ends those whose grace is over."""
 
     def __init__(self, api: KubeApi) -> None:
         self._api = api
@@ -82,7 +82,7 @@ class Kubelet:
         self._api.write(found)
 
     def delete(self, name: str, namespace: str = "default") -> None:
-        """What `kubectl delete` begins; the Pod ends when its grace is over."""
+        """Begin a deletion like `kubectl delete`; the Pod ends when its grace is over."""
         self._api.objects.delete(self._pods, (namespace, name), DeleteOptions())
 
     def _seen(self, change: Change) -> None:

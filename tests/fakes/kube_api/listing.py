@@ -15,7 +15,7 @@ from tests.fakes.kube_api.target import Target
 
 @dataclass(frozen=True, slots=True)
 class _Rest:
-    """What a `continue` token stands for."""
+    """The position that a `continue` token stands for."""
 
     version: int
     items: tuple[Stored, ...]

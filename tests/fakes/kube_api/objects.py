@@ -23,7 +23,7 @@ from tests.fakes.kube_api.writes import (
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """How a write was asked for."""
+    """The options of a write."""
 
     validation: FieldValidation = FieldValidation.WARN
     dry_run: bool = False
@@ -32,7 +32,7 @@ class WriteOptions:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a write gives: the object, the HTTP status, and the warnings for the client."""
+    """The result of a write: the object, the HTTP status, and the warnings for the client."""
 
     stored: Stored
     code: int = 200
@@ -103,7 +103,7 @@ class Objects:
     def delete(self, resource: Resource, key: Key, options: DeleteOptions) -> tuple[Stored, bool]:
         """Delete, or begin to; gives the object and whether it is gone.
 
-        A Pod on a node gets its grace period first: it is gone once somebody (the kubelet) deletes
+        A Pod on a node gets its grace period first: it is gone once the kubelet deletes
         it with none. Raises ApiError 404.
         """
         found = self._store.get(resource, key)

@@ -25,7 +25,7 @@ _POD_FIELDS = _ANY_FIELDS | {
 class Resource:
     """One resource: how it is named, and by which rules its objects are written.
 
-    `rules` are a CRD's; a built-in resource has `check` instead, which tells what is wrong.
+    `rules` are a CRD's; a built-in resource has `check` instead, which returns the errors.
     """
 
     group: str
@@ -55,12 +55,12 @@ class Resource:
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def is_called(self, name: str | None) -> bool:
-        """Whether `name` means it: plural, plural and group, or (None, `*`) any resource."""
+        """True for the plural, the plural with the group, and (None, `*`) for any resource."""
         return name in (None, "*", self.plural, self.qualified)
 
     @property
     def custom(self) -> bool:
-        """Whether a CRD defines it."""
+        """True if a CRD defines the resource."""
         return self.rules is not None
 
 
@@ -158,7 +158,7 @@ def custom_resources(document: Object) -> Iterator[Resource]:
 
 
 class Catalogue:
-    """Which resources are served now; the sole owner of that set.
+    """The resources that are served now; the sole owner of that set.
 
     A CRD's versions share their objects, so they are stored under the first version installed.
     """

@@ -1,4 +1,4 @@
-"""Reviews of access: whether somebody may do something, by the server's own rules."""
+"""Reviews of access: a user's rights by the server's own rules."""
 
 from __future__ import annotations
 

@@ -76,9 +76,10 @@ class Routes:
             return await self._review(request)
         target = target_of(self.catalogue, request.method, request.path, request.query)
         if target is None:
-            told = answer_about_itself(self.catalogue, request.method, request.path)
-            if told is not None:
-                return _reply(msgspec.json.encode(told)) if isinstance(told, dict) else _text(told)
+            answer = answer_about_itself(self.catalogue, request.method, request.path)
+            if answer is not None:
+                is_object = isinstance(answer, dict)
+                return _reply(msgspec.json.encode(answer)) if is_object else _text(answer)
             return web.Response(status=404, text="404 page not found\n")
         self.asked.append(
             Asked(

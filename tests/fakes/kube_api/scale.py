@@ -8,12 +8,12 @@ from typing import Any
 from tests.fakes.kube_api.resources import Object
 from tests.fakes.kube_api.statuses import bad_request
 
-_KEPT = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
+_SHARED = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
 
 
 def scale_of(obj: Object) -> Object:
     """The scale of an object with `spec.replicas`; a 0 is left out, as the server leaves it out."""
-    metadata = {name: obj["metadata"][name] for name in _KEPT if name in obj["metadata"]}
+    metadata = {name: obj["metadata"][name] for name in _SHARED if name in obj["metadata"]}
     replicas = obj.get("spec", {}).get("replicas", 1)
     spec = {"replicas": replicas} if replicas else {}
     kind = {"kind": "Scale", "apiVersion": "autoscaling/v1"}

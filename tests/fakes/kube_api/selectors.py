@@ -26,7 +26,7 @@ class Selector:
     name: str | None
 
     def __call__(self, obj: Object) -> bool:
-        """Whether the object is selected."""
+        """True if the object is selected."""
         metadata = obj["metadata"]
         if self.namespace is not None and metadata.get("namespace") != self.namespace:
             return False

@@ -74,7 +74,7 @@ class KubeApi:
 
     @property
     def url(self) -> str:
-        """Where it listens. Raises RuntimeError before `start`."""
+        """The address of the server. Raises RuntimeError before `start`."""
         if self._held is None:
             raise RuntimeError("the server has not been started")
         scheme = "http" if self._ssl is None else "https"
@@ -99,7 +99,7 @@ class KubeApi:
             self._held = None
 
     async def go_away(self) -> None:
-        """As if the process were killed: connections are reset, new ones refused."""
+        """Act like a killed process: connections are reset, new ones refused."""
         runner, self._runner = self._runner, None
         if runner is None:
             return
@@ -156,12 +156,12 @@ class KubeApi:
         if resource.namespaced:
             metadata.setdefault("namespace", "default")
         found = self.store.find(resource, (metadata.get("namespace") or "", metadata["name"]))
-        kept = {} if found is None else found.obj["metadata"]
-        metadata.setdefault("uid", kept.get("uid") or self.objects.new_uid())
-        created = kept.get("creationTimestamp") or stamp(self.clock.now())
+        stored = {} if found is None else found.obj["metadata"]
+        metadata.setdefault("uid", stored.get("uid") or self.objects.new_uid())
+        created = stored.get("creationTimestamp") or stamp(self.clock.now())
         metadata.setdefault("creationTimestamp", created)
         if resource.has_generation:
-            metadata.setdefault("generation", kept.get("generation", 1))
+            metadata.setdefault("generation", stored.get("generation", 1))
         whole = copy.deepcopy(typed(resource, {**obj, "metadata": metadata}))
         if resource.rules is not None:
             resource.rules.apply_defaults(whole)
@@ -175,7 +175,7 @@ class KubeApi:
         return self.store.delete(resource, (namespace if resource.namespaced else "", name))
 
     def read(self, plural: str, name: str, namespace: str = "default") -> Object:
-        """An object as it stands. Raises ApiError 404."""
+        """The stored object. Raises ApiError 404."""
         resource = self.catalogue.named(plural)
         return self.store.get(resource, (namespace if resource.namespaced else "", name)).obj
 

@@ -151,7 +151,7 @@ def forbidden(
 
 
 def success(resource: Resource, name: str, uid: str) -> dict[str, Any]:
-    """What a delete answers when the object is gone at once."""
+    """The answer to a delete when the object is gone at once."""
     details = _about(resource, name) | {"uid": uid}
     body = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
     return body | {"details": details}

@@ -1,6 +1,6 @@
 """The objects of the fake API server: one version counter, and a window of changes to replay.
 
-Stored objects are never changed in place; whoever gets one must copy it before writing to it.
+Stored objects are never changed in place; a reader must copy one before writing to it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Kind: TypeAlias = tuple[str, str]  # group, plural: versions of a resource share
 
 
 class Type(StrEnum):
-    """What a watch says about an object."""
+    """The type of a watch event."""
 
     ADDED = "ADDED"
     MODIFIED = "MODIFIED"
@@ -95,7 +95,7 @@ class Store:
     def replace(self, resource: Resource, obj: Object, *, even_if_same: bool = False) -> Stored:
         """Write a new state of an object that is there.
 
-        Writing the same state does nothing, but where a field that is not kept here has changed.
+        Writing the same state does nothing, unless a field that is not stored here has changed.
         """
         old = self.get(resource, key_of(obj))
         if not even_if_same and _without_version(old.obj) == _without_version(obj):
@@ -108,7 +108,7 @@ class Store:
         return self._commit(resource, Type.DELETED, old, old.obj)
 
     def since(self, resource: Resource, version: int) -> list[Change]:
-        """What happened after a version. Raises ApiError 410 when that is no longer known."""
+        """The changes after a version. Raises ApiError 410 when that is no longer known."""
         shelf = self._shelf(resource)
         if version < shelf.floor:
             raise expired(version, shelf.floor)

@@ -21,7 +21,7 @@ _ON_OBJECT = {"GET": "get", "PUT": "update", "PATCH": "patch", "DELETE": "delete
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a request is about; `verb` is RBAC's word."""
+    """The target of a request; `verb` is RBAC's word."""
 
     resource: Resource
     verb: str
@@ -72,7 +72,7 @@ class Target:
 def target_of(
     catalogue: Catalogue, method: str, path: str, query: Mapping[str, str]
 ) -> Target | None:
-    """What a request is about; None when nothing is served there. Raises ApiError 405."""
+    """The target of a request; None when nothing is served there. Raises ApiError 405."""
     spaces = _SPACES.fullmatch(path)
     found = spaces or _PATH.fullmatch(path)
     if found is None:

@@ -1,4 +1,4 @@
-"""Watches: what one client is told of a resource's changes, and the faults a watch can have.
+"""Watches: the changes of a resource that one client gets, and the faults a watch can have.
 
 A feed is filled within each write, so its order is the store's order and nothing can fall between
 its start and its first change. The connection's task empties it.
@@ -26,7 +26,7 @@ _TIMEOUT_SECONDS = 1800.0  # of a watch that names no time
 
 
 class End(Enum):
-    """How a feed came to its end."""
+    """The way in which a feed ended."""
 
     CLEAN = auto()  # the reply ends as it should: the client may resume
     ABORTED = auto()  # the connection is reset in the middle
@@ -34,7 +34,7 @@ class End(Enum):
 
 @dataclass(frozen=True, slots=True)
 class WatchRequest:
-    """What a client asked to watch."""
+    """A client's request to watch."""
 
     resource: Resource
     selector: Selector
@@ -55,7 +55,7 @@ class Feed:
         self._listens = False
         self._store = store
         self._lines: deque[bytes] = deque()
-        self._told = request.version or 0
+        self._sent = request.version or 0
 
     def start(self) -> None:
         """Fill in what is due at once, and listen from there on."""
@@ -64,7 +64,7 @@ class Feed:
             for one in self._store.all(request.resource):
                 if request.selector(one.obj):
                     self.say(Type.ADDED, one.raw)
-            self._told = self._store.version
+            self._sent = self._store.version
             if request.initial_events and request.bookmarks:
                 self.bookmark({INITIAL_EVENTS_END: "true"})
         else:
@@ -84,13 +84,13 @@ class Feed:
             self._listens = False
 
     def offer(self, change: Change) -> None:
-        """Tell of a change as the selector sees it: entering is ADDED, leaving is DELETED."""
-        if change.version <= self._told or self.end is not None:
-            return  # a watch from the future is told nothing until the counter passes it
-        self._told = change.version
-        told = _told(change, self.request.selector)
-        if told is not None:
-            self.say(*told)
+        """Send a change as the selector sees it: entering is ADDED, leaving is DELETED."""
+        if change.version <= self._sent or self.end is not None:
+            return  # a watch from the future gets nothing until the counter passes it
+        self._sent = change.version
+        event = _sent(change, self.request.selector)
+        if event is not None:
+            self.say(*event)
 
     def say(self, kind: str, raw: bytes) -> None:
         """One event, its object as JSON."""
@@ -130,18 +130,18 @@ class Feed:
 
     @property
     def ended_cleanly(self) -> bool:
-        """Whether the reply may end as replies do."""
+        """True if the reply may end as replies do."""
         return self.end is End.CLEAN
 
     @property
     def over(self) -> bool:
-        """Whether the connection is to end, everything having been taken."""
+        """True if the connection is to end after everything was sent."""
         if self.end is End.ABORTED:
             return True
         return self.end is End.CLEAN and not self._lines and not self.silent
 
 
-def _told(change: Change, selected: Selector) -> tuple[str, bytes] | None:
+def _sent(change: Change, selected: Selector) -> tuple[str, bytes] | None:
     """The event of a change for one selector, None when it concerns nothing selected."""
     was = change.old is not None and selected(change.old.obj)
     if change.type is Type.DELETED:
@@ -172,7 +172,7 @@ class Watches:
         return [feed for feed in self._feeds if feed.request.resource.is_called(plural)]
 
     async def wait_for(self, count: int, plural: str | None = None) -> None:
-        """Until so many watches are open (0: none any more)."""
+        """Wait until that many watches are open (0: none any more)."""
 
         def reached() -> bool:
             found = len(self.of(plural))
@@ -215,7 +215,7 @@ class Watches:
             feed.finish(End.ABORTED if abruptly else End.CLEAN)
 
     def expire(self, plural: str | None = None) -> None:
-        """Tell open watches that their version is too old, and forget the changes so far."""
+        """Send open watches that their version is too old, and forget the changes so far."""
         resources = {feed.request.resource for feed in self.of(plural)}
         for resource in resources:
             self._store.compact(resource)

@@ -1,4 +1,4 @@
-"""What becomes of an object on its way into the store: pure functions, in the server's own order.
+"""The steps of an object into the store: pure functions, in the server's own order.
 
 A create drops the status and sets what only the server may set; an update of the main resource
 keeps the status, one of `/status` keeps all else; the generation moves with the spec alone.
@@ -33,7 +33,7 @@ _SET_BY_SERVER = (
 
 
 class FieldValidation(StrEnum):
-    """What to do about fields that the schema does not know."""
+    """The treatment of fields that the schema does not know."""
 
     STRICT = "Strict"
     WARN = "Warn"
@@ -121,21 +121,21 @@ def updated(resource: Resource, old: Object, body: Object, *, status: bool) -> O
     Raises ApiError 409 for another version or uid, 422 for what breaks the rules; what broke them
     before and is unchanged is let through.
     """
-    given, kept = body["metadata"], old["metadata"]
-    _check_identity(resource, kept, given)
+    given, stored = body["metadata"], old["metadata"]
+    _check_identity(resource, stored, given)
     if status:
         obj = {**old}
         _take(obj, body, "status")
-        metadata = dict(kept)
+        metadata = dict(stored)
     else:
         obj = {**body}
         if resource.has_status:
             _take(obj, old, "status")
         metadata = {k: v for k, v in given.items() if k not in _SET_BY_SERVER and v is not None}
-        metadata |= {k: kept[k] for k in _SET_BY_SERVER if k in kept}
-        metadata["resourceVersion"] = kept["resourceVersion"]
+        metadata |= {k: stored[k] for k in _SET_BY_SERVER if k in stored}
+        metadata["resourceVersion"] = stored["resourceVersion"]
     if resource.has_generation and _spec_of(resource, obj) != _spec_of(resource, old):
-        metadata["generation"] = kept.get("generation", 0) + 1
+        metadata["generation"] = stored.get("generation", 0) + 1
     obj["metadata"] = metadata
     refuse(resource, obj, _newly_broken(resource, old, obj))
     return obj
@@ -148,16 +148,16 @@ def _take(obj: Object, other: Object, key: str) -> None:
         obj.pop(key, None)
 
 
-def _check_identity(resource: Resource, kept: Object, given: Object) -> None:
-    name = kept["name"]
+def _check_identity(resource: Resource, stored: Object, given: Object) -> None:
+    name = stored["name"]
     version, uid = given.get("resourceVersion"), given.get("uid")
-    if version not in (None, "", kept["resourceVersion"]):
+    if version not in (None, "", stored["resourceVersion"]):
         raise conflict(resource, name)
-    if uid not in (None, "", kept["uid"]):
+    if uid not in (None, "", stored["uid"]):
         raise conflict(
             resource,
             name,
-            f"Precondition failed: UID in precondition: {uid}, UID in object meta: {kept['uid']}",
+            f"Precondition failed: UID in precondition: {uid}, UID in object meta: {stored['uid']}",
         )
     if given.get("name") not in (None, "", name):
         raise bad_request(
@@ -167,8 +167,8 @@ def _check_identity(resource: Resource, kept: Object, given: Object) -> None:
 
 def _spec_of(resource: Resource, obj: Object) -> Object:
     """All that the generation counts."""
-    apart = {"metadata", "status"} if resource.has_status else {"metadata"}
-    return {key: value for key, value in obj.items() if key not in apart}
+    separate = {"metadata", "status"} if resource.has_status else {"metadata"}
+    return {key: value for key, value in obj.items() if key not in separate}
 
 
 def errors_of(resource: Resource, obj: Object) -> list[FieldError]:
@@ -216,7 +216,7 @@ def _newly_broken(resource: Resource, old: Object, new: Object) -> list[FieldErr
 
 
 def value_at(obj: Object, path: str) -> Any:
-    """What stands under a path such as `spec.targetPorts[0].number`; None where nothing does."""
+    """The value under a path such as `spec.targetPorts[0].number`; None where there is none."""
     value: Any = obj
     for name, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", path):
         if index:

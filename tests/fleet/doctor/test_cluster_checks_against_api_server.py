@@ -19,10 +19,10 @@ from tests.support.kube.doctor_cluster import (
     Object,
     cluster_in_order,
     edited,
+    findings,
     look,
     objective,
     respecified,
-    told,
 )
 
 
@@ -46,7 +46,7 @@ async def test_each_right_that_is_missing_is_named(api: KubeApi, rule: int) -> N
     """With the rule to add."""
     lost = ROLE[rule]
     api.access.grant("picker", ACCOUNT, [one for one in ROLE if one is not lost])
-    found = await told(api)
+    found = await findings(api)
     assert {one.check for one in found} == {"k8s-rights"}
     assert len(found) == len(lost.verbs) * len(lost.resources)
     fixes = " ".join(one.fix for one in found)
@@ -59,7 +59,7 @@ async def test_a_right_under_another_name_is_none(api: KubeApi) -> None:
     """The Role has to name this pool."""
     other = Rule(POOL_RULE.groups, POOL_RULE.resources, POOL_RULE.verbs, ["other"])
     api.access.grant("picker", ACCOUNT, [ROLE[0], other, ROLE[2]])
-    found = await told(api)
+    found = await findings(api)
     assert [one.check for one in found] == ["k8s-rights"] * 2
 
 
@@ -69,7 +69,7 @@ async def test_who_may_not_ask_about_others_learns_of_himself(api: KubeApi) -> N
     assert facts.who == "you"
     assert facts.denied == ()
     assert {"services", "endpointslices"} <= set(facts.unseen)
-    found = await told(api, token="picker", user="system:serviceaccount:default:other")
+    found = await findings(api, token="picker", user="system:serviceaccount:default:other")
     assert "k8s-rights" in {one.check for one in found}
     (unknown,) = [one for one in found if one.check == "k8s-rights"]
     assert unknown.severity is Severity.WARNING
@@ -77,7 +77,7 @@ async def test_who_may_not_ask_about_others_learns_of_himself(api: KubeApi) -> N
 
 async def test_rights_of_somebody_else(api: KubeApi) -> None:
     """An account that nobody has given anything lacks all of them."""
-    found = await told(api, user="system:serviceaccount:default:new")
+    found = await findings(api, user="system:serviceaccount:default:new")
     assert {one.check for one in found} == {"k8s-rights"}
     assert len(found) == 8
 
@@ -161,7 +161,7 @@ async def test_what_is_spoilt_is_told_of(
 ) -> None:
     """By the check that is meant, and by no other that it does not follow from."""
     spoil(api)
-    found = await told(api)
+    found = await findings(api)
     assert any(one.check == f"k8s-{check}" and text in one.seen for one in found), found
     follows = {"k8s-rights"} if check == "unseen" else set()
     assert {one.check for one in found} <= {f"k8s-{check}"} | follows
@@ -170,5 +170,5 @@ async def test_what_is_spoilt_is_told_of(
 async def test_an_api_server_that_is_away(api: KubeApi) -> None:
     """One finding, not one for each thing that is not known."""
     await api.go_away()
-    (found,) = await told(api)
+    (found,) = await findings(api)
     assert found.check == "k8s-reachable"

@@ -24,11 +24,11 @@ from tests.support.kube.doctor_cluster import (
     Object,
     cluster_in_order,
     edited,
+    findings,
     lease,
     look,
     respecified,
     running,
-    told,
 )
 
 ELECTION, AUTH = "--ha-enable-leader-election", "--metrics-endpoint-auth"
@@ -74,7 +74,7 @@ async def test_rights_that_a_flag_asks_for(
     flags, rules = extra
     start(api, *flags)
     api.write(lease())
-    found = await told(api)
+    found = await findings(api)
     assert len(found) == sum(len(one.verbs) * len(one.resources) for one in rules)
     for rule in rules:
         for verb in rule.verbs:
@@ -86,10 +86,10 @@ async def test_rights_that_a_flag_asks_for(
             assert f'apiGroups: ["{rule.groups[0]}"]' in fix
             assert (f"resourceNames: [{''.join(rule.names)}]" in fix) == bool(rule.names)
     api.access.grant("picker", ACCOUNT, ROLE + rules)
-    assert await told(api) == ()
+    assert await findings(api) == ()
     api.access.grant("picker", ACCOUNT, ROLE)
     start(api, *(f"{one}=false" for one in flags if one in (ELECTION, AUTH)))
-    assert await told(api) == ()
+    assert await findings(api) == ()
 
 
 async def test_reviews_need_a_cluster_role(api: KubeApi) -> None:
@@ -98,7 +98,7 @@ async def test_reviews_need_a_cluster_role(api: KubeApi) -> None:
     api.access.grant(
         "picker", ACCOUNT, ROLE + [replace(one, namespace="default") for one in AUTH_ROLE]
     )
-    found = await told(api)
+    found = await findings(api)
     assert len(found) == 2
     assert all("ClusterRole" in one.fix and " in default" not in one.seen for one in found)
 
@@ -106,10 +106,10 @@ async def test_reviews_need_a_cluster_role(api: KubeApi) -> None:
 async def test_an_election_in_order(api: KubeApi) -> None:
     """One leads and is ready, the other one stands by."""
     elect(api)
-    assert await told(api) == ()
+    assert await findings(api) == ()
     elect(api, holder="somebody_1")
     respecified("pods", "picker-333", hostNetwork=True)(api)
-    assert await told(api) == ()  # called after the host, whatever that is
+    assert await findings(api) == ()  # called after the host, whatever that is
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ async def test_a_lease_that_none_of_them_holds(
 ) -> None:
     """Nobody, somebody who does not renew it, somebody else."""
     elect(api, **how)
-    (found,) = await told(api)
+    (found,) = await findings(api)
     assert (found.check, found.severity) == ("k8s-lease", Severity(severity))
     assert text in found.seen
 
@@ -133,7 +133,7 @@ async def test_a_lease_that_none_of_them_holds(
 async def test_a_lease_that_is_not_there(api: KubeApi) -> None:
     elect(api)
     api.erase("leases", "epp-default-it.llm-d.ai")
-    (found,) = await told(api)
+    (found,) = await findings(api)
     assert "has no holder" in found.seen
 
 
@@ -141,7 +141,7 @@ async def test_two_that_are_ready(api: KubeApi) -> None:
     """Though only one of them can lead."""
     elect(api)
     start(api, ELECTION, name="picker-4444")
-    (found,) = await told(api)
+    (found,) = await findings(api)
     assert (found.check, found.severity) == ("k8s-lease", Severity.WARNING)
     assert "2 pickers are ready though one leads (picker-333, picker-4444)" in found.seen
 
@@ -157,7 +157,7 @@ async def test_the_lease_of_several_pools_is_called_after_the_first(api: KubeApi
     assert str(facts.lease_name) == "default/epp-default-first.llm-d.ai"
     assert {one.name for one in facts.denied} == {"epp-default-first.llm-d.ai"}
     api.write(lease(name="epp-default-first.llm-d.ai"))
-    assert {one.check for one in await told(api)} == {"k8s-rights"}
+    assert {one.check for one in await findings(api)} == {"k8s-rights"}
 
 
 def to_port(target: object, port: int = 9002) -> Object:
@@ -195,7 +195,7 @@ async def test_a_port_at_which_the_pool_is_served(
     start(api, *flags)
     _name_port(api)
     respecified("services", "picker", **to_port(target))(api)
-    assert await told(api) == ()
+    assert await findings(api) == ()
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ async def test_a_port_at_which_it_is_not(
     start(api, *flags)
     _name_port(api)
     respecified("services", "picker", **to_port(target))(api)
-    (found,) = await told(api)
+    (found,) = await findings(api)
     assert (found.check, found.severity) == ("k8s-picker-port", Severity(severity))
     assert text in found.seen
 
@@ -221,9 +221,9 @@ def _name_port(server: KubeApi) -> None:
 
 
 async def test_pickers_that_know_nothing_of_each_other(api: KubeApi) -> None:
-    """They are told of once there are two."""
+    """They are findings of once there are two."""
     start(api, name="picker-4444")
-    (found,) = await told(api)
+    (found,) = await findings(api)
     assert found.check == "k8s-replicas"
     assert "2 pickers serve the pool" in found.seen
 

@@ -22,7 +22,7 @@ async def test_it_lists_and_follows() -> None:
         scene.erase("b")
         await asyncio.sleep(0.1)
         assert scene.shown == {"a": "2", "c": "1"}
-        assert scene.told[-1] is scene.reflector.view
+        assert scene.published[-1] is scene.reflector.view
         assert scene.reflector.problem() is None
 
 
@@ -32,31 +32,31 @@ async def test_an_empty_list_is_told_too() -> None:
         assert not scene.reflector.synced
         await asyncio.sleep(1)
         assert scene.reflector.synced
-        assert scene.told == [{}]
+        assert scene.published == [{}]
 
 
 async def test_many_events_at_once_are_one_change() -> None:
     """And the view that is told has all of them."""
     async with following() as scene:
-        scene.told.clear()
+        scene.published.clear()
         for number in range(500):
             scene.write(f"n{number}")
         await asyncio.sleep(0.1)
-        assert [len(view) for view in scene.told] == [500]
+        assert [len(view) for view in scene.published] == [500]
 
 
 async def test_a_stream_of_events_is_told_a_few_milliseconds_apart() -> None:
     """A call every five milliseconds at most, and the last event is not left out."""
     async with following("a") as scene:
-        scene.told.clear()
+        scene.published.clear()
         for number in range(1000):
             scene.write("a", str(number))
             await asyncio.sleep(0.001)
         await asyncio.sleep(0.1)
-        assert scene.told[-1] == {("default", "a"): "999"}
-        assert 50 < len(scene.told) <= 210
+        assert scene.published[-1] == {("default", "a"): "999"}
+        assert 50 < len(scene.published) <= 210
         assert scene.counted("events_total", "MODIFIED") == 1000
-        assert scene.counted("changes_total") == len(scene.told) + 1
+        assert scene.counted("changes_total") == len(scene.published) + 1
 
 
 async def test_a_single_event_is_told_at_once() -> None:
@@ -73,13 +73,13 @@ async def test_a_single_event_is_told_at_once() -> None:
 async def test_a_change_of_what_is_not_kept_is_not_told() -> None:
     """An object's other fields may change as often as they like."""
     async with following("a") as scene:
-        scene.told.clear()
+        scene.published.clear()
         changed = dict(scene.server.read("configmaps", "a"))
         for number in range(10):
             scene.server.write({**changed, "immutable": bool(number % 2)})
         await asyncio.sleep(1)
         assert scene.counted("events_total", "MODIFIED") == 10
-        assert scene.told == []
+        assert scene.published == []
 
 
 async def test_a_quiet_selection_costs_three_requests_a_minute() -> None:

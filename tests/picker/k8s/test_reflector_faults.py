@@ -172,7 +172,7 @@ async def test_a_kind_that_is_not_installed_has_no_objects() -> None:
         await asyncio.sleep(1)
         assert scene.reflector.synced
         assert not scene.reflector.installed
-        assert scene.told == [{}]
+        assert scene.published == [{}]
         assert "install its CustomResourceDefinition" in (scene.reflector.problem() or "")
         before = scene.asked()
         await asyncio.sleep(600)
@@ -329,7 +329,7 @@ async def test_whatever_happens_the_view_ends_up_right(seed: int) -> None:
         minutes = (loop.time() - began) / 60
         assert scene.asked() <= 30 + 45 * minutes
         await asyncio.sleep(1)
-        assert scene.told[-1] is scene.reflector.view
+        assert scene.published[-1] is scene.reflector.view
         await scene.until(lambda: scene.reflector.problem() is None, seconds=60)
         scene.server.store.check_integrity()
 

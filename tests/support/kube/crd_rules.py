@@ -1,4 +1,4 @@
-"""What an API server does with an object of a CustomResourceDefinition, told by its file alone.
+"""An API server's treatment of an object of a CustomResourceDefinition, by its file alone.
 
 In its order: unknown fields are pruned, nulls dropped and defaults filled in, then the structural
 schema, the uniqueness of lists that are maps, and the CEL rules are checked. Reasons and messages
@@ -73,7 +73,7 @@ class FieldError:
     message: str
 
     def __str__(self) -> str:
-        """As it stands in the message of the answer."""
+        """The error as the message of the answer has it."""
         return f"{self.path}: {self.message}"
 
 
@@ -98,7 +98,7 @@ class CrdRules:
         return cls(yaml.safe_load(path.read_text()), version)
 
     def prune(self, obj: dict[str, Any]) -> list[str]:
-        """Take unknown fields out of `obj`, and tell their paths."""
+        """Remove unknown fields from `obj` and return their paths."""
         return [_dotted(place) for place in _prune(obj, self.schema, ())]
 
     def apply_defaults(self, obj: dict[str, Any]) -> None:
@@ -109,14 +109,14 @@ class CrdRules:
         """All that is wrong with an object that has been pruned and has its defaults."""
         found = {*_name_errors(obj), *_duplicates(obj, self.schema, ())}
         for error in self._validator.iter_errors(obj):
-            found.update(_told(error))
+            found.update(_errors_of(error))
         errors = sorted(found, key=lambda one: (one.path == NOWHERE, one.path, one.message))
         if any(one.reason in _HINDERS_RULES for one in errors):
             return [*errors, FieldError(NOWHERE, INVALID, _NOT_CHECKED)]
         return errors + list(_broken_rules(obj, self.schema, ()))
 
     def admit(self, obj: dict[str, Any]) -> tuple[dict[str, Any], list[FieldError]]:
-        """What would be stored of `obj`, which stays as it is, and what is wrong with it."""
+        """The object that would be stored for `obj`, which is not changed, and its errors."""
         stored = copy.deepcopy(obj)
         self.prune(stored)
         self.apply_defaults(stored)
@@ -129,7 +129,7 @@ def _dotted(place: Place) -> str:
 
 
 def _children(value: Any, schema: Schema, at: Place) -> Iterator[tuple[Any, Schema, Place]]:
-    """What of `value` the schema tells about."""
+    """The parts of `value` that the schema describes."""
     if isinstance(value, dict):
         properties, rest = schema.get("properties", {}), schema.get("additionalProperties")
         for key, one in value.items():
@@ -239,7 +239,7 @@ def _check_format(_: Any, name: str, value: Any, __: Schema) -> Iterator[Any]:
 
 
 def _is_time(text: str) -> bool:
-    """Whether it is a day of the calendar and a time of that day; leap seconds are none."""
+    """True for a day of the calendar and a time of that day; leap seconds are none."""
     found = _TIME.fullmatch(text)
     if found is None:
         return False
@@ -255,7 +255,7 @@ _Validator = jsonschema.validators.extend(
 )
 
 
-def _told(error: jsonschema.ValidationError) -> Iterator[FieldError]:
+def _errors_of(error: jsonschema.ValidationError) -> Iterator[FieldError]:
     """An error of jsonschema's in the words of a server."""
     keyword, limit, value = error.validator, error.validator_value, error.instance
     place = tuple(error.absolute_path)

@@ -1,4 +1,4 @@
-"""Whether the objects of a rendering fit together: names, selectors, ports, mounts, hooks."""
+"""Checks that the objects of a rendering fit together: names, selectors, ports, mounts, hooks."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def _references(objects: Sequence[Object]) -> Iterator[str]:
 
 
 def _has_picker(pool: Object, services: Sequence[Object], namespace: str | None = None) -> bool:
-    """Whether the picker that a pool names has its port, in `namespace` or anywhere: gateways look
+    """Check that a pool's picker has its port, in `namespace` or anywhere: gateways look
     for it where the pool is, and other proxies know where it is.
     """
     picker = pool["spec"]["endpointPickerRef"]

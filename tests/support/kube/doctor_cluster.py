@@ -84,7 +84,7 @@ def lease(
     holder: str = "picker-333_6f0a",
     name: str = "epp-default-it.llm-d.ai",
 ) -> Object:
-    """That of the picker's election; NOW is five seconds after."""
+    """The Lease of the picker's election; NOW is five seconds after."""
     spec = {"holderIdentity": holder, "renewTime": renewed, "leaseDurationSeconds": 15}
     return made("coordination.k8s.io/v1", "Lease", name, spec=spec)
 
@@ -114,20 +114,20 @@ async def cluster_in_order() -> AsyncIterator[KubeApi]:
 
 
 async def look(server: KubeApi, token: str = "admin", user: str | None = None) -> ClusterFacts:
-    """What there is to see."""
+    """The facts that the doctor reads."""
     async with client_of(Access(server.url, f"Bearer {token}")) as client:
         return await ClusterLook(client, "default", "it", user, lambda: NOW).look()
 
 
-async def told(
+async def findings(
     server: KubeApi, token: str = "admin", user: str | None = None
 ) -> tuple[Diagnosis, ...]:
-    """What is said of it."""
+    """The doctor's findings about these facts."""
     return diagnose(Facts(cluster=await look(server, token, user)))
 
 
 def edited(plural: str, name: str, change: Callable[[Object], object]) -> Callable[[KubeApi], None]:
-    """Change an object as it stands."""
+    """Change an object in place."""
 
     def apply(server: KubeApi) -> None:
         found = copy.deepcopy(server.read(plural, name))

@@ -54,7 +54,7 @@ class ElectedPicker:
         self.process.send_signal(number)
 
     async def page(self, path: str) -> tuple[int, str]:
-        """What its HTTP port answers; 0: it does not."""
+        """The status that its HTTP port answers; 0: no answer."""
         try:
             async with (
                 aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(LIMIT_SECONDS)) as session,
@@ -65,16 +65,16 @@ class ElectedPicker:
             return 0, ""
 
     async def is_ready(self) -> bool:
-        """Whether it says so by HTTP."""
+        """True if its HTTP port reports that it leads."""
         return (await self.page("/readyz"))[0] == 200
 
     async def stands_by(self) -> bool:
-        """Whether it says that another one leads."""
+        """True if its HTTP port reports that another one leads."""
         status, text = await self.page("/readyz")
         return status == 503 and "on standby" in text
 
     async def serving(self, service: str) -> bool:
-        """What its gRPC health says of a service."""
+        """The state of a service by its gRPC health port."""
         async with grpc.aio.insecure_channel(f"127.0.0.1:{self.health}") as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             answer = await stub.Check(health_pb2.HealthCheckRequest(service=service))
@@ -83,7 +83,7 @@ class ElectedPicker:
 
 @dataclass
 class Election:
-    """The server, and the two pickers: who leads first, and who stands by."""
+    """The server, and the two pickers: the first leader and the standby."""
 
     api: KubeApi
     leader: ElectedPicker
@@ -91,7 +91,7 @@ class Election:
 
     @property
     def transitions(self) -> int:
-        """How often the Lease went to another holder."""
+        """The number of times that the Lease went to another holder."""
         return self.api.read("leases", LEASE)["spec"]["leaseTransitions"]
 
 

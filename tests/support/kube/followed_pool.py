@@ -1,4 +1,4 @@
-"""A pool that is followed in a fake cluster, in virtual time, and what becomes of it."""
+"""A pool that a picker follows in a fake cluster, in virtual time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ POOL = PoolName("pool", "default", POOLS.group)
 
 @dataclass
 class Forgotten:
-    """The keys of endpoints that observers were told to forget, in order."""
+    """The keys of endpoints that observers were asked to forget, in order."""
 
     keys: list[str] = field(default_factory=list)
 
@@ -86,11 +86,11 @@ class FollowedPool:
         )
 
     async def settled(self) -> None:
-        """What was written is applied."""
+        """Wait until the written objects are applied."""
         await asyncio.sleep(SOON_SECONDS)
 
     async def until(self, condition: Callable[[], bool], seconds: float) -> None:
-        """So it is within so many seconds."""
+        """Wait until the condition holds, at most for `seconds`."""
         async with asyncio.timeout(seconds):
             while True:
                 if condition():

@@ -57,7 +57,7 @@ class InProcessKubeApi:
         self._authorization = f"Bearer {token}" if token else None
 
     def go_away(self) -> None:
-        """As if the process were killed: watches break, connections are refused."""
+        """Act like a killed process: watches break, connections are refused."""
         self.away = True
         self.server.watches.end(abruptly=True)
 
@@ -123,7 +123,7 @@ class InProcessKubeApi:
             return _copy(written.stored.raw)
 
     async def has(self, resource: ApiResource) -> bool:
-        """Whether the kind is served."""
+        """True if the kind is served."""
         await self._reached()
         return self._find(resource) is not None
 
@@ -152,7 +152,7 @@ class InProcessKubeApi:
 
     @asynccontextmanager
     async def _answer(self, target: Target | None, seconds: float) -> AsyncIterator[Target]:
-        """What a request meets before its answer, and refusals as the client tells them."""
+        """Apply faults before the answer, and raise refusals as the client does."""
         await self._reached()
         if target is None:
             raise ApiError(404, "", "404 page not found")
@@ -174,16 +174,16 @@ class InProcessKubeApi:
 
 async def _events(feed: Feed) -> AsyncGenerator[WatchEvent, None]:
     lines, loop = WatchLines(), asyncio.get_running_loop()
-    heard_at = loop.time()
+    received_at = loop.time()
     while not feed.over:
         feed.wake.clear()
         taken = feed.take()
-        heard_at = loop.time() if taken else heard_at
+        received_at = loop.time() if taken else received_at
         for line in lines.added(taken):
             yield decode_event(line)
         if not taken and not feed.over:
             try:
-                async with asyncio.timeout_at(heard_at + _LIMITS.silent_seconds):
+                async with asyncio.timeout_at(received_at + _LIMITS.silent_seconds):
                     await feed.wake.wait()
             except TimeoutError as error:
                 raise SilentError("no answer in time") from error

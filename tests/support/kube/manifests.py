@@ -28,7 +28,7 @@ BUILDS = tuple(
 
 
 def kustomized(folder: str, version: str = NEWEST) -> list[Object]:
-    """What `kubectl kustomize FOLDER` renders; the folder is told from the repository's root.
+    """The objects that `kubectl kustomize FOLDER` renders; the folder is relative to the root.
 
     Raises MissingToolError without kubectl, AssertionError for a folder that does not build.
     """
@@ -37,7 +37,7 @@ def kustomized(folder: str, version: str = NEWEST) -> list[Object]:
 
 
 def charted(*settings: str, release: str = "pointsman", namespace: str = NAMESPACE) -> list[Object]:
-    """What `helm template` renders with these `key=value`. Raises as `kustomized`."""
+    """The objects that `helm template` renders with these `key=value`. Raises as `kustomized`."""
     flags = [word for setting in (REGISTRY, *settings) for word in ("--set", setting)]
     command = ("template", release, str(CHART), "--namespace", namespace, *flags)
     return [one for one in yaml.safe_load_all(_output(tool("helm"), *command)) if one]
@@ -53,7 +53,7 @@ def _output(program: Path, *words: str) -> str:
 
 
 def name_of(obj: Object) -> tuple[str, str]:
-    """Kind and name, which tell an object from all others of a rendering."""
+    """Kind and name, which identify an object of a rendering."""
     return obj["kind"], obj["metadata"]["name"]
 
 
@@ -77,7 +77,7 @@ def containers(pod: Object) -> Iterator[Object]:
 
 
 def takes(selector: Object, labels: Object) -> bool:
-    """Whether a label selector takes what has these labels."""
+    """True if a label selector selects these labels."""
     if any(labels.get(key) != value for key, value in selector.get("matchLabels", {}).items()):
         return False
     return all(_meets(one, labels) for one in selector.get("matchExpressions", ()))

@@ -18,7 +18,7 @@ WORDS = st.sampled_from(["Service", "Deployment", "FailOpen", "http", "h2", "Exa
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The paths of all that stands in a value."""
+    """The paths of all parts of a value."""
     below = value.items() if isinstance(value, dict) else enumerate(value)
     found = [at] if at else []
     if isinstance(value, dict | list):
@@ -46,7 +46,7 @@ def nearly(draw: st.DrawFn, valid: st.SearchStrategy[dict[str, Any]]) -> dict[st
 
 
 def _instead_of(value: Any) -> st.SearchStrategy[Any]:
-    """What may stand in place of a value: mostly something of its type."""
+    """A replacement for a value: mostly one of its type."""
     alike: st.SearchStrategy[Any] = st.just(LEFT_OUT)
     if isinstance(value, int):
         alike = NUMBERS | st.just(float(value))

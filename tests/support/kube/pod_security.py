@@ -39,12 +39,12 @@ _SECCOMP = ("RuntimeDefault", "Localhost")
 
 
 def violations(pod: Object) -> list[str]:
-    """What the profile forbids in a Pod's specification, as `field: why`."""
+    """The parts of a Pod's specification that the profile forbids, as `field: why`."""
     return [*_of_pod(pod), *(f for one in containers(pod) for f in _of_container(one, pod))]
 
 
 def wishes(pod: Object, *, may_ask_the_api: bool) -> list[str]:
-    """What the house asks for beyond the profile.
+    """The project's own rules beyond the profile.
 
     `may_ask_the_api`: the Pod's programs speak to the API server.
     """

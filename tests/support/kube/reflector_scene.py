@@ -45,22 +45,22 @@ def decode(raw: msgspec.Raw) -> str | None:
 
 @dataclass(slots=True)
 class Scene:
-    """The server, the way to it, who follows it, and every view that was told."""
+    """The server, the client, the reflector, and every view that it published."""
 
     server: KubeApi
     api: InProcessKubeApi
     reflector: Reflector[str]
     declared: list[AnySeries]
-    told: list[Mapping[ObjectKey, str]] = field(default_factory=list)
+    published: list[Mapping[ObjectKey, str]] = field(default_factory=list)
     pulse: asyncio.Event = field(default_factory=asyncio.Event)
 
     def seen(self, view: Mapping[ObjectKey, str], changed: Collection[ObjectKey]) -> None:
-        """A listener; nothing differs from the view before but what it is told of."""
-        before: Mapping[ObjectKey, str] = self.told[-1] if self.told else {}
+        """A listener; a view differs from the one before only in the reported keys."""
+        before: Mapping[ObjectKey, str] = self.published[-1] if self.published else {}
         assert {key for key in before.keys() | view.keys() if before.get(key) != view.get(key)} <= {
             *changed
         }
-        self.told.append(view)
+        self.published.append(view)
         self.pulse.set()
 
     @property
@@ -69,7 +69,7 @@ class Scene:
 
     @property
     def there(self) -> dict[str, str]:
-        """What the server has of the selection."""
+        """The selected objects of the server."""
         stored = self.server.store.all(self.server.resource("configmaps"))
         objs = [one.obj for one in stored]
         return {
@@ -98,7 +98,7 @@ class Scene:
         return await self.until(lambda: self.shown == self.there, seconds)
 
     def asked(self, *verbs: str) -> int:
-        """How many requests of these verbs there were (all, where none is named)."""
+        """The number of requests with these verbs (all, where none is named)."""
         return sum(1 for one in self.api.requests if not verbs or one.verb in verbs)
 
     def counted(self, name: str, *labels: str) -> float:

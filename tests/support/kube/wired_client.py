@@ -38,7 +38,7 @@ Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 @asynccontextmanager
 async def answering(*pieces: bytes, holds: bool = False) -> AsyncIterator[str]:
-    """A server that says these bytes to whoever connects, and closes unless it `holds`."""
+    """A server that sends these bytes to each client, and closes unless it `holds`."""
     done = asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

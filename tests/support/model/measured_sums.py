@@ -1,4 +1,4 @@
-"""Where sums come out alike, bit for bit, whatever is computed beside them: a property of some
+"""Shapes whose sums are equal, bit for bit, whatever is computed beside them: a property of some
 CPUs' instructions that was measured, not a promise of any library. Elsewhere only rounding may
 differ.
 """

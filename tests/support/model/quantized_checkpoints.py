@@ -193,16 +193,17 @@ FORMATS = {
 }
 
 
-def quantize(path: Path, name: str, kept: str = "") -> Path:
-    """Quantise the projections of a checkpoint in place, but not those whose names have `kept` in
-    them; beside it, the checkpoint of the weights that it now stands for.
+def quantize(path: Path, name: str, unchanged: str = "") -> Path:
+    """Quantise the projections of a checkpoint in place, except names with `unchanged`.
+
+    Returns the path of a second checkpoint, which has the weights that the first one stands for.
     """
     chosen = FORMATS[name]
     tensors, settings = load_file(path / "model.safetensors"), path / "config.json"
     stored, stands_for = {}, {}
     for tensor, values in tensors.items():
         stands_for[tensor] = values
-        if not PROJECTION.search(tensor) or (kept and kept in tensor):
+        if not PROJECTION.search(tensor) or (unchanged and unchanged in tensor):
             stored[tensor] = values
             continue
         parts, weight = chosen.write(values.float())

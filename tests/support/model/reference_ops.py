@@ -65,7 +65,7 @@ def paged_attention(
 
 
 def adjust(logits: Tensor, spec: SampleSpec) -> list[float]:
-    """What masks, bias and penalties make of each of logits [V], token by token."""
+    """Apply masks, bias and penalties to logits [V], token by token."""
     params, output = spec.params, list(spec.history[spec.num_prompt :])
     completing = {
         word[-1] for word in params.bad_words if [*output, word[-1]][-len(word) :] == list(word)
@@ -117,9 +117,9 @@ def probabilities(logits: Tensor, spec: SampleSpec) -> list[float]:
     """The distribution [V] that `spec` asks to draw from, temperature above 0."""
     adjusted = torch.tensor(adjust(logits, spec), dtype=torch.float64)
     scores = adjusted / spec.params.temperature
-    kept = truncate(scores, spec.params)
+    remaining = truncate(scores, spec.params)
     result = [0.0] * len(scores)
-    for token, share in zip(kept, scores[kept].softmax(dim=-1).tolist(), strict=True):
+    for token, share in zip(remaining, scores[remaining].softmax(dim=-1).tolist(), strict=True):
         result[token] = share
     return result
 
@@ -143,7 +143,7 @@ def thresholds(
     *,
     block: bool,
 ) -> list[float]:
-    """What the uniform number of each draft is compared with, from distributions p and q."""
+    """The bound for the uniform number of each draft, from distributions p and q."""
     found: list[float] = []
     weight = 1.0
     for index, draft in enumerate(drafts):

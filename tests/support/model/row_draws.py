@@ -30,7 +30,7 @@ def choose(logits: Tensor, spec: SampleSpec) -> int | Undrawable:
 
 
 def _largest(logits: Tensor) -> tuple[list[float], list[int]]:
-    """Of each row of logits [R, V], the largest value and the lowest id that has it; nan and any id
+    """The largest value of each row of logits [R, V] and the lowest id that has it; nan and any id
     for a row with a nan in it.
     """
     num_rows, vocab_size = logits.shape
@@ -63,7 +63,7 @@ def _choose(logits: Tensor, spec: SampleSpec) -> int | Undrawable:
 
 
 def _fault(peak: float) -> Undrawable | None:
-    """What is wrong with a row of which `peak` is the largest score."""
+    """The error of a row whose largest score is `peak`."""
     if peak == -math.inf:
         return Undrawable(ALL_MASKED)
     return None if math.isfinite(peak) else Undrawable(NOT_NUMBERS)
@@ -89,9 +89,9 @@ def _adjust(logits: Tensor, spec: SampleSpec) -> Tensor:
 
 def _keep_only(logits: Tensor, token_ids: Sequence[int]) -> None:
     allowed = list(token_ids)
-    kept = logits[allowed]
+    remaining = logits[allowed]
     logits.fill_(-torch.inf)
-    logits[allowed] = kept
+    logits[allowed] = remaining
 
 
 def _completing(bad_words: Sequence[tuple[int, ...]], output: Sequence[int]) -> list[int]:
@@ -137,7 +137,7 @@ def _ints(values: npt.ArrayLike, beside: Tensor) -> Tensor:
 
 
 def _truncates(params: SamplingParams) -> bool:
-    """Whether `surviving` would leave anything out."""
+    """True if `surviving` would leave anything out."""
     return params.min_p > 0 or params.top_k > 0 or params.top_p < 1
 
 
@@ -148,7 +148,7 @@ def _surviving(scores: Tensor, params: SamplingParams) -> Tensor:
     min-p keeps what is at least `min_p` times as likely as the likeliest. top-k keeps all that are
     not below the k-th largest. top-p keeps a token while the tokens before it, in descending order
     and as shares of what is left by then, sum to less than `top_p` (so the largest always stays),
-    and all that equal the last one kept. Twin: `reference_ops.truncate`.
+    and all that equal the last of these. Twin: `reference_ops.truncate`.
     """
     vocab_size = len(scores)
     count = min(max(_HEAD, params.top_k + 1), vocab_size)
@@ -164,8 +164,8 @@ def _surviving(scores: Tensor, params: SamplingParams) -> Tensor:
 
 
 def _floor(scores: Tensor, head: Tensor, params: SamplingParams, *, whole: bool) -> float | None:
-    """The least score kept, judged by the largest scores in descending order; None when they are
-    too few to tell. `whole` says that no other score is above -inf.
+    """The least remaining score, by the largest scores in descending order; None when they are
+    too few to decide. `whole` says that no other score is above -inf.
     """
     floor = -math.inf
     if params.min_p > 0:
@@ -181,10 +181,10 @@ def _floor(scores: Tensor, head: Tensor, params: SamplingParams, *, whole: bool)
     eligible = shares[head >= floor]
     total = eligible.sum() if covered else _mass(scores)
     before = eligible.cumsum(0) - eligible
-    kept = int((before < params.top_p * total).sum())
-    if kept == len(head) and not covered:
+    remaining = int((before < params.top_p * total).sum())
+    if remaining == len(head) and not covered:
         return None
-    return float(head[max(kept, 1) - 1])
+    return float(head[max(remaining, 1) - 1])
 
 
 def _mass(scores: Tensor) -> Tensor:

@@ -84,7 +84,7 @@ class Chance:
 
 
 def raw_logits(context: Sequence[int], salt: int) -> Tensor:
-    """What a model says after `context`: by chance, but always the same."""
+    """A model's token after `context`: random, but always the same."""
     generator = np.random.default_rng([salt, *context])
     return torch.from_numpy(generator.standard_normal(VOCAB).astype(np.float32)) * 1.3
 
@@ -107,7 +107,7 @@ def contexts(depth: int) -> list[tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class Drafting:
-    """How drafts are made and judged. `method` "coupled", "standard" or "block"; `drafter` "none",
+    """The rules of drafts. `method` "coupled", "standard" or "block"; `drafter` "none",
     "lookup" (some token, always the same after the same context), "greedy", "gumbel" or
     "probabilistic".
     """
@@ -146,7 +146,7 @@ class Toy:
     _tables: dict[str, Tensor] = field(default_factory=dict)
 
     def spec(self, output: Sequence[int], seed: int = 0) -> SampleSpec:
-        """How the token after `output` is drawn, as the engine asks for it."""
+        """The engine's specification of the draw after `output`."""
         start = SampleSpec(
             replace(self.params, seed=seed),
             len(PROMPT),
@@ -183,7 +183,7 @@ class Toy:
         return whole.tolist()
 
     def _drafts(self, method: str) -> tuple[Tensor, Tensor]:
-        """Of each context, the draft's scores and q, by production's `choose_drafts`."""
+        """The draft's scores and q of each context, by production's `choose_drafts`."""
         depth = NUM_TOKENS + 1
         plain = self.table("draft", draft_logits, depth)
         if method == "greedy":
@@ -264,7 +264,7 @@ class Toy:
 
     @staticmethod
     def _judged(rules: Rules, drafts: Tensor, proposals: Tensor) -> Tensor:
-        """How many drafts of each are judged."""
+        """The number of judged drafts of each sequence."""
         if not rules.judges_likely:
             return torch.full((len(drafts),), drafts.shape[1])
         sure = proposals.gather(-1, drafts[..., None])[..., 0] > 0.3
@@ -273,7 +273,7 @@ class Toy:
     def _judge(
         self, batch: DraftBatch, method: str, rules: Rules, position: int, rows: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """How many drafts are accepted, and the tokens after them."""
+        """The number of accepted drafts, and the tokens after them."""
         size = batch.drafts.shape[1]
         draws = self.chance.uniforms(position, Purpose.ACCEPT)[rows, :size]
         if rules.reuses_noise:
@@ -344,7 +344,7 @@ class Toy:
 
 
 class _Rows:
-    """What `PendingAnswers` reads of a `StepBatch`."""
+    """The fields of a `StepBatch` that `PendingAnswers` reads."""
 
     def __init__(self, sequence: ScheduledSequence) -> None:
         self.sampled = [sequence]
@@ -357,7 +357,7 @@ class _Rows:
 
 @dataclass(frozen=True)
 class Fit:
-    """How well counts fit probabilities: the chance of a chi-square statistic at least as large,
+    """The fit of counts to probabilities: the chance of a chi-square statistic at least as large,
     and the total variation with the bound that honest draws exceed once in a hundred times.
     """
 
@@ -367,7 +367,7 @@ class Fit:
 
 
 def fit(output: Tensor, exact: Sequence[float]) -> Fit:
-    """Of outputs [N, NUM_TOKENS]. Cells of less than 5 expected draws are taken together.
+    """The fit of outputs [N, NUM_TOKENS]. Cells of less than 5 expected draws are taken together.
 
     The mean of the total variation is at most ½ Σ √(p (1 - p)/N) (Jensen). One draw changes it by
     at most 1/N, so it is more than √(ln 100/2N) above its mean once in a hundred times (McDiarmid).

@@ -259,6 +259,6 @@ def test_scales_of_a_cache_are_read_beside_weights(save_tiny: Callable[..., Any]
 def test_an_exception_by_module_is_no_setting(save_tiny: Callable[..., Any]) -> None:
     """GPTQModel's `-:` patterns say what is not quantised, which the tensors say as well."""
     path = save_tiny("Llama").path
-    quantize(path, "gptq", kept="v_proj")
+    quantize(path, "gptq", unchanged="v_proj")
     configure(path, dynamic={"-:.*v_proj": {}})
     assert load_model(path, torch.float32, CPU).config.num_layers == 2
