@@ -1,7 +1,8 @@
-"""An HTTP client for everything off the hot path: whole bodies, bounded in time and in size.
+"""An HTTP client off the hot path: whole bodies, bounded in time and in size.
 
 Scraping, load generation, proxies and watches of Kubernetes have clients of their own, because
-rate or streaming is their subject.
+rate or streaming is their subject. So have commands that send a few requests and exit: importing
+aiohttp takes longer than they run.
 """
 
 from __future__ import annotations
@@ -42,20 +43,14 @@ class Response:
 class HttpClient:
     """Owns its connections: an async context manager, unusable outside.
 
-    It follows no redirects, uses no proxies and keeps no cookies. With `unix_path` it connects to
-    that socket, whatever host a URL names.
+    It follows no redirects, uses no proxies and keeps no cookies.
     """
 
-    def __init__(self, *, unix_path: str | None = None, verify_tls: bool = True) -> None:
-        self._unix_path, self._verify_tls = unix_path, verify_tls
+    def __init__(self) -> None:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        connector: aiohttp.BaseConnector
-        if self._unix_path is None:
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_SECONDS)
-        else:
-            connector = aiohttp.UnixConnector(self._unix_path, limit=0)
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_SECONDS)
         self._session = aiohttp.ClientSession(
             connector=connector,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -99,7 +94,6 @@ class HttpClient:
                 json=json,
                 timeout=timeout,
                 allow_redirects=False,
-                ssl=self._verify_tls,
             ) as response:
                 body = await _read(response, max_bytes)
                 return Response(response.status, response.headers, body)
@@ -107,14 +101,6 @@ class HttpClient:
             raise HttpError(f"no answer within {timeout_seconds:g} s") from error
         except (aiohttp.ClientError, OSError, ValueError, TypeError) as error:
             raise HttpError(reason(error)) from error
-
-
-async def request_once(
-    method: str, url: str, *, timeout_seconds: float, unix_path: str | None = None
-) -> Response:
-    """Send one request on a connection of its own. Raises `HttpError`."""
-    async with HttpClient(unix_path=unix_path) as client:
-        return await client.request(method, url, timeout_seconds=timeout_seconds)
 
 
 async def _read(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 from aiohttp import web
 
-from base.http import HttpClient, HttpError, request_once
+from base.http import HttpClient, HttpError
 
 
 def application() -> web.Application:
@@ -36,19 +35,22 @@ def application() -> web.Application:
 
 
 @pytest.fixture
-async def unix_path(tmp_path: Path) -> AsyncIterator[str]:
-    """A server at a unix socket."""
-    path = str(tmp_path / "http")
+async def client_and_url() -> AsyncIterator[tuple[HttpClient, str]]:
+    """A client, and the address of a server."""
     runner = web.AppRunner(application(), shutdown_timeout=0.1)
     await runner.setup()
-    await web.UnixSite(runner, path).start()
-    yield path
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    async with HttpClient() as client:
+        yield client, f"http://127.0.0.1:{runner.addresses[0][1]}"
     await runner.cleanup()
 
 
-async def test_a_response_of_any_status_is_returned(unix_path: str) -> None:
-    async with HttpClient(unix_path=unix_path) as client:
-        answer = await client.request("PUT", "http://x/echo", timeout_seconds=30, json=[1])
+Served = tuple[HttpClient, str]
+
+
+async def test_a_response_of_any_status_is_returned(client_and_url: Served) -> None:
+    client, url = client_and_url
+    answer = await client.request("PUT", f"{url}/echo", timeout_seconds=30, json=[1])
     assert (answer.status, answer.body) == (404, b"[1]")
     assert answer.headers["x-method"] == "PUT"
 
@@ -56,20 +58,24 @@ async def test_a_response_of_any_status_is_returned(unix_path: str) -> None:
 @pytest.mark.parametrize(
     ("path", "reason"), [("broken_off", "broke off"), ("silent", r"no answer within 0\.2 s")]
 )
-async def test_an_incomplete_response_is_an_error(unix_path: str, path: str, reason: str) -> None:
+async def test_an_incomplete_response_is_an_error(
+    client_and_url: Served, path: str, reason: str
+) -> None:
+    client, url = client_and_url
     with pytest.raises(HttpError, match=reason):
-        await request_once("GET", f"http://x/{path}", timeout_seconds=0.2, unix_path=unix_path)
+        await client.request("GET", f"{url}/{path}", timeout_seconds=0.2)
 
 
-async def test_a_body_above_the_limit_is_an_error(unix_path: str) -> None:
-    async with HttpClient(unix_path=unix_path) as client:
-        with pytest.raises(HttpError, match="more than 3 bytes"):
-            await client.request(
-                "PUT", "http://x/echo", timeout_seconds=30, json="abc", max_bytes=3
-            )
+async def test_a_body_above_the_limit_is_an_error(client_and_url: Served) -> None:
+    client, url = client_and_url
+    with pytest.raises(HttpError, match="more than 3 bytes"):
+        await client.request("PUT", f"{url}/echo", timeout_seconds=30, json="abc", max_bytes=3)
 
 
 async def test_a_missing_server_is_named_without_the_url() -> None:
     """URLs may contain passwords."""
-    with pytest.raises(HttpError, match=r"^no connection to 127\.0\.0\.1:1: Connection refused$"):
-        await request_once("GET", "http://u:secret@127.0.0.1:1/x", timeout_seconds=30)
+    async with HttpClient() as client:
+        with pytest.raises(
+            HttpError, match=r"^no connection to 127\.0\.0\.1:1: Connection refused$"
+        ):
+            await client.request("GET", "http://u:secret@127.0.0.1:1/x", timeout_seconds=30)
