@@ -163,6 +163,35 @@ class Gauge(_Series[float]):
         return self._value if self._function is None else float(self._function())
 
 
+Rows: TypeAlias = Callable[[], Iterable[tuple[Labels, float]]]
+
+
+class Computed(_Series[float]):
+    """A gauge whose label sets are computed whenever they are read, and never stored: the samples
+    of thousands of endpoints would hold up the requests.
+    """
+
+    __slots__ = ("_rows",)
+    kind = "gauge"
+
+    def __init__(self, declaration: Declaration, rows: Rows) -> None:
+        """`rows` returns the same values until the page is complete."""
+        super().__init__(declaration)
+        self._rows = rows
+
+    def __iter__(self) -> Iterator[tuple[Labels, float]]:
+        return iter(self._rows())
+
+    def numbers(self) -> Iterable[tuple[Labels, float]]:
+        return self
+
+    def samples(self, number: float) -> Iterator[tuple[str, str, float]]:
+        yield "", "", number
+
+    def added(self, one: float, other: float) -> float:
+        return one + other
+
+
 Tally: TypeAlias = tuple[tuple[int, ...], float]
 
 
@@ -273,14 +302,6 @@ def text_of(series: _Series[Any]) -> Iterator[str]:
                 yield f"{name}{suffix}{where} {_text(value)}\n"
 
 
-def gauge_text(metric: Metric) -> Iterator[str]:
-    """A gauge of `prometheus_client` in the same format, line by line."""
-    yield head_text(metric.name, "gauge", metric.documentation)
-    for sample in metric.samples:
-        own = label_text(sorted(sample.labels.items()))
-        yield f"{sample.name}{f'{{{own}}}' if own else ''} {_text(sample.value)}\n"
-
-
 class Page:
     """The text of series without twins; counts are whole numbers in it.
 
@@ -346,14 +367,18 @@ def _tables(
     numbers = series.numbers()
     yield declared.name, declared.text, declared.labels, numbers
     for twin in declared.twins:
+        names = tuple(twin.renamed.get(label, label) for label in twin.labels)
+        text = f"Deprecated: use {declared.name}."
+        if twin.labels == declared.labels:
+            yield twin.name, text, names, numbers
+            continue
         places = [declared.labels.index(label) for label in twin.labels]
         merged: dict[Labels, N] = {}
         for values, number in numbers:
             label_values = tuple(values[place] for place in places)
             known = merged.get(label_values)
             merged[label_values] = number if known is None else series.added(known, number)
-        names = tuple(twin.renamed.get(label, label) for label in twin.labels)
-        yield twin.name, f"Deprecated: use {declared.name}.", names, merged.items()
+        yield twin.name, text, names, merged.items()
 
 
 def _family(series: _Series[Any], name: str) -> str:

@@ -11,12 +11,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
-from base.series import AnySeries
+from base.series import AnySeries, Computed
 from picker.admin.answers import Turns
 from picker.metrics.picker_metrics import (
     LINES,
     Collector,
-    Metric,
     PickerMetrics,
     batched,
     encoded,
@@ -82,7 +81,7 @@ def _labelled(line: str, label: str) -> str:
     return f"{name}{{{label},{rest}" if brace else line.replace(" ", f"{{{label}}} ", 1)
 
 
-class RememberedCollector(Collector):
+class RememberedCollector:
     """Caches the gauges of another collector for `interval_seconds`. `clock` is monotonic."""
 
     def __init__(
@@ -91,10 +90,10 @@ class RememberedCollector(Collector):
         self._inner = inner
         self._interval_seconds = interval_seconds
         self._clock = clock
-        self._cached: tuple[Metric, ...] = ()
+        self._cached: tuple[Computed, ...] = ()
         self._cached_at: float | None = None
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator[Computed]:
         now = self._clock()
         if self._cached_at is not None and now - self._cached_at < self._interval_seconds:
             yield from self._cached

@@ -7,15 +7,15 @@ dashboards and alerts work unchanged, and so are the deprecated names that it st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice
+from typing import Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import GaugeMetricFamily, Metric, Sample
-from prometheus_client.registry import Collector
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector as LibraryCollector
 
-from base.series import AnySeries, Labels, gauge_text, metrics_of, text_of
+from base.series import AnySeries, Computed, metrics_of, text_of
 from picker.metrics.declarations import (
     EXTENSION_PREFIX,
     FAST_SECONDS,
@@ -26,8 +26,6 @@ from picker.metrics.declarations import (
     NTPOT_SECONDS,
     OBJECTIVE_PREFIX,
     OUTPUT_TOKENS,
-    POOL_PREFIX,
-    PREFIX,
     PROCESSING_SECONDS,
     RATIOS,
     REQUEST_BYTES,
@@ -60,7 +58,7 @@ from picker.metrics.families import (
     StreamSeries,
     XdsSeries,
 )
-from picker.metrics.label_caps import BoundedLabels, PageRoom, RequestLabels
+from picker.metrics.label_caps import PageRoom, RequestLabels
 
 LINES = 200  # of the page, made before others have their turn
 T = TypeVar("T")
@@ -68,48 +66,31 @@ T = TypeVar("T")
 PLUGIN_LABELS = ("extension_point", "plugin_type", "plugin_name")
 _EXTENSION = Deprecated(EXTENSION_PREFIX)
 _UNLABELLED = Deprecated(EXTENSION_PREFIX, ())
-# Series that other collectors make: the deprecated name, and what it calls a label.
-POOL_TWINS: Mapping[str, tuple[str, Mapping[str, str]]] = {
-    PREFIX + "average_kv_cache_utilization": ("average_kv_cache_utilization", {}),
-    PREFIX + "average_queue_size": ("average_queue_size", {}),
-    PREFIX + "average_running_requests": ("average_running_requests", {}),
-    PREFIX + "ready_endpoints": ("ready_pods", {}),
-    PREFIX + "per_endpoint_queue_size": (
-        "per_pod_queue_size",
-        {"model_server_endpoint": "model_server_pod"},
-    ),
-}
 
 
-class _Declared(Collector):
-    """Shows declared series to a registry of the library."""
+class Collector(Protocol):
+    """Computes gauges for each page."""
 
-    def __init__(self, series: Sequence[AnySeries]) -> None:
+    def collect(self) -> Iterator[Computed]:
+        """Yield them in the order of the page."""
+        ...
+
+
+class _OfLibrary(LibraryCollector):
+    """Shows series to a registry of the library."""
+
+    def __init__(self, series: Callable[[], Iterable[AnySeries | Computed]]) -> None:
         self._series = series
 
     def collect(self) -> Iterator[Metric]:
-        for one in self._series:
+        for one in self._series():
             yield from metrics_of(one)
-
-
-class _WithTwins(Collector):
-    """Another collector's series, with the deprecated names of those that had any."""
-
-    def __init__(self, inner: Collector) -> None:
-        self._inner = inner
-
-    def collect(self) -> Iterator[Metric]:
-        for metric in self._inner.collect():
-            yield metric
-            twin = POOL_TWINS.get(metric.name)
-            if twin is not None:
-                yield _renamed(metric, POOL_PREFIX + twin[0], twin[1])
 
 
 class PickerMetrics(Family):
     """Owns all series; those of single plugin types are in `plugins`.
 
-    `registry` shows them to the library that other collectors are made with.
+    `registry` shows them to `prometheus_client`.
     """
 
     request_total = counter(
@@ -241,7 +222,7 @@ class PickerMetrics(Family):
         super().__init__(declared)
         self.series: Sequence[AnySeries] = declared  # in the order of the exposition
         self.labels = RequestLabels(room)
-        self._collectors = CollectorRegistry()
+        self._collectors: list[Collector] = []
         self.registry = CollectorRegistry()
         self.plugins = PluginSeries(declared)
         self.streams = StreamSeries(declared)
@@ -253,7 +234,7 @@ class PickerMetrics(Family):
         self.kubernetes = KubernetesSeries(declared)
         self.xds = XdsSeries(declared)
         self.autoscale = AutoscaleSeries(declared)
-        self.registry.register(_Declared(self.series))
+        self.registry.register(_OfLibrary(lambda: chain(self.series, self._computed())))
 
     @property
     def of_process(self) -> Sequence[AnySeries]:
@@ -278,8 +259,8 @@ class PickerMetrics(Family):
         """
         declared = self.series if series is None else series
         yield from batched((line for one in declared for line in text_of(one)), LINES)
-        for metric in self._collectors.collect():  # computed here, so it is a piece by itself
-            yield from batched(gauge_text(metric), LINES)
+        for computed in self._computed():  # here, so it is a piece by itself
+            yield from batched(text_of(computed), LINES)
 
     def render(self, series: Iterable[AnySeries] | None = None) -> bytes:
         """The whole exposition at once."""
@@ -287,9 +268,11 @@ class PickerMetrics(Family):
 
     def register(self, collector: Collector) -> None:
         """Add series that are computed when they are asked for."""
-        with_twins = _WithTwins(collector)
-        self.registry.register(with_twins)
-        self._collectors.register(with_twins)
+        self._collectors.append(collector)
+
+    def _computed(self) -> Iterator[Computed]:
+        for collector in self._collectors:
+            yield from collector.collect()
 
 
 def encoded(lines: Iterable[str]) -> bytes:
@@ -302,54 +285,3 @@ def batched(values: Iterable[T], size: int) -> Iterator[list[T]]:
     rest = iter(values)
     while batch := list(islice(rest, size)):
         yield batch
-
-
-class _Samples:
-    """Samples that are made whenever they are read: those of thousands of endpoints in one go would
-    hold up the requests.
-    """
-
-    def __init__(self, make: Callable[[], Iterator[Sample]]) -> None:
-        self._make = make
-
-    def __iter__(self) -> Iterator[Sample]:
-        return self._make()
-
-
-def _gauge(name: str, text: str, make: Callable[[], Iterator[Sample]]) -> Metric:
-    metric = Metric(name, text, "gauge")
-    metric.samples = _Samples(make)  # type: ignore[assignment]  # it is only read
-    return metric
-
-
-def _renamed(metric: Metric, name: str, labels: Mapping[str, str]) -> Metric:
-    """`metric`, a gauge, under another name and with some labels called otherwise."""
-
-    def samples() -> Iterator[Sample]:
-        for sample in metric.samples:
-            own = {labels.get(label, label): value for label, value in sample.labels.items()}
-            yield Sample(name, own, sample.value)
-
-    return _gauge(name, f"Deprecated: use {metric.name}.", samples)
-
-
-def gauge_of_rows(
-    name: str, text: str, labels: Sequence[str], rows: Callable[[], Iterable[tuple[Labels, float]]]
-) -> Metric:
-    """A gauge of the whole name with a sample for each of `rows`, which are computed whenever they
-    are read, from what does not change meanwhile.
-    """
-
-    def samples() -> Iterator[Sample]:
-        for values, number in rows():
-            yield Sample(name, dict(zip(labels, values, strict=True)), number)
-
-    return _gauge(name, text, samples)
-
-
-def gauge_family(name: str, text: str, labels: Iterable[str]) -> GaugeMetricFamily:
-    """A gauge computed at collection time, under the common prefix."""
-    return GaugeMetricFamily(PREFIX + name, text, labels=tuple(labels))
-
-
-__all__ = ["BoundedLabels", "Collector", "Metric", "PickerMetrics", "gauge_family"]

@@ -6,23 +6,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
+from base.series import Computed, Declaration, Labels, Rows
 from picker.decisions.steps import BoundPlugin
 from picker.framework.attributes import EndpointLoad, FlowLoads
 from picker.framework.flow import ProgramShare, SharesByProgram
 from picker.metrics.declarations import PREFIX
 from picker.metrics.label_caps import OVERFLOW
-from picker.metrics.picker_metrics import (
-    Collector,
-    Metric,
-    PickerMetrics,
-    gauge_family,
-    gauge_of_rows,
-)
+from picker.metrics.picker_metrics import PickerMetrics
 from picker.pool.inflight import InflightLoad
 from picker.telemetry.meters import StrictSelections
 
 MAX_ROWS = 1000  # with a tenant of their own, on a page
-FLOW_LABELS = ("endpoint_name", "namespace", "producer_name", "fairness_id", "priority")
+FLOW_LABELS = ("endpoint_name", "fairness_id", "namespace", "priority", "producer_name")
 PROGRAM = ("program_id",)
 Row = tuple[str, str, str, str, str]
 _NOTHING = EndpointLoad()
@@ -71,7 +66,7 @@ class SizedIndex(Protocol):
         ...
 
 
-class PluginCollector(Collector):
+class PluginCollector:
     """Reports the plugins of the configuration in use.
 
     Where none of them counts what is under way, `inflight`, which always does, is reported instead,
@@ -85,7 +80,7 @@ class PluginCollector(Collector):
         self._inflight = inflight
         self._metrics = metrics
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator[Computed]:
         """One pass over the plugins."""
         assembly = self._assembly()
         producers = {
@@ -94,15 +89,15 @@ class PluginCollector(Collector):
             if isinstance(one.plugin, FlowLoads)
         }
         rows = self._flows(producers) if producers else self._whole()
-        yield gauge_of_rows(
-            PREFIX + "inflight_requests",
+        yield _gauge(
+            "inflight_requests",
             "Requests that this picker has under way.",
             FLOW_LABELS,
             lambda: ((row, load.requests) for row, load in rows.items()),
         )
         counted = rows if producers else {}
-        yield gauge_of_rows(
-            PREFIX + "inflight_tokens",
+        yield _gauge(
+            "inflight_tokens",
             "Their tokens.",
             FLOW_LABELS,
             lambda: ((row, load.tokens) for row, load in counted.items()),
@@ -114,7 +109,7 @@ class PluginCollector(Collector):
         rows: dict[Row, EndpointLoad] = {}
         for key, count in self._inflight.own_counts.items():
             namespace, _, name = key.partition("/")
-            rows[name, namespace, "", "", ""] = EndpointLoad(count)
+            rows[name, "", namespace, "", ""] = EndpointLoad(count)
         return rows
 
     def _flows(self, producers: Mapping[str, FlowLoads]) -> dict[Row, EndpointLoad]:
@@ -126,29 +121,30 @@ class PluginCollector(Collector):
             for flow, load in plugin.flow_loads().items():
                 namespace, _, name = flow.endpoint_key.partition("/")
                 fairness_id = self._metrics.labels.tenant(flow.fairness_id)
-                row = (name, namespace, producer, fairness_id, str(flow.priority))
+                row = (name, fairness_id, namespace, str(flow.priority), producer)
                 if len(rows) >= MAX_ROWS and row not in rows:
-                    row = (name, namespace, producer, OVERFLOW, str(flow.priority))
+                    row = (name, OVERFLOW, namespace, str(flow.priority), producer)
                 known = rows.get(row, _NOTHING)
                 rows[row] = EndpointLoad(known.requests + load.requests, known.tokens + load.tokens)
         return rows
 
-    def _revisions(self, assembly: PluginsInUse) -> Metric:
-        shares = gauge_family(
+    def _revisions(self, assembly: PluginsInUse) -> Computed:
+        def shares() -> Iterator[tuple[Labels, float]]:
+            for screener in assembly.screeners:
+                meter = screener.meter
+                if isinstance(meter, StrictSelections):
+                    (plugin_type, plugin_name), mode = meter.labels, meter.gate.gating_mode
+                    for revision, share in meter.shares().items():
+                        yield (mode, plugin_name, plugin_type, revision), share
+
+        return _gauge(
             "disaggregatedset_revision_gating_share",
             "Chance of a revision to be drawn for the next request.",
-            ("plugin_type", "plugin_name", "mode", "revision"),
+            ("mode", "plugin_name", "plugin_type", "revision"),
+            shares,
         )
-        for screener in assembly.screeners:
-            meter = screener.meter
-            if not isinstance(meter, StrictSelections):
-                continue
-            labels, mode = meter.labels, meter.gate.gating_mode
-            for revision, share in meter.shares().items():
-                shares.add_metric((*labels, mode, revision), share)
-        return shares
 
-    def _programs(self, assembly: PluginsInUse) -> Iterator[Metric]:
+    def _programs(self, assembly: PluginsInUse) -> Iterator[Computed]:
         """What fairness policies know of programs; those that are too many fall together."""
         shares: dict[str, list[ProgramShare]] = {}
         for one in assembly.instances.values():
@@ -158,29 +154,33 @@ class PluginCollector(Collector):
         attained = {
             label: sum(one.attained_tokens for one in found) for label, found in shares.items()
         }
-        waits = gauge_family(
-            "program_aware_avg_wait_time_milliseconds",
-            "How long requests of a program waited on average.",
-            PROGRAM,
-        )
-        tokens = gauge_family(
-            "program_aware_attained_service_tokens",
-            "Tokens that a program was served lately, completion tokens twice.",
-            PROGRAM,
-        )
-        for label, found in shares.items():
-            waited = sum(one.average_wait_seconds for one in found) / len(found)
-            waits.add_metric((label,), waited * 1000)
-            tokens.add_metric((label,), attained[label])
-        index = gauge_family(
+        squares = sum(value * value for value in attained.values())
+        index = sum(attained.values()) ** 2 / (len(attained) * squares) if squares else None
+        yield _gauge(
             "program_aware_jains_fairness_index",
             "How equally programs were served lately: 1 is equally, 1/n is one of n alone.",
             (),
+            lambda: () if index is None else (((), index),),
         )
-        squares = sum(value * value for value in attained.values())
-        if squares:
-            index.add_metric((), sum(attained.values()) ** 2 / (len(attained) * squares))
-        yield from (index, waits, tokens)
+        yield _gauge(
+            "program_aware_avg_wait_time_milliseconds",
+            "How long requests of a program waited on average.",
+            PROGRAM,
+            lambda: (
+                ((label,), sum(one.average_wait_seconds for one in found) / len(found) * 1000)
+                for label, found in shares.items()
+            ),
+        )
+        yield _gauge(
+            "program_aware_attained_service_tokens",
+            "Tokens that a program was served lately, completion tokens twice.",
+            PROGRAM,
+            lambda: (((label,), value) for label, value in attained.items()),
+        )
+
+
+def _gauge(name: str, text: str, labels: Labels, rows: Rows) -> Computed:
+    return Computed(Declaration(PREFIX + name, text, labels), rows)
 
 
 def expose_sizes(

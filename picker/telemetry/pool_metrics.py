@@ -6,15 +6,13 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from prometheus_client.core import GaugeMetricFamily
-
-from picker.metrics.declarations import OWN_PREFIX, PREFIX
-from picker.metrics.picker_metrics import Collector, Metric, gauge_family, gauge_of_rows
+from base.series import Computed, Declaration, Labels, Twin
+from picker.metrics.declarations import OWN_PREFIX, POOL_PREFIX, PREFIX
 from picker.pool.datastore import Datastore
 from picker.types import Candidate, EndpointMetrics
 
 
-class PoolCollector(Collector):
+class PoolCollector:
     """Averages and deviations over the endpoints that report a signal, and counts of all.
 
     `clock` is the one that scrapes are timed with, in seconds.
@@ -30,25 +28,28 @@ class PoolCollector(Collector):
         self._datastore = datastore
         self._clock = clock
 
-    def collect(self) -> Iterator[Metric]:
-        """One pass over a snapshot."""
+    def collect(self) -> Iterator[Computed]:
+        """Yield all gauges of one snapshot."""
         candidates = self._datastore.snapshot().candidates
         known = [candidate.metrics for candidate in candidates if candidate.metrics is not None]
         yield from self._aggregates(known)
-        ready = gauge_family("ready_endpoints", "Endpoints in the pool.", ("name",))
-        ready.add_metric([self._pool], len(candidates))
-        yield ready
-        unknown = GaugeMetricFamily(
-            OWN_PREFIX + "endpoints_unknown",
-            "Endpoints that do not answer scrapes.",
-            labels=("name",),
-        )
+        text = "Endpoints in the pool."
+        yield self._of_pool("ready_endpoints", text, len(candidates), "ready_pods")
         answering = sum(map(self._datastore.is_answering, candidates))
-        unknown.add_metric([self._pool], len(candidates) - answering)
-        yield unknown
+        yield Computed(
+            Declaration(
+                OWN_PREFIX + "endpoints_unknown", "Endpoints that do not answer scrapes.", ("name",)
+            ),
+            lambda: (((self._pool,), len(candidates) - answering),),
+        )
         yield from self._per_endpoint(candidates)
 
-    def _aggregates(self, known: Sequence[EndpointMetrics]) -> Iterator[Metric]:
+    def _of_pool(self, name: str, text: str, value: float, old_name: str = "") -> Computed:
+        twins = (Twin(POOL_PREFIX + old_name, ("name",)),) if old_name else ()
+        declaration = Declaration(PREFIX + name, text, ("name",), twins)
+        return Computed(declaration, lambda: (((self._pool,), value),))
+
+    def _aggregates(self, known: Sequence[EndpointMetrics]) -> Iterator[Computed]:
         readings: dict[str, Sequence[float | None]] = {
             "kv_cache_utilization": [metrics.kv_cache_usage for metrics in known],
             "queue_size": [metrics.waiting_requests for metrics in known],
@@ -56,17 +57,13 @@ class PoolCollector(Collector):
         }
         for name, reported in readings.items():
             values = [value for value in reported if value is not None]
-            average = gauge_family(f"average_{name}", f"Mean {name} of the pool.", ("name",))
-            average.add_metric([self._pool], _mean(values))
-            yield average
-            deviation = gauge_family(
-                f"std_dev_{name}", f"Sample standard deviation of {name} in the pool.", ("name",)
-            )
-            deviation.add_metric([self._pool], _sample_deviation(values))
-            yield deviation
+            average, deviation = f"average_{name}", _sample_deviation(values)
+            yield self._of_pool(average, f"Mean {name} of the pool.", _mean(values), average)
+            text = f"Sample standard deviation of {name} in the pool."
+            yield self._of_pool(f"std_dev_{name}", text, deviation)
 
-    def _per_endpoint(self, candidates: Sequence[Candidate]) -> Iterator[Metric]:
-        def queues() -> Iterator[tuple[tuple[str, ...], float]]:
+    def _per_endpoint(self, candidates: Sequence[Candidate]) -> Iterator[Computed]:
+        def queues() -> Iterator[tuple[Labels, float]]:
             # Endpoints of different namespaces may share a name; a series may not appear twice.
             waiting: dict[str, int] = {}
             for one in candidates:
@@ -74,29 +71,25 @@ class PoolCollector(Collector):
                     name = one.endpoint.name
                     waiting[name] = waiting.get(name, 0) + one.metrics.waiting_requests
             for name, requests in waiting.items():
-                yield (self._pool, name), requests
+                yield (name, self._pool), requests
 
         now = self._clock()
 
-        def ages() -> Iterator[tuple[tuple[str, ...], float]]:
+        def ages() -> Iterator[tuple[Labels, float]]:
             for one in candidates:
                 endpoint, last = one.endpoint, one.last_metrics
                 if last is not None:
                     age = max(0.0, now - last.updated_at_seconds)
-                    yield (self._pool, endpoint.namespace, endpoint.name), age
+                    yield (endpoint.name, self._pool, endpoint.namespace), age
 
-        yield gauge_of_rows(
-            PREFIX + "per_endpoint_queue_size",
-            "Requests waiting at an endpoint.",
-            ("name", "model_server_endpoint"),
-            queues,
-        )
-        yield gauge_of_rows(
-            OWN_PREFIX + "endpoint_metrics_age_seconds",
-            "Time since an endpoint's load was last known.",
-            ("name", "namespace", "model_server_endpoint"),
-            ages,
-        )
+        labels = ("model_server_endpoint", "name")
+        twin = Twin(POOL_PREFIX + "per_pod_queue_size", labels, {labels[0]: "model_server_pod"})
+        text = "Requests waiting at an endpoint."
+        name = PREFIX + "per_endpoint_queue_size"
+        yield Computed(Declaration(name, text, labels, (twin,)), queues)
+        text = "Time since an endpoint's load was last known."
+        name = OWN_PREFIX + "endpoint_metrics_age_seconds"
+        yield Computed(Declaration(name, text, (*labels, "namespace")), ages)
 
 
 def _mean(values: Sequence[float]) -> float:

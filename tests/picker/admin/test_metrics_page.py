@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client.core import Metric
-from prometheus_client.metrics_core import GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
+from base.series import Computed, Declaration
 from picker.admin.answers import Turns
 from picker.admin.metrics_page import LABEL, RememberedCollector, merged, of_pool, whole
-from picker.metrics.picker_metrics import Collector, PickerMetrics, gauge_family
+from picker.metrics.picker_metrics import PickerMetrics
 from tests.depth import by_depth, examples
 from tests.support.picker.configured_requests import routing
 from tests.support.picker.pools_port import asked, whole_pools
@@ -43,16 +42,15 @@ ODD = (
 )
 
 
-class _Computed(Collector):
-    """A gauge that is only known when it is asked for."""
+class _Computed:
+    """A gauge that is computed for each page."""
 
     def __init__(self, value: str) -> None:
         self._value = value
 
-    def collect(self) -> Iterator[Metric]:
-        found = GaugeMetricFamily("llm_d_epp_computed", "One.", labels=("name",))
-        found.add_metric([self._value], 3)
-        yield found
+    def collect(self) -> Iterator[Computed]:
+        declaration = Declaration("llm_d_epp_computed", "One.", ("name",))
+        yield Computed(declaration, lambda: (((self._value,), 3),))
 
 
 def _busy(model: str, pool: str, count: int = 1) -> PickerMetrics:
@@ -252,15 +250,15 @@ async def test_the_page_of_a_whole_picker_is_the_sum_of_its_pools_pages(tmp_path
         assert {sample[:2] for sample in single} == of_pools
 
 
-class Counting(Collector):
-    """Says how often it was asked."""
+class Counting:
+    """Counts its calls."""
 
     def __init__(self) -> None:
         self.asked = 0
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator[Computed]:
         self.asked += 1
-        yield gauge_family("x", "", ("name",))
+        yield Computed(Declaration("x", ""), lambda: ())
 
 
 def test_within_the_interval_nothing_is_computed() -> None:

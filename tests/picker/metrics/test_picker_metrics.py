@@ -13,11 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.registry import Collector
 
-from base.series import Histogram
+from base.series import Computed, Declaration, Histogram, Twin
 from picker.config.build import build, default_config
 from picker.config.catalog import builtin_plugins
 from picker.errors import Code
@@ -174,16 +172,14 @@ def test_buckets_are_the_references(attribute: str) -> None:
     assert tuple(bounds) == (*BUCKETS[attribute], math.inf)
 
 
-class Pool(Collector):
+class Pool:
     """A collector of a gauge with a deprecated name, and of one without."""
 
-    def collect(self) -> Iterator[Metric]:
-        queues = GaugeMetricFamily(
-            "llm_d_epp_per_endpoint_queue_size", "…", labels=("name", "model_server_endpoint")
-        )
-        queues.add_metric(("pool", "pod-1"), 3)
-        yield queues
-        yield GaugeMetricFamily("other", "…", value=1)
+    def collect(self) -> Iterator[Computed]:
+        twin = Twin("old_size", ("name", "endpoint"), {"endpoint": "pod"})
+        sizes = Declaration("size", "…", ("name", "endpoint"), (twin,))
+        yield Computed(sizes, lambda: ((("pool", "pod-1"), 3),))
+        yield Computed(Declaration("other", "…"), lambda: (((), 1),))
 
 
 def test_the_page_is_what_the_library_would_write() -> None:
@@ -202,12 +198,10 @@ def test_the_page_is_what_the_library_would_write() -> None:
     assert len(kinds) == len(set(kinds))
 
 
-def test_gauges_of_the_pool_keep_their_deprecated_names() -> None:
+def test_computed_gauges_have_their_deprecated_names() -> None:
     metrics = PickerMetrics()
     metrics.register(Pool())
-    found = metrics.registry.get_sample_value(
-        "inference_pool_per_pod_queue_size", {"name": "pool", "model_server_pod": "pod-1"}
-    )
+    found = metrics.registry.get_sample_value("old_size", {"name": "pool", "pod": "pod-1"})
     assert found == 3
 
 
