@@ -1,4 +1,4 @@
-"""What becomes of a command whose output is not read to its end (`pointsman doctor | head`)."""
+"""The end of a command whose output is not read to its end (`pointsman doctor | head`)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ STATUS = 128 + signal.SIGPIPE  # as a shell reports programs that a broken pipe 
 
 
 def status_of(command: Callable[[], int]) -> int:
-    """Run a command, its output written to the end; `STATUS`, without a word, if its reader went
-    away meanwhile. Any other broken pipe is raised.
+    """Run a command and write its output to the end; return `STATUS`, silently, if the reader of
+    the output disconnected. Any other broken pipe is raised.
     """
     before = _output()
     try:
@@ -32,14 +32,14 @@ def status_of(command: Callable[[], int]) -> int:
 
 
 def _output() -> os.stat_result | None:
-    """What standard output is; None where it is no file."""
+    """Identify standard output; None if it is not a file."""
     with contextlib.suppress(OSError, AttributeError, io.UnsupportedOperation, ValueError):
         return os.fstat(sys.stdout.fileno())
     return None
 
 
 def _was_replaced(before: os.stat_result) -> bool:
-    """The library that draws tables puts the null device in the place of a pipe that broke, and
+    """Check for the library that draws tables, which replaces a broken pipe by the null device and
     ends the program.
     """
     now = _output()
@@ -55,7 +55,7 @@ def _has_no_reader(error: BaseException) -> bool:
 
 
 def _discard() -> None:
-    """Have what is still to be written go nowhere: the interpreter writes it when it ends."""
+    """Send the rest of the output nowhere: the interpreter writes it when it ends."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)

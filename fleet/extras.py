@@ -1,4 +1,4 @@
-"""Which parts of an installation are missing, and the command that installs them."""
+"""The missing parts of an installation, and the command that installs them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def require_extra(command: str, extra: str) -> None:
 
 
 def install_command(extra: str) -> str:
-    """What to type; without an extra, for what every installation should have."""
+    """The command to install an extra; without one, the packages of every installation."""
     return f"in a clone, pip install '.[{extra}]'" if extra else "in a clone, pip install ."
 
 

@@ -1,4 +1,4 @@
-"""HTTP/1.1 for commands that ask a few questions, with the standard library alone: a client library
+"""HTTP/1.1 for commands that send a few requests, with the standard library alone: a client library
 takes longer to import than these commands run.
 """
 
@@ -21,7 +21,7 @@ HTTP_ERRORS = (OSError, HTTPException, ValueError)
 
 
 class ConnectError(OSError):
-    """The server is not reached, or its certificate is not trusted."""
+    """The server cannot be reached, or its certificate is not trusted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ Fetch = Callable[[str], Answer]
 
 
 def get(url: str, timeout_seconds: float) -> Answer:
-    """The answer to GET. Raises as `opened` does."""
+    """Send GET and read the answer. Raises as `opened` does."""
     with opened(url, timeout_seconds) as response:
         return Answer(response.status, response.read())
 
@@ -49,7 +49,7 @@ def opened(
     headers: Mapping[str, str] | None = None,
     body: bytes | None = None,
 ) -> Iterator[HTTPResponse]:
-    """The response to GET, or with a `body` to POST, whose content is still to be read.
+    """Open the response to GET, or with a `body` to POST, whose content is not read yet.
 
     No byte may take longer than the timeout. Redirects are not followed, proxies not used. Raises
     `ConnectError`, and other `HTTP_ERRORS` once there is a connection.
@@ -76,12 +76,12 @@ def opened(
 
 
 def why(error: Exception) -> str:
-    """An error in words, also one that has none of its own."""
+    """Put an error into words, also one without a message."""
     return str(error) or type(error).__name__
 
 
 def reason_in(body: bytes) -> str:
-    """The message of an error object, or the beginning of whatever it is, on one line."""
+    """The message of an error object, or the beginning of any other body, on one line."""
     try:
         error = json.loads(body)["error"]
         text = str(error["message"] if isinstance(error, dict) else error)
@@ -110,7 +110,7 @@ def first_model(
 
 @contextlib.contextmanager
 def explained(url: str) -> Iterator[None]:
-    """What went wrong on the way, as one sentence."""
+    """Turn errors of an exchange into a `FleetError` of one sentence."""
     try:
         yield
     except ConnectError as error:

@@ -1,4 +1,4 @@
-"""What a running picker says of itself at its HTTP port, as values."""
+"""The reports of a running picker's HTTP port, as values."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ T = TypeVar("T")
 
 
 class NoPickerError(FleetError):
-    """Nothing answers, or what answers is no picker."""
+    """No server answers, or it is not a picker."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A picker at one moment, that of its history's last sample; `decisions` are the last ones, the
+    """A picker at one moment, that of its history's last sample; `decisions` are the latest, the
     newest first.
     """
 
@@ -44,15 +44,15 @@ def _fetch(url: str) -> Answer:
 
 
 class PickerViews:
-    """Asks the picker at `url`, each time on a connection of its own."""
+    """Reads the picker at `url`, each time on a connection of its own."""
 
     def __init__(self, url: str, fetch: Fetch = _fetch) -> None:
         self._url, self._fetch = url, fetch
 
     def look(self, samples: int, decisions: int) -> Seen:
-        """Everything there is, with the last `samples` of the pool's history and so many decisions.
+        """Read all views, with the last `samples` of the pool's history and `decisions` decisions.
 
-        Raises `NoPickerError`, and `SeveralPoolsError` where a pool has to be named.
+        Raises `NoPickerError`, and `SeveralPoolsError` when a pool has to be named.
         """
         pool = self._ask(f"/endpoints?history={samples}", _decoder(EndpointsView))
         history = pool.history
@@ -68,7 +68,9 @@ class PickerViews:
         return self._ask("/config", _decoder(ConfigView))
 
     def decision(self, request_id: str) -> RecordView:
-        """The record of one request. Raises `FleetError`, also when it is not known any more."""
+        """The record of one request. Raises `FleetError`, also when the request is no longer
+        stored.
+        """
         return self._ask(f"/decisions/{part_of_path(request_id)}", _decoder(RecordView))
 
     def _ask(self, path: str, decode: Callable[[bytes], T]) -> T:
@@ -94,8 +96,8 @@ class PickerViews:
 
 
 def part_of_path(request_id: str) -> str:
-    """An id, which clients choose, as one part of a path; with its dots escaped too, as `..` would
-    be another page. Bytes that are no text come from the command line as lone surrogates.
+    """Escape an id, which clients choose, as one part of a path, also its dots, as `..` would be
+    another page. Bytes that are not text come from the command line as lone surrogates.
 
     Raises `FleetError`.
     """

@@ -25,8 +25,8 @@ _QUEUE, _USAGE, _PREFIX = "queue-scorer", "kv-cache-utilization-scorer", "prefix
 
 
 def _config(plugins: Mapping[str, float | None], before: str = "", of: str = "") -> str:
-    """One profile of these plugins with their weights. `of` are the parameters of the first, as in
-    YAML; plugins that stand in no profile come `before`.
+    """Build one profile of these plugins with their weights. `of` are the parameters of the first,
+    as YAML; `before` are plugins outside any profile.
     """
     first = next(iter(plugins))
     listed = "".join(f"- {{type: {name}{of if name == first else ''}}}\n" for name in plugins)
@@ -71,7 +71,7 @@ POLICIES: Mapping[str, str | None] = {
 
 
 def policy(name: str, flag: str = "--policies") -> tuple[str, str | None]:
-    """The name of a policy, or a file's, and the configuration; `flag` is what named it. Raises
+    """The name of a policy or of a file, and the configuration; errors name `flag`. Raises
     `UsageError`.
     """
     if name in POLICIES:

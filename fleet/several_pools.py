@@ -12,29 +12,29 @@ from picker.admin.views import LIST, PREFIX, PoolsView
 
 
 class SeveralPoolsError(FleetError):
-    """The address is that of a picker of several pools, and of none of them."""
+    """The address is that of a picker of several pools, and not of one of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolAddress:
-    """One pool, and where it is asked."""
+    """One pool and its address."""
 
     name: str
     url: str
 
 
 def list_of(url: str) -> str:
-    """Where the picker says which pools it has, `url` being its own address or that of a pool."""
+    """The address of the list of pools, `url` being the picker's own address or that of a pool."""
     return _root(url) + LIST
 
 
 def is_of_all(url: str) -> bool:
-    """Whether `url` names no pool."""
+    """Check that `url` does not name a pool."""
     return url == _root(url)
 
 
 def pools_of(url: str, content: bytes) -> tuple[PoolAddress, ...]:
-    """What `list_of(url)` answered; none where that is not such a list."""
+    """Read the answer of `list_of(url)`; empty if it is not such a list."""
     try:
         view = msgspec.json.decode(content, type=PoolsView)
     except msgspec.MsgspecError:
@@ -44,7 +44,7 @@ def pools_of(url: str, content: bytes) -> tuple[PoolAddress, ...]:
 
 
 def which_to_name(url: str, pools: Sequence[PoolAddress]) -> str | None:
-    """That one of `pools` has to be asked, if `url` is none of them."""
+    """A message that one of `pools` has to be named, unless `url` names one."""
     if not pools or url in {one.url for one in pools}:
         return None
     wrong = "it serves several pools" if is_of_all(url) else "it serves no such pool"
@@ -52,9 +52,10 @@ def which_to_name(url: str, pools: Sequence[PoolAddress]) -> str | None:
 
 
 def refuse_several(url: str, ask: Callable[[str], bytes | None]) -> None:
-    """Raise `SeveralPoolsError` where `url` is of a picker of several pools, and of none of them.
+    """Raise `SeveralPoolsError` if `url` is that of a picker of several pools, and not of one of
+    them.
 
-    `ask` answers what is at an address, None where there is nothing.
+    `ask` returns the body at an address, None if there is none.
     """
     content = ask(list_of(url))
     problem = which_to_name(url, pools_of(url, content or b""))
@@ -63,5 +64,5 @@ def refuse_several(url: str, ask: Callable[[str], bytes | None]) -> None:
 
 
 def _root(url: str) -> str:
-    """Without what names a pool, and without a slash at the end."""
+    """Remove the name of a pool and a slash at the end."""
     return f"{url}/".partition(PREFIX)[0].rstrip("/")

@@ -1,4 +1,7 @@
-"""`pointsman bench`: load for any OpenAI endpoint, and what it measures. Arrivals, data sets, SLOs
-and statistics are values and functions of values; `client`, `driver` and `share` alone use a socket
-or wait.
+"""`pointsman bench`: load for any OpenAI endpoint, and its measurements.
+
+`arrivals`, `workload`, `traces` and `load` make the load; `slo`, `summary`, `comparison`, `report`
+and `page` turn outcomes into numbers and documents. All of these are values and functions of
+values. Only `client`, `driver` and `shard` use a socket or wait; `picker_config` changes the
+configuration of a running picker, and `command` is the command.
 """

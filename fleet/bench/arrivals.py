@@ -1,4 +1,4 @@
-"""When requests are sent, in seconds from the beginning of a stage.
+"""Arrival times of requests, in seconds from the beginning of a stage.
 
 Gaps are drawn from a gamma distribution of mean 1 and shape `burstiness` (1: a Poisson process;
 less: bursts; infinity: a metronome), and then mapped through the inverse of the integrated rate,
@@ -26,13 +26,13 @@ class Ramp:
 
 
 def intended_times(ramp: Ramp, seconds: float, burstiness: float, rng: Random) -> Iterator[float]:
-    """Ascending times within `seconds`."""
+    """Yield ascending times within `seconds`."""
     slope = (ramp.last - ramp.first) / seconds
     area = 0.0
     while True:
         area += 1.0 if math.isinf(burstiness) else rng.gammavariate(burstiness, 1 / burstiness)
         inside = ramp.first**2 + 2 * slope * area
-        if inside < 0:  # a falling ramp never integrates to so much
+        if inside < 0:  # a falling ramp never integrates to this value
             return
         at = 2 * area / (ramp.first + math.sqrt(inside))
         if at >= seconds:

@@ -1,5 +1,5 @@
 """Streamed requests over HTTP/1.1, at a few tens of microseconds of CPU each: one asyncio protocol
-on httptools, without a task, a lock or a header dictionary for what is not looked at.
+on httptools, without a task, a lock or a header dictionary for unread fields.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Delta(msgspec.Struct, gc=False):
 
     @property
     def rest(self) -> str:
-        """Whatever else is made of tokens."""
+        """All other fields that consist of tokens."""
         text = self.reasoning_content or self.reasoning
         return text or ("" if self.tool_calls is None else str(self.tool_calls))
 
@@ -53,25 +53,25 @@ class _Usage(msgspec.Struct, gc=False):
 
 
 class _Chunk(msgspec.Struct, gc=False):
-    """What is read of a chunk of either API."""
+    """The fields that are read of a chunk of either API."""
 
     choices: tuple[_Choice, ...] = ()
     usage: _Usage | None = None
     error: Any = None
 
 
-_RETRY_DIGITS = 5  # a day and more; dates are not read
+_RETRY_DIGITS = 5  # more than a day; dates are not read
 _decode = msgspec.json.Decoder(_Chunk).decode
 
 
 @dataclass(slots=True)
 class Record:
-    """What became of one request. Times are of the client's clock, in seconds.
+    """The result of one request. Times are of the client's clock, in seconds.
 
-    `intended` is when it should have been sent, and what latencies count from; `sent` when the
-    client began to, if need be by connecting. `gaps` are the seconds between chunks with tokens.
-    `error` is empty for a whole answer. `text` is only kept for the next turn of a session.
-    `retry_after_seconds` is what the answer asked for.
+    `intended` is when it should have been sent, and what latencies count from; `sent` is when the
+    client began to send, with connecting included. `gaps` are the seconds between chunks with
+    tokens. `error` is empty for a complete answer. `text` is only stored for the next turn of a
+    session. `retry_after_seconds` is the delay that the answer asked for.
     """
 
     intended: float
@@ -94,7 +94,7 @@ class Record:
 
     @property
     def times(self) -> dict[str, float | None]:
-        """Its latencies by the names that objectives use; None for what there is none of."""
+        """Its latencies by the names that objectives use; None for missing ones."""
         first, gaps = self.first_token, self.output_tokens - 1
         spread = None if first is None or gaps < 1 else (self.last_token - first) / gaps
         ttft = None if first is None else first - self.intended
@@ -102,7 +102,7 @@ class Record:
 
 
 class Connection(asyncio.Protocol):
-    """One kept connection with at most one request on it."""
+    """One persistent connection with at most one request on it."""
 
     def __init__(self, clock: Clock, free: list[Connection]) -> None:
         self._clock = clock
@@ -116,15 +116,15 @@ class Connection(asyncio.Protocol):
         self._pieces: list[bytes] = []
         self._is_stream = False
         self._is_whole = False
-        self._heard = False
+        self._has_answer = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
 
     def send(self, payload: bytes, outcome: Record) -> asyncio.Future[None]:
-        """Write a request; the future ends with its answer, or with its failure as `error`."""
+        """Write a request; the future completes with its answer, or with its failure as `error`."""
         self._done = asyncio.get_running_loop().create_future()
-        self._outcome, self._rest, self._heard = outcome, b"", False
+        self._outcome, self._rest, self._has_answer = outcome, b"", False
         self._is_stream = self._is_whole = False
         self._now = self._clock()
         if self._transport is None or self._transport.is_closing():
@@ -139,12 +139,14 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_stale(self) -> bool:
-        """Whether the server closed it before it answered anything to the last request."""
-        return not self._heard
+        """Check if the server closed the connection before it answered anything to the last
+        request.
+        """
+        return not self._has_answer
 
     def data_received(self, data: bytes) -> None:
         self._now = self._clock()
-        self._heard = True
+        self._has_answer = True
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -159,10 +161,10 @@ class Connection(asyncio.Protocol):
             self._outcome.retry_after_seconds = float(value[:_RETRY_DIGITS])
 
     def on_body(self, data: bytes) -> None:
-        self._pieces.append(data)  # one for each chunk of HTTP; read together, which is cheaper
+        self._pieces.append(data)  # called for each chunk of HTTP; parsing them together is cheaper
 
     def _read(self) -> None:
-        """What has come of the body."""
+        """Parse the bytes received of the body."""
         outcome, data = self._outcome, self._rest + b"".join(self._pieces)
         self._pieces.clear()
         if outcome is None:
@@ -234,7 +236,7 @@ class Connection(asyncio.Protocol):
             self._free.remove(self)
         self._now = self._clock()
         if self._outcome is not None and self._is_whole and error is None:
-            self._complete(self._outcome)  # an answer without a length ends with its connection
+            self._complete(self._outcome)  # an answer without a length ends with the connection
         self._finish(f"connection lost: {error}" if error else "connection closed")
 
     def _finish(self, error: str) -> None:
@@ -245,7 +247,7 @@ class Connection(asyncio.Protocol):
 
 
 class Client:
-    """Owns the connections to one endpoint; `in_flight` requests are without an answer."""
+    """Owns the connections to one endpoint; `in_flight` requests have no answer yet."""
 
     def __init__(self, connect: Connect, head: bytes, clock: Clock, timeout_seconds: float) -> None:
         self._connect = connect
@@ -257,8 +259,8 @@ class Client:
 
     async def ask(self, body: bytes, outcome: Record) -> None:
         """Send a request on a free connection, or on a new one, and wait until `outcome` is
-        complete. A kept connection that the server has closed meanwhile is no failure: another one
-        is tried.
+        complete. If the server has closed a persistent connection meanwhile, another one is tried,
+        and this is not a failure.
         """
         payload = b"%bcontent-length: %d\r\n\r\n%b" % (self._head, len(body), body)
         self.in_flight += 1
@@ -266,14 +268,14 @@ class Client:
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 while True:
-                    was_kept = bool(self._free)
-                    connection = self._free.pop() if was_kept else await self._another()
+                    was_free = bool(self._free)
+                    connection = self._free.pop() if was_free else await self._another()
                     try:
                         await connection.send(payload, outcome)
                     except asyncio.CancelledError:
                         connection.abort()
                         raise
-                    if not (outcome.error and was_kept and connection.is_stale):
+                    if not (outcome.error and was_free and connection.is_stale):
                         return
                     outcome.error = ""
         except TimeoutError:
@@ -290,6 +292,6 @@ class Client:
         return connection
 
     def close(self) -> None:
-        """Close what is free: what is under way is its request's to end."""
+        """Close the free connections; the others end with their requests."""
         for connection in list(self._free):
             connection.abort()

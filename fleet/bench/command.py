@@ -32,7 +32,7 @@ from fleet.bench.load import (
 from fleet.bench.page import ReportPart, Run
 from fleet.bench.picker_config import FollowedConfig, read_configs
 from fleet.bench.report import lines_of, stages_table
-from fleet.bench.share import Endpoint, Share, endpoint_of, follow, started
+from fleet.bench.shard import Endpoint, LoadShard, endpoint_of, follow, started
 from fleet.bench.summary import Observed, Stage, Summary, stage_of, summary
 from fleet.bench.workload import WordRing
 from fleet.errors import FleetError
@@ -82,7 +82,7 @@ def bench_command(argv: Sequence[str], out: Callable[[str], None], screen: Conso
 
 
 def _allow_many_connections() -> None:
-    """An open loop has as many as there are requests in flight."""
+    """Raise the limit of open files: an open loop has a connection for each request in flight."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -90,8 +90,8 @@ def _allow_many_connections() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A stage to come: where it goes, which configuration the picker is to have (with its name),
-    and the number of its draws, of arrivals and lengths.
+    """A future stage: its endpoint, the configuration of the picker (with its name), and the number
+    of its draws of arrivals and lengths.
     """
 
     load: Load
@@ -111,8 +111,8 @@ class Bench:
         self._about = ""
         self._configs = () if settings.compare is None else read_configs(settings.compare)
         self.comparison: Comparison | None = None
-        self.failure: FleetError | None = None  # that ended it after some stages
-        self.was_interrupted = False  # by Ctrl-C, before its time
+        self.failure: FleetError | None = None  # that ended the run after some stages
+        self.was_interrupted = False  # by Ctrl-C, early
         self._num_cut = 0  # requests of the last stage without an outcome
 
     @property
@@ -120,7 +120,7 @@ class Bench:
         return [summary(stage, self.settings.objective) for stage in self.stages]
 
     async def run(self, model: str) -> None:
-        """All stages, until Ctrl-C. Raises `FleetError` where there are no stages to report yet."""
+        """Run all stages, until Ctrl-C. Raises `FleetError` if there is no stage to report yet."""
         settings = self.settings
         self._about = f"{settings.url}, {model}, {time.strftime('%Y-%m-%d %H:%M:%S %z')}"
         is_chat = settings.api == "chat"
@@ -147,7 +147,7 @@ class Bench:
 
     @contextlib.contextmanager
     def _followed(self) -> Iterator[FollowedConfig | None]:
-        """The configuration of the picker, where some are compared."""
+        """The configuration file of the picker, if configurations are compared."""
         if not self._configs:
             yield None
             return
@@ -162,15 +162,15 @@ class Bench:
             yield from (Turn(load, endpoints[0], number) for number, load in enumerate(loads))
             return
         for number in range(self.settings.rounds or DEFAULT_ROUNDS):
-            # A B, B A, A B …: what drifts during the run is the same for both.
+            # A B, B A, A B …: drifts during the run affect both alike.
             for which in (0, 1) if number % 2 == 0 else (1, 0):
                 load = replace(loads[0], name=f"{'AB'[which]}{number + 1}")
                 config = (self._configs[which], names[which]) if self._configs else None
                 yield Turn(load, endpoints[min(which, len(endpoints) - 1)], number, config)
 
     async def _tokens_per_word(self, endpoint: Endpoint, form: RequestForm) -> float:
-        """What the tokenizer makes of a word, by the usage of two requests. Raises `FleetError`
-        when they fail: there is nothing to measure then.
+        """Measure the tokens of a word by the usage of two requests. Raises `FleetError` when they
+        fail: then nothing can be measured.
         """
         client, ring, counts = endpoint.client(self.settings.timeout), WordRing(0, 1.0), []
         for number, words in enumerate(_PROBE_WORDS):
@@ -186,7 +186,7 @@ class Bench:
 
     async def _stage(self, turn: Turn, form: RequestForm, tokens_per_word: float) -> None:
         settings, load = self.settings, turn.load
-        share = Share(
+        shard = LoadShard(
             number=0,
             processes=settings.processes,
             settings=LoadSettings(
@@ -198,17 +198,17 @@ class Bench:
             form=form,
             timeout_seconds=settings.timeout,
             tokens_per_word=tokens_per_word,
-            # Texts are new in every stage and run, whatever the seed: what an earlier one left in a
-            # prefix cache serves no other.
+            # Texts are new in every stage and run, whatever the seed, so that no prefix cache
+            # contains them already.
             novelty=secrets.randbits(64),
         )
         async with contextlib.AsyncExitStack() as stack:
             processes = [
-                await stack.enter_async_context(started(replace(share, number=number)))
-                for number in range(share.processes)
+                await stack.enter_async_context(started(replace(shard, number=number)))
+                for number in range(shard.processes)
             ]
             for one in processes:
-                await one.receive()  # it is ready
+                await one.receive()  # the process is ready
             begun = time.perf_counter() + BEGIN_SECONDS
             for one in processes:
                 one.channel.send(begun)
@@ -230,7 +230,7 @@ class Bench:
     async def _shown(
         self, name: str, begun: float, seen: Sequence[Observed]
     ) -> AsyncIterator[None]:
-        """With the last seconds on the screen, drawn once a second."""
+        """Draw the last seconds on the screen, once a second."""
         if not self._screen.is_terminal:
             yield
             return
@@ -264,7 +264,6 @@ class Bench:
         yield from list(lines_of(summary(stage, slo), slo))[: 6 if slo is None else 7]
 
     def report(self) -> str:
-        """What is printed."""
         every, slo = self.summaries, self.settings.objective
         stages = chain.from_iterable([*lines_of(one, slo), ""] for one in every)
         lines = [self._about, "", *stages]

@@ -1,8 +1,8 @@
 """Two endpoints in alternating turns: the ratio of each number, with an interval.
 
 Turns `A1 B1 B2 A2 …`: the two of a round have the same arrivals and lengths. A round gives one
-ratio, and rounds are what the bootstrap draws: requests of one turn wait for each other and are no
-sample of independent ones.
+ratio, and rounds are the units of the bootstrap: requests of one turn wait for each other, so they
+are not independent samples.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ENOUGH = 5  # rounds
 @dataclass(frozen=True, slots=True)
 class Ratio:
     """Medians over rounds of a number of A and of B; the geometric mean of B / A over rounds, and
-    the 95 % interval of that, which one round does not have.
+    its 95 % interval, which a single round does not have.
     """
 
     first: float
@@ -35,7 +35,7 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """By the name of the number; those that some round has none of, or a zero, are left out."""
+    """Ratios by the name of the number, without those that are missing or zero in some round."""
 
     ratios: Mapping[str, Ratio]
 
@@ -65,7 +65,7 @@ _NUMBERS: Mapping[str, Callable[[Summary], float | None]] = {
 
 
 def compare(turns: Sequence[Summary], seed: int) -> Comparison:
-    """Of turns by their names; a round that has only one of its two is left out."""
+    """Compare turns by their names; a round with only one of its two is left out."""
     named = {one.name: one for one in turns}
     numbers = [name[1:] for name in named if name[0] == "A" and f"B{name[1:]}" in named]
     found = {}
@@ -90,7 +90,7 @@ def _ratio(pairs: Sequence[tuple[float, float]], seed: int) -> Ratio:
 
 
 def comparison_lines(comparison: Comparison, first: str, second: str) -> Iterator[str]:
-    """For people."""
+    """Render the comparison as text."""
     yield f"A {first}"
     yield f"B {second}"
     if not comparison.ratios:

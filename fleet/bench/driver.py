@@ -2,10 +2,10 @@
 
 Theory of operation. In an open loop arrivals are a schedule that no answer moves: a request that is
 sent late, because the client was busy, still counts from when it should have been sent, so that a
-stall of the endpoint is felt by every request it held up (no coordinated omission). In a closed
-loop a request is due when its session's turn comes; after a refusal with Retry-After the next
-session of that slot waits for so long, as clients do. A pulse measures how late the event loop runs
-its timers: the client's own part in what is measured.
+stall of the endpoint counts in every request it held up (no coordinated omission). In a closed loop
+a request is due when its session's turn comes; after a refusal with Retry-After the next session of
+that slot waits for that time, as clients do. A pulse measures how late the event loop runs its
+timers: the client's own share of the measured times.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ SentBody = TypeVar("SentBody", contravariant=True)
 
 
 class Form(Protocol[MadeBody]):
-    """How a session's next turn becomes what is sent."""
+    """Turns a session's messages into the body of a request."""
 
     def body(self, messages: list[dict[str, str]], output_tokens: int) -> MadeBody: ...
 
 
 class Sender(Protocol[SentBody]):
-    """Sends what a form has made, over a network or in virtual time."""
+    """Sends bodies that a form has made, over a network or in virtual time."""
 
     @property
     def in_flight(self) -> int: ...
 
     async def ask(self, body: SentBody, outcome: Record, /) -> None:
-        """Returns when `outcome` has what became of it; a failure is its `error`."""
+        """Return when `outcome` is complete; a failure is its `error`."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestForm:
-    """How a session's next turn becomes a body of one of the two APIs."""
+    """Builds the body of a session's next turn for one of the two APIs."""
 
     model: str
     is_chat: bool = True
@@ -68,7 +68,7 @@ class RequestForm:
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """A look at the client: `late_seconds` is how much later than asked for it woke up."""
+    """A measurement of the client: `late_seconds` is the delay of a timer."""
 
     at: float
     late_seconds: float
@@ -77,8 +77,8 @@ class Pulse:
 
 @dataclass(slots=True)
 class Driver(Generic[Body]):
-    """Owns what has become of the requests of one stage, in the order of their ends. The stage
-    begins at `begin_at`, by the clock, or at once.
+    """Owns the results of the requests of one stage, in the order of their ends. The stage begins
+    at `begin_at`, by the clock, or at once.
     """
 
     client: Sender[Body]
@@ -93,7 +93,7 @@ class Driver(Generic[Body]):
     started: int = 0
 
     async def open_loop(self, arrivals: Iterable[tuple[float, Session]]) -> None:
-        """Begin each session at its time in the stage; returns after the last answer."""
+        """Start each session at its time in the stage; returns after the last answer."""
         pulse = await self._begin()
         try:
             async with asyncio.TaskGroup() as group:
@@ -103,14 +103,14 @@ class Driver(Generic[Body]):
                     due = self.begun + at
                     await self._until(due)
                     group.create_task(self._session(session, due), name="session")
-                    await asyncio.sleep(0)  # also when behind: answers must be read in time
+                    await asyncio.sleep(0)  # also when late: answers must be read in time
         finally:
             pulse.cancel()
 
     async def closed_loop(
         self, sessions: Iterator[Session], concurrency: int, seconds: float
     ) -> None:
-        """Keep `concurrency` sessions going; none begins after `seconds`."""
+        """Run `concurrency` sessions at a time; none begins after `seconds`."""
         pulse = await self._begin()
 
         async def one_after_the_other() -> None:
@@ -139,8 +139,8 @@ class Driver(Generic[Body]):
         return self.max_requests is not None and self.started >= self.max_requests
 
     async def _session(self, session: Session, due: float) -> float:
-        """All turns; one that fails ends it, because the next would have nothing to go on from.
-        Returns for how many seconds the last answer asked to send nothing.
+        """Run all turns; a failed turn ends the session, because the next one would lack its
+        answer. Returns the seconds for which the last answer asked to send nothing.
         """
         messages = [{"role": "system", "content": session.system}] if session.system else []
         last = len(session.exchanges) - 1

@@ -16,7 +16,7 @@ from fleet.bench.slo import Bound, Slo, read_bounds
 from fleet.bench.workload import Span
 from fleet.errors import UsageError
 
-MOST_PROCESSES = 256
+MAX_PROCESSES = 256
 _COUNT: Final = whole_number(1)
 _HEADER = re.compile(r"([A-Za-z0-9!#$%&'*+.^_`|~-]+):[ \t]*([ -~]*)")
 _OURS = ("content-length", "content-type", "host", "transfer-encoding")
@@ -195,7 +195,7 @@ class LoadSettings:
 
     @property
     def seconds(self) -> float:
-        """Of a stage; with a number of requests alone it lasts until they are sent."""
+        """The duration of a stage; with only a number of requests it lasts until they are sent."""
         if self.duration is not None:
             return self.duration
         return 30.0 if self.requests is None else 1e7
@@ -230,7 +230,7 @@ class LoadSettings:
                 raise UsageError(f"two of --json, --csv and --html name {path}")
 
     def public(self) -> dict[str, object]:
-        """For reports."""
+        """The settings for reports, as JSON has them."""
         every = {field.name: getattr(self, field.name) for field in fields(self)}
         return {k: None if v is None else _plain(v) for k, v in every.items()}
 
@@ -271,27 +271,27 @@ class Settings(LoadSettings):
             raise UsageError(f"a comparison has one stage: give {name}")
         if self.concurrency is not None and min(self.concurrency) < self.processes:
             raise UsageError("--processes must not be more than --concurrency")
-        if self.processes > MOST_PROCESSES:
-            raise UsageError(f"--processes must not be more than {MOST_PROCESSES}")
+        if self.processes > MAX_PROCESSES:
+            raise UsageError(f"--processes must not be more than {MAX_PROCESSES}")
         if self.picker is not None and self.compare is None:
             raise UsageError("--picker is for --compare")
         if self.rounds is not None and self.compared is None:
             raise UsageError("--rounds is for --compare and --compare-url")
 
     def public(self) -> dict[str, object]:
-        """Without headers, which may be credentials."""
+        """The settings without headers, which may be credentials."""
         return {k: v for k, v in LoadSettings.public(self).items() if k != "header"}
 
 
 def read_settings(argv: Sequence[str]) -> Settings:
-    """Of a command line. Raises `UsageError` for flags that contradict each other."""
+    """Parse a command line. Raises `UsageError` for flags that contradict each other."""
     settings = Settings(**vars(build_parser().parse_args(argv)))
     settings.check()
     return settings
 
 
 def refuse_unwritable(path: Path) -> None:
-    """Before a run whose result `write_text` could not write. Raises `UsageError`."""
+    """Check before a run that `write_text` can write its result. Raises `UsageError`."""
     why = None
     if path.is_dir():
         why = "it is a folder; the result needs the name of a file"

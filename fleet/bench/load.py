@@ -1,4 +1,4 @@
-"""What the flags of load, data and results come to, for `bench` and `simulate` alike."""
+"""The stages and sessions of a run, from the flags that `bench` and `simulate` share."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def sessions_of(settings: LoadSettings) -> Sessions:
 
 
 def draws_of(seed: int, stage: int, tenant: int = 0) -> Random:
-    """What decides arrivals and lengths of a stage, by its number: one seed gives `bench` and
-    `simulate` the same. The first 32 bits are for texts.
+    """Create the generator of a stage's arrivals and lengths from its number: one seed gives
+    `bench` and `simulate` the same. The first 32 bits are for texts.
     """
     return Random(f"{seed}/{stage}/{tenant}")
 
@@ -72,8 +72,8 @@ async def drive(
     sessions: Iterable[Session | None],
     rng: Random,
 ) -> None:
-    """One stage, from its first request to its last answer. None is a session that another process
-    sends.
+    """Run one stage, from its first request to its last answer. A session that is None belongs to
+    another process.
     """
     if load.concurrency is not None:
         own = (one for one in sessions if one is not None)
@@ -83,7 +83,7 @@ async def drive(
         timed = ((one.at_seconds or 0.0, one) for one in sessions if one is not None)
         await driver.open_loop(pair for pair in timed if pair[0] < until)
     else:
-        # Its own draws: the arrivals are the same whatever is asked.
+        # Draws of its own: the arrivals do not depend on the requests.
         arriving = Random(rng.getrandbits(64))
         times = intended_times(load.ramp, settings.seconds, settings.burstiness, arriving)
         every = zip(times, sessions, strict=False)
@@ -96,7 +96,7 @@ def write_results(
     run: Run,
     parts: Sequence[ReportPart],
 ) -> None:
-    """The files that the flags name; `parts` are those of the page. Raises `FleetError`."""
+    """Write the files that the flags name; `parts` are those of the page. Raises `FleetError`."""
     if settings.json is not None:
         text = msgspec.json.format(msgspec.json.encode({**document, "run": run.public()})).decode()
         write_text(settings.json, text + "\n")

@@ -1,6 +1,6 @@
-"""One page about a run that needs nothing else: its head, tables, and plots.
+"""One self-contained HTML page about a run: its head, tables, and plots.
 
-The plots are drawn by the charts of the picker's page, whose modules and style stand in the file.
+The charts of the picker's page draw the plots; the page contains their modules and style.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ import numpy as np
 from fleet.bench.slo import Slo
 from fleet.bench.summary import Spread, Stage, Summary
 
-_MOST_POINTS: Final = 600
+_MAX_POINTS: Final = 600
 _SHARES: Final = np.linspace(0, 0.999, 160)
 _KNOTS: Final = (0.5, 0.95, 0.99)
-_WIDE_RANGE: Final = 40  # of the slowest line's p99 to the fastest one's median: a logarithmic axis
+_WIDE_RANGE: Final = (
+    40  # ratio of the slowest line's p99 to the fastest one's median that needs a logarithmic axis
+)
 _COLOURS: Final = 7
-_MOST_ERRORS: Final = 5
+_MAX_ERRORS: Final = 5
 _SHORTEST: Final = 1.0  # seconds of an axis
-_MODULES: Final = ("dom.js", "format.js", "chart.js")  # of the picker's page, in their order
+_MODULES: Final = ("dom.js", "format.js", "chart.js")  # files of the picker's page, in their order
 _IMPORT = re.compile(r"^import .*;\n", re.MULTILINE)
 _BRAND: Final = (
     '<svg viewBox="0 0 32 32" width="30" height="30" aria-hidden="true"><path d="M3 24h26"/>'
@@ -47,23 +49,23 @@ class Run:
     begun: datetime
     facts: Mapping[str, str]
     slo: Slo | None = None
-    secrets: Sequence[str] = ()  # that stand in the command line, and nowhere else
+    secrets: Sequence[str] = ()  # values of the command line that appear nowhere else
 
     @property
     def title(self) -> str:
-        """The command."""
+        """The name of the command."""
         return f"pointsman {self.argv[0]}"
 
     @property
     def command(self) -> list[str]:
-        """Its words as they can be pasted into a shell, without the secrets."""
+        """The command line, quoted for a shell, without the secrets."""
         words = ["pointsman", *self.argv]
         for secret in filter(None, self.secrets):
             words = [word.replace(secret, "…") for word in words]
         return list(map(shlex.quote, words))
 
     def public(self) -> Json:
-        """For JSON."""
+        """The facts as JSON, without the secrets."""
         began = self.begun.isoformat(timespec="seconds")
         return {"command": " ".join(self.command), "version": version("pointsman"), "begun": began}
 
@@ -86,7 +88,7 @@ def page(run: Run, parts: Sequence[ReportPart]) -> str:
         place = f"plots-{number}"
         plots += ({"place": place, **plot} for plot in _plots(part, run.slo))
         body.append(_section(part, place))
-    # In a script nothing may look like its end.
+    # A script must not contain its own end tag.
     data = msgspec.json.encode(plots).decode().replace("<", "\\u003c")
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -106,7 +108,7 @@ def _file(name: str) -> str:
 
 
 def _script() -> str:
-    """One module of several, whose names differ: each is in reach without an import."""
+    """Wrap a module whose names differ from those of the others, so that no import is needed."""
     texts = [*map(_file, _MODULES), files("fleet.bench").joinpath("plots.js").read_text("utf-8")]
     return "".join(_IMPORT.sub("", text) for text in texts)
 
@@ -140,7 +142,7 @@ def _verdict(slo: Slo | None, parts: Sequence[ReportPart]) -> str:
     ]
     if not missed:
         bounds = ", ".join(map(str, slo.bounds))
-        return f'<p class="notice good"><strong>✓ Objectives kept:</strong> {escape(bounds)}</p>'
+        return f'<p class="notice good"><strong>✓ Objectives met:</strong> {escape(bounds)}</p>'
     lines = "".join(f"<li>{escape(text)}</li>" for text in missed)
     return f'<div class="notice bad"><strong>✕ Objectives missed</strong><ul>{lines}</ul></div>'
 
@@ -165,7 +167,7 @@ def _errors(rows: Iterable[tuple[str, Summary]]) -> str:
     for _, one in rows:
         times.update(one.errors)
     lines = "".join(
-        f"<li>{many:,} × {escape(text)}</li>" for text, many in times.most_common(_MOST_ERRORS)
+        f"<li>{many:,} × {escape(text)}</li>" for text, many in times.most_common(_MAX_ERRORS)
     )
     title = "<strong>✕ Requests failed</strong>"
     return f'<div class="notice bad">{title}<ul>{lines}</ul></div>' if lines else ""
@@ -185,7 +187,7 @@ def _of_one(one: Summary) -> dict[str, str]:
 
 
 def _of_several(rows: Sequence[tuple[str, Summary]]) -> dict[str, str]:
-    """The best of some numbers, and whose it is."""
+    """The best of some numbers, and its owner."""
     every = [one for _, one in rows]
     failed = sum(sum(one.errors.values()) for one in every)
     swift = [(one.ttft.p95, name) for name, one in rows if one.ttft is not None]
@@ -400,9 +402,9 @@ def _limit(seconds: float) -> str:
 
 
 def _thin(points: list[Point]) -> list[Point]:
-    return [_rounded(x, y) for x, y in points[:: max(1, -(-len(points) // _MOST_POINTS))]]
+    return [_rounded(x, y) for x, y in points[:: max(1, -(-len(points) // _MAX_POINTS))]]
 
 
 def _rounded(x: float, y: float) -> Point:
-    """To what a picture can show: the file stays small."""
+    """Round to the resolution of a picture, so that the file stays small."""
     return float(f"{x:.5g}"), float(f"{y:.5g}")

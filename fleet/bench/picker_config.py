@@ -1,4 +1,4 @@
-"""Other configurations for a picker that runs: written into the file that it follows."""
+"""Configurations for a running picker, written into the file that it follows."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _NEEDS = (
 
 
 class FollowedConfig:
-    """Owns the file that a picker follows while configurations are compared. A context manager
-    that puts back what was in it.
+    """Owns the file that a picker follows while configurations are compared. A context manager that
+    restores its content.
     """
 
     def __init__(self, look: Look) -> None:
-        """Raises `FleetError` if there is no picker, or if it follows no file that is here."""
+        """Raises `FleetError` if there is no picker, or if it follows no local file."""
         self._look = look
         try:
             view = look()
@@ -47,7 +47,7 @@ class FollowedConfig:
         self._write(self._original)
 
     async def use(self, text: bytes, name: str) -> None:
-        """Returns when the picker decides by it. Raises `FleetError` if it does not take it."""
+        """Return when the picker uses the configuration. Raises `FleetError` if it rejects it."""
         wanted, before = text.decode(errors="replace"), self._look().last_error
         self._write(text)
         try:
@@ -61,7 +61,7 @@ class FollowedConfig:
             raise FleetError(f"the picker has not taken {name} in {seconds}") from error
 
     def _write(self, text: bytes) -> None:
-        """At once: the picker never reads half of it."""
+        """Replace the file: the picker never reads half of it."""
         unfinished = self._path.with_name(f".{self._path.name}.bench")
         try:
             unfinished.write_bytes(text)
@@ -72,6 +72,6 @@ class FollowedConfig:
 
 
 def read_configs(names: Sequence[str]) -> tuple[bytes, ...]:
-    """Files, or names that `simulate --policies` knows. Raises `UsageError`."""
+    """Read files, or names that `simulate --policies` knows. Raises `UsageError`."""
     every = [policy(name, "--compare")[1] for name in names]
     return tuple(DEFAULT_CONFIG if one is None else one.encode() for one in every)

@@ -23,7 +23,7 @@ _STAGE_COLUMNS = (
 
 
 def lines_of(one: Summary, slo: Slo | None) -> Iterator[str]:
-    """A stage for people."""
+    """Render a stage as text."""
     if not one.requests:
         yield f"{one.name}: no request was counted: none was due after the warm-up"
         return
@@ -68,8 +68,8 @@ def lines_of(one: Summary, slo: Slo | None) -> Iterator[str]:
 
 
 def stages_table(rows: Sequence[Sequence[Summary]]) -> Iterator[str]:
-    """A line for each stage, of one run or of several: then mean ± standard deviation. Times are
-    in milliseconds.
+    """Write a line for each stage, of one run or of several: then mean ± standard deviation. Times
+    are in milliseconds.
     """
     first = max(12, *(len(row[0].name) + 2 for row in rows)) if rows else 12
     wide = 12 if all(len(row) == 1 for row in rows) else 19
@@ -81,7 +81,7 @@ def stages_table(rows: Sequence[Sequence[Summary]]) -> Iterator[str]:
 
 
 def _numbers(one: Summary) -> Iterator[float | None]:
-    """As `_STAGE_COLUMNS` have them."""
+    """The values of `_STAGE_COLUMNS`."""
     yield one.completed_rate
     yield one.output_tokens_per_second
     yield one.cached_tokens / one.prompt_tokens if one.prompt_tokens else 0.0
@@ -112,7 +112,7 @@ def _ms(seconds: float) -> str:
 
 
 def write_csv(file: TextIO, stages: Iterable[Stage]) -> None:
-    """One line for each counted request, in the order of their intended times."""
+    """Write one line for each counted request, in the order of their intended times."""
     writer = csv.writer(file)
     writer.writerow(_COLUMNS)
     for stage in stages:
@@ -126,7 +126,7 @@ def write_csv(file: TextIO, stages: Iterable[Stage]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a result, making its folder. Raises `FleetError`."""
+    """Write a result, and create its folder. Raises `FleetError`."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")

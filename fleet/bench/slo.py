@@ -1,7 +1,7 @@
 """Service-level objectives: `ttft<1s,itl<50ms` bounds each request, `ttft_p95<1s` a whole run.
 
 A request's `itl` is its mean: from its first token to its last, divided by the tokens after the
-first (what others call TPOT). That of a run, as in `itl_p95`, is over all gaps between tokens.
+first (also called TPOT). That of a run, as in `itl_p95`, is over all gaps between tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ _BOUND = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """At most so many seconds (or less, by `sign`); `quantile` None: for each request."""
+    """An upper bound in seconds (exclusive or not, by `sign`); `quantile` None: for each
+    request.
+    """
 
     metric: str
     quantile: str | None
@@ -29,7 +31,7 @@ class Bound:
     seconds: float
 
     def holds(self, seconds: float | None) -> bool:
-        """Whether a measured time is within the bound; one that was not measured is."""
+        """Check if a measured time is within the bound; a time that was not measured is."""
         if seconds is None:
             return True
         compare = operator.lt if self.sign == "<" else operator.le
@@ -53,7 +55,7 @@ class Slo:
         return ",".join(str(bound) for bound in self.bounds if bound.quantile is None)
 
     def admits(self, measured: Mapping[str, float | None]) -> bool:
-        """Whether a request with these times, by metric, is within every bound of requests."""
+        """Check if a request with these times, by metric, is within every bound of requests."""
         return all(b.holds(measured[b.metric]) for b in self.bounds if b.quantile is None)
 
 

@@ -1,5 +1,5 @@
-"""From outcomes to numbers. Latencies count from the intended time; those of failures are left out
-of quantiles, and count as missed in goodput.
+"""Numbers from outcomes. Latencies count from the intended time; those of failures are excluded
+from quantiles, and count as missed in goodput.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BUSY_SHARE = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of some times, in seconds."""
+    """The distribution of some times, in seconds."""
 
     count: int
     mean: float
@@ -33,8 +33,8 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class ClientLoad:
-    """The bench's own part: how late the 99th percentile of sends was, and of timers; share of a
-    core that it used (these of the worst of its processes); CPU seconds for each request.
+    """The bench's own load: the 99th percentile of the delays of sends and of timers; its share of
+    a core (these of the worst of its processes); CPU seconds for each request.
     """
 
     processes: int
@@ -49,7 +49,9 @@ class ClientLoad:
 
     @property
     def saturation(self) -> str | None:
-        """Why the numbers are the client's rather than the endpoint's; None: they are not."""
+        """The reason why the numbers are the client's rather than the endpoint's; None if they are
+        not.
+        """
         late = max(self.late_p99_seconds, self.pulse_p99_seconds)
         if late > LATE_SECONDS:
             return f"1 % of {self._whose} sends or timers were {late * 1e3:.0f} ms late or more"
@@ -60,10 +62,10 @@ class ClientLoad:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One stage, without its warm-up. Rates are of `seconds`, from the first intended time to the
-    last answer; `offered_rate` is of the requests that were due while they were still arriving.
-    `goodput` is the share of all requests that was answered within the objectives of requests;
-    None without any. `missed` are the objectives that do not hold; `client` is None of a
+    """One stage, without its warm-up. Rates are over `seconds`, from the first intended time to the
+    last answer; `offered_rate` is that of the requests that were due while they were still
+    arriving. `goodput` is the share of all requests that was answered within the objectives of
+    requests; None without any. `missed` are the objectives that do not hold; `client` is None for a
     simulation.
     """
 
@@ -89,8 +91,8 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What was seen of one stage. `begun` and the outcomes' times are of one clock; the first
-    `warmup_seconds` are not counted. `client` is None of a simulation, whose client costs nothing.
+    """The observations of one stage. `begun` and the outcomes' times are of one clock; the first
+    `warmup_seconds` are not counted. `client` is None for a simulation, whose client costs nothing.
     """
 
     name: str
@@ -110,7 +112,9 @@ class Stage:
 
 @dataclass(slots=True)
 class Observed:
-    """What a process of the bench has seen and used, of a stage or of a part of it."""
+    """The observations of one process of the bench, of a stage or of a part of it, and its
+    usage.
+    """
 
     outcomes: list[Record]
     pulses: list[Pulse]
@@ -122,9 +126,9 @@ class Observed:
 def stage_of(
     name: str, begun: float, ended: float, warmup_seconds: float, processes: Sequence[Observed]
 ) -> Stage:
-    """What several processes have seen of one stage, which all of them count from `begun`."""
+    """Merge the observations of several processes of one stage, which all count from `begun`."""
     outcomes = [outcome for one in processes for outcome in one.outcomes]
-    # Processes look at about the same times. One that is done looks no more: none is in flight.
+    # Processes measure at about the same times. One that is done has no requests in flight.
     looks = [(pulse, number) for number, one in enumerate(processes) for pulse in one.pulses]
     for number, one in enumerate(processes):
         looks += [(Pulse(last.at + PULSE_SECONDS, 0.0, 0), number) for last in one.pulses[-1:]]
@@ -137,7 +141,7 @@ def stage_of(
 
 
 def spread(values: Sequence[float] | NDArray[np.float64]) -> Spread | None:
-    """None of nothing. Quantiles are interpolated between the two nearest values."""
+    """None without values. Quantiles are interpolated between the two nearest values."""
     if not len(values):
         return None
     numbers = np.asarray(values, dtype=np.float64)
@@ -146,7 +150,7 @@ def spread(values: Sequence[float] | NDArray[np.float64]) -> Spread | None:
 
 
 def summary(stage: Stage, slo: Slo | None) -> Summary:
-    """The numbers of a stage that is over."""
+    """Compute the numbers of a stage that has ended."""
     every = stage.counted()
     good = [one for one in every if one.is_good]
     first = every[0].intended if every else stage.begun
@@ -178,7 +182,7 @@ def summary(stage: Stage, slo: Slo | None) -> Summary:
 
 
 def spreads_of(good: Sequence[Record]) -> dict[str, Spread | None]:
-    """By metric. All gaps between tokens are one spread, whatever request they are of."""
+    """Distributions by metric. All gaps between tokens form one, whatever request they are of."""
     times = [one.times for one in good]
     gaps = [np.frombuffer(one.gaps) for one in good if one.gaps]
     return {
@@ -189,7 +193,7 @@ def spreads_of(good: Sequence[Record]) -> dict[str, Spread | None]:
 
 
 def _client_load(processes: Sequence[Observed], seconds: float) -> ClientLoad:
-    """Over the `seconds` of a whole stage: a warm-up that was late makes what follows late."""
+    """Measure over the `seconds` of a whole stage: a late warm-up makes later sends late."""
 
     def late_p99(one: Observed) -> float:
         late = [each.sent - each.intended for each in one.outcomes if each.sent is not None]
@@ -213,7 +217,7 @@ def _missed(slo: Slo, goodput: float | None, spreads: dict[str, Spread | None]) 
     missed = []
     if goodput is None or goodput < slo.share:
         met = "no request" if goodput is None else f"{goodput:.2%} of requests"
-        # Quantiles are of what was answered: they would hold where most requests fail.
+        # Quantiles only count answers: they would hold even if most requests failed.
         within = f"{slo.of_requests}: {met} within" if slo.of_requests else f"{met} answered"
         missed.append(f"{within}, {slo.share:.2%} wanted")
     for bound in slo.bounds:

@@ -27,16 +27,18 @@ MOONCAKE_BLOCK_TOKENS = 512
 RECORDING_BLOCK_TOKENS = 64
 _TOKEN_BYTES = 4
 _AZURE = {"at": "TIMESTAMP", "prompt": "ContextTokens", "answer": "GeneratedTokens"}
-_MOST_SECONDS = 366 * 86_400.0
-_MOST_TOKENS = 9_999_999  # as of --input-tokens
+_MAX_SECONDS = 366 * 86_400.0
+_MAX_TOKENS = 9_999_999  # like --input-tokens
 _Time = Annotated[float, msgspec.Meta(ge=0)]
-_Prompt = Annotated[int, msgspec.Meta(ge=1, le=_MOST_TOKENS)]
-# Published traces have requests that were answered with nothing; no API can be asked for that.
-_Answer = Annotated[int, msgspec.Meta(ge=0, le=_MOST_TOKENS)]
+_Prompt = Annotated[int, msgspec.Meta(ge=1, le=_MAX_TOKENS)]
+# Published traces contain requests with empty answers, which no API can be asked for.
+_Answer = Annotated[int, msgspec.Meta(ge=0, le=_MAX_TOKENS)]
 
 
 class _MooncakeLine(msgspec.Struct):
-    """Of https://github.com/kvcache-ai/Mooncake, FAST25: milliseconds, tokens, ids of blocks."""
+    """A line of https://github.com/kvcache-ai/Mooncake, FAST25: milliseconds, tokens, ids of
+    blocks.
+    """
 
     timestamp: _Time
     input_length: _Prompt
@@ -50,13 +52,15 @@ class _AzureLine(msgspec.Struct, rename=_AZURE):
     answer: _Answer
 
 
-Number = tuple[float, int]  # of a request: when its run of the picker began, and its own in that
+Number = tuple[
+    float, int
+]  # of a request: the beginning of its run of the picker, and its time within that
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """The first configuration; the requests of all runs, with their times in one count of seconds;
-    and the tokens of those that were answered with some.
+    """The first configuration; the requests of all runs, with their times on one clock; and the
+    tokens of the requests that were answered with some.
     """
 
     config: str
@@ -65,7 +69,7 @@ class Recording:
 
 
 def recording(path: Path, flag: str) -> Recording:
-    """The file that a flag names. Raises `UsageError`."""
+    """Read the file that a flag names. Raises `UsageError`."""
     config, begun, later = "", 0.0, 0.0
     requests: dict[Number, tuple[float, RequestLine]] = {}
     ended: dict[Number, int] = {}
@@ -74,15 +78,15 @@ def recording(path: Path, flag: str) -> Recording:
             line = one.line
             if isinstance(line, Header):
                 config, begun = config or line.config, line.started_at_unix
-                later = begun - line.started_at  # each run counts from a moment of its own
+                later = begun - line.started_at  # each run has a clock of its own
             elif isinstance(line, DecisionLine) and line.again is None:
                 sizes = line.request.prompt_bytes or ()
                 if min(line.request.received_at, *sizes, 0) < 0:
                     raise UsageError(f"{flag}: {path}:{one.number}: a time or length is below 0")
                 requests[begun, line.number] = later + line.request.received_at, line.request
             elif isinstance(line, End) and line.usage is not None:
-                if not 0 <= line.usage.completion_tokens <= _MOST_TOKENS:
-                    text = f"usage.completion_tokens is not from 0 to {_MOST_TOKENS:,}"
+                if not 0 <= line.usage.completion_tokens <= _MAX_TOKENS:
+                    text = f"usage.completion_tokens is not from 0 to {_MAX_TOKENS:,}"
                     raise UsageError(f"{flag}: {path}:{one.number}: {text}")
                 ended[begun, line.number] = line.usage.completion_tokens
     except RecordingError as error:
@@ -91,17 +95,17 @@ def recording(path: Path, flag: str) -> Recording:
 
 
 def read_trace(path: Path, output_tokens: int) -> list[TracedRequest]:
-    """The requests of a file in the order of their times, which begin at 0. `output_tokens` is for
-    those whose answer's length nobody noted. Raises `UsageError`, which names the line and field of
-    what cannot be.
+    """Read the requests of a file in the order of their times, which begin at 0. `output_tokens` is
+    for requests without a recorded length of their answer. Raises `UsageError`, which names the
+    line and field of an error.
     """
     rows = sorted(_requests(path, output_tokens), key=lambda one: one.at_seconds)
     if not rows:
         raise UsageError(f"--trace: {path} has no request")
     begun, lasts = rows[0].at_seconds, rows[-1].at_seconds - rows[0].at_seconds
-    if lasts > _MOST_SECONDS:
+    if lasts > _MAX_SECONDS:
         raise UsageError(
-            f"--trace: {path} lasts {lasts / _MOST_SECONDS:,.0f} years; Mooncake's timestamps are "
+            f"--trace: {path} lasts {lasts / _MAX_SECONDS:,.0f} years; Mooncake's timestamps are "
             "milliseconds"
         )
     return [replace(one, at_seconds=one.at_seconds - begun) for one in rows]
@@ -152,22 +156,22 @@ def _azure(lines: Iterable[str]) -> Iterator[TracedRequest]:
         try:
             one = msgspec.convert(row, _AzureLine, strict=False)
         except msgspec.ValidationError as error:
-            text = str(error).replace(", got `str`", "")  # as every cell is
+            text = str(error).replace(", got `str`", "")  # like every cell
             raise ValueError(f"line {table.line_num}: {text}") from error
         at = one.at if one.at.tzinfo else one.at.replace(tzinfo=UTC)  # on every machine
         yield TracedRequest(at.timestamp(), one.prompt, max(1, one.answer))
 
 
 def _recorded(found: Recording, output_tokens: int) -> Iterator[TracedRequest]:
-    """Its prompts are not sent: only which of them begin alike, in blocks of 64 tokens."""
+    """A recorded prompt is not sent: only the equality of its beginning, in blocks of 64 tokens."""
     for number, (at, request) in found.requests.items():
         prompts = request.prompts or ()
         sizes = request.prompt_bytes or tuple(map(len, prompts))
-        asked = request.max_output_tokens or 0  # by a client, and it may be anything
-        known = asked if 0 < asked <= _MOST_TOKENS else output_tokens
+        asked = request.max_output_tokens or 0  # a client has chosen it
+        known = asked if 0 < asked <= _MAX_TOKENS else output_tokens
         yield TracedRequest(
             at,
-            max(1, sum(sizes) // _TOKEN_BYTES),  # of a text that is shorter than a token
+            max(1, sum(sizes) // _TOKEN_BYTES),  # for a text that is shorter than a token
             found.ended.get(number, known),
             tuple(_chain(prompts[0])) if len(prompts) == 1 else (),
             RECORDING_BLOCK_TOKENS,
@@ -175,7 +179,7 @@ def _recorded(found: Recording, output_tokens: int) -> Iterator[TracedRequest]:
 
 
 def _chain(prompt: bytes) -> Iterator[int]:
-    """An id of each full block, of it and of all before it."""
+    """An id of each full block, which depends on it and on all blocks before it."""
     step, value = RECORDING_BLOCK_TOKENS * _TOKEN_BYTES, 0
     for at in range(0, len(prompt) - step + 1, step):
         value = crc32(prompt[at : at + step], value)

@@ -1,7 +1,7 @@
-"""What is asked: sessions of turns, with text made of common words.
+"""The content of requests: sessions of turns, with text made of common words.
 
 One long ring of words is drawn once, and every text is a slice of it behind a word of its own, so
-that making a prompt costs a copy, and two texts share no beginning unless they are to.
+that making a prompt costs a copy, and two texts share a beginning only on purpose.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from typing import Protocol
 RING_WORDS = 1 << 16
 # Short words, each of which is one token in most vocabularies.
 _WORD_LIST = """
-the of and to in is that for it as was with be by on not he his but at are this have from or had
-an they which one you were all her she there would their we him been has when who will no more
-if out so up said what its about than into them can only other time new some could these two may
-first then do any like my now over such our man me even most made after also did many off before
-must well back through years much where your way down should because long each just state those
-people too world own work men here between both life being under never day same another know
-while last might great old year since go came right used take three small large place part water
-house point city night head next still white left found river light study line group
+the,of,and,to,in,is,that,for,it,as,was,with,be,by,on,not,he,his,but,at,are,this,have,from,or,had
+an,they,which,one,you,were,all,her,she,there,would,their,we,him,been,has,when,who,will,no,more
+if,out,so,up,said,what,its,about,than,into,them,can,only,other,time,new,some,could,these,two,may
+first,then,do,any,like,my,now,over,such,our,man,me,even,most,made,after,also,did,many,off,before
+must,well,back,through,years,much,where,your,way,down,should,because,long,each,just,state,those
+people,too,world,own,work,men,here,between,both,life,being,under,never,day,same,another,know
+while,last,might,great,old,year,since,go,came,right,used,take,three,small,large,place,part,water
+house,point,city,night,head,next,still,white,left,found,river,light,study,line,group
 """
-_WORDS = tuple(_WORD_LIST.split())
+_WORDS = tuple(_WORD_LIST.replace(",", " ").split())
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A whole number, drawn evenly from `low` to `high`, both included."""
+    """A whole number, drawn uniformly from `low` to `high`, both included."""
 
     low: int
     high: int
@@ -44,7 +44,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One request: the user's text, and the number of tokens that are asked for."""
+    """One request: the user's text, and the number of tokens to generate."""
 
     text: str
     output_tokens: int
@@ -52,8 +52,8 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Exchanges one after the other, each with all before it, behind a system prompt (or none).
-    `at_seconds` is when a trace has it; None where arrivals are drawn.
+    """Consecutive exchanges, each with all previous ones, behind a system prompt (or none).
+    `at_seconds` is its time in a trace; None if arrivals are drawn.
     """
 
     system: str
@@ -62,14 +62,14 @@ class Session:
 
 
 class Texts(Protocol):
-    """Makes texts of about so many tokens; see `WordRing`."""
+    """Makes texts of about `num_tokens` tokens; see `WordRing`."""
 
     def text(self, key: int, num_tokens: int) -> str: ...
 
 
 class WordRing:
-    """Texts of a given number of tokens. `tokens_per_word` is what the model's tokenizer makes of a
-    word on average; `seed` makes the ring another one, and so every text.
+    """Texts of a given number of tokens. `tokens_per_word` is the average of the model's tokenizer;
+    `seed` selects another ring, and so other texts.
     """
 
     def __init__(self, seed: int, tokens_per_word: float) -> None:
@@ -83,10 +83,12 @@ class WordRing:
         self._mark = rng.getrandbits(32)
 
     def text(self, key: int, num_tokens: int) -> str:
-        """About so many tokens; the same key makes texts of which one begins with the other."""
+        """A text of about `num_tokens` tokens; of two texts of one key, one begins with the
+        other.
+        """
         words = max(1, round(num_tokens / self._tokens_per_word))
         mixed = ((key ^ self._mark) * 0x9E3779B97F4A7C15) & (2**64 - 1)
-        # What makes texts different stands at their beginning, and as a word: digits are tokens.
+        # Texts differ in their first word; it is a word because each digit is a token.
         marks = [_WORDS[(mixed >> shift) % len(_WORDS)] for shift in (8, 20, 32, 44)][:words]
         at, rest = mixed % RING_WORDS, words - len(marks)
         whole, part = divmod(rest, RING_WORDS)
@@ -98,10 +100,10 @@ class WordRing:
 
 @dataclass(frozen=True, slots=True)
 class Synthetic:
-    """Sessions of drawn lengths. With `prefix_tokens` each begins with a system prompt: of one of
-    `prefix_groups`, or, where that is 0, its own. With `prefix_prompts` a group has only so many
-    first questions, which come again and again (as in the data set `shared_prefix` of
-    inference-perf); otherwise every question is new.
+    """Sessions of drawn lengths. With `prefix_tokens` each begins with a system prompt: that of one
+    of `prefix_groups`, or, if that is 0, its own. With `prefix_prompts` a group has only that
+    number of first questions, which repeat (as in the data set `shared_prefix` of inference-perf);
+    otherwise every question is new.
     """
 
     input_tokens: Span = Span(512, 512)
@@ -112,12 +114,12 @@ class Synthetic:
     turns: Span = Span(1, 1)
 
     def sessions(self, ring: Texts, rng: Random) -> Iterator[Session]:
-        """Endlessly."""
+        """Yield sessions without end."""
         while True:
             system, asker = "", rng
             if self.prefix_tokens is not None:
                 group = rng.randrange(self.prefix_groups) if self.prefix_groups else None
-                # What belongs to a group is drawn by the group, and the same every time.
+                # The draws of a group are the same every time.
                 drawer = rng if group is None else Random(f"group {group}")
                 key = rng.getrandbits(63) if group is None else group
                 system = ring.text(key, self.prefix_tokens.draw(drawer))
@@ -135,9 +137,9 @@ class Synthetic:
 
 @dataclass(frozen=True, slots=True)
 class TracedRequest:
-    """One line of a trace: seconds from its beginning, lengths in tokens, and what its prompt is
-    made of: ids of blocks of `block_tokens`, equal where texts are equal. Without ids nothing is
-    shared.
+    """One line of a trace: seconds from its beginning, lengths in tokens, and the composition of
+    its prompt: ids of blocks of `block_tokens`, equal for equal texts. Without ids, prompts share
+    nothing.
     """
 
     at_seconds: float
@@ -147,7 +149,7 @@ class TracedRequest:
     block_tokens: int = 1
 
     def session(self, ring: Texts, speed: float, key: int) -> Session:
-        """`key` is for what no block covers."""
+        """Build the session; `key` is for the tokens outside any block."""
         left, pieces = self.input_tokens, []
         for block in self.block_ids:
             pieces.append(ring.text(block, min(left, self.block_tokens)))

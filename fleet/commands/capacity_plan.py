@@ -1,4 +1,5 @@
-"""`pointsman plan`: how many replicas a load needs, by the model that the picker scales with.
+"""`pointsman plan`: the number of replicas that a load needs, by the model that the picker scales
+with.
 
 The load is that of a running picker's pool, of a bench, or of flags; flags replace single numbers.
 """
@@ -26,7 +27,7 @@ from picker.types import BYTES_PER_TOKEN
 
 PER_REQUEST_SHARE = 0.99
 SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99, None: PER_REQUEST_SHARE}
-DECISIONS = 50  # of a running picker, whose prompts are looked at
+DECISIONS = 50  # decisions of a running picker, for the lengths of prompts
 SHOWN = 2  # rows on either side of the answer
 _UNSTATED = "give --rate, --input-tokens and --output-tokens, or --bench FILE, or --picker URL"
 
@@ -62,8 +63,8 @@ def build_parser() -> Parser:
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """What one group needs; `rows` are predictions around `replicas`. `is_enough` False: not even
-    the group's most replicas keep the objective.
+    """The need of one group; `rows` are predictions around `replicas`. If `is_enough` is False,
+    even the group's maximum of replicas misses the objective.
     """
 
     name: str
@@ -94,7 +95,7 @@ def plan_command(argv: Sequence[str], say: Callable[[str], None]) -> int:
 
 
 def _plain(plan: GroupPlan) -> dict[str, Any]:
-    """For JSON, which has no infinity: null instead."""
+    """Replace infinity, which JSON does not have, by null."""
     rows = [
         {name: None if number == math.inf else number for name, number in asdict(row).items()}
         for row in plan.rows
@@ -112,8 +113,8 @@ def _groups(path: Path) -> tuple[ScaledGroup, ...]:
 
 
 def objective_of(text: str) -> LatencyObjective:
-    """The objective that bounds as of `pointsman bench --slo` ask for: of several shares the
-    highest holds for both. Raises `UsageError`.
+    """Read the objective from bounds as in `pointsman bench --slo`: of several shares, the highest
+    holds for both. Raises `UsageError`.
     """
     try:
         bounds = read_bounds(text)
@@ -135,7 +136,7 @@ def objective_of(text: str) -> LatencyObjective:
 
 
 def _load(given: argparse.Namespace) -> Load:
-    """The load of the source that is named, with the numbers that flags give."""
+    """The load of the named source, with the numbers that flags replace."""
     load = Load(0.0, 0.0, 0.0)
     if given.bench is not None:
         load = load_of_bench(given.bench)
@@ -196,7 +197,7 @@ def load_of_bench(path: Path) -> Load:
 
 def load_of_picker(views: PickerViews) -> Load:
     """The load of a running picker's pool over the last seconds: tokens of prompts are those of its
-    last decisions, tokens of answers what workers generate. 0: unknown. Raises `FleetError`.
+    last decisions, tokens of answers those that workers generate. 0: unknown. Raises `FleetError`.
     """
     seen = views.look(0, DECISIONS)
     records = [views.decision(one.request_id) for one in seen.decisions]

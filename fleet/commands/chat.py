@@ -32,7 +32,7 @@ ReadLine = Callable[[str], str]
 Fetch = Callable[[CatalogModel], object]
 _PROMPT = "> "
 _PARTS = re.compile(r"\s+|\S+")
-_COMMAND = re.compile(r"/\w*")  # so `/etc/hosts` is none
+_COMMAND = re.compile(r"/\w*")  # so `/etc/hosts` is not a command
 _HELP = {
     "/help": "what can be typed",
     "/clear": "forget what has been said",
@@ -40,15 +40,15 @@ _HELP = {
     "/exit": "leave, as Ctrl-D does; Ctrl-C stops an answer",
 }
 _LOOK_UP_SECONDS = 2.0
-# Of an answer without --max-tokens: small models may repeat themselves without end. It is not asked
-# of the server, which may have a shorter context.
-_MOST_PIECES = 1024
+# The limit of an answer without --max-tokens, as small models may repeat themselves without end. It
+# is not sent to the server, which may have a shorter context.
+_MAX_PIECES = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """What the user asked `pointsman chat` for. `model` None: the first one served. `picker` is
-    where to ask which worker answered, if the answer does not say.
+    """The options of `pointsman chat`. `model` None: the first one served. `picker` is asked for
+    the worker that answered, if the answer does not name it.
     """
 
     url: str = "http://127.0.0.1:8080"
@@ -62,8 +62,8 @@ class ChatOptions:
 
 @dataclass(frozen=True, slots=True)
 class Terminal:
-    """How to reach the user. `write` gets the answers, and `note` what is said beside them; None:
-    nobody is there to read it.
+    """The streams to the user. `write` gets the answers, and `note` the remarks beside them; None:
+    no user reads them.
     """
 
     write: Write
@@ -72,7 +72,9 @@ class Terminal:
 
 
 class Wrapped:
-    """Writes to a terminal, whose lines end between words. A word appears once it is complete."""
+    """Writes to a terminal, with lines that end between words. A word appears once it is
+    complete.
+    """
 
     def __init__(self, write: Write, columns: Callable[[], int]) -> None:
         self._write, self._columns = write, columns
@@ -102,7 +104,7 @@ class Wrapped:
 
 @dataclass(slots=True)
 class Conversation:
-    """Owns what has been said so far, as chat messages, below the instructions."""
+    """Owns the chat messages so far, below the instructions."""
 
     system: str | None = None
     turns: list[dict[str, str]] = field(default_factory=list)
@@ -117,7 +119,7 @@ class Conversation:
         self.turns.append({"role": "user", "content": text})
 
     def answer(self, text: str) -> None:
-        """Add an answer; one that never began takes its question back with it."""
+        """Add an answer; without one, the question is removed again."""
         if text:
             self.turns.append({"role": "assistant", "content": text})
         else:
@@ -126,7 +128,7 @@ class Conversation:
 
 @dataclass(slots=True)
 class _Facts:
-    """What an answer was like; times are of a monotonic clock. Gathered while it streams."""
+    """Measurements of an answer, gathered while it streams; times are of a monotonic clock."""
 
     request_id: str | None = None
     endpoint: str | None = None
@@ -161,13 +163,13 @@ class _Facts:
 def chat(options: ChatOptions, terminal: Terminal, fetch: Fetch | None = None) -> int:
     """Answer one prompt, or talk until `read_line` raises EOFError; returns the exit status.
 
-    With `fetch`, which downloads a model, a user of the default one is offered a better one first.
-    Ctrl-C stops the answer being written. Raises `FleetError` when the server cannot be reached
-    or refuses; in a conversation with a user only at its beginning.
+    With `fetch`, which downloads a model, a user of the default one is first offered a better one.
+    Ctrl-C stops the answer being written. Raises `FleetError` when the server cannot be reached or
+    refuses; in a conversation with a user only at its beginning.
     """
     model = options.model or first_model(options.url)
     talk = _Talk(options, model, terminal)
-    # Also where the parent process ignores it, as shells do for what runs in the background.
+    # Also if the parent process ignores it, as shells do for background jobs.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         if options.prompt is not None:
@@ -182,8 +184,6 @@ def chat(options: ChatOptions, terminal: Terminal, fetch: Fetch | None = None) -
 
 
 class _Talk:
-    """Owns a conversation and its end."""
-
     def __init__(self, options: ChatOptions, model: str, terminal: Terminal) -> None:
         self._options = options
         self._model = model
@@ -195,7 +195,7 @@ class _Talk:
             self._terminal.note(f"{line}\n")
 
     def offer(self, fetch: Fetch) -> None:
-        """Ask once whether to fetch a better model than the default one, where there is room."""
+        """Ask once whether to download a better model than the default one, if there is room."""
         better = None if self._terminal.note is None else offer(self._model)
         if better is None:
             return
@@ -260,14 +260,14 @@ class _Talk:
             self.note(text)
 
     def _show(self, text: str) -> None:
-        """Run the command that was entered, also by a script."""
+        """Run a command that the user, or a script, has entered."""
         if self._terminal.note is None:
             self._terminal.write(f"{text}\n")
         else:
             self.note(text)
 
     def turn(self, text: str) -> bool:
-        """Ask, and write the answer as it comes; False when Ctrl-C ended it early."""
+        """Ask, and write the answer as it arrives; False when Ctrl-C ended it early."""
         self._conversation.ask(text)
         said: list[str] = []
         facts = _Facts()
@@ -320,13 +320,13 @@ class _Talk:
                         facts.piece_came()
                     facts.usage = event.get("usage") or facts.usage
                     yield piece
-                    if options.max_tokens is None and facts.num_pieces == _MOST_PIECES:
+                    if options.max_tokens is None and facts.num_pieces == _MAX_PIECES:
                         yield " …"
                         return
         raise FleetError("the answer broke off: the worker behind it is gone")
 
     def _look_up(self, facts: _Facts) -> None:
-        """Which worker answered, by the picker's records; what fails there costs a word."""
+        """Find the worker that answered in the picker's records; a failure only omits its name."""
         picker, request_id = self._options.picker, facts.request_id
         if facts.endpoint is not None or picker is None or request_id is None:
             return

@@ -1,4 +1,4 @@
-"""The `pointsman` command. A subcommand's room is imported only when it runs."""
+"""The `pointsman` command. A subcommand's room is imported only when the subcommand runs."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _OURS = ("pointsman", "base", "picker", "worker", "fleet")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a subcommand; returns the exit status. What the user can act on is one line on stderr
-    and status 1, or 2 where the command line is wrong; output that is not read to its end is
-    status 141.
+    """Run a subcommand; returns the exit status. An error that the user can act on is one line on
+    stderr and status 1, or 2 for a wrong command line; output that is not read to its end is status
+    141.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     return status_of(lambda: _run(arguments))
@@ -66,7 +66,7 @@ def _overview() -> str:
 
 
 def parser_of(name: str) -> Parser:
-    """The flags of a subcommand."""
+    """The parser of a subcommand."""
     if name not in _FLAGS_IN:
         parser = Parser(prog=f"pointsman {name}", description=f"{_HELP[name].capitalize()}.")
         _ADD_ARGUMENTS.get(name, lambda _: None)(parser)
@@ -77,7 +77,7 @@ def parser_of(name: str) -> Parser:
 
 
 def _require(name: str, extra: str) -> None:
-    """Raise `FleetError` where the command needs packages of an extra that are not installed."""
+    """Raise `FleetError` if packages of an extra that the command needs are not installed."""
     from fleet.extras import require_extra
 
     require_extra(f"pointsman {name}", extra)
@@ -407,8 +407,8 @@ def _train_draft(argv: list[str]) -> int:
 
 
 def with_default_model(argv: list[str], is_training: bool = False) -> list[str]:
-    """The flags of a worker, or of a training, completed: without a model the default one, fetched
-    if need be; names instead of paths are resolved, also of a model that drafts for a worker's.
+    """Complete the flags of a worker, or of a training: without a model, add the default one,
+    downloaded if need be; resolve names instead of paths, also of a draft model.
     """
     from os import environ
 
@@ -432,17 +432,17 @@ def with_default_model(argv: list[str], is_training: bool = False) -> list[str]:
 
 @contextlib.contextmanager
 def _progress() -> Iterator[Progress]:
-    """Show a download: a bar in a terminal, one line elsewhere; nothing while there is none."""
+    """Show a download: a bar in a terminal, one line elsewhere; nothing without a download."""
     announced = ""
 
-    def tell(name: str, _done: int, total: int) -> None:
+    def report(name: str, _done: int, total: int) -> None:
         nonlocal announced
         if announced != name:
             announced = name
             print(f"fetching {name} ({total / 1e6:.0f} MB) …", file=sys.stderr)
 
     if not sys.stderr.isatty():
-        yield tell  # also where `rich` is not installed: in the images of workers
+        yield report  # also without `rich`, which the images of workers do not contain
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn

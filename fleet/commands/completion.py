@@ -1,4 +1,4 @@
-"""`pointsman completion`: scripts that complete commands, their flags and the words flags take."""
+"""`pointsman completion`: scripts that complete commands, their flags and the values of flags."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ZSH = "#compdef pointsman\nautoload -U +X bashcompinit && bashcompinit\n"
 
 
 def script(shell: str, parsers: Mapping[str, argparse.ArgumentParser]) -> str:
-    """The script for bash, zsh or fish, of all commands."""
+    """Render the script for bash, zsh or fish, of all commands."""
     return "".join(_fish(parsers)) if shell == "fish" else _bash(parsers, is_zsh=shell == "zsh")
 
 
@@ -64,7 +64,7 @@ def _fish(parsers: Mapping[str, argparse.ArgumentParser]) -> Iterator[str]:
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """Those that help lists, and the commands of a command."""
+    """The flags that help lists, and the subcommands of a command."""
     for action in parser._actions:
         if action.help != argparse.SUPPRESS:
             yield action

@@ -1,4 +1,4 @@
-"""`pointsman config`: begin, check and show a picker's configuration, and its JSON Schema."""
+"""`pointsman config`: create, check and show a picker's configuration, and its JSON Schema."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _show(
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema of a configuration: of each plugin type its own parameters."""
+    """Build the JSON Schema of a configuration: for each plugin type its own parameters."""
     types = list(builtin_plugins())
     kinds = [EndpointPickerConfig, *(one.parameters for one in types)]
     template = "#/$defs/{name}"
@@ -144,7 +144,7 @@ def _content(options: argparse.Namespace) -> tuple[bytes, str]:
 
 
 def _reader(options: argparse.Namespace) -> ReadPool | None:
-    """What reads the file, where it is not a configuration."""
+    """Select the reader of a file that is not a configuration."""
     if options.endpoints_file is not None:
         return read_pool_file
     return read_policies if options.objectives is not None else None

@@ -1,4 +1,4 @@
-"""The flags of `pointsman config`."""
+"""The command line of `pointsman config`."""
 
 from __future__ import annotations
 

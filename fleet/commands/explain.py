@@ -1,4 +1,4 @@
-"""`pointsman explain`: why a request went where it went, or why it did not go at all."""
+"""`pointsman explain`: the reasons for a request's destination, or for its refusal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TIMEOUT_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Which request, at which picker; `request_id` None: the one that came last."""
+    """The request and its picker; `request_id` None: the latest request."""
 
     url: str
     request_id: str | None = None
@@ -31,7 +31,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A record as the picker told it; `pools` are those that know the request, where a picker of
+    """A record as the picker reported it; `pools` are those that know the request, if a picker of
     several was asked, that of the record first.
     """
 
@@ -46,7 +46,7 @@ def _fetch(url: str) -> Answer:
 def explain(options: Options, console: Console, fetch: Fetch = _fetch) -> int:
     """Print the record; returns the exit status 0.
 
-    Raises `FleetError` when nothing answers, or nothing is known of the request.
+    Raises `FleetError` when nothing answers, or the request is not known.
     """
     found = _Search(options, fetch).run()
     if options.as_json:
@@ -65,7 +65,7 @@ def explain(options: Options, console: Console, fetch: Fetch = _fetch) -> int:
 
 
 class _Search:
-    """Looks for the request at the address that was named, and in all pools that are below it."""
+    """Looks for the request at the named address, and in all pools below it."""
 
     def __init__(self, options: Options, fetch: Fetch) -> None:
         self._options, self._fetch = options, fetch
@@ -73,7 +73,7 @@ class _Search:
         self._path = f"/decisions/{wanted}"
 
     def run(self) -> _Found:
-        """Raises `FleetError` for what is not found."""
+        """Raises `FleetError` for a request that is not found."""
         url = self._options.url
         answer = self._get(url + self._path)
         if answer.status != 404:
@@ -82,13 +82,15 @@ class _Search:
         pools = pools_of(url, listed.content) if listed.status == 200 else ()
         if pools and is_of_all(url):
             return self._in_any(pools)
-        told = which_to_name(url, pools)
-        if told is not None:
-            raise FleetError(f"{url}: {told}")
+        ambiguity = which_to_name(url, pools)
+        if ambiguity is not None:
+            raise FleetError(f"{url}: {ambiguity}")
         raise FleetError(_said(answer, "nothing is known of this request, or not any more"))
 
     def _in_any(self, pools: tuple[PoolAddress, ...]) -> _Found:
-        """The newest of that id; that a pool cannot tell matters where no other knows it."""
+        """Find the newest request of that id; errors of a pool matter only if no other pool knows
+        it.
+        """
         found, failed = [], []
         for pool in pools:
             answer = self._get(pool.url + self._path)
@@ -135,7 +137,7 @@ def _decoded(url: str, content: bytes) -> RecordView:
 
 
 def _said(answer: Answer, otherwise: str) -> str:
-    """The picker's own words, where it said any."""
+    """The picker's own words, if the answer has any."""
     try:
         body = json.loads(answer.content)
     except ValueError:

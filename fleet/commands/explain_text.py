@@ -30,8 +30,8 @@ _IN_ASCII = str.maketrans({"×": "x", "→": "->", "µ": "u", "…": "~"})
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What is written on: times of day are in `zone` (None: where we are), `glyphs` is what can be
-    shown, and `limit` how many candidates are (None: all).
+    """The target of the text: times of day are in `zone` (None: the local one), `glyphs` can be
+    shown, and `limit` is the number of candidates (None: all).
     """
 
     glyphs: Glyphs = _ALL_GLYPHS
@@ -39,18 +39,18 @@ class Layout:
     limit: int | None = SHOWN_CANDIDATES
 
     def text(self, text: str, style: str = "") -> Text:
-        """Text that a terminal only shows, whatever clients have called their models."""
+        """Escape text that clients have chosen, so that a terminal only shows it."""
         if self.glyphs is ASCII:
             text = text.translate(_IN_ASCII)
         return Text(clean(text, self.glyphs), style)
 
     def line(self, name: str, text: str) -> Text:
-        """A line with a name before it."""
+        """Render a line with a name before it."""
         return Text.assemble((f"  {name:<9}", _DIM), self.text(text))
 
 
 def explained(record: RecordView, page: Layout) -> Iterator[RenderableType]:
-    """The record, from what became of it to every score."""
+    """Render the record, from the outcome to every score."""
     yield from _summary(record, page)
     yield Text("")
     for sentence in record.reasons:
@@ -136,7 +136,7 @@ def _profile(profile: ProfileView, page: Layout) -> Iterator[RenderableType]:
         yield page.text(f"  and {left} more, which --all shows", _DIM)
     dropped = profile.num_scored - len(profile.candidates)
     if dropped:
-        yield page.text(f"  and {dropped} with lower totals, which are not kept", _DIM)
+        yield page.text(f"  and {dropped} with lower totals, which are not stored", _DIM)
 
 
 def _filter(view: FilterView) -> str:
@@ -148,7 +148,7 @@ def _filter(view: FilterView) -> str:
 
 
 def _scores(profile: ProfileView, shown: tuple[CandidateView, ...], page: Layout) -> Table:
-    """Raw × weight = weighted of each scorer, which the total is the sum of."""
+    """Render raw × weight = weighted of each scorer, and the total."""
     table = _table("", "endpoint")
     table.add_column("total", justify="right", no_wrap=True)
     for score in shown[0].scores:
@@ -162,7 +162,7 @@ def _scores(profile: ProfileView, shown: tuple[CandidateView, ...], page: Layout
 
 
 def _loads(shown: tuple[CandidateView, ...], page: Layout) -> Table:
-    """What was known of the candidates when it was decided."""
+    """Render the load of each candidate as known at the decision."""
     table = _table("endpoint", "address")
     for name in ("in flight", "waiting", "running", "KV cache", "age"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -197,7 +197,7 @@ def _marked(profile: ProfileView, candidate: CandidateView) -> tuple[str, str]:
 
 
 def _broken(name: str) -> list[str]:
-    """A plugin's name in lines that are narrow, broken after hyphens."""
+    """Break a plugin's name after hyphens for narrow lines."""
     lines = [""]
     for part in name.replace("-", "-\n").split("\n"):
         if lines[-1] and len(lines[-1]) + len(part) > _HEADER_WIDTH:

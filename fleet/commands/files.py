@@ -16,23 +16,23 @@ Print = Callable[[str], None]
 
 
 def source() -> Path:
-    """The folder that has them: a wheel's copy (`scripts/one_package.py`), else the clone's."""
+    """The folder of the files: a wheel's copy (`scripts/one_package.py`), else the clone's."""
     copy = _HERE / "deploy"
     return copy if copy.is_dir() else _HERE.parent / "deploy"
 
 
 def known() -> list[str]:
-    """Their names, such as `envoy/eds.yaml`."""
+    """The names of the files, such as `envoy/eds.yaml`."""
     root = source()
     paths = (path for folder in FOLDERS for path in (root / folder).iterdir())
     return sorted(str(path.relative_to(root)) for path in paths if path.suffix in _SUFFIXES)
 
 
 def files_command(names: Sequence[str], into: Path, out: Print) -> int:
-    """Write the files that `names` are, or that are in them; without names list all.
+    """Write the files that `names` name or contain; without names list all.
 
-    Raises `UsageError` for a name that is none, and `FleetError` for what cannot be written or is
-    there already; nothing is written then.
+    Raises `UsageError` for an unknown name, and `FleetError` for files that cannot be written or
+    already exist; nothing is written then.
     """
     every = known()
     if not names:

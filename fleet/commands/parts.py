@@ -1,4 +1,4 @@
-"""`pointsman ps` and `pointsman logs`: the processes of fleets that run here, and what they say."""
+"""`pointsman ps` and `pointsman logs`: the processes of the fleets here, and their logs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Print = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """What the user asked `pointsman logs` for. `part` None: all of them."""
+    """The options of `pointsman logs`. `part` None: all parts."""
 
     part: str | None = None
     lines: int = 20
@@ -26,7 +26,7 @@ class LogOptions:
 
 
 def ps_command(environment: Mapping[str, str], out: Print) -> int:
-    """List every fleet with its processes; raises `FleetError` where there is none."""
+    """List every fleet with its processes; raises `FleetError` if there is none."""
     fleets = running_fleets(environment)
     if not fleets:
         raise FleetError("no fleet runs here: `pointsman up` starts one")

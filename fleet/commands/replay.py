@@ -1,4 +1,4 @@
-"""`pointsman replay`: decide a recording's requests again and say what is different."""
+"""`pointsman replay`: decide the requests of a recording again and report differences."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Print = Callable[[str], None]
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What `--json` prints. `config` is None for the configurations of the recording itself."""
+    """The document of `--json`. `config` is None for the configurations of the recording itself."""
 
     file: str
     config: str | None
@@ -36,7 +36,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class Rows(msgspec.Struct, frozen=True):
-    """A table: its title, its columns (all but the first of numbers where `numeric`), its rows."""
+    """A table: its title, its columns (all but the first of numbers if `numeric`), its rows."""
 
     title: str
     columns: tuple[str, ...]
@@ -47,8 +47,8 @@ class Rows(msgspec.Struct, frozen=True):
 def replay_command(argv: Sequence[str], out: Console, err: Print) -> int:
     """Run `pointsman replay …`; returns the exit status.
 
-    0: all decisions are identical, or another configuration has decided. 1: some are not. 2: the
-    recording or the configuration cannot be used, or the command line (`SystemExit`).
+    0: all decisions are identical, or another configuration has decided. 1: some differ. 2: the
+    recording, the configuration or the command line (`SystemExit`) cannot be used.
     """
     options = build_parser().parse_args(argv)
     try:
@@ -86,8 +86,8 @@ def replayed(file: Path, config: Path | None, limit: int, experimental: bool) ->
 
 
 def show(report: Report, out: Console, limit: int) -> None:
-    """Print it: tables in a terminal, plain lines elsewhere. What a recording says was chosen by
-    clients, or by those who sent it: a terminal is shown it, and obeys none of it.
+    """Print the report: tables in a terminal, plain lines elsewhere. Clients chose the texts of a
+    recording, so control characters are escaped.
     """
     comparison = report.comparison
     for line in _headline(report):

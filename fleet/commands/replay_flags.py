@@ -1,4 +1,4 @@
-"""The flags of `pointsman replay`."""
+"""The command line of `pointsman replay`."""
 
 from __future__ import annotations
 

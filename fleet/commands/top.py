@@ -1,8 +1,8 @@
 """`pointsman top`: a running picker, live in a terminal.
 
-It asks once a second and draws what was said; keys sort, filter, stop the picture and explain a
-request. A picker that goes away leaves its last picture and a
-line that says so; when one is back, it goes on.
+It polls the picker once a second and draws the answer; keys sort, filter, pause and explain a
+request. When the picker stops answering, the last picture stays with a line that says so; when it
+answers again, drawing continues.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ _NAMES = {
     "\n": "enter",
     "\x7f": "backspace",
 }
-_MOST_KEYS = 64
+_MAX_KEYS = 64
 
 
 def top(url: str, console: Console, keyboard: TextIO, *, once: bool = False) -> int:
     """Show the picker until `q` or Ctrl-C; returns the exit status 0.
 
-    Where `console` is no terminal, or with `once`, prints a single picture as plain text. Raises
-    `NoPickerError` when there is nothing to be printed, and `SeveralPoolsError` where a pool has to
-    be named.
+    If `console` is not a terminal, or with `once`, prints a single picture as plain text. Raises
+    `NoPickerError` when there is nothing to print, and `SeveralPoolsError` when a pool has to be
+    named.
     """
     views = PickerViews(url)
     if once or not console.is_terminal:
@@ -66,7 +66,7 @@ def top(url: str, console: Console, keyboard: TextIO, *, once: bool = False) -> 
 
 
 class _Screen:
-    """Owns what was seen last, what is wanted of it, and the request that is explained."""
+    """Owns the last answer of the picker, the wishes of the user, and the explained request."""
 
     def __init__(self, url: str, views: PickerViews, console: Console) -> None:
         self._url = url
@@ -78,7 +78,7 @@ class _Screen:
         self._record: list[RenderableType] | None = None
 
     def run(self, keys: Callable[[float], str]) -> None:
-        """Draw once a second until a key says to stop."""
+        """Draw once a second until a key ends it."""
         with Live(console=self._console, screen=True, auto_refresh=False) as live:
             live.update(self._picture(), refresh=True)
             while True:
@@ -93,7 +93,7 @@ class _Screen:
                         live.update(self._picture(), refresh=True)
 
     def _ends_by(self, key: str) -> bool:
-        """Take in a key; whether it says to stop."""
+        """Handle a key; True if it ends the program."""
         wishes = self._wishes
         if key.lower() == QUIT and not wishes.is_typing:
             return True
@@ -141,7 +141,7 @@ def _glyphs(console: Console) -> Glyphs:
 
 @contextlib.contextmanager
 def _keys(keyboard: TextIO) -> Iterator[Callable[[float], str]]:
-    """Reads single keys: what was pressed within so many seconds, "" for nothing."""
+    """Reads single keys: those pressed within `seconds`, "" for none."""
     if not keyboard.isatty():
         yield _no_keys
         return
@@ -152,8 +152,8 @@ def _keys(keyboard: TextIO) -> Iterator[Callable[[float], str]]:
         ready, _, _ = select.select([descriptor], [], [], seconds)
         if not ready:
             return ""
-        # Past the buffer of `keyboard`, which `select` does not see. Its end is the user's.
-        return os.read(descriptor, _MOST_KEYS).decode(errors="replace") or QUIT
+        # Read below the buffer of `keyboard`, which `select` does not see. End of file quits.
+        return os.read(descriptor, _MAX_KEYS).decode(errors="replace") or QUIT
 
     tty.setcbreak(descriptor)
     try:
@@ -164,8 +164,8 @@ def _keys(keyboard: TextIO) -> Iterator[Callable[[float], str]]:
 
 @contextlib.contextmanager
 def _ending_by_signals() -> Iterator[None]:
-    """Let signals end the program as Ctrl-C does, so that the terminal is left clean; and Ctrl-C,
-    too, where whoever started us ignores it.
+    """Let signals end the program like Ctrl-C, so that the terminal is left clean; and Ctrl-C, too,
+    if the parent process ignores it.
     """
 
     def end(_number: int, _frame: FrameType | None) -> None:
@@ -181,5 +181,5 @@ def _ending_by_signals() -> Iterator[None]:
 
 
 def console_and_keyboard() -> tuple[Console, TextIO]:
-    """Those of this program. `NO_COLOR` is obeyed."""
+    """The terminal and keyboard of this program. `NO_COLOR` is obeyed."""
     return Console(highlight=False), sys.stdin

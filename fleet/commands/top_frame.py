@@ -1,11 +1,11 @@
-"""One picture of a picker for a terminal: a pure function of what was seen, of the room, and of
-what the person at it wants to see.
+"""One picture of a picker for a terminal: a pure function of the picker's state, the size of the
+terminal, and the wishes of its user.
 
-Theory of operation. Every line is made in exactly the width there is, so nothing wraps. The title,
+Theory of operation. Every line is made in exactly the available width, so nothing wraps. The title,
 the pool's rates, the sum of flow control and the keys come first; then endpoints, queues and
-requests share the lines that are left: requests get a few, queues what they need up to a limit,
-endpoints all they need, and what is still left goes to the requests. Whatever does not fit is
-counted in a line of its own.
+requests share the remaining lines: requests get a few, queues as many as they need up to a limit,
+endpoints all they need, and the rest goes to the requests. A line of its own counts the rows that
+do not fit.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ from picker.admin.views import NOT_USABLE, EndpointView
 from picker.decisions.views import RecordSummary
 from picker.flowcontrol.views import BandView
 
-FEW_REQUESTS = 2
+MIN_REQUESTS = 2
 REQUESTS_WITHOUT_LIMIT = 10
-MOST_BANDS = 5
+MAX_BANDS = 5
 _BAR = 7
-_COLUMNS = 61  # cells of an endpoint's line beside its name and its curve
+_COLUMNS = 61  # cells of an endpoint's line without its name and its curve
 _TROUBLED_FIRST = {"ejected": 0, "unknown": 0, "on-trial": 1, "suspect": 2}
 
 
 def _known(value: float | None) -> float:
-    """For sorting: what is unknown is the least."""
+    """Key for sorting: unknown values are the smallest."""
     return -1 if value is None else value
 
 
-# How endpoints can be sorted, by what the key is called; the highest first.
+# Orders of endpoints by the name of the key; the highest first.
 SORTS: dict[str, Callable[[EndpointView], float]] = {
     "trouble": lambda one: -_TROUBLED_FIRST.get(one.health.state, 3),
     "running": lambda one: _known(one.metrics.running_requests if one.metrics else None),
@@ -80,7 +80,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Title:
-    """What the first line says: where the picker is, and since when it has not answered."""
+    """The facts of the first line: the picker's address, and since when it has not answered."""
 
     url: str
     lost: str | None = None
@@ -88,10 +88,10 @@ class Title:
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What a person at the terminal wants to see.
+    """The choices of the user.
 
-    `text` is to be in the names of endpoints and requests; `is_typing` says that keys add to it.
-    `chosen` is the request that is marked, None: none is.
+    `text` filters the names of endpoints and requests; with `is_typing`, keys extend it. `chosen`
+    is the marked request, or None.
     """
 
     sort: str = "trouble"
@@ -102,12 +102,12 @@ class Wishes:
     chosen: RecordSummary | None = None
 
     def endpoints(self, seen: Seen) -> list[EndpointView]:
-        """Those that are wanted, in their order."""
+        """The endpoints that match, in the chosen order."""
         found = [one for one in seen.pool.endpoints if self.text in f"{one.key} {one.address}"]
         return sorted(found, key=SORTS[self.sort], reverse=True)
 
     def requests(self, seen: Seen) -> list[RecordSummary]:
-        """Those that are wanted, the newest first."""
+        """The requests that match, the newest first."""
         return [
             one
             for one in seen.decisions
@@ -117,7 +117,9 @@ class Wishes:
         ]
 
     def pressed(self, key: str, seen: Seen | None) -> Wishes:
-        """After a key: a character, "up", "down", "enter", "escape" or "backspace"."""
+        """Return the wishes after a key: a character, "up", "down", "enter", "escape" or
+        "backspace".
+        """
         if self.is_typing:
             return self._typed(key)
         if key in ("up", "down", "k", "j"):
@@ -147,7 +149,7 @@ class Wishes:
         return replace(self, chosen=requests[place] if requests else None)
 
     def words(self) -> str:
-        """For the line of keys."""
+        """The line of keys."""
         parts = [f"by {self.sort}"]
         if self.text or self.is_typing:
             parts.append(f"with '{self.text}{'_' if self.is_typing else ''}'")
@@ -160,7 +162,7 @@ def _has_failed(one: RecordSummary) -> bool:
 
 
 def _same(one: RecordSummary, other: RecordSummary | None) -> bool:
-    """Whether it is the same request, whatever became of it meanwhile."""
+    """Check if two records are of the same request, also if only one of them has ended."""
     return other is not None and (one.request_id, one.received_unix_seconds) == (
         other.request_id,
         other.received_unix_seconds,
@@ -168,15 +170,13 @@ def _same(one: RecordSummary, other: RecordSummary | None) -> bool:
 
 
 def frame(seen: Seen | None, title: Title, room: Room, wishes: Wishes | None = None) -> list[Text]:
-    """The lines, at most as many and as long as there is room. Without `wishes` nobody is at the
-    terminal.
-    """
+    """The lines of the picture, within the room. Without `wishes` no user can press keys."""
     lines = [_title(seen, title, room)]
     if seen is not None:
         lines += [_rates(seen, room), _flow_control(seen, room)]
         keys = Text() if wishes is None else _keys(wishes, room)
         wishes = wishes or Wishes()
-        num_bands = min(len(seen.queues.bands), MOST_BANDS) if seen.queues.is_on else 0
+        num_bands = min(len(seen.queues.bands), MAX_BANDS) if seen.queues.is_on else 0
         endpoints, requests = wishes.endpoints(seen), wishes.requests(seen)
         space = _share_out(len(endpoints), num_bands, len(requests), room.height)
         lines += [keys, *_endpoints(seen, endpoints, space.endpoints, room)]
@@ -193,12 +193,12 @@ class _Space:
 
 
 def _share_out(endpoints: int, bands: int, requests: int, height: int | None) -> _Space:
-    """How many rows endpoints and requests get, a line that counts the rest included."""
+    """The numbers of rows for endpoints and requests, lines that count the rest included."""
     if height is None:
         return _Space(endpoints, REQUESTS_WITHOUT_LIMIT)
-    around = 3 + 2 + (2 if bands else 0) + 3  # lines that are always there, and blank ones
+    around = 3 + 2 + (2 if bands else 0) + 3  # fixed and blank lines
     left = height - around - bands
-    few = min(requests, FEW_REQUESTS)
+    few = min(requests, MIN_REQUESTS)
     for_endpoints = max(1, min(endpoints, left - few))
     return _Space(for_endpoints, max(0, left - for_endpoints))
 
@@ -353,7 +353,7 @@ def _requests(
     if room.width >= _WIDTH_FOR_IDS:
         head = cell(head, room.width - _ID_WIDTH - 1, room.glyphs) + " ID"
     lines.append(styled([(cell(head, room.width, room.glyphs), _HEAD)]))
-    # The one that is marked stays in sight.
+    # The marked one stays visible.
     at = next((at for at, one in enumerate(requests) if _same(one, chosen)), 0)
     first = max(0, at - max(0, rows - 1))
     for one in requests[first : first + rows]:
@@ -390,7 +390,7 @@ def _request(one: RecordSummary, room: Room) -> Text:
 
 
 def _outcome(one: RecordSummary) -> str:
-    """An answer with an error is one of the client or of the server, though it is complete."""
+    """A complete answer with an error status is a failure of the client or of the server."""
     if one.status in (None, 200):
         return words(one.reason or one.outcome)
     if one.reason is None and one.outcome == "completed":
@@ -408,7 +408,7 @@ def _fitting(parts: list[tuple[str, str]], room: Room) -> Text:
 
 
 def _cut(rows: list[T], limit: int) -> tuple[list[T], int]:
-    """As many rows as fit, with a line that says how many more there are; and that number."""
+    """The rows that fit, with a line that counts the rest; and the number of rows shown."""
     if len(rows) <= limit:
         return rows, 0
     shown = rows[: max(0, limit - 1)]

@@ -1,7 +1,6 @@
-"""Numbers, states and bars for a terminal, where every cell has its width.
+"""Numbers, states and bars for a terminal, each in a given number of cells.
 
-Much of what is shown was chosen by clients: nothing of it may reach the terminal but characters
-that are printed.
+Clients chose much of the text, so only printable characters reach the terminal.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ OUTCOME_STYLES = {
     "client-gone": "dim",
     "shutdown": "dim",
 }
-# Of outcomes, and of reasons why a request was refused or stopped.
+# Words for outcomes, and for reasons why a request was refused or stopped.
 _WORDS = {
     "under-way": "in progress",
     "client-gone": "client gone",
@@ -47,7 +46,7 @@ STATES = {
 
 @dataclass(frozen=True, slots=True)
 class Glyphs:
-    """What the terminal can show."""
+    """The symbols that the terminal can show."""
 
     full: str = "█"
     empty: str = "░"
@@ -63,7 +62,7 @@ ASCII = Glyphs("#", ".", "_.-=+*#@", "~", "+", "!", "x", "?")
 
 
 def clean(text: str, glyphs: Glyphs) -> str:
-    """`text` without anything that a terminal would obey, or that would not be one line."""
+    """Remove everything from `text` that a terminal would obey, and line breaks."""
     is_ascii = glyphs is ASCII
     return "".join(
         one if one.isprintable() and (one.isascii() or not is_ascii) else glyphs.unprintable
@@ -72,7 +71,7 @@ def clean(text: str, glyphs: Glyphs) -> str:
 
 
 def cell(text: str, width: int, glyphs: Glyphs, *, right: bool = False) -> str:
-    """`text` in exactly `width` cells, cut with a mark where it is longer."""
+    """`text` in exactly `width` cells, cut with a mark if it is longer."""
     text = clean(text, glyphs)
     length = cell_len(text)
     if length > width:
@@ -82,7 +81,7 @@ def cell(text: str, width: int, glyphs: Glyphs, *, right: bool = False) -> str:
 
 
 def styled(parts: list[tuple[str, str]]) -> Text:
-    """A line of (text, style)."""
+    """Build a line of (text, style)."""
     line = Text(no_wrap=True, overflow="crop")
     for text, style in parts:
         line.append(text, style or None)
@@ -90,13 +89,12 @@ def styled(parts: list[tuple[str, str]]) -> Text:
 
 
 def bar(share: float, width: int, glyphs: Glyphs) -> str:
-    """Full at 1."""
     filled = round(max(0.0, min(1.0, share)) * width)
     return glyphs.full * filled + glyphs.empty * (width - filled)
 
 
 def sparkline(values: tuple[float | None, ...], highest: float, width: int, glyphs: Glyphs) -> str:
-    """The last `width` values, the newest at the right; blank where nothing is known."""
+    """The last `width` values, the newest at the right; blank for unknown values."""
     steps = glyphs.steps
     top = len(steps) - 1
     shown = [
@@ -107,7 +105,7 @@ def sparkline(values: tuple[float | None, ...], highest: float, width: int, glyp
 
 
 def words(name: str) -> str:
-    """An outcome or a reason for people; what is neither stays as it is."""
+    """An outcome or a reason in words; others stay unchanged."""
     return _WORDS.get(name, name)
 
 
@@ -116,19 +114,19 @@ def count(value: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    """Of a share in [0, 1]."""
+    """Format a share in [0, 1]."""
     return UNKNOWN if value is None else f"{value * 100:.0f}%"
 
 
 def rate(value: float | None) -> str:
-    """A second."""
+    """Format a number of events a second."""
     if value is None:
         return UNKNOWN
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
 
 
 def seconds(value: float | None) -> str:
-    """A span of time in at most six characters."""
+    """Format a span of time in at most six characters."""
     if value is None:
         return UNKNOWN
     if value == 0:
@@ -141,7 +139,7 @@ def seconds(value: float | None) -> str:
 
 
 def size(num_bytes: int) -> str:
-    """In the unit that suits it."""
+    """Format a number of bytes in a fitting unit."""
     number, unit = float(num_bytes), "B"
     for bigger in ("kB", "MB", "GB", "TB"):
         if number < 1000:

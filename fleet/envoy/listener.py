@@ -1,4 +1,4 @@
-"""The door: one HTTP listener that cleans a request, asks the picker, and forwards."""
+"""One HTTP listener that cleans a request, asks the picker, and forwards."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from fleet.envoy.settings import (
     BootstrapConfig,
 )
 
-MAX_PATIENCE_SECONDS = 3600.0  # that the picker may have Envoy wait for an answer
+MAX_PATIENCE_SECONDS = 3600.0  # that the picker may extend the wait for its answer to
 _ConnectionManager = http_connection_manager_pb2.HttpConnectionManager
 _ProcessingMode = processing_mode_pb2.ProcessingMode
 _ACCESS_LOG_LINE = (
@@ -47,7 +47,7 @@ _ENDPOINT_NAME = " endpoint=%UPSTREAM_METADATA(pointsman:name)%"  # as the picke
 
 
 def listener(config: BootstrapConfig) -> listener_pb2.Listener:
-    """The listener of `config.listen`, with its single filter chain."""
+    """Build the listener of `config.listen`, with its single filter chain."""
     chain = listener_components_pb2.FilterChain(
         filters=[
             listener_components_pb2.Filter(
@@ -88,7 +88,7 @@ def _connection_manager(config: BootstrapConfig) -> http_connection_manager_pb2.
             max_headers_count=uint32(limits.max_request_headers),
             headers_with_underscores_action=protocol_pb2.HttpProtocolOptions.REJECT_REQUEST,
         ),
-        # Of a WebSocket (vLLM's /v1/realtime) the picker decides at the headers.
+        # The picker decides a WebSocket (vLLM's /v1/realtime) at the headers.
         upgrade_configs=[_ConnectionManager.UpgradeConfig(upgrade_type="websocket")],
         # `curl --http1.0`, `ab` and old health checks; such a request may have no Host.
         http_protocol_options=protocol_pb2.Http1ProtocolOptions(
@@ -117,7 +117,7 @@ def _connection_manager(config: BootstrapConfig) -> http_connection_manager_pb2.
 
 
 def _strip(config: BootstrapConfig) -> list[mutation_rules_pb2.HeaderMutation]:
-    """What is removed from a request before anything, the route included, looks at it."""
+    """Remove headers of a request before anything, the route included, reads it."""
     prefixes: tuple[str, ...] = ROUTING_PREFIXES
     if not config.trust_control_headers:
         prefixes = CONTROL_PREFIXES + ROUTING_PREFIXES
@@ -154,7 +154,9 @@ def _routes(config: BootstrapConfig) -> route_pb2.RouteConfiguration:
 
 
 def _pool_route(config: BootstrapConfig, name: str) -> route_components_pb2.Route:
-    """To one of several pools; whose name the picker gets. It sees the path before the rewrite."""
+    """Route to one of several pools, whose name the picker gets. The picker sees the path before
+    the rewrite.
+    """
     named = base_pb2.HeaderValue(key=POOL_METADATA, value=name)
     overrides = ext_proc_pb2.ExtProcOverrides(grpc_initial_metadata=[named])
     route = _route(config, name, f"/{name}/")
@@ -164,7 +166,9 @@ def _pool_route(config: BootstrapConfig, name: str) -> route_components_pb2.Rout
 
 
 def _chosen_route(config: BootstrapConfig, name: str) -> route_components_pb2.Route:
-    """To the pool that the picker has chosen: it clears the route, and this one is found then."""
+    """Route to the pool that the picker has chosen: it clears the route, and this one is found
+    then.
+    """
     route = _route(config, name, "/")
     route.name = f"{name}-by-model"
     route.match.headers.append(
@@ -174,7 +178,7 @@ def _chosen_route(config: BootstrapConfig, name: str) -> route_components_pb2.Ro
 
 
 def _undecided() -> route_components_pb2.Route:
-    """For requests that the picker has yet to read, and for those that it could not."""
+    """Route of requests that the picker has yet to read, and of those that it could not."""
     return route_components_pb2.Route(
         name="by-model",
         match=route_components_pb2.RouteMatch(prefix="/"),
@@ -185,7 +189,7 @@ def _undecided() -> route_components_pb2.Route:
 
 
 def _nowhere(pools: Sequence[str]) -> route_components_pb2.Route:
-    """For requests of no pool, about which the picker has nothing to say."""
+    """Route of requests for no pool, which the picker does not see."""
     known = ", ".join(f"/{name}/" for name in pools)
     route = route_components_pb2.Route(
         name="nowhere",
@@ -200,7 +204,7 @@ def _nowhere(pools: Sequence[str]) -> route_components_pb2.Route:
 
 
 def _welcome(text: str) -> route_components_pb2.Route:
-    """For a browser that looks what is here."""
+    """Route of a browser that opens `/`."""
     route = route_components_pb2.Route(
         name="welcome",
         match=route_components_pb2.RouteMatch(path="/"),
@@ -235,8 +239,8 @@ def _route(config: BootstrapConfig, cluster: str, prefix: str) -> route_componen
 
 
 def _retry_policy(config: BootstrapConfig) -> route_components_pb2.RetryPolicy:
-    """Try elsewhere when an endpoint cannot be reached, goes away before it answered, or answers
-    that it cannot serve now (503: it drains, its queue is full, its engine is gone).
+    """Retry elsewhere when an endpoint cannot be reached, disconnects before it answered, or
+    answers that it cannot serve now (503: it drains, its queue is full, its engine has died).
 
     Nothing else is retried once response headers have arrived: tokens are never sent twice.
     """
@@ -283,8 +287,8 @@ def _ext_proc(config: BootstrapConfig) -> http_connection_manager_pb2.Any:
         # The picker asks for more when a request has to wait its turn; nothing else is slow there.
         max_message_timeout=seconds(MAX_PATIENCE_SECONDS),
         processing_mode=_processing_mode(config),
-        # Who has answered in the end: after a retry it is not the endpoint that was picked, which
-        # the picker would take for a success of that one. Without an address there is none.
+        # The endpoint that has answered in the end: after a retry it is not the picked one, which
+        # would otherwise count the success. Without an address there is none.
         response_attributes=["upstream.address", "upstream.request_attempt_count"],
         # The picker asks for the body of a response only to put a model's name back into it. In
         # full duplex Envoy would disregard the wish (measured).

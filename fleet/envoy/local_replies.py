@@ -1,8 +1,8 @@
 """Envoy's own answers (no healthy worker, a timeout, a body too large) in the form of the API that
-was called, as the picker's are.
+was called, like the picker's.
 
 The formats are CEL expressions, since Envoy has no table for them. The picker's own answers, and
-those below 400, pass as they are; the status message of a gRPC response stays text.
+those below 400, pass unchanged; the status message of a gRPC response stays text.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from picker.errors import (
 )
 
 _Format = substitution_format_string_pb2.SubstitutionFormatString
-# Those that Envoy and its filters answer by themselves; another is typed by its class.
+# The statuses that Envoy and its filters produce; others are typed by their class.
 _STATUSES = (401, 403, 404, 408, 413, 426, 429, 431, 502, 503, 504)
 _MARK = base_pb2.HeaderValueOption(
     header=base_pb2.HeaderValue(key=LOCAL_REPLY_HEADER, value="envoy")
 )
 _DETAILS = "response.code_details"
-# Envoy's words are for those who run it: what it means for a client goes before them. Where a
-# sentence ends without a colon, Envoy has no words.
+# Envoy's words are for operators: the meaning for a client precedes them. Where a sentence ends
+# without a colon, Envoy has no words.
 _SENTENCES = (
     (f"{_DETAILS} == 'route_not_found'", "'There is nothing at this path'"),
     (f"{_DETAILS} == 'upgrade_failed'", "'This upgrade is not possible here'"),
@@ -58,7 +58,6 @@ _SENTENCES = (
 
 
 def local_reply_config() -> http_connection_manager_pb2.Any:
-    """For `HttpConnectionManager.local_reply_config`."""
     untouched = _Format(text_format_source={"inline_string": "%LOCAL_REPLY_BODY%"})
     paths = "|".join(ANTHROPIC_PATHS)
     message = f"%CEL({_choice(_SENTENCES)})%%LOCAL_REPLY_BODY%"
@@ -101,7 +100,7 @@ def _types(type_of: Callable[[int], str]) -> str:
 
 
 def _choice(cases: Iterable[tuple[str, str]], otherwise: str = "''") -> str:
-    """A CEL expression: what stands beside the first condition that holds."""
+    """A CEL expression with the value beside the first condition that holds."""
     return "".join(f"{condition} ? {value} : " for condition, value in cases) + otherwise
 
 

@@ -1,4 +1,4 @@
-"""One small HTTP request to one of our own processes, over TCP or a unix socket."""
+"""One small HTTP request to a server, over TCP or a unix socket."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Reply:
 
 
 class NoReplyError(Exception):
-    """Nobody listens, or what answers does not speak HTTP, or it takes too long."""
+    """No server listens, or it does not speak HTTP, or it takes too long."""
 
 
 async def request(
@@ -87,7 +87,7 @@ async def _answer(
 async def until(
     address: Address, path: str, accept: Callable[[Reply], bool] = lambda reply: reply.status == 200
 ) -> Reply:
-    """Ask again and again until an answer is acceptable; the caller limits the time."""
+    """Repeat a request until its answer is acceptable; the caller limits the time."""
     last: list[Reply] = []
 
     async def is_accepted() -> bool:
@@ -99,9 +99,7 @@ async def until(
 
 
 async def until_true(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Ask again and again until `condition` holds; `NoReplyError` counts as no. The caller limits
-    the time.
-    """
+    """Repeat until `condition` holds; `NoReplyError` counts as no. The caller limits the time."""
     while True:
         with contextlib.suppress(NoReplyError):
             if await condition():

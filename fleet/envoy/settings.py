@@ -7,8 +7,8 @@ from enum import Enum
 
 DESTINATION_KEY = "x-gateway-destination-endpoint"
 DESTINATION_NAMESPACE = "envoy.lb"
-# What a call to a picker of several pools names the pool with, and the request header by which a
-# picker that chooses the pool says which one.
+# The metadata in which a call to a picker of several pools names the pool, and the request header
+# in which a picker that chooses the pool names it.
 POOL_METADATA = "x-pointsman-pool"
 
 # The response header that marks Envoy's own answers.
@@ -32,7 +32,7 @@ CONTROL_PREFIXES = ("x-gateway-", "x-llm-d-", "x-slo-")
 
 
 class Mechanism(Enum):
-    """How Envoy turns the picker's answer into an upstream connection."""
+    """The mechanism by which Envoy turns the picker's answer into an upstream connection."""
 
     OVERRIDE_HOST = "override-host"
     ORIGINAL_DST = "original-dst"
@@ -64,7 +64,7 @@ Address = SocketAddress | PipeAddress
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one client may ask of the proxy; bytes, seconds, counts.
+    """The limits of one client at the proxy; bytes, seconds, counts.
 
     `request_buffer_bytes` bounds the part of a body that is held for a retry: a larger request is
     served but never retried. `max_heap_bytes` is the point past which new requests are refused.
@@ -86,7 +86,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class EndpointDiscovery:
-    """Where a picker reports its endpoints (`--xds-port`), and what it calls its pool there.
+    """The address at which a picker reports its endpoints (`--xds-port`), and its name for the
+    pool.
 
     `is_delta` chooses the incremental variant of the protocol.
     """
@@ -154,14 +155,15 @@ class BootstrapConfig:
 
     @property
     def effective_message_timeout_seconds(self) -> float:
-        """How long one answer of the picker may take before Envoy goes on without it.
+        """The longest time that one answer of the picker may take before Envoy continues without
+        it.
 
-        With buffered bodies 1 s: an answer takes milliseconds, and each request sent to a picker
-        that hangs waits this long, until the health check has found out. Shorter would send
-        requests past a picker that is merely busy. In full duplex 10 s, to no great effect: Envoy
-        applies no timeout while a request body is streamed both ways (measured), so a picker that
-        hangs is taken out of use by its health check alone, and requests it already holds wait for
-        `Limits.request_timeout_seconds`.
+        With buffered bodies it is 1 s: an answer takes milliseconds, and each request sent to a
+        picker that hangs waits this long, until the health check has detected it. Shorter would
+        send requests past a picker that is merely busy. In full duplex it is 10 s, to no great
+        effect: Envoy applies no timeout while a request body is streamed both ways (measured), so a
+        picker that hangs is taken out of use by its health check alone, and requests it already
+        holds wait for `Limits.request_timeout_seconds`.
         """
         if self.message_timeout_seconds is not None:
             return self.message_timeout_seconds

@@ -18,14 +18,14 @@ from picker.errors import RefusedError
 from picker.requestcontrol.headers import OBJECTIVE
 
 VOCABULARY = range(256, 1280)
-RETRY_SECONDS = 1.0  # a closed loop of refusals would turn without end
+RETRY_SECONDS = 1.0  # a closed loop of refusals would never advance the clock
 _RING_TOKENS = 1 << 16
 _MARKS = (8, 20, 32, 44)
 _TEMPLATE = chr(VOCABULARY[0])
 
 
 class TokenTexts:
-    """Texts of exactly so many tokens; as `WordRing`, the same key makes texts of which one begins
+    """Texts of exactly `num_tokens` tokens; as with `WordRing`, of two texts of one key, one begins
     with the other, and no others share a beginning.
     """
 
@@ -50,7 +50,7 @@ def _ring(seed: int) -> tuple[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A prompt as token ids, and the tokens that are asked for."""
+    """A prompt as token ids, and the number of tokens to generate."""
 
     prompt: list[int]
     output_tokens: int
@@ -58,8 +58,8 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class TokenForm:
-    """Makes the prompt of a turn of all that was said before, behind what stands for the tokens of
-    a chat template.
+    """Makes the prompt of a turn from all messages so far, behind a substitute for the tokens of a
+    chat template.
     """
 
     template_tokens: int = 0
@@ -72,7 +72,7 @@ class TokenForm:
 
 
 class VirtualClient:
-    """Asks a fleet's first picker, with an objective or without."""
+    """Sends requests to a fleet's picker, with an objective or without."""
 
     def __init__(self, fleet: VirtualFleet, objective: str = "") -> None:
         self._fleet = fleet
@@ -80,7 +80,7 @@ class VirtualClient:
         self.in_flight = 0
 
     async def ask(self, body: Ask, outcome: Record, /) -> None:
-        """As the bench's `Client.ask`."""
+        """Like the bench's `Client.ask`."""
         loop = asyncio.get_running_loop()
         outcome.sent = loop.time()
         self.in_flight += 1

@@ -31,8 +31,8 @@ from fleet.sim.simulation import Tenant, simulate
 from fleet.sim.virtual_fleet import Simulation
 from picker.errors import ConfigError
 
-_MOST_GAPS = 100_000
-MOST_WORKERS = 1024  # that are tried
+_MAX_GAPS = 100_000
+MAX_WORKERS_TRIED = 1024  # the most that are tried
 _EVENTS = "precise-prefix-cache"  # a configuration of it follows KV events
 Policy = tuple[str, str | None]
 Out = Callable[[str], None]
@@ -40,7 +40,7 @@ Out = Callable[[str], None]
 
 def simulate_command(argv: Sequence[str], out: Out, note: Out) -> int:
     """Run `pointsman simulate …`; returns the exit status. `note` gets a line for each simulation
-    that has ended, if there are several, and for each event that came too late to happen. Raises
+    that has ended, if there are several, and for each event that was too late to happen. Raises
     `FleetError`.
     """
     settings = read_settings(argv)
@@ -50,12 +50,12 @@ def simulate_command(argv: Sequence[str], out: Out, note: Out) -> int:
         def results(jobs: Sequence[_Job]) -> Iterator[_Done]:
             ended = count(1)
 
-            def tell(job: _Job) -> None:
+            def report(job: _Job) -> None:
                 fleet = f"{job.simulation.workers} workers, seed {job.simulation.seed}"
                 if len(jobs) > 1 or settings.find is not None:
                     note(f"{next(ended)}/{len(jobs)} {job.title}, {fleet}")
 
-            for summaries, stages, end in processes.results(jobs, tell):
+            for summaries, stages, end in processes.results(jobs, report):
                 ends.append(end)
                 yield summaries, stages
 
@@ -69,7 +69,7 @@ def simulate_command(argv: Sequence[str], out: Out, note: Out) -> int:
 
 
 def _too_late(events: Sequence[Event], ends: Sequence[float]) -> Iterator[str]:
-    """Of each event after the last answer of some simulations; their `ends` are in seconds."""
+    """Report each event after the last answer of some simulations; their `ends` are in seconds."""
     for event in events:
         before = [end for end in ends if end < event.at_seconds]
         if before:
@@ -79,7 +79,6 @@ def _too_late(events: Sequence[Event], ends: Sequence[float]) -> Iterator[str]:
 
 
 def _named_policies(settings: SimulateSettings) -> list[Policy]:
-    """Raises `UsageError`."""
     names = settings.policies or ["default"]
     if settings.prefill is None:
         return [policy(name) for name in names]
@@ -125,7 +124,7 @@ def _one_data_set(
 
 
 def _head(settings: SimulateSettings, argv: Sequence[str], begun: datetime) -> Run:
-    """For the page. Its plots and tables are of the first seed."""
+    """The head of the page, whose plots and tables are of the first seed."""
     facts = {"Model": f"simulated worker {settings.worker}", "Seed": str(settings.seed)}
     if settings.seeds > 1:
         facts["Seed"] += f", the first of {settings.seeds} (the text has the mean of all)"
@@ -146,7 +145,7 @@ class _Row:
 
 
 def _plain(rows: Sequence[_Row], first: int) -> list[dict[str, object]]:
-    """For JSON: a summary of each seed, of which `first` is the first."""
+    """Convert to JSON: a summary of each seed, of which `first` is the first."""
     return [
         {"seed": seed, **asdict(one)} for row in rows for seed, one in enumerate(row.by_seed, first)
     ]
@@ -165,13 +164,13 @@ class _Job:
     keeps_stages: bool
 
 
-_Done = tuple[list[Summary], list[Stage]]  # of each tenant; stages only where they are kept
+_Done = tuple[list[Summary], list[Stage]]  # by tenant; stages only if a report needs them
 _Ended = tuple[list[Summary], list[Stage], float]  # with the time of the last answer
 Results = Callable[[Sequence[_Job]], Iterator[_Done]]
 
 
 def _simulated(job: _Job) -> _Ended:
-    """Raises `UsageError`."""
+    """Run the simulations of a job. Raises `UsageError`."""
     try:
         stages = simulate(job.simulation, job.tenants, job.draws)
     except ConfigError as error:
@@ -188,7 +187,7 @@ def _simulated(job: _Job) -> _Ended:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Every load with every policy and every seed; `tenants` as a scenario has them."""
+    """Every load with every policy and every seed; `tenants` are those of a scenario."""
 
     settings: SimulateSettings
     policies: Sequence[Policy]
@@ -197,7 +196,7 @@ class _Run:
     tenants: Mapping[str, tuple[int, float]] = field(default_factory=dict)
 
     def jobs(self, workers: int | None = None) -> Iterator[_Job]:
-        """In the order of loads, of policies for each, and of seeds. Raises `UsageError`."""
+        """Jobs in the order of loads, of policies for each, and of seeds. Raises `UsageError`."""
         settings = self.settings
         seeds = range(settings.seed, settings.seed + settings.seeds)
         sessions = {seed: self.sessions(seed) for seed in seeds}
@@ -212,7 +211,7 @@ class _Run:
                     yield _Job(title, name, simulation, tenants, draws, settings.objective, keeps)
 
     def rows(self, results: Iterator[_Done]) -> tuple[list[_Row], list[Stage]]:
-        """Of what its jobs have come to. Stages are those of the first seed."""
+        """The rows from the results of its jobs. Stages are those of the first seed."""
         rows, stages = list[_Row](), list[Stage]()
         for load in self.loads:
             for name, _ in self.policies:
@@ -265,15 +264,17 @@ class _Run:
 
 
 def _thin(stage: Stage) -> None:
-    """Leave some gaps for a plot: there may be gigabytes of them."""
-    step = 1 + sum(len(one.gaps) for one in stage.outcomes) // _MOST_GAPS
-    rng = Random(step)  # an answer's first gap is longer than its others: not all of these are left
+    """Sample the gaps of a stage for a plot: all of them may be gigabytes."""
+    step = 1 + sum(len(one.gaps) for one in stage.outcomes) // _MAX_GAPS
+    rng = Random(
+        step
+    )  # a fixed stride could select only the first gaps of answers, which are longer
     for outcome in stage.outcomes if step > 1 else ():
         outcome.gaps = outcome.gaps[rng.randrange(step) :: step]
 
 
 def _lines(rows: Sequence[_Row], settings: SimulateSettings) -> Iterator[str]:
-    """A table of several stages, or all that there is to say of one."""
+    """A table of several stages, or the full report of a single one."""
     if len(rows) == settings.seeds == 1:
         yield from lines_of(rows[0].by_seed[0], settings.objective)
         return
@@ -294,13 +295,13 @@ def _failures(rows: Sequence[_Row]) -> Iterator[str]:
 
 
 def _find(run: _Run, results: Results, out: Out) -> int:
-    """The least number of workers for each policy; 1 if one has none."""
+    """The least number of workers for each policy; status 1 if one has none."""
     found = [_least(replace(run, policies=[one]), results, out) for one in run.policies]
     return 0 if all(found) else 1
 
 
 def _least(run: _Run, results: Results, out: Out) -> bool:
-    """Double the workers until the objectives hold, and then halve the range."""
+    """Double the workers until the objectives hold, and then bisect the range."""
     [(name, _)] = run.policies
     tried = dict[int, list[str]]()
 
@@ -313,7 +314,7 @@ def _least(run: _Run, results: Results, out: Out) -> bool:
     few, many = 0, run.settings.workers or 1
     while not keeps(many):
         few, many = many, 2 * many
-        if many > MOST_WORKERS:
+        if many > MAX_WORKERS_TRIED:
             out(f"{name}: {few:,} workers do not keep it either: {'; '.join(tried[few])}")
             return False
     while many - few > 1:
@@ -325,7 +326,7 @@ def _least(run: _Run, results: Results, out: Out) -> bool:
 
 
 def _scenarios(settings: SimulateSettings, argv: Sequence[str], results: Results, out: Out) -> int:
-    """Published benchmarks; what a command line has besides them goes for all."""
+    """Run published benchmarks; other flags of the command line apply to all."""
     names = settings.scenario or ()
     if names == ("all",):
         names = (*SCENARIOS, *ELSEWHERE)
@@ -371,7 +372,7 @@ def _scenarios(settings: SimulateSettings, argv: Sequence[str], results: Results
 
 
 def _run_of(name: str, argv: Sequence[str]) -> _Run:
-    """A scenario's flags come first, so that those that are given win."""
+    """Put a scenario's flags first, so that those of the user win."""
     one = SCENARIOS[name]
     flags = build_parser().parse_args([*one.flags.split(), *argv])
     settings = SimulateSettings(**vars(flags))
@@ -389,7 +390,7 @@ def _run_of(name: str, argv: Sequence[str]) -> _Run:
 
 
 def _verdict(found: Mapping[str, Sequence[_Row]]) -> Iterator[str]:
-    """How far behind the best of a load each policy is at worst: by goodput in points, and by the
+    """The greatest distance of each policy to the best of a load: in points of goodput, and by the
     mean time of a whole answer.
     """
     lost = dict[str, list[tuple[float, float, str]]]()
@@ -414,5 +415,5 @@ def _verdict(found: Mapping[str, Sequence[_Row]]) -> Iterator[str]:
 
 
 def _mean_seconds(row: _Row) -> float:
-    """Of a whole answer."""
+    """The mean time of a whole answer."""
     return fmean(inf if one.e2e is None else one.e2e.mean for one in row.by_seed)

@@ -1,18 +1,18 @@
-"""A worker that costs some events for each request, where the exact one costs some for each token.
+"""A worker that costs some events for each request, while the exact one costs some for each token.
 
 Theory of operation
 -------------------
 The linear latency model gives all steps that run the same sequences the same length. So steps are
 taken in jumps: to the next end of an answer, to the step that finds no free block, or, if a request
-comes meanwhile, to the end of the step that runs then. A log has the length of every step; the
-gaps of an answer are a slice of it. A step that runs a part of a prompt is a jump of one.
+arrives meanwhile, to the end of the current step. A log has the length of every step; the gaps of
+an answer are a slice of it. A step that runs a part of a prompt is a jump of one.
 
 Admission is that of the scheduler: by arrival, up to the limits of sequences and of tokens in a
 step, with room for the whole prompt, and a prompt waits while another one computes its next block.
-The prefix cache names blocks by a chain of hashes and evicts the least recently used. What is not
-exact: sequences use half a block more than their tokens need, whatever that is; a prompt becomes a
-hit as a whole, after its last chunk; when blocks run out the last one admitted is preempted; what
-waits for KV of another worker takes its place in line when that has come.
+The prefix cache names blocks by a chain of hashes and evicts the least recently used. Inexact are:
+sequences use half a block more than their tokens need, on average; a prompt becomes a hit as a
+whole, after its last chunk; when blocks run out, the last admitted sequence is preempted; a request
+that waits for KV of another worker enters the queue when the KV has arrived.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from worker.types import EngineStats, KvSource
 
 _RING_TOKENS = 1 << 16
 _LOG_STEPS = 1 << 15
-_LAST_BLOCK = 0.5  # of a sequence's last block is not used yet, on average
+_LAST_BLOCK = 0.5  # the unused part of a sequence's last block, on average
 _BASE = 0x9E3779B97F4A7C15
 _INVERSE = pow(_BASE, -1, 1 << 64)
 _MIXER = np.uint64(0xBF58476D1CE4E5B9)
-# What answers are slices of.
+# The log whose slices are the gaps of answers.
 _RING = array("i", Random(0).choices(range(256, 1280), k=2 * _RING_TOKENS))
 
 
@@ -57,18 +57,18 @@ class _Sequence:
     hashes: list[int]  # of the full blocks of the prompt
     num_cached: int | None = None
     prefill_left: int = 0
-    held: int = 0  # blocks of `hashes` that it refers to
-    told: int = 0  # tokens of the answer
-    since: int | None = None  # the step of the last token told, while it decodes
+    held: int = 0  # referenced blocks of `hashes`
+    num_generated: int = 0  # tokens of the answer
+    since: int | None = None  # the step of the last counted token, while it decodes
     last_at: float = 0.0
     gaps: array[float] = field(default_factory=lambda: array("d"))
     keeps_kv: bool = False
-    pull: VirtualPull | None = None  # of KV of the prompt, until it is admitted
+    pull: VirtualPull | None = None  # with KV of the prompt, until admission
 
 
 class PrefixCache:
-    """Owns the names of full blocks: which of them sequences refer to, and the rest in the order in
-    which it will be evicted.
+    """Owns the names of full blocks: those that sequences refer to, and the others in the order of
+    their eviction.
     """
 
     def __init__(self, publish: Callable[[Sequence[CacheEvent]], None] | None) -> None:
@@ -83,11 +83,11 @@ class PrefixCache:
 
     @property
     def references(self) -> int:
-        """Of all sequences to blocks."""
+        """The number of references that sequences hold on blocks."""
         return sum(self._references.values())
 
     def match(self, hashes: Sequence[int], limit: int) -> int:
-        """How many blocks from the beginning are here, `limit` at most."""
+        """The number of leading blocks that are cached, `limit` at most."""
         count = 0
         for name in hashes[:limit]:
             if name not in self._references and name not in self._free:
@@ -105,7 +105,7 @@ class PrefixCache:
                 self._references[name] = count + 1
 
     def release(self, hashes: Sequence[int]) -> None:
-        """Ends before beginnings, so that these are evicted last."""
+        """Release ends before beginnings, so that beginnings are evicted last."""
         for name in reversed(hashes):
             count = self._references[name] - 1
             if count:
@@ -121,14 +121,14 @@ class PrefixCache:
                 self._free.move_to_end(name)
 
     def evict(self, keep: float) -> None:
-        """Down to so many that nothing refers to."""
+        """Evict unreferenced blocks down to this number."""
         while len(self._free) > max(0.0, keep):
             name, _ = self._free.popitem(last=False)
             if self._publish is not None:
                 self._events.append(BlockRemoved(_digest(name)))
 
     def stored(self, tokens: Sequence[int], hashes: Sequence[int], since: int, size: int) -> None:
-        """Blocks from number `since` are hits from now on; for subscribers."""
+        """Make blocks from number `since` hits from now on; subscribers are notified."""
         if self._publish is None or since >= len(hashes):
             return
         names = [0, *hashes]
@@ -143,7 +143,7 @@ class PrefixCache:
         self._events.append(BlocksStored(run, run[0].parent if since else None))
 
     def flush(self) -> None:
-        """Publish what has changed."""
+        """Publish the changes so far."""
         if self._publish is not None and self._events:
             events, self._events = self._events, []
             self._publish(events)
@@ -154,10 +154,10 @@ def _digest(name: int) -> bytes:
 
 
 def chain(tokens: Sequence[int], size: int, names: list[int], until: int) -> list[int]:
-    """`names` and those of the blocks after them, up to block `until`. A name is a polynomial hash
-    of its block's and all before it, modulo 2^64:
+    """Extend `names` by those of the next blocks, up to block `until`. A name is a polynomial hash
+    of its block's tokens and all before it, modulo 2^64:
 
-        name_i = name_{i-1} · P + block_i = P^{i+1} · (name_{-1} + Σ_{j≤i} block_j · P^{-(j+1)})
+    name_i = name_{i-1} · P + block_i = P^{i+1} · (name_{-1} + Σ_{j≤i} block_j · P^{-(j+1)})
     """
     count = until - len(names)
     if count <= 0:
@@ -201,9 +201,9 @@ class FastWorker:
         self._computing: set[int] = set()
         self._decoding: list[tuple[int, int, _Sequence]] = []  # a heap by the last step
         self._number = self._step = self._logged = 0  # `_logged`: the step that begins the log
-        self._seen = 0  # the last request that had come when the last step began
+        self._seen = 0  # the last request that had arrived when the last step began
         self._log = array("d")
-        self._private = 0.0  # blocks that only one sequence can use
+        self._private = 0.0  # blocks that belong to one sequence
         self._timer: asyncio.TimerHandle | None = None
         self._begun, self._length, self._steps = 0.0, 0.0, 0
         self._chunks: list[tuple[_Sequence, int]] = []
@@ -212,7 +212,7 @@ class FastWorker:
 
     @property
     def slowness(self) -> float:
-        """A factor on the time of steps, from the step after the one that runs now."""
+        """A factor on the time of steps, from the step after the current one."""
         return self._slowness
 
     @slowness.setter
@@ -223,7 +223,7 @@ class FastWorker:
 
     @property
     def stats(self) -> EngineStats:
-        """What a scrape would say now."""
+        """The values that a scrape would read now."""
         used = self.cache.num_referenced + self._private
         if self._timer is not None and self._length:
             used += (self._now() - self._begun) / self._length * len(self._decoding) / self._size
@@ -233,12 +233,12 @@ class FastWorker:
 
     @property
     def num_requests(self) -> int:
-        """Requests that have not ended."""
+        """The number of requests that have not ended."""
         waiting = len(self._waiting) + len(self._fetching)
         return waiting + len(self._prefilling) + len(self._decoding)
 
     async def run(self) -> None:
-        """Nothing: it runs by timers."""
+        """Wait: the worker runs by timers."""
 
     async def serve(
         self,
@@ -249,7 +249,9 @@ class FastWorker:
         kv_source: KvSource | None = None,
         keeps_kv: bool = False,
     ) -> Answered:
-        """The whole answer; `first` is called with its first token. Raises `WorkerGoneError`."""
+        """Compute the whole answer; `first` is called with its first token. Raises
+        `WorkerGoneError`.
+        """
         del request_id
         if self.is_dead:
             raise WorkerGoneError
@@ -261,7 +263,7 @@ class FastWorker:
         return await done
 
     def _wait(self, one: _Sequence) -> None:
-        """It takes its place in line."""
+        """Put a request into the queue."""
         self._number += 1
         one.number = self._number
         self._waiting.append(one)
@@ -273,13 +275,15 @@ class FastWorker:
     # KV of other workers
 
     def _fetches(self, one: _Sequence, source: KvSource) -> bool:
-        """Begin to take KV, if that saves computing a block."""
+        """Begin to fetch KV, if that saves computing a block."""
         if self._kv is None:
             return False
         end = min(source.num_tokens, len(one.prompt) - 1)
         start = self.cache.match(one.hashes, (len(one.prompt) - 1) // self._size) * self._size
         if end - start < self._size:
-            self._kv.pull(source, b"", source.num_tokens)  # nothing: its keeper forgets it
+            self._kv.pull(
+                source, b"", source.num_tokens
+            )  # nothing to fetch: release it at its holder
             return False
         one.pull = self._kv.pull(source, b"", start)
         self._fetching.append(one)
@@ -301,7 +305,7 @@ class FastWorker:
         return None if offer is None else offer.source
 
     def die(self) -> None:
-        """Everything under way fails, and so does all that still comes."""
+        """Fail all requests, also future ones."""
         self.is_dead = True
         if self._timer is not None:
             self._timer.cancel()
@@ -317,7 +321,9 @@ class FastWorker:
         self._prefilling, self._decoding = [], []
 
     def check_integrity(self) -> None:
-        """Raises `AssertionError` if counts and what is counted differ; between steps."""
+        """Raises `AssertionError` if counters differ from recounted values; call it between
+        steps.
+        """
         begun = [*self._prefilling, *(one for *_, one in self._decoding)]
         if self.cache.references != sum(one.held for one in begun):
             raise AssertionError("references to blocks do not add up")
@@ -328,7 +334,7 @@ class FastWorker:
     # Steps
 
     def _begin(self) -> None:
-        """Schedule the next step, or as many as are alike."""
+        """Schedule the next step, or all equal steps in a row."""
         self._make_room()
         is_scheduled = self._overlaps and (self._decoding or self._prefilling)
         until = self._seen if is_scheduled else self._number
@@ -355,7 +361,7 @@ class FastWorker:
         self._set_timer()
 
     def _shorten(self) -> None:
-        """End the jump with the step that runs now."""
+        """End the jump with the current step."""
         passed = int((self._now() - self._begun) / self._length) + 1 if self._length else 1
         if passed < self._steps and self._timer is not None:
             self._steps = passed
@@ -367,7 +373,7 @@ class FastWorker:
         self._timer = asyncio.get_running_loop().call_at(at, self._end)
 
     def _end(self) -> None:
-        """What the steps have come to."""
+        """Apply the results of the steps."""
         steps, now = self._steps, self._now()
         self._step += steps
         self._log.extend(array("d", [self._length]) * steps)
@@ -388,24 +394,28 @@ class FastWorker:
         self._begin()
 
     def _first(self, one: _Sequence, now: float) -> None:
-        """Its prompt is computed, and it has its first token, or the next after a preemption."""
+        """Give a request whose prompt is computed its first token, or the next after a
+        preemption.
+        """
         fresh = one.hashes[one.held :]
         self._computing.difference_update(fresh)
         self.cache.stored(one.prompt, one.hashes, one.held, self._size)
         self.cache.refer(fresh)
         self._private -= len(fresh)
         one.held = len(one.hashes)
-        if one.told:
+        if one.num_generated:
             one.gaps.append(now - one.last_at)
         else:
             one.first()
-        one.told += 1
+        one.num_generated += 1
         self._private += 1 / self._size
         one.since, one.last_at = self._step, now
-        if one.told >= one.num_output:
+        if one.num_generated >= one.num_output:
             self._finish(one)
         else:
-            heappush(self._decoding, (self._step + one.num_output - one.told, one.number, one))
+            heappush(
+                self._decoding, (self._step + one.num_output - one.num_generated, one.number, one)
+            )
 
     def _finish(self, one: _Sequence) -> None:
         self._leave(one)
@@ -418,22 +428,22 @@ class FastWorker:
         self.cache.add_free(names[held:])
         self.cache.evict(self._capacity - self.cache.num_referenced - self._private)
         if not one.done.done():
-            kept = self._offer(one)
-            one.done.set_result(Answered(one.num_cached or 0, answer, one.gaps, kept))
+            offer = self._offer(one)
+            one.done.set_result(Answered(one.num_cached or 0, answer, one.gaps, offer))
 
     def _leave(self, one: _Sequence) -> None:
-        """It does not decode any more; its tokens so far are counted and its blocks are free."""
+        """Stop decoding a request: count its tokens so far, and free its blocks."""
         since = self._step if one.since is None else one.since
         first = since - self._logged
         one.gaps.extend(self._log[first : self._step - self._logged])
-        one.told += self._step - since
+        one.num_generated += self._step - since
         one.since, one.last_at = None, self._now()
         self._private -= self._own_blocks(one)
         self.cache.release(one.hashes[: one.held])
 
     def _own_blocks(self, one: _Sequence) -> float:
-        told = one.told + (self._step - one.since if one.since is not None else 0)
-        return _LAST_BLOCK + (len(one.prompt) + told) / self._size - one.held
+        num_generated = one.num_generated + (self._step - one.since if one.since is not None else 0)
+        return _LAST_BLOCK + (len(one.prompt) + num_generated) / self._size - one.held
 
     # Admission
 
@@ -451,7 +461,7 @@ class FastWorker:
         self.cache.evict(self._capacity - self.cache.num_referenced - self._private)
 
     def _schedule(self, until: int) -> list[tuple[_Sequence, int]]:
-        """Parts of prompts for the next step, of requests up to this number."""
+        """Schedule parts of prompts for the next step, of requests up to this number."""
         budget = self._limits.max_num_batched_tokens - len(self._decoding)
         chunks: list[tuple[_Sequence, int]] = []
         for one in self._prefilling:
@@ -478,7 +488,7 @@ class FastWorker:
         return chunks
 
     def _admit(self, one: _Sequence) -> bool:
-        num_tokens = len(one.prompt) + one.told
+        num_tokens = len(one.prompt) + one.num_generated
         matched = self.cache.match(one.hashes, (num_tokens - 1) // self._size)
         part = None if one.pull is None else one.pull.part
         known = matched * self._size
@@ -506,7 +516,7 @@ class FastWorker:
 
 
 def is_linear(settings: WorkerSettings) -> bool:
-    """Whether a `FastWorker` knows all that decides how long this worker's steps take."""
+    """Check if a `FastWorker` models everything that decides the step times of this worker."""
     sim = settings.sim
     return sim.latency_model == "linear" and not (
         sim.prefill_context_seconds or sim.kv_read_seconds

@@ -52,10 +52,10 @@ from fleet.sim.virtual_fleet import Simulation
 
 _GUESSES, _REFINEMENTS = 3, 16
 _STEP = 0.05
-_ENOUGH, _LEAST_GAIN = 0.005, 0.02  # errors as a root mean square; of their squares
-# Below these a run does not tell a number: stages' sequences that decode, most over least; the load
-# by prompts, where all are of one length; the part of the time to the first token.
-_LEAST_SPREAD, _LEAST_LOAD, _LEAST_PART = 1.2, 0.3, 0.02
+_ENOUGH, _MIN_GAIN = 0.005, 0.02  # errors as a root mean square; of their squares
+# Below these a run does not determine a number: the ratio of decoding sequences between stages; the
+# load by prompts, if all have one length; the part of the time to the first token.
+_MIN_SPREAD, _MIN_LOAD, _MIN_PART = 1.2, 0.3, 0.02
 _LARGE_ERROR = 0.5
 _METRICS = ("ttft", "itl", "e2e")
 _QUANTILES = {"p50": 1.0, "p95": 0.5}  # with their weights
@@ -63,7 +63,7 @@ Numbers = NDArray[np.float64]
 
 
 class _Stage(msgspec.Struct):
-    """What the fit reads of a stage; the rest of it passes."""
+    """The fields of a stage that the fit reads; others are ignored."""
 
     requests: int
     completed_rate: float
@@ -80,7 +80,7 @@ class _Run(msgspec.Struct):
 
 
 def read_run(path: Path) -> _Run:
-    """The JSON of `bench` or `simulate`. Raises `UsageError`."""
+    """Read the JSON of `bench` or `simulate`. Raises `UsageError`."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=_Run)
     except OSError as error:
@@ -90,7 +90,7 @@ def read_run(path: Path) -> _Run:
 
 
 def load_of(settings: dict[str, Any]) -> LoadSettings:
-    """The flags of load and data with which a run was made. Raises `UsageError`."""
+    """The flags of load and data of a run. Raises `UsageError`."""
     parser = Parser(prog="the run's settings", add_help=False)
     add_flags(parser, LOAD, LOAD_DIALECT)
     known = {row.dest for row in rows(LOAD) if row.group != "results"}
@@ -106,8 +106,8 @@ def load_of(settings: dict[str, Any]) -> LoadSettings:
 
 
 def guess(stages: Sequence[_Stage], workers: int) -> WorkerSpeed:
-    """From the stages' means. Raises `FleetError` where these do not tell its three numbers
-    apart.
+    """Solve for the numbers from the stages' means. Raises `FleetError` if these do not determine
+    them.
     """
     rows = [row for one in stages if (row := _means(one, workers)) is not None]
     if len(rows) < 2:
@@ -128,8 +128,8 @@ def guess(stages: Sequence[_Stage], workers: int) -> WorkerSpeed:
         solution, _, rank, _ = np.linalg.lstsq(left, right, rcond=1e-9)
         if rank < 3 or solution[2] <= 0:
             raise FleetError(
-                "the stages do not tell a prompt's time from a token's: bench at several rates, "
-                "with prompts that are not all cached"
+                "the stages do not separate a prompt's time from a token's: bench at several "
+                "rates, with prompts that are not all cached"
             )
         load = np.minimum(0.9, rate * uncached * solution[2])
     base, per_sequence, per_token = map(float, solution)
@@ -137,7 +137,7 @@ def guess(stages: Sequence[_Stage], workers: int) -> WorkerSpeed:
 
 
 def _means(one: _Stage, workers: int) -> tuple[float, ...] | None:
-    """Gap, TTFT, sequences that decode, uncached tokens of a request, requests a second."""
+    """Gap, TTFT, decoding sequences, uncached tokens of a request, requests a second."""
     if one.ttft is None or one.itl is None or one.e2e is None or not one.requests:
         return None
     if not (one.itl.mean > 0 and one.ttft.mean > 0):
@@ -149,10 +149,10 @@ def _means(one: _Stage, workers: int) -> tuple[float, ...] | None:
 
 
 def require_variation(run: _Run, speed: WorkerSpeed, workers: int) -> None:
-    """Raise `FleetError` where nothing in the run tells two of the worker's numbers apart."""
+    """Raise `FleetError` if the run does not separate two of the worker's numbers."""
     rows = [row for one in run.stages if (row := _means(one, workers)) is not None]
     decoding = [row[2] for row in rows]
-    if max(decoding) < _LEAST_SPREAD * min(decoding):
+    if max(decoding) < _MIN_SPREAD * min(decoding):
         raise FleetError(
             "the load does not vary: every stage has about as many sequences at a time, so the two "
             "times of a decode step cannot be separated; bench at several rates, one of them near "
@@ -163,7 +163,7 @@ def require_variation(run: _Run, speed: WorkerSpeed, workers: int) -> None:
     is_one_length = lengths.low == lengths.high and made.turns.high == 1
     is_one_length = is_one_length and made.prefix_tokens is None and made.trace is None
     load = max(uncached * rate for *_, uncached, rate in rows) / speed.prefill_tokens_per_second
-    if is_one_length and load < _LEAST_LOAD:
+    if is_one_length and load < _MIN_LOAD:
         raise FleetError(
             f"the prompts do not vary: all have {lengths.low} tokens, and no rate is near the "
             "worker's limit, so a prompt's time cannot be distinguished from the fixed time; "
@@ -172,7 +172,9 @@ def require_variation(run: _Run, speed: WorkerSpeed, workers: int) -> None:
 
 
 def require_prompt_time(run: _Run, speed: WorkerSpeed) -> None:
-    """Raise `FleetError` for a fit in which prompts cost nothing that could have been measured."""
+    """Raise `FleetError` for a fit in which the cost of prompts is too small to have been
+    measured.
+    """
     parts = [
         (one.prompt_tokens - one.cached_tokens)
         / one.requests
@@ -181,7 +183,7 @@ def require_prompt_time(run: _Run, speed: WorkerSpeed) -> None:
         for one in run.stages
         if one.ttft is not None and one.requests
     ]
-    if max(parts) < _LEAST_PART:
+    if max(parts) < _MIN_PART:
         raise FleetError(
             f"prompts take {max(parts):.1%} of the time to the first token at most, so their speed "
             "cannot be determined; bench with longer prompts of several lengths, such as "
@@ -193,7 +195,7 @@ class Refinement:
     """Owns the measured stages, and repeats their load with other workers."""
 
     def __init__(self, run: _Run, workers: int) -> None:
-        """Raises `UsageError` for a run whose settings do not make its stages."""
+        """Raises `UsageError` for a run whose settings do not produce its stages."""
         self._settings = load_of(run.settings)
         self._sessions, self._loads = sessions_of(self._settings), list(loads_of(self._settings))
         if len(self._loads) != len(run.stages):
@@ -202,7 +204,7 @@ class Refinement:
         self._stages = run.stages
 
     def simulated(self, speed: WorkerSpeed) -> list[Summary]:
-        """The same requests at the same times."""
+        """Simulate the same requests at the same times."""
         every = []
         worker = settings_of(speed, WorkerLimits())
         simulation = Simulation(self._workers, worker, None, True, self._settings.seed)
@@ -225,18 +227,18 @@ class Refinement:
         return found
 
     def template_tokens(self, every: Sequence[Summary]) -> int:
-        """What a measured prompt has more than a simulated one."""
+        """The tokens by which a measured prompt exceeds a simulated one."""
         theirs = sum(one.prompt_tokens for one in self._stages)
         ours = sum(one.prompt_tokens for one in every)
         return max(0, round((theirs - ours) / max(1, sum(one.requests for one in every))))
 
     def refined(self, speed: WorkerSpeed) -> WorkerSpeed:
-        """The nearest worker found from this one on."""
+        """Find the nearest worker from this one on."""
         tokens = self.template_tokens(self.simulated(speed))
         speed = msgspec.structs.replace(speed, template_tokens=tokens)
         first = min(one.ttft.p50 for one in self._stages if one.ttft is not None)
         gap = min(one.itl.p50 for one in self._stages if one.itl is not None)
-        # What one unit of each number is: they are within a factor of some of each other.
+        # The unit of each number, so that all are of similar size.
         scale = np.array([1 / speed.prefill_tokens_per_second, gap, gap / 10, first / 4])
         begun = (1 / speed.prefill_tokens_per_second, speed.decode_base_seconds,
                  speed.decode_per_sequence_seconds, speed.overhead_seconds)  # fmt: skip
@@ -267,8 +269,8 @@ class Refinement:
 
 
 def nearest(residuals: Callable[[Numbers], Numbers], begun: Numbers, least: Numbers) -> Numbers:
-    """Levenberg and Marquardt's method; numbers stay above `least`. Slopes are differences at
-    first, then follow the steps taken (Broyden), and are measured anew where they mislead.
+    """Run Levenberg and Marquardt's method; numbers stay above `least`. Slopes are differences at
+    first, then follow the steps taken (Broyden), and are measured again if they mislead.
     """
     numbers, damping = begun, 0.01
     now, slopes, is_new = residuals(numbers), np.zeros((0, 0)), False
@@ -285,9 +287,9 @@ def nearest(residuals: Callable[[Numbers], Numbers], begun: Numbers, least: Numb
             gain = 1 - (then @ then) / (now @ now)
             slopes = slopes + np.outer(then - now - slopes @ move, move) / (move @ move)
             numbers, now, damping = tried, then, damping / 4
-            if now @ now < _ENOUGH**2 * len(now) or (is_new and gain < _LEAST_GAIN):
+            if now @ now < _ENOUGH**2 * len(now) or (is_new and gain < _MIN_GAIN):
                 break
-            if gain < _LEAST_GAIN:
+            if gain < _MIN_GAIN:
                 slopes = np.zeros((0, 0))
             is_new = False
         elif is_new:

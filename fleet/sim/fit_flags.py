@@ -1,4 +1,4 @@
-"""The flags of `pointsman fit`."""
+"""The command line of `pointsman fit`."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from worker.errors import ConfigError
 from worker.sim.settings import BY_NAME
 
 DEFAULT_WORKERS = 4
-MOST_WORKERS_GIVEN = 10_000
+MAX_WORKERS = 10_000
 _EVENT = re.compile(
     r"(?P<at>[0-9]+(?:\.[0-9]+)?):"
     r"(?:(?P<kind>kill|drain|add):(?P<number>[1-9][0-9]{0,5})"
@@ -24,7 +24,7 @@ _EVENT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """At so many seconds a worker is killed, drained or slowed, by its number from 1; or `number`
+    """At `at_seconds` a worker is killed, drained or slowed, by its number from 1; or `number`
     workers are added.
     """
 
@@ -154,7 +154,7 @@ class SimulateSettings(LoadSettings):
 
     @property
     def num_workers(self) -> int:
-        """At the beginning."""
+        """The number of workers at the beginning."""
         if self.prefill is not None and self.decode is not None:
             return self.prefill + self.decode
         return self.workers or DEFAULT_WORKERS
@@ -166,8 +166,8 @@ class SimulateSettings(LoadSettings):
             raise UsageError("--find needs --slo, such as ttft_p95<1s,itl_p95<50ms")
         if self.find is not None and (self.json or self.csv or self.html):
             raise UsageError("--json, --csv and --html are for runs: --find prints a number")
-        if self.num_workers > MOST_WORKERS_GIVEN:
-            raise UsageError(f"--workers must not be more than {MOST_WORKERS_GIVEN:,}")
+        if self.num_workers > MAX_WORKERS:
+            raise UsageError(f"--workers must not be more than {MAX_WORKERS:,}")
         if self.find is not None and self.event:
             raise UsageError("--event is not for --find: its workers have no numbers")
         if self.replay is not None and self.trace is not None:
@@ -176,8 +176,8 @@ class SimulateSettings(LoadSettings):
         for event in sorted(self.event, key=lambda one: one.at_seconds):
             if event.kind == "add":
                 most += event.number
-                if most > MOST_WORKERS_GIVEN:
-                    raise UsageError(f"--event {event}: there are at most {MOST_WORKERS_GIVEN:,}")
+                if most > MAX_WORKERS:
+                    raise UsageError(f"--event {event}: there are at most {MAX_WORKERS:,}")
             elif event.number > most:
                 raise UsageError(f"--event {event}: there is no worker {event.number} then")
 
@@ -195,7 +195,7 @@ class SimulateSettings(LoadSettings):
 
 
 def read_settings(argv: Sequence[str]) -> SimulateSettings:
-    """Of a command line. Raises `UsageError` for flags that contradict each other; with
+    """Parse a command line. Raises `UsageError` for flags that contradict each other; with
     `--scenario`, whose flags complete the line, only for those that no scenario has.
     """
     settings = SimulateSettings(**vars(build_parser().parse_args(argv)))

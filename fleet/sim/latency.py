@@ -1,4 +1,4 @@
-"""How fast a simulated worker is: presets, and the files of `pointsman fit`."""
+"""The speed of a simulated worker: presets, and the files of `pointsman fit`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_MODEL_TOKENS = 1 << 20
 
 class WorkerSpeed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A file of `pointsman fit`. Errors are relative root mean squares over the stages; see
-    `WorkerSettings` for what comes besides the steps.
+    `WorkerSettings` for the times besides those of steps.
     """
 
     prefill_tokens_per_second: float
@@ -49,7 +49,7 @@ _KV_TOKENS, _MAX_NUM_SEQS, _MAX_BATCHED_TOKENS = 262_144, 256, 8192
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """What was asked for instead of what the preset or file says; None: nothing."""
+    """Values that replace those of the preset or file; None: the preset's or file's value."""
 
     kv_tokens: int | None = None
     max_num_seqs: int | None = None
@@ -57,7 +57,7 @@ class WorkerLimits:
 
 
 def worker_settings(name: str, asked: WorkerLimits, records_events: bool) -> WorkerSettings:
-    """A worker by the name of a preset or of a file. Raises `UsageError`."""
+    """Build a worker from the name of a preset or of a file. Raises `UsageError`."""
     speed = OWN_PRESETS.get(name)
     if speed is None and name not in PRESETS:
         speed = _read(name)
@@ -70,7 +70,7 @@ def worker_settings(name: str, asked: WorkerLimits, records_events: bool) -> Wor
 def settings_of(
     speed: WorkerSpeed, asked: WorkerLimits, records_events: bool = False
 ) -> WorkerSettings:
-    """A worker of the latency model `linear`."""
+    """Build a worker of the latency model `linear`."""
     sim = SimConfig(
         step_overhead_seconds=speed.step_overhead_seconds,
         prefill_tokens_per_second=speed.prefill_tokens_per_second,

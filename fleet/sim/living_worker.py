@@ -1,5 +1,5 @@
-"""A worker on the clock of the event loop: in virtual time nothing waits, and everything happens in
-the order in which it would. The production scheduler and cache on the simulator's executor.
+"""A worker on the clock of the event loop: in virtual time nothing waits, and events happen in the
+order in which they would. It is the production scheduler and cache on the simulator's executor.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from worker.types import EngineStats, KvSource, SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """How fast a simulated worker is and what it has room for. With `overlaps` a step is scheduled
-    when the one before it begins, as by an engine with asynchronous scheduling: a request waits for
-    one step more. A prompt has `template_tokens` more than its text, and comes to the worker
+    """The speed and capacity of a simulated worker. With `overlaps` a step is scheduled when the
+    previous one begins, as by an engine with asynchronous scheduling: a request waits one step
+    longer. A prompt has `template_tokens` more than its text, and reaches the worker
     `overhead_seconds` after its client sent it.
     """
 
@@ -44,21 +44,21 @@ class WorkerGoneError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What a worker made of a prompt; `gaps` are the seconds between two tokens, `kept` is where
-    the prompt's KV can be had, if it was asked to keep it.
+    """A worker's answer to a prompt; `gaps` are the seconds between two tokens, `kv_source` is the
+    location of the prompt's KV, if its export was requested.
     """
 
     num_cached: int
     token_ids: Sequence[int]
     gaps: array[float]
-    kept: KvSource | None = None
+    exported: KvSource | None = None
 
 
 class LivingWorker:
-    """Owns one engine. `run` is its life; requests may come at any time.
+    """Owns one engine. `run` is its life; requests may arrive at any time.
 
-    `publish` gets the changes of its prefix cache, with each step's outputs, where the settings say
-    that they are recorded. With `connect` KV moves between it and others.
+    `publish` gets the changes of its prefix cache, with each step's outputs, if the settings record
+    them. With `connect` KV moves between it and other workers.
     """
 
     def __init__(
@@ -82,33 +82,33 @@ class LivingWorker:
         pipeline = InlinePipeline(executor, 2 if settings.overlaps else 1)
         self._core = EngineCore(self._scheduler, executor, self._now, pipeline=pipeline)
         self._step_seconds = 0.0
-        self._told: dict[str, asyncio.Queue[RequestOutput | None]] = {}
+        self._listeners: dict[str, asyncio.Queue[RequestOutput | None]] = {}
         self.slowness = 1.0  # a factor on the time of steps
         self.is_dead = False
 
     @property
     def stats(self) -> EngineStats:
-        """What a scrape would say now."""
+        """The values that a scrape would read now."""
         return self._scheduler.stats()
 
     @property
     def num_requests(self) -> int:
-        """Requests that have not ended."""
-        return len(self._told)
+        """The number of requests that have not ended."""
+        return len(self._listeners)
 
     async def run(self) -> None:
-        """Serve until cancelled."""
+        """Serve requests until cancelled."""
         while True:
             if not self._core.has_work or self._core.is_compiling:
                 self._wakened.clear()
                 await self._wakened.wait()
             outputs = self._core.step()
             seconds, self._step_seconds = self._step_seconds, 0.0
-            await asyncio.sleep(seconds)  # what a step tells is known at its end
+            await asyncio.sleep(seconds)  # the outputs of a step are known at its end
             if events := self._core.take_events():
                 self._publish(events)
             for output in outputs.outputs if outputs is not None else ():
-                listener = self._told.get(output.request_id)
+                listener = self._listeners.get(output.request_id)
                 if listener is not None:
                     listener.put_nowait(output)
 
@@ -120,13 +120,13 @@ class LivingWorker:
         kv_source: KvSource | None = None,
         keeps_kv: bool = False,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Have a request served; what is told of it up to its end. Leaving early aborts it. Raises
-        `WorkerGoneError`.
+        """Serve a request; yields its outputs up to its end. Closing the generator early aborts it.
+        Raises `WorkerGoneError`.
         """
         if self.is_dead:
             raise WorkerGoneError
-        told: asyncio.Queue[RequestOutput | None] = asyncio.Queue()
-        self._told[request_id] = told
+        outputs: asyncio.Queue[RequestOutput | None] = asyncio.Queue()
+        self._listeners[request_id] = outputs
         params = SamplingParams(num_output, ignore_eos=True)
         self._core.add(
             AddRequest(
@@ -141,14 +141,14 @@ class LivingWorker:
         self._wakened.set()
         try:
             while True:
-                output = await told.get()
+                output = await outputs.get()
                 if output is None:
                     raise WorkerGoneError
                 yield output
                 if output.finish_reason is not None:
                     return
         finally:
-            del self._told[request_id]
+            del self._listeners[request_id]
             self._core.abort([request_id])
             self._wakened.set()
 
@@ -161,15 +161,17 @@ class LivingWorker:
         kv_source: KvSource | None = None,
         keeps_kv: bool = False,
     ) -> Answered:
-        """The whole answer; `first` is called with its first token. Raises `WorkerGoneError`."""
+        """Compute the whole answer; `first` is called with its first token. Raises
+        `WorkerGoneError`.
+        """
         cached, token_ids, gaps, last = 0, list[int](), array("d"), 0.0
-        kept: KvSource | None = None
+        exported: KvSource | None = None
         answer = self.answer(request_id, prompt, num_output, kv_source, keeps_kv)
-        async with aclosing(answer) as told:
-            async for output in told:
+        async with aclosing(answer) as outputs:
+            async for output in outputs:
                 cached = max(cached, output.num_cached_tokens)
                 if output.kv_offer is not None:
-                    kept = output.kv_offer.source
+                    exported = output.kv_offer.source
                 if not output.token_ids:
                     continue
                 if not token_ids:
@@ -178,14 +180,14 @@ class LivingWorker:
                     gaps.append(self._now() - last)
                 token_ids += output.token_ids
                 last = self._now()
-        return Answered(cached, token_ids, gaps, kept)
+        return Answered(cached, token_ids, gaps, exported)
 
     def die(self) -> None:
-        """Everything under way fails, and so does all that still comes."""
+        """Fail all requests, also future ones."""
         self.is_dead = True
         if self._kv is not None:
             self._kv.close()
-        for listener in self._told.values():
+        for listener in self._listeners.values():
             listener.put_nowait(None)
 
     def check_integrity(self) -> None:

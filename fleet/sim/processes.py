@@ -29,7 +29,7 @@ class _Worker:
 class Processes(Generic[J, R]):
     """Owns processes that run `function`, up to `count` of them; a context manager that ends them.
 
-    They begin with the first jobs that are more than one. Function, jobs and results are pickled.
+    They start with the first jobs that are more than one. Function, jobs and results are pickled.
     """
 
     def __init__(self, function: Callable[[J], R], count: int) -> None:
@@ -45,9 +45,9 @@ class Processes(Generic[J, R]):
         self._stack.close()
 
     def results(self, jobs: Sequence[J], ended: Callable[[J], None]) -> Iterator[R]:
-        """In the order of the jobs, each as soon as all before it are there; `ended` is called as
-        each ends. Raises what the function does of `FleetError`, and `FleetError` when a process
-        dies.
+        """Yield results in the order of the jobs, each as soon as all before it are there; `ended`
+        is called as each ends. Raises the `FleetError` of the function, and `FleetError` when a
+        process dies.
         """
         if min(self._count, len(jobs)) <= 1:
             for job in jobs:
@@ -57,13 +57,13 @@ class Processes(Generic[J, R]):
             return
         while len(self._workers) < min(self._count, len(jobs)):
             self._workers.append(self._begun())
-        found, told = dict[int, R](), 0
+        found, num_yielded = dict[int, R](), 0
         for index, result in self._unordered(jobs):
             ended(jobs[index])
             found[index] = result
-            while told in found:
-                yield found.pop(told)
-                told += 1
+            while num_yielded in found:
+                yield found.pop(num_yielded)
+                num_yielded += 1
 
     def _unordered(self, jobs: Sequence[J]) -> Iterator[tuple[int, R]]:
         left = iter(enumerate(jobs))
@@ -88,26 +88,26 @@ class Processes(Generic[J, R]):
         context = get_context("spawn")
         ours, theirs = context.Pipe()
         process = context.Process(target=_serve, args=(theirs, self._function), daemon=True)
-        # It inherits the mask: a Ctrl-C is for this process alone, which ends the others. Starting
-        # the first one starts multiprocessing's tracker, which would undo the mask.
+        # It inherits the mask: only this process handles Ctrl-C, and ends the others. Starting the
+        # first one starts multiprocessing's tracker, which would undo the mask.
         ensure_running()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        theirs.close()  # so that its death is the end of the pipe
+        theirs.close()  # so that its death closes the pipe
         self._stack.callback(_end, process, ours)
         return _Worker(process, ours)
 
 
 def cores() -> int:
-    """That this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def _serve(pipe: Connection, function: Callable[[object], object]) -> None:
-    """One job after the other, until the other end is closed, or its process is killed."""
+    """Run one job after the other, until the other end is closed, or its process is killed."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     while True:
         try:

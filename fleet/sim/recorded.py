@@ -1,5 +1,5 @@
-"""What a recording of `picker --record` has for a simulation, and what not. The requests are read
-by `fleet.bench.traces`.
+"""The parts of a recording of `picker --record` that a simulation uses. The requests are read by
+`fleet.bench.traces`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from fleet.errors import UsageError
 
 
 def read_recorded(path: Path) -> tuple[str, list[str]]:
-    """Its first configuration, and notes for people. Raises `UsageError` for what is none."""
+    """Read its first configuration, and notes for the user. Raises `UsageError` for a file that is
+    not a recording.
+    """
     found = recording(path, "--replay")
     if not found.requests:
         raise UsageError(f"--replay: {path} has no request")
@@ -34,8 +36,8 @@ def _lacks(found: Recording) -> Iterator[str]:
         yield f"{without_prompt:,} have no recorded prompt, and share no beginning here."
     if without_length:
         yield (
-            f"{without_length:,} have no recorded length of their answer: their max_tokens stands "
-            "in, or --output-tokens."
+            f"{without_length:,} have no recorded length of their answer: their max_tokens is "
+            "used, or --output-tokens."
         )
     if with_objective:
         yield f"{with_objective:,} have an objective, whose priority is not simulated."

@@ -25,7 +25,7 @@ _AWARE = ("default", "precise", "predicted", "cache_aware", "dynamo")
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`flags` are those of the command. `requests` draws a trace to be sent at its own times;
+    """`flags` are those of the command. `requests` draws a trace that is sent at its own times;
     `tenants` have a priority and a share of the rate each, by objective.
     """
 
@@ -59,7 +59,7 @@ def _spiky(rng: Random) -> list[TracedRequest]:
 
 
 def _mooncake(rng: Random) -> list[TracedRequest]:
-    """A thousand requests of up to 16,384 tokens in blocks of 512, of which four in ten are known:
+    """A thousand requests of up to 16,384 tokens in blocks of 512, four in ten of which are known:
     conversations that grow, behind a few system prompts.
     """
     requests, at = list[TracedRequest](), 0.0
@@ -156,7 +156,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     ),
 }
 
-# Scenarios that measure what virtual time does not have: CPU, sockets, a real model.
+# Scenarios that measure CPU, sockets or a real model, which virtual time does not have.
 ELSEWHERE: Mapping[str, str] = {
     "S8": "is the CPU of small requests through Envoy: benchmarks/picker_ext_proc.py",
     "S9": "is the CPU of long prompts through Envoy: benchmarks/picker_ext_proc.py",

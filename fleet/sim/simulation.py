@@ -23,7 +23,7 @@ _RARELY = (100_000, 50, 100)
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Who sends a load: `objective` has the priority that the simulation gives it."""
+    """A sender of a load: `objective` has the priority that the simulation gives it."""
 
     name: str
     settings: LoadSettings
@@ -33,11 +33,11 @@ class Tenant:
 
 
 def simulate(simulation: Simulation, tenants: Sequence[Tenant], draws: int) -> list[Stage]:
-    """A stage of each tenant. `draws` numbers the stages of one run, whose arrivals differ. Raises
-    `ConfigError`.
+    """Run a stage of each tenant. `draws` numbers the stages of one run, whose arrivals differ.
+    Raises `ConfigError`.
     """
     thresholds = gc.get_threshold()
-    gc.set_threshold(*_RARELY)  # what a simulation makes, it mostly keeps
+    gc.set_threshold(*_RARELY)  # most objects of a simulation live to its end
     try:
         return run_in_virtual_time(_simulated(simulation, tenants, draws))
     finally:

@@ -295,7 +295,7 @@ class VirtualFleet:
             answered = await worker.serve(name, list(prompt), 1, lambda: None, keeps_kv=True)
         except WorkerGoneError:
             return None
-        return answered.kept
+        return answered.exported
 
     def _connected(self, destination: str) -> str:
         """The first of the addresses whose worker lives."""

@@ -1,4 +1,4 @@
-"""An event loop whose clock jumps over the waiting: minutes take as long as the work in them."""
+"""An event loop whose clock jumps over waiting times: minutes take as long as the work in them."""
 
 from __future__ import annotations
 
@@ -11,24 +11,28 @@ T = TypeVar("T")
 
 
 class _Jumping(selectors.DefaultSelector):
-    """Waits for nothing: when nobody has anything to do before some time, it is that time."""
+    """A selector that waits for nothing: without ready events, the time is that of the next
+    timer.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.now_seconds = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """What is ready now. Raises `RuntimeError` when nothing would ever happen any more."""
+        """Return the ready events. Raises `RuntimeError` on a deadlock, when no timer is left."""
         ready = super().select(0)
         if not ready:
             if timeout is None:
-                raise RuntimeError("everybody waits for somebody else: nothing would ever happen")
+                raise RuntimeError("deadlock in virtual time: every task is waiting")
             self.now_seconds += max(0.0, timeout)
         return ready
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """Begins at 0. Real sockets and threads are not waited for, so nothing may wait for them."""
+    """A loop whose time begins at 0. Real sockets and threads are not waited for, so no task may
+    wait for them.
+    """
 
     def __init__(self) -> None:
         self._jumping = _Jumping()
@@ -39,18 +43,18 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return self._jumping.now_seconds
 
     def work(self, seconds: float) -> None:
-        """Let time pass in which nothing else happens, as in a function that takes so long."""
+        """Let time pass in which no other event happens, as in a blocking function."""
         self._jumping.now_seconds += seconds
 
 
 def run_in_virtual_time(main: Coroutine[Any, Any, T]) -> T:
-    """As `asyncio.run`."""
+    """Run a coroutine in a new loop, like `asyncio.run`, and return its result."""
     results = []
 
-    async def kept() -> None:
-        # Not as the task's result: a runner that ends has the task described with all of that.
+    async def stored() -> None:
+        # Not as the task's result, of which the runner would make a description at its end.
         results.append(await main)
 
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
-        runner.run(kept())
+        runner.run(stored())
     return results[0]

@@ -22,7 +22,7 @@ from rich.console import Console
 
 from fleet.bench import command
 from fleet.bench.command import bench_command
-from fleet.bench.share import endpoint_of
+from fleet.bench.shard import endpoint_of
 from fleet.errors import FleetError
 from tests.support.certificates import Authority
 from tests.support.worker.sim_worker import sim_worker
@@ -164,7 +164,7 @@ def test_ctrl_c_reports_what_was_answered_and_what_was_not(
     """With status 130. It is pressed once, when the live table has shown that all clients ask and
     that some were answered.
     """
-    monkeypatch.setattr("fleet.bench.share.STOP_SECONDS", 60.0)
+    monkeypatch.setattr("fleet.bench.shard.STOP_SECONDS", 60.0)
     shown = re.compile(r" 5 in flight; of the last 10 s:\s.*: [1-9][0-9,]* requests in")
 
     class Screen(io.StringIO):

@@ -256,7 +256,7 @@ def test_only_the_best_are_shown_unless_all_are_wanted() -> None:
     assert "w-6 " in text
     assert "w-5 " not in text
     assert "and 5 more, which --all shows" in text
-    assert "and 25 with lower totals, which are not kept" in text
+    assert "and 25 with lower totals, which are not stored" in text
     assert "w-5 " in printed(view, Layout(zone=UTC, limit=None))
 
 

@@ -17,7 +17,7 @@ from fleet.bench.command import Settings
 from fleet.bench.driver import Driver, RequestForm
 from fleet.bench.flags import build_parser
 from fleet.bench.load import loads_of
-from fleet.bench.share import Share, endpoint_of
+from fleet.bench.shard import LoadShard, endpoint_of
 from fleet.bench.summary import Observed, Stage, stage_of
 from fleet.sim.virtual_time import VirtualTimeLoop
 
@@ -83,10 +83,12 @@ async def bench_stage(
     (load,), clock = loads_of(settings), asyncio.get_running_loop().time
     drivers, stages = [], []
     for number in range(processes):
-        share = Share(number, processes, settings, load, 0, NOWHERE, RequestForm("m"), 60.0, 1.0, 0)
-        driver = share.driver(Client(endpoint.connect, HEAD, clock, 60.0), clock)
+        shard = LoadShard(
+            number, processes, settings, load, 0, NOWHERE, RequestForm("m"), 60.0, 1.0, 0
+        )
+        driver = shard.driver(Client(endpoint.connect, HEAD, clock, 60.0), clock)
         drivers.append(driver)
-        stages.append(share.prepared(driver)())
+        stages.append(shard.prepared(driver)())
     await asyncio.gather(*stages)
     seen = [Observed(one.outcomes, one.pulses, one.started, 0, 0.0) for one in drivers]
     return drivers, stage_of("s", drivers[0].begun, clock(), settings.warmup, seen)

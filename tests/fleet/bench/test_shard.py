@@ -17,7 +17,7 @@ from fleet.bench.command import Settings
 from fleet.bench.driver import Pulse, RequestForm
 from fleet.bench.flags import build_parser
 from fleet.bench.load import loads_of
-from fleet.bench.share import Share, ShareProcess, endpoint_of, follow, started
+from fleet.bench.shard import LoadShard, ShardProcess, endpoint_of, follow, started
 from fleet.bench.summary import Observed, Stage, stage_of, summary
 from fleet.errors import FleetError
 from fleet.sim.virtual_time import run_in_virtual_time
@@ -94,7 +94,7 @@ class Silent(asyncio.Protocol):
         self._asked.set()
 
 
-async def with_two(act_on: str) -> tuple[list[ShareProcess], BaseException | None]:
+async def with_two(act_on: str) -> tuple[list[ShardProcess], BaseException | None]:
     """Two processes whose requests are not answered, and what `follow` raised when one was killed,
     all were stopped, or the bench's ends of their connections were closed.
     """
@@ -104,8 +104,8 @@ async def with_two(act_on: str) -> tuple[list[ShareProcess], BaseException | Non
     settings = Settings(**vars(build_parser().parse_args([*FLAGS, "--rate", "50"])))
     (load,) = loads_of(settings)
     place, form = endpoint_of(f"http://127.0.0.1:{port}", True, ()), RequestForm("m")
-    shares = [Share(n, 2, settings, load, 0, place, form, 600.0, 1.0, 0) for n in (0, 1)]
-    async with server, started(shares[0]) as first, started(shares[1]) as second:
+    shards = [LoadShard(n, 2, settings, load, 0, place, form, 600.0, 1.0, 0) for n in (0, 1)]
+    async with server, started(shards[0]) as first, started(shards[1]) as second:
         for one in (first, second):
             await one.receive()
         following = asyncio.create_task(follow((first, second)))
@@ -135,7 +135,7 @@ def test_a_killed_process_is_one_sentence_and_ends_the_others() -> None:
 
 
 def test_stopped_processes_say_what_they_saw_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fleet.bench.share.STOP_SECONDS", 60.0)
+    monkeypatch.setattr("fleet.bench.shard.STOP_SECONDS", 60.0)
     processes, raised = asyncio.run(with_two("stop"))
     assert raised is None
     assert any(one.seen.started for one in processes)

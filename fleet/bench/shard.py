@@ -1,11 +1,12 @@
-"""One process's part of the load, and how the bench starts it and hears from it.
+"""One load-generating process: its part of the load, its start, and its stream of results.
 
-Theory of operation. Each process draws all arrivals and lengths from the seed, makes the texts of
-every n-th session alone and sends those, at their times since one beginning: `perf_counter` is the
-same clock in all processes of a machine. So the load is the same, whatever their number. Pickled
-values go over a pair of sockets, each behind its length: the `Share`; None, when it is ready; the
-time of the beginning; every tenth of a second an `Observed` of what is new; None after the last.
-Another byte or the end of the connection stops it before its time, so none outlives the bench.
+Theory of operation. Each process draws all arrivals and lengths from the seed, makes only the texts
+of every n-th session and sends those, at their times since a common beginning: `perf_counter` is
+the same clock in all processes of a machine. So the load does not depend on their number. Pickled
+values pass through a pair of sockets, each after its length: the `LoadShard`; None, when the
+process is ready; the time of the beginning; every tenth of a second an `Observed` with new results;
+None after the last. Another byte or the end of the connection stops the process early, so none
+outlives the bench.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _LENGTH_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where requests go, and what is before their bodies."""
+    """The address of requests, and the bytes before their bodies."""
 
     url: str
     host: str
@@ -63,7 +64,7 @@ class Endpoint:
 
 
 def endpoint_of(base: str, is_chat: bool, headers: Sequence[tuple[str, str]]) -> Endpoint:
-    """`base` is an address with or without the `/v1` that other clients want."""
+    """Read an address, `base`, with or without the `/v1` that other clients want."""
     parts = urlsplit(base)
     path = parts.path.rstrip("/").removesuffix("/v1")
     path += "/v1/chat/completions" if is_chat else "/v1/completions"
@@ -77,9 +78,10 @@ def endpoint_of(base: str, is_chat: bool, headers: Sequence[tuple[str, str]]) ->
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """What process `number` (from 0) of so many sends of a stage, and where. `draws` is the number
-    of the stage's draws; `novelty` makes its texts others than those of any other stage.
+class LoadShard:
+    """The part of a stage that process `number` (from 0) of `processes` sends, and its endpoint.
+    `draws` is the number of the stage's draws; `novelty` makes its texts differ from those of any
+    other stage.
     """
 
     number: int
@@ -94,15 +96,15 @@ class Share:
     novelty: int
 
     def driver(self, client: Sender[bytes], clock: Clock) -> Driver[bytes]:
-        """One that stops at this process's part of the requests."""
+        """Create a driver that stops at this process's number of requests."""
         driver = Driver(client, self.form, clock, self.settings.think)
         requests = self.settings.requests
         driver.max_requests = None if requests is None else self._part(requests)
         return driver
 
     def prepared(self, driver: Driver[bytes]) -> Callable[[], Coroutine[Any, Any, None]]:
-        """What takes time before the beginning; then `drive`, from the first request to the last
-        answer.
+        """Do the slow work before the beginning; then `drive` runs from the first request to the
+        last answer.
         """
         rng, load = draws_of(self.settings.seed, self.draws), self.load
         ring = WordRing(rng.getrandbits(32) ^ self.novelty, self.tokens_per_word)
@@ -128,7 +130,7 @@ class Share:
 
 @dataclass(slots=True)
 class _OwnTexts:
-    """Makes no text where none is sent: the draws do not depend on it."""
+    """Makes no text for sessions of other processes: the draws do not depend on it."""
 
     ring: WordRing
     are_made: bool = False
@@ -138,7 +140,7 @@ class _OwnTexts:
 
 
 class _Channel:
-    """Values over one connection. What comes is trusted: both ends are this program."""
+    """Values over one connection. They are trusted: both ends are this program."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -153,7 +155,7 @@ class _Channel:
         self._writer.write(len(data).to_bytes(_LENGTH_BYTES, "big") + data)
 
     async def receive(self) -> Any:
-        """Raises `EOFError` or `OSError` when the other end is gone."""
+        """Raises `EOFError` or `OSError` when the other end has closed."""
         size = int.from_bytes(await self._reader.readexactly(_LENGTH_BYTES), "big")
         return pickle.loads(await self._reader.readexactly(size))
 
@@ -166,14 +168,14 @@ class _Channel:
             await self._reader.read(1)
 
     async def close(self) -> None:
-        """After what was sent."""
+        """Close the connection after all values have been sent."""
         self._writer.close()
         with contextlib.suppress(OSError):
             await self._writer.wait_closed()
 
 
-class ShareProcess:
-    """Owns a process that sends a share, and all it has seen so far."""
+class ShardProcess:
+    """Owns a process that sends a shard, and its results so far."""
 
     def __init__(self, process: asyncio.subprocess.Process, channel: _Channel, name: str) -> None:
         self.seen = Observed([], [], 0, 0, 0.0)
@@ -182,7 +184,7 @@ class ShareProcess:
         self._name = name
 
     async def receive(self) -> Any:
-        """What it sends next. Raises `FleetError` if it has ended."""
+        """Receive the next value. Raises `FleetError` if the process has ended."""
         try:
             return await self.channel.receive()
         except (EOFError, OSError) as error:
@@ -193,7 +195,7 @@ class ShareProcess:
             raise FleetError(f"{self._name} {how}; its share of the load is lost") from error
 
     async def follow(self) -> None:
-        """Returns when it has sent its share and has all answers. Raises `FleetError`."""
+        """Return when it has sent its shard and has all answers. Raises `FleetError`."""
         seen = self.seen
         while (new := await self.receive()) is not None:
             seen.outcomes += new.outcomes
@@ -203,21 +205,21 @@ class ShareProcess:
 
 
 @contextlib.asynccontextmanager
-async def started(share: Share) -> AsyncIterator[ShareProcess]:
-    """A process that has the share, killed at the end if it is not over."""
+async def started(shard: LoadShard) -> AsyncIterator[ShardProcess]:
+    """Start a process with the shard; kill it at the end if it still runs."""
     ours, theirs = socket.socketpair()
     with theirs:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "fleet.bench.share", str(theirs.fileno())),
+            *(sys.executable, "-P", "-m", "fleet.bench.shard", str(theirs.fileno())),
             stdin=asyncio.subprocess.DEVNULL,
             pass_fds=(theirs.fileno(),),
-            start_new_session=True,  # Ctrl-C is the bench's to handle
+            start_new_session=True,  # the bench handles Ctrl-C
         )
     channel = await _Channel.over(ours)
     try:
-        channel.send(share)
-        name = f"process {share.number + 1} of {share.processes} of the bench"
-        yield ShareProcess(process, channel, name)
+        channel.send(shard)
+        name = f"process {shard.number + 1} of {shard.processes} of the bench"
+        yield ShardProcess(process, channel, name)
     finally:
         if process.returncode is None:
             process.kill()
@@ -225,9 +227,9 @@ async def started(share: Share) -> AsyncIterator[ShareProcess]:
         await channel.close()
 
 
-async def follow(processes: Sequence[ShareProcess]) -> None:
-    """All of them to their ends; when cancelled they are stopped first, and what they have seen is
-    whole. Raises `FleetError` when one has died.
+async def follow(processes: Sequence[ShardProcess]) -> None:
+    """Follow all processes to their ends; on cancellation they are stopped first, so that their
+    results are complete. Raises `FleetError` when one has died.
     """
     following = asyncio.gather(*(one.follow() for one in processes))
     try:
@@ -239,13 +241,13 @@ async def follow(processes: Sequence[ShareProcess]) -> None:
         raise
 
 
-async def _send_share(bench: _Channel) -> None:
-    """Until the last answer, or until stopped."""
-    share: Share = await bench.receive()
-    client = share.endpoint.client(share.timeout_seconds)
-    driver = share.driver(client, time.perf_counter)
-    drive_it = share.prepared(driver)
-    gc.freeze()  # a collection that looks at what stays anyway makes sends late
+async def _send_shard(bench: _Channel) -> None:
+    """Send until the last answer, or until stopped."""
+    shard: LoadShard = await bench.receive()
+    client = shard.endpoint.client(shard.timeout_seconds)
+    driver = shard.driver(client, time.perf_counter)
+    drive_it = shard.prepared(driver)
+    gc.freeze()  # collections of long-lived objects would make sends late
     bench.send(None)
     driver.begin_at = await bench.receive()
     cpu = time.process_time()
@@ -269,7 +271,7 @@ async def _send_share(bench: _Channel) -> None:
 async def _serve(connection: socket.socket) -> None:
     bench = await _Channel.over(connection)
     with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):  # the bench has ended
-        await _send_share(bench)
+        await _send_shard(bench)
     await bench.close()
 
 
