@@ -44,7 +44,7 @@ class WorkerGoneError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A worker's answer to a prompt; `gaps` are the seconds between two tokens, `kv_source` is the
+    """A worker's answer to a prompt; `gaps` are the seconds between two tokens, `exported` is the
     location of the prompt's KV, if its export was requested.
     """
 

@@ -88,7 +88,7 @@ class Pair:
 
     async def ask(self, name: str, tokens: list[int], num_output: int) -> Answered:
         prefill, decode = self.workers
-        kept = (await prefill.serve(name, tokens, 1, lambda: None, keeps_kv=True)).kept
+        kept = (await prefill.serve(name, tokens, 1, lambda: None, keeps_kv=True)).exported
         return await decode.serve(name, tokens, num_output, lambda: None, kept)
 
     def end(self) -> None:
