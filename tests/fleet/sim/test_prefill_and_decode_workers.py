@@ -129,7 +129,7 @@ def test_kv_that_is_on_its_way_from_a_dead_worker_is_computed(is_fast: bool) -> 
         prefill, decode = pair.workers
         now = asyncio.get_running_loop().time
         kept = [
-            (await prefill.serve(name, one, 1, lambda: None, keeps_kv=True)).kept
+            (await prefill.serve(name, one, 1, lambda: None, keeps_kv=True)).exported
             for name, one in (("a", tokens), ("b", other))
         ]
         begun = now()
