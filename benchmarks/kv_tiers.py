@@ -149,8 +149,8 @@ def main() -> None:
             ttft_median_ratio=median(arm.seconds) / median(recomputed.seconds),
             ttft_mean_ratio=sum(arm.seconds) / sum(recomputed.seconds),
             cpu_ratio=sum(arm.cpu_seconds) / sum(recomputed.cpu_seconds),
-            host_mib=arm.stats.host_bytes_loaded >> 20,
-            disk_mib=arm.stats.disk_bytes_read >> 20,
+            host_mib=arm.stats.tiers.host_bytes_loaded >> 20,
+            disk_mib=arm.stats.tiers.disk_bytes_read >> 20,
         )
     write_results(args, rows=table.rows)
 

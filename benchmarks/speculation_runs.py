@@ -273,7 +273,8 @@ class Subject:
     def end(self) -> Outcome:
         """The outcome of the job."""
         assert not self._core.has_work
-        outcome, before, after = self._outcome, self._before, self._stats
+        outcome = self._outcome
+        before, after = self._before.speculation, self._stats.speculation
         outcome.answers = [tuple(answer) for answer in self._answers]
         outcome.num_runs = after.num_drafts - before.num_drafts
         outcome.num_draft_tokens = after.num_draft_tokens - before.num_draft_tokens

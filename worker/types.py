@@ -366,63 +366,97 @@ class ModelOutput:
     pooled: dict[int, list[float]] = field(default_factory=dict)
 
 
-class EngineStats(msgspec.Struct, frozen=True, array_like=True):
-    """Gauges of the moment and counters since start; the source of `/metrics`.
+class SchedulerCounters(msgspec.Struct, array_like=True):
+    """The scheduler's totals since start; tokens where the name does not say otherwise."""
 
-    Of the waiting sequences `num_deferred` could run but are held back on purpose (a sibling is
-    computing their prefix, scheduling is paused). `sleep_level` None: awake. The client fills in
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    num_preemptions: int = 0
+    prompt_tokens: int = 0
+    prompt_tokens_cached: int = 0
+    generation_tokens: int = 0
+    num_steps: int = 0
+    num_corrupted_requests: int = 0
+    num_out_of_memory: int = 0  # steps taken back for lack of memory
+    external_cache_queries: int = 0  # prompt tokens asked of other engines, and of tiers
+    external_cache_hits: int = 0  # prompt tokens whose KV was loaded from there
+    prompt_tokens_external: int = 0  # the same, of prompts that have been run
+    prompt_tokens_host: int = 0  # of `prompt_tokens_external`
+    prompt_tokens_disk: int = 0
+
+
+class SpeculationStats(msgspec.Struct, frozen=True, array_like=True):
+    """The verification of drafts, by the drafter's owner."""
+
+    num_drafts: int = 0  # sequences' shares of steps that verified drafts
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_accepted_by_position: tuple[int, ...] = ()
+    num_drafter_failures: int = 0  # a drafter raised, or proposed an invalid token
+    # Drafts per decoding sequence in the last step, a gauge; 0 while nothing decodes.
+    num_speculative_tokens: float = 0.0
+
+
+class AdapterStats(msgspec.Struct, frozen=True, array_like=True):
+    """Names of the adapters in slots of the device, and of those that requests wait for."""
+
+    loaded: tuple[str, ...] = ()
+    awaited: tuple[str, ...] = ()
+
+
+class PullStats(msgspec.Struct, frozen=True, array_like=True):
+    """The numbers of waiting sequences whose KV is on its way, and of those whose KV is here."""
+
+    num_fetching: int = 0
+    num_fetched: int = 0
+
+
+class TransferStats(msgspec.Struct, frozen=True, array_like=True):
+    """KV that moved between engines."""
+
+    num_failed: int = 0
+    num_expired: int = 0  # exported, and not fetched in time
+    bytes_sent: int = 0
+    bytes_received: int = 0
+
+
+class TierStats(msgspec.Struct, frozen=True, array_like=True):
+    """The tiers of the prefix cache below the device: the host's memory, and the disk."""
+
+    host_blocks: int = 0
+    host_usage: float = 0.0  # of its blocks, 0 to 1
+    host_bytes_saved: int = 0
+    host_bytes_loaded: int = 0
+    num_host_saves_skipped: int = 0  # blocks for which there was no room
+    disk_blocks: int = 0
+    disk_bytes_written: int = 0
+    disk_bytes_read: int = 0
+    num_disk_failures: int = 0  # files not written, read or deleted, or damaged
+
+
+class EngineStats(msgspec.Struct, frozen=True, array_like=True):
+    """Gauges of the moment and counters since start; the source of `/metrics`. Each nested struct
+    is written by one owner.
+
+    `num_deferred` waiting sequences could run but are held back on purpose (a sibling is computing
+    their prefix, scheduling is paused). `sleep_level` None: awake. The client fills in
     `num_restarts` and `stalled_seconds`, and adds up the counters of engines that died.
     """
 
     num_running: int = 0
     num_waiting: int = 0
     kv_cache_usage: float = 0.0
-    prefix_cache_queries: int = 0  # tokens
-    prefix_cache_hits: int = 0  # tokens
-    num_preemptions: int = 0
-    prompt_tokens: int = 0
-    generation_tokens: int = 0
-    num_steps: int = 0
     num_deferred: int = 0
-    prompt_tokens_cached: int = 0
     num_evictions: int = 0
     num_hash_collisions: int = 0
-    num_corrupted_requests: int = 0
-    num_event_batches_dropped: int = 0
+    scheduler: SchedulerCounters = msgspec.field(default_factory=SchedulerCounters)
+    speculation: SpeculationStats = SpeculationStats()
+    adapters: AdapterStats = AdapterStats()
+    pulls: PullStats = PullStats()
+    transfers: TransferStats = TransferStats()
+    tiers: TierStats = TierStats()
+    is_paused: bool = False  # `Pause` or `Sleep` holds
     sleep_level: int | None = None
+    num_event_batches_dropped: int = 0
     num_restarts: int = 0
     stalled_seconds: float = 0.0
-    is_paused: bool = False  # `Pause` or `Sleep` holds
-    num_drafts: int = 0  # sequences' shares of steps that verified drafts
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-    num_accepted_by_position: tuple[int, ...] = ()
-    num_drafter_failures: int = 0  # a drafter raised, or proposed what is no token
-    # Drafts per decoding sequence in the last step, a gauge; 0 while nothing decodes.
-    num_speculative_tokens: float = 0.0
-    num_out_of_memory: int = 0  # steps taken back for lack of memory
-    # Names of adapters that are in slots of the device, and of those that requests wait for.
-    loaded_adapters: tuple[str, ...] = ()
-    awaited_adapters: tuple[str, ...] = ()
-    # KV from other engines. Of waiting sequences, those whose KV is on its way or has arrived.
-    num_kv_fetching: int = 0
-    num_kv_fetched: int = 0
-    external_cache_queries: int = 0  # prompt tokens asked of other engines, and of tiers
-    external_cache_hits: int = 0  # prompt tokens whose KV was loaded from there
-    prompt_tokens_external: int = 0  # the same, of prompts that have been run
-    num_failed_kv_transfers: int = 0
-    num_expired_kv_transfers: int = 0  # kept for another engine, and not taken in time
-    kv_bytes_sent: int = 0
-    kv_bytes_received: int = 0
-    # The tiers of the prefix cache below the device: the host's memory, and the disk.
-    prompt_tokens_host: int = 0  # of `prompt_tokens_external`
-    prompt_tokens_disk: int = 0
-    host_tier_blocks: int = 0
-    host_tier_usage: float = 0.0  # of its blocks, 0 to 1
-    host_bytes_saved: int = 0
-    host_bytes_loaded: int = 0
-    num_host_saves_skipped: int = 0  # blocks for which there was no room
-    disk_tier_blocks: int = 0
-    disk_bytes_written: int = 0
-    disk_bytes_read: int = 0
-    num_disk_failures: int = 0  # files not written, read or deleted, or not right

@@ -146,7 +146,7 @@ def requests() -> Requests:
 def together(executor: Any, requests: Requests) -> dict[str, list[int]]:
     """Their answers from one mixed batch with a cold cache and room for all."""
     answers, stats = run(executor, requests)
-    assert stats.num_preemptions == 0
+    assert stats.scheduler.num_preemptions == 0
     return answers
 
 
@@ -172,7 +172,7 @@ def test_a_seeded_request_gets_the_same_tokens_in_any_company(
     }
     roomy, _ = run(executor, drawn)
     squeezed, stats = run(executor, drawn, Way(num_blocks=by_depth(16, 48), budget=64))
-    assert stats.num_preemptions > 0
+    assert stats.scheduler.num_preemptions > 0
     assert squeezed == roomy
     for name in by_depth(("r0", "r3"), ("r0", "r3", "r9")):
         alone, _ = run(executor, {name: drawn[name]})
@@ -203,7 +203,7 @@ def many() -> Requests:
 def alone(executor: Any, many: Requests) -> dict[str, list[int]]:
     """Their answers one after the other, each prompt whole and from nothing: the definition."""
     answers, stats = run(executor, many, Way(batch=1, caching=False))
-    assert stats.prefix_cache_hits == stats.num_preemptions == 0
+    assert stats.scheduler.prefix_cache_hits == stats.scheduler.num_preemptions == 0
     return answers
 
 
@@ -226,7 +226,7 @@ def test_answers_are_the_same_every_way(
     assert len(answers) == len(many) * way.num_answers
     for answered, tokens in answers.items():
         assert tokens == alone[answered.partition("/")[0]], answered
-    assert (stats.num_preemptions > 0) == (way.num_blocks < ROOMY.num_blocks)
-    assert stats.prefix_cache_hits > 0
+    assert (stats.scheduler.num_preemptions > 0) == (way.num_blocks < ROOMY.num_blocks)
+    assert stats.scheduler.prefix_cache_hits > 0
     if way.rounds == 2:
-        assert stats.prefix_cache_hits > sum(len(p) - 1 for p, _ in many.values()) * 0.9
+        assert stats.scheduler.prefix_cache_hits > sum(len(p) - 1 for p, _ in many.values()) * 0.9

@@ -171,7 +171,7 @@ def answers(groups: list[Group], **settings: Any) -> list[Answer]:
     with GrammarBench(max_num_seqs=256, **settings) as bench:
         requests = [asked(bench, group, seed) for group in groups for seed in range(NUM_ANSWERS)]
         found = bench.run(*requests)
-        is_preempted = bench.scheduler.stats().num_preemptions > 0
+        is_preempted = bench.scheduler.stats().scheduler.num_preemptions > 0
         assert is_preempted == (settings["num_blocks"] < 5000)
     return [found[request.request_id] for request in requests]
 

@@ -79,8 +79,8 @@ def test_the_same_seed_gives_the_same_tokens(plain: list[list[int]], name: str) 
         found = [answer.token_ids for answer in bench.run(*mixed(bench)).values()]
         stats = bench.scheduler.stats()
     assert found == plain
-    assert (stats.num_preemptions > 0) == ("num_blocks" in settings)
-    assert (stats.num_accepted_tokens > 0) == ("speculative" in settings)
+    assert (stats.scheduler.num_preemptions > 0) == ("num_blocks" in settings)
+    assert (stats.speculation.num_accepted_tokens > 0) == ("speculative" in settings)
 
 
 @pytest.mark.parametrize("speculative", [None, NGRAM], ids=["plain", "ngram"])
@@ -108,7 +108,7 @@ def test_drafts_drawn_from_a_distribution_are_verified(method: str) -> None:
         stats = bench.scheduler.stats()
     for tokens in (answer.token_ids for answer in found.values()):
         assert all(token not in tokens[max(0, i - 9) : i] for i, token in enumerate(tokens))
-    assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
+    assert 0 < stats.speculation.num_accepted_tokens < stats.speculation.num_draft_tokens
 
 
 def test_a_grammar_has_the_last_word() -> None:

@@ -407,7 +407,7 @@ def all_requests(greedy: Requests, mixed: Requests) -> Requests:
 def plain(executor: Any, all_requests: Requests) -> Run:
     """Their answers without any drafts and with room for all."""
     result = run(executor, all_requests)
-    assert result.stats.num_draft_tokens == result.stats.num_preemptions == 0
+    assert result.stats.speculation.num_draft_tokens == result.stats.scheduler.num_preemptions == 0
     return result
 
 
@@ -473,19 +473,19 @@ def test_every_kind_of_drafts_stood_and_fell(
         assert fell[kind] > MIN_DRAFTS, (kind, fell)
     assert longest["true"] == longest["ngram"] == SPECULATIVE.num_speculative_tokens
     num_raising = sum(request.kind == "raises" for request in greedy.values())
-    assert speculative.stats.num_drafter_failures >= num_raising > MIN_FAILURES
-    assert sum(stood.values()) == speculative.stats.num_accepted_tokens
-    assert sum(speculative.stats.num_accepted_by_position) == sum(stood.values())
+    assert speculative.stats.speculation.num_drafter_failures >= num_raising > MIN_FAILURES
+    assert sum(stood.values()) == speculative.stats.speculation.num_accepted_tokens
+    assert sum(speculative.stats.speculation.num_accepted_by_position) == sum(stood.values())
 
 
 def test_the_drafts_met_everything_else_that_happens(plain: Run, speculative: Run) -> None:
     """Preemption, chunks and prefix hits, and sequences without drafts in the same steps."""
     stats, counts = speculative.stats, speculative.steps.counts
-    assert stats.num_preemptions > MIN_EVENTS
-    assert stats.prefix_cache_hits > by_depth(100, 1000)
+    assert stats.scheduler.num_preemptions > MIN_EVENTS
+    assert stats.scheduler.prefix_cache_hits > by_depth(100, 1000)
     assert counts["chunks beside drafts"] > MIN_EVENTS
     assert counts["drafts beside others"] > MIN_EVENTS
-    assert stats.generation_tokens == plain.stats.generation_tokens
+    assert stats.scheduler.generation_tokens == plain.stats.scheduler.generation_tokens
 
 
 def test_answers_are_the_same_with_draft_lengths_that_adapt(
@@ -498,7 +498,7 @@ def test_answers_are_the_same_with_draft_lengths_that_adapt(
     result = run(executor, some, replace(TIGHT, num_blocks=40, batch=20, overlap=True), speculation)
     assert len(result.answers) >= len(some)
     assert all(plain.answers[name] == tokens for name, tokens in result.answers.items())
-    assert result.stats.num_draft_tokens > 0
+    assert result.stats.speculation.num_draft_tokens > 0
 
 
 @pytest.fixture(scope="module")
@@ -521,6 +521,6 @@ def test_answers_are_the_same_with_each_method_as_configured(
     core.shutdown()
     stats = result.stats
     assert all(plain.answers[name] == tokens for name, tokens in result.answers.items())
-    assert stats.num_accepted_tokens > MIN_EVENTS
+    assert stats.speculation.num_accepted_tokens > MIN_EVENTS
     if method != "draft_model":
-        assert stats.num_draft_tokens > stats.num_accepted_tokens
+        assert stats.speculation.num_draft_tokens > stats.speculation.num_accepted_tokens

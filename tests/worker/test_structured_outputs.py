@@ -603,8 +603,8 @@ def test_the_same_seed_gives_the_same_tokens(plain: list[list[int]], name: str) 
         found = [answer.token_ids for answer in bench.run(*mixed(bench)).values()]
         stats = bench.scheduler.stats()
     assert found == plain
-    assert (stats.num_preemptions > 0) == ("num_blocks" in settings)
-    assert (stats.num_accepted_tokens > 0) == ("speculative" in settings)
+    assert (stats.scheduler.num_preemptions > 0) == ("num_blocks" in settings)
+    assert (stats.speculation.num_accepted_tokens > 0) == ("speculative" in settings)
 
 
 @pytest.mark.parametrize("method", ["standard", "block"])
@@ -619,7 +619,7 @@ def test_drafts_drawn_from_a_distribution_are_verified_against_the_grammar(metho
     assert all(re.fullmatch("[a-m0-4]{12}", text) for text in texts[:8])
     for text in texts[8:]:
         jsonschema.validate(json.loads(text), POINT)
-    assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
+    assert 0 < stats.speculation.num_accepted_tokens < stats.speculation.num_draft_tokens
 
 
 def test_the_branches_of_a_request_each_match(bench: GrammarBench) -> None:
@@ -691,7 +691,7 @@ def test_forced_tokens_are_drafts_that_stand(speculative: SpeculativeConfig) -> 
         [answer] = bench.run(asked).values()
         stats = bench.scheduler.stats()
     jsonschema.validate(json.loads(answer.text), schema)
-    assert stats.num_accepted_tokens == stats.num_draft_tokens > 30
+    assert stats.speculation.num_accepted_tokens == stats.speculation.num_draft_tokens > 30
     assert answer.num_outputs < len(answer.token_ids) / 3
 
 

@@ -58,8 +58,8 @@ VLLM_SERIES = (
         "Requests that take their KV from elsewhere, by how far they are.",
         (
             ('stage="waiting_to_start"', _zero),
-            ('stage="in_progress"', lambda n: n.num_kv_fetching),
-            ('stage="completed_waiting"', lambda n: n.num_kv_fetched),
+            ('stage="in_progress"', lambda n: n.pulls.num_fetching),
+            ('stage="completed_waiting"', lambda n: n.pulls.num_fetched),
         ),
     ),
     EngineSeries(
@@ -76,86 +76,116 @@ VLLM_SERIES = (
     _counter(
         "prefix_cache_queries",
         "Prompt tokens looked up in the prefix cache.",
-        "prefix_cache_queries",
+        "scheduler.prefix_cache_queries",
     ),
-    _counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.", "prefix_cache_hits"),
+    _counter(
+        "prefix_cache_hits",
+        "Prompt tokens found in the prefix cache.",
+        "scheduler.prefix_cache_hits",
+    ),
     _counter(
         "external_prefix_cache_queries",
         "Prompt tokens asked of other workers.",
-        "external_cache_queries",
+        "scheduler.external_cache_queries",
     ),
     _counter(
         "external_prefix_cache_hits",
         "Prompt tokens whose KV came from other workers.",
-        "external_cache_hits",
+        "scheduler.external_cache_hits",
     ),
     _counter("mm_cache_queries", "Items looked up in the multi-modal cache.", _zero),
     _counter("mm_cache_hits", "Items found in the multi-modal cache.", _zero),
-    _counter("num_preemptions", "Requests preempted to free their blocks.", "num_preemptions"),
-    _counter("prompt_tokens", "Prompt tokens prefilled, cached ones included.", "prompt_tokens"),
+    _counter(
+        "num_preemptions", "Requests preempted to free their blocks.", "scheduler.num_preemptions"
+    ),
+    _counter(
+        "prompt_tokens", "Prompt tokens prefilled, cached ones included.", "scheduler.prompt_tokens"
+    ),
     _counters(
         "prompt_tokens_by_source",
         "Prompt tokens, by where their KV came from.",
         (
-            ('source="local_compute"', lambda n: n.prompt_tokens - n.prompt_tokens_cached),
+            (
+                'source="local_compute"',
+                lambda n: n.scheduler.prompt_tokens - n.scheduler.prompt_tokens_cached,
+            ),
             (
                 'source="local_cache_hit"',
-                lambda n: n.prompt_tokens_cached - n.prompt_tokens_external,
+                lambda n: n.scheduler.prompt_tokens_cached - n.scheduler.prompt_tokens_external,
             ),
-            ('source="external_kv_transfer"', lambda n: n.prompt_tokens_external),
+            ('source="external_kv_transfer"', lambda n: n.scheduler.prompt_tokens_external),
         ),
     ),
     _counter(
-        "prompt_tokens_cached", "Prompt tokens that were not computed.", "prompt_tokens_cached"
+        "prompt_tokens_cached",
+        "Prompt tokens that were not computed.",
+        "scheduler.prompt_tokens_cached",
     ),
     _counters(
         "prompt_tokens_cached_by_source",
         "Prompt tokens that were not computed, by the memory their KV was in.",
         (
-            ('source="device"', lambda n: n.prompt_tokens_cached - n.prompt_tokens_external),
-            ('source="host"', lambda n: n.prompt_tokens_host),
+            (
+                'source="device"',
+                lambda n: n.scheduler.prompt_tokens_cached - n.scheduler.prompt_tokens_external,
+            ),
+            ('source="host"', lambda n: n.scheduler.prompt_tokens_host),
             (
                 'source="p2p"',
-                lambda n: n.prompt_tokens_external - n.prompt_tokens_host - n.prompt_tokens_disk,
+                lambda n: (
+                    n.scheduler.prompt_tokens_external
+                    - n.scheduler.prompt_tokens_host
+                    - n.scheduler.prompt_tokens_disk
+                ),
             ),
-            ('source="disk"', lambda n: n.prompt_tokens_disk),
+            ('source="disk"', lambda n: n.scheduler.prompt_tokens_disk),
             ('source="external_unspecified"', _zero),
         ),
     ),
-    _counter("generation_tokens", "Tokens generated.", "generation_tokens"),
+    _counter("generation_tokens", "Tokens generated.", "scheduler.generation_tokens"),
     _counter(
-        "corrupted_requests", "Requests whose logits were not numbers.", "num_corrupted_requests"
+        "corrupted_requests",
+        "Requests whose logits were not numbers.",
+        "scheduler.num_corrupted_requests",
     ),
     _counter("watermark_requests", "Not counted; vLLM has it optionally.", _zero),
     _counter(
         "spec_decode_num_drafts",
         "Runs of drafts verified: one for each sequence and step.",
-        "num_drafts",
+        "speculation.num_drafts",
     ),
-    _counter("spec_decode_num_draft_tokens", "Drafted tokens verified.", "num_draft_tokens"),
-    _counter("spec_decode_num_accepted_tokens", "Drafted tokens accepted.", "num_accepted_tokens"),
-    _counter("kv_offload_store_bytes", "Evicted KV copied to host memory.", "host_bytes_saved"),
-    _counter("kv_offload_load_bytes", "KV loaded from host memory.", "host_bytes_loaded"),
+    _counter(
+        "spec_decode_num_draft_tokens", "Drafted tokens verified.", "speculation.num_draft_tokens"
+    ),
+    _counter(
+        "spec_decode_num_accepted_tokens",
+        "Drafted tokens accepted.",
+        "speculation.num_accepted_tokens",
+    ),
+    _counter(
+        "kv_offload_store_bytes", "Evicted KV copied to host memory.", "tiers.host_bytes_saved"
+    ),
+    _counter("kv_offload_load_bytes", "KV loaded from host memory.", "tiers.host_bytes_loaded"),
     _counter(
         "kv_offload_stores_skipped",
         "Evicted blocks for which host memory had no room.",
-        "num_host_saves_skipped",
+        "tiers.num_host_saves_skipped",
     ),
     _gauge(
         "kv_offload_cpu_cache_usage_perc",
         "Share of the host memory for KV that is in use, 0 to 1.",
-        "host_tier_usage",
+        "tiers.host_usage",
     ),
 )
 OWN_SERIES = (
-    _gauge("kv_host_tier_blocks", "Blocks of KV in host memory.", "host_tier_blocks"),
-    _gauge("kv_disk_tier_blocks", "Blocks of KV on disk.", "disk_tier_blocks"),
-    _counter("kv_disk_written_bytes", "KV written to disk.", "disk_bytes_written"),
-    _counter("kv_disk_read_bytes", "KV read from disk.", "disk_bytes_read"),
+    _gauge("kv_host_tier_blocks", "Blocks of KV in host memory.", "tiers.host_blocks"),
+    _gauge("kv_disk_tier_blocks", "Blocks of KV on disk.", "tiers.disk_blocks"),
+    _counter("kv_disk_written_bytes", "KV written to disk.", "tiers.disk_bytes_written"),
+    _counter("kv_disk_read_bytes", "KV read from disk.", "tiers.disk_bytes_read"),
     _counter(
         "kv_disk_failures",
         "Files of KV that could not be written, read or deleted, not in time, or were damaged.",
-        "num_disk_failures",
+        "tiers.num_disk_failures",
     ),
     _counter("engine_restarts", "Engines started in place of one that was lost.", "num_restarts"),
     _gauge(
@@ -163,23 +193,25 @@ OWN_SERIES = (
         "1 while a step runs beyond its time budget.",
         lambda n: int(n.stalled_seconds > 0),
     ),
-    _counter("engine_steps", "Steps of the engine.", "num_steps"),
+    _counter("engine_steps", "Steps of the engine.", "scheduler.num_steps"),
     _counter(
         "engine_out_of_memory",
         "Steps taken back because the device had too little memory for them.",
-        "num_out_of_memory",
+        "scheduler.num_out_of_memory",
     ),
-    _counter("kv_transfer_sent_bytes", "KV sent to other workers.", "kv_bytes_sent"),
-    _counter("kv_transfer_received_bytes", "KV taken from other workers.", "kv_bytes_received"),
+    _counter("kv_transfer_sent_bytes", "KV sent to other workers.", "transfers.bytes_sent"),
+    _counter(
+        "kv_transfer_received_bytes", "KV taken from other workers.", "transfers.bytes_received"
+    ),
     _counter(
         "kv_transfer_failures",
         "Transfers of KV that failed, so that prompts were computed.",
-        "num_failed_kv_transfers",
+        "transfers.num_failed",
     ),
     _counter(
         "kv_transfer_expired",
         "Prompts whose KV was kept for another worker, which did not take it.",
-        "num_expired_kv_transfers",
+        "transfers.num_expired",
     ),
     _counter(
         "prefix_cache_evictions",
@@ -199,12 +231,12 @@ OWN_SERIES = (
     _gauge(
         "spec_decode_draft_length",
         "Drafts verified per decoding sequence in the last step; 0 while nothing decodes.",
-        "num_speculative_tokens",
+        "speculation.num_speculative_tokens",
     ),
     _counter(
         "spec_decode_drafter_failures",
         "Times that a drafter failed, or proposed what is no token.",
-        "num_drafter_failures",
+        "speculation.num_drafter_failures",
     ),
 )
 
@@ -214,7 +246,7 @@ def position_series(num_speculative_tokens: int) -> EngineSeries:
 
     def accepted(position: int) -> Read:
         # There are no counts before the first draft.
-        return lambda n: sum(n.num_accepted_by_position[position : position + 1])
+        return lambda n: sum(n.speculation.num_accepted_by_position[position : position + 1])
 
     return _counters(
         "spec_decode_num_accepted_tokens_per_pos",

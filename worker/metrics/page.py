@@ -319,7 +319,7 @@ class AdapterInfo:
 
     def render(self, stats: EngineStats, now_unix_seconds: float) -> bytes:
         """The family's text."""
-        names = (stats.awaited_adapters, stats.loaded_adapters)
+        names = (stats.adapters.awaited, stats.adapters.loaded)
         if names != self._names:
             self._names = names
             self._text = self._line(now_unix_seconds)

@@ -117,7 +117,7 @@ def test_any_batch_answers_as_each_request_alone(
         walk.check(orders)
     finally:
         core.shutdown()
-    assert 0 <= scheduler.stats().num_out_of_memory <= executor.num_failed
+    assert 0 <= scheduler.stats().scheduler.num_out_of_memory <= executor.num_failed
 
 
 def answers(core: EngineCore) -> tuple[dict[str, list[int]], list[RequestOutput]]:
@@ -154,11 +154,15 @@ def test_steps_shrink_to_what_there_is_memory_for_and_grow_again(make_request: M
         outcomes.append(answers(core)[0])
         stats = scheduler.stats()
         core.shutdown()
-        assert bool(stats.num_out_of_memory) == bool(stats.num_preemptions) == (capacity == 5)
+        assert (
+            bool(stats.scheduler.num_out_of_memory)
+            == bool(stats.scheduler.num_preemptions)
+            == (capacity == 5)
+        )
     assert outcomes[0] == outcomes[1]
     sizes = [step.num_tokens for step in executor.steps]
     assert max(sizes) <= 5
-    assert stats.num_out_of_memory > 3  # it tries again what it cannot know
+    assert stats.scheduler.num_out_of_memory > 3  # it tries again what it cannot know
 
 
 @pytest.mark.parametrize("chunked", [True, False])
@@ -184,7 +188,7 @@ def test_a_request_that_fails_alone_ends_with_an_error(make_request: Make, chunk
     assert reasons.pop("long") == (FinishReason.ERROR, NO_MEMORY)
     assert reasons == dict.fromkeys(("a", "b"), (FinishReason.LENGTH, None))
     assert {name: len(tokens) for name, tokens in found.items()} == {"a": 9, "b": 9, "long": 0}
-    assert scheduler.stats().num_corrupted_requests == 0
+    assert scheduler.stats().scheduler.num_corrupted_requests == 0
 
 
 def test_what_is_aborted_after_it_failed_leaves_nothing_behind(make_request: Make) -> None:
@@ -193,7 +197,7 @@ def test_what_is_aborted_after_it_failed_leaves_nothing_behind(make_request: Mak
     executor.capacity = 0
     core, scheduler = engine(executor)
     core.add(make_request("a", [1]))
-    while not scheduler.stats().num_out_of_memory:
+    while not scheduler.stats().scheduler.num_out_of_memory:
         core.step()
     core.step()  # the second try is handed over
     core.abort(["a"])

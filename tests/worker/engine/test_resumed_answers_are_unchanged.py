@@ -109,17 +109,17 @@ def test_it_goes_on_after_every_token(
             )
             for cut in range(len(said.token_ids))
         ]
-        before = second.scheduler.stats()
+        before = second.scheduler.stats().scheduler
         for cut, rest in enumerate(run(second, pieces).values()):
             assert rest.token_ids == said.token_ids[cut:]
             assert rest.logprobs == said.logprobs[cut:]
             assert rest.finish_reason == said.finish_reason
             assert rest.stop_token_id == said.stop_token_id
             assert rest.num_cached_tokens <= len(prompt)
-        stats = second.scheduler.stats()
-        assert stats.prompt_tokens - before.prompt_tokens == len(pieces) * len(prompt)
+        after = second.scheduler.stats().scheduler
+        assert after.prompt_tokens - before.prompt_tokens == len(pieces) * len(prompt)
         drawn = sum(len(said.token_ids) - cut for cut in range(len(pieces)))
-        assert stats.generation_tokens - before.generation_tokens == drawn
+        assert after.generation_tokens - before.generation_tokens == drawn
 
 
 def test_one_that_no_longer_fits_is_refused(benches: dict[str, GrammarBench]) -> None:

@@ -273,12 +273,12 @@ def test_every_search_finds_what_transformers_finds(
         assert made.answers(key, search) == expected[key], (key, search)
     for key, apart in alone.items():
         assert made.tokens(key) == apart.tokens(key)
-    assert made.stats.prompt_tokens == sum(
+    assert made.stats.scheduler.prompt_tokens == sum(
         len(prompt) for prompt in [*(s.prompt for s in searches.values()), *prompts(6, 9)]
     )
-    assert made.stats.num_drafts > 0
-    assert (made.stats.num_preemptions > 0) == (house.num_blocks < 30)
-    assert (made.stats.prefix_cache_hits > 0) == house.caching
+    assert made.stats.speculation.num_drafts > 0
+    assert (made.stats.scheduler.num_preemptions > 0) == (house.num_blocks < 30)
+    assert (made.stats.scheduler.prefix_cache_hits > 0) == house.caching
 
 
 def test_ends_and_cuts_both_occur(

@@ -189,9 +189,9 @@ def answers(
             found[output.request_id] += output.token_ids
             logprobs[output.request_id] += output.logprobs
     stats = scheduler.stats()
-    assert bool(stats.num_preemptions) == (num_blocks < 20)
+    assert bool(stats.scheduler.num_preemptions) == (num_blocks < 20)
     if drafter is not None:
-        assert 20 < stats.num_accepted_tokens < stats.num_draft_tokens - 5
+        assert 20 < stats.speculation.num_accepted_tokens < stats.speculation.num_draft_tokens - 5
     core.shutdown()
     return {name: own + logprobs[name] for name, own in found.items()}
 

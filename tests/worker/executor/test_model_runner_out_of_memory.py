@@ -97,8 +97,8 @@ def run(checkpoint: Path, faults: set[int], overlap: bool, method: str | None) -
             answers[output.request_id] += output.token_ids
     core.shutdown()
     stats = scheduler.stats()
-    assert stats.num_out_of_memory == len(faults)
-    assert bool(stats.num_drafts) == (method is not None)
+    assert stats.scheduler.num_out_of_memory == len(faults)
+    assert bool(stats.speculation.num_drafts) == (method is not None)
     return answers
 
 

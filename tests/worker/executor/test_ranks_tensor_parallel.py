@@ -199,8 +199,8 @@ def run(executor: Executor, way: Way, asked: list[AddRequest] | None = None) -> 
         for output in told.outputs if told is not None else ():
             answers[output.request_id].add(output)
     core.shutdown()
-    assert bool(scheduler.stats().num_preemptions) == (way.num_blocks < 100)
-    assert bool(scheduler.stats().num_accepted_tokens) == bool(way.drafts)
+    assert bool(scheduler.stats().scheduler.num_preemptions) == (way.num_blocks < 100)
+    assert bool(scheduler.stats().speculation.num_accepted_tokens) == bool(way.drafts)
     return answers
 
 

@@ -290,7 +290,7 @@ def answers(asked: EngineConfig, prompts: dict[str, list[int]]) -> tuple[dict[st
         told = core.step()
         if told is None:
             continue
-        num_preemptions = told.stats.num_preemptions
+        num_preemptions = told.stats.scheduler.num_preemptions
         for output in told.outputs:
             found[output.request_id] += output.token_ids
     core.shutdown()

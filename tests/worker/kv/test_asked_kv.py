@@ -50,14 +50,14 @@ def test_what_a_peer_has_is_not_computed(
     with keeper.serving() as peer:
         assert tokens(taker.run(*asking(asked, peer))) == expected
     stats = taker.stats
-    assert stats.num_failed_kv_transfers == 0
-    computed = stats.prompt_tokens - stats.prompt_tokens_cached
+    assert stats.transfers.num_failed == 0
+    computed = stats.scheduler.prompt_tokens - stats.scheduler.prompt_tokens_cached
     most = here.get("block_size", 4) + there.get("block_size", 4)
     assert len(asked) <= computed < len(asked) * most
-    assert 0 < stats.external_cache_hits <= stats.external_cache_queries
-    assert stats.prompt_tokens_external == stats.external_cache_hits
-    assert stats.kv_bytes_received > 0
-    until(lambda: keeper.stats.kv_bytes_sent == stats.kv_bytes_received)
+    assert 0 < stats.scheduler.external_cache_hits <= stats.scheduler.external_cache_queries
+    assert stats.scheduler.prompt_tokens_external == stats.scheduler.external_cache_hits
+    assert stats.transfers.bytes_received > 0
+    until(lambda: keeper.stats.transfers.bytes_sent == stats.transfers.bytes_received)
 
 
 def test_a_peers_host_memory_and_disk_are_asked(
@@ -68,14 +68,14 @@ def test_a_peers_host_memory_and_disk_are_asked(
     expected = tokens(engines().run(*asked))
     keeper = engines(num_blocks=32, num_slots=32, chunk=32, path=tmp_path / "kv")
     keeper.run(*asked, settles=True)
-    assert keeper.stats.disk_tier_blocks > 0
+    assert keeper.stats.tiers.disk_blocks > 0
     taker = engines()
     with keeper.serving() as peer:
         assert tokens(taker.run(*asking(asked, peer))) == expected
     stats = taker.stats
-    assert stats.num_failed_kv_transfers == 0
-    assert keeper.stats.disk_bytes_read > 0
-    assert stats.prompt_tokens - stats.prompt_tokens_cached < len(asked) * 8
+    assert stats.transfers.num_failed == 0
+    assert keeper.stats.tiers.disk_bytes_read > 0
+    assert stats.scheduler.prompt_tokens - stats.scheduler.prompt_tokens_cached < len(asked) * 8
 
 
 def test_blocks_that_are_evicted_meanwhile_do_no_harm(engines: Callable[..., Engine]) -> None:
@@ -120,8 +120,8 @@ def test_a_peer_that_gives_nothing_costs_a_recompute(
             stack.enter_context(keeper.serving())
         assert tokens(taker.run(*asking(asked, peer))) == expected
     stats = taker.stats
-    assert stats.num_failed_kv_transfers == num_worth_asking(asked)
-    assert stats.external_cache_hits == 0
+    assert stats.transfers.num_failed == num_worth_asking(asked)
+    assert stats.scheduler.external_cache_hits == 0
 
 
 def test_a_peer_that_dies_in_the_middle_costs_a_recompute(engines: Callable[..., Engine]) -> None:
@@ -141,7 +141,7 @@ def test_a_peer_that_dies_in_the_middle_costs_a_recompute(engines: Callable[...,
         for output in [] if step is None else step.outputs:
             told[output.request_id] += output.token_ids
     assert told == expected
-    assert taker.stats.num_failed_kv_transfers == num_worth_asking(asked)
+    assert taker.stats.transfers.num_failed == num_worth_asking(asked)
 
 
 def test_other_salts_and_tokens_are_not_found(engines: Callable[..., Engine]) -> None:
@@ -152,6 +152,9 @@ def test_other_salts_and_tokens_are_not_found(engines: Callable[..., Engine]) ->
     keeper.run(*salted)
     with keeper.serving() as peer:
         taker.run(*asking(asked, peer))
-        assert (taker.stats.external_cache_hits, taker.stats.num_failed_kv_transfers) == (0, 0)
+        assert (taker.stats.scheduler.external_cache_hits, taker.stats.transfers.num_failed) == (
+            0,
+            0,
+        )
         taker.run(*asking(salted, peer))
-        assert taker.stats.external_cache_hits > 0
+        assert taker.stats.scheduler.external_cache_hits > 0

@@ -72,12 +72,12 @@ def test_two_engines_answer_as_one(
     assert both_legs(first, second, asked) == expected
     size = there.get("block_size", 4)
     stats = second.stats
-    assert stats.num_failed_kv_transfers == 0
-    computed = stats.prompt_tokens - stats.prompt_tokens_cached
+    assert stats.transfers.num_failed == 0
+    computed = stats.scheduler.prompt_tokens - stats.scheduler.prompt_tokens_cached
     assert len(asked) <= computed <= len(asked) * size
-    assert 0 < stats.external_cache_hits <= stats.external_cache_queries
-    assert first.stats.prompt_tokens == sum(len(r.prompt_token_ids) for r in asked)
-    assert stats.kv_bytes_received > 0
+    assert 0 < stats.scheduler.external_cache_hits <= stats.scheduler.external_cache_queries
+    assert first.stats.scheduler.prompt_tokens == sum(len(r.prompt_token_ids) for r in asked)
+    assert stats.transfers.bytes_received > 0
 
 
 def test_many_requests_at_once(engines: Callable[..., Engine]) -> None:
@@ -86,7 +86,7 @@ def test_many_requests_at_once(engines: Callable[..., Engine]) -> None:
     expected = tokens(engines().run(*asked))
     first, second = engines(overlap=True), engines(overlap=True)
     assert both_legs(first, second, asked, batch=len(asked)) == expected
-    assert second.stats.num_failed_kv_transfers == 0
+    assert second.stats.transfers.num_failed == 0
 
 
 def test_decodes_wait_for_their_prefills(engines: Callable[..., Engine]) -> None:
@@ -113,8 +113,8 @@ def test_decodes_wait_for_their_prefills(engines: Callable[..., Engine]) -> None
             told[output.request_id].append(output)
     assert tokens(told) == expected
     stats = second.stats
-    assert stats.num_failed_kv_transfers == 0
-    assert stats.prompt_tokens - stats.prompt_tokens_cached <= len(asked) * 4
+    assert stats.transfers.num_failed == 0
+    assert stats.scheduler.prompt_tokens - stats.scheduler.prompt_tokens_cached <= len(asked) * 4
 
 
 @pytest.mark.parametrize("dtype", some([torch.float32, torch.bfloat16]))
@@ -127,7 +127,7 @@ def test_native_engines_answer_as_one(
     expected = tokens(engines(**how).run(*asked))
     second = engines(**how, block_size=16)
     assert both_legs(engines(**how, block_size=8), second, asked) == expected
-    assert second.stats.external_cache_hits > 0
+    assert second.stats.scheduler.external_cache_hits > 0
 
 
 @pytest.mark.parametrize("mode", ["echo", "random"])
@@ -144,8 +144,11 @@ def test_simulators_answer_as_one(engines: Callable[..., Engine], mode: str) -> 
     expected = tokens(engine(4).run(*asked))
     first, second = engine(8), engine(4)
     assert both_legs(first, second, asked) == expected
-    assert second.stats.num_failed_kv_transfers == 0
-    assert second.stats.prompt_tokens - second.stats.prompt_tokens_cached <= 4 * len(asked)
+    assert second.stats.transfers.num_failed == 0
+    assert (
+        second.stats.scheduler.prompt_tokens - second.stats.scheduler.prompt_tokens_cached
+        <= 4 * len(asked)
+    )
 
 
 @pytest.mark.full
@@ -175,8 +178,11 @@ def test_ranks_and_one_process_answer_as_one(
     expected = tokens(engine(1).run(*asked))
     first, second = map(engine, sizes)
     assert both_legs(first, second, asked, batch=50) == expected
-    assert second.stats.num_failed_kv_transfers == 0
-    assert second.stats.prompt_tokens - second.stats.prompt_tokens_cached <= 4 * len(asked)
+    assert second.stats.transfers.num_failed == 0
+    assert (
+        second.stats.scheduler.prompt_tokens - second.stats.scheduler.prompt_tokens_cached
+        <= 4 * len(asked)
+    )
 
 
 @pytest.mark.parametrize("when", ["before", "kept", "gone", "other key", "other tokens"])
@@ -204,6 +210,6 @@ def test_without_the_first_engine_the_second_computes(
     assert tokens(second.run(*legs)) == expected
     stats = second.stats
     if when != "kept":
-        assert stats.num_failed_kv_transfers > 0
+        assert stats.transfers.num_failed > 0
     if when not in ("kept", "gone"):
-        assert stats.external_cache_hits == 0
+        assert stats.scheduler.external_cache_hits == 0

@@ -51,10 +51,13 @@ def test_tiers_answer_as_one_large_cache(
     engine = engines(**{**FEW, **how}, num_slots=num_slots, path=tmp_path)
     assert tokens(engine.run(*asked, settles=True)) == expected
     stats = engine.stats
-    assert 0 < stats.external_cache_hits <= stats.external_cache_queries
-    assert (stats.num_disk_failures, stats.disk_bytes_written > 0) == (0, num_slots == 12)
-    from_tiers = stats.prompt_tokens_host + stats.prompt_tokens_disk
-    assert from_tiers == stats.prompt_tokens_external > 0
+    assert 0 < stats.scheduler.external_cache_hits <= stats.scheduler.external_cache_queries
+    assert (stats.tiers.num_disk_failures, stats.tiers.disk_bytes_written > 0) == (
+        0,
+        num_slots == 12,
+    )
+    from_tiers = stats.scheduler.prompt_tokens_host + stats.scheduler.prompt_tokens_disk
+    assert from_tiers == stats.scheduler.prompt_tokens_external > 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -67,7 +70,7 @@ def test_native_tiers_answer_as_one_large_cache(
     expected = tokens(engines(**how, num_blocks=1000).run(*asked))
     engine = engines(**how, num_blocks=12, num_seqs=4, num_slots=12, path=tmp_path)
     assert tokens(engine.run(*asked, settles=True)) == expected
-    assert engine.stats.external_cache_hits > 0
+    assert engine.stats.scheduler.external_cache_hits > 0
 
 
 def test_a_restart_has_what_was_on_disk(engines: Callable[..., Engine], tmp_path: Path) -> None:
@@ -78,24 +81,24 @@ def test_a_restart_has_what_was_on_disk(engines: Callable[..., Engine], tmp_path
     first.run(*asked, settles=True)
     first.core.shutdown()
     again = engines(**FEW, num_slots=400, path=tmp_path)
-    while not again.stats.disk_tier_blocks:
+    while not again.stats.tiers.disk_blocks:
         again.core.step()
     files = sorted((tmp_path / "tiny.0").glob("*.kv"))
-    assert again.stats.disk_tier_blocks == len(files)
+    assert again.stats.tiers.disk_blocks == len(files)
     assert tokens(again.run(*asked)) == expected
-    assert again.stats.disk_bytes_read > 0
-    assert again.stats.num_disk_failures == 0
+    assert again.stats.tiers.disk_bytes_read > 0
+    assert again.stats.tiers.num_disk_failures == 0
     again.core.shutdown()
     for number, file in enumerate(files):
         whole = bytearray(file.read_bytes())
         whole[-1] ^= 1
         file.write_bytes(whole if number % 2 else whole[: len(whole) // 2])
     damaged = engines(**FEW, num_slots=400, path=tmp_path)
-    while not damaged.stats.disk_tier_blocks:  # until all files were looked at
+    while not damaged.stats.tiers.disk_blocks:  # until all files were looked at
         damaged.core.step()
     assert tokens(damaged.run(*asked)) == expected
-    assert damaged.stats.disk_bytes_read == 0
-    assert damaged.stats.num_disk_failures > len(files) // 2
+    assert damaged.stats.tiers.disk_bytes_read == 0
+    assert damaged.stats.tiers.num_disk_failures > len(files) // 2
 
 
 def test_without_a_disk_answers_are_the_same(
@@ -112,7 +115,7 @@ def test_without_a_disk_answers_are_the_same(
     engine.settle()
     assert answers == expected
     files = {*(tmp_path / "tiny.0").glob("*.kv")}
-    assert 0 < len(files) == engine.stats.disk_tier_blocks
+    assert 0 < len(files) == engine.stats.tiers.disk_blocks
     assert 0 < len(caplog.records) < 5
 
 

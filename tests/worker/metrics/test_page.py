@@ -7,7 +7,7 @@ from collections.abc import Callable
 from prometheus_client.parser import text_string_to_metric_families
 
 from worker.metrics.page import RequestRecord, WorkerMetrics
-from worker.types import EngineStats, FinishReason
+from worker.types import AdapterStats, EngineStats, FinishReason, SchedulerCounters
 
 Make = Callable[..., RequestRecord]
 
@@ -31,7 +31,7 @@ def test_adapters_are_shown_by_name_since_when_they_are_there() -> None:
     subject = WorkerMetrics("m", 64, 123.5, max_loras=2)
     (first,) = page(subject)["vllm:lora_requests_info"].items()
     assert first == ("max_lora=2,waiting_lora_adapters=,running_lora_adapters=", 123.5)
-    stats = EngineStats(loaded_adapters=("sql", "chat"), awaited_adapters=("code",))
+    stats = EngineStats(adapters=AdapterStats(("sql", "chat"), ("code",)))
     ((labels, value),) = page(subject, stats)["vllm:lora_requests_info"].items()
     assert labels == "max_lora=2,waiting_lora_adapters=code,running_lora_adapters=sql,chat"
     assert value > 123.5
@@ -40,7 +40,9 @@ def test_adapters_are_shown_by_name_since_when_they_are_there() -> None:
 
 def test_the_engines_numbers_are_shown_as_they_are() -> None:
     """Gauges and counters are the snapshot's."""
-    stats = EngineStats(2, 3, 0.25, 100, 40, 5, 600, 70)
+    stats = EngineStats(
+        2, 3, 0.25, scheduler=SchedulerCounters(100, 40, 5, prompt_tokens=600, generation_tokens=70)
+    )
     found = page(WorkerMetrics("m", 8192, 123.5), stats)
     assert {
         name: found[f"vllm:{name}"][""]

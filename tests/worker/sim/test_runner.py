@@ -137,7 +137,7 @@ def serve(config: SimConfig, prompts: list[list[int]], overlap: bool) -> list[li
         outputs = core.step()
         for output in outputs.outputs if outputs else ():
             answers[output.request_id] += output.token_ids
-    assert scheduler.stats().num_preemptions > 0
+    assert scheduler.stats().scheduler.num_preemptions > 0
     scheduler.check_integrity()
     core.shutdown()
     return list(answers.values())

@@ -48,7 +48,7 @@ from worker.engine.cache.segmented_queue import NUM_LEVELS, SegmentedQueue
 from worker.errors import IntegrityError
 from worker.kv.disk import Found, Left, Lost, StoredBlock, Written
 from worker.kv.pull import Pull
-from worker.types import KvSave
+from worker.types import KvSave, TierStats
 
 logger = logging.getLogger(__name__)
 
@@ -331,20 +331,20 @@ class Tiers:
         """What changes while the engine has nothing to do."""
         return len(self._on_disk.contents), *self._disk_counts()
 
-    def stats(self) -> dict[str, int | float]:
+    def stats(self) -> TierStats:
         """What there is in the tiers, and what was done."""
         written, read, failures = self._disk_counts()
-        return {
-            "host_tier_blocks": len(self._host.contents),
-            "host_tier_usage": len(self._host.contents) / self._host.num_slots,
-            "host_bytes_saved": self._bytes_saved,
-            "host_bytes_loaded": self._bytes_loaded,
-            "num_host_saves_skipped": self._num_skipped,
-            "disk_tier_blocks": len(self._on_disk.contents),
-            "disk_bytes_written": written,
-            "disk_bytes_read": read,
-            "num_disk_failures": failures,
-        }
+        return TierStats(
+            host_blocks=len(self._host.contents),
+            host_usage=len(self._host.contents) / self._host.num_slots,
+            host_bytes_saved=self._bytes_saved,
+            host_bytes_loaded=self._bytes_loaded,
+            num_host_saves_skipped=self._num_skipped,
+            disk_blocks=len(self._on_disk.contents),
+            disk_bytes_written=written,
+            disk_bytes_read=read,
+            num_disk_failures=failures,
+        )
 
     def check_integrity(self) -> None:
         """Raise IntegrityError unless slots, contents and orders agree. For tests."""

@@ -25,7 +25,7 @@ from worker.engine.features.interface import EngineState, Feature
 from worker.engine.sequences.planning import StepInFlight
 from worker.engine.sequences.sequence import Sequence
 from worker.errors import IntegrityError
-from worker.types import Adapter
+from worker.types import Adapter, AdapterStats
 
 
 class Access(Enum):
@@ -233,7 +233,7 @@ class Adapters(Feature):
         loaded = self.slots.loaded
         wanted = (s.request.adapter for s in self._live.waiting)
         awaited = {a.name: None for a in wanted if a is not None and a.name not in loaded}
-        return {"loaded_adapters": loaded, "awaited_adapters": tuple(awaited)}
+        return {"adapters": AdapterStats(loaded, tuple(awaited))}
 
     def check_integrity(self, in_flight: Iterable[StepInFlight]) -> None:
         """Check the slots against the running sequences."""

@@ -14,13 +14,12 @@ from typing import Any
 
 from worker.config import SchedulerConfig
 from worker.engine.cache.cache_events import CacheEvent
-from worker.engine.counters import Counters
 from worker.engine.messages import AddRequest
 from worker.engine.sequences.live_sequences import LiveSequences
 from worker.engine.sequences.planning import Guess, StepInFlight, StepPlan
 from worker.engine.sequences.sequence import Sequence
 from worker.engine.sequences.sequence_kv import SequenceKv
-from worker.types import KvOffer, ModelOutput
+from worker.types import KvOffer, ModelOutput, SchedulerCounters
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +29,7 @@ class EngineState:
     limits: SchedulerConfig
     live: LiveSequences
     kv: SequenceKv
-    counters: Counters
+    counters: SchedulerCounters
 
 
 class Feature:
@@ -117,7 +116,7 @@ class Feature:
         """The weights may be others from now on. No step is in flight."""
 
     def stats(self) -> dict[str, Any]:
-        """The feature's fields of `EngineStats`."""
+        """The parts of `EngineStats` that the feature owns, by field."""
         return {}
 
     def check_integrity(self, in_flight: Iterable[StepInFlight]) -> None:

@@ -16,7 +16,7 @@ from worker.kv.asked import KvQuestion, WantedKv
 from worker.kv.content import content_digest
 from worker.kv.pull import Pull
 from worker.kv.tcp import TransferCounts
-from worker.types import KvOffer, KvPeer, KvSource
+from worker.types import KvOffer, KvPeer, KvSource, TransferStats
 
 
 class KvConnector(Protocol):
@@ -153,13 +153,13 @@ class RemoteKv(BackgroundFeature):
     def stats(self) -> dict[str, Any]:
         """The connector's counts, and the pulls of waiting sequences."""
         counts = self._connector.counts
-        return {
-            **self._live.pulls(),
-            "num_failed_kv_transfers": counts.num_failed,
-            "num_expired_kv_transfers": self._connector.num_expired,
-            "kv_bytes_sent": counts.num_bytes_sent,
-            "kv_bytes_received": counts.num_bytes_received,
-        }
+        transfers = TransferStats(
+            counts.num_failed,
+            self._connector.num_expired,
+            counts.num_bytes_sent,
+            counts.num_bytes_received,
+        )
+        return {"transfers": transfers, "pulls": self._live.pulls()}
 
     def leave_model(self) -> None:
         """Give and take nothing: other engines' KV is of other weights."""

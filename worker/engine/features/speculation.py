@@ -53,7 +53,7 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 from worker.config import SpeculativeConfig
-from worker.engine.counters import DraftTally
+from worker.engine.draft_tally import DraftTally
 from worker.engine.drafters.interface import DraftContext, Drafter
 from worker.engine.features.interface import EngineState, Feature
 from worker.engine.lengths.acceptance import Offer
@@ -62,7 +62,7 @@ from worker.engine.lengths.goodput import DraftLengths
 from worker.engine.sequences.planning import Guess, StepInFlight, StepPlan
 from worker.engine.sequences.sequence import Sequence, SequenceState
 from worker.errors import IntegrityError
-from worker.types import Drafts, ModelOutput
+from worker.types import Drafts, ModelOutput, SpeculationStats
 
 logger = logging.getLogger(__name__)
 
@@ -244,14 +244,16 @@ class Speculation(Feature):
 
     def stats(self) -> dict[str, Any]:
         """How the drafts of all sequences fared."""
-        return {
-            "num_drafts": self._tally.num_runs,
-            "num_draft_tokens": self._tally.num_draft_tokens,
-            "num_accepted_tokens": self._tally.num_accepted_tokens,
-            "num_accepted_by_position": self._tally.num_accepted_by_position,
-            "num_drafter_failures": self._num_failures,
-            "num_speculative_tokens": self._num_per_sequence if self._live.num_running else 0.0,
-        }
+        tally = self._tally
+        stats = SpeculationStats(
+            tally.num_runs,
+            tally.num_draft_tokens,
+            tally.num_accepted_tokens,
+            tally.num_accepted_by_position,
+            self._num_failures,
+            self._num_per_sequence if self._live.num_running else 0.0,
+        )
+        return {"speculation": stats}
 
     def check_integrity(self, in_flight: Iterable[StepInFlight]) -> None:
         """Raise IntegrityError when drafts hold blocks that they should not, or are remembered for

@@ -59,7 +59,7 @@ class TieredCache(BackgroundFeature):
 
     def stats(self) -> dict[str, Any]:
         """Contents of the tiers, and pulls of waiting sequences."""
-        return {**self._live.pulls(), **self.tiers.stats()}
+        return {"tiers": self.tiers.stats(), "pulls": self._live.pulls()}
 
     def check_integrity(self, in_flight: Iterable[StepInFlight]) -> None:
         """Check slots, contents and orders."""

@@ -123,7 +123,7 @@ class Server:
         return True
 
     def _tell(self, stats: EngineStats) -> None:
-        line = self._speculation_log.line(stats, time.monotonic())
+        line = self._speculation_log.line(stats.speculation, time.monotonic())
         if line is not None:
             logger.info("%s", line)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from worker.types import EngineStats
+from worker.types import SpeculationStats
 
 INTERVAL_SECONDS = 10.0
 
@@ -15,7 +15,7 @@ class SpeculationLog:
 
     def __init__(self, interval_seconds: float = INTERVAL_SECONDS) -> None:
         self._interval_seconds = interval_seconds
-        self._told = EngineStats()
+        self._logged = SpeculationStats()
         self._seen_seconds: float | None = None
         self._worked_seconds = 0.0  # since then
 
@@ -23,7 +23,7 @@ class SpeculationLog:
         """There was nothing to do until now: the time since the last step counts for nothing."""
         self._seen_seconds = now_seconds
 
-    def line(self, stats: EngineStats, now_seconds: float) -> str | None:
+    def line(self, stats: SpeculationStats, now_seconds: float) -> str | None:
         """What to log after a step, whose counters since the engine's start are given; mostly
         None. Rates are over the time worked since the last line, or since an interval of work in
         which nothing was drafted.
@@ -34,14 +34,14 @@ class SpeculationLog:
         if self._worked_seconds < self._interval_seconds:
             return None
         seconds, self._worked_seconds = self._worked_seconds, 0.0
-        if stats.num_drafts == self._told.num_drafts:
+        if stats.num_drafts == self._logged.num_drafts:
             return None
-        text = _line(self._told, stats, seconds)
-        self._told = stats
+        text = _line(self._logged, stats, seconds)
+        self._logged = stats
         return text
 
 
-def _line(before: EngineStats, after: EngineStats, seconds: float) -> str:
+def _line(before: SpeculationStats, after: SpeculationStats, seconds: float) -> str:
     num_drafts = after.num_drafts - before.num_drafts
     drafted = after.num_draft_tokens - before.num_draft_tokens
     accepted = after.num_accepted_tokens - before.num_accepted_tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -14,29 +14,28 @@ from worker.types import EngineStats
 WINDOW_SECONDS = 600.0
 FIRST_DELAY_SECONDS = 0.5
 LONGEST_DELAY_SECONDS = 30.0
+# The fields that are not summed over engines; the names are unique in `EngineStats`.
 _GAUGES = frozenset(
     {
         "num_running",
         "num_waiting",
         "num_deferred",
-        "num_kv_fetching",
-        "num_kv_fetched",
         "kv_cache_usage",
-        "host_tier_blocks",
-        "host_tier_usage",
-        "disk_tier_blocks",
+        "num_fetching",
+        "num_fetched",
+        "host_blocks",
+        "host_usage",
+        "disk_blocks",
         "sleep_level",
         "is_paused",
         "num_restarts",
         "stalled_seconds",
         "num_speculative_tokens",
-        "loaded_adapters",
-        "awaited_adapters",
+        "loaded",
+        "awaited",
     }
 )
-_COUNTERS = tuple(
-    field.name for field in msgspec.structs.fields(EngineStats) if field.name not in _GAUGES
-)
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,21 +75,23 @@ class RestartBudget:
         return min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2.0 ** (recent - 1))
 
 
-def add_counters(total: EngineStats, more: EngineStats) -> EngineStats:
+def add_counters(total: S, more: S) -> S:
     """`more` with its counters raised by those of `total`; the gauges are those of `more`."""
-    sums = {name: _sum(getattr(total, name), getattr(more, name)) for name in _COUNTERS}
+    sums = {
+        name: _sum(getattr(total, name), getattr(more, name))
+        for name in more.__struct_fields__
+        if name not in _GAUGES
+    }
     return msgspec.structs.replace(more, **sums)
 
 
 def _sum(one: Any, other: Any) -> Any:
-    """Of two numbers, or of several each: place by place, where one may have fewer."""
+    """Of two numbers, of structs, or of tuples place by place, where one may be shorter."""
     if isinstance(one, tuple):
         return tuple(a + b for a, b in zip_longest(one, other, fillvalue=0))
-    return one + other
+    return add_counters(one, other) if isinstance(one, msgspec.Struct) else one + other
 
 
 def counters_of(stats: EngineStats) -> EngineStats:
     """The counters alone; every gauge is back at its default."""
-    return msgspec.structs.replace(
-        EngineStats(), **{name: getattr(stats, name) for name in _COUNTERS}
-    )
+    return add_counters(stats, EngineStats())

@@ -55,12 +55,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from typing import TypeVar
+from copy import copy
+from typing import Any, TypeVar
 
 from worker.config import CacheConfig, SchedulerConfig
 from worker.engine import policies
 from worker.engine.cache.block_manager import BlockManager
-from worker.engine.counters import Counters
 from worker.engine.features.interface import EngineState, Feature, needs
 from worker.engine.messages import AddRequest, RequestOutput
 from worker.engine.scheduling.admission import Admitter, PauseState
@@ -74,6 +74,7 @@ from worker.types import (
     EngineStats,
     FinishReason,
     ModelOutput,
+    SchedulerCounters,
     SchedulerOutput,
 )
 
@@ -101,7 +102,7 @@ class Scheduler:
         self.max_model_len = min(limits.max_model_len, cache.num_blocks * cache.block_size)
         if not limits.enable_chunked_prefill:  # whatever was preempted must fit in one step again
             self.max_model_len = min(self.max_model_len, limits.max_num_batched_tokens)
-        self._counters = Counters()
+        self._counters = SchedulerCounters()
         self._live = LiveSequences()
         self._kv = SequenceKv(cache)
         watermark = int(cache.watermark * cache.num_blocks)
@@ -191,16 +192,18 @@ class Scheduler:
     def stats(self) -> EngineStats:
         """Gauges and counters of this moment."""
         blocks = self.blocks
-        of_features = {k: v for feature in self.features for k, v in feature.stats().items()}
+        of_features: dict[str, Any] = {}
+        for feature in self.features:
+            of_features |= feature.stats()
         return EngineStats(
-            **{name: getattr(self._counters, name) for name in Counters.__slots__},
-            **of_features,
+            scheduler=copy(self._counters),
             num_running=self._live.num_running,
             num_waiting=self._live.num_waiting,
             kv_cache_usage=blocks.usage,
             num_deferred=self._num_deferred(),
             num_evictions=blocks.num_evictions,
             num_hash_collisions=blocks.num_hash_collisions,
+            **of_features,
         )
 
     # ---- requests come and go ---------------------------------------------------------------

@@ -11,7 +11,7 @@ from worker.engine.messages import AddRequest
 from worker.engine.sequences.beams import BeamRules, BeamSearch
 from worker.engine.sequences.sequence import Branch, Sequence, SequenceState
 from worker.errors import IntegrityError
-from worker.types import BeamParams
+from worker.types import BeamParams, PullStats
 
 _by_rank = attrgetter("rank")
 
@@ -46,10 +46,10 @@ class LiveSequences:
     def num_waiting(self) -> int:
         return self._num_waiting
 
-    def pulls(self) -> dict[str, int]:
-        """The numbers of waiting sequences whose KV is on its way or has arrived."""
+    def pulls(self) -> PullStats:
+        """Count the waiting sequences that pull KV."""
         pulls = [s.kv_pull.done for s in self.waiting if s.kv_pull is not None]
-        return {"num_kv_fetching": pulls.count(False), "num_kv_fetched": pulls.count(True)}
+        return PullStats(pulls.count(False), pulls.count(True))
 
     def running_adapters(self) -> set[int]:
         """The numbers of the adapters that sequences run with."""

@@ -29,12 +29,12 @@ def test_what_was_evicted_is_loaded_again() -> None:
     """Two prompts that do not fit together, in turns; the second time nothing is saved again."""
     house = House()
     assert [house.ask(prompt(n)) for n in (0, 1, 0, 1)] == [0, 0, 16, 16]
-    saved = house.scheduler.stats().host_bytes_saved
+    saved = house.scheduler.stats().tiers.host_bytes_saved
     assert [house.ask(prompt(n)) for n in (0, 1, 0, 1)] == [16] * 4
     stats = house.scheduler.stats()
-    assert stats.host_bytes_saved - saved <= 2 * SIZE * TOKEN_BYTES  # ends of answers
-    assert stats.external_cache_hits == stats.host_bytes_loaded // TOKEN_BYTES
-    assert stats.external_cache_queries >= stats.external_cache_hits > 0
+    assert stats.tiers.host_bytes_saved - saved <= 2 * SIZE * TOKEN_BYTES  # ends of answers
+    assert stats.scheduler.external_cache_hits == stats.tiers.host_bytes_loaded // TOKEN_BYTES
+    assert stats.scheduler.external_cache_queries >= stats.scheduler.external_cache_hits > 0
 
 
 def test_events_tell_where_blocks_are() -> None:
@@ -138,7 +138,7 @@ def test_others_run_while_a_disk_is_read() -> None:
     house.core.add(AddRequest("waits", prompt(0), params, 0.0))
     house.core.step()
     assert house.core.is_compiling
-    assert (house.scheduler.stats().num_kv_fetching, house.scheduler.blocks.usage) == (1, 0.0)
+    assert (house.scheduler.stats().pulls.num_fetching, house.scheduler.blocks.usage) == (1, 0.0)
     assert house.ask(prompt(9), "other") == 0
     house.core.abort(["waits"])
     told = house.core.step()
@@ -166,7 +166,7 @@ def test_what_others_computed_meanwhile_shortens_a_load() -> None:
         outputs += [] if told is None else told.outputs
     assert [t for o in outputs for t in o.token_ids] == walks.alone(waiting, 0, 64)[0]
     assert outputs[-1].num_cached_tokens == 16
-    assert house.scheduler.stats().external_cache_hits == 8 + 8
+    assert house.scheduler.stats().scheduler.external_cache_hits == 8 + 8
 
 
 def test_a_step_does_not_save_over_what_it_loads() -> None:

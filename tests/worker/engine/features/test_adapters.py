@@ -125,7 +125,7 @@ def test_a_sequence_without_a_slot_waits_without_blocks_and_is_passed() -> None:
     advance(engine)
     assert running(engine) == ["a1", "a2", "base"]
     stats = engine.stats()
-    assert (stats.loaded_adapters, stats.awaited_adapters) == (("a",), ("b",))
+    assert (stats.adapters.loaded, stats.adapters.awaited) == (("a",), ("b",))
     for _ in range(4):
         advance(engine)
     assert running(engine) == ["b1"]

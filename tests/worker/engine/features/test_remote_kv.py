@@ -78,9 +78,12 @@ def test_kv_that_arrives_is_not_computed_again(
     outputs = run(core)
     assert tokens_of(outputs) == EXPECTED
     stats = scheduler.stats()
-    assert (stats.external_cache_hits, stats.external_cache_queries) == (num_loaded, 10)
+    assert (stats.scheduler.external_cache_hits, stats.scheduler.external_cache_queries) == (
+        num_loaded,
+        10,
+    )
     assert outputs[-1].num_cached_tokens == num_loaded
-    assert stats.prompt_tokens_external == num_loaded
+    assert stats.scheduler.prompt_tokens_external == num_loaded
     assert (stats.kv_cache_usage, connector.pulls[0].is_closed) == (0.0, True)
 
 
@@ -89,7 +92,7 @@ def test_a_transfer_gives_its_room_back_as_soon_as_its_kv_is_loaded() -> None:
     connector = MadeUpConnector({"a": (0, PROMPT, None)})
     core, scheduler = house(connector)
     core.add(asks())
-    while not scheduler.stats().prompt_tokens_external:
+    while not scheduler.stats().scheduler.prompt_tokens_external:
         core.step()
     assert core.has_work
     assert connector.pulls[0].is_closed
@@ -108,7 +111,7 @@ def test_a_hit_here_is_not_asked_for_there() -> None:
     assert connector.pulls[0].outcome.start == 4
     core.add(asks("b"))
     assert tokens_of(run(core), "b") == EXPECTED
-    assert (len(connector.pulls), scheduler.stats().external_cache_hits) == (1, 6)
+    assert (len(connector.pulls), scheduler.stats().scheduler.external_cache_hits) == (1, 6)
 
 
 def test_others_hit_what_was_loaded() -> None:
@@ -121,7 +124,7 @@ def test_others_hit_what_was_loaded() -> None:
     assert tokens_of(outputs) == tokens_of(outputs, "b") == EXPECTED
     core.add(asks("c", kv_source=None))
     assert tokens_of(run(core), "c") == EXPECTED
-    assert scheduler.stats().prefix_cache_hits >= 10
+    assert scheduler.stats().scheduler.prefix_cache_hits >= 10
 
 
 def test_what_was_evicted_meanwhile_is_computed() -> None:
@@ -135,7 +138,7 @@ def test_what_was_evicted_meanwhile_is_computed() -> None:
     assert connector.pulls[0].outcome.start == 4
     assert scheduler.blocks.reset_prefix_cache()
     assert tokens_of(run(core)) == EXPECTED
-    assert scheduler.stats().external_cache_hits == 0
+    assert scheduler.stats().scheduler.external_cache_hits == 0
 
 
 def test_an_abort_ends_the_transfer() -> None:
@@ -145,7 +148,7 @@ def test_an_abort_ends_the_transfer() -> None:
     core.add(asks())
     core.step()
     assert core.is_compiling
-    assert scheduler.stats().num_kv_fetching == 1
+    assert scheduler.stats().pulls.num_fetching == 1
     core.abort(["a"])
     assert [output.finish_reason for output in run(core)] == [FinishReason.ABORT]
     assert connector.pulls[0].is_closed
@@ -191,8 +194,8 @@ def test_a_peer_is_asked_for_what_is_not_here() -> None:
     (wanted,) = connector.asked
     assert (wanted.start, list(wanted.token_ids)) == (4, PROMPT)
     stats = scheduler.stats()
-    assert (stats.external_cache_queries, stats.external_cache_hits) == (6, 5)
-    assert (stats.prompt_tokens_external, stats.prompt_tokens_host) == (5, 0)
+    assert (stats.scheduler.external_cache_queries, stats.scheduler.external_cache_hits) == (6, 5)
+    assert (stats.scheduler.prompt_tokens_external, stats.scheduler.prompt_tokens_host) == (5, 0)
     core.add(asks("b", kv_source=None, kv_peer=KvPeer("p", 1)))
     assert tokens_of(run(core), "b") == EXPECTED
     assert len(connector.asked) == 1
@@ -210,8 +213,8 @@ def test_an_answer_that_went_on_elsewhere_is_asked_for_with_its_prompt() -> None
     run(core)
     assert (connector.asked[0].start, len(connector.asked[0].token_ids)) == (0, 15)
     stats = scheduler.stats()
-    assert (stats.external_cache_queries, stats.external_cache_hits) == (11, 11)
-    assert stats.num_steps == 2
+    assert (stats.scheduler.external_cache_queries, stats.scheduler.external_cache_hits) == (11, 11)
+    assert stats.scheduler.num_steps == 2
     core.add(msgspec.structs.replace(request, request_id="b"))
     run(core)
     assert (connector.asked[1].start, len(connector.asked)) == (15, 2)

@@ -167,10 +167,10 @@ def test_a_drafter_that_raises_is_done_with_for_that_sequence(
         take_in(engine, step, {0: 4, 1: 4})
     assert drafter.asked == [(0, 8), (1, 8), (1, 8)]
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
-    assert engine.stats().num_drafter_failures == 1
+    assert engine.stats().speculation.num_drafter_failures == 1
     engine.abort_all()
     engine.check_integrity()
-    assert engine.stats().num_drafter_failures == 2
+    assert engine.stats().speculation.num_drafter_failures == 2
     assert [context.seq_id for context in drafter.ended] == [0, 1]
 
 
@@ -196,7 +196,7 @@ def test_a_drafter_that_cannot_end_is_logged_once(
     advance(engine)
     advance(engine)
     assert not engine.has_unfinished
-    assert engine.stats().num_drafter_failures == 4 + 1
+    assert engine.stats().speculation.num_drafter_failures == 4 + 1
     assert [record.levelno for record in caplog.records] == [logging.ERROR] * 2
 
 
@@ -219,13 +219,13 @@ def test_the_length_of_drafts_is_none_while_nothing_decodes(make_request: Make) 
     engine.add(make_request("a", [1, 2, 3], max_tokens=20))
     advance(engine)
     take_in(engine, scheduled(engine), {0: (5, 6, 4)})
-    assert engine.stats().num_speculative_tokens == 2.0
+    assert engine.stats().speculation.num_speculative_tokens == 2.0
     engine.abort("a")
-    assert engine.stats().num_speculative_tokens == 0.0
+    assert engine.stats().speculation.num_speculative_tokens == 0.0
     engine.add(make_request("b", [1, 2, 3], max_tokens=20))
     advance(engine)
     assert engine.stats().num_running == 1
-    assert engine.stats().num_speculative_tokens == 0.0
+    assert engine.stats().speculation.num_speculative_tokens == 0.0
 
 
 def run_full(num_drafts: int, lengths: Sequence[int]) -> list[int]:
@@ -281,7 +281,7 @@ def test_drafts_are_cut_at_what_is_no_token(
     engine.add(make_request("a", [1, 2, 3], max_tokens=20))
     advance(engine, {0: 4})
     assert list(share_of(scheduled(engine)).drafts) == kept
-    assert engine.stats().num_drafter_failures == (len(kept) < 8)
+    assert engine.stats().speculation.num_drafter_failures == (len(kept) < 8)
 
 
 def test_a_guess_for_another_place_is_a_fault(make_request: Make) -> None:
@@ -291,7 +291,7 @@ def test_a_guess_for_another_place_is_a_fault(make_request: Make) -> None:
     advance(engine, {0: 4})
     for _ in range(3):
         assert advance(engine, {0: 4})[0] == {0: 1}
-    assert engine.stats().num_drafter_failures == 3
+    assert engine.stats().speculation.num_drafter_failures == 3
 
 
 def test_figures_are_told_by_answer_and_in_all(make_request: Make) -> None:
@@ -304,16 +304,20 @@ def test_figures_are_told_by_answer_and_in_all(make_request: Make) -> None:
     outputs = advance(engine, {0: 4, 1: 4})[1]
     assert [output.speculation for output in outputs] == [None, None]
     take_in(engine, scheduled(engine), {0: (5, 6, 7, 9)})
-    assert engine.stats().num_speculative_tokens == 3.0
+    assert engine.stats().speculation.num_speculative_tokens == 3.0
     (output,) = take_in(engine, scheduled(engine), {0: (5, 9)})
     assert output.speculation == SpeculationFigures(2, 6, 4, [0, 1, 0, 1])
     (output,) = take_in(engine, scheduled(engine), {0: (5, 0)})
     assert output.finish_reason is FinishReason.STOP
     assert output.speculation == SpeculationFigures(3, 7, 5, [0, 2, 0, 1])
     stats = engine.stats()
-    assert (stats.num_drafts, stats.num_draft_tokens, stats.num_accepted_tokens) == (3, 7, 5)
-    assert stats.num_accepted_by_position == (3, 1, 1)
-    assert stats.generation_tokens == 1 + 1 + 4 + 2 + 2
+    assert (
+        stats.speculation.num_drafts,
+        stats.speculation.num_draft_tokens,
+        stats.speculation.num_accepted_tokens,
+    ) == (3, 7, 5)
+    assert stats.speculation.num_accepted_by_position == (3, 1, 1)
+    assert stats.scheduler.generation_tokens == 1 + 1 + 4 + 2 + 2
 
 
 def test_the_time_of_steps_is_learned_from(make_request: Make) -> None:

@@ -214,13 +214,16 @@ def test_drafts_change_no_answer(
     walk.run(limits, orders)
     walk.check(orders)
     stats = bench.scheduler.stats()
-    assert stats.num_accepted_tokens == sum(stats.num_accepted_by_position)
-    assert stats.num_accepted_tokens <= stats.num_draft_tokens
+    assert stats.speculation.num_accepted_tokens == sum(stats.speculation.num_accepted_by_position)
+    assert stats.speculation.num_accepted_tokens <= stats.speculation.num_draft_tokens
     if manner.name in ("right", "wrong", "mixed"):
-        assert stats.num_drafter_failures == 0
+        assert stats.speculation.num_drafter_failures == 0
     told = [r.endings[0].speculation for r in walk.received.values() if r.endings]
-    assert sum(figures.num_steps for figures in told if figures) == stats.num_drafts
-    assert sum(figures.num_draft_tokens for figures in told if figures) == stats.num_draft_tokens
+    assert sum(figures.num_steps for figures in told if figures) == stats.speculation.num_drafts
+    assert (
+        sum(figures.num_draft_tokens for figures in told if figures)
+        == stats.speculation.num_draft_tokens
+    )
     for sequence in (s for step in bench.executor.steps for s in step.sequences):
         assert not (sequence.takes_pending and (sequence.num_drafts or sequence.num_to_draft))
     if bench.drafter is not None:
@@ -240,7 +243,7 @@ class Compared(Scheduler):
         twin = copy.deepcopy(self, {id(feature): Feature() for feature in self.features})
         step, plain = super().schedule(now), Scheduler.schedule(twin, now)
         assert (step is None) == (plain is None)
-        assert self.stats().num_preemptions == twin.stats().num_preemptions
+        assert self.stats().scheduler.num_preemptions == twin.stats().scheduler.num_preemptions
         assert (self.num_running, self.num_waiting) == (twin.num_running, twin.num_waiting)
         if step is not None and plain is not None:
             assert step.block_copies == plain.block_copies

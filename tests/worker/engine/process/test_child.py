@@ -21,7 +21,7 @@ from worker.engine.process.child import EngineChild
 from worker.engine.process.client import EngineClient
 from worker.engine.process.supervision import Supervision
 from worker.errors import WorkerError
-from worker.types import EngineStats
+from worker.types import EngineStats, SchedulerCounters
 
 PATIENCE_SECONDS = 240.0
 PATIENT = Supervision(heartbeat_timeout_seconds=60.0)
@@ -178,7 +178,10 @@ async def test_nothing_that_a_lost_engine_said_is_received_any_more(mute: Mute) 
     child = EngineChild(EngineConfig("sim", None), PATIENT, received.append)
     await child.spawn()
     engine = mute.engine()
-    steps = [StepOutputs([], EngineStats(generation_tokens=n), n) for n in range(1, 101)]
+    steps = [
+        StepOutputs([], EngineStats(scheduler=SchedulerCounters(num_steps=n)), n)
+        for n in range(1, 101)
+    ]
     engine.say(*steps)
     await until(lambda: len(received) > 0)
     child.kill("enough")

@@ -86,7 +86,7 @@ async def test_fifty_requests_at_once_answer_as_each_alone(make_request: Make) -
             assert last.finish_reason is FinishReason.LENGTH
         assert (await collect(client, requests[7]))[0] == together[7][0]
         assert client.num_unfinished == 0
-        assert client.stats.generation_tokens == sum(len(t) for t, _ in together) + 17
+        assert client.stats.scheduler.generation_tokens == sum(len(t) for t, _ in together) + 17
 
 
 async def test_closing_the_iterator_aborts_in_the_engine(make_request: Make) -> None:

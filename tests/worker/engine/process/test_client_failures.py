@@ -96,7 +96,7 @@ async def test_a_killed_engine_is_replaced_and_its_counters_go_on(make_request: 
     async with running() as client:
         await last_of(client, make_request("a", range(40), max_tokens=5))
         before = client.stats
-        assert (before.prompt_tokens, before.generation_tokens) == (40, 5)
+        assert (before.scheduler.prompt_tokens, before.scheduler.generation_tokens) == (40, 5)
         streams = client.open(make_request("b", [1], max_tokens=5000))
         await streams[0].next()
         lost = signal_engine(client, signal.SIGKILL)
@@ -108,13 +108,13 @@ async def test_a_killed_engine_is_replaced_and_its_counters_go_on(make_request: 
             client.open(make_request("c", [1]))
         down = client.stats
         assert (down.num_running, down.num_waiting, down.kv_cache_usage) == (0, 0, 0.0)
-        assert down.generation_tokens >= before.generation_tokens
+        assert down.scheduler.generation_tokens >= before.scheduler.generation_tokens
         await until(lambda: client.is_alive)
         assert client.pid not in (None, lost)
         assert is_gone(lost)
         assert (await last_of(client, make_request("b", [1, 2]))).finish_reason is not None
         assert client.stats.num_restarts == 1
-        assert client.stats.prompt_tokens >= before.prompt_tokens + 2
+        assert client.stats.scheduler.prompt_tokens >= before.scheduler.prompt_tokens + 2
 
 
 async def test_a_new_engine_follows_grammars_too(make_request: Make) -> None:

@@ -64,9 +64,9 @@ def test_an_engine_drafts_as_configured(method: str) -> None:
         told[config is None] = (tokens, stats)
     plain, drafted = told[True], told[False]
     assert plain[0] == drafted[0] == [300, 301, 302, 303] * 6
-    assert (plain[1].num_drafts, drafted[1].num_drafts > 0) == (0, True)
-    assert drafted[1].num_accepted_tokens > 0
-    assert drafted[1].num_steps < plain[1].num_steps
+    assert (plain[1].speculation.num_drafts, drafted[1].speculation.num_drafts > 0) == (0, True)
+    assert drafted[1].speculation.num_accepted_tokens > 0
+    assert drafted[1].scheduler.num_steps < plain[1].scheduler.num_steps
 
 
 def test_an_engine_without_a_drafter_runs_what_a_grammar_forces_at_once() -> None:
@@ -86,7 +86,7 @@ def test_an_engine_without_a_drafter_runs_what_a_grammar_forces_at_once() -> Non
             stats = told.stats
     core.shutdown()
     assert re.fullmatch("[ab]longname[cd]", bytes(tokens[:-1]).decode())
-    assert (stats.num_accepted_tokens, stats.num_steps) == (8, 3)
+    assert (stats.speculation.num_accepted_tokens, stats.scheduler.num_steps) == (8, 3)
 
 
 class Listener(EngineSocket):

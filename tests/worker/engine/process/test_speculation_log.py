@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from worker.engine.process.speculation_log import SpeculationLog
-from worker.types import EngineStats
+from worker.types import SpeculationStats
 
 
-def stats(num_drafts: int, drafted: int, *by_position: int) -> EngineStats:
+def stats(num_drafts: int, drafted: int, *by_position: int) -> SpeculationStats:
     """Counters since the engine's start."""
-    return EngineStats(
-        num_drafts=num_drafts,
-        num_draft_tokens=drafted,
-        num_accepted_tokens=sum(by_position),
-        num_accepted_by_position=by_position,
-    )
+    return SpeculationStats(num_drafts, drafted, sum(by_position), by_position)
 
 
 def test_a_line_comes_every_ten_seconds_with_what_came_between() -> None:
     """Rates by time, by draft and by place, each since the last line."""
     log = SpeculationLog()
-    assert log.line(EngineStats(), 100.0) is None
+    assert log.line(SpeculationStats(), 100.0) is None
     assert log.line(stats(5, 10, 4, 2), 109.9) is None
     assert log.line(stats(10, 20, 8, 4), 110.0) == (
         "SpecDecoding metrics: Mean acceptance length: 2.20, Accepted throughput: 1.20 tokens/s,"
@@ -38,7 +33,7 @@ def test_nothing_is_said_while_nothing_is_drafted() -> None:
     """Not without speculation, and a pause does not count when drafts come again."""
     log = SpeculationLog()
     for second in range(100):
-        assert log.line(EngineStats(), float(second)) is None
+        assert log.line(SpeculationStats(), float(second)) is None
     log = SpeculationLog()
     log.line(stats(1, 4, 1, 1), 0.0)
     log.line(stats(2, 8, 2, 2), 10.0)

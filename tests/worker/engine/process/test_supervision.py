@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from worker.engine.process.supervision import (
@@ -12,23 +14,23 @@ from worker.engine.process.supervision import (
     add_counters,
     counters_of,
 )
-from worker.types import EngineStats
+from worker.types import EngineStats, SchedulerCounters, SpeculationStats
 
 GAUGES = {
     *(
         "num_running",
         "num_waiting",
         "num_deferred",
-        "num_kv_fetching",
-        "num_kv_fetched",
+        "num_fetching",
+        "num_fetched",
         "kv_cache_usage",
-        "host_tier_blocks",
-        "host_tier_usage",
-        "disk_tier_blocks",
+        "host_blocks",
+        "host_usage",
+        "disk_blocks",
         "sleep_level",
     ),
     *("is_paused", "num_restarts", "stalled_seconds", "num_speculative_tokens"),
-    *("loaded_adapters", "awaited_adapters"),
+    *("loaded", "awaited"),
 }
 
 
@@ -55,32 +57,43 @@ def test_without_restarts_there_are_none() -> None:
     assert RestartBudget(Supervision(max_restarts=0)).take(0.0) is None
 
 
+def leaves(stats: msgspec.Struct) -> dict[str, Any]:
+    """All numbers of a snapshot, by name."""
+    found: dict[str, Any] = {}
+    for name in stats.__struct_fields__:
+        value = getattr(stats, name)
+        found |= leaves(value) if isinstance(value, msgspec.Struct) else {name: value}
+    return found
+
+
+def ones(stats: msgspec.Struct) -> Any:
+    """A snapshot of the same shape in which every number is 1."""
+    values = {name: getattr(stats, name) for name in stats.__struct_fields__}
+    of_parts = {n: ones(v) if isinstance(v, msgspec.Struct) else 1 for n, v in values.items()}
+    return msgspec.structs.replace(stats, **of_parts)
+
+
 def test_every_number_of_the_engine_is_a_counter_or_a_gauge() -> None:
-    """A new counter is summed over engines by itself; a new gauge has to be named."""
-    names = [field.name for field in msgspec.structs.fields(EngineStats)]
-    ones = msgspec.structs.replace(
-        EngineStats(*([1] * len(names))), num_accepted_by_position=(1, 1)
-    )
-    summed = add_counters(ones, ones)
-    assert {name for name in names if getattr(summed, name) == 1} == GAUGES
-    assert summed.num_accepted_by_position == (2, 2)
-    others = set(names) - GAUGES - {"num_accepted_by_position"}
-    assert {name for name in names if getattr(summed, name) == 2} == others
+    """A new counter is summed over engines; a new gauge has to be named."""
+    summed = leaves(add_counters(ones(EngineStats()), ones(EngineStats())))
+    assert {name for name, value in summed.items() if value == 1} == GAUGES
+    assert {name for name, value in summed.items() if value == 2} == summed.keys() - GAUGES
 
 
-def test_counters_of_places_are_summed_place_by_place() -> None:
-    """An engine that has just started knows of no place yet."""
-    dead, new = EngineStats(num_accepted_by_position=(5, 3, 1)), EngineStats()
+def test_counters_by_position_are_summed_position_by_position() -> None:
+    """An engine that has just started has counted at no position yet."""
+    dead, new = SpeculationStats(num_accepted_by_position=(5, 3, 1)), SpeculationStats()
     assert add_counters(dead, new).num_accepted_by_position == (5, 3, 1)
     assert add_counters(new, dead).num_accepted_by_position == (5, 3, 1)
-    more = EngineStats(num_accepted_by_position=(1, 1))
-    assert add_counters(counters_of(dead), more).num_accepted_by_position == (6, 4, 1)
+    more = SpeculationStats(num_accepted_by_position=(1, 1))
+    assert add_counters(dead, more).num_accepted_by_position == (6, 4, 1)
 
 
-def test_what_a_dead_engine_counted_is_kept_and_what_it_showed_is_not() -> None:
-    """Counters go on from where they were; nobody runs in an engine that is gone."""
-    kept = counters_of(EngineStats(num_running=3, kv_cache_usage=0.5, prompt_tokens=100))
-    assert kept == EngineStats(prompt_tokens=100)
-    assert add_counters(kept, EngineStats(num_running=1, prompt_tokens=5)) == EngineStats(
-        num_running=1, prompt_tokens=105
-    )
+def test_a_dead_engines_counters_stay_and_its_gauges_go() -> None:
+    """Counters continue from where they were; nothing runs in a dead engine."""
+    prompts = SchedulerCounters(prompt_tokens=100)
+    counted = counters_of(EngineStats(num_running=3, kv_cache_usage=0.5, scheduler=prompts))
+    assert counted == EngineStats(scheduler=prompts)
+    more = EngineStats(num_running=1, scheduler=SchedulerCounters(prompt_tokens=5))
+    both = SchedulerCounters(prompt_tokens=105)
+    assert add_counters(counted, more) == EngineStats(num_running=1, scheduler=both)

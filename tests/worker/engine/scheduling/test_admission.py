@@ -117,7 +117,7 @@ def test_coming_back_needs_room_to_grow(make_request: Make) -> None:
     engine = scheduler(num_blocks=12, max_bypasses=8)
     engine.add(make_request("a", [1] * 19, max_tokens=24, ignore_eos=True))
     engine.add(make_request("b", [2] * 19, max_tokens=24, ignore_eos=True))
-    while not engine.stats().num_preemptions:
+    while not engine.stats().scheduler.num_preemptions:
         advance(engine)
     assert (engine.num_running, engine.num_waiting) == (1, 1)
     num_free = engine.blocks.num_free

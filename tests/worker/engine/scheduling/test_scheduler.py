@@ -71,8 +71,8 @@ def test_prefix_hits_skip_work_and_are_counted_once(make_request: Make) -> None:
     last = outputs[-1]
     assert (last.num_cached_tokens, last.scheduled_seconds) == (8, 2.0)
     stats = engine.stats()
-    assert (stats.prefix_cache_queries, stats.prefix_cache_hits) == (24, 8)
-    assert (stats.prompt_tokens, stats.generation_tokens) == (24, 3)
+    assert (stats.scheduler.prefix_cache_queries, stats.scheduler.prefix_cache_hits) == (24, 8)
+    assert (stats.scheduler.prompt_tokens, stats.scheduler.generation_tokens) == (24, 3)
 
 
 def test_outputs_become_part_of_the_prefix_cache(make_request: Make) -> None:
@@ -185,7 +185,7 @@ def test_a_failed_draw_ends_the_answer_and_forgets_its_blocks(make_request: Make
     assert step is not None
     (output,) = engine.update(step, ModelOutput({}, failed={0: "not a number"}), 0.0)
     assert (output.finish_reason, output.error) == (FinishReason.ERROR, "not a number")
-    assert engine.stats().num_corrupted_requests == 1
+    assert engine.stats().scheduler.num_corrupted_requests == 1
     engine.add(make_request("b", range(1, 10)))
     assert advance(engine)[0] == {1: 9}
 
@@ -207,7 +207,7 @@ def test_prompt_logprobs_are_asked_for_by_the_chunk_and_told_once(make_request: 
             (output,) = engine.update(step, result, 0.0)
             assert [row.token_ids[0] for row in output.prompt_logprobs] == asked[-1][1]
         assert asked == [(0, [2, 3, 4, 5], 2), (4, [6], 2)]
-    assert engine.stats().prefix_cache_queries == 0
+    assert engine.stats().scheduler.prefix_cache_queries == 0
     engine.add(make_request("c", range(1, 7), max_tokens=1))
     assert advance(engine)[0] == {2: 2}
 

@@ -28,7 +28,7 @@ def test_the_prompt_runs_once_and_is_drawn_from_for_every_answer(make_request: M
     engine.check_integrity()
     assert (engine.num_waiting, engine.num_running) == (0, 3)
     assert engine.blocks.num_free == 62
-    assert engine.stats().prompt_tokens == 6
+    assert engine.stats().scheduler.prompt_tokens == 6
 
 
 def test_only_the_shared_partial_tail_is_copied(make_request: Make) -> None:

@@ -55,7 +55,7 @@ def test_a_shared_prefix_makes_a_cheap_victim(make_request: Make) -> None:
     advance(engine)
     engine.add(make_request("shares", [*[1] * 8, 2], max_tokens=9, ignore_eos=True))
     engine.add(make_request("own", [3] * 9, max_tokens=9, ignore_eos=True))
-    while not engine.stats().num_preemptions:
+    while not engine.stats().scheduler.num_preemptions:
         planned, _ = advance(engine)
     assert set(planned) == {0, 2}
 

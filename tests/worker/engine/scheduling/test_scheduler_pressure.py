@@ -108,7 +108,7 @@ def test_32_clients_in_200_blocks(victim: str) -> None:
             clients.answer(step, names, now)
         if now % 50 == 0:
             engine.check_integrity()
-    assert engine.stats().num_preemptions > 50
+    assert engine.stats().scheduler.num_preemptions > 50
     assert len(clients.preemptions) + clients.num_aborted == 400
     assert max(clients.preemptions) <= policies.MAX_PREEMPTIONS
     # An answer takes 80 steps on average and the pool holds 8 requests: the fair wait is about

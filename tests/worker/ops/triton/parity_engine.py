@@ -146,8 +146,8 @@ def run(executor: Executor, way: Way, asked: dict[str, AddRequest]) -> Answers:
             assert output.error is None
             answers[output.request_id] += output.token_ids
     core.shutdown()
-    assert bool(scheduler.stats().num_preemptions) == (way.num_blocks < 100)
-    assert bool(scheduler.stats().num_accepted_tokens) == bool(way.drafts)
+    assert bool(scheduler.stats().scheduler.num_preemptions) == (way.num_blocks < 100)
+    assert bool(scheduler.stats().speculation.num_accepted_tokens) == bool(way.drafts)
     return answers
 
 

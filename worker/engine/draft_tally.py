@@ -1,4 +1,4 @@
-"""Counters of the scheduler since start."""
+"""The tally of verified drafts, of one answer or of all."""
 
 from __future__ import annotations
 
@@ -6,26 +6,6 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from worker.engine.messages import SpeculationFigures
-
-
-@dataclass(slots=True)
-class Counters:
-    """Totals; the scheduler's part of `EngineStats`, field by field. Tokens where not said."""
-
-    prefix_cache_queries: int = 0
-    prefix_cache_hits: int = 0
-    num_preemptions: int = 0
-    prompt_tokens: int = 0
-    prompt_tokens_cached: int = 0
-    generation_tokens: int = 0
-    num_steps: int = 0
-    num_corrupted_requests: int = 0
-    num_out_of_memory: int = 0  # steps taken back
-    external_cache_queries: int = 0
-    external_cache_hits: int = 0
-    prompt_tokens_external: int = 0
-    prompt_tokens_host: int = 0
-    prompt_tokens_disk: int = 0
 
 
 @dataclass(slots=True)
