@@ -9,10 +9,10 @@ created if the name is a plugin type.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from picker.config.decode import duration_seconds, quantity_bytes
 from picker.config.findings import Findings, Path
@@ -230,8 +230,18 @@ class _Kind(Generic[T]):
 
     name: str
     default: str
-    of: Callable[[object], T | None]
+    protocol: Any  # mypy takes no protocol for a `type[T]`
     endings: tuple[str, ...] = ()
+    rank_parameters: int | None = None  # both orders have `rank`; that of eviction takes two values
+
+    def of(self, plugin: object) -> T | None:
+        """Return `plugin` if it is of this kind."""
+        found: Any = plugin if isinstance(plugin, self.protocol) else None
+        wanted = self.rank_parameters
+        if None not in (found, wanted) and len(inspect.signature(found.rank).parameters) != wanted:
+            return None
+        policy: T | None = found
+        return policy
 
 
 def _seconds(text: str, at: Path, findings: Findings) -> float:
@@ -244,42 +254,23 @@ def _seconds(text: str, at: Path, findings: Findings) -> float:
         return 0.0
 
 
-def _fairness(plugin: object) -> FairnessPolicy | None:
-    return plugin if isinstance(plugin, FairnessPolicy) else None
-
-
-def _ordering(plugin: object) -> OrderingPolicy | None:
-    if isinstance(plugin, OrderingPolicy) and _arguments(plugin.rank) == 1:
-        return plugin
-    return None
-
-
-def _usage_limits(plugin: object) -> UsageLimitPolicy | None:
-    return plugin if isinstance(plugin, UsageLimitPolicy) else None
-
-
-def _eviction_filter(plugin: object) -> EvictionFilter | None:
-    return plugin if isinstance(plugin, EvictionFilter) else None
-
-
-def _eviction_order(plugin: object) -> EvictionOrder | None:
-    if isinstance(plugin, EvictionOrder) and _arguments(plugin.rank) == 2:
-        return plugin
-    return None
-
-
-def _arguments(method: Callable[..., object]) -> int:
-    """Count the parameters: both orders have `rank`, that of eviction also takes the dispatch."""
-    return len(inspect.signature(method).parameters)
-
-
 _SHARES = ("-fairness", "-fairness-policy")
 _CEILINGS = ("-limit-policy", "-holdback-policy", "-ceiling-policy")
-_FAIRNESS = _Kind("a fairness policy", DEFAULT_FAIRNESS, _fairness, _SHARES)
-_ORDERING = _Kind("an ordering policy", DEFAULT_ORDERING, _ordering, ("-ordering-policy",))
-_USAGE_LIMITS = _Kind("a usage-limit policy", DEFAULT_USAGE_LIMITS, _usage_limits, _CEILINGS)
-_EVICTION_FILTER = _Kind("an eviction filter", DEFAULT_EVICTION_FILTER, _eviction_filter)
-_EVICTION_ORDER = _Kind("an eviction order", DEFAULT_EVICTION_ORDER, _eviction_order)
+_FAIRNESS: _Kind[FairnessPolicy] = _Kind(
+    "a fairness policy", DEFAULT_FAIRNESS, FairnessPolicy, _SHARES
+)
+_ORDERING: _Kind[OrderingPolicy] = _Kind(
+    "an ordering policy", DEFAULT_ORDERING, OrderingPolicy, ("-ordering-policy",), 1
+)
+_USAGE_LIMITS: _Kind[UsageLimitPolicy] = _Kind(
+    "a usage-limit policy", DEFAULT_USAGE_LIMITS, UsageLimitPolicy, _CEILINGS
+)
+_EVICTION_FILTER: _Kind[EvictionFilter] = _Kind(
+    "an eviction filter", DEFAULT_EVICTION_FILTER, EvictionFilter
+)
+_EVICTION_ORDER: _Kind[EvictionOrder] = _Kind(
+    "an eviction order", DEFAULT_EVICTION_ORDER, EvictionOrder, (), 2
+)
 
 
 def plan_detector(

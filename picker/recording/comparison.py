@@ -68,14 +68,15 @@ class Comparison(msgspec.Struct, frozen=True):
     differences: tuple[Difference, ...]
 
 
+_SUMS = Comparison.__struct_fields__[:9]
+
+
 class Tally:
     """Adds up decisions. Retains the first `num_differences` that differ."""
 
     def __init__(self, num_differences: int) -> None:
         self._num_differences = num_differences
-        self._decisions = self._identical = self._moved = self._rescored = 0
-        self._refused_before = self._refused_now = 0
-        self._tokens = self._matched_before = self._matched_now = 0
+        self._sums: Counter[str] = Counter()  # by field of `Comparison`
         self._moves: Counter[tuple[str, str]] = Counter()
         self._before: Counter[str] = Counter()
         self._now: Counter[str] = Counter()
@@ -86,25 +87,27 @@ class Tally:
     def add(self, one: Redecided) -> None:
         before, now = one.recorded.result, one.outcome
         was, is_now = _destination(before), _destination(now)
-        self._decisions += 1
         self._first_at = min(self._first_at, one.recorded.at)
         self._last_at = max(self._last_at, one.recorded.at)
-        self._refused_before += was == REFUSED
-        self._refused_now += is_now == REFUSED
+        self._sums.update(
+            decisions=1,
+            identical=one.is_identical,
+            moved=was != is_now,
+            rescored=not one.is_identical and _totals(before) != _totals(now),
+            refused_before=was == REFUSED,
+            refused_now=is_now == REFUSED,
+            prompt_tokens=one.prompt_tokens,
+            matched_tokens_before=one.matched_before,
+            matched_tokens_now=one.matched_now,
+        )
         self._before[was] += 1
         self._now[is_now] += 1
-        self._tokens += one.prompt_tokens
-        self._matched_before += one.matched_before
-        self._matched_now += one.matched_now
         self._scores_before.add(_score(before))
         self._scores_now.add(_score(now))
         if one.is_identical:
-            self._identical += 1
             return
         if was != is_now:
-            self._moved += 1
             self._moves[was, is_now] += 1
-        self._rescored += _totals(before) != _totals(now)
         if len(self._differences) < self._num_differences:
             request = one.recorded.request.id
             self._differences.append(Difference(one.line, request, _differences(one)))
@@ -112,15 +115,7 @@ class Tally:
     def result(self) -> Comparison:
         endpoints = sorted(self._before.keys() | self._now.keys())
         return Comparison(
-            decisions=self._decisions,
-            identical=self._identical,
-            moved=self._moved,
-            rescored=self._rescored,
-            refused_before=self._refused_before,
-            refused_now=self._refused_now,
-            prompt_tokens=self._tokens,
-            matched_tokens_before=self._matched_before,
-            matched_tokens_now=self._matched_now,
+            **{name: self._sums[name] for name in _SUMS},
             scores=Scores(self._scores_before.value, self._scores_now.value),
             recorded_seconds=max(0.0, self._last_at - self._first_at),
             moves=tuple(Move(*pair, count) for pair, count in self._moves.most_common()),
