@@ -1,4 +1,4 @@
-"""Candidates as changes: who reads has what the scheduler saw."""
+"""Candidates as changes: the reader restores exactly those that the scheduler saw."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def candidate(name: str, **changes: object) -> Candidate:
     return replace(Candidate(Endpoint(name, f"10.0.0.{number}", 8000)), **changes)
 
 
-def told(change: CandidateChange) -> CandidateChange:
-    """As it comes out of a file."""
+def from_file(change: CandidateChange) -> CandidateChange:
+    """Encode and decode a change."""
     encoder = msgspec.json.Encoder(enc_hook=dict)
     return msgspec.json.decode(encoder.encode(change), type=CandidateChange)
 
@@ -45,18 +45,17 @@ CANDIDATES = st.builds(
 
 
 class _Walk:
-    """A pool from which each decision sees some, changed or not."""
+    """A pool; each decision sees some of its endpoints, changed or not."""
 
     def __init__(self) -> None:
         self.deltas, self.memory = CandidateDeltas(), CandidateMemory()
         self.pool: dict[str, Candidate] = {}
 
     def decide(self, changed: list[Candidate], shown: list[str]) -> None:
-        """Both sides agree after it."""
         self.pool.update({one.endpoint.name: one for one in changed})
         seen = [self.pool[name] for name in shown if name in self.pool]
         changes, order = self.deltas.of(seen)
-        assert list(self.memory.after([told(one) for one in changes], order)) == seen
+        assert list(self.memory.after([from_file(one) for one in changes], order)) == seen
 
 
 @examples(120)
@@ -72,10 +71,10 @@ class _Walk:
         max_size=12,
     )
 )
-def test_whatever_changes_both_sides_agree(
+def test_changes_restore_the_candidates_of_every_decision(
     steps: list[tuple[list[Candidate], list[str], str | None]],
 ) -> None:
-    """Other loads, other orders, endpoints that leave and come back, nobody at all."""
+    """With other loads and orders, endpoints that leave and return, and empty pools."""
     walk = _Walk()
     for changed, shown, leaves in steps:
         walk.decide(changed, shown)
@@ -86,8 +85,8 @@ def test_whatever_changes_both_sides_agree(
     walk.decide([], list("fedcba"))
 
 
-def test_nothing_new_takes_no_room() -> None:
-    """A second decision among the same candidates tells nothing, a new count only itself."""
+def test_unchanged_candidates_are_not_repeated() -> None:
+    """A second decision has no changes; a new load alone is one field."""
     deltas, pool = CandidateDeltas(), [candidate("a", metrics=EndpointMetrics()), candidate("b")]
     assert [one.key for one in deltas.of(pool)[0]] == ["default/a", "default/b"]
     assert deltas.of(list(pool)) == ((), None)
@@ -96,7 +95,6 @@ def test_nothing_new_takes_no_room() -> None:
 
 
 def test_metrics_that_json_cannot_hold_are_left_out_and_named() -> None:
-    """Rather than a line that nobody can read."""
     deltas = CandidateDeltas()
     changes, _ = deltas.of([candidate("a", metrics=EndpointMetrics(waiting_requests=2**80))])
     assert changes[0].metrics is None
@@ -113,7 +111,8 @@ def test_metrics_that_json_cannot_hold_are_left_out_and_named() -> None:
         (CandidateChange("default/a", endpoint=Endpoint("a", "10.0.0.1", 1)), ("default/b",)),
     ],
 )
-def test_missing_pieces_are_told(change: CandidateChange, order: tuple[str, ...] | None) -> None:
-    """Who reads never makes something up."""
+def test_an_incomplete_change_is_an_error(
+    change: CandidateChange, order: tuple[str, ...] | None
+) -> None:
     with pytest.raises(ValueError, match="default/"):
         CandidateMemory().after((change,), order)

@@ -1,4 +1,4 @@
-"""The file of a recording: private, bounded, and never in the way of a request."""
+"""The file of a recording: private, bounded, and asynchronous."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def series() -> RecordingSeries:
 
 
 def value(one: Counter | Gauge) -> float:
-    """What it says, of a series without labels."""
+    """Return the value of a series without labels."""
     ((_, number),) = one.numbers()
     return number
 
@@ -40,7 +40,7 @@ def lines(path: Path) -> list[AnyLine]:
 
 
 async def write(path: Path, *texts: bytes, max_bytes: int = 10**6) -> RecordingSeries:
-    """Record these lines; what was counted."""
+    """Record these lines; return the metrics."""
     counted = series()
     file = RecordingFile(path, max_bytes, counted)
     assert value(counted.active) == 1
@@ -50,8 +50,8 @@ async def write(path: Path, *texts: bytes, max_bytes: int = 10**6) -> RecordingS
     return counted
 
 
-async def test_a_new_file_is_for_its_owner_alone(tmp_path: Path) -> None:
-    """Mode 0600, whatever the umask allows."""
+async def test_only_the_owner_can_read_a_new_file(tmp_path: Path) -> None:
+    """Mode 0600 under any umask."""
     path = tmp_path / "r.jsonl"
     before = os.umask(0)
     try:
@@ -64,7 +64,7 @@ async def test_a_new_file_is_for_its_owner_alone(tmp_path: Path) -> None:
     assert value(counted.bytes_total) == path.stat().st_size
 
 
-async def test_a_recording_is_added_to_as_another_run(tmp_path: Path) -> None:
+async def test_an_existing_recording_continues_with_another_run(tmp_path: Path) -> None:
     """Nothing of the first one is lost; a half-written end becomes a line of its own."""
     path = tmp_path / "r.jsonl"
     await write(path, encoded(HEADER))
@@ -76,8 +76,9 @@ async def test_a_recording_is_added_to_as_another_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"notes\n", b'{"line":"stop","reason":"","at":1}\n', b"{"])
-async def test_a_file_that_is_no_recording_is_left_alone(tmp_path: Path, content: bytes) -> None:
-    """The picker does not start."""
+async def test_a_file_that_is_no_recording_is_refused_and_unchanged(
+    tmp_path: Path, content: bytes
+) -> None:
     path = tmp_path / "notes.txt"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match="is no recording"):
@@ -85,8 +86,8 @@ async def test_a_file_that_is_no_recording_is_left_alone(tmp_path: Path, content
     assert path.read_bytes() == content
 
 
-def test_files_that_cannot_be_recorded_in_are_refused(tmp_path: Path) -> None:
-    """A folder, a pipe, a path that leads nowhere, and a file that another picker writes."""
+def test_an_unusable_file_is_refused(tmp_path: Path) -> None:
+    """A folder, a pipe, a missing folder, and a file of another picker."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     for path, why in (
@@ -106,7 +107,7 @@ def test_files_that_cannot_be_recorded_in_are_refused(tmp_path: Path) -> None:
 async def test_the_file_never_grows_beyond_its_size(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The last line says why it ends; what comes later is not taken, and not counted as lost."""
+    """The last line says why; later lines are ignored, and not counted as lost."""
     path = tmp_path / "r.jsonl"
     with caplog.at_level(logging.WARNING):
         counted = await write(path, encoded(HEADER), *[LINE] * 100, max_bytes=1000)
@@ -119,8 +120,7 @@ async def test_the_file_never_grows_beyond_its_size(
     assert path.stat().st_size <= 1000 + len(encoded(Stop("size", 1.0)))
 
 
-async def test_a_full_file_does_not_grow_with_every_start(tmp_path: Path) -> None:
-    """There is no room for a further run, nor for its last line."""
+async def test_a_full_file_does_not_grow_with_another_start(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     await write(path, encoded(HEADER), LINE)
     before = path.read_bytes()
@@ -141,8 +141,8 @@ async def test_lines_are_written_while_the_picker_runs(tmp_path: Path) -> None:
     assert lines(path) == [HEADER, Stop("ended", 2.0)]
 
 
-async def test_a_loss_breaks_the_file_off_until_somebody_begins_anew(tmp_path: Path) -> None:
-    """What was before it is kept, what comes after it is counted."""
+async def test_no_lines_are_accepted_after_a_loss_until_a_new_beginning(tmp_path: Path) -> None:
+    """Lines before the loss are written, later ones are counted."""
     path, counted = tmp_path / "r.jsonl", series()
     file = RecordingFile(path, 10**6, counted)
     file.write(encoded(HEADER), 1.0)
@@ -157,8 +157,8 @@ async def test_a_loss_breaks_the_file_off_until_somebody_begins_anew(tmp_path: P
     assert value(counted.lost_lines_total) == 2
 
 
-def test_a_full_disk_costs_whole_batches_and_heals(tmp_path: Path) -> None:
-    """Those of the same epoch are dropped, the file stays readable, later epochs are written."""
+def test_a_full_disk_costs_whole_batches_until_the_next_epoch(tmp_path: Path) -> None:
+    """Batches of the same epoch are dropped, the file remains readable."""
     path, counted, progress = tmp_path / "r.jsonl", series(), Progress()
     batches: SimpleQueue[LineBatch | None] = SimpleQueue()
     fd = os.open(path, os.O_RDONLY | os.O_CREAT, 0o600)  # every write fails
@@ -185,8 +185,7 @@ def test_a_full_disk_costs_whole_batches_and_heals(tmp_path: Path) -> None:
     assert value(counted.bytes_total) == len(LINE)
 
 
-async def test_a_disk_that_is_too_slow_costs_lines_and_no_memory(tmp_path: Path) -> None:
-    """What waits to be written is bounded."""
+async def test_a_slow_disk_costs_lines_but_no_memory(tmp_path: Path) -> None:
     path, counted = tmp_path / "r.jsonl", series()
     file = RecordingFile(path, 10**12, counted)
     file._progress.waiting_bytes += 2**40  # as if the disk hung

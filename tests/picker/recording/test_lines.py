@@ -1,4 +1,4 @@
-"""Lines of a recording: whatever is written is read back as it was."""
+"""Lines of a recording survive a round trip."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LINE_TYPES = typing.get_args(AnyLine)
 
 
 def of(kind: type[msgspec.Struct]) -> st.SearchStrategy[typing.Any]:
-    """Any value of a struct, made from what its fields are declared to hold."""
+    """Generate values of a struct from the types of its fields."""
     hints = typing.get_type_hints(kind)
     names = [name for name in kind.__struct_fields__ if name != "key" or kind is not Endpoint]
     return st.builds(kind, **{name: _field(hints[name]) for name in names})
@@ -52,7 +52,7 @@ def _field(hint: typing.Any) -> st.SearchStrategy[typing.Any]:
         return NUMBERS
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
-        # A text among structs is the one word that stands for some.
+        # A text in a union with structs is the word "last".
         has_struct = any(isinstance(arg, type) and issubclass(arg, msgspec.Struct) for arg in args)
         return st.one_of(
             [st.just("last") if arg is str and has_struct else _field(arg) for arg in args]
@@ -71,8 +71,7 @@ def _field(hint: typing.Any) -> st.SearchStrategy[typing.Any]:
 
 
 @pytest.mark.parametrize("kind", LINE_TYPES, ids=lambda kind: kind.__name__)
-def test_every_kind_of_line_comes_back_as_it_was(kind: type[msgspec.Struct]) -> None:
-    """Encoding and decoding again is identity."""
+def test_every_kind_of_line_survives_a_round_trip(kind: type[msgspec.Struct]) -> None:
 
     @examples(60)
     @given(of(kind))
@@ -86,16 +85,15 @@ def test_every_kind_of_line_comes_back_as_it_was(kind: type[msgspec.Struct]) -> 
 
 
 @given(FLOATS)
-def test_floats_keep_every_bit(value: float) -> None:
-    """A time comes back as the same float, the sign of zero included."""
+def test_floats_are_exact(value: float) -> None:
+    """To the last bit, including the sign of zero."""
     back = decoded(encoded(lines.Stop("ended", value)))
     assert isinstance(back, lines.Stop)
     assert back.at == value
     assert math.copysign(1.0, back.at) == math.copysign(1.0, value)
 
 
-def test_metrics_and_usage_are_read_as_the_picker_has_them() -> None:
-    """Sets and tuples of nested values keep their types."""
+def test_nested_values_have_their_types_after_a_round_trip() -> None:
     metrics = EndpointMetrics(
         3, 4, 0.25, 16, 100, 7.0, frozenset("ab"), frozenset("c"), 2, 1.5, 0.1
     )
@@ -108,8 +106,7 @@ def test_metrics_and_usage_are_read_as_the_picker_has_them() -> None:
     assert decoded(encoded(end)) == end
 
 
-def test_what_json_cannot_hold_is_refused() -> None:
-    """A value of an unknown type raises instead of being written as something else."""
+def test_a_value_of_an_unknown_type_is_refused() -> None:
     with pytest.raises(TypeError, match="object cannot be recorded"):
         encoded(
             lines.DecisionLine(

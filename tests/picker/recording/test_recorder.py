@@ -1,4 +1,4 @@
-"""What is written down while requests are decided, and that it never gets into their way."""
+"""The lines that the recorder makes of decisions; its failures cost no request."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from picker.recording.lines import (
     decoded,
 )
 from picker.requestcontrol.pipeline import RequestPipeline
-from picker.types import Candidate, InferenceRequest, SchedulingResult
+from picker.types import InferenceRequest, SchedulingResult
 from tests.support.picker.recorded_traffic import ListSink, Traffic
 
 CONFIG = DEFAULT_CONFIG.decode()
-# With a plugin that hears of responses.
+# With a plugin that uses responses.
 COUNTING = CONFIG.replace("- {type: prefix-cache-scorer}", "- {type: token-load-scorer}").replace(
     "prefix-cache-scorer", "token-load-scorer"
 )
@@ -49,49 +49,46 @@ async def leave(traffic: Traffic, requests: int = 1) -> None:
 
 
 async def test_a_request_is_a_decision_a_first_piece_and_an_end() -> None:
-    """In the order in which plugins heard of it, with its number on each line."""
+    """In the order of the plugins' events, each with the number of the decision."""
     traffic = Traffic([COUNTING], 1)
     await leave(traffic)
     traffic.draw.random = lambda: 0.9  # type: ignore[method-assign]  # its response comes
     traffic.ends()
-    told = [line for line in lines(traffic.sink) if not isinstance(line, EndpointChange | Header)]
-    decision, *_ = told
+    found = [line for line in lines(traffic.sink) if not isinstance(line, EndpointChange | Header)]
+    decision = found[0]
     assert isinstance(decision, DecisionLine)
     assert decision.left
     assert decision.result is not None
-    last = [line for line in told if getattr(line, "number", 0) == decision.number][1:]
+    last = [line for line in found if getattr(line, "number", 0) == decision.number][1:]
     assert [type(line) for line in last] == [FirstPiece, End]
     assert last[1].usage.total_tokens == 11
 
 
-async def test_only_what_is_new_about_candidates_is_told() -> None:
-    """Of a pool of a hundred, the one endpoint that got a request."""
+async def test_a_decision_records_only_changed_candidates() -> None:
+    """In a pool of a hundred, the endpoint that got the last request."""
     traffic = Traffic([CONFIG], 1, endpoints=100)
     await leave(traffic, 3)
-    first, second = [one for one in decisions(traffic.sink) if one.order is None][:2] or (
-        None,
-        None,
-    )
-    whole = decisions(traffic.sink)[0]
-    assert len(whole.changed) > 3
-    assert len(first.changed) <= 2
-    assert second is None or len(second.changed) <= 2
+    first, *later = decisions(traffic.sink)
+    same = [one for one in later if one.order is None]
+    assert len(first.changed) > 3
+    assert same
+    assert all(len(one.changed) <= 2 for one in same)
 
 
-async def test_what_the_scheduler_refuses_is_written_down_too() -> None:
-    """With the refusal, and without having left."""
-    header = Traffic([CONFIG], 5)
-    header.draw.random = lambda: 0.0  # type: ignore[method-assign]
-    await header.request()
-    header.recorder.flush()
-    (decision,) = decisions(header.sink)
+async def test_a_refusal_after_scheduling_is_recorded() -> None:
+    """The client wants a cached prefix or nothing: the request does not leave."""
+    traffic = Traffic([CONFIG], 5)
+    traffic.draw.random = lambda: 0.0  # type: ignore[method-assign]
+    await traffic.request()
+    traffic.recorder.flush()
+    (decision,) = decisions(traffic.sink)
     assert decision.request.headers["prefer"] == "if-available"
     assert decision.result is not None
     assert not decision.left
 
 
 class _Odd:
-    """A producer whose finding no recording can hold."""
+    """A producer with a finding that cannot be recorded."""
 
     def produce(
         self, request: InferenceRequest, candidates: Any, attributes: Attributes
@@ -101,7 +98,7 @@ class _Odd:
 
 
 def with_pipeline(traffic: Traffic, **changes: Any) -> None:
-    """The traffic goes through a changed pipeline from now on."""
+    """Change the pipeline of the traffic."""
     pipeline = traffic.assembly.pipeline
     values = {name: getattr(pipeline, name) for name in ("parsers", "scheduler", "producers")}
     changed = RequestPipeline(**values | changes)
@@ -109,7 +106,6 @@ def with_pipeline(traffic: Traffic, **changes: Any) -> None:
 
 
 async def test_findings_of_unknown_types_are_named() -> None:
-    """And the decision is written all the same."""
     traffic = Traffic([CONFIG], 1)
     with_pipeline(traffic, producers=(BoundPlugin(_Odd()),))
     await leave(traffic)
@@ -117,7 +113,7 @@ async def test_findings_of_unknown_types_are_named() -> None:
 
 
 class _Broken:
-    """A scheduler with a mistake in it."""
+    """A scheduler with a bug."""
 
     def schedule(
         self, request: InferenceRequest, candidates: Any, attributes: Attributes, *_: object
@@ -125,8 +121,8 @@ class _Broken:
         raise ZeroDivisionError
 
 
-async def test_a_scheduler_that_fails_is_written_down() -> None:
-    """The client is told what it would be told without a recording."""
+async def test_a_failure_of_the_scheduler_is_recorded() -> None:
+    """The client gets the same response as without a recording."""
     traffic = Traffic([CONFIG], 1)
     with_pipeline(traffic, scheduler=BoundPlugin(_Broken()))
     exchange = traffic.director.begin()
@@ -137,18 +133,10 @@ async def test_a_scheduler_that_fails_is_written_down() -> None:
     assert (refusal.code, refusal.message) == ("failed", "ZeroDivisionError")
 
 
-class _Unreadable(Candidate, frozen=True):
-    """A candidate that cannot be written down."""
-
-    @property
-    def attributes(self) -> Any:  # type: ignore[override]
-        raise RuntimeError("secret of a plugin")
-
-
 async def test_a_line_that_cannot_be_made_costs_no_request(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It is lost and logged; the next ones tell everything anew, and how many were lost."""
+    """It is lost and logged; later lines repeat everything, and count the lost ones."""
     traffic = Traffic([CONFIG], 1)
     await leave(traffic)
     original = traffic.recorder._requests.of
@@ -159,16 +147,16 @@ async def test_a_line_that_cannot_be_made_costs_no_request(
     assert traffic.sink.is_broken
     traffic.recorder._requests.of = original  # type: ignore[method-assign]
     await leave(traffic)
-    told = lines(traffic.sink)
-    lost = next(index for index, line in enumerate(told) if isinstance(line, Lost))
-    assert isinstance(told[lost + 1], Config)
-    assert told[lost + 1].config == CONFIG
-    after = next(line for line in told[lost:] if isinstance(line, DecisionLine))
+    found = lines(traffic.sink)
+    lost = next(index for index, line in enumerate(found) if isinstance(line, Lost))
+    assert isinstance(found[lost + 1], Config)
+    assert found[lost + 1].config == CONFIG
+    after = next(line for line in found[lost:] if isinstance(line, DecisionLine))
     assert after.order is not None
     assert len(after.changed) == len(after.order)
 
 
-async def test_nothing_is_looked_at_once_the_recording_has_ended() -> None:
+async def test_an_ended_recording_gets_no_lines() -> None:
     traffic = Traffic([CONFIG], 1)
     traffic.sink.is_open = False
     before = len(traffic.sink.lines)
@@ -178,8 +166,7 @@ async def test_nothing_is_looked_at_once_the_recording_has_ended() -> None:
     assert len(traffic.sink.lines) == before
 
 
-async def test_every_decision_draws_from_a_seed_of_its_own() -> None:
-    """No two are alike."""
+async def test_every_decision_has_a_seed_of_its_own() -> None:
     traffic = Traffic([CONFIG], 1)
     await leave(traffic, 20)
     seeds = [one.seed for one in decisions(traffic.sink)]
@@ -187,7 +174,7 @@ async def test_every_decision_draws_from_a_seed_of_its_own() -> None:
 
 
 async def test_prompts_can_be_left_out() -> None:
-    """Their lengths are told, so that decisions that depend on these stay what they were."""
+    """Their lengths are recorded, for decisions that depend on these."""
     traffic = Traffic([CONFIG], 1, prompts=False)
     await leave(traffic, 3)
     for one in decisions(traffic.sink):

@@ -1,4 +1,4 @@
-"""Recorded decisions, decided again: what they were, bit by bit, or what is different."""
+"""Replays repeat recorded decisions bit by bit, or report the differences."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import yaml
 
 from picker.config.build import DEFAULT_CONFIG
 from picker.errors import ConfigError
-from picker.recording.comparison import REFUSED, Tally
+from picker.recording.comparison import REFUSED, Comparison, Tally
 from picker.recording.lines import (
     DecisionLine,
     EndpointChange,
@@ -24,12 +24,18 @@ from picker.recording.lines import (
     encoded,
 )
 from picker.types import EndpointMetrics
-from tests.support.picker.recorded_traffic import MoodyHealth, Traffic, record, replayed
+from tests.support.picker.recorded_traffic import (
+    MoodyHealth,
+    Replayed,
+    Traffic,
+    record,
+    replayed,
+)
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "config"
 BUILT_IN = DEFAULT_CONFIG.decode()
 HEAD = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n"
-# The shapes that people run, and every plugin there is.
+# Common configurations, and every plugin.
 SHAPES = (
     "bursts",
     "data_parallel_profile_handler",
@@ -89,12 +95,19 @@ schedulingProfiles:
 
 
 def golden(name: str) -> str:
-    """A configuration of that folder."""
     return (GOLDEN / f"{name}.in.yaml").read_text()
 
 
+def compared(replay: Replayed) -> Comparison:
+    """Add up the differences of a replay."""
+    tally = Tally(10)
+    for one in replay.decisions:
+        tally.add(one)
+    return tally.result()
+
+
 def reweighted(text: str, scorer: str, weight: float) -> str:
-    """The configuration with another weight of one scorer."""
+    """Change the weight of one scorer."""
     config = yaml.safe_load(text)
     (part,) = [
         one for one in config["schedulingProfiles"][0]["plugins"] if one["pluginRef"] == scorer
@@ -104,8 +117,8 @@ def reweighted(text: str, scorer: str, weight: float) -> str:
 
 
 @pytest.mark.parametrize("name", ["built in", "sessions", "loads", *SHAPES])
-def test_the_same_configuration_decides_the_same(name: str, tmp_path: Path) -> None:
-    """To every total and refusal; with churn, restarts and losses of clients."""
+def test_the_same_configuration_makes_identical_decisions(name: str, tmp_path: Path) -> None:
+    """With churn, restarts and disconnected clients."""
     texts = {"built in": BUILT_IN, "sessions": SESSIONS, "loads": LOADS}
     text = texts.get(name) or golden(name)
     requests = 1500 if name == "built in" else 300
@@ -118,8 +131,8 @@ def test_the_same_configuration_decides_the_same(name: str, tmp_path: Path) -> N
     assert len(picked) > 1
 
 
-def test_configurations_that_change_in_between_decide_the_same(tmp_path: Path) -> None:
-    """State of plugins goes on where their entries are alike."""
+def test_reloads_are_repeated(tmp_path: Path) -> None:
+    """Plugins with unchanged entries retain their state."""
     texts = [BUILT_IN, LOADS, golden("published_optimized_baseline"), SESSIONS, LOADS, BUILT_IN]
     traffic = Traffic(texts, seed=11)
     found = replayed(record(traffic, 1200, tmp_path / "r"))
@@ -128,8 +141,8 @@ def test_configurations_that_change_in_between_decide_the_same(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ["sessions", "loads", "published_pd_disaggregation"])
-def test_requests_that_were_decided_several_times_are_too(name: str, tmp_path: Path) -> None:
-    """An ejected endpoint is tried out first, and those that are held back are asked last."""
+def test_several_attempts_of_one_request_are_repeated(name: str, tmp_path: Path) -> None:
+    """An ejected endpoint is probed first, or ejected ones are used last."""
     text = {"sessions": SESSIONS, "loads": LOADS}.get(name) or golden(name)
     traffic = Traffic([text], seed=3, health=MoodyHealth(4))
     found = replayed(record(traffic, 400, tmp_path / "r"))
@@ -138,17 +151,15 @@ def test_requests_that_were_decided_several_times_are_too(name: str, tmp_path: P
     assert sum(one.recorded.again is not None for one in found.decisions) > 2
 
 
-def test_what_plugins_remember_matters_to_the_replay(tmp_path: Path) -> None:
-    """So it is not by chance that replays are identical."""
+def test_the_state_of_plugins_affects_the_replay(tmp_path: Path) -> None:
+    """Without the ends of requests most decisions differ."""
     traffic = Traffic([LOADS], seed=3)
     path = record(traffic, 400, tmp_path / "r")
-    kept = [line for line in traffic.sink.lines if b'"line":"end"' not in line]
-    path.write_bytes(b"".join(kept))
+    path.write_bytes(b"".join(one for one in traffic.sink.lines if b'"line":"end"' not in one))
     assert len(replayed(path).different) > 50
 
 
-def test_a_tampered_total_is_found(tmp_path: Path) -> None:
-    """The last bit counts."""
+def test_a_difference_in_the_last_bit_of_a_total_is_found(tmp_path: Path) -> None:
     traffic = Traffic([BUILT_IN], seed=3)
     path = record(traffic, 20, tmp_path / "r")
     lines = [decoded(line) for line in traffic.sink.lines]
@@ -160,14 +171,12 @@ def test_a_tampered_total_is_found(tmp_path: Path) -> None:
     traffic.sink.write_to(path)
     (different,) = replayed(path).different
     assert different.line == index + 1
-    tally = Tally(5)
-    tally.add(different)
-    (difference,) = tally.result().differences
+    (difference,) = compared(replayed(path)).differences
     assert "of candidate 1 in profile 'default'" in difference.texts[0]
 
 
 async def two_pods(weight: float, path: Path) -> Path:
-    """Ten requests in turn: pod-0 has an empty queue and a full cache, pod-1 the reverse."""
+    """Record ten requests: pod-0 has an empty queue and a full cache, pod-1 the reverse."""
     text = f"""{HEAD}
 plugins: [{{type: queue-scorer}}, {{type: kv-cache-utilization-scorer}}]
 schedulingProfiles:
@@ -182,7 +191,7 @@ schedulingProfiles:
             waiting_requests=waiting, kv_cache_usage=used, process_start_time_seconds=1.0
         )
         traffic.datastore.update_metrics(f"default/{name}", metrics)
-    traffic.draw.random = lambda: 0.9  # type: ignore[method-assign]  # nothing special happens
+    traffic.draw.random = lambda: 0.9  # type: ignore[method-assign]  # no unrest
     for _ in range(10):
         await traffic.request()
         traffic.ends()
@@ -190,54 +199,52 @@ schedulingProfiles:
     return traffic.sink.write_to(path)
 
 
-def test_another_weight_moves_what_it_should(tmp_path: Path) -> None:
-    """By hand: with 2 and 1, 2·1 + 1·0.1 = 2.1 and 1·0.9 = 0.9; with 2 and 5, 2.5 and 4.5."""
+def test_another_weight_moves_requests(tmp_path: Path) -> None:
+    """With weights 2 and 1: 2·1 + 1·0.1 = 2.1 and 1·0.9 = 0.9; with 2 and 5: 2.5 and 4.5."""
     path = asyncio.run(two_pods(1, tmp_path / "r"))
     text = json.loads(path.read_bytes().splitlines()[0])["config"]
     found = replayed(path, reweighted(text, "kv-cache-utilization-scorer", 5))
-    tally = Tally(10)
     for one in found.decisions:
-        tally.add(one)
         outcome = one.outcome
         assert isinstance(outcome, ResultLine)
         assert outcome.profiles["default"].totals == pytest.approx((2.5, 4.5))
         assert one.recorded.result.profiles["default"].totals == pytest.approx((2.1, 0.9))
-    told = tally.result()
-    assert (told.decisions, told.moved, told.rescored, told.identical) == (10, 10, 10, 0)
-    (move,) = told.moves
+    comparison = compared(found)
+    assert (comparison.decisions, comparison.moved, comparison.rescored, comparison.identical) == (
+        10,
+        10,
+        10,
+        0,
+    )
+    (move,) = comparison.moves
     assert (move.before, move.now, move.requests) == ("default/pod-0", "default/pod-1", 10)
-    assert told.scores.before == pytest.approx(2.1)
-    assert told.scores.now == pytest.approx(4.5)
-    shares = {one.endpoint: (one.before, one.now) for one in told.shares}
+    assert comparison.scores.before == pytest.approx(2.1)
+    assert comparison.scores.now == pytest.approx(4.5)
+    shares = {one.endpoint: (one.before, one.now) for one in comparison.shares}
     assert shares == {"default/pod-0": (10, 0), "default/pod-1": (0, 10)}
     small = replayed(path, reweighted(text, "kv-cache-utilization-scorer", 2))  # 2.2 and 1.8
     assert [one.outcome.endpoints[0][0] for one in small.decisions] == ["default/pod-0"] * 10
 
 
-def test_matches_are_taken_as_recorded_while_their_producer_is_as_it_was(tmp_path: Path) -> None:
-    """Also where requests now go elsewhere: what is cached where is not for the replay to say."""
+def test_recorded_matches_apply_while_their_producer_is_unchanged(tmp_path: Path) -> None:
+    """Even if requests now move: a replay does not know the caches."""
     path = record(Traffic([BUILT_IN], seed=2), 300, tmp_path / "r")
     found = replayed(path, reweighted(BUILT_IN, "prefix-cache-scorer", 30))
     assert found.notes == {}
-    tally = Tally(0)
-    for one in found.decisions:
-        tally.add(one)
-    told = tally.result()
-    assert told.moved > 0
-    assert told.matched_tokens_now > told.matched_tokens_before > 0
+    comparison = compared(found)
+    assert comparison.moved > 0
+    assert comparison.matched_tokens_now > comparison.matched_tokens_before > 0
 
 
 def with_producer(text: str, **parameters: Any) -> str:
-    """The configuration with other parameters of its prefix cache."""
+    """Add a prefix cache with these parameters."""
     config = yaml.safe_load(text)
     config["plugins"].append({"type": "approx-prefix-cache-producer", "parameters": parameters})
     return json.dumps(config)
 
 
-def test_a_producer_that_is_not_as_it_was_is_run(tmp_path: Path) -> None:
-    """On the recorded prompts, and so is what takes its findings: with the same parameters written
-    out it finds what it found.
-    """
+def test_a_changed_producer_runs_on_the_recorded_prompts(tmp_path: Path) -> None:
+    """And so do the readers of its findings; explicit defaults give the same findings."""
     path = record(Traffic([BUILT_IN], seed=2), 300, tmp_path / "r")
     same = replayed(path, with_producer(BUILT_IN, hashSeed=4711))
     assert same.different == []
@@ -249,13 +256,13 @@ def test_a_producer_that_is_not_as_it_was_is_run(tmp_path: Path) -> None:
     assert len(other.different) > 10
 
 
-def test_what_cannot_be_run_is_told_and_stands_in(tmp_path: Path) -> None:
-    """Left out prompts, engines, other servers, cookies: each with its reason."""
+def test_a_producer_that_cannot_run_is_noted_with_the_reason(tmp_path: Path) -> None:
+    """Omitted prompts, KV events, other servers, cookies; the recorded data applies."""
     path = record(Traffic([BUILT_IN], seed=2, prompts=False), 100, tmp_path / "r")
     assert replayed(path).different == []
     found = replayed(path, with_producer(BUILT_IN, hashSeed=4711))
     assert found.different == []
-    left_out, note, _ = found.notes  # the last one of what takes its findings
+    left_out, note, _ = found.notes  # the last is of a reader of its findings
     assert left_out == "the prompts were left out of the recording"
     assert "it needs the prompts, which were left out: the recorded data applies" in note
     path = record(Traffic([SESSIONS], seed=2), 100, tmp_path / "s")
@@ -275,13 +282,12 @@ def test_what_cannot_be_run_is_told_and_stands_in(tmp_path: Path) -> None:
     )
 
 
-def test_lengths_of_left_out_prompts_decide_as_the_prompts_did(tmp_path: Path) -> None:
-    """In a configuration that counts tokens."""
+def test_the_lengths_of_omitted_prompts_suffice_to_count_tokens(tmp_path: Path) -> None:
     found = replayed(record(Traffic([LOADS], seed=5, prompts=False), 400, tmp_path / "r"))
     assert found.different == []
 
 
-def test_another_run_begins_with_nothing(tmp_path: Path) -> None:
+def test_another_run_begins_with_empty_state(tmp_path: Path) -> None:
     """Two pickers wrote to one file, one after the other."""
     path = tmp_path / "r"
     both = b""
@@ -294,19 +300,15 @@ def test_another_run_begins_with_nothing(tmp_path: Path) -> None:
     assert list(found.notes) == [f"line {both.count(10) + 1} is half-written"]
 
 
-def test_refusals_are_destinations_too(tmp_path: Path) -> None:
-    """What a new configuration refuses shows as a move to nowhere."""
+def test_a_new_refusal_counts_as_a_move(tmp_path: Path) -> None:
     path = record(Traffic([LOADS], seed=5), 300, tmp_path / "r")
-    tally = Tally(3)
-    for one in replayed(path, LOADS.replace("maxConcurrency: 3", "maxConcurrency: 1")).decisions:
-        tally.add(one)
-    told = tally.result()
-    assert told.refused_now > told.refused_before
-    assert any(move.now == REFUSED for move in told.moves)
+    comparison = compared(replayed(path, LOADS.replace("maxConcurrency: 3", "maxConcurrency: 1")))
+    assert comparison.refused_now > comparison.refused_before
+    assert any(move.now == REFUSED for move in comparison.moves)
 
 
-def test_a_configuration_that_cannot_be_used_is_told(tmp_path: Path) -> None:
-    """The other one as a `ConfigError`, the recorded one with its line."""
+def test_an_unusable_configuration_is_an_error(tmp_path: Path) -> None:
+    """A `ConfigError` for the other one, an error with the line for the recorded one."""
     traffic = Traffic([BUILT_IN], seed=2)
     path = record(traffic, 5, tmp_path / "r")
     with pytest.raises(ConfigError, match="no-such-plugin"):
@@ -325,20 +327,20 @@ def test_a_configuration_that_cannot_be_used_is_told(tmp_path: Path) -> None:
         (b'"findings":{"PrefixCacheMatchInfo/', b'"findings":{"Nobody', "names no producer"),
     ],
 )
-def test_lines_that_make_no_sense_are_refused_with_their_number(
+def test_an_inconsistent_line_is_refused_with_its_number(
     tmp_path: Path, old: bytes, new: bytes, why: str
 ) -> None:
     path = record(Traffic([BUILT_IN], seed=2), 30, tmp_path / "r")
     content = path.read_bytes()
     assert old in content
     path.write_bytes(content.replace(old, new, 1))
-    with pytest.raises(RecordingError, match=r"r:\d+: cannot be replayed") as told:
+    with pytest.raises(RecordingError, match=r"r:\d+: cannot be replayed") as caught:
         replayed(path)
-    assert why in str(told.value)
+    assert why in str(caught.value)
 
 
-def test_garbage_never_raises_anything_else(tmp_path: Path) -> None:
-    """Bytes that were changed, cut out, doubled or swapped, anywhere in a recording."""
+def test_a_corrupt_recording_raises_no_other_error(tmp_path: Path) -> None:
+    """Bytes are changed, removed, doubled or replaced anywhere."""
     path, draw = tmp_path / "r", Random(9)
     content = record(Traffic([SESSIONS], seed=2, endpoints=3), 12, path).read_bytes()
     for _ in range(100):
@@ -363,17 +365,16 @@ def test_garbage_never_raises_anything_else(tmp_path: Path) -> None:
 
 
 def test_secrets_never_reach_the_file(tmp_path: Path) -> None:
-    """Credentials, cookies, queries, salts, session ids and tokens that are none."""
+    """Credentials, cookies, queries, salts, session ids and invalid tokens."""
     content = record(Traffic([SESSIONS], seed=2), 200, tmp_path / "r").read_bytes()
     for secret in (b"canary", b"pepper", b"session-3", b"Bearer"):
         assert secret not in content
     assert b"default/pod-1" in content
 
 
-def test_what_becomes_of_the_pool_is_told(tmp_path: Path) -> None:
-    """Endpoints that join, leave and restart."""
+def test_changes_of_the_pool_are_recorded(tmp_path: Path) -> None:
     traffic = Traffic([BUILT_IN], seed=2)
     asyncio.run(traffic.run(300))
-    changes = [decoded(line) for line in traffic.sink.lines]
-    told = {line.change for line in changes if isinstance(line, EndpointChange)}
-    assert told == {"joined", "left", "forgotten"}
+    lines = [decoded(line) for line in traffic.sink.lines]
+    changes = {line.change for line in lines if isinstance(line, EndpointChange)}
+    assert changes == {"joined", "left", "forgotten"}

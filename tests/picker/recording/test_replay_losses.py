@@ -1,4 +1,4 @@
-"""Recordings of which lines were lost: as much as can be is decided again, and the rest is told."""
+"""Recordings with lost lines: the replay repeats the remaining decisions and notes the loss."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ BUILT_IN = DEFAULT_CONFIG.decode()
 OTHER = BUILT_IN.replace("weight: 3", "weight: 30")
 
 
-def test_lost_lines_are_told(tmp_path: Path) -> None:
-    """And the replay goes on with what was told anew."""
+def test_a_replay_continues_after_lost_lines(tmp_path: Path) -> None:
+    """The recorder has repeated everything that later lines build upon."""
     traffic = Traffic([BUILT_IN], seed=2)
     asyncio.run(traffic.run(50))
     traffic.sink.lose("the disk was full", 0.0)
@@ -23,11 +23,11 @@ def test_lost_lines_are_told(tmp_path: Path) -> None:
     assert any("lines were lost while recording" in note for note in found.notes)
     assert len(found.decisions) > 80
     assert found.different == []
-    assert found.runs == 1  # the header that was told again begins no other
+    assert found.runs == 1  # the repeated header begins no other
 
 
 def test_a_recording_whose_beginning_was_lost_can_be_read(tmp_path: Path) -> None:
-    """The disk was full when the picker started: what it tells anew begins with the header."""
+    """The disk was full when the picker started: the repeated lines include the header."""
     traffic = Traffic([BUILT_IN, OTHER], seed=2)
     traffic.sink.lose("the disk was full", 0.0)
     traffic.sink.lines.clear()
@@ -39,10 +39,8 @@ def test_a_recording_whose_beginning_was_lost_can_be_read(tmp_path: Path) -> Non
     assert found.runs == 1
 
 
-def test_the_lost_beginning_of_another_run_does_not_go_on_with_the_one_before(
-    tmp_path: Path,
-) -> None:
-    """Its header is told anew, and says that it is another."""
+def test_a_run_with_a_lost_beginning_does_not_continue_the_previous_run(tmp_path: Path) -> None:
+    """Its repeated header differs."""
     first, other = Traffic([BUILT_IN], seed=2), Traffic([OTHER], seed=3)
     content = record(first, 50, tmp_path / "r").read_bytes()
     other.sink.lose("the disk was full", 0.0)
@@ -54,8 +52,7 @@ def test_the_lost_beginning_of_another_run_does_not_go_on_with_the_one_before(
     assert found.different == []
 
 
-def test_a_decision_of_a_configuration_that_was_lost_is_told(tmp_path: Path) -> None:
-    """As when the disk was full for a while. The rest is replayed."""
+def test_a_decision_of_a_lost_configuration_is_noted(tmp_path: Path) -> None:
     traffic = Traffic([BUILT_IN, OTHER, BUILT_IN], seed=2)
     path = record(traffic, 300, tmp_path / "r")
     lines = [decoded(one) for one in traffic.sink.lines]

@@ -1,4 +1,4 @@
-"""What a recording tells of a request, and what it keeps to itself."""
+"""Privacy of recorded requests: plain text and digests."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ POD = Endpoint("pod-1", "10.0.0.7", 8000, labels={"tier": "gold"})
 
 
 def privacy() -> HeaderPrivacy:
-    """With a pool and a profile."""
+    """Make one that knows a pool and a profile."""
     made = HeaderPrivacy(Digests(b"key"))
     made.know_endpoints([POD])
     made.know_names(["fast"])
     return made
 
 
-def test_credentials_are_digests_whatever_their_values() -> None:
-    """Also where the value is a word that the pool knows."""
-    told = privacy().of({"authorization": "Bearer abc", "cookie": "gold", "x-api-key": "fast"})
-    assert all(value.startswith("digest:") for value in told.values())
+def test_credentials_are_always_digests() -> None:
+    """Even if the value is public."""
+    recorded = privacy().of({"authorization": "Bearer abc", "cookie": "gold", "x-api-key": "fast"})
+    assert all(value.startswith("digest:") for value in recorded.values())
 
 
-def test_alike_values_stay_alike_and_others_apart() -> None:
-    """Sessions are told apart by digests as well as by ids, within one run only."""
+def test_equal_values_have_equal_digests_within_one_run() -> None:
     one = privacy()
     first, second = one.of({"x-session-id": "s1"}), one.of({"x-session-id": "s1"})
     assert first == second
@@ -36,21 +35,21 @@ def test_alike_values_stay_alike_and_others_apart() -> None:
     assert one.of({"x-session-id": "  "}) == {"x-session-id": "  "}
 
 
-def test_long_values_are_not_kept() -> None:
-    """A client may send thousands of salts of a megabyte each; their digests are made anew."""
+def test_digests_of_long_values_are_not_cached() -> None:
+    """A client may send thousands of salts of a megabyte each."""
     tracemalloc.start()
     try:
         digests = Digests(b"key")
         made = {digests.of(f"{number}" * LONG) for number in range(10, 30)}
-        kept, _ = tracemalloc.get_traced_memory()
+        used, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert len(made) == 20
-    assert kept < LONG
+    assert used < LONG
     assert digests.of("10" * LONG) in made
 
 
-def test_what_decisions_read_and_what_the_pool_says_stands_as_it_is() -> None:
+def test_public_values_and_headers_of_decisions_are_plain_text() -> None:
     """Labels, addresses, profiles, tokens of endpoints, objectives; a path without its query."""
     plain = {
         "x-tier": "gold",
@@ -66,25 +65,24 @@ def test_what_decisions_read_and_what_the_pool_says_stands_as_it_is() -> None:
     assert privacy().of({":path": "/v1/completions?key=abc"}) == {":path": "/v1/completions"}
 
 
-def test_what_an_endpoint_said_is_forgotten_when_it_leaves() -> None:
-    """A label of nobody is a value like any other."""
+def test_the_labels_of_an_endpoint_that_left_are_not_public() -> None:
     made = privacy()
     made.know_endpoints([], [POD])
     assert made.of({"x-tier": "gold"})["x-tier"].startswith("digest:")
 
 
-def test_contents_of_media_are_told_apart_but_not_told() -> None:
-    """Hashes of images could be looked up; offsets beyond all bounds are cut."""
+def test_hashes_of_media_are_digests() -> None:
+    """They could be looked up. Offsets are limited to the range of JSON readers."""
     item = MultiModalFeature("image", "0123abcd", 2**70, 4)
-    ((told,),) = private_features(((item,),), Digests(b"key"))
-    assert told.content_hash.startswith("digest:")
-    assert (told.modality, told.offset, told.length) == ("image", 2**62, 4)
+    ((recorded,),) = private_features(((item,),), Digests(b"key"))
+    assert recorded.content_hash.startswith("digest:")
+    assert (recorded.modality, recorded.offset, recorded.length) == ("image", 2**62, 4)
     ((again,),) = private_features(((item,),), Digests(b"key"))
-    assert again == told
+    assert again == recorded
 
 
-def test_texts_that_no_file_can_hold_become_readable() -> None:
-    """Halves of characters come from JSON of clients."""
+def test_lone_surrogates_are_replaced() -> None:
+    """JSON of clients may contain them."""
     assert readable("a\ud800b") == "a?b"
     assert readable("häuser") == "häuser"
     assert bounded(-(2**70)) == -(2**62)

@@ -1,4 +1,4 @@
-"""Findings as JSON: exact, and careful with what they never were."""
+"""Findings survive a round trip through JSON; other JSON is refused."""
 
 from __future__ import annotations
 
@@ -77,14 +77,14 @@ JSON = st.recursive(
 
 
 def through_json(value: Any) -> Any:
-    """As it comes out of a file."""
+    """Encode and decode a value."""
     return restored(json.loads(json.dumps(recordable(value), allow_nan=False)))
 
 
 @examples(300)
 @given(VALUES)
-def test_every_value_comes_back_as_it_was(value: Any) -> None:
-    """Types included: a tuple stays one, and 1 is neither 1.0 nor true."""
+def test_every_value_survives_a_round_trip(value: Any) -> None:
+    """With its type: a tuple is no list, and 1 is neither 1.0 nor true."""
     back = through_json(value)
     assert back == value
     assert type(back) is type(value)
@@ -92,31 +92,28 @@ def test_every_value_comes_back_as_it_was(value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 2**64, -(2**70)])
-def test_numbers_that_json_has_not_come_back_too(value: float) -> None:
-    """Infinities, no number at all, and whole numbers beyond 64 bits."""
+def test_numbers_beyond_json_survive_too(value: float) -> None:
+    """Infinities, NaN, and integers beyond 64 bits."""
     back = through_json(value)
     assert back == value or (math.isnan(back) and math.isnan(value))
     assert type(back) is type(value)
 
 
-def test_live_views_are_taken_as_they_are_at_that_moment() -> None:
-    """What changes later does not change the line."""
+def test_later_changes_of_a_live_view_do_not_change_the_line() -> None:
     loads = {"default/a": EndpointLoad(1, 10)}
-    told = recordable(InFlightLoad(MappingProxyType(loads), {}, 5))
+    line = recordable(InFlightLoad(MappingProxyType(loads), {}, 5))
     loads["default/a"] = EndpointLoad(2, 20)
-    assert restored(told).by_endpoint == {"default/a": EndpointLoad(1, 10)}
+    assert restored(line).by_endpoint == {"default/a": EndpointLoad(1, 10)}
 
 
-def test_types_that_nobody_knows_are_named() -> None:
-    """So that the recording can say what it lacks."""
+def test_an_unknown_type_is_named() -> None:
     with pytest.raises(NotReplayableError, match="complex"):
         recordable({"a": (1, 2j)})
 
 
 @examples(300)
 @given(JSON)
-def test_nonsense_raises_a_value_error_and_nothing_else(value: Any) -> None:
-    """Or is a value after all."""
+def test_arbitrary_json_is_a_value_or_a_value_error(value: Any) -> None:
     try:
         restored(value)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Mixed traffic through whole configurations, recorded; the clock stands still between steps."""
+"""Recorded mixed traffic through whole configurations; the clock only advances between steps."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ USAGE = b'data: {"usage":{"prompt_tokens":9,"completion_tokens":2,"total_tokens"
 
 @dataclass
 class ListSink:
-    """Keeps lines; `breaks` loses the next one."""
+    """Stores lines."""
 
     lines: list[bytes] = field(default_factory=list)
     is_open: bool = True
@@ -53,19 +53,16 @@ class ListSink:
     lost: int = 0
 
     def begin_anew(self) -> int:
-        """Forgive."""
         self.is_broken, lost, self.lost = False, self.lost, 0
         return lost
 
     def write(self, line: bytes, now_seconds: float) -> None:
-        """Keep it, unless it is lost."""
         if self.is_broken:
             self.lost += 1
         else:
             self.lines.append(line)
 
     def lose(self, why: str, now_seconds: float) -> None:
-        """Be broken."""
         self.is_broken = True
         self.lost += 1
 
@@ -76,24 +73,24 @@ class ListSink:
 
 @dataclass
 class UnderWay:
-    """A request that left."""
+    """A dispatched request."""
 
     exchange: Exchange
     decision: RouteDecision
 
 
 class Unwatched:
-    """A request of which nothing is learnt."""
+    """A request without effect on the health of its endpoint."""
 
     def responded(self, answer: Answer, now_seconds: float) -> None:
-        """Ignore."""
+        pass
 
     def ended(self, cause: FinishCause, answer: Answer, now_seconds: float) -> None:
-        """Ignore."""
+        pass
 
 
 class MoodyHealth:
-    """Ejects some endpoints and wants some tried out, as it likes."""
+    """Ejects and probes endpoints at random."""
 
     held = ("some",)
 
@@ -101,13 +98,11 @@ class MoodyHealth:
         self._draw = Random(seed)
 
     def is_unsure(self, now_seconds: float) -> bool:
-        """Never."""
         return False
 
     def usable(self, candidates: Sequence[Candidate], now_seconds: float) -> Sequence[Candidate]:
-        """Not all."""
-        kept = [one for one in candidates if self._draw.random() < 0.8]
-        return kept or candidates
+        usable = [one for one in candidates if self._draw.random() < 0.8]
+        return usable or candidates
 
     def probe(self, candidates: Sequence[Candidate], now_seconds: float) -> Candidate | None:
         return self._draw.choice(candidates) if self._draw.random() < 0.3 else None
@@ -115,12 +110,11 @@ class MoodyHealth:
     def left(
         self, endpoint: Endpoint, now_seconds: float, is_bodyless: bool = False, /
     ) -> EndpointAttempt:
-        """Nothing is learnt of it."""
         return Unwatched()
 
 
 class Traffic:
-    """A configuration at work in front of a pool that comes and goes, with all of it recorded."""
+    """A running configuration in front of a changing pool, with a recording."""
 
     def __init__(
         self,
@@ -131,7 +125,7 @@ class Traffic:
         prompts: bool = True,
         health: EndpointHealth | None = None,
     ) -> None:
-        """`configs` are texts; each but the first comes by a reload."""
+        """`configs` are texts; all but the first are reloads."""
         self.draw, self.now = Random(seed), 1000.0
         self.sink = ListSink()
         header = Header(
@@ -177,16 +171,16 @@ class Traffic:
         described = describers(self.assembly.data_layer.bindings)
         self.datastore.use((*self.assembly.observers, self.recorder), described)
 
-    # What happens
+    # Events
 
     def reload(self, text: str) -> None:
-        """Another configuration is in use; requests under way end on what they began with."""
+        """Use another configuration; requests under way end with theirs."""
         self.assembly = self._built("next.yaml", text, self.assembly.instances)
         self._observe()
         self.director.use(self.recorder.recorded(self.assembly, self.assembly.pipeline))
 
     def pool_changes(self) -> None:
-        """The endpoints that are there are known, with new metrics."""
+        """Publish the present endpoints, with new metrics."""
         self.datastore.set_endpoints([self._endpoint(name) for name in self.present])
         for name in self.present:
             self.scraped(name)
@@ -213,13 +207,13 @@ class Traffic:
         self.datastore.update_metrics(key, metrics, {MODELS_ATTRIBUTE: models})
 
     def restarts(self, name: str) -> None:
-        """The engine forgets everything."""
+        """Restart the engine of an endpoint."""
         self.starts[name] += 1.0
         if name in self.present:
             self.scraped(name)
 
     async def request(self) -> None:
-        """A request arrives, and may leave."""
+        """Send a request."""
         exchange = self.director.begin()
         try:
             decision = await exchange.route(self._raw())
@@ -230,7 +224,7 @@ class Traffic:
         self.under_way.append(UnderWay(exchange, decision))
 
     def ends(self) -> None:
-        """One of those under way gets its response, or goes away."""
+        """End a request under way, with a response or a disconnect."""
         if not self.under_way:
             return
         one = self.under_way.pop(self.draw.randrange(len(self.under_way)))
@@ -245,7 +239,7 @@ class Traffic:
         one.exchange.finish(FinishCause.COMPLETED, 200)
 
     async def run(self, requests: int) -> None:
-        """So many requests, and everything else in between."""
+        """Send requests, with all other events in between."""
         reloads = {(number + 1) * requests // len(self.configs): text
                    for number, text in enumerate(self.configs[1:])}  # fmt: skip
         for number in range(requests):
@@ -319,14 +313,14 @@ class Traffic:
 
 
 def record(traffic: Traffic, requests: int, path: Path) -> Path:
-    """The recording of so many requests."""
+    """Record this number of requests."""
     asyncio.run(traffic.run(requests))
     return traffic.sink.write_to(path)
 
 
 @dataclass
 class Replayed:
-    """Everything that came of a replay."""
+    """The results of a replay."""
 
     decisions: list[Redecided]
     notes: Mapping[str, int]
@@ -334,12 +328,12 @@ class Replayed:
 
     @property
     def different(self) -> list[Redecided]:
-        """Those that are not what they were."""
+        """The decisions that are not identical."""
         return [one for one in self.decisions if not one.is_identical]
 
 
 def replayed(path: Path, other: str | None = None) -> Replayed:
-    """The recording decided again, with the configuration `other` where it is given."""
+    """Replay a recording, with the configuration `other` if given."""
     config = None if other is None else OtherConfig(other.encode(), "other.yaml", True)
     replay = Replay(str(path), config)
     decisions = list(replay.decisions(read_recording(path)))
