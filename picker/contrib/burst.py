@@ -41,7 +41,7 @@ from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
 from picker.types import Candidates, InferenceRequest
 
 MAX_BLOCKS = 2048
-SLACK_SECONDS = 1.0  # for an event loop that has much to do when the window ends
+SLACK_SECONDS = 1.0  # for an event loop that is busy when the window ends
 
 
 class BurstPrefixCacheParameters(Parameters, frozen=True):
@@ -58,7 +58,7 @@ class BurstPrefixCacheParameters(Parameters, frozen=True):
 class BurstRequest:
     """A request by its chained block hashes, and the endpoints that may serve it.
 
-    `endpoints` are keys with the requests that are under way there; never empty.
+    `endpoints` are keys with their requests in flight; never empty.
     """
 
     blocks: tuple[int, ...]
@@ -67,7 +67,7 @@ class BurstRequest:
 
 @dataclass(frozen=True, slots=True)
 class BurstRules:
-    """How many blocks have to be alike, how many requests an endpoint takes, what weighs."""
+    """The number of common blocks of a group, the requests per endpoint, and the unit of weight."""
 
     colocate_blocks: int = 1
     max_per_endpoint: int | None = None
@@ -80,7 +80,7 @@ def assign(requests: Sequence[BurstRequest], rules: BurstRules) -> list[str]:
     for index, request in enumerate(requests):
         groups.setdefault(_alike(request, index, rules), []).append(index)
     weighed = [(_weight(requests, members, rules), members) for members in groups.values()]
-    weighed.sort(key=lambda one: -one[0])  # stable: of equal ones, who came first
+    weighed.sort(key=lambda one: -one[0])  # stable: of equal groups the first
     placed: dict[int, str] = {}
     load = _Load()
     for _, members in weighed:
@@ -89,19 +89,18 @@ def assign(requests: Sequence[BurstRequest], rules: BurstRules) -> list[str]:
 
 
 class _Load:
-    """What each endpoint has got so far. Owned by one `assign`."""
+    """The requests assigned to each endpoint so far. Owned by one `assign`."""
 
     def __init__(self) -> None:
         self.weight: dict[str, int] = {}
         self.count: dict[str, int] = {}
 
     def add(self, key: str, weight: int, count: int) -> None:
-        """Endpoint `key` gets so much more."""
         self.weight[key] = self.weight.get(key, 0) + weight
         self.count[key] = self.count.get(key, 0) + count
 
     def least(self, endpoints: Sequence[tuple[str, int]], limit: int | None) -> tuple[str, int]:
-        """The endpoint that is next, and for how many requests it has room."""
+        """The next endpoint, and the number of requests that it has room for; -1: any number."""
         open_ones = [one for one in endpoints if limit is None or self.count.get(one[0], 0) < limit]
         candidates = open_ones or endpoints
         key, _ = min(candidates, key=lambda one: (self.weight.get(one[0], 0), one[1]))
@@ -111,11 +110,11 @@ class _Load:
 
 
 def _alike(request: BurstRequest, index: int, rules: BurstRules) -> object:
-    """What requests of one group have in common."""
+    """The key of a request's group."""
     shared = max(1, rules.colocate_blocks)
     if len(request.blocks) < shared:
-        return index  # too short to be worth it
-    # Hashes are chained: this one stands for all blocks before it.
+        return index  # too short to share anything
+    # Hashes are chained: this one represents all blocks before it.
     return request.blocks[shared - 1], tuple(key for key, _ in request.endpoints)
 
 
@@ -152,17 +151,16 @@ class _Burst:
         self._next = 0
 
     def join(self, request: BurstRequest) -> int:
-        """One more; its number."""
+        """Add a request; its number."""
         number, self._next = self._next, self._next + 1
         self.members[number] = request
         return number
 
     def leave(self, number: int) -> None:
-        """One that does not want to go any more."""
         self.members.pop(number, None)
 
     def endpoint_of(self, number: int, rules: BurstRules) -> str:
-        """Where it goes. The first to ask ends the window."""
+        """The endpoint of a request. The first call ends the window."""
         if self.assigned is None:
             endpoints = assign(tuple(self.members.values()), rules)
             self.assigned = dict(zip(self.members, endpoints, strict=True))
@@ -170,7 +168,7 @@ class _Burst:
 
 
 class BurstPrefixCacheProducer:
-    """Owns the window that is open."""
+    """Owns the open window."""
 
     consumes = (TOKENIZED_PROMPT,)
 
@@ -181,7 +179,7 @@ class BurstPrefixCacheProducer:
         clock: Clock,
         hash_seed: int = 0,
     ) -> None:
-        """Raises `ValueError` for numbers that make no sense."""
+        """Raises `ValueError` for impossible numbers."""
         _check(parameters)
         self._block_size = parameters.block_size_tokens
         tokens = parameters.max_prefix_tokens_to_match
@@ -224,7 +222,7 @@ class BurstPrefixCacheProducer:
         number = burst.join(request)
         try:
             await self._clock.sleep(max(0.0, burst.ends_at_seconds - self._clock.now()))
-        except BaseException:  # the client has gone
+        except BaseException:  # the client disconnected
             burst.leave(number)
             raise
         if self._open is burst:
@@ -232,7 +230,7 @@ class BurstPrefixCacheProducer:
         return burst.endpoint_of(number, self._rules)
 
     def _joined(self) -> _Burst:
-        """The window that is open and has room, else a new one."""
+        """The open window if it has room, else a new one."""
         burst, now = self._open, self._clock.now()
         is_full = burst is not None and len(burst.members) == self._max_batch
         if burst is None or is_full or burst.ends_at_seconds <= now:
@@ -240,7 +238,7 @@ class BurstPrefixCacheProducer:
         return burst
 
     def _blocks(self, request: InferenceRequest) -> tuple[int, ...]:
-        """The hashes of all prompts, one prompt after the other."""
+        """The hashes of all prompts, concatenated."""
         model, salt = request.target_model, request.body.cache_salt
         sizes = (self._block_size, self._max_blocks, self._seed)
         prompts = prompt_hashes(request.prompts, model, salt, *sizes)

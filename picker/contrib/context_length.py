@@ -1,6 +1,6 @@
 """context-length-aware: endpoints for short and for long prompts, distinguished by a label.
 
-The label (`llm-d.ai/context-length-range`) says `min-max`, in tokens, both included. With the
+The label (`llm-d.ai/context-length-range`) is `min-max`, in tokens, both included. With the
 prompt's length n (0 while its tokens are unknown):
 
     score = 0.3 + 0.7 · (0.7 · w + 0.3 · p)     for min ≤ n ≤ max, with
@@ -9,10 +9,10 @@ prompt's length n (0 while its tokens are unknown):
             1.0                                 for min = n = max
             0.3 / (1 + distance / 1000)         out of range
             0.5                                 without the label
-            0.0                                 for a label that is no range
+            0.0                                 for an invalid label
 
-As a filter, with `enableFiltering`, it keeps the endpoints without the label and those whose range
-holds n, which may be none.
+As a filter, with `enableFiltering`, it passes the endpoints without the label and those whose range
+includes n, which may be none.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ MAX_DIGITS = 18
 
 
 class ContextLengthAwareParameters(Parameters, frozen=True):
-    """`parameters` of a context-length-aware plugin."""
-
     label: str = DEFAULT_LABEL
     enable_filtering: bool = False
 
@@ -54,7 +52,6 @@ class ContextLengthAware:
     def filter(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes, rng: Random
     ) -> Candidates:
-        """The candidates that take prompts of this length; all without `enableFiltering`."""
         if not self._filters:
             return candidates
         length = request.num_tokens
@@ -83,7 +80,7 @@ class ContextLengthAware:
 
 @lru_cache(maxsize=1024)
 def parse_range(text: str) -> tuple[int, int] | None:
-    """`(min, max)` of `min-max`, None when it is no range."""
+    """Parse `min-max`; None for other text."""
     first, dash, last = text.partition("-")
     for end in (first, last):
         if not (end.isascii() and end.isdecimal() and len(end) <= MAX_DIGITS):

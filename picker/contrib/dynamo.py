@@ -1,7 +1,7 @@
 """dynamo-cost-scorer: prefer endpoints with the least work, in blocks, for prompts and decoding.
 
-With blocks of B tokens as the prefix producer has them, p the tokens whose prompt is under way at
-the endpoint, n those of this prompt, b = ⌈n / B⌉ and c the blocks of it that are cached there:
+With blocks of B tokens as the prefix producer has them, p the tokens of prompts in flight at the
+endpoint, n those of this prompt, b = ⌈n / B⌉ and c the blocks of it that are cached there:
 
     cost    = prefillLoadScale (1) · max(0, (p + n) / B − credits) + decode + active
     credits = overlapScoreCredit (1) · decay · gpu + lower,   c = gpu + lower
@@ -10,15 +10,15 @@ the endpoint, n those of this prompt, b = ⌈n / B⌉ and c the blocks of it tha
     active  = decodeActiveRequestWeight (0) · requests in flight
     score   = (greatest cost − cost) / (greatest cost − least cost);   1.0 when all are equal
 
-Use it with softmax-picker, whose `temperature` then is Dynamo's. Blocks in lower tiers count as
-much as the producer's `kvCacheBackendConfigs` say (in Dynamo cpu 0.75, disk 0.25), and do not
-decay; where no tiers are known, all cached blocks are on the GPU. What is under way is what an
-inflight-load-producer says: give it the same `prefixMatchInfoProducerName`. It counts a prompt
-until the first piece of its response, or, where the proxy shows no bodies, until the end. KV blocks
-in use are those that the endpoint reports; for one that reports load, but not these, the mean of
-the others. Dynamo counts the blocks it assigned itself. An endpoint whose load is unknown (never
-scraped, or scrapes went stale) scores 0.0 beside others whose load is known. Without a prompt or a
-finding: 0.0 for all.
+Use it with softmax-picker, whose `temperature` then is Dynamo's. Blocks in lower tiers count by the
+producer's `kvCacheBackendConfigs` (in Dynamo cpu 0.75, disk 0.25), and do not decay; where no tiers
+are known, all cached blocks are on the GPU. The load in flight is that of an
+inflight-load-producer: give it the same `prefixMatchInfoProducerName`. It counts a prompt until the
+first piece of its response, or, where the proxy shows no bodies, until the end. KV blocks in use
+are those that the endpoint reports; for an endpoint that only lacks these, the mean of the others.
+Dynamo counts the blocks that it assigned itself. An endpoint whose load is unknown (never scraped,
+or scrapes went stale) scores 0.0 beside others whose load is known. Without a prompt or a finding:
+0.0 for all.
 
 Source: NVIDIA Dynamo, `lib/kv-router/src/scheduling/selector.rs` and its documentation ("Routing
 Concepts", `--router-kv-overlap-score-credit`, `-decay`, `--router-prefill-load-scale`).
@@ -57,7 +57,7 @@ class DynamoCostParameters(Parameters, frozen=True):
 
 
 class DynamoCostScorer:
-    """Scores by the work that would be at an endpoint. Stateless."""
+    """Scores by the work that an endpoint would have. Stateless."""
 
     def __init__(self, parameters: DynamoCostParameters) -> None:
         self._parameters = parameters
@@ -92,9 +92,7 @@ class DynamoCostScorer:
         load: InFlightLoad,
         least: int,
     ) -> float:
-        """In blocks, without those in use; `least` is the fewest tokens under way at any
-        candidate.
-        """
+        """The cost in blocks, without those in use; `least` is the least p of all candidates."""
         size, parameters = match.block_size_tokens, self._parameters
         own, blocks = load.tokens(candidate.key), -(-num_tokens // match.block_size_tokens)
         excess = (own - least) / size / blocks
@@ -109,7 +107,7 @@ class DynamoCostScorer:
 
 
 def _kv_tokens(candidate: Candidate) -> float | None:
-    """Tokens that fit into the KV blocks in use; None where the endpoint does not say."""
+    """Tokens that fit into the KV blocks in use; None without a report."""
     metrics = candidate.metrics or candidate.last_metrics
     if metrics is None or not metrics.num_kv_blocks or not metrics.block_size_tokens:
         return None

@@ -55,7 +55,7 @@ class MmEmbeddingsCacheParameters(Parameters, frozen=True):
 
 
 class MmEmbeddingsCacheProducer:
-    """Sole owner of the memory of what each endpoint has encoded."""
+    """Owns the memory of the items that each endpoint encoded."""
 
     consumes = (TOKENIZED_PROMPT,)
 
@@ -66,13 +66,12 @@ class MmEmbeddingsCacheProducer:
         self.produces = (self._key,)
 
     def remembered(self, key: str) -> tuple[str, ...]:
-        """The items that endpoint `key` was sent, longest ago first."""
+        """The items that endpoint `key` got, least recent first."""
         return tuple(self._encoded.get(key, ()))
 
     def produce(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> InferenceRequest:
-        """Write how many of the items each candidate has; nothing for a request without items."""
         items = _items(request)
         if not items:
             return request
@@ -80,7 +79,7 @@ class MmEmbeddingsCacheProducer:
         for candidate in candidates:
             encoded = self._encoded.get(candidate.key)
             if encoded is not None:
-                # Whichever of the two is smaller is walked through: a client may send many items.
+                # The intersection iterates over the smaller set: a client may send many items.
                 found = Counter(items[item] for item in encoded.keys() & items.keys())
                 if found:
                     matched[candidate.key] = found
@@ -116,7 +115,7 @@ class MmEmbeddingsCacheProducer:
 
 
 def _items(request: InferenceRequest) -> dict[str, str]:
-    """The request's items by what they are remembered by, and their modalities."""
+    """The request's items, by the text that is remembered, with their modalities."""
     return {_bounded(item): kind for item, kind in distinct_items(request.features).items()}
 
 
@@ -128,14 +127,13 @@ def _bounded(item: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class EncoderCaches:
-    """Counts the multi-modal items of requests, and those that their endpoint has encoded."""
+    """Counts the multi-modal items of requests, and those that their endpoint encoded before."""
 
     key: DataKey[EncoderMatch]
     metrics: PickerMetrics
     labels: tuple[str, str]  # the plugin's type and name
 
     def __call__(self, decision: Decision, step: PluginStep) -> None:
-        """Count the items; nothing for a request without any."""
         request, endpoint = decision.request, picked_endpoint(decision)
         match = found(decision, self.key)
         if match is None or request is None or endpoint is None:

@@ -1,17 +1,17 @@
 """p2p-source-producer: send the engine that computes the prompt the address to copy its KV from.
 
-The endpoint that computes is the first one of the profile `prefillProfileName` (prefill) if that
-ran, else of the primary one. A peer is another candidate whose cached tokens in the CPU tier exceed
+The computing endpoint is the first one of the profile `prefillProfileName` (prefill) if that ran,
+else of the primary one. A peer is another candidate whose cached tokens in the CPU tier exceed
 those of the endpoint by at least `minCachedTokenDelta` (1), as `prefixMatchInfoProducerName` found
-them (precise-prefix-cache-producer: only engines themselves know their tiers). Of the peers that
-are within one block of the best, one is drawn with
+them (precise-prefix-cache-producer: only engines themselves know their tiers). Of the peers within
+one block of the best, one is drawn with
 
     weight = 1 / (1 + queue)        u = FNV-1a-32(request id) / 2^32
 
-so that a request asks the same peer whenever it is decided again. A queue counts as one more than
-the longest known where the load is not known, and as the mean of the others where the page lacks it
-alone. The peer's `ip:port` goes into the request header
-`x-kv-cache-source-host-port`; without a peer the header is not set.
+so that a repeated decision about a request draws the same peer. A queue counts as one more than the
+longest known where the load is unknown, and as the mean of the others where the page only lacks the
+queue. The peer's `ip:port` goes into the request header `x-kv-cache-source-host-port`; without a
+peer the header is not set.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class P2pSourceParameters(Parameters, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class _Peer:
-    """A candidate with prompt tokens in its CPU tier; `queue` None: not known."""
+    """A candidate with prompt tokens in its CPU tier; `queue` is None if unknown."""
 
     key: str
     host_port: str
@@ -49,7 +49,7 @@ class _Peer:
 
 @dataclass(frozen=True, slots=True)
 class _Peers:
-    """The candidates that have anything, from `produce` to `pre_request`."""
+    """The peers of a request, from `produce` to `pre_request`."""
 
     peers: tuple[_Peer, ...]
     block_size_tokens: int
@@ -68,7 +68,7 @@ class P2pSourceProducer:
     def produce(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> InferenceRequest:
-        """Note who has what; nothing where no tiers are known."""
+        """Note the peers; none where no tiers are known."""
         info = attributes.get(self._match_key)
         if info is None or not info.tier_blocks:
             return request
@@ -89,7 +89,7 @@ class P2pSourceProducer:
     def pre_request(
         self, request: InferenceRequest, result: SchedulingResult, attributes: Attributes
     ) -> Mapping[str, str] | None:
-        """The header, when a peer has enough more than the endpoint that computes."""
+        """The header, when a peer has enough more than the computing endpoint."""
         known = attributes.get(self._peers_key)
         found = first_picked(result.profiles, self._parameters.prefill_profile_name)
         found = found or first_picked(result.profiles, result.primary_profile)
@@ -107,7 +107,7 @@ class P2pSourceProducer:
 
 
 def _drawn(peers: Sequence[_Peer], request_id: str) -> _Peer:
-    """One of them, by weight, the same for the same request."""
+    """Draw a peer by weight, always the same for the same request."""
     in_order = sorted(peers, key=lambda peer: peer.key)
     longest = max((peer.queue for peer in peers if peer.queue is not None), default=0)
     weights = [1.0 / (1 + (longest + 1 if peer.queue is None else peer.queue)) for peer in in_order]
@@ -120,7 +120,6 @@ def _drawn(peers: Sequence[_Peer], request_id: str) -> _Peer:
 
 
 def _fnv(data: bytes) -> int:
-    """FNV-1a, 32 bits."""
     value = _FNV_OFFSET
     for byte in data:
         value = (value ^ byte) * _FNV_PRIME & _MASK

@@ -4,27 +4,28 @@ A program is a fairness id, whatever the priorities of its requests. With the `s
 attained service)
 
     score  = lasWeightService · (1 − norm(service)) + lasWeightHeadWait · norm(head's wait)
-    norm   = (v − least) / (greatest − least) among the flows that wait in the band; 0.5 when these
+    norm   = (v − least) / (greatest − least) among the waiting flows of the band; 0.5 when these
              are equal
-    service += prompt tokens + 2 · completion tokens, when a response has said how many; it halves
-             every lasHalfLifeSeconds
+    service += prompt tokens + 2 · completion tokens, when a response reports them; it halves every
+             lasHalfLifeSeconds
 
 and with turn-priority, where a program is a session whose prompt grows with every turn,
 
     score  = turn + turnPriorityTimeWeight · seconds that the head has waited
-    turn   = requests of the program that were let in, and the head; 1 when nothing of the program
-             was under way for turnPriorityInactivitySeconds (0: however long) before the head came
+    turn   = requests of the program that were dispatched, and the head; 1 when no request of the
+             program was in flight for turnPriorityInactivitySeconds (0: no limit) before the head
+             arrived
 
 so that deep sessions go first, whose prompts are probably cached. Requests without a fairness id
 are no session: all of them count as first turns.
 
-The greatest score goes first, of equal ones the least id. A program that sent nothing for
+The greatest score goes first, of equal ones the least id. A program without a request for
 `evictionTtlSeconds`, or with las whose service has faded to less than a token, is forgotten at one
-of the sweeps, `evictionSweepSeconds` apart. Of more than 50,000 the one that was not seen for
-longest is, at once.
+of the sweeps, `evictionSweepSeconds` apart. Beyond 50,000 programs the least recent one is
+forgotten at once.
 
-Scores are relative, so a selection looks at all flows that wait: O(n), once after each change. With
-thousands of flows another policy does better.
+Scores are relative, so a selection compares all waiting flows: O(n), once after each change. With
+thousands of flows another policy is faster.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ from picker.framework.registry import (
 from picker.types import DEFAULT_FAIRNESS_ID, Usage
 
 COMPLETION_WEIGHT = 2
-LEAST_SERVICE_TOKENS = 1.0
+MIN_SERVICE_TOKENS = 1.0
 EVEN = 0.5
 MAX_PROGRAMS = 50_000  # clients can invent them faster than they are swept
-_MAX_HALVINGS = 60.0  # until all services are scaled anew
+_MAX_HALVINGS = 60.0  # beyond it all services are rescaled
 
 
 class ProgramAwareFairnessParameters(Parameters, frozen=True):
@@ -64,12 +65,11 @@ class ProgramAwareFairnessParameters(Parameters, frozen=True):
 
     @property
     def counts_turns(self) -> bool:
-        """Whether sessions go by their depth."""
         return self.strategy == "turn-priority"
 
     @property
     def without_effect(self) -> Mapping[str, str]:
-        """What is of the other strategy."""
+        """Parameters of the other strategy."""
         other = "las" if self.counts_turns else "turnPriority"
         names = (name for name in self.__struct_encode_fields__ if name.startswith(other))
         return dict.fromkeys(names, f"strategy is {self.strategy}")
@@ -77,43 +77,48 @@ class ProgramAwareFairnessParameters(Parameters, frozen=True):
 
 @dataclass(slots=True)
 class _Program:
-    """`service` is as of the ledger's beginning: what was served later weighs more."""
+    """`service` is scaled to the ledger's beginning: later service weighs more."""
 
     seen_at_seconds: float
     service: float = 0.0
     dispatched: int = 0
-    under_way: int = 0
+    in_flight: int = 0
     ended_at_seconds: float | None = None
     waited_seconds: float = 0.0
 
 
 class ProgramLedger:
-    """Owns what is remembered of programs, over all bands.
+    """Owns the accounts of programs, over all bands.
 
     Fading is by scale: every program's service has halved equally often since the ledger's
-    beginning, so what comes later is scaled up instead.
+    beginning, so later service is scaled up instead.
     """
 
     def __init__(self, parameters: ProgramAwareFairnessParameters) -> None:
         self._parameters = parameters
-        self._programs: OrderedDict[str, _Program] = OrderedDict()  # as they were seen last
+        self._programs: OrderedDict[str, _Program] = OrderedDict()  # least recently seen first
         self._begun_at_seconds: float | None = None
         self._last_halvings = 0.0
         self._swept_at_seconds = -math.inf
-        self.changes = 0  # of services, so that bands know when to compare anew
+        self.changes = 0  # of services, so that bands know when to compare again
 
     def service(self, program: str) -> float:
-        """What it was served lately, on a scale that only this ledger's services share."""
+        """The recent service, on the scale of this ledger."""
         known = self._programs.get(program)
         return 0.0 if known is None else known.service
 
-    def turn(self, program: str, came_at_seconds: float) -> int:
-        """Which turn of a program a request is that came then, and waits."""
+    def turn(self, program: str, arrived_at_seconds: float) -> int:
+        """The turn of a waiting request that arrived at that time."""
         known = self._programs.get(program)
         if known is None or program == DEFAULT_FAIRNESS_ID:
             return 1
         limit, ended = self._parameters.turn_priority_inactivity_seconds, known.ended_at_seconds
-        if limit and not known.under_way and ended is not None and came_at_seconds - ended > limit:
+        if (
+            limit
+            and not known.in_flight
+            and ended is not None
+            and arrived_at_seconds - ended > limit
+        ):
             return 1
         return known.dispatched + 1
 
@@ -126,19 +131,18 @@ class ProgramLedger:
         }
 
     def dispatched(self, item: QueuedRequest, now_seconds: float) -> None:
-        """A request of a program was let in."""
         program = self._seen(item.flow, now_seconds)
         program.dispatched += 1
-        program.under_way += 1
+        program.in_flight += 1
         self.changes += self._parameters.counts_turns
         program.waited_seconds += max(0.0, now_seconds - item.enqueued_at_seconds)
         self._sweep(now_seconds)
 
     def completed(self, item: QueuedRequest, usage: Usage | None, now_seconds: float) -> None:
-        """A request is over; `usage` is what its response said."""
+        """A request ended; `usage` is that of its response."""
         known = self._programs.get(item.flow)
         if known is not None:
-            known.under_way = max(0, known.under_way - 1)
+            known.in_flight = max(0, known.in_flight - 1)
             known.ended_at_seconds = now_seconds
             self.changes += self._parameters.counts_turns
         if usage is None:
@@ -158,7 +162,7 @@ class ProgramLedger:
         return program
 
     def _halvings(self, now_seconds: float) -> float:
-        """How often services have halved since the beginning, which may be set anew."""
+        """The number of halvings since the beginning, which this may reset."""
         if self._begun_at_seconds is None:
             self._begun_at_seconds = now_seconds
         halvings = (now_seconds - self._begun_at_seconds) / self._parameters.las_half_life_seconds
@@ -176,7 +180,7 @@ class ProgramLedger:
         if now_seconds - self._swept_at_seconds < chosen.eviction_sweep_seconds:
             return
         self._swept_at_seconds = now_seconds
-        least = LEAST_SERVICE_TOKENS * 2.0 ** self._halvings(now_seconds)
+        least = MIN_SERVICE_TOKENS * 2.0 ** self._halvings(now_seconds)
         since = now_seconds - chosen.eviction_ttl_seconds
         just_now = now_seconds - chosen.las_half_life_seconds
         self._programs = OrderedDict(
@@ -188,17 +192,16 @@ class ProgramLedger:
 
 
 class ProgramAwareBand:
-    """The flows that wait in one band, and since when. Owns that."""
+    """Owns the waiting flows of one band, with the arrival of their heads."""
 
     def __init__(self, parameters: ProgramAwareFairnessParameters, ledger: ProgramLedger) -> None:
         self._parameters = parameters
         self._ledger = ledger
         self._since: dict[str, float] = {}
         self._chosen: str | None = None
-        self._chosen_at: int | None = None  # changes of the ledger; None: to be chosen anew
+        self._chosen_at: int | None = None  # changes of the ledger; None: choose again
 
     def head_changed(self, flow: str, head: QueuedRequest | None, rank: Rank) -> None:
-        """Take note since when the flow's head waits."""
         self._chosen_at = None
         if head is None:
             self._since.pop(flow, None)
@@ -206,19 +209,15 @@ class ProgramAwareBand:
             self._since[flow] = head.enqueued_at_seconds
 
     def select(self, now_seconds: float) -> str | None:
-        """The flow of the greatest score. All heads' waits grow alike, so time alone changes no
-        score.
-        """
+        """The flow of the greatest score. All waits grow alike, so time alone changes no order."""
         if self._chosen_at != self._ledger.changes:
             self._chosen, self._chosen_at = self._best(), self._ledger.changes
         return self._chosen
 
     def dispatched(self, item: QueuedRequest, now_seconds: float) -> None:
-        """Take note of the wait."""
         self._ledger.dispatched(item, now_seconds)
 
     def completed(self, item: QueuedRequest, usage: Usage | None, now_seconds: float) -> None:
-        """Add what the response used, if it says so."""
         self._ledger.completed(item, usage, now_seconds)
 
     def weight(self, flow: str) -> float:
@@ -226,7 +225,7 @@ class ProgramAwareBand:
         return 1.0
 
     def forget(self, flow: str) -> None:
-        """The ledger forgets by itself."""
+        """The ledger forgets programs in its sweeps."""
 
     def _best(self) -> str | None:
         if not self._since:
@@ -243,13 +242,13 @@ class ProgramAwareBand:
         return chosen
 
     def _depth(self, flow: str) -> tuple[float, float, str]:
-        """The place of a session; all heads' waits grow alike, so the time now does not matter."""
+        """The sort key of a session; all waits grow alike, so the current time does not matter."""
         since = self._since[flow]
         turn = self._ledger.turn(flow, since)
         return (self._parameters.turn_priority_time_weight * since - turn, since, flow)
 
     def _score(self, served: float, late: float) -> float:
-        """The later a head came, the less it has waited."""
+        """`late` is the norm of the head's arrival: a later head has waited less."""
         weights = self._parameters
         return weights.las_weight_service * (1.0 - served) + weights.las_weight_head_wait * (
             1.0 - late
@@ -257,25 +256,23 @@ class ProgramAwareBand:
 
 
 def _norms(values: Sequence[float]) -> Sequence[float]:
-    """Where each lies between the least and the greatest."""
+    """The position of each between the least and the greatest."""
     least = min(values)
     span = max(values) - least
     return [(one - least) / span for one in values] if span else [EVEN] * len(values)
 
 
 class ProgramAwareFairness:
-    """By the strategy of its parameters. Keeps the ledger that its bands share."""
+    """Orders by the configured strategy. Owns the ledger that its bands share."""
 
     def __init__(self, parameters: ProgramAwareFairnessParameters) -> None:
         self._parameters = parameters
         self._ledger = ProgramLedger(parameters)
 
     def for_band(self, priority: int) -> ProgramAwareBand:
-        """A band in which nothing waits."""
         return ProgramAwareBand(self._parameters, self._ledger)
 
     def program_shares(self) -> Mapping[str, ProgramShare]:
-        """What each program got; looks at all of them."""
         return self._ledger.shares()
 
 

@@ -4,10 +4,10 @@
 
 `expression` (a whole number) and `condition` (true or false; empty: always) are CEL over `usage`,
 e.g. `usage.prompt_tokens + usage.completion_tokens`; see `UsageExpression` for its fields.
-Exactly one entry in `attributes`. Nothing is reported for the value 0, for a response that does not
-report its usage, and when an expression fails on it, which is logged. Expressions are tried on a
-sample when the configuration is read. The
-library is behind the extra `cel` and is imported when the first expression is compiled.
+`attributes` has exactly one entry. Nothing is reported for the value 0, for a response without
+usage, and when an expression fails on it, which is logged. Expressions are tried on a sample when
+the configuration is read. The library is in the extra `cel` and is imported when the first
+expression is compiled.
 """
 
 from __future__ import annotations
@@ -25,22 +25,20 @@ from picker.types import Metadata, ResponseProgress, Usage
 log = logging.getLogger(__name__)
 
 DEFAULT_NAMESPACE = "envoy.lb"
-# An expression that reads something else about usage could never give a value.
+# An expression that reads another field of usage could never give a value.
 _SAMPLE = Usage(prompt_tokens=3, completion_tokens=2, total_tokens=5, cached_tokens=1)
-# What the library raises for an expression that fails on its values.
+# The library raises these for an expression that fails on its values.
 _FAILURES = (ValueError, TypeError, LookupError, ArithmeticError, RuntimeError)
 
 
 class AttributeKey(Parameters, frozen=True):
-    """`key`: where in the proxy's dynamic metadata the number goes."""
+    """`key`: the place of the number in the proxy's dynamic metadata."""
 
     name: str
     namespace: str = DEFAULT_NAMESPACE
 
 
 class ReportedAttribute(Parameters, frozen=True):
-    """One entry of `attributes`."""
-
     key: AttributeKey
     expression: str
     condition: str = ""
@@ -54,8 +52,8 @@ class RequestAttributeReporter:
     """Reports one number. Stateless."""
 
     def __init__(self, parameters: RequestAttributeReporterParameters) -> None:
-        """Raises `ValueError` unless there is one attribute, with a name and expressions that work;
-        and when the library for expressions is not installed.
+        """Raises `ValueError` unless there is one attribute with a name and valid expressions, and
+        without the library.
         """
         if len(parameters.attributes) != 1:
             raise ValueError(
@@ -74,7 +72,6 @@ class RequestAttributeReporter:
             self._condition = UsageExpression(attribute.condition, bool, where=where)
 
     def response_progress(self, flight: Flight, progress: ResponseProgress) -> Metadata | None:
-        """The number, with the last piece."""
         usage = progress.usage
         if not progress.is_last or usage is None:
             return None
@@ -91,7 +88,7 @@ class RequestAttributeReporter:
 
 
 class ExpressionError(PickerError):
-    """An expression that gave no value."""
+    """Evaluation gave no value."""
 
 
 class _Program(Protocol):
@@ -110,8 +107,8 @@ class UsageExpression:
     """
 
     def __init__(self, source: str, kind: type, *, where: str) -> None:
-        """Raises `ValueError` that begins with `where` when the library is not installed, for what
-        is no expression, and for one that does not give a `kind` for a sample of usage.
+        """Raises `ValueError` that begins with `where` without the library, for invalid text, and
+        for an expression that does not give a `kind` for a sample of usage.
         """
         self._where = where
         try:
@@ -124,7 +121,7 @@ class UsageExpression:
             raise ValueError(f"{where} must give {wanted}, gives {value!r} for a sample")
 
     def evaluate(self, usage: Usage) -> Any:
-        """The value. Raises `ExpressionError` when there is none, as for a division by zero."""
+        """Raises `ExpressionError` without a value, as for a division by zero."""
         try:
             return self._program.execute(_context(usage))
         except _FAILURES as error:
@@ -151,7 +148,7 @@ def _context(usage: Usage) -> dict[str, Any]:
 
 
 def _reason(error: Exception) -> str:
-    """The library's message in one line; of a missing field it says the name only."""
+    """The library's message in one line; for a missing field it is only the name."""
     text = " ".join(str(error).split())
     return f"usage has no {text}" if isinstance(error, KeyError) else text
 

@@ -66,13 +66,13 @@ class HeaderSelector(Parameters, frozen=True):
 
 
 class RequireRoles(Parameters, frozen=True):
-    """`revisionGating.requireRoles`: what a revision needs to be complete."""
+    """`revisionGating.requireRoles`: the roles of a complete revision."""
 
     values: tuple[str, ...] = ()
 
 
 class RevisionGating(Parameters, frozen=True):
-    """`revisionGating`: how a revision is drawn."""
+    """`revisionGating`: the choice of a revision."""
 
     mode: Literal["sum", "max-role", "disabled"]
     revision_label_key: str = DEFAULT_REVISION_LABEL
@@ -87,10 +87,10 @@ class RolloutScreenerParameters(Parameters, frozen=True):
 
 
 class DisaggregatedSetRolloutScreener:
-    """Narrows to one revision. Stateless."""
+    """Keeps the endpoints of one revision. Stateless."""
 
     def __init__(self, parameters: RolloutScreenerParameters) -> None:
-        """Raises `ValueError` that names the parameter at fault."""
+        """Raises `ValueError` that names the wrong parameter."""
         self._scope = _scope(parameters.scope)
         self._selectors = tuple(
             _selector(selector, f"headerSelectors[{index}]")
@@ -107,16 +107,16 @@ class DisaggregatedSetRolloutScreener:
             )
 
     def screen(self, request: InferenceRequest, candidates: Candidates, rng: Random) -> Candidates:
-        """The endpoints of one revision; none when no revision can serve."""
+        """The endpoints of one revision; none when no revision is complete."""
         wanted = [
             (selector.label_key, request.headers[selector.header_name])
             for selector in self._asked(request)
         ]
-        kept = [one for one in candidates if _has_all(one, wanted)]
-        if self._mode == "disabled" or not kept:
-            return kept
+        passed = [one for one in candidates if _has_all(one, wanted)]
+        if self._mode == "disabled" or not passed:
+            return passed
         weights = self._weights(candidates)
-        present = {self._revision(one) for one in kept}
+        present = {self._revision(one) for one in passed}
         revisions = sorted(revision for revision in weights if revision in present)
         if not revisions:
             return ()
@@ -124,10 +124,10 @@ class DisaggregatedSetRolloutScreener:
             chosen = revisions[0]
         else:
             chosen = rng.choices(revisions, [weights[one] for one in revisions])[0]
-        return [one for one in kept if self._revision(one) == chosen]
+        return [one for one in passed if self._revision(one) == chosen]
 
     def response_head(self, flight: Flight, head: ResponseHead) -> Mapping[str, str] | None:
-        """The labels of the endpoint that the request was sent to; none for one it has not."""
+        """The labels of the endpoint that the request was sent to, as far as it has them."""
         labels = flight.result.endpoints[0].labels
         return {
             selector.header_name: labels[selector.label_key]
@@ -141,7 +141,7 @@ class DisaggregatedSetRolloutScreener:
         return self._mode
 
     def revision_shares(self, candidates: Candidates) -> Mapping[str, float]:
-        """The chance of each complete revision, of requests without a strict header."""
+        """The probability of each complete revision, for requests without a strict header."""
         weights = {} if self._mode == "disabled" else self._weights(candidates)
         total = sum(weights.values())
         return {revision: weight / total for revision, weight in weights.items() if total}
@@ -149,7 +149,7 @@ class DisaggregatedSetRolloutScreener:
     def unmatched_selectors(
         self, request: InferenceRequest, candidates: Candidates
     ) -> Sequence[str]:
-        """Those that select none on their own."""
+        """The strict selectors that select none of the candidates by themselves."""
         return [
             selector.name
             for selector in self._asked(request)
@@ -171,7 +171,7 @@ class DisaggregatedSetRolloutScreener:
         return candidate.endpoint.labels.get(self._revision_label, "")
 
     def _weights(self, candidates: Candidates) -> dict[str, int]:
-        """The weight of each revision that is complete."""
+        """The weight of each complete revision."""
         counts: dict[str, Counter[str]] = {}
         for candidate in candidates:
             revision = self._revision(candidate)
@@ -190,7 +190,7 @@ class DisaggregatedSetRolloutScreener:
                 for revision, roles in complete.items()
             }
         totals = {role: sum(roles[role] for roles in complete.values()) for role in self._roles}
-        dominant = max(totals, key=totals.__getitem__)  # the first of equal ones
+        dominant = max(totals, key=totals.__getitem__)  # of equal roles the first
         return {revision: roles[dominant] for revision, roles in complete.items()}
 
 

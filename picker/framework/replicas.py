@@ -17,9 +17,9 @@ from picker.framework.attributes import EndpointLoad
 
 # A prompt's block hashes, first block first, were sent to an endpoint with room for so many blocks:
 # (endpoint key, hashes, capacity).
-TellPlacement: TypeAlias = Callable[[str, npt.NDArray[np.uint64], int], None]
+ReportPlacement: TypeAlias = Callable[[str, npt.NDArray[np.uint64], int], None]
 # A session was sent to an endpoint, the n-th that it has: (session, endpoint key, n).
-TellBinding: TypeAlias = Callable[[str, str, int], None]
+ReportBinding: TypeAlias = Callable[[str, str, int], None]
 
 
 @runtime_checkable
@@ -35,8 +35,8 @@ class SharesPlacements(Protocol):
         plugin whose parameters name a seed.
         """
 
-    def tell_placements(self, tell: TellPlacement | None) -> None:
-        """Call `tell` with every placement from now on."""
+    def report_placements(self, report: ReportPlacement | None) -> None:
+        """Call `report` with every placement from now on."""
 
     def placed_elsewhere(self, key: str, hashes: npt.NDArray[np.uint64], capacity: int) -> None:
         """Another replica sent a prompt to endpoint `key`, which is in the pool."""
@@ -45,8 +45,8 @@ class SharesPlacements(Protocol):
 class SessionMemory(Protocol):
     """Which endpoint each session is bound to."""
 
-    def tell(self, tell: TellBinding | None) -> None:
-        """Call `tell` with every session that is bound here from now on."""
+    def report_bindings(self, report: ReportBinding | None) -> None:
+        """Call `report` with every session that is bound here from now on."""
 
     def bound_elsewhere(
         self, session: str, endpoint: str, moves: int, age_seconds: float, now_seconds: float

@@ -61,9 +61,9 @@ class Knowledge:
     def use(self, plugins: Mapping[str, object]) -> None:
         """Go on with the plugins, by name, of another configuration."""
         for placing in self._placements.values():
-            placing.tell_placements(None)
+            placing.report_placements(None)
         for binding in self._sessions.values():
-            binding.tell(None)
+            binding.report_bindings(None)
         for loading in self._loads.values():
             loading.set_loads_elsewhere(_NOTHING)
         self._placements, self._sessions, self._loads = {}, {}, {}
@@ -156,6 +156,6 @@ class Knowledge:
         if outbox is None:
             return
         for name, placing in self._placements.items():
-            placing.tell_placements(partial(outbox.placed, name))
+            placing.report_placements(partial(outbox.placed, name))
         for name, binding in self._sessions.items():
-            binding.tell(partial(outbox.bound, name))
+            binding.report_bindings(partial(outbox.bound, name))

@@ -52,7 +52,6 @@ class ProbabilisticAdmitter:
     def admit(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes, rng: Random
     ) -> None:
-        """Raises `RefusedError` (429)."""
         if request.priority >= 0 or not candidates:
             return
         if rng.random() < self.refusal_probability(candidates):

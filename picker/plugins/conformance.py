@@ -5,14 +5,14 @@ header-based-testing-filter: keep the endpoints that a request header lists; for
     keep = the endpoints of `test-epp-endpoint-selection: IP[:port], …`, in the header's order
 
 An entry with a port is one endpoint; an entry without one is every endpoint of that address, in the
-candidates' order. IPv6 addresses may be in brackets, and must be before a port. An endpoint is kept
-once, however often it is listed; an entry that is not an address of an endpoint keeps none.
+candidates' order. IPv6 addresses may be in brackets, and must be before a port. An endpoint passes
+once, however often it is listed; an entry that is not an address of an endpoint passes none.
 Requests without a body are filtered, too (the reference sends those anywhere).
 
-Without the header all are kept: the suite expects that any endpoint may serve then (the reference
-keeps none, and so refuses). A header that is present but blank keeps none. The reference treats the
-ports of one address as one endpoint; here they are distinguished, because the suite's data-parallel
-pools need it.
+Without the header all pass: the suite expects that any endpoint may serve then (the reference
+keeps none, and so refuses). A header that is present but blank passes none. The reference treats
+the ports of one address as one endpoint; here they are distinguished, because the suite's
+data-parallel pools need it.
 
 destination-endpoint-served-verifier: report the serving endpoint to clients; for conformance.
 
@@ -33,8 +33,6 @@ from picker.framework.registry import Parameters, PluginType, plain
 from picker.types import Candidate, Candidates, InferenceRequest, ResponseHead
 
 SELECTION_HEADER = "test-epp-endpoint-selection"
-
-
 _MAX_PORT_DIGITS = 5
 
 
@@ -55,12 +53,12 @@ class HeaderBasedTestingFilter:
         at: dict[str | None, list[Candidate]] = {}
         for candidate in candidates:
             at.setdefault(_canonical(candidate.endpoint.address), []).append(candidate)
-        kept: dict[str, Candidate] = {}
+        found: dict[str, Candidate] = {}
         for address, port in filter(None, map(_entry, listed.split(","))):
             for candidate in at.get(address, ()):
                 if port in (None, candidate.endpoint.port):
-                    kept.setdefault(candidate.key, candidate)
-        return tuple(kept.values())
+                    found.setdefault(candidate.key, candidate)
+        return tuple(found.values())
 
 
 def _entry(text: str) -> tuple[str, int | None] | None:
@@ -99,7 +97,7 @@ class DestinationEndpointServedVerifier:
         return self.bodyless_response_head(head)
 
     def bodyless_response_head(self, head: ResponseHead) -> Mapping[str, str]:
-        """The same on the response to a request of which nothing else is known."""
+        """The header of a response to a request without a body, of which nothing else is known."""
         if head.served_by:
             return {SERVED_HEADER: head.served_by}
         missing = "destination endpoint served" if head.has_destination_metadata else "envoy lb"

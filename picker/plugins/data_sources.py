@@ -37,8 +37,6 @@ class ModelsDataSource(PageParameters, frozen=True, kw_only=True):
 
 
 class EndpointNotificationSource(Parameters, frozen=True):
-    """Has no page."""
-
     @property
     def location(self) -> None:
         return None

@@ -38,7 +38,7 @@ class MultiModalDecider:
     def should_run(
         self, request: InferenceRequest, picked: Candidate | None, attributes: Attributes
     ) -> bool:
-        """Whether the tokenizer, or else the parser, found an item."""
+        """True if the tokenizer, or else the parser, found an item."""
         return any(request.features or request.body.features)
 
     def why_not(

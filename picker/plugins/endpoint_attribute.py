@@ -5,9 +5,9 @@ endpoint-attribute-filter: keep the endpoints with an attribute that passes a co
     keep ⇔ attribute <operator> value      with `algorithm: {type: threshold, threshold: {…}}`
 
 The number is what the extractor `producer` (core-metrics-extractor) found under the name
-`attribute`. An endpoint without it is kept with `onMissing: Pass` and dropped with `Fail`; a core
-metric is missing while the endpoint's load is unknown. With `fallbackOnEmpty`, all are kept when
-none passes.
+`attribute`. An endpoint without it passes with `onMissing: Pass` and is dropped with `Fail`; a core
+metric is missing while the endpoint's load is unknown. With `fallbackOnEmpty`, all pass when
+none does.
 
 endpoint-attribute-scorer: prefer endpoints by any number that is known of them.
 
@@ -141,8 +141,8 @@ class EndpointAttributeFilter:
     def filter(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes, rng: Random
     ) -> Candidates:
-        kept = [candidate for candidate in candidates if self._keeps(candidate)]
-        return candidates if self._fallback and not kept else kept
+        passed = [candidate for candidate in candidates if self._keeps(candidate)]
+        return candidates if self._fallback and not passed else passed
 
     def _keeps(self, candidate: Candidate) -> bool:
         number = attribute_number(candidate, self._attribute, self._producer)
@@ -150,8 +150,6 @@ class EndpointAttributeFilter:
 
 
 LOWER = "linear_lower_is_better"
-
-
 HIGHER = "linear_higher_is_better"
 
 

@@ -46,13 +46,11 @@ from typing import Any, Literal
 from picker.framework.attributes import AGENT_IDENTITY, SESSION_ID, Attributes, DataKey
 from picker.framework.interfaces import Flight
 from picker.framework.registry import Parameters, PluginType, PositiveFloat, Stability, named
-from picker.framework.replicas import TellBinding
+from picker.framework.replicas import ReportBinding
 from picker.plugins._shared.stages import first_picked
 from picker.types import Candidate, Candidates, InferenceRequest, ResponseHead, SchedulingResult
 
 MAX_BINDINGS = 100_000
-
-
 MAX_SESSION_ID = 128
 
 
@@ -221,7 +219,7 @@ class SessionBindings:
         self._now_seconds = -math.inf
         self._swept_seconds = -math.inf
         self._bindings: OrderedDict[str, _Binding] = OrderedDict()  # least recently used first
-        self._tell: TellBinding | None = None
+        self._report: ReportBinding | None = None
 
     def __len__(self) -> int:
         return len(self._bindings)
@@ -243,12 +241,12 @@ class SessionBindings:
         if before is not None:
             moves = before.moves + (before.endpoint != endpoint)
         self._put(key, _Binding(endpoint, self._now_seconds, moves))
-        if self._tell is not None:
-            self._tell(key, endpoint, moves)
+        if self._report is not None:
+            self._report(key, endpoint, moves)
 
-    def tell(self, tell: TellBinding | None) -> None:
-        """Report every session that is bound here from now on by calling `tell`."""
-        self._tell = tell
+    def report_bindings(self, report: ReportBinding | None) -> None:
+        """Call `report` with every session that is bound here from now on."""
+        self._report = report
 
     def bound_elsewhere(
         self, session: str, endpoint: str, moves: int, age_seconds: float, now_seconds: float
@@ -309,8 +307,6 @@ class SessionAffinityFilter(SessionAffinity):
 
 
 class SessionAffinityScorer(SessionAffinity):
-    """Scores by session."""
-
     def score(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> Sequence[float]:

@@ -11,7 +11,7 @@ topology-affinity-filter: keep the endpoints near the one that the stage before 
 
 It is meant for the second stage of a disaggregated request, whose KV cache travels between the two.
 It is a preference: without a peer, without the peer's location, and when no endpoint is near, all
-are kept. An endpoint without a location is near to none.
+pass. An endpoint without a location is near to none.
 
 topology-affinity-scorer: prefer endpoints near the one that the stage before was given.
 

@@ -99,7 +99,7 @@ class SoftReflectiveCeilingPolicy:
         return ceilings
 
     def _is_its_turn(self, saturation: float) -> bool:
-        """Whether lower priorities are open at this call; `saturation` is at least 0.5, because
+        """True if lower priorities are open at this call; `saturation` is at least 0.5, because
         below that it is under every ceiling.
         """
         if not saturation < 1.0:

@@ -40,20 +40,19 @@ NO_LIMITS = {
     *("framework.label_selector._MAX_NAME", "framework.label_selector._MAX_PREFIX"),
     *("plugins.conformance._MAX_PORT_DIGITS", "pool.object_parts.MAX_PORT"),
     *("plugins.parsers._usage._MAX_COUNT", "plugins.parsers._usage._MAX_DIGITS"),
-    *("plugins.producers.inflight_load_producer._MOST_OUTPUT", "rpc.http2.frames.MAX_FRAME_BYTES"),
+    *("plugins.producers.inflight_load_producer._MAX_OUTPUT", "rpc.http2.frames.MAX_FRAME_BYTES"),
     *("rpc.http2.frames.MAX_WINDOW_BYTES", "tokenization.prompt_stream._MAX_TOKEN"),
-    "contrib.program_aware._MAX_HALVINGS",
+    *("contrib.latency._learner.MAX_READING_SECONDS", "contrib.program_aware._MAX_HALVINGS"),
     # flags that are refused
     *("cli.flags.MAX_LEASE_NAME", "cli.flags.MAX_LEASE_SECONDS"),
     # parts of formulas
-    *("k8s.reflector._MOST_BARREN", "plugins.fairness_policies._burst_headroom.MOST_DEVIATIONS"),
+    *("k8s.reflector._MOST_BARREN", "plugins.fairness_policies._burst_headroom.MAX_DEVIATIONS"),
     *(
         f"plugins.fairness_policies.{name}"
         for name in (
-            "_burst_headroom.MOST_GAPS",
-            "_recent_use.MOST_OF_THE_TIME",
-            "_recent_use._MOST_FADED",
-            "deficit_round_robin_fairness_policy.MOST_OFF",
+            "_burst_headroom.MAX_GAPS",
+            "_recent_use._MAX_EXPONENT",
+            "deficit_round_robin_fairness_policy.MAX_FACTOR",
         )
     ),
 }

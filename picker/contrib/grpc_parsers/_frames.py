@@ -1,4 +1,4 @@
-"""Bodies of gRPC: frames of a flag, four bytes of length, and a message."""
+"""Bodies of gRPC: frames of a flag, a length of four bytes, and a message."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ M = TypeVar("M", bound=Message)
 
 
 def only_message(kind: type[M], body: bytes) -> M:
-    """The message in the one uncompressed frame that `body` is. Raises `ValueError`."""
+    """Decode `body`, which must be one uncompressed frame. Raises `ValueError`."""
     if len(body) < _PREFIX.size:
         raise ValueError("shorter than a frame's prefix")
     if body[0] != 0:
@@ -24,13 +24,13 @@ def only_message(kind: type[M], body: bytes) -> M:
     try:
         return kind.FromString(body[_PREFIX.size :])
     except DecodeError as error:
-        raise ValueError(f"the message is no {kind.DESCRIPTOR.name}") from error
+        raise ValueError(f"the message is not a {kind.DESCRIPTOR.name}") from error
 
 
 class FrameSplitter:
-    """Puts the messages of a stream together again, however it is cut.
+    """Joins the pieces of a stream into its messages.
 
-    A message that is compressed or larger than the limit is skipped; it is never held as a whole.
+    A compressed message, and one larger than the limit, is skipped without being stored.
     """
 
     def __init__(self, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
@@ -39,7 +39,7 @@ class FrameSplitter:
         self._to_skip = 0
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The messages that are complete with `data`, in order."""
+        """The messages that `data` completes, in order."""
         messages: list[bytes] = []
         self._pending += data
         position = 0

@@ -2,10 +2,10 @@
 
 ChatCompletions, RawPredict and StreamRawPredict: a request is one uncompressed gRPC frame with
 `http_body=2{data=2}`, a body of `chat/completions` for the first, of `responses` for the others. It
-goes on as it came, so its model cannot be replaced. Other methods are not read, and nor are their
-responses.
+is forwarded unchanged, so its model cannot be replaced. Other methods and their responses are not
+read.
 
-A response is a stream of frames of `HttpBody{data=2}`; put together, the data are OpenAI's JSON or
+A response is a stream of frames of `HttpBody{data=2}`; their concatenated data are OpenAI's JSON or
 its events.
 """
 
@@ -47,7 +47,6 @@ class VertexAIParser:
         self._openai = OpenAIParser()
 
     def parse(self, path: str, headers: Mapping[str, str], body: bytes) -> ParsedBody:
-        """Read the frame and the JSON in it, as far as they can be read."""
         method = path.rstrip("/").rpartition("/")[2]
         openai_path = _OPENAI_PATHS.get(f"/{method}")
         if openai_path is None:
@@ -60,7 +59,6 @@ class VertexAIParser:
         return replace(parsed, can_rewrite=False)
 
     def response_reader(self, body: ParsedBody, content_type: str) -> ResponseReader:
-        """A reader of frames, whatever the type, which is gRPC's."""
         return _HttpBodyUsage()
 
 
@@ -73,7 +71,6 @@ class _HttpBodyUsage:
 
     @property
     def usage(self) -> Usage | None:
-        """What was said so far."""
         return self._inner.usage if self._inner is not None else None
 
     def feed(self, data: bytes, is_last: bool) -> None:

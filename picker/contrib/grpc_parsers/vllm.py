@@ -3,10 +3,10 @@
     Generate: GenerateRequest{tokenized=2{input_ids=2} | text=3, sampling_params=4{max_tokens=8},
               stream=5, mm_inputs=7{mm_placeholders=5{offset=1, length=2}, mm_hashes=6}}
     Embed:    EmbedRequest{tokenized=2{input_ids=2}}
-    other:    not read, and nor is the response
+    other:    not read, nor is the response
 
-A body goes on as it came; it names no model. What is read is one uncompressed gRPC frame: of
-another body, and of one without `tokenized` and `text`, nothing is known. Every multi-modal item
+A body is forwarded unchanged; it names no model. Only one uncompressed gRPC frame is read: another
+body, and one without `tokenized` and `text`, is routed without a prompt. Every multi-modal item
 counts as an image.
 
     GenerateResponse{chunk=1{prompt_tokens=2, completion_tokens=3, cached_tokens=4} |
@@ -33,7 +33,7 @@ from picker.types import Api, MultiModalFeature, ParsedBody, Usage
 _GENERATE = "/Generate"
 _EMBED = "/Embed"
 _IMAGE = "image"
-MAX_ITEMS = 2**16  # an item may take two bytes, and a microsecond here
+MAX_ITEMS = 2**16  # an item may have two bytes, and takes a microsecond here
 
 
 class VllmGrpcParser:
@@ -45,7 +45,6 @@ class VllmGrpcParser:
     )
 
     def parse(self, path: str, headers: Mapping[str, str], body: bytes) -> ParsedBody:
-        """Read the frame, as far as there is one."""
         trimmed = path.rstrip("/")
         if not trimmed.endswith((_GENERATE, _EMBED)):
             return ParsedBody(Api.RAW, can_rewrite=False, skip_response=True)
@@ -55,7 +54,6 @@ class VllmGrpcParser:
             return ParsedBody(Api.VLLM_GRPC, can_rewrite=False)
 
     def response_reader(self, body: ParsedBody, content_type: str) -> ResponseReader:
-        """A reader of frames."""
         return _FrameUsage()
 
 
@@ -86,7 +84,7 @@ def _embed(body: bytes) -> ParsedBody:
 
 
 def _prompts(tokenized: pb.TokenizedInput) -> tuple[bytes, ...]:
-    """The one prompt in `tokenized`; none where that has no token ids."""
+    """The prompt in `tokenized`; none without token ids."""
     packed = pack_token_ids(list(tokenized.input_ids))
     return () if packed is None else (packed,)
 
@@ -102,7 +100,7 @@ def _features(inputs: pb.MultimodalInputs) -> tuple[MultiModalFeature, ...]:
 
 @dataclass(slots=True)
 class _FrameUsage:
-    """Reads a stream of response frames; passes over what it cannot read."""
+    """Reads a stream of response frames; skips unreadable ones."""
 
     usage: Usage | None = None
     _frames: FrameSplitter = field(default_factory=FrameSplitter)
@@ -118,8 +116,8 @@ class _FrameUsage:
 
 
 def _usage_of(message: bytes) -> Usage | None:
-    # The second field tells the messages apart: a number in an EmbedResponse, a message in the
-    # other. Protobuf passes over a field of another type than it expects.
+    # The second field distinguishes the messages: a number in an EmbedResponse, a message in the
+    # other. Protobuf skips a field of an unexpected type.
     embedded = pb.EmbedResponse.FromString(message)
     if embedded.HasField("prompt_tokens"):
         return Usage(prompt_tokens=embedded.prompt_tokens)

@@ -1,10 +1,8 @@
-"""Learns the latencies of models from the responses of requests, and from endpoints' counters.
+"""Learning the latencies of models, from the responses of requests and from endpoints' counters.
 
-The time to the first token is learned when that is seen: an answer may take minutes, or die. The
-time per token is a mean over an answer, or between two readings of a counter, and is learned by the
-mean load meanwhile: at its beginning an answer of a burst has seen none of the others yet.
-
-All pure.
+The time to the first token is learned as soon as it is seen: an answer may take minutes, or fail.
+The time per token is a mean over an answer, or between two readings of a counter, and is learned
+with the mean load of that time: at its beginning, an answer of a burst has seen none of the others.
 """
 
 from __future__ import annotations
@@ -27,14 +25,14 @@ from picker.types import Candidates, InferenceRequest
 
 log = logging.getLogger(__name__)
 
-# Between two looks at what an endpoint has generated: of a longer time its load is not known.
-LONGEST_LOOK_SECONDS = 3.0
-LONGEST_ANSWER = 1 << 20  # of limits in tokens, which clients choose
+# Between two readings of a counter: the load of a longer time is not known.
+MAX_READING_SECONDS = 3.0
+MAX_ANSWER_TOKENS = 1 << 20  # of limits, which clients choose
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
-    """What an endpoint has generated until `read_at_seconds`, and its load over time until then."""
+class _Reading:
+    """An endpoint's counter of generated tokens, and its load over time until then."""
 
     read_at_seconds: float
     generated_tokens: float
@@ -48,14 +46,14 @@ class LatencyLearner:
         self.models = LatencyModels()
         self._loads: Mapping[str, LoadFeatures] = {}  # as of the last decision
         self._over_time: dict[str, LoadIntegral] = {}
-        self._looks: dict[str, _Look] = {}
+        self._readings: dict[str, _Reading] = {}
 
-    def sees(self, loads: Mapping[str, LoadFeatures]) -> None:
-        """A decision is taken with these loads."""
+    def observe(self, loads: Mapping[str, LoadFeatures]) -> None:
+        """Take over the loads of a decision."""
         self._loads = loads
 
     def load_over_time(self, key: str, now_seconds: float) -> LoadIntegral:
-        """The endpoint's, up to now: for the measurement of a request that leaves."""
+        """The load of an endpoint up to now, for the measurement of a request that leaves."""
         known = self._over_time.get(key)
         if known is None:
             known = self._over_time[key] = LoadIntegral(now_seconds)
@@ -65,7 +63,7 @@ class LatencyLearner:
     def first_token(
         self, request: InferenceRequest, measured: Measurement, now_seconds: float
     ) -> None:
-        """It was seen. Nothing the second time."""
+        """Learn from the first token. Does nothing the second time."""
         if measured.first is not None:
             return
         measured.first = now_seconds
@@ -83,8 +81,8 @@ class LatencyLearner:
         ended_seconds: float | None,
         generated: int,
     ) -> tuple[float | None, float | None]:
-        """The answer went well until `ended_seconds`, with so many tokens (0: nobody said); or it
-        did not (None). Returns TTFT and TPOT, in ms, where they are known.
+        """Learn from an answer that completed at `ended_seconds` (None: it failed) with `generated`
+        tokens (0: unknown). Returns TTFT and TPOT in ms, where known.
         """
         load, ttft_ms = measured.load, measured.ttft_ms
         if load is None:
@@ -100,41 +98,45 @@ class LatencyLearner:
         self._learn(request, Latency.WHOLE, load, measured.key, whole_ms)
         return whole_ms, None
 
-    def look(self, request: InferenceRequest, candidates: Candidates, now_seconds: float) -> None:
-        """Learn the time per token from what the endpoints say they have generated.
+    def read_counters(
+        self, request: InferenceRequest, candidates: Candidates, now_seconds: float
+    ) -> None:
+        """Learn the time per token from the endpoints' counters of generated tokens.
 
-        Requests that ran took as long in all as the time between two readings, times the mean
-        number of them.
+        The running requests together took the time between two readings, times their mean number.
         """
         for candidate in candidates:
             metrics, key = candidate.metrics, candidate.endpoint.key
             served = None if metrics is None else metrics.served
             if served is None or served.generated_tokens is None:
                 continue
-            look, at = self._looks.get(key), served.read_at_seconds
-            if look is not None and at <= look.read_at_seconds:
+            before, at = self._readings.get(key), served.read_at_seconds
+            if before is not None and at <= before.read_at_seconds:
                 continue
             until = self.load_over_time(key, now_seconds).until(now_seconds, None)
-            self._looks[key] = _Look(at, served.generated_tokens, until)
-            if look is None:
+            self._readings[key] = _Reading(at, served.generated_tokens, until)
+            if before is None:
                 continue
-            load, seconds = mean_load(self._loads[key], look.load, until), at - look.read_at_seconds
-            tokens = served.generated_tokens - look.generated_tokens
-            if load.running and tokens > 0 and seconds <= LONGEST_LOOK_SECONDS:
+            load, seconds = (
+                mean_load(self._loads[key], before.load, until),
+                at - before.read_at_seconds,
+            )
+            tokens = served.generated_tokens - before.generated_tokens
+            if load.running and tokens > 0 and seconds <= MAX_READING_SECONDS:
                 tpot_ms = 1000 * seconds * REQUESTS_UNIT * load.running / tokens
                 self._learn(request, Latency.PER_TOKEN, load, key, tpot_ms)
 
     def forget(self, key: str) -> None:
-        """The endpoint left or restarted."""
+        """Forget an endpoint that left or restarted."""
         self._over_time.pop(key, None)
-        self._looks.pop(key, None)
+        self._readings.pop(key, None)
         self.models.forget(key)
 
     def _answered(
         self, request: InferenceRequest, measured: Measurement, ended_seconds: float, generated: int
     ) -> float | None:
-        """Learn its time per token, which is returned, and its length; where nobody says how many
-        tokens it has, its duration does.
+        """Learn the time per token, which is returned, and the length of an answer; without usage,
+        its duration gives the length.
         """
         tpot_ms, predicted = measured.tpot_ms(generated), measured.predicted
         num_tokens = float(generated)
@@ -156,20 +158,22 @@ class LatencyLearner:
         key: str,
         latency_ms: float,
     ) -> None:
-        if key not in self._over_time:  # it left before its request ended
+        if key not in self._over_time:  # the endpoint left before its request ended
             return
         model = self.models.learning(request.target_model, kind)
         if model.learn(features_of(request), load, key, latency_ms):
             name = request.target_model
-            log.info("%s of model '%s' has changed: it is learned anew", kind.value, name)
+            log.info("%s of model '%s' has changed: learning it again", kind.value, name)
 
 
 def features_of(request: InferenceRequest) -> Request:
-    """What a model is shown; an answer that streams has a first token whatever its length."""
-    limit = 0 if request.body.stream else min(request.body.max_output_tokens or 0, LONGEST_ANSWER)
+    """The features of a request; a streamed answer has a first token whatever its length."""
+    limit = (
+        0 if request.body.stream else min(request.body.max_output_tokens or 0, MAX_ANSWER_TOKENS)
+    )
     return Request.of(request.num_tokens, limit)
 
 
 def latency_of(request: InferenceRequest) -> Latency:
-    """What its client waits for first."""
+    """The latency that the client sees first."""
     return Latency.FIRST_TOKEN if request.body.stream else Latency.WHOLE

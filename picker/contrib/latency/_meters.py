@@ -17,7 +17,7 @@ from picker.types import FinishCause
 
 @dataclass(frozen=True, slots=True)
 class LatencyPredictions:
-    """What was predicted for requests, what they saw, and which of them took too long."""
+    """Observes predictions, the actual latencies, and missed objectives."""
 
     key: DataKey[Mapping[str, LatencyPrediction]]
     measurement: DataKey[Measurement]
@@ -25,7 +25,7 @@ class LatencyPredictions:
     labels: tuple[str, str]
 
     def __call__(self, decision: Decision, step: PluginStep) -> None:
-        """After the producer has predicted, when the request leaves, and when it is over."""
+        """Called after the prediction, when the request leaves, and when it ends."""
         match step.bound.point:
             case "DataProducer":
                 self._predicted(decision, step.seconds)
@@ -35,7 +35,7 @@ class LatencyPredictions:
                 self._ended(decision)
 
     def _predicted(self, decision: Decision, seconds: float) -> None:
-        """Observe how long the prediction took, if there is one."""
+        """Observe the duration of the prediction, if there is one."""
         if found(decision, self.key) is None:
             return
         series, labels = self.metrics.plugins, self._labels(decision)
@@ -45,7 +45,7 @@ class LatencyPredictions:
         self._set(labels, "tpot_prediction_duration", seconds)
 
     def _left(self, decision: Decision) -> None:
-        """Observe what was predicted at the endpoint that the request goes to."""
+        """Observe the prediction for the picked endpoint."""
         endpoint = picked_endpoint(decision)
         predictions = found(decision, self.key)
         if predictions is None or endpoint is None:
@@ -61,7 +61,7 @@ class LatencyPredictions:
             self._set(labels, "predicted_tpot", prediction.tpot_ms / 1000)
 
     def _ended(self, decision: Decision) -> None:
-        """Observe what a request saw that went well, and hold it against what it asked for."""
+        """Observe the latencies of a completed request, and compare them with its objectives."""
         request = decision.request
         measured = found(decision, self.measurement)
         if measured is None or request is None or measured.failed:
@@ -81,7 +81,7 @@ class LatencyPredictions:
             self._judge(labels, "tpot", tpot, asked.tpot_ms)
 
     def _compare(self, measured: Measurement, labels: tuple[str, ...]) -> None:
-        """Observe how far the predictions were off, and which p90s held."""
+        """Observe the errors of the predictions, and the p90s that held."""
         series = self.metrics.plugins
         for one in measured.outcomes:
             error = abs(one.expected_ms - one.seen_ms) / one.seen_ms

@@ -6,28 +6,26 @@ the endpoint's load, times a factor of the endpoint:
     ŷ = max(Σ θ · request · load, floor) · f(endpoint)
 
 so that θ is folded with the request once for all endpoints. θ comes from recursive least squares of
-y / f with forgetting (λ = 0.998), where a sample weighs 1 / max(y, ŷ)²: errors count in relation to
-the latency, and none counts for more than 1. f is the smoothed ratio of what an endpoint takes to
-what θ says, drawn towards 1 while there are few samples: the engines of a pool may be of different
-speed. The p90 is ŷ times the 90th percentile of y / ŷ over the last 256 samples, with the conformal
-correction ⌈0.9 (n + 1)⌉ / n, so that it covers 90 % of what follows as long as errors stay alike,
-whatever their distribution.
+y / f with forgetting (λ = 0.998), where a sample weighs 1 / max(y, ŷ)²: errors count relative to
+the latency, and no error counts more than 1. f is the smoothed ratio of an endpoint's latencies to
+those of θ, drawn towards 1 while there are few samples: the engines of a pool may differ in speed.
+The p90 is ŷ times the 90th percentile of y / ŷ over the last 256 samples, with the conformal
+correction ⌈0.9 (n + 1)⌉ / n, so that it covers 90 % of the next samples as long as errors stay
+alike, whatever their distribution.
 
 There is no prediction before 50 samples. The law has changed when the errors of the last 16 or so
 samples are twice those of the last 256 or so, or when the recent ratios lean to one side by five
-standard deviations of their mean: then θ is scaled by what they have in common and is a mere guess
-from then on; ratios and factors begin anew.
+standard deviations of their mean: then θ is scaled by their common factor and becomes a mere guess;
+ratios and factors start again.
 
 The cost of a request at an endpoint is the time that all requests there lose by it: its own, and
-what it adds to the R others that run or wait there,
+the time that it adds to the R others that run or wait there,
 
     cost = TTFT + n · TPOT + R · (prompt + n · ∂TPOT/∂running)
 
-where n is the number of tokens of its answer and `prompt` what its uncached tokens add to TTFT,
-which is how long the others' next tokens wait. Of a request that does not stream, the time of the
-whole answer stands for the terms of both.
-
-All pure.
+where n is the number of tokens of its answer and `prompt` the time that its uncached tokens add to
+TTFT, which is how long the others' next tokens wait. For a request that does not stream, the time
+of the whole answer replaces the terms of both.
 """
 
 from __future__ import annotations
@@ -46,25 +44,25 @@ MIN_SAMPLES = 50
 PERCENTILE = 0.9
 WINDOW = 256
 FORGETTING = 0.998
-PRIOR = 1e8  # variance of a weight that nothing is known of: some 10 s for features around 1
-FLOOR = 0.02  # of the mean: the least that is ever predicted
+PRIOR = 1e8  # variance of an unknown weight: some 10 s for features around 1
+FLOOR = 0.02  # of the mean: the least prediction
 RECENT, LASTING = 1 / 16, 1 / 256
 DRIFT_RATIO, BIAS_RATIO, DRIFT_MARGIN = 2.0, 0.8, 0.1
-SETTLED = 64  # samples until errors are held against each other
-# By which variances grow when the law has changed: 500 samples count as a tenth of one after it.
+SETTLED = 64  # samples until errors are compared
+# The growth of variances when the law has changed: 500 samples then count as a tenth of one.
 DOUBT = 5000.0
 PULL, SLOWEST = 20, 1 / 200  # of the factors of endpoints: samples until they count; least step
-MOST_MODELS = 128  # clients name models; those that an endpoint serves are learned
+MAX_MODELS = 128  # clients name models; those that an endpoint serves are learned
 REQUESTS_UNIT = 8  # of loads
-FRESH = 8  # samples between two looks at the percentile
+FRESH = 8  # samples between two updates of the percentile
 
 
-# Which features are multiplied with each other: places in the request's and in the load's.
+# Products of features: indexes of the request's and of the load's.
 Terms: TypeAlias = tuple[tuple[int, int], ...]
 
 
 class Request(NamedTuple):
-    """Of order 1. `limit`: the most tokens the answer may have, 0 where that does not matter."""
+    """Features of order 1. `limit` is the answer's maximum of tokens, 0 if irrelevant."""
 
     one: float
     prompt: float
@@ -76,11 +74,11 @@ class Request(NamedTuple):
 
 
 class LoadFeatures(NamedTuple):
-    """Of an endpoint, and what it has of the request; of order 1.
+    """Features of an endpoint for one request, of order 1.
 
-    In 1024 tokens: what is not cached of the prompt, what is, and what is not of the prompts of
-    requests that this picker has sent there and that have no first token yet. In eights
-    (`REQUESTS_UNIT`): the requests that wait and those that run.
+    In units of 1024 tokens: the uncached and the cached part of the prompt, and the uncached parts
+    of the prompts that this picker sent there and that have no first token yet. In units of 8
+    (`REQUESTS_UNIT`): the waiting and the running requests.
     """
 
     one: float
@@ -97,18 +95,18 @@ _RUNNING = LoadFeatures._fields.index("running")
 
 
 class Fitted(NamedTuple):
-    """A latency of one request, by the load: weights that are folded with the request."""
+    """One latency of one request, by the load: weights folded with the request."""
 
-    weights: Sequence[float]  # as `LoadFeatures`
+    weights: Sequence[float]  # in the order of `LoadFeatures`
     floor: float
-    factors: Mapping[str, float]  # by endpoint, 1 where there is none
-    p90_factor: float  # of the expectation, to be the p90
+    factors: Mapping[str, float]  # by endpoint, 1 if absent
+    p90_factor: float  # p90 / expectation
 
     def predict(self, loads: Mapping[str, LoadFeatures]) -> Sequence[float]:
-        """The expectation at each endpoint, in the unit that was learned."""
+        """The expectation at each endpoint, in the unit of the samples."""
         a, b, c, d, e, f, g, h = self.weights
         floor, get = self.floor, self.factors.get
-        return [  # written out: three times as fast as a sum of products, and there may be many
+        return [  # unrolled: three times as fast as a sum of products, for a thousand endpoints
             max(a * o + b * u + c * k + d * p + e * w + f * r + g * v + h * x, floor)
             * get(endpoint, 1.0)
             for endpoint, (o, u, k, p, w, r, v, x) in loads.items()
@@ -122,12 +120,12 @@ def costs_ms(
     each: Fitted,
     num_tokens: float,
 ) -> Sequence[float]:
-    """The cost at each endpoint, where the request takes `own_ms` itself.
+    """The cost at each endpoint, where the request itself takes `own_ms`.
 
-    For a whole answer, both are fitted to its end, and it is one token.
+    For a whole answer, `first` and `each` are its fit, and it counts as one token.
     """
     _, uncached, cached, _, _, _, _, uncached_running = first.weights
-    uncached -= cached  # cached tokens cost something too
+    uncached -= cached  # cached tokens have a cost, too
     token = num_tokens * max(0.0, each.weights[_RUNNING]) / REQUESTS_UNIT
     at_first, at_each = first.factors.get, each.factors.get
     costs = list[float]()
@@ -141,11 +139,7 @@ def costs_ms(
 
 
 class LoadIntegral:
-    """An endpoint's load over time. Owns its integrals, in seconds times the unit of the feature.
-
-    A time per token is a mean over a whole answer, so it is learned by the mean load meanwhile: at
-    its beginning an answer of a burst has seen none of the others yet.
-    """
+    """An endpoint's load over time. Owns its integrals, in seconds times the feature's unit."""
 
     __slots__ = ("_at", "_seconds", "_sums")
 
@@ -155,7 +149,7 @@ class LoadIntegral:
         self._sums = (0.0, 0.0, 0.0, 0.0)
 
     def until(self, now_seconds: float, load: LoadFeatures | None) -> tuple[float, ...]:
-        """The integrals up to now, where `load` is that since the last time; None: not known."""
+        """Advance the integrals to now; `load` is the load since the last call, None if unknown."""
         seconds = now_seconds - self._at
         if load is not None and seconds > 0:
             pending, waiting, running, kv_usage = self._sums
@@ -171,8 +165,8 @@ class LoadIntegral:
 
 
 def mean_load(load: LoadFeatures, since: Sequence[float], until: Sequence[float]) -> LoadFeatures:
-    """`load` with the means between two times of one `LoadIntegral`; as it is if nothing is known
-    of the time between.
+    """`load` with the means between two values of one `LoadIntegral`; unchanged if the load
+    between them is unknown.
     """
     seconds, *sums = (after - before for before, after in zip(since, until, strict=True))
     if seconds <= 0:
@@ -191,15 +185,15 @@ class LatencyModel:
         self._ratios: deque[float] = deque(maxlen=WINDOW)  # logarithms of y / ŷ
         self._factors: dict[str, float] = {}  # by endpoint
         self._counts: dict[str, int] = {}  # samples of each factor
-        self.p90_factor = 1.0  # of the expectation, to be the p90
+        self.p90_factor = 1.0  # p90 / expectation
         self._recent = self._lasting = 0.0  # errors
-        self._common = 0.0  # what ratios of all endpoints have in common, until θ has learned it
+        self._common = 0.0  # the common factor of all endpoints' ratios, until θ has learned it
         self._mean = 0.0
         self._since = 0  # samples since the law last changed
         self.num_samples = 0
 
     def fitted(self, request: Request) -> Fitted | None:
-        """What is known of the request; None before there are enough samples."""
+        """Fold the weights with a request; None before there are enough samples."""
         if self.num_samples < MIN_SAMPLES:
             return None
         folded = [0.0] * len(LoadFeatures._fields)
@@ -209,9 +203,9 @@ class LatencyModel:
         return Fitted(folded, floor, self._factors, self.p90_factor)
 
     def learn(self, request: Request, load: LoadFeatures, endpoint: str, latency: float) -> bool:
-        """Take a sample in; whether it shows that the law has changed.
+        """Learn a sample; True if it shows that the law has changed.
 
-        A latency that is not positive and finite is none.
+        Ignores a latency that is not positive and finite.
         """
         if not 0.0 < latency < math.inf:
             return False
@@ -223,7 +217,7 @@ class LatencyModel:
         self._mean += (latency - self._mean) * max(LASTING, 1 / self.num_samples)
         expected = max(base, FLOOR * self._mean) * factor
         self._fit(x, latency / factor, base)
-        if self._since <= len(x):  # too few for an error to say anything
+        if self._since <= len(x):  # too few for a meaningful error
             return False
         ratio = math.log(latency / expected)
         count = self._counts.get(endpoint, 0)
@@ -239,7 +233,7 @@ class LatencyModel:
         return self._watch(abs(ratio))
 
     def forget(self, endpoint: str) -> None:
-        """Begin anew with this endpoint."""
+        """Forget the factor of an endpoint."""
         self._factors.pop(endpoint, None)
         self._counts.pop(endpoint, None)
 
@@ -252,14 +246,14 @@ class LatencyModel:
         covariance = self._covariance
         covariance -= np.outer(gain, x @ covariance)
         covariance /= FORGETTING
-        # Directions that no sample speaks of would grow without end.
-        most = float(np.diagonal(covariance).max())
-        if most > PRIOR:
+        # Directions without samples would grow without bound.
+        largest = float(np.diagonal(covariance).max())
+        if largest > PRIOR:
             room = np.sqrt(np.minimum(1.0, PRIOR / np.diagonal(covariance)))
             covariance *= np.outer(room, room)
 
     def _watch(self, error: float) -> bool:
-        """Follow the errors; whether the law has changed."""
+        """Follow the errors; True if the law has changed."""
         seen = len(self._ratios)
         self._recent += (error - self._recent) * max(RECENT, 1 / seen)
         self._lasting += (error - self._lasting) * max(LASTING, 1 / seen)
@@ -268,7 +262,7 @@ class LatencyModel:
         if seen < SETTLED or not (is_worse or is_biased):
             return False
         self._weights *= math.exp(self._common)
-        # Where no sample ever spoke, as much is doubted as can be: it would grow at every change.
+        # Directions without samples have the greatest doubt already, and must not grow further.
         room = np.sqrt(np.clip(PRIOR / np.diagonal(self._covariance), 1.0, DOUBT))
         self._covariance *= np.outer(room, room)
         self._common, self._since = 0.0, 0
@@ -279,10 +273,10 @@ class LatencyModel:
 
 
 class Latency(Enum):
-    """What is learned of a model, each on its own."""
+    """The latencies of a model, learned separately."""
 
-    FIRST_TOKEN = "ttft"  # of an answer that streams
-    WHOLE = "whole"  # to the end of one that does not: the client sees nothing of it before
+    FIRST_TOKEN = "ttft"  # of a streamed answer
+    WHOLE = "whole"  # to the end of an answer that is not streamed
     PER_TOKEN = "tpot"
 
 
@@ -312,47 +306,47 @@ TERMS: Mapping[Latency, Terms] = MappingProxyType(
 
 
 class LatencyModels:
-    """The models by what the endpoints are asked for. Owns the latest `MOST_MODELS` of them."""
+    """The models by name and latency. Owns the latest `MAX_MODELS` of them."""
 
     def __init__(self) -> None:
         self._models: dict[tuple[str, Latency], LatencyModel] = {}
         self._lengths: dict[str, tuple[int, float]] = {}  # number of answers, mean of their tokens
 
     def get(self, model: str, latency: Latency) -> LatencyModel | None:
-        """None while nothing was learned of it."""
+        """None before the first sample."""
         return self._models.get((model, latency))
 
     def fitted(self, model: str, latency: Latency, request: Request) -> Fitted | None:
-        """None while too little was learned of it."""
+        """None before there are enough samples."""
         known = self._models.get((model, latency))
         return None if known is None else known.fitted(request)
 
     def num_tokens(self, model: str, limit: int | None) -> float | None:
-        """What an answer has on average, `limit` at most; None before one has ended."""
+        """The mean number of tokens of an answer, at most `limit`; None before the first end."""
         known = self._lengths.get(model)
         return None if known is None else min(known[1], limit or math.inf)
 
     def answered(self, model: str, num_tokens: float) -> None:
-        """An answer had so many tokens."""
+        """Learn the length of an answer."""
         count, mean = self._lengths.pop(model, (0, 0.0))
-        if len(self._lengths) >= MOST_MODELS:
+        if len(self._lengths) >= MAX_MODELS:
             del self._lengths[next(iter(self._lengths))]
         mean += (num_tokens - mean) * max(LASTING, 1 / (count + 1))
         self._lengths[model] = count + 1, mean
 
     def learning(self, model: str, latency: Latency) -> LatencyModel:
-        """The model that is to learn a sample."""
+        """The model that learns the next sample, now the latest."""
         known = self._models.get((model, latency))
         if known is None:
-            if len(self._models) >= MOST_MODELS:
+            if len(self._models) >= MAX_MODELS:
                 del self._models[next(iter(self._models))]
             known = LatencyModel(TERMS[latency])
         else:
-            del self._models[model, latency]  # to stand last
+            del self._models[model, latency]  # moves to the end
         self._models[model, latency] = known
         return known
 
     def forget(self, endpoint: str) -> None:
-        """The endpoint left; another one of its name may be of another speed."""
+        """Forget an endpoint that left; another one of its name may have another speed."""
         for one in self._models.values():
             one.forget(endpoint)

@@ -1,4 +1,4 @@
-"""What a client asks of a response's latency, in request headers."""
+"""The latency objectives of a request, in its headers."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# The first that is present and not empty counts; the second is the deprecated name.
+# The first nonempty one counts; the second is the deprecated name.
 TTFT_MS_HEADERS = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
 TPOT_MS_HEADERS = ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms")
 
 
 @dataclass(frozen=True, slots=True)
 class LatencyObjectives:
-    """Milliseconds to the first token and per token after it; None where nothing is asked."""
+    """Milliseconds to the first token and per token after it; None without an objective."""
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
@@ -23,7 +23,7 @@ class LatencyObjectives:
 
 
 def latency_objectives(headers: Mapping[str, str]) -> LatencyObjectives:
-    """The objectives of a request; one that is no positive number is not there."""
+    """Read the objectives of a request; values that are not positive numbers are ignored."""
     return LatencyObjectives(
         _milliseconds(headers, TTFT_MS_HEADERS), _milliseconds(headers, TPOT_MS_HEADERS)
     )

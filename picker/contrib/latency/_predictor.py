@@ -1,12 +1,10 @@
-"""What is exchanged with a latency predictor: settings, rows of features, answers, samples.
+"""The protocol of external latency predictors: settings, rows of features, answers, samples.
 
-The predictor is two servers, kept apart so that learning does not slow answers down:
+A predictor is two servers, separate so that learning does not slow answers down:
 
     POST <prediction>/predict/bulk/strict        {"requests": [row, …]}
                                                  → {"predictions": [{"ttft_ms", "tpot_ms"}, …]}
     POST <training>/add_training_data_bulk       {"entries": [row + actual latencies, …]} → 202
-
-All pure; asking is the producer's part.
 """
 
 from __future__ import annotations
@@ -28,10 +26,7 @@ TRAIN_PATH = "/add_training_data_bulk"
 
 @dataclass(frozen=True, slots=True)
 class PredictorSettings:
-    """Where the servers are and how they are asked.
-
-    Without `prediction_urls` nothing is predicted, without `training_url` nothing is learned.
-    """
+    """Addresses and limits of the servers; both addresses are optional."""
 
     prediction_urls: tuple[str, ...] = ()
     training_url: str | None = None
@@ -44,9 +39,9 @@ class PredictorSettings:
 def predictor_settings(
     prediction_urls: str, training_url: str, environment: Mapping[str, str]
 ) -> PredictorSettings:
-    """Settings of a configuration, each else from the environment variables of the reference.
+    """Settings of a configuration, with the reference's environment variables as defaults.
 
-    `prediction_urls` is a comma list. Raises `ValueError` for what cannot be understood.
+    `prediction_urls` is a comma list. Raises `ValueError` for invalid values.
     """
     prediction = prediction_urls or environment.get("PREDICTION_SERVER_URL", "")
     training = training_url or environment.get("TRAINING_SERVER_URL", "")
@@ -63,7 +58,9 @@ def predictor_settings(
 
 def _url(text: str) -> str:
     if not text.startswith(("http://", "https://")):
-        raise ValueError(f"'{text}' is no URL of a latency predictor: http:// or https:// first")
+        raise ValueError(
+            f"'{text}' is not a URL of a latency predictor: it must begin with http:// or https://"
+        )
     return text.rstrip("/")
 
 
@@ -82,10 +79,10 @@ def _positive(environment: Mapping[str, str], name: str, default: float) -> floa
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """One request at one endpoint, as the predictor's models see it; names are the wire's.
+    """The predictor's view of one request at one endpoint; the names are those of the wire.
 
-    `num_request_running` is what this picker has under way there, `kv_cache_percentage` within 0..1
-    all the same.
+    `num_request_running` counts this picker's requests in flight there; `kv_cache_percentage` is
+    within 0..1 despite its name.
     """
 
     kv_cache_percentage: float
@@ -101,7 +98,6 @@ class Features:
     decode_tokens_in_flight: int = 0
 
     def row(self) -> dict[str, Any]:
-        """The JSON object."""
         return {name: getattr(self, name) for name in _FEATURES}
 
 
@@ -110,7 +106,7 @@ _FEATURES = tuple(field.name for field in fields(Features))
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What a request really saw; 0 stands for "not measured" on the wire, None here."""
+    """The actual latencies of a request; None here is 0 on the wire."""
 
     features: Features
     taken_at_seconds: float
@@ -119,7 +115,7 @@ class Sample:
     num_tokens_generated: int
 
     def entry(self, now_seconds: float, unix_seconds: float) -> dict[str, Any]:
-        """The JSON object; the times are the same moment on the two clocks."""
+        """The JSON object; both arguments are the same moment, on two clocks."""
         taken = datetime.fromtimestamp(unix_seconds - (now_seconds - self.taken_at_seconds), UTC)
         return self.features.row() | {
             "num_tokens_generated": self.num_tokens_generated,
@@ -130,16 +126,16 @@ class Sample:
 
 
 class Predicted(NamedTuple):
-    """Milliseconds, finite and not negative; `tpot_ms` None: of that nothing is known."""
+    """Milliseconds, finite and not negative; `tpot_ms` is None if unknown."""
 
     ttft_ms: float
     tpot_ms: float | None
 
 
 class Outcome(NamedTuple):
-    """One latency of a request beside its prediction, in milliseconds; `kind` is `ttft` or `tpot`.
+    """One latency of a request and its prediction, in milliseconds; `kind` is `ttft` or `tpot`.
 
-    `p90_ms` is what nine of ten should not exceed, where the predictor says so.
+    `p90_ms` is the predicted 90th percentile, if known.
     """
 
     kind: str
@@ -149,10 +145,10 @@ class Outcome(NamedTuple):
 
 
 class Measurement:
-    """One request under way: what was known when it left, and the times of its response.
+    """One request in flight: the state when it left, and the times of its response.
 
-    Owned by the producer that made it. `features` and `load` are None when nothing was known of
-    the endpoint, `predicted` and `p90` when nothing was predicted. `outcomes` are there at the end.
+    Owned by its producer. `features` and `load` are None for an endpoint of unknown load,
+    `predicted` and `p90` without a prediction. `outcomes` are set at the end.
     """
 
     __slots__ = (
@@ -179,7 +175,7 @@ class Measurement:
         self.tpot_objective_ms = tpot_objective_ms
         self.load: LoadFeatures | None = None
         self.integral: LoadIntegral | None = None  # of the endpoint
-        self.load_at_first: Sequence[float] = ()  # what it was then
+        self.load_at_first: Sequence[float] = ()  # its value at the first token
         self.pending = 0.0  # 1024 tokens
         self.begun = 0.0
         self.first: float | None = None
@@ -190,14 +186,14 @@ class Measurement:
         self.outcomes: tuple[Outcome, ...] = ()
 
     def whole(self, features: Features, begun: float, now_seconds: float, generated: int) -> Sample:
-        """The time to the end; `begun` is when the request came, `generated` its tokens."""
+        """A sample of the time to the end; `begun` is the request's arrival."""
         took_ms = _ms(now_seconds - begun)
         return Sample(features, now_seconds, took_ms, None, max(1, generated))
 
     def streamed(
         self, features: Features, begun: float, now_seconds: float, generated: int
     ) -> Sample | None:
-        """The time to the first piece, and per token after it; None when no piece was seen."""
+        """A sample of the time to the first piece, and per token after it; None without a piece."""
         if self.first is None:
             return None
         tpot_ms = self.tpot_ms(generated)
@@ -206,33 +202,33 @@ class Measurement:
 
     @property
     def ttft_ms(self) -> float | None:
-        """To the first token from when the request left; None when it was not seen."""
+        """From the departure of the request to its first token; None before that."""
         return None if self.first is None else _ms(self.first - self.begun)
 
     def tpot_ms(self, generated: int) -> float | None:
-        """Per token after the first piece; None for fewer than two, or when no piece was seen."""
+        """Per token after the first piece; None for fewer than two tokens, or without a piece."""
         if self.first is None or self.last is None or generated < 2:
             return None
         return _ms((self.last - self.first) / (generated - 1))
 
     def compare(self, ttft_ms: float | None, tpot_ms: float | None) -> None:
-        """Put what was seen beside what was predicted."""
+        """Set `outcomes` from the actual latencies."""
         if self.predicted is None:
             return
         p90_first, p90_each = (None, None) if self.p90 is None else self.p90
-        told = (
+        rows = (
             ("ttft", ttft_ms, self.predicted.ttft_ms, p90_first),
             ("tpot", tpot_ms, self.predicted.tpot_ms, p90_each),
         )
         self.outcomes = tuple(
             Outcome(kind, seen, expected, p90)
-            for kind, seen, expected, p90 in told
+            for kind, seen, expected, p90 in rows
             if seen and expected is not None
         )
 
 
 def measurement_key(producer: str) -> DataKey[Measurement]:
-    """The key under which the producer instance called `producer` measures a request."""
+    """The key of a request's measurement by the producer instance called `producer`."""
     return DataKey("LatencyMeasurement", producer)
 
 
@@ -241,9 +237,9 @@ def _ms(seconds: float) -> float:
 
 
 def read_predictions(answer: Any, expected: int) -> tuple[Predicted | None, ...]:
-    """The predictions in the order of the rows, None for one that is unusable.
+    """The predictions in the order of the rows, None for an unusable one.
 
-    Raises `ValueError` when the answer is not about `expected` rows.
+    Raises `ValueError` for another number of predictions than `expected`.
     """
     found = answer.get("predictions") if isinstance(answer, Mapping) else None
     if not isinstance(found, list) or len(found) != expected:

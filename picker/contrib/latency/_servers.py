@@ -1,9 +1,8 @@
-"""The servers of an external latency predictor: asked in turn, spared while they fail.
+"""The client of an external latency predictor: several servers in turn, and a circuit breaker.
 
-Theory of operation. A breaker keeps a predictor that is down from delaying every request: after
-three failures in a row it is not asked for ten seconds; then one request tries, and only its
-success closes the breaker. Samples wait for the training server in the background, the latest of
-them.
+Theory of operation. A breaker keeps a failed predictor from delaying every request: after three
+failures in a row it opens for ten seconds; then one request tries, and only its success closes the
+breaker. The latest samples wait for the training server in the background.
 """
 
 from __future__ import annotations
@@ -26,54 +25,52 @@ from picker.framework.services import HttpClient, HttpError
 log = logging.getLogger(__name__)
 
 LOOK_UP_SECONDS = 0.4
-# What the HTTP client gets of it: its own error leaves the request's other findings alone.
-ASKING_SECONDS = 0.35
+# The part for HTTP: an HTTP error, unlike the end of the look-up, leaves other findings intact.
+HTTP_SECONDS = 0.35
 FAILURES = 3
 PAUSE_SECONDS = 10.0
 
 
 class PredictionServers:
-    """Owns the breaker and the samples that were not sent yet."""
+    """Owns the breaker and the unsent samples."""
 
     def __init__(self, settings: PredictorSettings, http: HttpClient) -> None:
         self._settings = settings
         self._http = http
         self._samples: deque[Sample] = deque(maxlen=settings.max_samples)
-        self._asked = 0
+        self._requests = 0
         self._failures = 0  # in a row
-        self._ask_again_at = 0.0
+        self._retry_at = 0.0
         self._predicting = _Reachability("latency predictions")
         self._training = _Reachability("latency training samples")
 
     async def predict(
         self, features: Sequence[Features], now_seconds: float
     ) -> Sequence[Predicted | None]:
-        """In the order of `features`, None for what it does not answer; empty when no server is
-        asked, or it answers nothing.
-        """
+        """The predictions in the order of `features`, None for a missing one; empty without any."""
         if not features or not self._settings.prediction_urls:
             return ()
         if self._failures >= FAILURES:
-            if now_seconds < self._ask_again_at:
+            if now_seconds < self._retry_at:
                 return ()
-            self._ask_again_at = now_seconds + PAUSE_SECONDS  # the others wait for this one
+            self._retry_at = now_seconds + PAUSE_SECONDS  # other requests wait for the result
         predicted, problem = await self._ask(features)
         if problem:
             self._predicting.failed(problem)
             self._failures += 1
-            self._ask_again_at = now_seconds + PAUSE_SECONDS
+            self._retry_at = now_seconds + PAUSE_SECONDS
         else:
             self._predicting.answered()
             self._failures = 0
         return predicted
 
     def learn(self, sample: Sample) -> None:
-        """Have the sample sent, if there is a server for it."""
+        """Queue a sample, if there is a training server."""
         if self._settings.training_url is not None:
             self._samples.append(sample)
 
     async def flush(self, now_seconds: float, unix_seconds: float) -> None:
-        """Send the samples; what cannot be sent is kept, the latest `max_samples` of it."""
+        """Send the samples; the latest `max_samples` unsent ones remain."""
         samples = list(self._samples)
         self._samples.clear()
         size = self._settings.max_rows
@@ -87,22 +84,22 @@ class PredictionServers:
                 )
             except HttpError as error:
                 self._training.failed(str(error))
-                kept = [*samples, *self._samples]
+                unsent = [*samples, *self._samples]
                 self._samples.clear()
-                self._samples.extend(kept)
+                self._samples.extend(unsent)
                 return
             self._training.answered()
             samples = samples[size:]
 
     async def _ask(self, features: Sequence[Features]) -> tuple[list[Predicted | None], str]:
-        """Ask one server, the next one each time, and stop at the first batch that fails: what it
-        answered, None for the rows after that, and what went wrong.
+        """Send the rows to the next server, and stop at the first failed batch: the predictions,
+        None for the rows after the failure, and the error.
         """
-        url = self._settings.prediction_urls[self._asked % len(self._settings.prediction_urls)]
-        self._asked += 1
+        url = self._settings.prediction_urls[self._requests % len(self._settings.prediction_urls)]
+        self._requests += 1
         size = self._settings.max_rows
         batches = [features[start : start + size] for start in range(0, len(features), size)]
-        seconds = min(self._settings.timeout_seconds, ASKING_SECONDS / len(batches))
+        seconds = min(self._settings.timeout_seconds, HTTP_SECONDS / len(batches))
         predicted: list[Predicted | None] = []
         for batch in batches:
             body = {"requests": [one.row() for one in batch]}
@@ -118,20 +115,18 @@ class PredictionServers:
 
 
 class _Reachability:
-    """Says in the log when a server begins to fail and when it answers again."""
+    """Logs when a server begins to fail and when it works again."""
 
     def __init__(self, what: str) -> None:
         self._what = what
         self._failing = False
 
     def failed(self, reason: str) -> None:
-        """It did not answer as it should."""
         if not self._failing:
             log.warning("%s fail from now on: %s", self._what, reason)
         self._failing = True
 
     def answered(self) -> None:
-        """It did."""
         if self._failing:
             log.warning("%s work again", self._what)
         self._failing = False

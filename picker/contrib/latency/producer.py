@@ -2,32 +2,31 @@
 
 Theory of operation. Each candidate whose load is known gets a prediction of the time to the first
 token (TTFT; to the whole answer, where the request does not stream) and per token after it (TPOT),
-from what this picker has seen of the same model (`scheduling.latency_model`, which learns online):
+from this picker's requests to the same model (`_model` learns online):
 
     TTFT headroom = TTFT objective − time waited − p90 of TTFT
-    TPOT headroom = min(TPOT objective, the smallest of requests under way there)
+    TPOT headroom = min(TPOT objective, the smallest of requests in flight there)
                     · sloBufferFactor − p90 of TPOT
     valid         = no headroom is negative
 
-Of a request that names one objective only, the other headroom is 0; of one that names none, both
-objectives are 0, so that nothing meets them and the least prediction is best. A model of which
-fewer than 50 answers were seen has no predictions.
+For a request that names one objective only, the other headroom is 0; without any, both objectives
+are 0, so that no endpoint meets them and the least prediction is best. A model with fewer than 50
+answers has no predictions.
 
-What is learned: the time to the first piece, as soon as it is seen, and of answers that went well
-the mean per token after it, by the usage, where the proxy shows bodies. Where it does not, the time
-to the response's headers, which is that to the first token where a server sends them together (ours
-does; vLLM sends them at once: have bodies shown there); and the time per token at an endpoint: what
-its requests that ran took in all, by the number of tokens that its metrics say were generated. Once
-lengths of answers are known as well, predictions have a cost.
+It learns the time to the first piece, as soon as it is seen, and from completed answers the mean
+per token after it, by the usage, where the proxy shows bodies. Where it does not, it learns the
+time to the response's headers, which is that to the first token where a server sends them together
+(ours does; vLLM sends them at once: have bodies shown there); and the time per token at an
+endpoint: the total time of its running requests, by the number of generated tokens in its metrics.
+Once lengths of answers are known as well, predictions have a cost.
 
-With `predictionServerUrl` (a comma list, asked in turn) and `trainingServerUrl`, or the environment
-variables PREDICTION_SERVER_URL and TRAINING_SERVER_URL, servers are asked instead, and sent samples
-in the background (`scheduling.latency_predictor` has the wire format). Their predictions count in
-place of a p90, an objective that is not named is 0, and TPOT counts with `streamingMode` only;
-without it their TTFT is the time to the end. While they fail (`_shared.prediction_servers`), what
-was learned here stands in. LATENCY_MAX_SAMPLE_SIZE, LATENCY_FLUSH_INTERVAL_SEC,
-LATENCY_HTTP_TIMEOUT_SEC and LATENCY_MAX_BULK_SIZE count as well. Each request asks for itself: rows
-of several requests are not put together.
+With `predictionServerUrl` (a comma list, used in turn) and `trainingServerUrl`, or the environment
+variables PREDICTION_SERVER_URL and TRAINING_SERVER_URL, predictions come from servers, which get
+samples in the background (`_predictor` has the wire format). Their predictions replace a p90, a
+missing objective is 0, and TPOT counts with `streamingMode` only; without it their TTFT is the time
+to the end. While they fail (`_servers`), the local model predicts. LATENCY_MAX_SAMPLE_SIZE,
+LATENCY_FLUSH_INTERVAL_SEC, LATENCY_HTTP_TIMEOUT_SEC and LATENCY_MAX_BULK_SIZE count as well. Each
+request is sent by itself: rows of several requests are not combined.
 """
 
 from __future__ import annotations
@@ -105,10 +104,10 @@ class PredictedLatencyParameters(Parameters, frozen=True):
 
     @property
     def without_effect(self) -> Mapping[str, str]:
-        """What says how long and how often to look."""
+        """Parameters of sampling, which does not happen here."""
         every_token = "every token counts, none is sampled"
         return {
-            "contextTTL": "what is known of a request goes when the request is over",
+            "contextTTL": "the state of a request ends with the request",
             "samplingMean": every_token,
             "maxDecodeTokenSamplesForPrediction": every_token,
         }
@@ -116,14 +115,14 @@ class PredictedLatencyParameters(Parameters, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What the servers were asked, by endpoint key, and whether they answered."""
+    """The rows sent to the servers, by endpoint key, and whether they answered."""
 
     features: Mapping[str, Features]
     answered: bool
 
 
 class PredictedLatencyProducer:
-    """Owns what was learned, and the objectives and prompt tokens of what is under way."""
+    """Owns the models, and the objectives and prompt tokens of requests in flight."""
 
     def __init__(
         self, name: str, parameters: PredictedLatencyParameters, services: Services
@@ -137,22 +136,21 @@ class PredictedLatencyProducer:
         self._learner = LatencyLearner()
         self._pending: dict[str, float] = {}  # `LoadFeatures.pending`, by endpoint
         self._shows_bodies = False
-        self._under_way: dict[str, WeakSet[Measurement]] = {}
+        self._in_flight: dict[str, WeakSet[Measurement]] = {}
         self.produces = (self._key,)
 
     @property
     def consumes(self) -> tuple[DataKey[Any], ...]:
-        """Tokens, what is cached where, own load."""
         return (TOKENIZED_PROMPT, self._match_key, self._load_key)
 
     def produce(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> InferenceRequest:
-        """Write the predictions; none while too little was learned or no load is known."""
+        """Write the predictions; none before there are enough samples, and without known load."""
         loads = self._loads(request, candidates, attributes.get(self._match_key))
-        self._learner.sees(loads)
+        self._learner.observe(loads)
         if not self._shows_bodies:
-            self._learner.look(request, candidates, self._now(request))
+            self._learner.read_counters(request, candidates, self._now(request))
         if self._parameters.predict_in_produce and loads:
             predictions = self._predictions(request, loads, attributes.get(self._load_key))
             if predictions:
@@ -182,12 +180,10 @@ class PredictedLatencyProducer:
             self._pending[key] = self._pending.get(key, 0.0) + load.uncached
         attributes[self._measurement_key] = measurement
         if objective is not None:
-            self._under_way.setdefault(key, WeakSet()).add(measurement)
+            self._in_flight.setdefault(key, WeakSet()).add(measurement)
 
     def response_head(self, flight: Flight, head: ResponseHead) -> None:
-        """The first token is here, where bodies are not shown. An endpoint's refusal is no
-        sample.
-        """
+        """Learn the first token where bodies are not shown; an endpoint's refusal is no sample."""
         measurement = flight.attributes.get(self._measurement_key)
         if measurement is None:
             return
@@ -199,7 +195,7 @@ class PredictedLatencyProducer:
             self._learner.first_token(flight.request, measurement, head.came_at_seconds)
 
     def response_progress(self, flight: Flight, progress: ResponseProgress) -> None:
-        """Note when the first and the last piece came."""
+        """Note the times of the first and the last piece."""
         measurement = flight.attributes.get(self._measurement_key)
         if measurement is None:
             return
@@ -211,16 +207,16 @@ class PredictedLatencyProducer:
     def request_ended(
         self, flight: Flight, cause: FinishCause, usage: Usage | None, now_seconds: float
     ) -> None:
-        """Learn what only its end shows, if it went well."""
+        """Learn from the end of a request that did not fail."""
         measurement = flight.attributes.get(self._measurement_key)
         if measurement is None:
             return
         self._has_read_prompt(measurement)
-        others = self._under_way.get(measurement.key)
+        others = self._in_flight.get(measurement.key)
         if others is not None:
             others.discard(measurement)
             if not others:
-                del self._under_way[measurement.key]
+                del self._in_flight[measurement.key]
         if not measurement.failed:
             ended_seconds = now_seconds if cause is FinishCause.COMPLETED else None
             generated = usage.completion_tokens if usage is not None else 0
@@ -228,14 +224,14 @@ class PredictedLatencyProducer:
         measurement.features = measurement.load = None
 
     def meter(self, point: str, labels: tuple[str, str], metrics: PickerMetrics) -> Meter | None:
-        """The meter of predictions, at the points where the decision gains something to compare."""
+        """The meter of predictions and latencies."""
         if point not in ("DataProducer", "PreRequest", "ResponseComplete"):
             return None
         return LatencyPredictions(self._key, self._measurement_key, metrics, labels)
 
     def endpoint_removed(self, key: str) -> None:
-        """Nothing is under way at an endpoint that left or restarted."""
-        self._under_way.pop(key, None)
+        """Forget an endpoint that left or restarted."""
+        self._in_flight.pop(key, None)
         self._pending.pop(key, None)
         self._learner.forget(key)
 
@@ -246,13 +242,13 @@ class PredictedLatencyProducer:
         ended_seconds: float | None,
         generated: int,
     ) -> None:
-        """It ended at `ended_seconds` if it went well."""
+        """`ended_seconds` is None unless the request completed."""
         seen = self._learner.ended(request, measured, ended_seconds, generated)
         if measured.p90 is not None:
             measured.compare(*seen)
 
     def _has_read_prompt(self, measurement: Measurement) -> None:
-        """Its prompt is not pending any more. Nothing the second time."""
+        """Remove its prompt from the pending ones. Does nothing the second time."""
         key, pending = measurement.key, measurement.pending
         measurement.pending = 0.0
         if pending and key in self._pending:
@@ -261,7 +257,7 @@ class PredictedLatencyProducer:
     def _loads(
         self, request: InferenceRequest, candidates: Candidates, match: PrefixCacheMatchInfo | None
     ) -> dict[str, LoadFeatures]:
-        """By endpoint, where it is known. All in place: there may be a thousand endpoints."""
+        """The known loads by endpoint. Inlined, because there may be a thousand endpoints."""
         prompt, pending, loads = request.num_tokens / 1024, self._pending, dict[str, LoadFeatures]()
         blocks = {} if match is None else match.match_blocks
         size = 0.0 if match is None else match.block_size_tokens / 1024
@@ -279,7 +275,7 @@ class PredictedLatencyProducer:
             if waiting is None or running is None or usage is None:
                 mean = mean or MeanReport.of(candidates)
                 waiting, running, usage = mean.complete(metrics)
-            if own > waiting + running:  # as in `load_signals`
+            if own > waiting + running:  # the rule of `load_signals`
                 waiting, running = own - running, own - waiting
             share = running / REQUESTS_UNIT
             loads[key] = LoadFeatures(
@@ -300,7 +296,7 @@ class PredictedLatencyProducer:
         loads: Mapping[str, LoadFeatures],
         load: InFlightLoad | None,
     ) -> Mapping[str, LatencyPrediction]:
-        """By endpoint; empty while too little was learned."""
+        """The predictions by endpoint; empty before there are enough samples."""
         model, kind, features = request.target_model, latency_of(request), features_of(request)
         first = self._learner.models.fitted(model, kind, features)
         if first is None:
@@ -321,7 +317,7 @@ class PredictedLatencyProducer:
         by_endpoint = _by_endpoint(load) or {}
         predictions: dict[str, LatencyPrediction] = {}
         for index, key in enumerate(loads):
-            under_way = by_endpoint.get(key)
+            in_flight = by_endpoint.get(key)
             late = -ttft_ms[index] * first.p90_factor
             slow = 0.0 if tpot_ms is None or each is None else -tpot_ms[index] * each.p90_factor
             if objectives:
@@ -334,23 +330,23 @@ class PredictedLatencyProducer:
                 ttft_headroom_ms=late,
                 tpot_headroom_ms=slow,
                 is_valid=late >= 0 and slow >= 0,
-                dispatched=0 if under_way is None else under_way.requests,
+                dispatched=0 if in_flight is None else in_flight.requests,
                 cost_ms=costs[index] if costs else None,
             )
         return predictions
 
     def _slack(self, key: str, slow: float, objectives: LatencyObjectives) -> float:
-        """The TPOT headroom; 0 where nothing is known of the time per token."""
+        """The TPOT headroom; 0 while the time per token is unknown."""
         return slow + self._allowed_tpot_ms(key, objectives.tpot_ms or 0.0) if slow else 0.0
 
     def _allowed_tpot_ms(self, key: str, objective_ms: float) -> float:
-        """What a token may take so that no request there misses its objective."""
-        others = [one.tpot_objective_ms for one in self._under_way.get(key, ())]
+        """The strictest objective per token of the requests there, including this one."""
+        others = [one.tpot_objective_ms for one in self._in_flight.get(key, ())]
         strictest = min((one for one in others if one is not None), default=objective_ms)
         return min(objective_ms, strictest) * self._parameters.slo_buffer_factor
 
     def _p90(self, request: InferenceRequest, expected: Predicted) -> Predicted | None:
-        """What nine of ten will not exceed, as far as the models know by now."""
+        """The p90 of a prediction; None without a model."""
         first = self._learner.models.get(request.target_model, latency_of(request))
         each = self._learner.models.get(request.target_model, Latency.PER_TOKEN)
         if first is None:
@@ -361,12 +357,12 @@ class PredictedLatencyProducer:
         return Predicted(expected.ttft_ms * first.p90_factor, tpot_ms)
 
     def _now(self, request: InferenceRequest) -> float:
-        """The time of this decision; when the request came, where no clock is at hand."""
+        """The time of this decision, at least that of the request's arrival."""
         return max(request.received_at_seconds, self._clock.now())
 
 
 class AskingLatencyProducer(PredictedLatencyProducer):
-    """Asks servers, and teaches them. While they fail, it predicts by itself."""
+    """Uses prediction servers, and the local model while they fail."""
 
     timeout_seconds = LOOK_UP_SECONDS
 
@@ -385,14 +381,13 @@ class AskingLatencyProducer(PredictedLatencyProducer):
 
     @property
     def consumes(self) -> tuple[DataKey[Any], ...]:
-        """Encoded items as well, when they are asked for."""
         keys = super().consumes
         return (*keys, self._encoder_key) if self._parameters.use_encoder_cache_features else keys
 
     async def look_up(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> InferenceRequest:
-        """Write the servers' predictions, else what was learned here."""
+        """Write the servers' predictions, else those of the local model."""
         request = self.produce(request, candidates, attributes)
         features = self._features(request, candidates, attributes)
         predicted: Sequence[Predicted | None] = ()
@@ -406,7 +401,7 @@ class AskingLatencyProducer(PredictedLatencyProducer):
                 for key, one in zip(features, predicted, strict=True)
                 if one is not None
             }
-            # What was learned here stands in for a row that the server left unusable.
+            # The local model replaces unusable rows of the server.
             learned = attributes.get(self._key) or {}
             attributes[self._key] = {**learned, **predictions}
         return request
@@ -414,7 +409,7 @@ class AskingLatencyProducer(PredictedLatencyProducer):
     def pre_request(
         self, request: InferenceRequest, result: SchedulingResult, attributes: Attributes
     ) -> None:
-        """As the other; and note what its endpoint's row was."""
+        """Also note the row of the picked endpoint."""
         super().pre_request(request, result, attributes)
         asked = attributes.get(self._asked_key)
         measurement = attributes.get(self._measurement_key)
@@ -422,10 +417,9 @@ class AskingLatencyProducer(PredictedLatencyProducer):
             return
         measurement.features = asked.features.get(measurement.key)
         if asked.answered:
-            measurement.p90 = None  # servers do not say
+            measurement.p90 = None  # servers do not predict it
 
     async def flush(self, now_seconds: float, unix_seconds: float) -> None:
-        """Send the samples."""
         await self._servers.flush(now_seconds, unix_seconds)
 
     def _learn(
@@ -445,14 +439,14 @@ class AskingLatencyProducer(PredictedLatencyProducer):
             sample = measured.whole(features, begun, ended_seconds, generated)
         if sample is None:
             return
-        if measured.p90 is None:  # else the prediction was made here
+        if measured.p90 is None:  # else the prediction was local
             measured.compare(sample.ttft_ms, sample.tpot_ms)
         self._servers.learn(sample)
 
     def _features(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> dict[str, Features]:
-        """A row for every candidate whose load is known."""
+        """A row for every candidate of known load."""
         match = attributes.get(self._match_key)
         load = attributes.get(self._load_key)
         encoder = None
@@ -467,7 +461,7 @@ class AskingLatencyProducer(PredictedLatencyProducer):
             queue, running, usage = mean.complete(candidate.metrics)
             waiting = round(max(queue, candidate.inflight_requests - running))
             role = candidate.endpoint.labels.get(self._parameters.endpoint_role_label, "")
-            under_way = 0 if load is None else load.tokens(candidate.key)
+            in_flight = 0 if load is None else load.tokens(candidate.key)
             features[candidate.key] = Features(
                 kv_cache_percentage=usage,
                 input_token_length=tokens,
@@ -477,15 +471,15 @@ class AskingLatencyProducer(PredictedLatencyProducer):
                 encoder_input_size=0.0 if encoder is None else encoder.requested,
                 encoder_matched_size=_encoded(encoder, candidate.key),
                 pod_type=role,
-                prefill_tokens_in_flight=0 if role == DECODE_ROLE else under_way,
-                decode_tokens_in_flight=under_way if role == DECODE_ROLE else 0,
+                prefill_tokens_in_flight=0 if role == DECODE_ROLE else in_flight,
+                decode_tokens_in_flight=in_flight if role == DECODE_ROLE else 0,
             )
         return features
 
     def _judge(
         self, key: str, predicted: Predicted, objectives: LatencyObjectives, dispatched: int
     ) -> LatencyPrediction:
-        """Hold a prediction against what the request asks for."""
+        """Compare a prediction with the objectives."""
         ttft_headroom_ms = (objectives.ttft_ms or 0.0) - predicted.ttft_ms
         tpot_headroom_ms = 0.0
         is_valid = ttft_headroom_ms > 0
@@ -520,7 +514,7 @@ def _encoded(encoder: EncoderMatch | None, key: str) -> float:
 def _create(
     name: str, parameters: PredictedLatencyParameters, services: Services
 ) -> PredictedLatencyProducer:
-    """Raises `ValueError` for settings that cannot be understood."""
+    """Raises `ValueError` for invalid settings."""
     settings = predictor_settings(
         parameters.prediction_server_url, parameters.training_server_url, services.environment
     )

@@ -124,13 +124,13 @@ class LatencyScorer:
     def _group(
         self, predicted: Sequence[tuple[Candidate, LatencyPrediction]]
     ) -> tuple[Mapping[str, LatencyPrediction], str]:
-        """Those that are to be rated, and by which strategy."""
+        """The group to rate, and the strategy."""
         groups: list[dict[str, LatencyPrediction]] = [{}, {}, {}, {}]
         idle: dict[str, LatencyPrediction] = {}
         for candidate, prediction in predicted:
             late = prediction.ttft_headroom_ms < 0
             slow = prediction.tpot_headroom_ms < 0
-            # Positive, TPOT only, TTFT only, both: the order in which groups are preferred.
+            # Groups in the order of preference: positive, TPOT only, TTFT only, both missed.
             groups[2 * late + slow][candidate.key] = prediction
             if not candidate.inflight_requests and not prediction.dispatched:
                 idle[candidate.key] = prediction
@@ -139,7 +139,6 @@ class LatencyScorer:
         return idle or next(group for group in groups if group), LEAST
 
     def _rate(self, group: Mapping[str, LatencyPrediction], strategy: str) -> Mapping[str, float]:
-        """The scores of one group."""
         late, late_range = _shares([abs(one.ttft_headroom_ms) for one in group.values()])
         slow, slow_range = _shares([abs(one.tpot_headroom_ms) for one in group.values()])
         ttft, tpot = self._ttft, self._tpot
@@ -178,7 +177,7 @@ def _normalised(weights: Sequence[float], otherwise: tuple[float, ...]) -> tuple
 
 
 def _shares(values: Sequence[float]) -> tuple[Sequence[float], bool]:
-    """Each value's place between the least and the greatest, and whether they differ."""
+    """The position of each value between the least and the greatest, and whether they differ."""
     least, greatest = min(values), max(values)
     if greatest - least <= NO_RANGE:
         return [0.5] * len(values), False

@@ -16,8 +16,8 @@ slo-headroom-tier-filter: keep the endpoints that are predicted to meet the obje
     positive ⇔ TTFT headroom ≥ 0 and TPOT headroom ≥ 0      (headroom = objective − prediction)
     keep = positive; negative with probability epsilonExploreNeg; all when one tier is empty
 
-An endpoint without a prediction is negative. Without any prediction there are no tiers, and all are
-kept. Exploring negative endpoints gives wrong predictions a chance to be corrected.
+An endpoint without a prediction is negative. Without any prediction there are no tiers, and all
+pass. Exploring negative endpoints gives wrong predictions a chance to be corrected.
 
 slo-deadline-ordering-policy: the request whose first token is due soonest goes first.
 
@@ -56,7 +56,6 @@ class LatencySloAdmitter:
     def admit(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes, rng: Random
     ) -> None:
-        """Raises `RefusedError` (429)."""
         if request.priority >= 0 or not latency_objectives(request.headers):
             return
         predictions = attributes.get(self._key)

@@ -1,14 +1,13 @@
-"""What is known of candidates' load, and how loads become scores.
+"""The load of candidates, and the conversion of loads into scores.
 
-A load signal is what the last scrape reported, but at least what this picker itself has under way
-there beyond what that scrape saw. So a burst that arrives between two scrapes spreads although no
-scrape has seen it yet. None stands for "unknown": never scraped, or scrapes went stale. Unknown is
-not idle; but while no candidate's load is known, own in-flight counts are all there is, and decide.
+A load signal is the number of the last scrape, but at least this picker's own requests in flight
+beyond those that the scrape saw. So a burst between two scrapes spreads although no scrape has seen
+it yet. None stands for "unknown": never scraped, or scrapes went stale. Unknown is not idle; but
+while no candidate's load is known, own in-flight counts are the only loads, and decide.
 
-A page may lack one signal and have the others. An endpoint whose signal is missing alone is not
-unknown: for the comparison of candidates it has the mean of those that report the signal, and so
-neither gains nor loses by it. Own requests remain the lower bound. The signals that it reports
-count as usual.
+A page may lack one signal and have the others. An endpoint that only lacks a signal is not unknown:
+in the comparison of candidates it has the mean of the endpoints that report the signal, and so
+neither gains nor loses. Own requests remain the lower bound, and its other signals count as usual.
 """
 
 from __future__ import annotations
@@ -22,9 +21,7 @@ from picker.types import Candidate, Candidates, EndpointMetrics
 
 
 def waiting_requests(candidate: Candidate) -> int | None:
-    """Requests waiting there: `max(waiting, inflight − running)`; None also when only that signal
-    is missing.
-    """
+    """Requests waiting there: `max(waiting, inflight − running)`; None also without that signal."""
     metrics = candidate.metrics
     if metrics is None or metrics.waiting_requests is None:
         return None
@@ -44,10 +41,10 @@ def running_requests(candidate: Candidate) -> int | None:
 
 
 def own_requests(candidate: Candidate, own: Mapping[str, EndpointLoad] | None) -> int:
-    """Requests that this picker has under way there: the greater of its two counts.
+    """Requests that this picker has in flight there: the greater of its two counts.
 
-    `own` also counts the stages that are not primary; the candidate's own count also knows of
-    requests that left under an earlier configuration, or without a body.
+    `own` includes stages that are not primary; the candidate's count includes requests that were
+    sent under an earlier configuration, or without a body.
     """
     load = None if own is None else own.get(candidate.key)
     return (
@@ -58,7 +55,7 @@ def own_requests(candidate: Candidate, own: Mapping[str, EndpointLoad] | None) -
 
 
 def all_own_requests(candidates: Candidates, own: Mapping[str, EndpointLoad] | None) -> list[int]:
-    """`own_requests` of each, computed in place as well."""
+    """`own_requests` of each, inlined because there may be a thousand candidates."""
     counts = [candidate.inflight_requests for candidate in candidates]
     if not own:
         return counts
@@ -72,9 +69,9 @@ def all_own_requests(candidates: Candidates, own: Mapping[str, EndpointLoad] | N
 
 def waiting_loads(candidates: Candidates) -> list[float | None]:
     """`waiting_requests` of each, the mean of the others where the signal is missing; own in-flight
-    counts when the load is unknown for all of them.
+    counts when the load of all is unknown.
 
-    Computed in place: a call for each of a thousand candidates would cost more than all else.
+    Inlined: a call for each of a thousand candidates would cost more than everything else.
     """
     loads: list[float | None] = [
         None
@@ -90,7 +87,7 @@ def waiting_loads(candidates: Candidates) -> list[float | None]:
 
 
 def running_loads(candidates: Candidates) -> list[float | None]:
-    """`running_requests` of each, as `waiting_loads`."""
+    """`running_requests` of each, with the rules of `waiting_loads`."""
     loads: list[float | None] = [
         None
         if (metrics := candidate.metrics) is None
@@ -105,8 +102,8 @@ def running_loads(candidates: Candidates) -> list[float | None]:
 
 
 def kv_usages(candidates: Candidates) -> list[float | None]:
-    """The KV cache usage of each, the mean of the others where the signal is missing; None while
-    the load is unknown, and where no candidate has the signal.
+    """The KV cache usage of each, the mean of the others where the signal is missing; None for
+    unknown load, and where no candidate has the signal.
     """
     usages = [
         None if (metrics := candidate.metrics) is None else metrics.kv_cache_usage
@@ -116,7 +113,7 @@ def kv_usages(candidates: Candidates) -> list[float | None]:
 
 
 def with_neutral(values: Sequence[float | None], unknown: Sequence[bool]) -> list[float | None]:
-    """`values` with the mean of the known ones in place of None, but where all is `unknown`."""
+    """`values` with the mean of the known ones for None, except where the load is `unknown`."""
     if None not in values:
         return list(values)
     mean = _mean(values)
@@ -128,7 +125,7 @@ def with_neutral(values: Sequence[float | None], unknown: Sequence[bool]) -> lis
 
 @dataclass(frozen=True, slots=True)
 class MeanReport:
-    """The mean of each signal over the pages that report it, 0 for one that no page reports."""
+    """The mean of each signal over the pages that report it, 0 if no page does."""
 
     waiting: float
     running: float
@@ -136,7 +133,6 @@ class MeanReport:
 
     @classmethod
     def of(cls, candidates: Candidates) -> MeanReport:
-        """The means over the candidates whose load is known."""
         known = [one.metrics for one in candidates if one.metrics is not None]
         return cls(
             _mean([one.waiting_requests for one in known]) or 0.0,
@@ -145,7 +141,7 @@ class MeanReport:
         )
 
     def complete(self, metrics: EndpointMetrics) -> tuple[float, float, float]:
-        """Waiting, running and KV cache usage of a page, the means in place of what is missing."""
+        """Waiting, running and KV cache usage of a page, with the means for missing signals."""
         waiting, running = metrics.waiting_requests, metrics.running_requests
         usage = metrics.kv_cache_usage
         return (
@@ -156,7 +152,7 @@ class MeanReport:
 
 
 def _completed(candidates: Candidates, signal: int) -> list[float | None]:
-    """The loads by `waiting_loads` (signal 0) or `running_loads` (1) where some are unknown."""
+    """`waiting_loads` (signal 0) or `running_loads` (1) where some are unknown."""
     if all(candidate.metrics is None for candidate in candidates):
         return [candidate.inflight_requests for candidate in candidates]
     mean, loads = MeanReport.of(candidates), list[float | None]()
@@ -170,21 +166,20 @@ def _completed(candidates: Candidates, signal: int) -> list[float | None]:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    """The mean of those that are known; None without any."""
     known = [value for value in values if value is not None]
     return math.fsum(known) / len(known) if known else None
 
 
 def unknown_among_known(candidates: Candidates) -> list[bool]:
-    """Which candidates' load is unknown while another's is known: those must not look idle."""
+    """Mark candidates whose load is unknown beside known ones: they must not look idle."""
     unknown = [candidate.metrics is None for candidate in candidates]
     return [False] * len(unknown) if all(unknown) else unknown
 
 
 def with_headroom(threshold: float, headroom: float) -> float:
-    """`threshold · (1 + headroom)`, the limit that a burst may reach.
+    """`threshold · (1 + headroom)`, the limit for bursts; `headroom` is not negative.
 
-    `headroom` is not negative. Raises `ValueError` for a limit that no float can hold.
+    Raises `ValueError` for a limit that no float can hold.
     """
     try:
         limit = threshold * (1.0 + headroom)
@@ -196,9 +191,9 @@ def with_headroom(threshold: float, headroom: float) -> float:
 
 
 def least_first(values: Sequence[float | None]) -> list[float]:
-    """A score per value, relative to the others: the least 1.0, the greatest 0.0, all equal 1.0.
+    """Score each value relative to the others: the least 1.0, the greatest 0.0, all equal 1.0.
 
-    None scores 0.0, like the worst, and does not take part in the comparison.
+    None scores 0.0, like the worst, and is left out of the comparison.
     """
     known = [value for value in values if value is not None]
     greatest, least = max(known, default=0.0), min(known, default=0.0)

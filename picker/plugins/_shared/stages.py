@@ -27,14 +27,14 @@ Results = Mapping[str, ProfileResult | None]
 
 
 def first_picked(results: Results, profile: str) -> Candidate | None:
-    """The best endpoint that `profile` picked; None when it did not run or found nothing."""
+    """The first endpoint that `profile` picked; None when it did not run or picked none."""
     result = results.get(profile)
     return result.picked[0].candidate if result is not None and result.picked else None
 
 
 def prompt_readers(result: SchedulingResult) -> list[tuple[ProfileResult, Candidate]]:
-    """The endpoints that compute the prompt, each with its profile's result: the first ones of the
-    primary profile and of `prefill`.
+    """The endpoints that compute the prompt, the first of the primary profile and of `prefill`,
+    each with its profile's result.
     """
     readers = []
     for name in dict.fromkeys((result.primary_profile, PREFILL_PROFILE)):
@@ -45,7 +45,7 @@ def prompt_readers(result: SchedulingResult) -> list[tuple[ProfileResult, Candid
 
 
 def disaggregation_decision(results: Results, prefill: str, encode: str) -> DisaggregationDecision:
-    """Which stages found an endpoint, given the names of their profiles."""
+    """The stages that found an endpoint; `prefill` and `encode` are names of profiles."""
     words = [
         word
         for word, profile in (("encode", encode), ("prefill", prefill))
@@ -57,7 +57,7 @@ def disaggregation_decision(results: Results, prefill: str, encode: str) -> Disa
 def stage_headers(results: Results, prefill: str, encode: str) -> dict[str, str]:
     """The request's headers: the first prefill endpoint, and all encode endpoints.
 
-    A stage that found nothing has none; whatever a client sent by these names never leaves.
+    A stage without an endpoint has no header; a client's header of that name is always removed.
     """
     headers: dict[str, str] = {}
     prefiller = first_picked(results, prefill)
@@ -72,7 +72,7 @@ def stage_headers(results: Results, prefill: str, encode: str) -> dict[str, str]
 
 
 def decoded_result(results: Results, decode: str, headers: Mapping[str, str]) -> SchedulingResult:
-    """The decision for the endpoints that the profile `decode` picked, with headers to set.
+    """The decision for the endpoints of the profile `decode`, with headers to set.
 
     Raises `RefusedError` 429 when it picked none.
     """
@@ -88,9 +88,9 @@ def decoded_result(results: Results, decode: str, headers: Mapping[str, str]) ->
 
 
 def through_primary_port(result: SchedulingResult, port: int) -> SchedulingResult:
-    """The same decision by way of the pod's sidecar, which listens at `port`.
+    """Route a decision through the pod's sidecar, which listens at `port`.
 
-    The header names the endpoint that the sidecar hands over to. It is wrong for any other pod, so
+    The header names the endpoint that the sidecar forwards to. It is wrong for any other pod, so
     the destination has no fallbacks.
     """
     first = result.endpoints[0]
@@ -99,7 +99,7 @@ def through_primary_port(result: SchedulingResult, port: int) -> SchedulingResul
 
 
 def named_decider(plugins: Mapping[str, object], name: str) -> Decider | None:
-    """The decider called `name`, None for "". Raises `ValueError` when it is none."""
+    """The decider called `name`, None for "". Raises `ValueError` for another plugin."""
     if not name:
         return None
     plugin = plugins.get(name)
@@ -109,13 +109,13 @@ def named_decider(plugins: Mapping[str, object], name: str) -> Decider | None:
 
 
 @runtime_checkable
-class SaysWhyNot(Protocol):
-    """A decider that can give its reason."""
+class ExplainsRefusal(Protocol):
+    """A decider that can explain why it declines a stage."""
 
     def why_not(
         self, request: InferenceRequest, picked: Candidate | None, attributes: Attributes
     ) -> str:
-        """Why `should_run` said no to the same; asked right after it, and not otherwise."""
+        """The reason of `should_run`; called only right after it returned False."""
         ...
 
 
@@ -126,7 +126,7 @@ def stage_runs(
     picked: Candidate | None,
     attributes: Attributes,
 ) -> bool:
-    """Whether `decider`, given with its name, wants the stage. If not, says why for people."""
+    """Call `decider`, given with its name; when it declines the stage, note the reason."""
     name, decides = decider
     if decides is None:
         note_skipped(attributes, stage, "no decider is configured that could ask for it")
@@ -134,27 +134,27 @@ def stage_runs(
     if decides.should_run(request, picked, attributes):
         return True
     why = f"{name} said no"
-    if isinstance(decides, SaysWhyNot):
+    if isinstance(decides, ExplainsRefusal):
         why = f"{why}: {decides.why_not(request, picked, attributes)}"
     note_skipped(attributes, stage, why)
     return False
 
 
 def note_skipped(attributes: Attributes, stage: str, why: str) -> None:
-    """Leave word of a stage that is left out."""
+    """Note a skipped stage and the reason, for explanations."""
     known = attributes.get(SKIPPED_STAGES_KEY)
     attributes[SKIPPED_STAGES_KEY] = {stage: why} if known is None else {**known, stage: why}
 
 
 def note_failed(attributes: Attributes, results: Results, stages: Iterable[str]) -> None:
-    """Leave word of those among `stages` that ran and found no endpoint."""
+    """Note the stages that ran and found no endpoint."""
     for stage in stages:
         if stage in results and first_picked(results, stage) is None:
             note_skipped(attributes, stage, "no endpoint was found for it")
 
 
 def only_result(results: Results) -> SchedulingResult:
-    """The decision for the endpoints of the one profile that picked any.
+    """The decision for the endpoints of the only profile that picked any.
 
     Raises `RefusedError` 429 when none did.
     """

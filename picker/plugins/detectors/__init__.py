@@ -1,1 +1,1 @@
-"""How full the pool is (`SaturationDetector`)."""
+"""Saturation of the pool (`SaturationDetector`)."""

@@ -5,13 +5,11 @@
     hybrid      mean over endpoints of max(requests / maxConcurrency, tokens / maxTokenConcurrency)
                 1.0 without endpoints
 
-As a filter it keeps the endpoints with less than int(limit · (1 + headroom)) under way, of
-requests, of tokens, or (hybrid) of both. When there is none, none is kept and the request is
-refused.
+As a filter it passes the endpoints with less than int(limit · (1 + headroom)) in flight, of
+requests, of tokens, or (hybrid) of both. When none passes, the request is refused.
 
-Counts come from an inflight-load-producer, whose live view is asked for also outside of decisions;
-requests are at least what the candidate itself says. What flow control has let in, and has not left
-yet, counts as well.
+Counts come from the live view of an inflight-load-producer; requests are at least the candidate's
+own count. Requests that flow control has dispatched and that are not routed yet count as well.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ from picker.types import Candidate, Candidates, InferenceRequest
 FULL = 1.0
 SETTLE_SECONDS = 0.01
 _NOTHING = EndpointLoad()
-_NOBODY: Mapping[str, EndpointLoad] = MappingProxyType({})
+_NO_LOADS: Mapping[str, EndpointLoad] = MappingProxyType({})
 
 
 class ConcurrencyDetectorParameters(Parameters, frozen=True):
@@ -53,7 +51,7 @@ class ConcurrencyDetectorParameters(Parameters, frozen=True):
 
 
 class ConcurrencyDetector:
-    """Judges by own counts. Keeps a reference to the plugin that counts, and no state."""
+    """Compares own counts with limits. Holds a reference to the counting plugin, and no state."""
 
     settle_seconds = SETTLE_SECONDS
 
@@ -74,7 +72,7 @@ class ConcurrencyDetector:
         self.references = {"inFlightLoadProducerName": self._producer}
 
     def connect(self, plugins: Mapping[str, object]) -> None:
-        """Remember the producer. Raises `ValueError` when it does not count."""
+        """Raises `ValueError` for a plugin that has no live load."""
         producer = plugins[self._producer]
         if not isinstance(producer, LiveLoad):
             raise ValueError(f"'{self._producer}' does not count what is under way")
@@ -85,7 +83,7 @@ class ConcurrencyDetector:
     ) -> float:
         if not candidates:
             return FULL
-        own, coming = self._own(attributes), attributes.get(LET_IN_LOAD_KEY) or _NOBODY
+        own, coming = self._own(attributes), attributes.get(LET_IN_LOAD_KEY) or _NO_LOADS
         loads = [_load(candidate, own, coming) for candidate in candidates]
         if self._mode == "requests":
             total = sum(requests for requests, _ in loads) / self._max_requests
@@ -101,7 +99,6 @@ class ConcurrencyDetector:
     def filter(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes, rng: Random
     ) -> Candidates:
-        """The candidates with room, which may be none."""
         own = self._own(attributes)
         return [one for one in candidates if self._has_room(*_load(one, own))]
 
@@ -111,7 +108,6 @@ class ConcurrencyDetector:
         return self._mode == "requests" or tokens < self._tokens_limit
 
     def _own(self, attributes: Attributes) -> Mapping[str, EndpointLoad] | None:
-        """What is under way by endpoint, as it is now."""
         if self._live is not None:
             return self._live.loads
         found = attributes.get(self._key)
@@ -121,9 +117,9 @@ class ConcurrencyDetector:
 def _load(
     candidate: Candidate,
     own: Mapping[str, EndpointLoad] | None,
-    coming: Mapping[str, EndpointLoad] = _NOBODY,
+    coming: Mapping[str, EndpointLoad] = _NO_LOADS,
 ) -> tuple[int, int]:
-    """Requests and tokens under way. The candidate's own count knows of those that are coming."""
+    """Requests and tokens in flight; the candidate's own count includes the `coming` ones."""
     load = _NOTHING if own is None else own.get(candidate.key, _NOTHING)
     more = coming.get(candidate.key, _NOTHING)
     requests = max(own_requests(candidate, own), load.requests + more.requests)

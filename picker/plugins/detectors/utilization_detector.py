@@ -5,28 +5,27 @@
 
 `q` is the number of waiting requests as in queue-scorer. An endpoint whose page has one of the two
 signals counts with that one. Metrics are stale when they are older than
-`metricsStalenessThreshold` (200ms) beyond the interval at which their endpoint is asked. An
-endpoint whose metrics are stale, were never read, or have neither signal, is neither full nor idle;
-it counts with
+`metricsStalenessThreshold` (200ms) beyond the scrape interval of their endpoint. An endpoint whose
+metrics are stale, were never read, or have neither signal, is neither full nor idle; it counts with
 
     (own + others · ½^(age / 10 s)) / room
 
-    own      what this picker has under way there
-    others   what the last metrics showed beyond what was its own then
-    room     the most that it was ever seen to have running and, up to queueDepthThreshold, waiting,
-             with no more of the KV cache in use than kvCacheUtilThreshold (of what used more, the
-             part that would not have). Until it was seen full by one of the thresholds in 20
-             scrapes, at least `assumedConcurrency` (64)
+    own      this picker's requests in flight there
+    others   requests beyond these in the last metrics
+    room     the greatest number of requests ever seen running and, up to queueDepthThreshold,
+             waiting, with no more of the KV cache in use than kvCacheUtilThreshold (of a greater
+             usage, the corresponding part). Until the endpoint was seen full, by one of the
+             thresholds, in 20 scrapes, at least `assumedConcurrency` (64)
 
-so that an endpoint whose last scrape found it full is full no longer once its requests are over,
-one that was idle takes what it usually takes, and one of which nothing was ever known something.
-(The reference takes all of them for full, and so refuses everything when scrapes fail.)
+so that an endpoint whose last scrape found it full becomes free when its requests end, an endpoint
+that was idle takes its usual load, and an endpoint that was never scraped takes some. (The
+reference counts all of them as full, and so refuses everything when scrapes fail.)
 
-As a filter it keeps the endpoints with fresh metrics and
+As a filter it passes the endpoints with fresh metrics and
 
     q < queueDepthThreshold · (1 + headroom)  and  kv < kvCacheUtilThreshold · (1 + headroom)
 
-and all of them when there is none. A signal that a page lacks passes.
+and all endpoints when none passes. A missing signal passes.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ from picker.types import Candidate, Candidates, EndpointMetrics, InferenceReques
 FULL = 1.0
 FADE_SECONDS = 10.0
 SCRAPE_SECONDS = 0.3  # to the next scrape of a busy pool, and its own time
-SCRAPES_TO_BELIEVE = 20  # one that finds a queue may have come in the middle of a burst
+SCRAPES_TO_BELIEVE = 20  # a single scrape may find the queue of a burst
 
 
 class UtilizationDetectorParameters(Parameters, frozen=True):
@@ -63,7 +62,7 @@ class UtilizationDetectorParameters(Parameters, frozen=True):
 
 @dataclass(slots=True)
 class _Memory:
-    """What the metrics of one endpoint have shown so far; `latest` are the last of them."""
+    """The metrics of one endpoint so far; `latest` are the last ones."""
 
     latest: EndpointMetrics | None = None
     most: float = 0.0
@@ -72,7 +71,7 @@ class _Memory:
 
 
 class UtilizationDetector:
-    """Judges by the last scrape. Owns what it remembers of endpoints, for when scrapes fail."""
+    """Compares scrapes with thresholds. Owns a memory of each endpoint, for failed scrapes."""
 
     def __init__(self, parameters: UtilizationDetectorParameters) -> None:
         """Raises `ValueError` for thresholds out of range."""
@@ -83,8 +82,8 @@ class UtilizationDetector:
         self._tolerated_seconds = parse_duration(parameters.metrics_staleness_threshold)
         if self._tolerated_seconds <= 0:
             raise ValueError("metricsStalenessThreshold must be positive")
-        self._most_waiting = with_headroom(self._queue, parameters.headroom)
-        self._most_used = with_headroom(self._kv, parameters.headroom)
+        self._max_waiting = with_headroom(self._queue, parameters.headroom)
+        self._max_used = with_headroom(self._kv, parameters.headroom)
         self.settle_seconds = self._tolerated_seconds + SCRAPE_SECONDS
 
     def saturation(
@@ -106,31 +105,31 @@ class UtilizationDetector:
         return total / len(candidates)
 
     def stale(self, candidates: Candidates, now_seconds: float) -> int:
-        """How many are judged without fresh metrics."""
+        """The number of candidates without fresh metrics."""
         return sum(self._seen(one, now_seconds) is None for one in candidates)
 
     def endpoint_removed(self, key: str) -> None:
-        """Forget what it can take: another server may stand in its place."""
+        """Forget the endpoint: another server may take its place."""
         self._memories.pop(key, None)
 
     def filter(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes, rng: Random
     ) -> Candidates:
-        """The candidates with room, else all; metrics are judged as of the request's arrival."""
-        kept: list[Candidate] = []
+        """The candidates with room, else all; metrics are compared as of the request's arrival."""
+        passed: list[Candidate] = []
         for candidate in candidates:
             seen = self._seen(candidate, request.received_at_seconds)
             if seen is None:
                 continue
             waiting, usage = seen
-            if (waiting or 0) < self._most_waiting and (usage or 0.0) < self._most_used:
-                kept.append(candidate)
-        return kept or candidates
+            if (waiting or 0) < self._max_waiting and (usage or 0.0) < self._max_used:
+                passed.append(candidate)
+        return passed or candidates
 
     def _seen(
         self, candidate: Candidate, now_seconds: float
     ) -> tuple[int | None, float | None] | None:
-        """Waiting requests and KV usage, not both None; None when they cannot be relied on."""
+        """Waiting requests and KV usage, not both None; None for stale or missing metrics."""
         metrics = candidate.metrics
         if metrics is None:
             return None
@@ -141,7 +140,7 @@ class UtilizationDetector:
         return None if waiting is None and usage is None else (waiting, usage)
 
     def _learned(self, candidate: Candidate) -> _Memory:
-        """What is remembered of an endpoint, metrics that are new included."""
+        """Update the memory of an endpoint with new metrics."""
         memory = self._memories.setdefault(candidate.key, _Memory())
         metrics = candidate.metrics or candidate.last_metrics
         if metrics is None:
@@ -158,7 +157,7 @@ class UtilizationDetector:
         return memory
 
     def _estimate(self, candidate: Candidate, memory: _Memory, now_seconds: float) -> float:
-        """How full an endpoint is whose metrics cannot be relied on; see the module's formula."""
+        """Estimate the load of an endpoint without fresh metrics by the module's formula."""
         load: float = candidate.inflight_requests
         if memory.latest is not None and memory.others:
             age_seconds = max(0.0, now_seconds - memory.latest.updated_at_seconds)

@@ -1,12 +1,11 @@
 """core-metrics-extractor: the load of an endpoint and further numbers from its metrics page.
 
-Which names apply is decided by the endpoint's engine: its label `engineLabelKey`
+The endpoint's engine determines the names of series: its label `engineLabelKey`
 (`llm-d.ai/engine-type`, else the legacy `inference.networking.k8s.io/engine-type`), else
-`defaultEngine` (vllm), which is also assumed for an unknown label. `engineConfigs` adds engines
-or redefines built-in ones by name. A spec is `name` or `name{label=value,…}`, empty for what the
-engine does not say; the labels of `cacheInfoSpec` are vLLM's unless they are named.
-`customMetrics` become attributes `<attributeKey>/core-metrics-extractor`. The extraction is
-`scrape.extract`.
+`defaultEngine` (vllm), which also replaces an unknown label. `engineConfigs` adds engines or
+redefines built-in ones by name. A spec is `name` or `name{label=value,…}`, empty for a number that
+the engine does not report; the labels of `cacheInfoSpec` are vLLM's by default. `customMetrics`
+become attributes `<attributeKey>/core-metrics-extractor`. `scrape.extract` reads the page.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ TYPE = "core-metrics-extractor"
 
 
 class CustomMetric(Parameters, frozen=True):
-    """A number to keep as an attribute."""
+    """A number to extract as an attribute."""
 
     attribute_key: str
     metric_spec: str
 
 
 class EngineConfig(Parameters, frozen=True):
-    """What an engine calls its series."""
+    """The series of an engine."""
 
     name: str
     queued_requests_spec: str = ""
@@ -70,11 +69,9 @@ class CoreMetricsExtractor:
         self._table = table
 
     def extract(self, scrape: Scrape) -> Extraction:
-        """The endpoint's load and its custom numbers. Raises `ExtractError`."""
         return extract(scrape, self._table.of(scrape.endpoint.labels))
 
     def series(self, endpoint: Endpoint) -> Sequence[str]:
-        """The names of its engine."""
         return self._table.of(endpoint.labels).all_names
 
 
@@ -91,7 +88,7 @@ def _extractor(parameters: CoreMetricsParameters) -> CoreMetricsExtractor:
     default = parameters.default_engine
     if default not in engines:
         raise ValueError(f"unknown defaultEngine '{default}', allowed: {', '.join(engines)}")
-    # A key of one's own comes first; it does not turn off the legacy one.
+    # A configured key comes first and does not turn off the legacy one.
     own = parameters.engine_label_key
     keys = (own, *ENGINE_LABELS[1:]) if own else ENGINE_LABELS
     return CoreMetricsExtractor(EngineTable(MappingProxyType(engines), keys, default))

@@ -1,8 +1,8 @@
 """models-data-extractor: the models that an endpoint serves, from its `/v1/models`.
 
 Attribute `/v1/models/models-data-extractor`: a tuple of `ServedModel`, in the endpoint's order. An
-entry without an id is left out and reported; a body that is no list of models keeps what was known.
-Takes no parameters.
+entry without an id is skipped and reported; after a body that is not a list of models, the previous
+models remain. Takes no parameters.
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ from picker.scrape.sources import ExtractError, Extraction, Scrape
 
 
 class ModelsDataExtractor(Parameters, frozen=True):
-    """`parameters` of a models-data-extractor, and the plugin itself."""
-
     def extract(self, scrape: Scrape) -> Extraction:
-        """The models. Raises `ExtractError` when the body is no list of models."""
+        """Raises `ExtractError` when the body is not a list of models."""
         try:
             body = msgspec.json.decode(scrape.page)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

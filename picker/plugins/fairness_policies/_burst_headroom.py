@@ -1,26 +1,26 @@
-"""How much room flows within their share need: as much as their bursts have taken.
+"""The room that flows within their share need, learned from their bursts.
 
 Theory of operation. A flow whose requests come independently of each other has about `mean` of them
-under way, and now and then some roots of that more. So
+in flight, and at times more by some multiples of √mean. So
 
-    places kept  =  1 + z · √(what calm flows have under way)
+    reserved places  =  1 + z · √(requests in flight of calm flows)
 
-A flow is calm while it is within its share. What it has under way is its mean of the last seconds
-(of a new flow, since it came), and at least what it has now. How large z has to be depends on how
-soon others make room, which is not known beforehand; so it is learned. Of each request of a calm
-flow that goes while others are held back it is seen whether it had to wait:
+A flow is calm while it is within its share. Its number in flight is the mean of the last seconds
+(for a new flow, since its first request), and at least the current number. The right z depends on
+how soon other requests end, which is unknown beforehand; so it is learned. Each request of a calm
+flow that is dispatched while others are held back shows whether it had to wait:
 
-    it waited     z grows by what two more places come to
+    it waited     z grows by the equivalent of two places
     it did not    z shrinks by a five-hundredth of that
 
-Where that balances, one request in five hundred waits. z begins so large that the first bursts find
-room, and is never larger than `MOST_DEVIATIONS`. And no more is kept than calm flows leave: else
-those who ask for more than half of a pool would have all of it.
+In balance, one request in five hundred waits. z begins so large that the first bursts find room,
+and is never larger than `MAX_DEVIATIONS`. No more is reserved than calm flows leave: otherwise
+flows that ask for more than half of a pool would have all of it.
 
-Nothing is kept for a flow that has gone: of which nothing has come or ended for `MOST_GAPS` times
-the gap between two requests that one would usually be in (Σ gap² / Σ gap, of its last hundred or
-so, so that pauses between bursts count as what they are), or for ten seconds. Of few gaps less is
-known than of many: of n it is (1 + `UNSURE_GAPS` / n) times as long. Everything takes amortised
+Nothing is reserved for a flow that has left: no request of it arrived or ended for ten seconds, or
+for `MAX_GAPS` times the gap that contains an average moment (Σ gap² / Σ gap of its last hundred
+gaps or so, so that pauses between bursts count in full). A small number n of gaps says less than a
+large one, so the limit is (1 + `UNSURE_GAPS` / n) times as long. Everything takes amortised
 O(log n) of the flows.
 """
 
@@ -34,128 +34,121 @@ from picker.framework.flow_heap import FlowHeap
 MEAN_SECONDS = 3.0
 MEMORY_SECONDS = 10.0
 FIRST_DEVIATIONS = 3.0
-MOST_DEVIATIONS = 4.0
-MOST_GAPS = 4.0
+MAX_DEVIATIONS = 4.0
+MAX_GAPS = 4.0
 UNSURE_GAPS = 5.0
-UNSEEN_SECONDS = 0.5  # for which a new flow is taken to have asked for nothing before it came
-GRACE_SECONDS = 0.001  # one that waits no longer has found room
+UNSEEN_SECONDS = 0.5  # of silence that a new flow is assumed to have had before its first request
+GRACE_SECONDS = 0.001  # a shorter wait does not count as one
 _STEP_PLACES = 2.0
-_MISSED = 0.002  # the part of requests that may have to wait
-_REMEMBERED = 0.99  # of gaps, with each one
+_MISSED = 0.002  # the share of requests that may have to wait
+_REMEMBERED = 0.99  # of earlier gaps, with each new one
 
 
 @dataclass(slots=True)
 class _Load:
-    """What is under way, and the mean of it up to a time."""
+    """Requests in flight, and their mean up to a time."""
 
-    num_under_way: int = 0
+    num_in_flight: int = 0
     mean: float = 0.0
     at_seconds: float = 0.0
 
     def at(self, now_seconds: float) -> float:
-        """The mean now."""
         passed = max(0.0, now_seconds - self.at_seconds)
         remembered = math.exp(-passed / MEAN_SECONDS)
-        return self.num_under_way + (self.mean - self.num_under_way) * remembered
+        return self.num_in_flight + (self.mean - self.num_in_flight) * remembered
 
     def move(self, now_seconds: float) -> None:
-        """Know the mean up to now."""
+        """Advance the mean to now."""
         self.mean = self.at(now_seconds)
         self.at_seconds = max(self.at_seconds, now_seconds)
 
     def add(self, other: _Load, sign: int) -> None:
-        """Count another as well, or no more, as of the time of this one."""
-        self.num_under_way += sign * other.num_under_way
+        """Add (sign 1) or remove (−1) another load, as of the time of this one."""
+        self.num_in_flight += sign * other.num_in_flight
         self.mean = max(0.0, self.mean + sign * other.at(self.at_seconds))
 
 
 @dataclass(slots=True)
 class _Flow(_Load):
-    """What one flow has under way, and how its requests come."""
+    """The load of one flow, and the gaps between its requests."""
 
-    is_counted: bool = False  # among those that are calm and may come any moment
+    is_counted: bool = False  # in the sum of calm flows that have not left
     since_seconds: float = 0.0
-    came_at: float = -math.inf
+    arrived_at: float = -math.inf
     num_gaps: float = 0.0
     gaps: float = 0.0
     squared_gaps: float = 0.0
 
     def move(self, now_seconds: float) -> None:
-        """Know the mean up to now, of the time for which it is known."""
+        """Advance the mean to now, over the time since the first request."""
         passed = max(0.0, now_seconds - self.at_seconds)
         known = max(0.0, now_seconds - self.since_seconds) + UNSEEN_SECONDS
         part = math.expm1(-passed / MEAN_SECONDS) / math.expm1(-known / MEAN_SECONDS)
-        self.mean += (self.num_under_way - self.mean) * part
+        self.mean += (self.num_in_flight - self.mean) * part
         self.at_seconds = max(self.at_seconds, now_seconds)
 
-    def came(self, now_seconds: float) -> None:
-        """A request of it did."""
-        gap = now_seconds - self.came_at
+    def arrived(self, now_seconds: float) -> None:
+        gap = now_seconds - self.arrived_at
         if gap < MEMORY_SECONDS:
             self.num_gaps = self.num_gaps * _REMEMBERED + 1.0
             self.gaps = self.gaps * _REMEMBERED + gap
             self.squared_gaps = self.squared_gaps * _REMEMBERED + gap * gap
-        self.came_at = now_seconds
+        self.arrived_at = now_seconds
 
     @property
     def longest_gap(self) -> float:
-        """After which it is taken to have gone."""
+        """The silence after which the flow counts as having left."""
         if not self.gaps:
             return MEMORY_SECONDS
-        most_gaps = MOST_GAPS * (1.0 + UNSURE_GAPS / self.num_gaps)
-        return min(MEMORY_SECONDS, most_gaps * self.squared_gaps / self.gaps)
+        max_gaps = MAX_GAPS * (1.0 + UNSURE_GAPS / self.num_gaps)
+        return min(MEMORY_SECONDS, max_gaps * self.squared_gaps / self.gaps)
 
 
 class CalmLoad:
-    """Owns what each flow has under way, which of them are calm, and what was learned of bursts.
-
-    Times never go back.
-    """
+    """Owns the load of each flow, the set of calm flows, and z. Times never go back."""
 
     def __init__(self) -> None:
         self._flows: dict[str, _Flow] = {}
-        self._calm = _Load()  # of all that are calm and have not gone
-        self._gone_at: FlowHeap[tuple[float]] = FlowHeap()
+        self._calm = _Load()  # of all calm flows that have not left
+        self._left_at: FlowHeap[tuple[float]] = FlowHeap()
         self._deviations = FIRST_DEVIATIONS
 
     def __len__(self) -> int:
-        """Flows that are known."""
         return len(self._flows)
 
     def began(self, flow: str, is_calm: bool, now_seconds: float) -> None:
-        """A request of `flow` is under way, which is within its share, or not."""
+        """A request of `flow` was dispatched; `is_calm`: the flow is within its share."""
         one = self._flows.get(flow)
         if one is None:
             one = self._flows[flow] = _Flow(at_seconds=now_seconds, since_seconds=now_seconds)
-        one.came(now_seconds)
+        one.arrived(now_seconds)
         self._change(flow, one, 1, is_calm, now_seconds)
 
     def ended(self, flow: str, is_calm: bool, now_seconds: float) -> None:
-        """It is over."""
+        """A request of `flow` ended."""
         one = self._flows.get(flow)
-        if one is not None and one.num_under_way:
+        if one is not None and one.num_in_flight:
             self._change(flow, one, -1, is_calm, now_seconds)
 
     def forget(self, flow: str) -> None:
-        """Do not know `flow` any more."""
         one = self._flows.pop(flow, None)
         if one is not None:
             self._drop(flow, one)
 
     def learn(self, waited_seconds: float) -> None:
-        """A request of a calm flow goes while others are held back, after so long."""
+        """A request of a calm flow was dispatched after this wait, while others are held back."""
         step = _STEP_PLACES / math.sqrt(max(1.0, self._calm.mean))
         change = step if waited_seconds > GRACE_SECONDS else -_MISSED * step
-        self._deviations = min(max(0.0, self._deviations + change), MOST_DEVIATIONS)
+        self._deviations = min(max(0.0, self._deviations + change), MAX_DEVIATIONS)
 
     def places(self, now_seconds: float, num_places: float = math.inf) -> float:
-        """How many of the pool's to keep free; 0 while no calm flow is there."""
-        gone_at, calm = self._gone_at, self._calm
-        while (flow := gone_at.first()) is not None:
-            at = gone_at.key(flow)
+        """The number of the pool's places to reserve; 0 without a calm flow."""
+        left_at, calm = self._left_at, self._calm
+        while (flow := left_at.first()) is not None:
+            at = left_at.key(flow)
             if at is None or at[0] > now_seconds:
                 mean = calm.at(now_seconds)
-                typical = max(mean, calm.num_under_way)
+                typical = max(mean, calm.num_in_flight)
                 wanted = 1.0 + self._deviations * math.sqrt(typical)
                 return min(wanted, max(1.0, num_places - mean))
             self._drop(flow, self._flows[flow])
@@ -172,13 +165,13 @@ class CalmLoad:
             self._calm.add(one, 1)
         elif one.is_counted and not is_calm:
             self._drop(flow, one)
-        one.num_under_way += by
+        one.num_in_flight += by
         if is_calm:
-            self._calm.num_under_way += by
-            self._gone_at.put(flow, (now_seconds + one.longest_gap,))
+            self._calm.num_in_flight += by
+            self._left_at.put(flow, (now_seconds + one.longest_gap,))
 
     def _drop(self, flow: str, one: _Flow) -> None:
         if one.is_counted:
             one.is_counted = False
-            self._gone_at.remove(flow)
+            self._left_at.remove(flow)
             self._calm.add(one, -1)

@@ -1,22 +1,21 @@
-"""How much of a pool each flow has used lately, and which flows use more than a fair share.
+"""The recent use of a pool by each flow, and the flows that use more than a fair share.
 
-Theory of operation. What a flow used counts the less the longer ago it was, by exp(−age / 3 s).
-Everything fades alike, so nothing is faded: what comes later counts more instead. A flow is active
-while anything of it waits or is under way, and for ten seconds more. It is within its share while
+Theory of operation. Use counts less the longer ago it was, by exp(−age / 3 s). Everything fades
+alike, so nothing is faded: later use is scaled up instead. A flow is active while a request of it
+waits or is in flight, and for ten seconds more. It is within its share while
 
-    asked / weight  ≤  Σ asked / Σ weights       of the flows that are active
+    asked / weight  ≤  Σ asked / Σ weights       of the active flows
 
-`asked` is what it used. What the pool could have served and did not, because places were kept free,
-was not asked for by those for whom they were kept: it counts as asked by the flows that waited for
-more than half of the last seconds, by their weights. (Else a flow that is held back would soon look
-like the calmest of all.) Some flow always is within its share, and of equal ones all are. Who did
-not wait for so long may be a quarter above it: a burst is no flood.
+`asked` is its use. The pool's capacity that was not used, because places were reserved, was not
+asked for by the flows that they were reserved for: it counts as asked by the flows that waited for
+more than half of the last seconds, by their weights. (Otherwise a flow that is held back would soon
+look like the calmest of all.) Some flow is always within its share, and of equal ones all are. A
+flow that waited less may exceed its share by a quarter: a burst is not a flood.
 
-A flow that becomes active while others wait has used nothing, and so may catch up. One that comes
-to a pool with room starts where the others are, as if it had used its share: else a flood that
-begins would have the whole pool before it has used as much as those who were there. Everything
-takes amortised O(log n) of the active flows; those that have changed are put in order when the
-least is asked for.
+A flow that becomes active while others wait has used nothing, and so may catch up. A flow that
+comes to a pool with room starts where the others are, as if it had used its share: otherwise a
+beginning flood would have the whole pool until it had used as much as the other flows. Everything
+takes amortised O(log n) of the active flows; changed flows are sorted when the least is needed.
 """
 
 from __future__ import annotations
@@ -29,29 +28,29 @@ from picker.framework.flow_heap import FlowHeap
 
 FADING_SECONDS = 3.0
 MEMORY_SECONDS = 10.0
-MOST_OF_THE_TIME = 0.5
-UNKNOWN_SECONDS = 0.5  # for which a new flow is taken to have waited before it came
-BURST = 1.25  # of its share, which one may have used that does not want more than it gets
-_MOST_FADED = 40.0  # exponents, until all that was used is scaled anew
+WAITING_SHARE = 0.5
+UNKNOWN_SECONDS = 0.5  # that a new flow is assumed to have waited before its first request
+BURST = 1.25  # of its share, the limit of a flow that seldom waits
+_MAX_EXPONENT = 40.0  # of the scale; beyond it all uses are rescaled
 _TOLERANCE = 1.0 + 1e-9
 
 
 @dataclass(slots=True)
 class _Use:
-    """What an active flow used, on the scale of its owner, and why it is active."""
+    """The use of an active flow, on the scale of its owner, and the reasons why it is active."""
 
     weight: float
     used: float = 0.0
-    num_under_way: int = 0
+    num_in_flight: int = 0
     waits: bool = False
     has_begun: bool = False
-    waited: float = 1.0  # for what part of the last seconds, or since it is here, up to a time
+    waited: float = 1.0  # share of the last seconds, or of its time as an active flow, up to a time
     since_seconds: float = 0.0
     at_seconds: float = 0.0
-    wants_more: bool = False  # than it gets: it waited most of the time
+    wants_more: bool = False  # than it gets, since it waited most of the time
 
     def pass_to(self, now_seconds: float) -> None:
-        """It has waited, or not, until now."""
+        """Advance the share of waiting to now."""
         if now_seconds > self.at_seconds:
             known = now_seconds - self.since_seconds + UNKNOWN_SECONDS
             passed = now_seconds - self.at_seconds
@@ -61,71 +60,69 @@ class _Use:
 
 
 class RecentUse:
-    """Owns what the active flows used lately. Times never go back.
+    """Owns the recent use of the active flows. Times never go back.
 
-    `forgotten` is called with each flow that is active no more.
+    `forgotten` is called with each flow that is no longer active.
     """
 
     def __init__(self, forgotten: Callable[[str], None] = lambda flow: None) -> None:
         self._forgotten = forgotten
         self._active: dict[str, _Use] = {}
-        self._idle: dict[str, float] = {}  # since when nothing of a flow waits or is under way
+        self._idle: dict[str, float] = {}  # since when no request of a flow waits or is in flight
         self._used = 0.0
         self._weights = 0.0
-        self._unserved = 0.0  # weights of those who want more than they get
-        self._by_use: FlowHeap[tuple[bool, float]] = FlowHeap()  # flows that wait
+        self._unserved = 0.0  # weights of the flows that want more than they get
+        self._by_use: FlowHeap[tuple[bool, float]] = FlowHeap()  # waiting flows
         self._num_waiting = 0
         self._changed: set[str] = set()
         self._began_at = 0.0
         self._now = 0.0
-        self.kept_free = 0.0  # the part of the pool; set by who keeps it, below 1
+        self.reserved = 0.0  # the share of the pool, below 1; the band sets it
 
     def __len__(self) -> int:
-        """Flows that count as active."""
         return len(self._active)
 
     def waits(self, flow: str, weight: float, since_seconds: float) -> None:
-        """Something of `flow` waits from now on, or since then."""
+        """A request of `flow` waits since that time."""
         self._now = max(self._now, since_seconds)
         use = self._use(flow, weight)
         if not use.waits:
-            self._look_at(use)
+            self._update(use)
             use.waits = True
             self._num_waiting += 1
             self._changed.add(flow)
 
-    def waits_no_more(self, flow: str) -> None:
-        """Nothing of `flow` waits any more."""
+    def stops_waiting(self, flow: str) -> None:
+        """No request of `flow` waits now."""
         use = self._active.get(flow)
         if use is not None and use.waits:
-            self._look_at(use)
+            self._update(use)
             use.waits = False
             self._num_waiting -= 1
             self._by_use.remove(flow)
             self._rest(flow, use)
 
     def began(self, flow: str, weight: float, tokens: float, now_seconds: float) -> None:
-        """A request of `flow` is under way, for so many tokens."""
+        """A request of `flow` was dispatched, with an estimate of tokens."""
         use = self._use(flow, weight)
-        use.num_under_way += 1
+        use.num_in_flight += 1
         use.has_begun = True
         self._add(flow, use, tokens, now_seconds)
 
     def ended(self, flow: str, more_tokens: float, now_seconds: float) -> None:
-        """A request of `flow` is over, for so many tokens more than it was taken to need."""
+        """A request of `flow` ended, having used `more_tokens` than estimated."""
         use = self._active.get(flow)
         if use is not None:
-            use.num_under_way = max(0, use.num_under_way - 1)
+            use.num_in_flight = max(0, use.num_in_flight - 1)
             self._add(flow, use, more_tokens, now_seconds)
             self._rest(flow, use)
 
     def within_share(self, first: str, now_seconds: float) -> str | None:
-        """A flow that waits and is within its share: the one that used least for its weight, if it
-        seldom waits; else `first`, if that is; else the one that used least. None when none is. But
-        for `first` only flows count that have used anything.
+        """A waiting flow within its share: the one with the least use for its weight, if it seldom
+        waits; else `first`, if within its share; else the one with the least use. None without any.
 
-        So flows that are made up as time goes on never go before `first`, and cannot keep it from
-        its turn.
+        Apart from `first`, only flows with some use count: flows that a client invents later never
+        go before `first`, and cannot deprive it of its turn.
         """
         self._now = now_seconds
         self._forget_idle()
@@ -137,25 +134,24 @@ class RecentUse:
         return first if self.is_within_share(first) else least
 
     def is_within_share(self, flow: str) -> bool:
-        """Whether `flow` is, as of the last event; one that is not active is."""
+        """Compare a flow with its share, as of the last event; an inactive flow is within it."""
         use = self._active.get(flow)
         if use is None or len(self._active) == 1:
             return True
-        self._look_at(use)
-        could, asked = self._used / (1.0 - self.kept_free), use.used
+        self._update(use)
+        could, asked = self._used / (1.0 - self.reserved), use.used
         if use.wants_more:
             asked += (could - self._used) * use.weight / max(self._unserved, use.weight)
         most = _TOLERANCE if use.wants_more else BURST
         return asked * self._weights <= could * use.weight * most
 
     def seldom_waits(self, flow: str) -> bool:
-        """Whether `flow` got what it asked for during most of the last seconds."""
+        """True if no request of `flow` waited during most of the last seconds."""
         use = self._active.get(flow)
-        return use is not None and use.waited < MOST_OF_THE_TIME
+        return use is not None and use.waited < WAITING_SHARE
 
     def forget(self, flow: str) -> None:
-        """Do not know `flow` any more."""
-        self.waits_no_more(flow)
+        self.stops_waiting(flow)
         use = self._active.pop(flow, None)
         if use is None:
             return
@@ -166,7 +162,7 @@ class RecentUse:
         if 2 * use.used <= self._used and 2 * use.weight <= self._weights:
             self._used -= use.used
             self._weights -= use.weight
-        else:  # a small difference of large numbers would be wrong
+        else:  # a small difference of large numbers would be inexact
             self._add_up()
 
     def _add_up(self) -> None:
@@ -189,18 +185,18 @@ class RecentUse:
 
     def _add(self, flow: str, use: _Use, tokens: float, now_seconds: float) -> None:
         self._now = now_seconds
-        self._look_at(use)
+        self._update(use)
         used = max(0.0, use.used + tokens * self._scale())
         self._used = max(0.0, self._used + used - use.used)
         use.used = used
         if use.waits:
             self._changed.add(flow)
 
-    def _look_at(self, use: _Use) -> None:
-        """Know whether it wants more."""
+    def _update(self, use: _Use) -> None:
+        """Update whether the flow wants more than it gets."""
         use.pass_to(self._now)
-        is_here = use.waits or use.num_under_way > 0
-        self._want(use, is_here and use.waited >= MOST_OF_THE_TIME)
+        is_here = use.waits or use.num_in_flight > 0
+        self._want(use, is_here and use.waited >= WAITING_SHARE)
 
     def _want(self, use: _Use, wants_more: bool) -> None:
         if use.wants_more is not wants_more:
@@ -208,8 +204,8 @@ class RecentUse:
             self._unserved = max(0.0, self._unserved + (use.weight if wants_more else -use.weight))
 
     def _rest(self, flow: str, use: _Use) -> None:
-        if not use.waits and not use.num_under_way:
-            self._look_at(use)
+        if not use.waits and not use.num_in_flight:
+            self._update(use)
             self._idle.pop(flow, None)  # to the end
             self._idle[flow] = self._now
 
@@ -230,10 +226,10 @@ class RecentUse:
         return self._by_use.first()
 
     def _scale(self) -> float:
-        """What a token of now counts for."""
+        """The weight of a token that is used now."""
         self._forget_idle()
         exponent = (self._now - self._began_at) / FADING_SECONDS
-        if exponent <= _MOST_FADED:
+        if exponent <= _MAX_EXPONENT:
             return math.exp(exponent)
         factor = math.exp(-min(exponent, 700.0))
         for use in self._active.values():

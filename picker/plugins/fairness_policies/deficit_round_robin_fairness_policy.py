@@ -1,44 +1,42 @@
 """deficit-round-robin-fairness-policy: equal shares of tokens, or shares by weight, however many
 requests they come in.
 
-Theory of operation. A turn of a flow is worth `quantumTokens` × its weight. It goes on while
-anything of that is left; the request that uses it up may use more, and what it uses more is a debt
-that the flow repays with turns that it misses. (Deficit round robin, Shreedhar and Varghese 1995,
-in the form that needs not know beforehand what a request costs: surplus round robin.)
+Theory of operation. A turn of a flow is worth `quantumTokens` × its weight. The turn lasts while
+any of that is left; the request that uses it up may use more, and the excess is a debt that the
+flow repays by missing turns. (Deficit round robin, Shreedhar and Varghese 1995, in the form that
+need not know the cost of a request beforehand: surplus round robin.)
 
-Missed turns are not gone through one by one. Each flow has a position, counted in turns, which
-its tokens move on:
+Missed turns are not enumerated. Each flow has a position, counted in turns, which its tokens move:
 
     position += tokens / (quantumTokens · weight)
 
-and the flow has its next turn in the round ⌊position⌋. The next of the flows that wait is one of
-the least round; where no flow has a turn in a round, the round is skipped. So something always goes
-when something waits, and a flow that is alone is never held back by its debt.
+and the flow has its next turn in the round ⌊position⌋. The next of the waiting flows is one of the
+least round; a round in which no flow has a turn is skipped. So some request is dispatched whenever
+one waits, and a flow that is alone is never held back by its debt.
 
-    at dispatch     position moves by the estimate, times what an estimated token of the flow's
-                    last requests came to (1/8 to 8); most of what is always wrong with estimates
-                    is so put right beforehand
-    at completion   position moves by the difference to what the response says it used:
+    at dispatch     position moves by the estimate, times the cost of an estimated token of the
+                    flow's last requests (1/8 to 8); this corrects most of the constant error of
+                    estimates in advance
+    at completion   position moves by the difference to the usage that the response reports:
                     prompt + completionTokenWeight · completion, where a cached token of the prompt
-                    counts cachedTokenWeight; a response that says nothing leaves the estimate
-    on coming back  position = max(position, the round under way): nothing is saved up by waiting
-                    for nothing, and what is handed back for requests of before counts no more
-    always          position − the round under way is at most maxDebtTokens / (quantumTokens ·
+                    counts cachedTokenWeight; without a report the estimate remains
+    on coming back  position = max(position, the current round): waiting for nothing earns no
+                    credit, and refunds for earlier requests no longer count
+    always          position − the current round is at most maxDebtTokens / (quantumTokens ·
                     weight), and at least the negative of that
 
-A flow that was there before goes to the front of its round, so that one that asks now and then
-waits for one request, not for every turn; but once a round at most. One that is new starts in
-the next round, so that ids which are made up as the round goes on keep no flow from its turn.
+A flow that is known already goes to the front of its round, so that a flow with occasional requests
+waits for one request, not for every turn; but at most once per round. A new flow starts in the next
+round, so that ids which clients invent during a round deprive no flow of its turn.
 
 The last places in the pool are for flows that were charged no more than their share of the last
-seconds' tokens (`RecentUse`); these go out of turn if need be. So a flow that asks for little
-finds a place, and need not wait for the end of a request of one that asks for much. How many
-places follows the bursts of such flows (`CalmLoad`), from `minHeadroom` to `maxHeadroom` of the
-band's ceiling and no more than such flows leave, and none while none of them is there. A tenant
-that is alone is never held back; of tenants who all want more than they get, the one that had less
-fills the pool.
+seconds' tokens (`RecentUse`); these go out of turn if necessary. So a flow with few requests finds
+a place, and need not wait for the end of a request of a busy flow. The number of places follows the
+bursts of such flows (`CalmLoad`), from `minHeadroom` to `maxHeadroom` of the band's ceiling, and is
+zero without such flows. A tenant that is alone is never held back; among tenants that all want more
+than they get, the one that had less fills the pool.
 
-A selection takes amortised O(log n) of the flows that wait.
+A selection takes amortised O(log n) of the waiting flows.
 """
 
 from __future__ import annotations
@@ -57,17 +55,17 @@ from picker.plugins.fairness_policies._burst_headroom import CalmLoad
 from picker.plugins.fairness_policies._recent_use import RecentUse
 from picker.types import Usage
 
-LEAST_WEIGHT, GREATEST_WEIGHT = 0.001, 1000.0
-REMEMBERED = 0.875  # of what requests have cost so far, with each one that completes
-MOST_OFF = 8.0  # further off than that an estimate is corrected only when its request is over
+MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000.0
+REMEMBERED = 0.875  # of the costs so far, with each completed request
+MAX_FACTOR = 8.0  # a larger error of estimates is corrected only at the end of the request
 _FRONT, _BACK = 0, 1
 
 Tokens: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=10**12)]
-Factor: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=GREATEST_WEIGHT)]
+Factor: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=MAX_WEIGHT)]
 
 
 class DeficitRoundRobinFairnessPolicyParameters(Parameters, frozen=True):
-    """`parameters` of a deficit-round-robin-fairness-policy; `weights` are by fairness id."""
+    """`weights` are by fairness id."""
 
     quantum_tokens: Tokens = 512
     default_weight: float = 1.0
@@ -81,9 +79,9 @@ class DeficitRoundRobinFairnessPolicyParameters(Parameters, frozen=True):
 
 @dataclass(slots=True)
 class _Account:
-    """One flow. `pace` is tokens a turn; `estimated` and `used` are of its last requests.
+    """One flow. `pace` is tokens per turn; `estimated` and `used` are of its last requests.
 
-    `returns` counts how often it came back to a round later than its own.
+    `returns` counts its returns to a round later than its own.
     """
 
     pace: float
@@ -94,27 +92,27 @@ class _Account:
 
     @property
     def round(self) -> int:
-        """In which it has its next turn."""
+        """The round of its next turn."""
         return math.floor(self.position)
 
     @property
     def cost_per_token(self) -> float:
-        """What an estimated token came to lately."""
+        """The recent cost of an estimated token."""
         if not self.estimated:
             return 1.0
-        return min(max(1 / MOST_OFF, self.used / self.estimated), MOST_OFF)
+        return min(max(1 / MAX_FACTOR, self.used / self.estimated), MAX_FACTOR)
 
 
 @dataclass(frozen=True, slots=True)
 class _Charge:
-    """What a request that is under way was taken to cost."""
+    """The charge for a request in flight."""
 
     tokens: float
     returns: int
 
 
 class DeficitRoundRobinBand:
-    """Owns the accounts of one band's flows, and what its requests under way were charged."""
+    """Owns the accounts of one band's flows, and the charges of its requests in flight."""
 
     def __init__(self, parameters: DeficitRoundRobinFairnessPolicyParameters) -> None:
         self._parameters = parameters
@@ -130,7 +128,7 @@ class DeficitRoundRobinBand:
         """Give the flow a turn if it has none."""
         if head is None:
             self._turns.remove(flow)
-            self._use.waits_no_more(flow)
+            self._use.stops_waiting(flow)
         elif flow not in self._turns:
             self._use.waits(flow, self.weight(flow), head.enqueued_at_seconds)
             is_known = flow in self._accounts
@@ -141,28 +139,26 @@ class DeficitRoundRobinBand:
             self._queue(flow, account, _FRONT if is_known else _BACK)
 
     def headroom(self, place: float, now_seconds: float) -> float:
-        """As much as bursts need, within the limits."""
+        """The room that bursts need, within the limits."""
         places = 0.0
         if len(self._use) > 1:
             places = self._calm.places(now_seconds, 1.0 / place if place > 0.0 else math.inf)
         if not places:
             return 0.0
         chosen = self._parameters
-        kept = min(max(chosen.min_headroom, places * place), chosen.max_headroom)
-        self._use.kept_free = kept
-        return kept
+        reserved = min(max(chosen.min_headroom, places * place), chosen.max_headroom)
+        self._use.reserved = reserved
+        return reserved
 
     def select(self, now_seconds: float) -> str | None:
-        """A flow of the least round."""
         return self._turns.first()
 
     def select_within_share(self, now_seconds: float) -> str | None:
-        """That flow, or one that has used less lately."""
+        """The flow of the least round, or a flow with less recent use."""
         first = self._turns.first()
         return None if first is None else self._use.within_share(first, now_seconds)
 
     def dispatched(self, item: QueuedRequest, now_seconds: float) -> None:
-        """Charge the estimate."""
         account = self._account(item.flow)
         self._round = max(self._round, account.round)
         tokens = self._estimate(item) * account.cost_per_token
@@ -176,7 +172,7 @@ class DeficitRoundRobinBand:
         self._move(item.flow, account, tokens)
 
     def completed(self, item: QueuedRequest, usage: Usage | None, now_seconds: float) -> None:
-        """Charge, or hand back, the difference to what was really used."""
+        """Charge or refund the difference to the actual usage."""
         charge = self._charges.pop(item.sequence, None)
         account = self._accounts.get(item.flow)
         used = 0.0 if usage is None else self._cost(usage)
@@ -192,11 +188,10 @@ class DeficitRoundRobinBand:
             self._move(item.flow, account, used - charge.tokens)
 
     def weight(self, flow: str) -> float:
-        """As configured: shares of a full queue are as those of what is served."""
+        """The configured weight, for shares of a full queue as well as of service."""
         return self._parameters.weights.get(flow, self._parameters.default_weight)
 
     def forget(self, flow: str) -> None:
-        """Close the account."""
         if flow not in self._turns:
             self._accounts.pop(flow, None)
             self._use.forget(flow)
@@ -220,11 +215,11 @@ class DeficitRoundRobinBand:
         self._turns.put(flow, (account.round, lane, next(self._places)))
 
     def _estimate(self, item: QueuedRequest) -> int:
-        """No more than a debt can be: clients may write any number into a request."""
+        """The estimate, limited to the greatest debt, because clients may write any number."""
         return min(max(1, item.tokens), self._parameters.max_debt_tokens)
 
     def _cost(self, usage: Usage) -> float:
-        """What a response used; 0 when it does not say."""
+        """The cost of a response; 0 when it reports no usage."""
         chosen, prompt = self._parameters, usage.prompt_tokens
         if not prompt and not usage.completion_tokens:
             return usage.total_tokens
@@ -234,7 +229,7 @@ class DeficitRoundRobinBand:
 
 
 class DeficitRoundRobinFairnessPolicy:
-    """Turns by tokens. Keeps no state of its own."""
+    """Gives turns by tokens. Stateless."""
 
     def __init__(self, parameters: DeficitRoundRobinFairnessPolicyParameters) -> None:
         """Raises `ValueError` for values out of range."""
@@ -244,13 +239,12 @@ class DeficitRoundRobinFairnessPolicy:
             raise ValueError(f"headroom must be {span}, got {least} and {most}")
         weights = {f"weights of '{flow}'": one for flow, one in parameters.weights.items()}
         for name, weight in {"defaultWeight": parameters.default_weight, **weights}.items():
-            if not LEAST_WEIGHT <= weight <= GREATEST_WEIGHT:
-                span = f"{LEAST_WEIGHT:g} to {GREATEST_WEIGHT:g}"
+            if not MIN_WEIGHT <= weight <= MAX_WEIGHT:
+                span = f"{MIN_WEIGHT:g} to {MAX_WEIGHT:g}"
                 raise ValueError(f"{name} must be a number from {span}, got {weight}")
         self._parameters = parameters
 
     def for_band(self, priority: int) -> DeficitRoundRobinBand:
-        """A band in which no flow had a turn."""
         return DeficitRoundRobinBand(self._parameters)
 
 

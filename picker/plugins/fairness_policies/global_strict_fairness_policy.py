@@ -2,7 +2,7 @@
 
     select = the flow whose head has the least (rank, number of arrival)
 
-A selection takes amortised O(log n) of the flows that wait.
+A selection takes amortised O(log n) of the waiting flows.
 """
 
 from __future__ import annotations
@@ -20,31 +20,28 @@ class GlobalStrictBand:
         self._waiting: FlowHeap[tuple[Rank, int]] = FlowHeap()
 
     def head_changed(self, flow: str, head: QueuedRequest | None, rank: Rank) -> None:
-        """Put the flow where its head belongs."""
         if head is None:
             self._waiting.remove(flow)
         else:
             self._waiting.put(flow, (rank, head.sequence))
 
     def select(self, now_seconds: float) -> str | None:
-        """The flow of the best head."""
         return self._waiting.first()
 
     def dispatched(self, item: QueuedRequest, now_seconds: float) -> None:
-        """Nothing follows from it."""
+        """Dispatches change no order among the heads."""
 
     def completed(self, item: QueuedRequest, usage: Usage | None, now_seconds: float) -> None:
-        """Nothing follows from it."""
+        """Ends change no order among the heads."""
 
     def forget(self, flow: str) -> None:
-        """Only what waits is known."""
+        """Nothing to forget: only waiting flows are known."""
 
 
 class GlobalStrictFairnessPolicy:
     """One order for all. Stateless."""
 
     def for_band(self, priority: int) -> GlobalStrictBand:
-        """A band without anything."""
         return GlobalStrictBand()
 
 

@@ -1,12 +1,12 @@
 """round-robin-fairness-policy: one request of each flow in turn.
 
-A round goes through the flows that wait by their ids; after the last one it begins again with the
-first. A flow that comes back while a round is under way has its turn in it unless its place is
-past. One that was never seen before starts with the next round, so that no flow can be kept from
-its turn by ids that are made up as the round goes on.
+A round visits the waiting flows by their ids; after the last one the next round begins with the
+first. A flow that comes back during a round has its turn in it unless its place has passed. A new
+flow starts with the next round, so that ids which clients invent during a round deprive no flow of
+its turn.
 
-A selection takes amortised O(log n) of the flows that wait; a flow waits for two turns of each
-other flow at most.
+A selection takes amortised O(log n) of the waiting flows; a flow waits for at most two turns of
+each other flow.
 """
 
 from __future__ import annotations
@@ -18,10 +18,7 @@ from picker.types import Usage
 
 
 class RoundRobinBand:
-    """Whose turn it is in one band.
-
-    Owns, of each flow that it knows, the round in which it came or last had its turn.
-    """
+    """The turns of one band. Owns the round of each flow's arrival or last turn."""
 
     def __init__(self) -> None:
         self._turns: FlowHeap[tuple[int, str]] = FlowHeap()
@@ -39,11 +36,9 @@ class RoundRobinBand:
             self._turns.put(flow, (self._round + (0 if is_in_time else 1), flow))
 
     def select(self, now_seconds: float) -> str | None:
-        """The flow whose turn it is."""
         return self._turns.first()
 
     def dispatched(self, item: QueuedRequest, now_seconds: float) -> None:
-        """Its flow had its turn."""
         flow = item.flow
         turn = self._turns.key(flow)
         if turn is not None:
@@ -52,23 +47,21 @@ class RoundRobinBand:
         self._rounds[flow], self._last = self._round, flow
 
     def completed(self, item: QueuedRequest, usage: Usage | None, now_seconds: float) -> None:
-        """Nothing follows from it."""
+        """Ends change no turn."""
 
     def weight(self, flow: str) -> float:
         """Equal shares of a full queue."""
         return 1.0
 
     def forget(self, flow: str) -> None:
-        """Do not know the flow any more."""
         if flow not in self._turns:
             self._rounds.pop(flow, None)
 
 
 class RoundRobinFairnessPolicy:
-    """Turns by request. Stateless."""
+    """Gives turns by request. Stateless."""
 
     def for_band(self, priority: int) -> RoundRobinBand:
-        """A band in which no flow had a turn."""
         return RoundRobinBand()
 
 

@@ -5,7 +5,7 @@ by-label: keep the endpoints whose label has one of some values.
     keep ⇔ labels[label] ∈ validValues, or the label is absent and allowsNoLabel
 
 Deprecated in favour of label-selector-filter. Refused without a `label`, and with parameters that
-could keep no endpoint.
+could pass no endpoint.
 
 decode-filter: keep the endpoints that may run the decode stage of a request.
 
@@ -29,7 +29,7 @@ label-selector-filter: keep the endpoints whose labels a Kubernetes label select
 
     keep ⇔ every entry of matchLabels and of matchExpressions holds
 
-The parameters are the selector itself; without any, every endpoint is kept. The reference requires
+The parameters are the selector itself; without any, every endpoint passes. The reference requires
 a `name` beside the type; here the type replaces a missing name, as everywhere.
 
 by-label-selector: the former name of label-selector-filter, with the same parameters. Deprecated;
@@ -76,7 +76,7 @@ def _filter(parameters: ByLabelParameters) -> LabelValueFilter:
     if not parameters.label:
         raise ValueError("label must not be empty")
     if not parameters.valid_values and not parameters.allows_no_label:
-        raise ValueError("validValues is empty and allowsNoLabel is false: nothing could be kept")
+        raise ValueError("validValues is empty and allowsNoLabel is false: no endpoint could pass")
     return LabelValueFilter(
         parameters.label, parameters.valid_values, allows_no_label=parameters.allows_no_label
     )

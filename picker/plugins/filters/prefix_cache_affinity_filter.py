@@ -5,10 +5,10 @@
     keep = the sticky ones, when there are any and slower ≤ maxTTFTPenaltyMs
            all otherwise, and with probability explorationProbability
 
-TTFT in ms is what is in flight there, tokens / peakPrefillThroughput (tokens/s) × 1000, or with
-`ttftSource: latencyPredictor` what is predicted, where an endpoint without a prediction is the
-slowest there is. With maxTTFTPenaltyMs ≤ 0 sticky endpoints are kept however slow they are;
-affinityThreshold ≤ 0 turns the filter off. A single candidate passes without a draw of the rng.
+TTFT in ms is the load in flight, tokens / peakPrefillThroughput (tokens/s) × 1000, or with
+`ttftSource: latencyPredictor` the prediction; an endpoint without a prediction is the slowest. With
+maxTTFTPenaltyMs ≤ 0 sticky endpoints pass however slow they are; affinityThreshold ≤ 0 turns the
+filter off. A single candidate passes without a draw of the rng.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class PrefixCacheAffinityParameters(Parameters, frozen=True):
 
 
 class PrefixCacheAffinityFilter:
-    """Keeps what is warm. Stateless."""
+    """Keeps sticky endpoints. Stateless."""
 
     def __init__(self, parameters: PrefixCacheAffinityParameters) -> None:
-        """Raises `ValueError` for a throughput that is not positive where it is needed."""
+        """Raises `ValueError` for a throughput that is used and not positive."""
         if parameters.ttft_source == "prefillThroughput":
             throughput = parameters.peak_prefill_throughput
             if throughput <= 0:
@@ -64,7 +64,7 @@ class PrefixCacheAffinityFilter:
 
     @property
     def consumes(self) -> tuple[DataKey[Any], ...]:
-        """The matches, and what TTFT is made of while it may count."""
+        """The matches, and the source of TTFT where it counts."""
         if self._parameters.affinity_threshold <= 0:
             return ()
         if self._parameters.max_ttft_penalty_ms <= 0:
@@ -74,7 +74,6 @@ class PrefixCacheAffinityFilter:
     def filter(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes, rng: Random
     ) -> Candidates:
-        """The sticky candidates, or all."""
         parameters = self._parameters
         if len(candidates) <= 1 or parameters.affinity_threshold <= 0:
             return candidates
@@ -103,11 +102,11 @@ class PrefixCacheAffinityFilter:
         keys = {candidate.key for candidate in sticky}
         others = [candidate for candidate in candidates if candidate.key not in keys]
         best_other = min(map(ttft_ms, others), default=math.inf)
-        # While nothing is known of the others, nothing says that they are faster.
+        # Endpoints of unknown TTFT cannot be called faster.
         return best_other < math.inf and min(map(ttft_ms, sticky)) - best_other > penalty
 
     def _ttft_ms(self, attributes: Attributes) -> Callable[[Candidate], float]:
-        """What a candidate's TTFT is now."""
+        """A function from a candidate to its TTFT."""
         if self._predicts:
             predictions = attributes.get(self._prediction_key) or {}
 

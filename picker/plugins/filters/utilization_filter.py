@@ -2,16 +2,16 @@
 
     keep ⇔ every condition's metric ≤ its maxValue
 
-Metrics: `active-requests`, what this picker has under way there, by its own count and by what the
-in-flight producer found, whichever is more; `running-requests`, `waiting-queue` and
-`kv-cache-utilization` (0..1), what the last scrape said, the first two at least what this picker
-has under way beyond what the scrape saw.
+Metrics: `active-requests`, this picker's requests in flight there, the greater of its own count and
+that of the in-flight producer; `running-requests`, `waiting-queue` and `kv-cache-utilization`
+(0..1) of the last scrape, the first two at least this picker's requests in flight beyond those that
+the scrape saw.
 
-A condition on a signal that a page lacks alone passes, and the others decide. An endpoint whose
-load is unknown, or whose page has none of the signals, is kept only when no other is (the
-reference takes unknown for 0, and so sends everything to an endpoint whose metrics are broken while
-others are merely full). Its own count still has to pass. When none is kept, all are with
-`fallbackOnEmpty`, and the request is refused without.
+A condition on a signal that a page lacks passes, and the others decide. An endpoint whose load is
+unknown, or whose page has none of the signals, passes only when no other does (the reference takes
+unknown for 0, and so sends everything to an endpoint whose metrics are broken while others are
+merely full). Its own count must still pass. When no endpoint passes, all do with `fallbackOnEmpty`,
+and the request is refused without.
 """
 
 from __future__ import annotations
@@ -35,8 +35,6 @@ _KV_CACHE = "kv-cache-utilization"
 
 
 class Condition(Parameters, frozen=True):
-    """One limit."""
-
     metric: Literal["active-requests", "running-requests", "waiting-queue", "kv-cache-utilization"]
     max_value: NonNegativeFloat
 
@@ -48,10 +46,10 @@ class UtilizationFilterParameters(Parameters, frozen=True):
 
 
 class UtilizationFilter:
-    """Keeps by load. Stateless."""
+    """Keeps endpoints by load. Stateless."""
 
     def __init__(self, parameters: UtilizationFilterParameters) -> None:
-        """Raises `ValueError` without conditions, and for limits that are no load."""
+        """Raises `ValueError` without conditions, and for limits that no load can have."""
         if not parameters.conditions:
             raise ValueError("conditions needs at least one condition")
         for index, condition in enumerate(parameters.conditions):
@@ -71,23 +69,22 @@ class UtilizationFilter:
     def filter(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes, rng: Random
     ) -> Candidates:
-        """The candidates within all limits; see the module for those of unknown load."""
         active: Candidates = candidates
         if self._max_active is not None:
             load, limit = attributes.get(self._key), self._max_active
             active = [one for one in candidates if _active_requests(one, load) <= limit]
         if not self._scraped:
-            kept = active
+            passed = active
         else:
-            judged = [(candidate, self._is_within(candidate)) for candidate in active]
-            kept = [candidate for candidate, is_within in judged if is_within]
-            kept = kept or [candidate for candidate, is_within in judged if is_within is None]
-        return candidates if self._fallback and not kept else kept
+            compared = [(candidate, self._is_within(candidate)) for candidate in active]
+            passed = [candidate for candidate, is_within in compared if is_within]
+            passed = passed or [candidate for candidate, is_within in compared if is_within is None]
+        return candidates if self._fallback and not passed else passed
 
     def _is_within(self, candidate: Candidate) -> bool | None:
         """True if all known signals are within their limits; None without any."""
         found = [(_value(candidate, one.metric), one.max_value) for one in self._scraped]
-        known = [value <= most for value, most in found if value is not None]
+        known = [value <= limit for value, limit in found if value is not None]
         return all(known) if known else None
 
 

@@ -1,6 +1,6 @@
 """Bodies of forms (`multipart/form-data`, RFC 7578): the text of one field.
 
-Parts are found by their delimiters, so that a file of any size is passed over without a copy.
+Parts are found by their delimiters, so that a file of any size is skipped without a copy.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from email.message import Message
 from itertools import pairwise
 
-MAX_DELIMITERS = 1_000  # and lines that begin like one
+MAX_DELIMITERS = 1_000  # including lines that begin like one
 MAX_HEADER_BYTES = 16 * 1024
 MAX_FIELD_BYTES = 4 * 1024
 _BLANK_LINE = b"\r\n\r\n"
@@ -17,10 +17,9 @@ _AFTER_DELIMITER = (b"\r", b"-", b" ", b"\t")  # the line ends, the form ends, o
 
 
 def form_field(body: bytes, content_type: str, name: str) -> str:
-    """The text of the field `name`, of several the last one; a file is no field.
+    """The text of the last field called `name`, "" without one; files are not fields.
 
-    "" when there is none. Parts beyond the limits, and the last one of a form that breaks off, are
-    passed over.
+    Parts beyond the limits, and the last part of a truncated form, are skipped.
     """
     boundary = _header("content-type", content_type).get_boundary()
     if not boundary:
@@ -37,8 +36,8 @@ def form_field(body: bytes, content_type: str, name: str) -> str:
 
 
 def _delimiters(body: bytes, delimiter: bytes) -> Iterator[int]:
-    """Find the delimiters; a longer word is none. The first has no line before it where the body
-    begins with it.
+    """Find the delimiters, which end at a word boundary. No line break precedes the first if the
+    body begins with it.
     """
     at = -2 if body.startswith(delimiter[2:]) else body.find(delimiter)
     for _ in range(MAX_DELIMITERS):

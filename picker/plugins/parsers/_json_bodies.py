@@ -26,13 +26,13 @@ _decode = msgspec.json.Decoder(dict[str, Any]).decode
 _MARK = "\N{REPLACEMENT CHARACTER}".encode()
 _ESCAPED_MARK = b"\\ufffd"
 _HIGH, _LOW = rb"[dD][89abAB][0-9a-fA-F]{2}", rb"[dD][c-fC-F][0-9a-fA-F]{2}"
-# Of the first half of a pair without the second, or of a second without a first: `\\u`.
+# The `\\u` of a first half of a pair without the second, or of a second without the first.
 _LONE_SURROGATE = re.compile(
     rb"\\u(?:(?=%b(?!\\u%b))|(?<!\\u%b\\u)(?=%b))" % (_HIGH, _LOW, _HIGH, _LOW)
 )
 _MARKED_SURROGATE = re.compile(rb"%b(?=u(?:%b|%b))" % (_MARK, _HIGH, _LOW))
 
-# The decoder's words for what is no object, and JSON's words for the types.
+# The decoder's words for other values than objects, and JSON's words for the types.
 _TYPE_FAULT = re.compile("Expected `object`, got `(.+?)`")
 _MALFORMED, _TRUNCATED = "JSON is malformed: ", "Input data was truncated"
 _KINDS = {
@@ -53,7 +53,7 @@ def json_object(body: bytes) -> dict[str, Any]:
 
 
 def decoded(body: bytes, decode: Callable[[bytes], T]) -> tuple[T, bool]:
-    """What `decode` makes of `body`, and whether lone surrogates had to be marked for that.
+    """Decode `body`; the second value says whether lone surrogates were marked.
 
     Raises `RefusedError` (400) with the reason.
     """
@@ -66,17 +66,17 @@ def decoded(body: bytes, decode: Callable[[bytes], T]) -> tuple[T, bool]:
     try:
         return decode(marked), True
     except UNREADABLE as error:
-        # Where the fault is in `marked` is not where it is in `body`.
+        # The position of the fault in `marked` differs from that in `body`.
         raise _refusal(_reason(error).partition(" (byte ")[0]) from error
 
 
 def unmarked(body: bytes) -> bytes:
-    """`body`, JSON written from what was decoded with marks, with the surrogates' escapes again."""
+    """Restore the escapes of surrogates in JSON that was written from a marked body."""
     return _MARKED_SURROGATE.sub(rb"\\", body)
 
 
 def unreadable(headers: Mapping[str, str], body: bytes, refusal: RefusedError) -> RefusedError:
-    """`refusal`, of a body that is no JSON and whose model has to be read, with the real cause."""
+    """Replace `refusal`, for a body that is not JSON, by one with the real cause."""
     coding = headers.get("content-encoding", "").strip().lower()
     if coding not in ("", "identity"):
         text = f"the request body is compressed ({coding}), so that its model cannot be read"
@@ -91,15 +91,15 @@ def unreadable(headers: Mapping[str, str], body: bytes, refusal: RefusedError) -
 
 
 def media_type_of(headers: Mapping[str, str]) -> str:
-    """The content type of a request without its parameters; "": it states none."""
+    """The content type of a request without its parameters, "" without one."""
     return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def _marked(body: bytes) -> bytes | None:
-    """`body` with its lone surrogates marked; None: there is none.
+    """`body` with its lone surrogates marked; None without any.
 
-    Escaped backslashes and the mark itself are written as other escapes first: then every backslash
-    begins an escape, and every mark is ours.
+    Escaped backslashes and the mark itself are first written as other escapes: then every backslash
+    begins an escape, and every mark is one of this module.
     """
     plain = body.replace(b"\\\\", b"\\u005c")
     if not _LONE_SURROGATE.search(plain):
@@ -115,7 +115,7 @@ def _refusal(reason: str) -> RefusedError:
 
 
 def _reason(error: Exception) -> str:
-    """What is wrong, in words that say nothing of the decoder."""
+    """The fault in words that do not depend on the decoder."""
     if isinstance(error, UnicodeDecodeError):
         return "a string in it is not UTF-8"
     if isinstance(error, RecursionError):
@@ -128,8 +128,8 @@ def _reason(error: Exception) -> str:
 
 
 def salt_of(payload: Mapping[str, Any], name: str) -> str:
-    """The cache salt `payload[name]`, "" when it is absent or null. What is no string keeps prompts
-    apart just as well; whether it may be there is the endpoint's business.
+    """The cache salt `payload[name]`, "" when it is absent or null. Another value than a string
+    separates prompts as well; the endpoint decides whether it is valid.
     """
     value = payload.get(name)
     if value is None:
@@ -138,15 +138,14 @@ def salt_of(payload: Mapping[str, Any], name: str) -> str:
 
 
 def model_of(payload: Mapping[str, Any]) -> str:
-    """The model that `payload` names; "" when it names none in the right type."""
+    """The model that `payload` names; "" if absent or not a string."""
     model = payload.get("model")
     return model if isinstance(model, str) else ""
 
 
 def whole_number(payload: object, names: tuple[str, ...]) -> int | None:
-    """The first of the members `names` that is a whole number of at least zero.
-
-    1e3 and 5.0 are whole; None when there is none, or `payload` is no object.
+    """The first of the members `names` that is a whole number of at least zero; 1e3 and 5.0 are
+    whole. None without one, or if `payload` is not an object.
     """
     if not isinstance(payload, dict):
         return None

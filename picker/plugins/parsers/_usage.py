@@ -1,8 +1,8 @@
-"""What responses say about usage: the shapes of the APIs, and readers of JSON, SSE and gRPC bodies.
+"""Usage in responses: the shapes of the APIs, and readers of JSON, SSE and gRPC bodies.
 
-A shape is a function from one JSON document (or one event's data) to the usage it gives, None if it
-gives none. Only the members that count are decoded. Numbers may be written as strings, and
-fractions are cut off.
+A shape is a function from one JSON document (or one event's data) to its usage, None if it has
+none. Only the members that count are decoded. Numbers may be written as strings, and fractions are
+cut off.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from picker.types import Usage
 USAGE = b"usage"
 META_INFO = b"meta_info"
 DEFAULT_LIMIT_BYTES = 4 * 2**20
-TAIL_BYTES = 16 * 1024  # of a longer document
+TAIL_BYTES = 16 * 1024  # the end of a longer document that is stored
 _MAX_DIGITS = 20
 _MAX_COUNT = 2**63 - 1
 _FINAL_EVENTS = frozenset({"response.completed", "response.incomplete", "response.failed"})
@@ -28,7 +28,7 @@ Shape = Callable[[bytes], Usage | None]
 
 
 def merge(known: Usage | None, said: Usage) -> Usage:
-    """`known` with what a further piece said; numbers that it did not say stay.
+    """Update `known` with the numbers of a further piece.
 
     Its total counts only beside a prompt and a completion; else the total is their sum.
     """
@@ -80,9 +80,9 @@ _decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 def openai_usage(document: bytes) -> Usage | None:
-    """`usage` of the OpenAI APIs; of the Responses API's events, that of the final ones.
+    """Read `usage` of the OpenAI APIs; of events of the Responses API, only the final ones.
 
-    Raises what `UNREADABLE` lists.
+    Raises the errors of `UNREADABLE`.
     """
     decoded = _decode_document(document)
     if decoded.response and isinstance(decoded.type, str) and decoded.type in _FINAL_EVENTS:
@@ -101,10 +101,10 @@ def openai_usage(document: bytes) -> Usage | None:
 
 
 def anthropic_usage(document: bytes) -> Usage | None:
-    """`usage` of a message, of a `message_start` and of a `message_delta`.
+    """Read `usage` of a message, of a `message_start` and of a `message_delta`.
 
-    The tokens that a start says were generated are the first few only and do not count. Raises what
-    `UNREADABLE` lists.
+    The generated tokens of a start are only the first few and do not count. Raises the errors of
+    `UNREADABLE`.
     """
     decoded = _decode_document(document)
     is_start = decoded.type == "message_start"
@@ -122,10 +122,10 @@ def anthropic_usage(document: bytes) -> Usage | None:
 
 
 def sglang_usage(document: bytes) -> Usage | None:
-    """`meta_info` of SGLang's generate; several answers to one prompt are added up, without those
-    that cannot be read.
+    """Read `meta_info` of SGLang's generate; several answers to one prompt are added up, without
+    the unreadable ones.
 
-    Raises what `UNREADABLE` lists.
+    Raises the errors of `UNREADABLE`.
     """
     answers = _decode_list(document) if _is_list(document) else [document]
     usage: Usage | None = None
@@ -142,9 +142,9 @@ def sglang_usage(document: bytes) -> Usage | None:
 
 
 def sglang_event_usage(document: bytes) -> Usage | None:
-    """`meta_info` of an event of SGLang's generate; only the one with a finish reason counts.
+    """Read `meta_info` of an event of SGLang's generate; only that with a finish reason counts.
 
-    Raises what `UNREADABLE` lists.
+    Raises the errors of `UNREADABLE`.
     """
     if _is_list(document):
         return None
@@ -172,7 +172,7 @@ def _first_count(*values: object) -> int:
 
 
 def _count(value: object) -> int | None:
-    """A number of tokens, written as a number or as text; None for anything else."""
+    """A number of tokens, written as a number or as text; None for another value."""
     if isinstance(value, str) and len(value) <= _MAX_DIGITS:
         try:
             value = float(value) if "." in value else int(value)
@@ -186,8 +186,8 @@ def _count(value: object) -> int | None:
 class JsonUsage:
     """Reads a response that is one JSON document.
 
-    It is held until its end, as far as the limit goes. Of a longer one, as a list of embeddings may
-    be, the end alone is held, where engines write their `usage`.
+    The document is stored until its end, up to the limit. Only the end of a longer one, such as a
+    list of embeddings, is stored, because engines write their `usage` there.
     """
 
     def __init__(self, shape: Shape, marker: bytes, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
@@ -218,19 +218,19 @@ class JsonUsage:
 
 
 def _last_member(tail: bytes, name: bytes) -> bytes:
-    """The end of a document from its last member of a name on, as a document of its own."""
+    """The end of a document from the last member called `name`, as a document of its own."""
     at = tail.rfind(b'"%b"' % name)
     return b"" if at < 0 else b"{" + tail[at:]
 
 
 class SseEvents:
-    """The events of one stream whose data contain `marker`, put together from pieces cut anywhere.
+    """Joins the pieces of a stream into its events, and yields those whose data contain `marker`.
 
     Lines end with LF, CR or CRLF; an empty line ends an event; only `data` fields matter (HTML
-    Living Standard, "Server-sent events"). What has come since the last empty line is held back,
-    and nothing is read twice. Most pieces are whole events without anything of interest, which one
-    search for the marker finds out. CR is turned into LF on arrival; one that ends a piece waits
-    for the next piece, as the LF of the same line end may begin it.
+    Living Standard, "Server-sent events"). The text since the last empty line is held back, and
+    nothing is read twice. Most pieces are whole events without the marker, and one search skips
+    them. CR is turned into LF on arrival; a CR at the end of a piece waits for the next piece,
+    which may begin with the LF of the same line end.
     """
 
     __slots__ = ("_limit", "_marker", "_pending", "_return_held")
@@ -242,10 +242,10 @@ class SseEvents:
         self._return_held = False
 
     def feed(self, data: bytes, is_last: bool) -> list[list[bytes]]:
-        """The events complete with `data`, each as the values of its `data` lines.
+        """The events that `data` completes, each as the values of its `data` lines.
 
-        The end of the stream ends an event, too. Of an event longer than the limit only the lines
-        that come complete beyond it are read.
+        The end of the stream ends an event, too. Of an event longer than the limit, only the lines
+        completed beyond it are read.
         """
         if self._return_held or b"\r" in data:
             data = self._with_newlines(data, is_last)
@@ -260,7 +260,7 @@ class SseEvents:
                 return []
             end = pending.rfind(b"\n") + 1
         complete = bytes(pending[:end])
-        # A line that alone is longer than the limit goes, too.
+        # A single line longer than the limit is dropped, too.
         del pending[: end or None]
         return self._events(complete) if self._marker in complete else []
 
@@ -295,7 +295,7 @@ class SseUsage:
 
     @property
     def usage(self) -> Usage | None:
-        """The sum of what the events said so far."""
+        """The merged usage of the events so far."""
         return self._usage
 
     def feed(self, data: bytes, is_last: bool) -> None:
@@ -304,7 +304,9 @@ class SseUsage:
                 self._take(_read(self._shape, b"\n".join(lines)))
 
     def _read_lines(self, lines: list[bytes]) -> bool:
-        """Whether a line alone said something: some servers end events by a single newline."""
+        """Read each line by itself, as some servers end events by one newline; True if one has
+        usage.
+        """
         found = False
         for line in lines:
             if self._marker in line:
@@ -327,14 +329,13 @@ def _read(shape: Shape, document: bytes) -> Usage | None:
 
 
 def is_event_stream(content_type: str) -> bool:
-    """Whether a response of this content type is a stream of server-sent events."""
     return "text/event-stream" in content_type.lower()
 
 
 def usage_reader(
     content_type: str, shape: Shape, marker: bytes = USAGE, event_shape: Shape | None = None
 ) -> JsonUsage | SseUsage:
-    """The reader of a response of `content_type`; `event_shape` where events differ from it."""
+    """A reader for a response of `content_type`; `event_shape` if the shape of events differs."""
     if is_event_stream(content_type):
         return SseUsage(event_shape or shape, marker)
     return JsonUsage(shape, marker)

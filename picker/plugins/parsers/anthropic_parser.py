@@ -1,10 +1,10 @@
 """anthropic-parser: understands the request bodies of Anthropic's Messages API.
 
-`messages`: any JSON object; one without readable messages goes on without a prefix.
-`messages/count_tokens`: only the model is read, as no cache holds what is only counted; nor is its
-response.
+`messages`: any JSON object; without readable messages it is routed without a prefix.
+`messages/count_tokens`: only the model is read, because counting fills no cache; the response is
+not read.
 
-A response tells its usage in `usage`; a stream in its `message_start` and `message_delta`.
+A response reports its usage in `usage`; a stream in its `message_start` and `message_delta`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class AnthropicParser:
 
 
 def _counted(body: bytes) -> ParsedBody:
-    """What is no JSON object goes on as it came: it is the endpoint's to refuse."""
+    """Pass a body that is not a JSON object on unread: the endpoint refuses it."""
     try:
         payload = json_object(body)
     except RefusedError:

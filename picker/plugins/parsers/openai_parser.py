@@ -1,11 +1,11 @@
-"""Understands the request bodies of the OpenAI APIs, as far as a routing decision needs them.
+"""openai-parser: understands the request bodies of the OpenAI APIs, as far as routing needs them.
 
-Nothing is refused but what is no JSON object: what a body lacks, or has in another type, is the
-endpoint's business, and a request without a readable prompt goes on without a prefix. Lists of
+Only bodies that are not JSON objects are refused: missing members and wrong types are the
+endpoint's business, and a request without a readable prompt is routed without a prefix. Lists of
 token ids are prompts that need no tokenizer, and so are lists of such lists. vLLM's own `pooling`
-is as `embeddings`.
+is treated as `embeddings`.
 
-A response tells its usage in its `usage`, or in that of an event.
+A response reports its usage in its `usage`, or in that of an event.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_REMEMBERED = 64  # paths, which clients choose
 
 
 class OpenAIParser:
-    """One parser for every path of the OpenAI API that carries a model."""
+    """Takes every path of the OpenAI API that carries a model."""
 
     claims: tuple[str, ...] = (
         "chat/completions",
@@ -66,7 +66,7 @@ def api_of(path: str) -> Api:
     return Api.COMPLETIONS
 
 
-# Where prompts may stand as token ids, and where the output cap stands.
+# The members that may hold prompts as token ids, and those that cap the output.
 _TOKEN_IDS: Mapping[Api, str] = {
     Api.COMPLETIONS: "prompt",
     Api.EMBEDDINGS: "input",

@@ -1,4 +1,4 @@
-"""Keeps every body raw; takes the paths that no other parser claims."""
+"""passthrough-parser: keeps every body raw; takes the paths that no other parser claims."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from picker.types import Api, ParsedBody
 
 
 class PassthroughParser:
-    """Knows nothing about a body, so nothing in it can be wrong. No model, no prompt, no usage."""
+    """Accepts every body and reads no model, prompt or usage."""
 
     claims: tuple[str, ...] = ()
 
     def parse(self, path: str, headers: Mapping[str, str], body: bytes) -> ParsedBody:
-        """Accept anything."""
         return ParsedBody(Api.RAW, can_rewrite=False)
 
 

@@ -2,10 +2,10 @@
 
 `input_ids` is a list of integers in [0, 2**32), or a list of such lists; else `text` is a text or a
 list of texts. `extra_key` is the cache salt, and `sampling_params.max_new_tokens` caps the output.
-The body goes on as it came; it names no model. A body with neither, and one of another path that
-ends in `/generate`, is of another server's API and goes on unread.
+The body is forwarded unchanged; it names no model. A body with neither, and a body of another path
+that ends in `/generate`, belongs to another server's API and is forwarded unread.
 
-A response tells its usage in `meta_info`; a stream in the event that has a finish reason.
+A response reports its usage in `meta_info`; a stream in the event that has a finish reason.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class SglangHttpParser:
         try:
             payload = json_object(body)
         except RefusedError:
-            return unread  # it names no model that would have to be read
+            return unread  # it names no model that routing needs
         token_ids, text = payload.get("input_ids"), payload.get("text")
         if token_ids is None and text is None:
             return unread

@@ -1,10 +1,10 @@
 """vllmhttp-parser: understands the bodies of vLLM's token-level API, `/inference/v1/generate`.
 
 `token_ids`, a list of whole numbers in [0, 2**32), is the prompt; `features` may place multi-modal
-items in it, and `sampling_params.max_tokens` caps the output. What has other token ids or items
-goes on without a prefix.
+items in it, and `sampling_params.max_tokens` caps the output. A body with other token ids or items
+is routed without a prefix.
 
-A response tells its usage as those of the OpenAI APIs do.
+A response reports its usage as those of the OpenAI APIs do.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class VllmHttpParser:
 def _prompt_of(
     payload: Mapping[str, object],
 ) -> tuple[tuple[bytes, ...], tuple[tuple[MultiModalFeature, ...], ...]]:
-    """The prompt, and the items in it; neither where one of them cannot be read."""
+    """The prompt and its items; neither if one of them is unreadable."""
     token_ids = payload.get("token_ids")
     prompt = pack_token_ids(token_ids) or pack_token_ids(_whole(token_ids))
     if prompt is None:
@@ -58,7 +58,7 @@ def _prompt_of(
 
 
 def _whole(value: object) -> object:
-    """`value` with 5.0 written as 5, where it is a list of numbers."""
+    """`value`, a list of numbers, with 5.0 written as 5; None for another value."""
     if not isinstance(value, list) or not set(map(type, value)) <= {int, float}:
         return None
     return [int(one) if isinstance(one, float) and one.is_integer() else one for one in value]

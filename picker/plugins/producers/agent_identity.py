@@ -3,8 +3,8 @@
     identity = first non-empty of additionalSessionHeaders, x-claude-code-session-id,
                x-session-affinity, session-id, session_id
 
-It becomes the fairness id of a request that names none, before admission. As a finding it is there
-for other plugins whatever the fairness id is, e.g. for session affinity with a source
+It becomes the fairness id of a request that names none, before admission. Other plugins can read it
+as a finding whatever the fairness id is, e.g. session affinity with a source
 `{attribute: agent-identity}`. Without such a header nothing changes.
 """
 
@@ -38,7 +38,7 @@ class AgentIdentity:
         self.produces = (self._key,)
 
     def process(self, request: InferenceRequest) -> InferenceRequest:
-        """The request with the identity as its fairness id, unless a header names one."""
+        """Make the identity the fairness id, unless a header names one."""
         if any(request.headers.get(header) for header in _FAIRNESS_HEADERS):
             return request
         identity = self._identity(request)
@@ -47,7 +47,6 @@ class AgentIdentity:
     def produce(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> InferenceRequest:
-        """Write the identity, if there is one."""
         if identity := self._identity(request):
             attributes[self._key] = identity
         return request

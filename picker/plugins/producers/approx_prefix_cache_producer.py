@@ -1,21 +1,21 @@
 """approx-prefix-cache-producer: guess which endpoint holds how much of the prompt.
 
-It remembers, per endpoint, the hashes of the prompt blocks it sent there (`pre_request`, before the
-endpoint answers) and matches each new prompt against that memory. Nothing is asked of the engines.
-A request that fails after all is not unlearnt: most that fail have been read, and its blocks would
-have to be distinguished from those that others have sent meanwhile.
+It remembers, for each endpoint, the hashes of the prompt blocks that it sent there (`pre_request`,
+before the endpoint answers) and matches each new prompt against that memory. No engine is asked. A
+request that fails later is not forgotten: most failed prompts were read, and their blocks would
+have to be distinguished from those of other requests.
 
-Block size: with `autoTune` what the first candidate that knows reports, else `blockSizeTokens`, and
-never below 64 tokens. Memory per endpoint: with `autoTune` as many blocks as fit into its KV cache,
-`num_kv_blocks · block_size / 64`, else `lruCapacityPerServer`. (The reference takes num_kv_blocks
-as it is, and so may remember four times more than the GPU holds.) What no engine can have is not
-believed: blocks of more than 65,536 tokens, and memory beyond 2^20 blocks. Prompt length
+Block size: with `autoTune` that of the first candidate that reports one, else `blockSizeTokens`,
+and never below 64 tokens. Memory per endpoint: with `autoTune` the number of blocks that fit into
+its KV cache, `num_kv_blocks · block_size / 64`, else `lruCapacityPerServer`. (The reference takes
+num_kv_blocks unscaled, and so may remember four times more than the GPU holds.) Impossible reports
+are ignored: blocks of more than 65,536 tokens, and memory beyond 2^20 blocks. Prompt length
 considered: `maxPrefixTokensToMatch`, else `maxPrefixBlocksToMatch` blocks; both 0: all of it.
 
 A match is contiguous from the first block; with several prompts the matches of the first 256 are
-added (a request may bring a hundred thousand of one token each). Models,
-adapters and salts share nothing: the model that the endpoint is asked for and the request's cache
-salt are part of every hash. So is a seed, a random one for each process unless `hashSeed` is given.
+added (a request may have a hundred thousand of one token each). Models, adapters and salts share
+nothing: every hash includes the target model and the request's cache salt. It also includes a
+seed, random for each process unless `hashSeed` is given.
 
 Replicas of the picker report to each other what they sent where, and agree on a seed for that
 (`picker.framework.replicas`).
@@ -30,7 +30,7 @@ import msgspec
 
 from picker.framework.attributes import Attributes, DataKey
 from picker.framework.registry import NonNegativeInt, Parameters, PluginType, PositiveInt
-from picker.framework.replicas import TellPlacement
+from picker.framework.replicas import ReportPlacement
 from picker.framework.services import Services
 from picker.plugins._shared.stages import prompt_readers
 from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
@@ -46,9 +46,7 @@ MAX_PROMPTS = 256
 
 
 class ApproxPrefixCacheParameters(Parameters, frozen=True):
-    """`parameters` of an approx-prefix-cache-producer. Blocks have 64 tokens or more, whatever is
-    written.
-    """
+    """Blocks have at least 64 tokens, even if fewer are configured."""
 
     auto_tune: bool = True
     block_size_tokens: NonNegativeInt = MIN_BLOCK_SIZE_TOKENS
@@ -68,7 +66,6 @@ class ApproxPrefixCacheParameters(Parameters, frozen=True):
 
     @property
     def without_effect(self) -> Mapping[str, str]:
-        """Of two limits one counts."""
         if not self.max_prefix_tokens_to_match:
             return {}
         limit = f"maxPrefixTokensToMatch ({self.max_prefix_tokens_to_match}) is the limit"
@@ -84,7 +81,7 @@ class _Hashed(msgspec.Struct, frozen=True):
 
 
 class ApproxPrefixCacheProducer:
-    """Owns one `PrefixIndex`; also follows decisions, and endpoints that left or restarted."""
+    """Follows decisions and endpoints that leave. Owns one `PrefixIndex`."""
 
     consumes = (TOKENIZED_PROMPT,)
 
@@ -95,9 +92,7 @@ class ApproxPrefixCacheProducer:
         hash_seed: int = 0,
         max_reported_capacity: int = MAX_REPORTED_CAPACITY,
     ) -> None:
-        """`hash_seed` is for parameters that name none. Raises `ValueError` for sizes that cannot
-        work.
-        """
+        """`hash_seed` is the default of the parameter. Raises `ValueError` for impossible sizes."""
         _check(parameters)
         self._parameters = parameters
         self._max_tokens = parameters.max_prefix_tokens_to_match
@@ -105,20 +100,19 @@ class ApproxPrefixCacheProducer:
         self._max_reported_capacity = max_reported_capacity
         self._seed = hash_seed if parameters.hash_seed is None else parameters.hash_seed
         self._index = PrefixIndex()
-        self._tell: TellPlacement | None = None
+        self._report: ReportPlacement | None = None
         self._match_key = match_info_key(name)
         self._hashed_key: DataKey[_Hashed] = DataKey("BlockHashes", name)
         self.produces = (self._match_key,)
 
     @property
     def index_size(self) -> int:
-        """Blocks remembered, each once for every endpoint that has it."""
+        """Remembered blocks, counted once for every endpoint that has them."""
         return len(self._index)
 
     def produce(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> InferenceRequest:
-        """Write the match info of all endpoints; nothing for a request without prompts."""
         if not request.prompts:
             return request
         block_size = self._block_size(candidates)
@@ -147,16 +141,14 @@ class ApproxPrefixCacheProducer:
             key = candidate.endpoint.key
             for prompt in hashed.prompts:
                 self._index.record(key, prompt, capacity)
-                if self._tell is not None:
-                    self._tell(key, prompt, capacity)
+                if self._report is not None:
+                    self._report(key, prompt, capacity)
 
     def endpoint_removed(self, key: str) -> None:
-        """Forget what the endpoint was sent."""
         self._index.remove(key)
 
     @property
     def hash_seed(self) -> int:
-        """The seed of the hashes now."""
         return self._seed
 
     def use_hash_seed(self, seed: int) -> None:
@@ -165,12 +157,12 @@ class ApproxPrefixCacheProducer:
             self._seed = seed
             self._index = PrefixIndex()
 
-    def tell_placements(self, tell: TellPlacement | None) -> None:
-        """Call `tell` with every prompt that is remembered."""
-        self._tell = tell
+    def report_placements(self, report: ReportPlacement | None) -> None:
+        """Call `report` with every prompt that is remembered from now on."""
+        self._report = report
 
     def placed_elsewhere(self, key: str, hashes: BlockHashes, capacity: int) -> None:
-        """Remember a prompt that another replica has sent there."""
+        """Remember a prompt that another replica sent there."""
         bound = max(self._max_reported_capacity, self._parameters.lru_capacity_per_server)
         self._index.record(key, hashes, min(capacity, bound))
 
@@ -209,7 +201,7 @@ def _sums(matches: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def _reported_block_size(metrics: EndpointMetrics | None) -> int | None:
-    """Tokens in a block of the engine, None where it does not say or cannot be right."""
+    """Tokens per block of the engine, None without a plausible report."""
     size = None if metrics is None else metrics.block_size_tokens
     return size if size is not None and size <= MAX_REPORTED_BLOCK_SIZE_TOKENS else None
 
@@ -225,7 +217,6 @@ def _check(parameters: ApproxPrefixCacheParameters) -> None:
 def create(
     name: str, parameters: ApproxPrefixCacheParameters, services: Services
 ) -> ApproxPrefixCacheProducer:
-    """Also for clusters in place of endpoints."""
     return ApproxPrefixCacheProducer(name, parameters, services.hash_seed)
 
 

@@ -11,17 +11,17 @@ picked one gets
                with `addEstimatedOutputTokens`, else 0
 
 The response comes from the primary profile's endpoint. With its first piece, the other profiles'
-endpoints (prefill, encode) have done their part and get everything back; the primary one has read
-the prompt, and without `addEstimatedOutputTokens` gets its tokens back. The rest is given back when
-the request ends. Where the proxy shows no response bodies there is no first piece, and all is held
-to the end.
+endpoints (prefill, encode) have done their part and return everything; the primary one has read the
+prompt, and without `addEstimatedOutputTokens` returns its tokens. The rest is returned when the
+request ends. Where the proxy shows no response bodies there is no first piece, and all is held to
+the end.
 
-What a request holds travels in its `Attributes`, not under its id: ids repeat. Each part is given
-back once, in whatever order the hooks are called. A request that vanishes without an end gives
-everything back as soon as nothing refers to it. When an endpoint leaves or restarts, its account is
-closed: what comes back later goes to the closed account and changes nothing.
+The hold of a request travels in its `Attributes`, not under its id, because ids repeat. Each part
+is returned once, in whatever order the hooks are called. A request that vanishes without an end
+returns everything when nothing refers to it any longer. When an endpoint leaves or restarts, its
+account is closed: later returns go to the closed account and change nothing.
 
-With `syncCrossReplicaState` replicas of the picker tell each other what they have under way, and
+With `syncCrossReplicaState`, replicas of the picker report their load in flight to each other, and
 the load is that of all of them (`picker.framework.replicas`).
 """
 
@@ -60,9 +60,9 @@ from picker.types import (
     Usage,
 )
 
-_NOBODY = (DEFAULT_FAIRNESS_ID, 0)
+_NO_OWNER = (DEFAULT_FAIRNESS_ID, 0)
 _NOTHING = EndpointLoad()
-_MOST_OUTPUT = 1e15  # beyond it, and at infinity, an estimate is no number of tokens
+_MAX_OUTPUT = 1e15  # a greater or infinite estimate is not a number of tokens
 
 
 class InflightLoadParameters(Parameters, frozen=True):
@@ -74,7 +74,7 @@ class InflightLoadParameters(Parameters, frozen=True):
 
 
 class _Account:
-    """What is under way at one endpoint, from when it is first used until it leaves."""
+    """The load of one endpoint, from its first use until it leaves."""
 
     __slots__ = ("key", "parts", "requests", "tokens")
 
@@ -86,9 +86,8 @@ class _Account:
 
 
 class Ledger:
-    """Sole owner of the accounts. `own_loads` has no entry for an endpoint with nothing under way.
-
-    `loads` are those of all replicas together.
+    """Owns the accounts. `own_loads` has no entry for an idle endpoint; `loads` are the sums over
+    all replicas.
     """
 
     def __init__(self) -> None:
@@ -101,16 +100,14 @@ class Ledger:
         self.loads: Mapping[str, EndpointLoad] = MappingProxyType(self._sums)
 
     def set_elsewhere(self, loads: Mapping[str, EndpointLoad]) -> None:
-        """What other replicas have under way now."""
+        """Replace the loads of other replicas."""
         keys = self._elsewhere.keys() | loads.keys()
         self._elsewhere = dict(loads)
         for key in keys:
             self._sum(key)
 
-    def take(self, key: str, tokens: int, owner: tuple[str, int] = _NOBODY) -> _Part:
-        """One more request with `tokens` at endpoint `key`, of the `owner`'s fairness id and
-        priority.
-        """
+    def take(self, key: str, tokens: int, owner: tuple[str, int] = _NO_OWNER) -> _Part:
+        """Add a request at endpoint `key`; `owner` is a fairness id and a priority."""
         account = self._accounts.get(key)
         if account is None:
             account = self._accounts[key] = _Account(key)
@@ -119,20 +116,20 @@ class Ledger:
         self._add(account, 1, tokens)
         return part
 
-    def give_back_tokens(self, part: _Part) -> None:
-        """The tokens of `part` are worked off; the request goes on. Nothing the second time."""
+    def return_tokens(self, part: _Part) -> None:
+        """Return the tokens of `part`, whose request continues. Does nothing the second time."""
         tokens, part.tokens = part.tokens, 0
         self._add(part.account, 0, -tokens)
 
-    def give_back(self, part: _Part) -> None:
-        """The request of `part` is over. Nothing the second time."""
+    def return_part(self, part: _Part) -> None:
+        """Return all of `part`, whose request ended. Does nothing the second time."""
         part.account.parts.discard(part)
         requests, part.requests = part.requests, 0
         tokens, part.tokens = part.tokens, 0
         self._add(part.account, -requests, -tokens)
 
     def by_flow(self) -> dict[EndpointFlow, EndpointLoad]:
-        """The load of each flow; looks at every part."""
+        """Add up the load of each flow from all parts."""
         flows: dict[EndpointFlow, EndpointLoad] = {}
         for key, account in self._accounts.items():
             for part in account.parts:
@@ -142,19 +139,19 @@ class Ledger:
         return flows
 
     def close(self, key: str) -> None:
-        """Endpoint `key` is gone; whatever is still given back to it changes nothing."""
+        """Close the account of endpoint `key`; later returns to it change nothing."""
         self._accounts.pop(key, None)
         self._loads.pop(key, None)
         self._sum(key)
 
     def abandon(self, parts: Iterable[_Part]) -> None:
-        """Give `parts` back at the next `sweep`. Safe to call at any moment."""
+        """Return `parts` at the next `sweep`. Safe to call at any moment, even from a finalizer."""
         self._abandoned.extend(parts)
 
     def sweep(self) -> None:
-        """Give back what was abandoned."""
+        """Return the abandoned parts."""
         while self._abandoned:
-            self.give_back(self._abandoned.pop())
+            self.return_part(self._abandoned.pop())
 
     def check_integrity(self) -> None:
         """Raise `AssertionError` when the books do not agree."""
@@ -163,7 +160,7 @@ class Ledger:
             for key, account in self._accounts.items()
         }
         if expected != self._loads:
-            raise AssertionError(f"accounts {expected} are shown as {self._loads}")
+            raise AssertionError(f"accounts {expected} are reported as {self._loads}")
         for key, account in self._accounts.items():
             parts = account.parts
             held = (sum(one.requests for one in parts), sum(one.tokens for one in parts))
@@ -174,7 +171,7 @@ class Ledger:
                 raise AssertionError(f"{key} has {load}")
         keys = self._loads.keys() | self._elsewhere.keys()
         if self._sums != {key: self._whole(key) for key in keys}:
-            raise AssertionError(f"{self._sums} is not the sum of what is here and elsewhere")
+            raise AssertionError(f"{self._sums} is not the sum of own loads and those elsewhere")
 
     def _add(self, account: _Account, requests: int, tokens: int) -> None:
         if not requests and not tokens:
@@ -204,7 +201,7 @@ class Ledger:
 
 
 class _Part:
-    """What one request still holds at one endpoint."""
+    """The load that one request holds at one endpoint."""
 
     __slots__ = ("account", "owner", "requests", "tokens")
 
@@ -216,7 +213,7 @@ class _Part:
 
 
 class _Hold:
-    """All that one request holds. Gives it back when it is forgotten, at the latest."""
+    """All parts of one request; returns them when it is garbage collected, at the latest."""
 
     __slots__ = ("_ledger", "others", "primary")
 
@@ -230,7 +227,7 @@ class _Hold:
 
 
 class InflightLoadProducer:
-    """Owns a `Ledger`; follows decisions, responses, ends, and endpoints that left."""
+    """Follows decisions, responses and ends. Owns a `Ledger`."""
 
     consumes = (TOKENIZED_PROMPT,)
 
@@ -245,30 +242,28 @@ class InflightLoadProducer:
 
     @property
     def loads(self) -> Mapping[str, EndpointLoad]:
-        """A live view of what is under way, in all replicas together."""
+        """A live view of the load in flight of all replicas."""
         self._ledger.sweep()
         return self._ledger.loads
 
     @property
     def own_loads(self) -> Mapping[str, EndpointLoad] | None:
-        """A live view of what is under way in this one, where replicas are to know."""
+        """A live view of this replica's load; None if it is not shared."""
         self._ledger.sweep()
         return self._ledger.own_loads if self._parameters.sync_cross_replica_state else None
 
     def set_loads_elsewhere(self, loads: Mapping[str, EndpointLoad]) -> None:
-        """What other replicas have under way; a part of `loads` from now on."""
         if self._parameters.sync_cross_replica_state:
             self._ledger.set_elsewhere(loads)
 
     def flow_loads(self) -> Mapping[EndpointFlow, EndpointLoad]:
-        """The load of each flow."""
         self._ledger.sweep()
         return self._ledger.by_flow()
 
     def produce(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> InferenceRequest:
-        """Write the live load, and what this request would add to each endpoint."""
+        """Write the live load, and the tokens that this request would add to each endpoint."""
         tokens = request.num_tokens
         uncached: Mapping[str, int] = {}
         match = attributes.get(self._match_key)
@@ -284,7 +279,7 @@ class InflightLoadProducer:
         self, request: InferenceRequest, result: SchedulingResult, attributes: Attributes
     ) -> None:
         """Count the request at the first endpoint of every profile."""
-        self._give_back(attributes)
+        self._return_all(attributes)
         load = attributes.get(self._key)
         output = self._output_tokens(request)
         owner = (request.fairness_id, request.priority)
@@ -300,35 +295,34 @@ class InflightLoadProducer:
         attributes[self._hold_key] = _Hold(self._ledger, primary, others)
 
     def response_progress(self, flight: Flight, progress: ResponseProgress) -> None:
-        """With the first piece, give back what is worked off by then."""
+        """With the first piece, return the parts that are done."""
         hold = flight.attributes.get(self._hold_key)
         if hold is None or not progress.is_first:
             return
         for part in hold.others:
-            self._ledger.give_back(part)
+            self._ledger.return_part(part)
         if not self._parameters.add_estimated_output_tokens:
             for part in hold.primary:
-                self._ledger.give_back_tokens(part)
+                self._ledger.return_tokens(part)
 
     def request_ended(
         self, flight: Flight, cause: FinishCause, usage: Usage | None, now_seconds: float
     ) -> None:
-        """Give back the rest."""
-        self._give_back(flight.attributes)
+        self._return_all(flight.attributes)
 
     def endpoint_removed(self, key: str) -> None:
-        """Nothing is under way at an endpoint that left or restarted."""
+        """Close the account of an endpoint that left or restarted."""
         self._ledger.close(key)
 
     def check_integrity(self) -> None:
         """Raise `AssertionError` when the books do not agree."""
         self._ledger.check_integrity()
 
-    def _give_back(self, attributes: Attributes) -> None:
+    def _return_all(self, attributes: Attributes) -> None:
         hold = attributes.get(self._hold_key)
         if hold is not None:
             for part in hold.primary + hold.others:
-                self._ledger.give_back(part)
+                self._ledger.return_part(part)
 
     def _output_tokens(self, request: InferenceRequest) -> int:
         if not self._parameters.add_estimated_output_tokens:
@@ -336,7 +330,7 @@ class InflightLoadProducer:
         estimate = request.num_tokens * self._parameters.output_ratio + 0.5
         limits = (request.body.max_output_tokens, self._parameters.max_estimated_output_tokens)
         least = min(
-            [math.floor(min(estimate, _MOST_OUTPUT)), *(one for one in limits if one is not None)]
+            [math.floor(min(estimate, _MAX_OUTPUT)), *(one for one in limits if one is not None)]
         )
         return max(0, least)
 

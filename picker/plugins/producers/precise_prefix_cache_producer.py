@@ -6,23 +6,23 @@ each endpoint
     score = Σ weight of the best tier of each block, from block 0 to the first one it does not hold
     match = ⌊score⌋ blocks, no more than the prompt has
 
-with weights from `kvCacheBackendConfigs` (gpu 1.0, cpu 0.8; a tier that is not named 1.0). Several
-prompts add up. Only full blocks of `tokenProcessorConfig.blockSizeTokens` (16) count, best the size
-of the engines' own; of larger blocks of an engine, such as chunks in host memory, the whole ones.
-The prompt has to be tokenized as the engines do, so a token-producer with a real backend is needed;
-what it estimates matches nothing.
+with weights from `kvCacheBackendConfigs` (gpu 1.0, cpu 0.8; an unnamed tier 1.0). Several prompts
+add up. Only full blocks of `tokenProcessorConfig.blockSizeTokens` (16) count, best the engines' own
+size; of larger blocks of an engine, such as chunks in host memory, the whole ones. The prompt must
+be tokenized as the engines do, so a token-producer with a real backend is needed; estimated tokens
+match nothing.
 
 With `speculativeIndexing` the endpoint that a request was sent to counts as holding its prompt for
-`speculativeTTL` (2s), until its engine says so itself.
+`speculativeTTL` (2s), until its engine reports the blocks itself.
 
 Events come over ZMQ: with `discoverPods` from every endpoint at `socketPort` (5557) + rank, else to
-`zmqEndpoint`, where engines connect and say in the topic who they are (`kv@ip:port@model`). The
+`zmqEndpoint`, where engines connect and name themselves in the topic (`kv@ip:port@model`). The
 labels `kv-events-port` and `kv-events-replay-port` of an endpoint are ports of its own, for several
 engines at one address. An endpoint that leaves or restarts is forgotten.
 
 The index is in memory. An index in Redis and one by cost are refused: each replica of the picker
-hears all engines. `inMemoryConfig.size` is the largest number of distinct blocks. What is accepted
-and has no effect is in `PrecisePrefixCacheParameters.without_effect`.
+subscribes to all engines. `inMemoryConfig.size` is the largest number of distinct blocks.
+`PrecisePrefixCacheParameters.without_effect` lists the accepted parameters without effect.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ DEFAULT_TIER_WEIGHTS = {"gpu": 1.0, "cpu": 0.8}
 DEFAULT_SELECTOR = "llm-d.ai/inference-serving=true"
 PORT_LABEL = "kv-events-port"
 REPLAY_PORT_LABEL = "kv-events-replay-port"
-_ROUNDING = 1e-6  # a sum of weights is a little off
+_ROUNDING = 1e-6  # a sum of weights is inexact
 
 
 class TokenProcessorParameters(Parameters, frozen=True):
-    """`tokenProcessorConfig`: how prompts are cut into blocks and keys are made of them."""
+    """`tokenProcessorConfig`: the blocks of prompts, and the hashing of their keys."""
 
     block_size_tokens: PositiveInt = DEFAULT_BLOCK_SIZE_TOKENS
-    block_size: NonNegativeInt = 0  # deprecated; counts where the other is left at its default
+    block_size: NonNegativeInt = 0  # deprecated; counts while the other has its default
     hash_seed: str = ""
     hash_algorithm: str = ""  # "" is the faster one: keys never leave the picker
 
@@ -82,15 +82,11 @@ class TokenProcessorParameters(Parameters, frozen=True):
 
 
 class InMemoryParameters(Parameters, frozen=True):
-    """`inMemoryConfig`."""
-
     size: PositiveInt = 10**8
     pod_cache_size: int = 10
 
 
 class BlockIndexParameters(Parameters, frozen=True):
-    """`kvBlockIndexConfig`."""
-
     in_memory_config: InMemoryParameters = InMemoryParameters()
     redis_config: dict[str, Any] | None = None
     valkey_config: dict[str, Any] | None = None
@@ -100,25 +96,19 @@ class BlockIndexParameters(Parameters, frozen=True):
 
 
 class TierParameters(Parameters, frozen=True):
-    """One of `kvCacheBackendConfigs`."""
-
     name: str
     weight: NonNegativeFloat
 
 
 class IndexerParameters(Parameters, frozen=True):
-    """`indexerConfig`."""
-
     kv_block_index_config: BlockIndexParameters = BlockIndexParameters()
     kv_cache_backend_configs: tuple[TierParameters, ...] = ()
     tokenizers_pool_config: dict[str, Any] | None = None
 
 
 class PodDiscoveryParameters(Parameters, frozen=True):
-    """`podDiscoveryConfig`.
-
-    The pool decides which endpoints there are; a selector other than the default, and a namespace,
-    narrow it.
+    """`podDiscoveryConfig`: the pool defines the endpoints; a namespace, and a selector other than
+    the default, narrow it.
     """
 
     pod_label_selector: str = DEFAULT_SELECTOR
@@ -128,8 +118,6 @@ class PodDiscoveryParameters(Parameters, frozen=True):
 
 
 class KvEventsParameters(Parameters, frozen=True):
-    """`kvEventsConfig`."""
-
     zmq_endpoint: str = ""
     topic_filter: str = "kv@"
     concurrency: int = 4
@@ -147,7 +135,7 @@ class PrecisePrefixCacheParameters(Parameters, frozen=True):
 
     @property
     def without_effect(self) -> Mapping[str, str]:
-        """What concerns other indexes than this one, and the way of two by which nothing comes."""
+        """Parameters of other indexes, and of the source of events that is not used."""
         index, events = "indexerConfig.kvBlockIndexConfig", "kvEventsConfig"
         found = {
             f"{index}.inMemoryConfig.podCacheSize": "every endpoint that holds a block is listed",
@@ -162,12 +150,12 @@ class PrecisePrefixCacheParameters(Parameters, frozen=True):
 
 
 class PrecisePrefixCacheProducer:
-    """Owns one `PreciseIndex`, which the engines' events fill."""
+    """Owns one `PreciseIndex`, filled by the engines' events."""
 
     consumes = (TOKENIZED_PROMPT,)
 
     def __init__(self, name: str, parameters: PrecisePrefixCacheParameters) -> None:
-        """Raises `ValueError` for what makes no sense or is not supported."""
+        """Raises `ValueError` for impossible or unsupported parameters."""
         self._maker = _maker(parameters.token_processor_config)
         weights = _tier_weights(parameters.indexer_config)
         size = parameters.indexer_config.kv_block_index_config.in_memory_config.size
@@ -195,7 +183,6 @@ class PrecisePrefixCacheProducer:
     def produce(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> InferenceRequest:
-        """Write the match info of all endpoints; nothing for a request without prompts."""
         if not request.prompts:
             return request
         prompts = tuple(
@@ -221,17 +208,14 @@ class PrecisePrefixCacheProducer:
                 self._index.expect(candidate.key, keys, now, self._ttl_seconds)
 
     def endpoint_removed(self, key: str) -> None:
-        """Forget what its engine said."""
         self._index.clear(key)
 
     def describe(self, endpoint: Endpoint) -> Mapping[str, Any]:
-        """Nothing: listing this plugin under an endpoint-notification-source is not needed here."""
+        """Nothing: a configuration may list this plugin as an extractor, and need not."""
         return {}
 
-    # What engines say
-
     def kv_event_source(self, endpoint: Endpoint) -> KvEventSource | None:
-        """Where its engine publishes; None for one outside the configured namespace and labels."""
+        """The source of its engine's events; None outside the configured namespace and labels."""
         if self._namespace and endpoint.namespace != self._namespace:
             return None
         if not self._selector.matches(endpoint.labels):
@@ -246,7 +230,7 @@ class PrecisePrefixCacheProducer:
         )
 
     def kv_events(self, key: str, topic: str, payload: bytes) -> Sequence[SkippedKvEvent]:
-        """Take in a message. Raises `KvEventError`, and then has taken in nothing of it."""
+        """Apply a message. Raises `KvEventError`, and then has applied no part of it."""
         model = parse_topic(topic).model
         events, skipped = decode_events(payload, self._engine)
         for event in events:
@@ -254,7 +238,7 @@ class PrecisePrefixCacheProducer:
         return skipped
 
     def kv_events_lost(self, key: str) -> None:
-        """Forget what the engine said so far."""
+        """Discard the endpoint's blocks, because its events have a gap."""
         self._index.clear(key)
 
     def check_integrity(self) -> None:

@@ -2,8 +2,8 @@
 
     session = headers[headerName]     or     the cookie called cookieName
 
-Exactly one of the two parameters is needed. Blanks around the value do not count; an empty value is
-no session, and then nothing is written. The session affinity plugins read the finding with a
+Exactly one of the two parameters is required. Blanks around the value are removed; an empty value
+is no session, and then nothing is written. The session affinity plugins read the finding with a
 source `{attribute: SessionID}`.
 """
 
@@ -36,7 +36,6 @@ class SessionIdProducer:
     def produce(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> InferenceRequest:
-        """Write the session's id, if there is one."""
         if self._header:
             session = request.headers.get(self._header, "").strip()
         else:
@@ -47,10 +46,9 @@ class SessionIdProducer:
 
 
 def cookie(header: str, name: str) -> str:
-    """The value of the first cookie of that name in a `cookie` header, "" without one.
+    """The value of the first cookie called `name` in a `cookie` header, "" without one.
 
     Names are case-sensitive; quotes around a value are not part of it (RFC 6265, section 4.1.1).
-    What is no cookie is passed over.
     """
     for pair in header.split(";"):
         key, equals, value = pair.partition("=")

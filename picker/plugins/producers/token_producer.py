@@ -1,12 +1,12 @@
 """token-producer: the tokens of each prompt of a request, packed as little-endian uint32.
 
-Where a body carries token ids (`ParsedBody.prompts`), those are taken. Else, by its parameters:
+Token ids in a body (`ParsedBody.prompts`) are taken as they are. Else, by its parameters:
 
 - `estimate` (the default): pseudo-tokens made of the prompt's bytes, `tokenization.estimate`;
-  `estimate.image` and `estimate.video` say how many tokens media take, `tokenization.media`.
-- `vllm: {url, timeout, mmTimeout}` with `modelName` (which alone is enough): real tokens, asked of
-  the render routes of a server of that model, `tokenization.render`. Where a message's content is
-  a list, `mmTimeout` is how long that may take. When it fails there are no tokens.
+  `estimate.image` and `estimate.video` give the token counts of media, `tokenization.media`.
+- `vllm: {url, timeout, mmTimeout}` with `modelName` (which alone is enough): real tokens, requested
+  from the render routes of a server of that model, `tokenization.render`. `mmTimeout` applies where
+  a message's content is a list. When the server fails there are no tokens.
 
 Each of several prompts (a list of strings, or of token lists) is one of `InferenceRequest.prompts`,
 with its items in `features`. `udsTokenizerConfig` is refused.
@@ -34,8 +34,6 @@ TOKENIZED_PROMPT: DataKey[None] = DataKey("TokenizedPrompt", "token-producer")
 
 
 class VllmParameters(Parameters, frozen=True):
-    """`vllm`: where and how long to ask."""
-
     url: str = "http://localhost:8000"
     timeout: str = "5s"
     mm_timeout: str = "30s"
@@ -49,12 +47,12 @@ class TokenProducerParameters(Parameters, frozen=True):
 
 
 class TokenProducer:
-    """Estimates. Stateless."""
+    """Estimates tokens from the bytes of prompts. Stateless."""
 
     produces = (TOKENIZED_PROMPT,)
 
     def __init__(self, parameters: EstimateParameters | None = None) -> None:
-        """Raises `ValueError` for parameters that make no sense."""
+        """Raises `ValueError` for invalid parameters."""
         parameters = parameters or EstimateParameters()
         parameters.check()
         self._estimator = PromptEstimator(MediaTokens(parameters))
@@ -62,7 +60,7 @@ class TokenProducer:
     def produce(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> InferenceRequest:
-        """The request with its prompts; as it is when it has some already, or no readable body."""
+        """Add the prompts; unchanged with prompts already, or without a readable body."""
         body = request.body
         if request.prompts:
             return request
@@ -75,7 +73,7 @@ class TokenProducer:
 
 @dataclass(frozen=True, slots=True)
 class RenderedTokenProducer:
-    """Asks the server at `url` for the tokens that `model_name` makes of a prompt."""
+    """Requests the tokens of prompts for `model_name` from the server at `url`."""
 
     http: HttpClient
     url: str
@@ -85,18 +83,17 @@ class RenderedTokenProducer:
 
     @property
     def timeout_seconds(self) -> float:
-        """The longest that an answer may take."""
+        """The greater of both limits."""
         return max(self.text_timeout_seconds, self.media_timeout_seconds)
 
     @property
     def produces(self) -> tuple[DataKey[Any], ...]:
-        """As `TokenProducer.produces`."""
         return (TOKENIZED_PROMPT,)
 
     async def look_up(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> InferenceRequest:
-        """As `TokenProducer.produce`; unchanged for an API that is not rendered.
+        """Add the prompts; unchanged for an API that is not rendered.
 
         Raises `HttpError` when the server does not answer with tokens.
         """

@@ -67,11 +67,7 @@ from picker.plugins._shared.stages import (
 from picker.types import Candidate, InferenceRequest, SchedulingResult
 
 _DECODE_FIRST = frozenset(("", "decode", "decodefirst"))
-
-
 _PREFILL_FIRST = frozenset(("prefill", "prefillfirst"))
-
-
 _NESTED = frozenset(("stageOrder", "profiles", "deciders"))
 
 

@@ -13,8 +13,8 @@ scrapes went stale) scores 0.0 beside others whose load is known, and is not mat
 The formula and the defaults are those of `cache_aware` in sglang-router (`--cache-threshold`,
 `--balance-abs-threshold`, `--balance-rel-threshold`), which leaves out unhealthy workers in the
 same way. There matches are counted in characters by a tree of its own; here they are blocks, of the
-producer `prefixMatchInfoProducerName`. Older versions send what nobody has to the worker with the
-smallest tree, later ones to the one with the least load.
+producer `prefixMatchInfoProducerName`. Older versions send an unmatched prompt to the worker with
+the smallest tree, later ones to the one with the least load.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class CacheAwareParameters(Parameters, frozen=True):
 
 
 class CacheAwareScorer:
-    """Scores by match or by load, whichever counts. Stateless."""
+    """Scores by match, or by load if it is uneven. Stateless."""
 
     def __init__(self, parameters: CacheAwareParameters) -> None:
         self._parameters = parameters

@@ -1,23 +1,23 @@
 """consistent-hashing-scorer: the same key to the same endpoint, unless it has too much to do.
 
-The key is the header `headerName` where a request has it, else the model, the cache salt and the
-first `prefixTokens` (256) tokens of the prompt. Endpoints stand in the order of
+The key is the header `headerName` of the request, else the model, the cache salt and the first
+`prefixTokens` (256) tokens of the prompt. Endpoints are in the order of
 
     xxh3(endpoint, seed = xxh3(key)), descending
 
-(rendezvous hashing): when one of n leaves, the keys that it had move, and no others; one that joins
-takes 1 / (n + 1) of the keys from the others. Behind the rest come those that this request would
-take over the bound on their load,
+(rendezvous hashing): when one of n leaves, only its keys move; one that joins takes 1 / (n + 1) of
+the keys from the others. The next in the order are the endpoints that this request would take over
+the bound on their load,
 
     ⌈loadFactor (1.25) · (m + 1) / n⌉,   m = this picker's requests in flight at all n candidates
 
-of which never all are full; and then, while another's load is known, those whose load is unknown
-(never scraped, or scrapes went stale). Rank r of this order scores 1 − r / (n − 1); 1.0 for n = 1.
-Use it with max-score-picker. Without a key: 0.0 for all.
+which can never be all of them; the last, while another's load is known, are endpoints whose load is
+unknown (never scraped, or scrapes went stale). Rank r of this order scores 1 − r / (n − 1); 1.0 for
+n = 1. Use it with max-score-picker. Without a key: 0.0 for all.
 
 Sources: Thaler and Ravishankar, "Using Name-Based Mappings to Increase Hit Rates", 1998; Mirrokni,
 Thorup and Zadimoghaddam, "Consistent Hashing with Bounded Loads", 2018. Candidates differ from
-request to request, so there is no ring of virtual nodes to keep.
+request to request, so there is no ring of virtual nodes to maintain.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class ConsistentHashingScorer:
         return xxhash.xxh3_64_intdigest(scope.encode(errors="surrogatepass") + beginning)
 
     def _order(self, key: int, candidates: Candidates) -> list[int]:
-        """The candidates' indexes, those that should serve first."""
+        """The candidates' indexes, best first."""
         total = sum(candidate.inflight_requests for candidate in candidates)
         bound = math.ceil(self._factor * (total + 1) / len(candidates))
         unknown = unknown_among_known(candidates)

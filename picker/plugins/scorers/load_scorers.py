@@ -107,8 +107,6 @@ class KvCacheUtilizationScorer:
 
 
 DEFAULT_THRESHOLD = 128
-
-
 BEST = 0.5
 
 

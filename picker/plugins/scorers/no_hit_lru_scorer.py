@@ -5,13 +5,13 @@ A decision is cold when no candidate has a block of the prompt. Of n candidates,
     score = 0.5                      each, when the decision is not cold
             1 − rank / (n − 1)       when it is; 1.0 for n = 1
 
-where the endpoints that no cold request was sent to yet come first, in the order of the candidates,
-then the others, the one longest ago first. Before a cold request leaves, the endpoints that the
-primary profile and the profile `prefill` picked become the most recently used.
+The first ranks are endpoints that got no cold request yet, in the order of the candidates; then the
+others, least recently used first. Before a cold request leaves, the endpoints that the primary
+profile and the profile `prefill` picked become the most recently used.
 
 The order of at most `lruSize` (1024) endpoints is remembered; those that leave or restart are
-forgotten. (In the reference a used endpoint's rank counts also used endpoints that are no
-candidates; here it does not.)
+forgotten. (In the reference, a used endpoint's rank counts used endpoints that are not candidates;
+here it does not.)
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class NoHitLruParameters(Parameters, frozen=True):
 
     @property
     def without_effect(self) -> Mapping[str, str]:
-        """Older names of the producer, which the reference ignores too."""
+        """Older names of the producer, which the reference ignores, too."""
         older = "prefixMatchInfoProducerName says whose matches count"
         return {"prefixPluginType": older, "prefixPluginName": older}
 
 
 class NoHitLruScorer:
-    """Sole owner of the order in which endpoints were sent cold requests."""
+    """Owns the order in which endpoints got cold requests."""
 
     def __init__(self, parameters: NoHitLruParameters) -> None:
         self._size = parameters.lru_size
@@ -53,7 +53,7 @@ class NoHitLruScorer:
 
     @property
     def used(self) -> tuple[str, ...]:
-        """The keys of the endpoints that were sent cold requests, longest ago first."""
+        """The keys of the endpoints that got cold requests, least recently used first."""
         return tuple(self._used)
 
     def score(
@@ -73,14 +73,13 @@ class NoHitLruScorer:
     def pre_request(
         self, request: InferenceRequest, result: SchedulingResult, attributes: Attributes
     ) -> None:
-        """Remember where a cold request goes; cold among those that its profile scored."""
+        """Remember the endpoint of a request that is cold among the candidates of its profile."""
         for profile, picked in prompt_readers(result):
             seen = (scored.candidate for scored in chain(profile.picked, profile.scored))
             if self._is_cold(seen, attributes):
                 self._use(picked.key)
 
     def endpoint_removed(self, key: str) -> None:
-        """Forget that the endpoint was used."""
         self._used.pop(key, None)
 
     def _is_cold(self, candidates: Iterable[Candidate], attributes: Attributes) -> bool:

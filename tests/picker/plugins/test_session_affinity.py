@@ -275,7 +275,7 @@ def test_the_least_recently_used_session_makes_room() -> None:
 
 
 def test_long_ids_take_no_more_memory_than_short_ones() -> None:
-    """They are told apart all the same."""
+    """They are reported apart all the same."""
     bindings = SessionBindings(ttl_seconds=300, sweep_seconds=10)
     for last in ("a", "b"):
         bindings.bind("x" * 60_000 + last, f"default/{last}", 0.0)
@@ -325,13 +325,13 @@ def test_replicas_that_hear_the_same_bindings_end_with_the_same_one(
 
 
 def test_bindings_of_replicas_that_are_too_old_do_not_count() -> None:
-    """And one's own are told with the number of moves, those of others are not told on."""
+    """And one's own are reported with the number of moves, those of others are not reported on."""
     bindings = SessionBindings(ttl_seconds=10, sweep_seconds=7)
-    told: list[tuple[str, str, int]] = []
-    bindings.tell(lambda *binding: told.append(binding))
+    reported: list[tuple[str, str, int]] = []
+    bindings.report_bindings(lambda *binding: reported.append(binding))
     bindings.bound_elsewhere("old", "x", 1, 10.5, 5.0)
     bindings.bound_elsewhere("s", "x", 4, 1.0, 5.0)
     for endpoint in ("x", "y", "y"):
         bindings.bind("s", endpoint, 6.0)
     assert bindings.endpoint("old", 5.0) is None
-    assert told == [("s", "x", 4), ("s", "y", 5), ("s", "y", 5)]
+    assert reported == [("s", "x", 4), ("s", "y", 5), ("s", "y", 5)]

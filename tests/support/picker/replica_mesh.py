@@ -8,7 +8,7 @@ from random import Random
 import numpy as np
 import numpy.typing as npt
 
-from picker.framework.replicas import TellPlacement
+from picker.framework.replicas import ReportPlacement
 from picker.peers.exchange import ExchangeSettings, PeerExchange
 from picker.peers.knowledge import Knowledge
 from picker.peers.outbox import Cursor, OutboxLimits
@@ -27,7 +27,7 @@ class RememberedPlacements:
 
     def __init__(self, seed: int = 0) -> None:
         self.hash_seed = seed
-        self.tell: TellPlacement | None = None
+        self.tell: ReportPlacement | None = None
         self.known: set[tuple[str, tuple[int, ...]]] = set()
 
     def use_hash_seed(self, seed: int) -> None:
@@ -36,7 +36,7 @@ class RememberedPlacements:
             self.hash_seed = seed
             self.known.clear()
 
-    def tell_placements(self, tell: TellPlacement | None) -> None:
+    def report_placements(self, tell: ReportPlacement | None) -> None:
         """To be called with each."""
         self.tell = tell
 

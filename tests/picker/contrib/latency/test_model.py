@@ -8,8 +8,8 @@ from random import Random
 import pytest
 
 from picker.contrib.latency._model import (
+    MAX_MODELS,
     MIN_SAMPLES,
-    MOST_MODELS,
     TERMS,
     Fitted,
     Latency,
@@ -210,7 +210,7 @@ def test_each_model_and_each_latency_is_learned_on_its_own() -> None:
     assert said("m", Latency.PER_TOKEN) == pytest.approx(10.0, rel=0.01)
     assert said("n", Latency.FIRST_TOKEN) == pytest.approx(900.0, rel=0.01)
     assert said("n", Latency.PER_TOKEN) is None
-    for number in range(MOST_MODELS):
+    for number in range(MAX_MODELS):
         models.learning(f"made up {number}", Latency.WHOLE)
     assert said("m", Latency.FIRST_TOKEN) is None
 
@@ -266,6 +266,6 @@ def test_answers_are_expected_to_be_as_long_as_those_before() -> None:
         models.answered("m", num_tokens)
     assert models.num_tokens("m", None) == pytest.approx(200)
     assert models.num_tokens("m", 50) == 50
-    for number in range(MOST_MODELS):
+    for number in range(MAX_MODELS):
         models.answered(f"made up {number}", 1)
     assert models.num_tokens("m", None) is None

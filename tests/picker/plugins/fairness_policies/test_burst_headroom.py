@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from picker.plugins.fairness_policies._burst_headroom import (
     FIRST_DEVIATIONS,
     GRACE_SECONDS,
+    MAX_DEVIATIONS,
+    MAX_GAPS,
     MEAN_SECONDS,
     MEMORY_SECONDS,
-    MOST_DEVIATIONS,
-    MOST_GAPS,
     UNSEEN_SECONDS,
     UNSURE_GAPS,
     CalmLoad,
@@ -160,7 +160,7 @@ def test_as_much_is_kept_as_was_needed() -> None:
     assert load.places(20.2) == pytest.approx(3, rel=0.1)
     for _ in range(100):
         load.learn(0.5)
-    assert load.places(20.2) == pytest.approx(1 + MOST_DEVIATIONS * 4, rel=0.2)
+    assert load.places(20.2) == pytest.approx(1 + MAX_DEVIATIONS * 4, rel=0.2)
 
 
 @dataclass
@@ -188,7 +188,7 @@ class Known:
         weighed = [(gap, 0.99 ** (len(gaps) - 1 - at)) for at, gap in enumerate(gaps)]
         total, number = sum(gap * weight for gap, weight in weighed), sum(one for _, one in weighed)
         squares = sum(gap * gap * weight for gap, weight in weighed)
-        patience = MOST_GAPS * (1 + UNSURE_GAPS / number) if number else 0.0
+        patience = MAX_GAPS * (1 + UNSURE_GAPS / number) if number else 0.0
         longest = patience * squares / total if total else MEMORY_SECONDS
         self.gone_at = now + min(MEMORY_SECONDS, longest)
 

@@ -131,17 +131,17 @@ def beside_a_flood(waited_seconds: float) -> RecentUse:
     use.waits("calm", 1.0, 10.0 - waited_seconds)
     use.began("calm", 1.0, 40.0, 10.0)
     use.began("flood", 1.0, 36.0, 10.0)
-    use.kept_free = 0.24
+    use.reserved = 0.24
     return use
 
 
-def test_what_is_kept_free_counts_as_asked_by_those_who_wait() -> None:
+def test_what_is_reserved_counts_as_asked_by_those_who_wait() -> None:
     """Who is held back is not calm for having got less; whoever seldom waits goes first."""
     use = beside_a_flood(0.1)
     assert use.within_share("flood", 10.0) == "calm"
-    use.waits_no_more("calm")
+    use.stops_waiting("calm")
     assert use.within_share("flood", 10.0) is None
-    use.kept_free = 0.0
+    use.reserved = 0.0
     assert use.within_share("flood", 10.0) == "flood"
 
 

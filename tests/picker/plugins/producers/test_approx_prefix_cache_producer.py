@@ -225,8 +225,8 @@ def test_replicas_that_share_a_seed_learn_of_each_other() -> None:
     """With another seed everything is forgotten, and what is heard is not told on."""
     a, one, other = candidate("a"), Scene(), Scene()
     heard: list[str] = []
-    one.producer.tell_placements(other.producer.placed_elsewhere)
-    other.producer.tell_placements(lambda key, hashes, capacity: heard.append(key))
+    one.producer.report_placements(other.producer.placed_elsewhere)
+    other.producer.report_placements(lambda key, hashes, capacity: heard.append(key))
     one.send(a, blocks(1, 2))
     assert other.find([a], blocks(1, 2)) == PrefixCacheMatchInfo(2, B, {"default/a": 2})
     assert heard == []
@@ -234,7 +234,7 @@ def test_replicas_that_share_a_seed_learn_of_each_other() -> None:
     assert other.producer.index_size == 2
     other.producer.use_hash_seed(99)
     assert (other.producer.index_size, other.producer.hash_seed) == (0, 99)
-    one.producer.tell_placements(None)
+    one.producer.report_placements(None)
     one.send(a, blocks(3))
     assert other.producer.index_size == 0
 
