@@ -33,7 +33,7 @@ NO_LIMITS = {
     # values that are computed anew when they are not remembered
     *("extproc.wire.MAX_REMEMBERED", "plugins.parsers.openai_parser.MAX_REMEMBERED"),
     *("recording.requests.MAX_REMEMBERED", "recording.requests.MAX_REMEMBERED_LENGTH"),
-    *("requestcontrol.pipeline.MAX_REMEMBERED", "rpc.http2.headers.MAX_REMEMBERED"),
+    *("requestcontrol.pipeline.MAX_CACHED_PATHS", "rpc.http2.headers.MAX_REMEMBERED"),
     *("peers.inbox._MAX_MISSING", "scrape.exposition.MAX_REMEMBERED_BYTES"),
     # what a type or a standard can hold
     *("config.decode.MAX_BYTES", "base.durations.MAX_SECONDS", "peers.wire._MAX_UINT32"),
