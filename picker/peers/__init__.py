@@ -1,4 +1,7 @@
-"""The exchange of knowledge between replicas of one picker: `outbox`, `inbox`, `seeds` and
-`exchange` decide what is sent and what is taken in; `mesh` and `server` make the calls. Messages
-are those of `proto/`. What is exchanged belongs to the rooms that learn it.
+"""The exchange of knowledge between the replicas of one picker.
+
+`outbox`, `inbox`, `seeds` and `exchange` decide without I/O what to send and what to accept; `wire`
+holds the messages of `proto/`, and `knowledge` connects the plugins that learn. `mesh` calls the
+other replicas at the addresses that `discovery` finds, `server` takes their calls, and
+`credentials` reads the certificates of both.
 """

@@ -1,7 +1,7 @@
-"""mTLS between replicas: both ends show a certificate of one CA, out of one folder.
+"""mTLS between replicas: both ends present a certificate of one CA, from one folder.
 
-The folder has the files that a Secret of cert-manager has: `tls.crt`, `tls.key`, `ca.crt`. They are
-read again for every connection, so a certificate that is renewed there is used without a restart.
+The folder has the files of a cert-manager Secret: `tls.crt`, `tls.key`, `ca.crt`. They are read
+again for every connection, so a renewed certificate takes effect without a restart.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ _PEM = b"-----BEGIN "
 
 
 class PeerCredentials:
-    """Reads the folder. Owns what was read last, for when it cannot be read."""
+    """Reads the folder. Owns its last readable contents, the fallback while files are replaced."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises `ConfigError` when a file is missing or is no PEM."""
+        """Raises `ConfigError` for a file that is missing or not PEM."""
         self._folder = folder
         self._last = self._read()
 
     def of_server(self) -> TlsOptions:
-        """TLS of a port that only replicas may call."""
+        """TLS options of a port that only replicas may call."""
         certificate, key, authority = self._current()
         material = TlsMaterial(private_key=key, certificate_chain=certificate)
         return TlsOptions(material, client_authority=authority, renewed=self.of_server)
@@ -40,7 +40,7 @@ class PeerCredentials:
         try:
             self._last = self._read()
         except ConfigError:
-            return self._last  # it is being replaced
+            return self._last  # the files are being replaced
         return self._last
 
     def _read(self) -> tuple[bytes, bytes, bytes]:
@@ -55,5 +55,5 @@ class PeerCredentials:
                 f"--peer-cert-path: cannot read {path}: {error.strerror or error}"
             ) from error
         if _PEM not in content:
-            raise ConfigError(f"--peer-cert-path: {path} is no PEM")
+            raise ConfigError(f"--peer-cert-path: {path} is not PEM")
         return content

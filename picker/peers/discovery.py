@@ -1,4 +1,4 @@
-"""Which addresses replicas may have: names and addresses that are resolved again and again."""
+"""The addresses of replicas: host names, resolved every few seconds."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ log = logging.getLogger(__name__)
 
 RESOLVE_SECONDS = 5.0
 MAX_PEERS = 64
-# The IP addresses of a host. Raises `OSError`.
+# Resolves a host to its IP addresses. Raises `OSError`.
 Resolve = Callable[[str], Awaitable[Sequence[str]]]
 
 
 @dataclass(frozen=True, slots=True)
 class PeerName:
-    """A host, which may stand for several replicas, and their port."""
+    """A host, which may resolve to several replicas, and their port."""
 
     host: str
     port: int
@@ -29,14 +29,14 @@ class PeerName:
 
 @dataclass(frozen=True, slots=True)
 class PeerAddress:
-    """Where a replica may be: `target` is `ip:port`; `name` what its certificate has to say."""
+    """The address of a possible replica: `target` is `ip:port`, `name` that of its certificate."""
 
     target: str
     name: str
 
 
 def peer_name(text: str, default_port: int | None = None) -> PeerName:
-    """`host:port` or, with a default port, `host`; IPv6 in brackets. Raises `ConfigError`."""
+    """Parse `host:port` or, with a default port, `host`; IPv6 in brackets. Raises `ConfigError`."""
     host, colon, port = text.rpartition(":")
     if not colon or text.endswith("]"):
         host, port = text, ""
@@ -51,12 +51,12 @@ def peer_name(text: str, default_port: int | None = None) -> PeerName:
         or not 0 < number < 65536
         or (colon and port == "" and text[-1] == ":")
     ):
-        raise ConfigError(f"'{text}' is no peer; write HOST:PORT")
+        raise ConfigError(f"'{text}' is not a peer; write HOST:PORT")
     return PeerName(host, number)
 
 
 async def resolve(host: str) -> Sequence[str]:
-    """The addresses of `host` by the system's resolver. Raises `OSError`."""
+    """Resolve `host` with the system's resolver. Raises `OSError`."""
     try:
         return [str(ip_address(host))]
     except ValueError:
@@ -65,16 +65,16 @@ async def resolve(host: str) -> Sequence[str]:
     try:
         found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except UnicodeError as error:  # an empty label, or one that is too long
-        raise OSError(f"it is no name of a host: {error}") from error
+        raise OSError(f"not a host name: {error}") from error
     return sorted({str(info[4][0]) for info in found})
 
 
 def peer_addresses(
     known: Mapping[PeerName, Sequence[str]], server_name: str = ""
 ) -> list[PeerAddress]:
-    """The replicas at the IP addresses that names stand for: each once, and `MAX_PEERS` at most.
+    """The addresses behind names, without duplicates, at most `MAX_PEERS`.
 
-    Certificates have to be of `server_name`, "": of the name.
+    Certificates must name `server_name`; with "" the name that was resolved.
     """
     addresses: dict[str, PeerAddress] = {}
     for name, hosts in known.items():
@@ -85,10 +85,10 @@ def peer_addresses(
 
 
 class NamedPeers:
-    """Resolves names regularly. Owns what each name stood for last, for when it cannot be asked.
+    """Resolves names regularly. Owns the last addresses of each name.
 
-    A name that is resolved to nothing has no replicas; one that cannot be resolved keeps those that
-    it had.
+    A name that resolves to nothing has no replicas; a name that fails to resolve keeps its last
+    addresses.
     """
 
     def __init__(
@@ -98,8 +98,8 @@ class NamedPeers:
         server_name: str = "",
         resolving: Resolve = resolve,
     ) -> None:
-        """`found` is told of all addresses whenever they may have changed. Certificates have to be
-        of `server_name`, "": of the name.
+        """`found` is called with all addresses after each round. Certificates must name
+        `server_name`; with "" the name that was resolved.
         """
         self._names, self._found = tuple(names), found
         self._server_name, self._resolve = server_name, resolving

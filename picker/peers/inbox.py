@@ -1,9 +1,8 @@
-"""What peers have told: their loads, until they fall silent, and which of their batches came.
+"""The loads that peers report, until they fall silent, and the numbers of their batches.
 
-Batches are merged by whoever remembers prompts and sessions; here it is only seen to that none is
-taken twice, and counted how many never came. Loads are absolute numbers by version: the newest of
-each peer counts, and all of them vanish once nothing was heard of it for a while, whatever became
-of it; a counter cannot be left standing.
+The plugins merge the batches; the inbox only rejects duplicates and counts the missing ones. Loads
+are absolute numbers with a version: the newest of each peer counts. They expire when the peer is
+silent for a while, for whatever reason, so no count outlives its replica.
 """
 
 from __future__ import annotations
@@ -20,9 +19,8 @@ _MAX_MISSING = 1024  # batches of a peer
 
 @dataclass(frozen=True, slots=True)
 class InboxLimits:
-    """A peer's loads count for `silence_seconds` after the last word of it; how far its batches
-    were heard is remembered for `memory_seconds`, for it to go on from there. At most `max_peers`
-    are known and `max_loads` kept of each.
+    """The loads of a peer count for `silence_seconds` after its last message; the number of its
+    last batch is remembered for `memory_seconds`, so that it can resume there.
     """
 
     silence_seconds: float = 6.0
@@ -33,43 +31,43 @@ class InboxLimits:
 
 @dataclass(slots=True)
 class _Peer:
-    """What is known of one replica, which has another id after a restart."""
+    """The state of one replica, which has a new id after a restart."""
 
-    heard_at_seconds: float
+    last_message_seconds: float
     last_sequence: int = 0
-    missing: set[int] = field(default_factory=set)  # of the last batches, those that may yet come
+    missing: set[int] = field(default_factory=set)  # recent batches that may still arrive
     version: int = -1
     loads: dict[LoadKey, EndpointLoad] = field(default_factory=dict)
 
 
 class Inbox:
-    """Owns what is known of the peers, by their ids. Times are monotonic seconds."""
+    """Owns the state of the peers, by their ids. Times are monotonic seconds."""
 
     def __init__(self, limits: InboxLimits | None = None) -> None:
         self._limits = limits or InboxLimits()
         self._peers: dict[bytes, _Peer] = {}
-        self.missed = 0  # batches that did not come in their turn
-        self.expired = 0  # times that the loads of a silent peer were dropped
-        self._has_lost_loads = False  # with a peer that had to go for another one
+        self.missed = 0  # batches that were skipped by later ones
+        self.expired = 0  # how often the loads of a silent peer were dropped
+        self._has_lost_loads = False  # of a peer that was evicted
 
     @property
     def known(self) -> int:
-        """How many peers are remembered."""
+        """The number of remembered peers."""
         return len(self._peers)
 
     def greet(self, peer: bytes, now_seconds: float) -> int:
-        """A peer begins a call: the last batch heard of it, 0 for none."""
-        return self._heard(peer, now_seconds).last_sequence
+        """Begin a call of a peer; returns the number of its last batch, 0 for none."""
+        return self._peer(peer, now_seconds).last_sequence
 
     def take_batch(self, peer: bytes, sequence: int, now_seconds: float) -> bool:
-        """A batch came; whether it is news."""
-        known = self._heard(peer, now_seconds)
+        """Note the arrival of a batch; False for a duplicate."""
+        known = self._peer(peer, now_seconds)
         last = known.last_sequence
         if sequence <= last:
             is_late = sequence in known.missing
             known.missing.discard(sequence)
             return is_late
-        if last:  # what was told before the first that came may have been told to others only
+        if last:  # batches before the first one may have been for other peers only
             self.missed += sequence - last - 1
         known.missing.update(range(max(last + 1, sequence - _MAX_MISSING), sequence))
         if len(known.missing) > 2 * _MAX_MISSING:
@@ -78,8 +76,8 @@ class Inbox:
         return True
 
     def take_loads(self, peer: bytes, report: LoadReport, now_seconds: float) -> bool:
-        """Loads came; whether those that count are others now."""
-        known = self._heard(peer, now_seconds)
+        """Store reported loads; whether they changed."""
+        known = self._peer(peer, now_seconds)
         if report.version < known.version or (
             report.version == known.version and not report.is_whole
         ):
@@ -96,18 +94,18 @@ class Inbox:
         return before != after
 
     def say_goodbye(self, peer: bytes) -> bool:
-        """A peer ends in order; whether loads that counted do not any more."""
+        """Remove a peer that shuts down; whether it had loads."""
         known = self._peers.pop(peer, None)
         return known is not None and bool(known.loads)
 
     def expire(self, now_seconds: float) -> bool:
-        """Drop what has stood for too long; whether loads that counted do not any more."""
+        """Drop the state of silent peers; whether any loads were dropped."""
         changed, self._has_lost_loads = self._has_lost_loads, False
         for peer, known in list(self._peers.items()):
-            silent = now_seconds - known.heard_at_seconds
+            silent = now_seconds - known.last_message_seconds
             if silent > self._limits.silence_seconds and known.loads:
                 known.loads, changed = {}, True
-                # What it says next counts, whichever version that is.
+                # Its next report counts, whatever its version.
                 known.version = -1
                 self.expired += 1
             if silent > self._limits.memory_seconds:
@@ -116,11 +114,11 @@ class Inbox:
 
     @property
     def size(self) -> int:
-        """How many loads are kept, of all peers."""
+        """The number of loads of all peers."""
         return sum(len(known.loads) for known in self._peers.values())
 
     def loads(self) -> dict[str, dict[str, EndpointLoad]]:
-        """What all peers have under way together, by plugin and endpoint."""
+        """The sum of the loads of all peers, by plugin and endpoint."""
         total: dict[str, dict[str, EndpointLoad]] = {}
         for known in self._peers.values():
             _add(total, known.loads)
@@ -132,21 +130,21 @@ class Inbox:
             raise AssertionError(f"{len(self._peers)} peers are remembered")
         for known in self._peers.values():
             if len(known.loads) > self._limits.max_loads or _NOTHING in known.loads.values():
-                raise AssertionError("a peer's loads are too many, or nothing")
+                raise AssertionError("a peer has too many loads, or empty ones")
             if len(known.missing) > 2 * _MAX_MISSING or known.last_sequence in known.missing:
-                raise AssertionError("too much is remembered of batches that did not come")
+                raise AssertionError("too many missing batches are remembered")
 
-    def _heard(self, peer: bytes, now_seconds: float) -> _Peer:
+    def _peer(self, peer: bytes, now_seconds: float) -> _Peer:
         known = self._peers.get(peer)
         if known is None:
             known = self._peers[peer] = _Peer(now_seconds)
             if len(self._peers) > self._limits.max_peers:
-                self._forget_one()
-        known.heard_at_seconds = max(known.heard_at_seconds, now_seconds)
+                self._evict_one()
+        known.last_message_seconds = max(known.last_message_seconds, now_seconds)
         return known
 
-    def _forget_one(self) -> None:
-        oldest = min(self._peers, key=lambda one: self._peers[one].heard_at_seconds)
+    def _evict_one(self) -> None:
+        oldest = min(self._peers, key=lambda one: self._peers[one].last_message_seconds)
         self._has_lost_loads |= bool(self._peers.pop(oldest).loads)
 
 

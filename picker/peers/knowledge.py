@@ -1,4 +1,4 @@
-"""The plugins of this replica that learn from decisions, and how they hear of those of others."""
+"""The plugins that learn from decisions, and their connection to the exchange."""
 
 from __future__ import annotations
 
@@ -19,17 +19,16 @@ _NOTHING: Mapping[str, EndpointLoad] = {}
 
 @dataclass(slots=True)
 class Learned:
-    """How many entries of batches were taken in, and why the others were not."""
+    """The number of entries that plugins accepted, and of the others by reason."""
 
     placements: int = 0
     bindings: int = 0
     other_seed: int = 0
-    other_endpoint: int = 0  # not in this replica's pool, or another server there
-    other_plugin: int = 0  # not in this replica's configuration
-    unusable: int = 0  # loads included
+    other_endpoint: int = 0  # not in this pool, or another server
+    other_plugin: int = 0  # not in this configuration
+    unusable: int = 0  # includes loads
 
     def add(self, other: Learned) -> None:
-        """Count another batch's."""
         self.placements += other.placements
         self.bindings += other.bindings
         self.other_seed += other.other_seed
@@ -39,9 +38,9 @@ class Learned:
 
 
 class Knowledge:
-    """Connects the plugins of the configuration in use with an outbox.
+    """Connects the plugins of the configuration in use to an outbox.
 
-    Owns which these are. In-flight counts are the director's, of `inflight`, and those of plugins.
+    Loads are the director's in-flight counts (`inflight`) and the counts of plugins.
     """
 
     def __init__(self, datastore: Datastore, inflight: InflightLoad) -> None:
@@ -54,12 +53,12 @@ class Knowledge:
         self._fingerprints: dict[int, int] = {}  # by seed
 
     def connect(self, outbox: Outbox) -> None:
-        """Tell `outbox` what is learned here, from now on."""
+        """Send everything that plugins learn to `outbox`."""
         self._outbox = outbox
-        self._tell()
+        self._connect_plugins()
 
     def use(self, plugins: Mapping[str, object]) -> None:
-        """Go on with the plugins, by name, of another configuration."""
+        """Switch to the plugins of another configuration, by name."""
         for placing in self._placements.values():
             placing.report_placements(None)
         for binding in self._sessions.values():
@@ -74,16 +73,16 @@ class Knowledge:
                 self._loads[name] = plugin
             if isinstance(plugin, SharesSessions) and plugin.session_bindings is not None:
                 self._sessions[name] = plugin.session_bindings
-        self._tell()
+        self._connect_plugins()
         self.set_loads_elsewhere(self._elsewhere)
 
     def use_hash_seed(self, seed: int) -> None:
-        """Have all hash by this one."""
+        """Make all plugins hash with `seed`."""
         for plugin in self._placements.values():
             plugin.use_hash_seed(seed)
 
     def fingerprints(self) -> Mapping[str, int]:
-        """Those of the plugins' seeds, by name."""
+        """The fingerprints of the plugins' seeds, by plugin name."""
         found = {}
         for name, plugin in self._placements.items():
             seed = plugin.hash_seed
@@ -93,7 +92,7 @@ class Knowledge:
         return found
 
     def loads(self) -> dict[LoadKey, EndpointLoad]:
-        """What is under way here."""
+        """The loads of this replica."""
         counts = self._inflight.own_counts.items()
         loads: dict[LoadKey, EndpointLoad] = {
             (PICKER, key): EndpointLoad(count) for key, count in counts
@@ -104,7 +103,7 @@ class Knowledge:
         return loads
 
     def set_loads_elsewhere(self, loads: Mapping[str, Mapping[str, EndpointLoad]]) -> None:
-        """What all peers have under way now, by plugin and endpoint."""
+        """Publish the summed loads of all peers, by plugin and endpoint."""
         self._elsewhere = loads
         counts = loads.get(PICKER, _NOTHING)
         self._inflight.set_others({key: load.requests for key, load in counts.items()})
@@ -112,7 +111,7 @@ class Knowledge:
             plugin.set_loads_elsewhere(loads.get(name, _NOTHING))
 
     def identify(self, key: str) -> EndpointName | None:
-        """Which server an endpoint of the pool is now."""
+        """The present server behind the key of an endpoint; None if it has left the pool."""
         known = self._datastore.get(key)
         if known is None:
             return None
@@ -120,7 +119,7 @@ class Knowledge:
         return EndpointName(key, endpoint.host_port, endpoint.incarnation)
 
     def learn(self, batch: Batch, age_seconds: float, now_seconds: float) -> Learned:
-        """Take in what a peer has learned `age_seconds` ago."""
+        """Pass the entries of a batch that is `age_seconds` old to the plugins."""
         learned, own = Learned(), self.fingerprints()
         there: dict[EndpointName, bool] = {}
         for one in batch.placements:
@@ -151,7 +150,7 @@ class Knowledge:
             known[name] = self.identify(name.key) == name
         return known[name]
 
-    def _tell(self) -> None:
+    def _connect_plugins(self) -> None:
         outbox = self._outbox
         if outbox is None:
             return

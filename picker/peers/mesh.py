@@ -1,6 +1,4 @@
-"""The connections to other replicas: one client for each address, which reports what this replica
-does as long as it runs.
-"""
+"""The connections to other replicas: one client per address, which sends this replica's reports."""
 
 from __future__ import annotations
 
@@ -15,18 +13,18 @@ import grpc
 from picker.metrics.families import PeerSeries
 from picker.peers.credentials import PeerCredentials
 from picker.peers.discovery import PeerAddress
-from picker.peers.exchange import OneselfError, PeerExchange
+from picker.peers.exchange import OwnAddressError, PeerExchange
 from picker.peers.outbox import Cursor
 from picker.peers.wire import MAX_MESSAGE_BYTES, REPORT_METHOD, PeerMessageError
 
 log = logging.getLogger(__name__)
 
-WELCOME_SECONDS = 5.0  # for a connection and its first answer
-WRITE_SECONDS = 10.0  # for one message: a peer that takes nothing is gone
-GOODBYE_SECONDS = 1.0  # of one client
-GOODBYES_SECONDS = 2.0  # of all of them
+WELCOME_SECONDS = 5.0  # for a connection and the first answer
+WRITE_SECONDS = 10.0  # for one message; a peer that does not read is gone
+GOODBYE_SECONDS = 1.0  # per client
+GOODBYES_SECONDS = 2.0  # for all clients
 FIRST_DELAY_SECONDS, MAX_DELAY_SECONDS = 0.2, 5.0
-SELF_SECONDS = 30.0  # before an address that was this replica's own is tried again
+SELF_SECONDS = 30.0  # before the next attempt at an address of this replica itself
 _OPTIONS = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 5000),
@@ -38,14 +36,12 @@ _OPTIONS = [
 ]
 
 
-class _AnotherNameError(Exception):
-    """The replica is connected already, at another address."""
+class _DuplicateAddressError(Exception):
+    """Another address already leads to the same replica."""
 
 
 class Mesh:
-    """Owns a client for each address, and which replicas they are connected to. `follow` says
-    which addresses there are.
-    """
+    """Owns a client for each address that `follow` names, and the replicas at their other ends."""
 
     def __init__(
         self,
@@ -55,11 +51,11 @@ class Mesh:
         credentials: PeerCredentials | None,
         interval_seconds: float = 0.05,
     ) -> None:
-        """`interval_seconds` lie between two rounds of messages; it may change."""
+        """`interval_seconds`, between two rounds of messages, may change later."""
         self.exchange, self.series, self.clock = exchange, series, clock
         self.credentials = credentials
         self.interval_seconds = interval_seconds
-        self._round = asyncio.Event()  # the next one begins
+        self._round = asyncio.Event()  # set when the next round begins
         self._connected: dict[bytes, str] = {}  # targets, by replica
         self._wanted: Sequence[PeerAddress] = ()
         self._changed = asyncio.Event()
@@ -67,13 +63,13 @@ class Mesh:
         self._counted: dict[str, int] = {}
 
     def follow(self, addresses: Sequence[PeerAddress]) -> None:
-        """Report to the replicas at these addresses, and no others."""
+        """Report to the replicas at these addresses only."""
         if addresses != self._wanted:
             self._wanted = addresses
             self._changed.set()
 
     async def tick(self) -> None:
-        """Have what was gathered reported every few milliseconds, until cancelled."""
+        """Begin a round of reports every `interval_seconds`, until cancelled."""
         while True:
             await asyncio.sleep(self.interval_seconds)
             self.exchange.tick(self.clock())
@@ -82,11 +78,11 @@ class Mesh:
             begun.set()
 
     async def next_round(self) -> None:
-        """Return when there may be something new to report."""
+        """Wait for the next round."""
         await self._round.wait()
 
     async def run(self) -> None:
-        """Keep a client for each address until cancelled; then all say goodbye."""
+        """Keep a client for each address until cancelled; then all clients say goodbye."""
         async with asyncio.TaskGroup() as group:
             try:
                 while True:
@@ -109,11 +105,9 @@ class Mesh:
 
     @contextmanager
     def connected(self, peer: bytes, target: str) -> Iterator[None]:
-        """Report to `peer` at `target`. Raises `_AnotherNameError` where another address leads to
-        the same replica.
-        """
+        """Hold `peer` as connected at `target`. Raises `_DuplicateAddressError`."""
         if self._connected.setdefault(peer, target) != target:
-            raise _AnotherNameError
+            raise _DuplicateAddressError
         self.series.connected.set(len(self._connected))
         try:
             yield
@@ -122,7 +116,7 @@ class Mesh:
             self.series.connected.set(len(self._connected))
 
     def _count(self) -> None:
-        """Bring the exchange's own counts into the series."""
+        """Add the growth of the exchange's own counts to the series."""
         series, exchange, learned = self.series, self.exchange, self.exchange.learned
         entries = series.entries_total.labels
         for name, counter, now in (
@@ -143,7 +137,7 @@ class Mesh:
 
 
 class PeerClient:
-    """Owns the connection to one address. `run` ends only by being cancelled."""
+    """Owns the connection to one address."""
 
     def __init__(self, address: PeerAddress, mesh: Mesh) -> None:
         self._address, self._mesh = address, mesh
@@ -152,7 +146,7 @@ class PeerClient:
         self._complaint = ""
 
     async def run(self) -> None:
-        """Report until cancelled; then say goodbye, if there is time."""
+        """Report until cancelled; then say goodbye if there is time."""
         delay, clock = FIRST_DELAY_SECONDS, self._mesh.clock
         while True:
             began = clock()
@@ -162,18 +156,18 @@ class PeerClient:
                     delay = FIRST_DELAY_SECONDS
                 pause = delay
                 delay = min(2 * delay, MAX_DELAY_SECONDS)
-            # Spread: replicas that lost one peer together must not come back together.
+            # Jitter: replicas that lost a peer together must not all reconnect at once.
             await asyncio.sleep(pause * self._rng.uniform(0.75, 1.25))
 
     async def _connect(self) -> float | None:
-        """One connection; after how many seconds to try again, where that is known."""
+        """Hold one connection; returns the seconds until the next attempt, None for a back-off."""
         result, pause = "ended", None
         try:
             async with self._channel() as channel:
                 await self._call(channel)
-        except OneselfError:
+        except OwnAddressError:
             result, pause = "self", SELF_SECONDS
-        except _AnotherNameError:
+        except _DuplicateAddressError:
             result, pause = "known", SELF_SECONDS
         except PeerMessageError as error:
             self._complain(str(error))
@@ -205,11 +199,11 @@ class PeerClient:
                 await call.write(exchange.hello(clock()))
                 answer = await call.read()
             if answer is grpc.aio.EOF:
-                raise PeerMessageError("it hangs up")
+                raise PeerMessageError("it closed the call without an answer")
             peer, cursor = exchange.welcomed(answer, clock())
             with self._mesh.connected(peer, target):
                 self._complaint = ""
-                log.info("reporting to peer %s at %s what this one does", peer.hex()[:8], target)
+                log.info("reporting to peer %s at %s", peer.hex()[:8], target)
                 await self._report(call, cursor)
         finally:
             call.cancel()
@@ -230,7 +224,7 @@ class PeerClient:
             await self._say_goodbye(call)
             raise
         except asyncio.InvalidStateError:
-            pass  # the call has ended meanwhile
+            pass  # the call has ended in the meantime
         code = await call.code()
         if code is not grpc.StatusCode.OK:
             raise PeerMessageError(f"{code.name}: {await call.details()}")
@@ -240,9 +234,9 @@ class PeerClient:
             async with asyncio.timeout(GOODBYE_SECONDS):
                 await call.write(self._exchange.goodbye())
                 await call.done_writing()
-                await call.read()  # until it has been received
+                await call.read()  # returns when the peer has received it
         except (TimeoutError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            log.debug("%s has not taken the goodbye", self._address.target)
+            log.debug("%s did not receive the goodbye", self._address.target)
 
     def _complain(self, text: str) -> None:
         if text != self._complaint:

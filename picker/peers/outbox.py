@@ -1,14 +1,14 @@
-"""What this replica has to tell its peers: in batches, bounded, and the same bytes for all.
+"""The reports of this replica to its peers: bounded batches, with the same bytes for all.
 
-Theory of operation. What plugins learn is gathered, and every few milliseconds it becomes batches
-in a log: numbered, encoded once, and at most so many bytes, of which the oldest go first. A peer is
-a cursor in the log. One that is slow loses the beginning of what it has not read, and nobody else
-notices; one that comes back says what it heard last and goes on from there; one that is new is told
-the whole log, and so begins with what was learned lately. Nothing waits for anybody.
+Theory of operation. The entries that plugins learn become batches in a log every few milliseconds:
+numbered, encoded once, and limited in bytes; the oldest batches are dropped first. A peer is a
+cursor in the log. A slow peer loses the oldest batches that it has not read, without effect on
+others; a peer that returns names its last batch and resumes there; a new peer receives the whole
+log, and so starts with recent knowledge. Nothing waits for a peer.
 
-Loads are absolute numbers and not part of the log: a cursor remembers which version of them it has
-told, and tells what changed since, at most once for each batch of the log; and all of them at the
-beginning and then every few seconds, which repairs whatever was lost and says that one is alive.
+Loads are absolute numbers outside of the log. A cursor remembers the version that it sent last and
+sends the changes since, at most once per batch. It sends all loads at the beginning and then every
+few seconds, which repairs losses and shows that this replica is alive.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from picker.peers.wire import (
 )
 from picker.prefix.block_hash import BlockHashes
 
-_ENTRY_BYTES = 64  # of an entry, beside its hashes or its session, about
+_ENTRY_BYTES = 64  # estimated size of an entry without its hashes or session
 _NOTHING = EndpointLoad()
 
 
 @dataclass(frozen=True, slots=True)
 class OutboxLimits:
-    """`log_bytes` bounds what is kept for peers, `pending_bytes` what is gathered between two
-    flushes, `batch_bytes` one message. Loads are told as a whole every `resend_seconds`.
+    """`log_bytes` bounds the log, `pending_bytes` the entries between two flushes, `batch_bytes`
+    one message. All loads are sent again every `resend_seconds`.
     """
 
     log_bytes: int = 8 * 2**20
@@ -62,18 +62,18 @@ _Entry = tuple[str, str, BlockHashes | str, int]  # plugin, endpoint, hashes or 
 
 
 class LoadBoard:
-    """What this replica has under way. Owns the versions in which it changed."""
+    """Owns the load of this replica, and the versions of its recent changes."""
 
-    _KEPT_VERSIONS = 1000  # for which it is remembered that something ended
+    _MAX_VERSIONS = 1000  # in which changes are remembered
 
     def __init__(self) -> None:
         self.version = 0
         self._loads: dict[LoadKey, EndpointLoad] = {}
-        self._changed: dict[LoadKey, int] = {}  # the ended ones as well, for a while
-        self._oldest = 0  # changes since this version are known
+        self._changed: dict[LoadKey, int] = {}  # includes loads that have ended, for a while
+        self._oldest = 0  # the version after which all changes are known
 
     def update(self, loads: Loads) -> None:
-        """This is under way now; nothing else is."""
+        """Replace all loads."""
         before = self._loads
         self._loads = {key: load for key, load in loads.items() if load != _NOTHING}
         changed = [
@@ -86,18 +86,17 @@ class LoadBoard:
         self.version += 1
         for key in changed:
             self._changed[key] = self.version
-        if self.version - self._oldest >= 2 * self._KEPT_VERSIONS:
-            self._oldest = self.version - self._KEPT_VERSIONS
+        if self.version - self._oldest >= 2 * self._MAX_VERSIONS:
+            self._oldest = self.version - self._MAX_VERSIONS
             self._changed = {
                 key: version for key, version in self._changed.items() if version > self._oldest
             }
 
     def whole(self) -> LoadReport:
-        """All of it."""
         return LoadReport(self.version, True, dict(self._loads))
 
     def since(self, version: int) -> LoadReport | None:
-        """What has changed since `version`; None: nothing."""
+        """The changes since `version`; None if there are none."""
         if version == self.version:
             return None
         if version < self._oldest:
@@ -109,9 +108,9 @@ class LoadBoard:
 
 
 class Outbox:
-    """Owns what is gathered, the log, and the loads as they were last looked at.
+    """Owns the pending entries, the log, and the loads of the last flush.
 
-    `identify` says of an endpoint's key which server it is now (None: it is gone).
+    `identify` maps an endpoint's key to its present server (None: it has left the pool).
     """
 
     def __init__(
@@ -122,7 +121,7 @@ class Outbox:
         self.limits = limits or OutboxLimits()
         self.board = LoadBoard()
         self.seed_changes = 0
-        self.dropped = 0  # entries that were gathered and never became part of the log
+        self.dropped = 0  # pending entries that never reached the log
         self._identify = identify
         self._pending: deque[_Entry] = deque()
         self._pending_bytes = 0
@@ -132,12 +131,11 @@ class Outbox:
 
     @property
     def log_bytes(self) -> int:
-        """Bytes of the log."""
         return self._log_bytes
 
     @property
     def pending_bytes(self) -> int:
-        """About the bytes of what waits for the next flush."""
+        """The estimated bytes of the pending entries."""
         return self._pending_bytes
 
     @property
@@ -146,15 +144,15 @@ class Outbox:
         return self._sequence
 
     def placed(self, plugin: str, endpoint: str, hashes: BlockHashes, capacity: int) -> None:
-        """A plugin learned that a prompt was sent there."""
+        """Add a placement: a prompt was sent to `endpoint`."""
         self._gather((plugin, endpoint, hashes, capacity))
 
     def bound(self, plugin: str, session: str, endpoint: str, moves: int) -> None:
-        """A plugin bound a session."""
+        """Add a binding of a session to `endpoint`."""
         self._gather((plugin, endpoint, session, moves))
 
     def flush(self, fingerprints: Mapping[str, int], loads: Loads, now_seconds: float) -> None:
-        """Make batches of what was gathered. `fingerprints` are those of the plugins' seeds."""
+        """Turn the pending entries into batches; `fingerprints` are those of the plugins' seeds."""
         self.board.update(loads)
         pending, self._pending, self._pending_bytes = self._pending, deque(), 0
         while pending:
@@ -166,18 +164,18 @@ class Outbox:
             self._append(entries, fingerprints, now_seconds)
 
     def reseeded(self) -> None:
-        """Another seed is in use: what was hashed by the one before says nothing to anybody."""
+        """Drop everything that was hashed with the previous seed."""
         self.seed_changes += 1
         self._log.clear()
         self._pending.clear()
         self._log_bytes = self._pending_bytes = 0
 
     def open(self, last_sequence: int) -> Cursor:
-        """A place in the log behind batch `last_sequence`, for a peer that has heard it."""
+        """A cursor behind batch `last_sequence`, the last one that the peer has received."""
         return Cursor(self, min(last_sequence, self._sequence))
 
     def after(self, sequence: int) -> _Logged | None:
-        """The first batch behind `sequence` that is still there."""
+        """The first batch behind `sequence` that is still in the log."""
         if sequence >= self._sequence or not self._log:
             return None
         return self._log[max(0, sequence + 1 - self._log[0].sequence)]
@@ -227,42 +225,42 @@ class Outbox:
 
 
 class Cursor:
-    """What one peer is told next. Owns the place in the log and what was said of loads."""
+    """Owns the position of one peer in the log and in the versions of the loads."""
 
     def __init__(self, outbox: Outbox, sequence: int) -> None:
-        self.skipped = 0  # batches that were gone before this peer had read them
-        self.batches = 0  # that were taken
+        self.skipped = 0  # batches that left the log before this peer read them
+        self.batches = 0  # batches that this peer has read
         self._outbox = outbox
         self._sequence = sequence
         self._loads: int | None = None
-        self._told_at_seconds = 0.0
+        self._sent_at_seconds = 0.0
         self._seed_changes = outbox.seed_changes
 
     def next(self, seed: Seed, now_seconds: float) -> bytes | None:
-        """The next message; None: there is nothing to tell now."""
+        """The next message; None if there is nothing to report now."""
         logged = self._outbox.after(self._sequence)
         loads = self._report(now_seconds)
         changed = self._seed_changes != self._outbox.seed_changes
         if logged is None and loads is None and not changed:
             return None
         self._seed_changes = self._outbox.seed_changes
-        told_seed = seed if changed else None
+        new_seed = seed if changed else None
         if logged is None:
-            return encoded_report(PeerReport(loads=loads, seed=told_seed))
-        # A new peer has read nothing, and what was gone before it came is not its loss.
+            return encoded_report(PeerReport(loads=loads, seed=new_seed))
+        # A new peer has not lost the batches from before its arrival.
         if self._sequence:
             self.skipped += logged.sequence - self._sequence - 1
         self._sequence = logged.sequence
         self.batches += 1
         age = max(0.0, now_seconds - logged.made_at_seconds)
         return logged.encoded + encoded_report(
-            PeerReport(loads=loads, seed=told_seed, age_seconds=age)
+            PeerReport(loads=loads, seed=new_seed, age_seconds=age)
         )
 
     def _report(self, now_seconds: float) -> LoadReport | None:
         board, resend = self._outbox.board, self._outbox.limits.resend_seconds
-        if self._loads is None or now_seconds - self._told_at_seconds >= resend:
-            self._told_at_seconds = now_seconds
+        if self._loads is None or now_seconds - self._sent_at_seconds >= resend:
+            self._sent_at_seconds = now_seconds
             self._loads = board.version
             return board.whole()
         report = board.since(self._loads)

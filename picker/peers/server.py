@@ -1,4 +1,4 @@
-"""The port on which other replicas report what they do."""
+"""The port that receives the reports of other replicas."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from picker.rpc.server import GrpcServer
 
 log = logging.getLogger(__name__)
 
-HELLO_SECONDS = 5.0  # for a caller to say who it is
-SILENCE_SECONDS = 30.0  # after which a call is ended: its replica is gone
-MAX_CALLS = 256  # for each pool
-MAX_COMPLAINTS = 256  # that are remembered, not to be logged again
+HELLO_SECONDS = 5.0  # for the hello of a caller
+SILENCE_SECONDS = 30.0  # without a message, after which a call ends: its replica is gone
+MAX_CALLS = 256  # per pool
+MAX_COMPLAINTS = 256  # remembered so that each is logged once
 
 
 def peer_port(host: str, port: int, credentials: PeerCredentials | None = None) -> ServerOptions:
-    """Where to listen (port 0: a free one). Without credentials every caller is believed."""
+    """The options of the port (0: any free one). Without credentials every caller is trusted."""
     return ServerOptions(
         host,
         port,
@@ -37,13 +37,13 @@ def peer_port(host: str, port: int, credentials: PeerCredentials | None = None) 
 
 
 class _NotYetError(PickerError):
-    """The pool that a call is about is not known here yet."""
+    """The endpoints of the pool are not known here yet."""
 
 
 class PoolReports:
-    """The reports about one pool. Owns the count of those who report.
+    """The reports about one pool. Owns the number of calls per replica.
 
-    Callers are put off until `is_ready`: reports about endpoints that are not known here are lost.
+    Calls are refused until `is_ready`, because a report about unknown endpoints would be lost.
     """
 
     def __init__(
@@ -53,13 +53,13 @@ class PoolReports:
         self._callers: dict[bytes, int] = {}  # calls by replica
 
     def begin(self, peer: bytes, address: str) -> None:
-        """A call of `peer` begins."""
+        """Count a call that begins."""
         self._callers[peer] = self._callers.get(peer, 0) + 1
         self.series.heard.set(len(self._callers))
-        log.info("peer %s reports what it does (%s)", peer.hex()[:8], address)
+        log.info("peer %s reports (%s)", peer.hex()[:8], address)
 
     def end(self, peer: bytes) -> None:
-        """It is over."""
+        """Count a call that has ended."""
         self._callers[peer] -= 1
         if not self._callers[peer]:
             del self._callers[peer]
@@ -68,10 +68,10 @@ class PoolReports:
 
 
 class PeerServer:
-    """Owns the port and the calls on it. `pools` are those reported about, by their names."""
+    """Owns the port and its calls; `pools` (at least one) receive the reports, by pool name."""
 
     def __init__(self, pools: Mapping[str, PoolReports], clock: Callable[[], float]) -> None:
-        """Of one pool and more. Opens nothing."""
+        """Opens nothing."""
         self._pools, self._clock = dict(pools), clock
         self._first = next(iter(self._pools.values()))
         self._server: GrpcServer | None = None
@@ -79,7 +79,7 @@ class PeerServer:
         self._complaints: deque[tuple[str, str]] = deque(maxlen=MAX_COMPLAINTS)
 
     async def start(self, port: ServerOptions) -> int:
-        """Listen; the port. Raises `OSError` when it cannot be had."""
+        """Listen; returns the port. Raises `OSError`."""
         self._server = GrpcServer(port, {REPORT_METHOD: self._open})
         return await self._server.start()
 
@@ -95,7 +95,7 @@ class PeerServer:
         if self._num_calls >= MAX_CALLS * len(self._pools):
             raise RpcError(Status.RESOURCE_EXHAUSTED, "too many calls")
         self._num_calls += 1
-        reports = self._first  # a caller is refused there before it has named a pool
+        reports = self._first  # counts refusals of callers that have not named a pool
         try:
             if not any(one.is_ready() for one in self._pools.values()):
                 raise _NotYetError
@@ -123,7 +123,9 @@ class PeerServer:
             raise _NotYetError
         exchange, series = reports.exchange, reports.series
         peer, answer = exchange.greeted(first, self._clock())
-        async with asyncio.timeout(HELLO_SECONDS):  # who reads nothing must not hold a place
+        async with asyncio.timeout(
+            HELLO_SECONDS
+        ):  # a caller that does not read must not hold a call
             await write(answer)
         if peer == exchange.replica_id:
             return
@@ -137,12 +139,12 @@ class PeerServer:
             reports.end(peer)
 
     def _pool_of(self, first: bytes) -> PoolReports:
-        """Which pool a call is about. Raises `PeerMessageError` or `PeerRefusedError`."""
+        """The pool that the hello names. Raises `PeerMessageError` or `PeerRefusedError`."""
         if len(self._pools) == 1:
             return self._first
         hello = decoded_report(first).hello
         if hello is None:
-            raise PeerMessageError("a call begins with a hello")
+            raise PeerMessageError("a call must begin with a hello")
         found = self._pools.get(hello.pool)
         if found is None:
             served = ", ".join(self._pools)
@@ -153,7 +155,7 @@ class PeerServer:
 
     def _complain(self, address: str, reports: PoolReports, error: Exception) -> None:
         reports.series.messages_refused_total.inc()
-        # A replica that serves other pools, too, tries again every few seconds.
+        # A replica with further pools calls again every few seconds.
         complaint = (address.rpartition(":")[0], str(error))
         if complaint not in self._complaints:
             self._complaints.append(complaint)
@@ -161,6 +163,6 @@ class PeerServer:
 
 
 async def _next(read: Read, seconds: float) -> bytes | None:
-    """The next message; None: the caller has ended. Raises `TimeoutError`."""
+    """The next message; None at the end of the call. Raises `TimeoutError`."""
     async with asyncio.timeout(seconds):
         return await read()

@@ -1,9 +1,8 @@
-"""What replicas report to each other, as values and as the bytes of proto/pointsman/replica/v1.
+"""The messages between replicas, as values and as the bytes of proto/pointsman/replica/v1.
 
-What others send is checked here. Each entry of a message stands alone: one that makes no sense is
-left out and counted, the others count. A batch is encoded once for all peers: bytes of messages
-that are put together mean the messages put together, so a batch's bytes are followed by those of
-what belongs to one peer alone.
+Decoding checks what other replicas send. It skips and counts each invalid entry of a message and
+accepts the rest. A batch is encoded once for all peers: concatenated protobuf messages mean their
+merge, so the bytes of a batch are followed by those of the fields for one peer.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from picker.prefix.block_hash import BlockHashes
 
 REPORT_METHOD = "/pointsman.replica.v1.ReplicaExchange/Tell"
 MAX_MESSAGE_BYTES = 4 * 2**20
-MAX_NAME = 1024  # characters of whatever has a name
-MAX_LOADS = 65_536  # of one message
+MAX_NAME = 1024  # characters of any name
+MAX_LOADS = 65_536  # in one message
 MAX_COUNT = 2**40  # requests or tokens under way at one endpoint, by one replica
 _MAX_UINT32 = 2**32 - 1
 _HASH_BYTES = 8
@@ -34,14 +33,14 @@ E = TypeVar("E")
 T = TypeVar("T")
 VERSION = 1
 ID_BYTES = 16
-# Whose count a load is, and of which endpoint; the picker's own count is of the plugin "".
+# The plugin that counts, and the endpoint; the plugin of the picker's own count is "".
 LoadKey = tuple[str, str]
 Loads = Mapping[LoadKey, EndpointLoad]
 PICKER = ""
 
 
 class EndpointName(msgspec.Struct, frozen=True):
-    """An endpoint, and what has to be equal for it to be the same server elsewhere."""
+    """An endpoint; two replicas mean the same server if all fields are equal."""
 
     key: str
     host_port: str
@@ -49,7 +48,7 @@ class EndpointName(msgspec.Struct, frozen=True):
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """A plugin learned that a prompt was sent to an endpoint with room for `capacity` blocks."""
+    """A plugin learned that a prompt was sent to an endpoint with `capacity` blocks."""
 
     plugin: str
     endpoint: EndpointName
@@ -58,7 +57,9 @@ class Placement(msgspec.Struct, frozen=True):
 
 
 class Binding(msgspec.Struct, frozen=True):
-    """A plugin bound a session to an endpoint, the so-manieth that the session has."""
+    """A plugin bound a session to an endpoint. `moves` counts the earlier endpoints of the session,
+    so the binding with the greater number wins.
+    """
 
     plugin: str
     endpoint: EndpointName
@@ -67,10 +68,10 @@ class Binding(msgspec.Struct, frozen=True):
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """What a replica learned within some milliseconds; numbered from 1 without gaps.
+    """The entries that a replica gathered in some milliseconds; numbered from 1 without gaps.
 
-    `fingerprints` are those of the hash seeds of the plugins whose placements these are; so many
-    further entries were `unusable`.
+    `fingerprints` identify the hash seeds of the plugins by name; `unusable` counts the entries
+    that decoding skipped.
     """
 
     sequence: int
@@ -81,8 +82,8 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 class LoadReport(msgspec.Struct, frozen=True):
-    """The load of a replica. `is_whole`: there is nothing else; otherwise what changed. So
-    many further entries were `unusable`.
+    """The load of a replica: all of it (`is_whole`), or the changes. `unusable` counts the
+    entries that decoding skipped.
     """
 
     version: int
@@ -93,9 +94,9 @@ class LoadReport(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Seed:
-    """A hash seed as replicas tell it; `value` None: only its fingerprint is told.
+    """A hash seed as replicas send it; a configured one has only a fingerprint and no `value`.
 
-    Times are since 1970. Who has the least `rank` is followed.
+    Times are since 1970. All replicas follow the seed of lowest `rank`.
     """
 
     fingerprint: int
@@ -106,13 +107,13 @@ class Seed:
 
     @property
     def rank(self) -> tuple[bool, int, bytes]:
-        """Its place among seeds that were agreed upon."""
+        """The order of seeds; the lowest wins."""
         return (not self.is_settled, self.chosen_at_milliseconds, self.chosen_by)
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The beginning of a call."""
+    """The first message of a call."""
 
     replica_id: bytes
     pool: str
@@ -122,7 +123,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class PeerWelcome:
-    """The answer to a `Hello`: who answers, and the last batch heard of the caller (0: none)."""
+    """The answer to a `Hello`: its sender, and the last batch received from the caller (0: none)."""
 
     replica_id: bytes
     last_sequence: int
@@ -130,7 +131,7 @@ class PeerWelcome:
 
 
 class PeerReport(msgspec.Struct, frozen=True):
-    """One message of a call, of which every part may be missing."""
+    """One message of a call; every part is optional."""
 
     hello: Hello | None = None
     batch: Batch | None = None
@@ -141,16 +142,16 @@ class PeerReport(msgspec.Struct, frozen=True):
 
 
 class PeerMessageError(PickerError):
-    """A peer sent what cannot be understood."""
+    """A peer sent a message that cannot be decoded."""
 
 
 class _EntryError(PickerError):
-    """An entry of a message that makes no sense."""
+    """An invalid entry of a message."""
 
 
 def encoded_batch(batch: Batch) -> bytes:
-    """A message of a batch alone."""
-    message = pb.Told()
+    """Encode a message with a batch alone."""
+    message = pb.Report()
     body = message.batch
     body.sequence = batch.sequence
     endpoints: dict[EndpointName, int] = {}
@@ -176,22 +177,22 @@ def encoded_batch(batch: Batch) -> bytes:
     return message.SerializeToString()
 
 
-def encoded_report(told: PeerReport) -> bytes:
-    """A message of all parts but the batch, to be sent alone or behind an encoded batch."""
-    message = pb.Told(age_milliseconds=int(told.age_seconds * 1000), goodbye=told.goodbye)
-    if told.hello is not None:
-        hello = told.hello
+def encoded_report(report: PeerReport) -> bytes:
+    """Encode all parts but the batch; send it alone or behind an encoded batch."""
+    message = pb.Report(age_milliseconds=int(report.age_seconds * 1000), goodbye=report.goodbye)
+    if report.hello is not None:
+        hello = report.hello
         message.hello.version = hello.version
         message.hello.replica_id = hello.replica_id
         message.hello.pool = hello.pool
         message.hello.seed.CopyFrom(_seed_message(hello.seed))
-    if told.seed is not None:
-        message.seed.CopyFrom(_seed_message(told.seed))
-    if told.loads is not None:
-        message.loads.version = told.loads.version
-        message.loads.is_whole = told.loads.is_whole
-        for (plugin, endpoint), load in told.loads.loads.items():
-            # Beyond that peers leave the entry out.
+    if report.seed is not None:
+        message.seed.CopyFrom(_seed_message(report.seed))
+    if report.loads is not None:
+        message.loads.version = report.loads.version
+        message.loads.is_whole = report.loads.is_whole
+        for (plugin, endpoint), load in report.loads.loads.items():
+            # Peers skip an entry with a greater count.
             message.loads.loads.add(
                 plugin=plugin,
                 endpoint=endpoint,
@@ -202,8 +203,8 @@ def encoded_report(told: PeerReport) -> bytes:
 
 
 def decoded_report(data: bytes) -> PeerReport:
-    """What `data` says. Raises `PeerMessageError`."""
-    message = _parsed(pb.Told(), data)
+    """Decode a report. Raises `PeerMessageError`."""
+    message = _parsed(pb.Report(), data)
     return PeerReport(
         _hello(message.hello) if message.HasField("hello") else None,
         _batch(message.batch) if message.HasField("batch") else None,
@@ -214,16 +215,15 @@ def decoded_report(data: bytes) -> PeerReport:
     )
 
 
-def encoded_welcome(heard: PeerWelcome) -> bytes:
-    """The answer to a `Hello`."""
-    message = pb.Heard(replica_id=heard.replica_id, last_sequence=heard.last_sequence)
-    message.seed.CopyFrom(_seed_message(heard.seed))
+def encoded_welcome(welcome: PeerWelcome) -> bytes:
+    message = pb.Welcome(replica_id=welcome.replica_id, last_sequence=welcome.last_sequence)
+    message.seed.CopyFrom(_seed_message(welcome.seed))
     return message.SerializeToString()
 
 
 def decoded_welcome(data: bytes) -> PeerWelcome:
-    """What `data` says. Raises `PeerMessageError`."""
-    message = _parsed(pb.Heard(), data)
+    """Decode a welcome. Raises `PeerMessageError`."""
+    message = _parsed(pb.Welcome(), data)
     return PeerWelcome(_id(message.replica_id), message.last_sequence, _seed(message.seed))
 
 
@@ -231,7 +231,7 @@ def _parsed(message: M, data: bytes) -> M:
     try:
         message.ParseFromString(data)
     except DecodeError as error:
-        raise PeerMessageError(f"no message of a replica: {error}") from error
+        raise PeerMessageError(f"not a message of a replica: {error}") from error
     return message
 
 
@@ -290,7 +290,7 @@ def _batch(message: pb.Batch) -> Batch:
 
 
 def _or_none(read: Callable[[E], T], entry: E) -> T | None:
-    """Apply `read` to an entry; None if the entry makes no sense."""
+    """Apply `read` to an entry; None if the entry is invalid."""
     try:
         return read(entry)
     except _EntryError:
@@ -300,7 +300,7 @@ def _or_none(read: Callable[[E], T], entry: E) -> T | None:
 def _referred(named: Sequence[T | None], index: int) -> T:
     found = named[index] if index < len(named) else None
     if found is None:
-        raise _EntryError("it refers to what is not named")
+        raise _EntryError("a reference to an unknown name")
     return found
 
 
@@ -310,7 +310,7 @@ def _endpoint_name(one: pb.Endpoint) -> EndpointName:
 
 def _hashes(data: bytes) -> BlockHashes:
     if len(data) % _HASH_BYTES:
-        raise _EntryError(f"{len(data)} bytes are no hashes")
+        raise _EntryError(f"{len(data)} bytes are not hashes")
     return np.frombuffer(data, _HASHES)
 
 
@@ -328,7 +328,7 @@ def _loads(message: pb.Loads) -> LoadReport:
 
 def _load(one: pb.Load) -> tuple[LoadKey, EndpointLoad]:
     if max(one.requests, one.tokens) > MAX_COUNT:
-        raise _EntryError(f"no replica has {max(one.requests, one.tokens)} under way")
+        raise _EntryError(f"a count of {max(one.requests, one.tokens)}")
     key = (_name(one.plugin) if one.plugin else PICKER, _name(one.endpoint))
     return key, EndpointLoad(one.requests, one.tokens)
 
@@ -340,5 +340,5 @@ def _name(text: str) -> str:
 
 
 def _text(text: str) -> str:
-    """What UTF-8 can carry: clients may send half a character, and it stays the same half."""
+    """Escape lone surrogates, which clients may send and UTF-8 cannot carry."""
     return text.encode(errors="backslashreplace").decode()

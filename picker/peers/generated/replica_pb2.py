@@ -15,35 +15,35 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"pointsman/replica/v1/replica.proto\x12\x14pointsman.replica.v1\"\xdf\x01\n\x04Told\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x1b.pointsman.replica.v1.Hello\x12*\n\x05\x62\x61tch\x18\x02 \x01(\x0b\x32\x1b.pointsman.replica.v1.Batch\x12*\n\x05loads\x18\x03 \x01(\x0b\x32\x1b.pointsman.replica.v1.Loads\x12(\n\x04seed\x18\x04 \x01(\x0b\x32\x1a.pointsman.replica.v1.Seed\x12\x18\n\x10\x61ge_milliseconds\x18\x05 \x01(\x04\x12\x0f\n\x07goodbye\x18\x06 \x01(\x08\"\\\n\x05Heard\x12\x12\n\nreplica_id\x18\x01 \x01(\x0c\x12\x15\n\rlast_sequence\x18\x02 \x01(\x04\x12(\n\x04seed\x18\x03 \x01(\x0b\x32\x1a.pointsman.replica.v1.Seed\"d\n\x05Hello\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x12\n\nreplica_id\x18\x02 \x01(\x0c\x12\x0c\n\x04pool\x18\x03 \x01(\t\x12(\n\x04seed\x18\x04 \x01(\x0b\x32\x1a.pointsman.replica.v1.Seed\"\x80\x01\n\x04Seed\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\x06\x12\x12\n\x05value\x18\x02 \x01(\x06H\x00\x88\x01\x01\x12\x12\n\nis_settled\x18\x03 \x01(\x08\x12\x1e\n\x16\x63hosen_at_milliseconds\x18\x04 \x01(\x04\x12\x11\n\tchosen_by\x18\x05 \x01(\x0c\x42\x08\n\x06_value\"\xe1\x01\n\x05\x42\x61tch\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x31\n\tendpoints\x18\x02 \x03(\x0b\x32\x1e.pointsman.replica.v1.Endpoint\x12-\n\x07plugins\x18\x03 \x03(\x0b\x32\x1c.pointsman.replica.v1.Plugin\x12\x33\n\nplacements\x18\x04 \x03(\x0b\x32\x1f.pointsman.replica.v1.Placement\x12/\n\x08\x62indings\x18\x05 \x03(\x0b\x32\x1d.pointsman.replica.v1.Binding\"?\n\x08\x45ndpoint\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x11\n\thost_port\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\"0\n\x06Plugin\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x18\n\x10seed_fingerprint\x18\x02 \x01(\x06\"O\n\tPlacement\x12\x0e\n\x06plugin\x18\x01 \x01(\r\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\r\x12\x10\n\x08\x63\x61pacity\x18\x03 \x01(\r\x12\x0e\n\x06hashes\x18\x04 \x01(\x0c\"K\n\x07\x42inding\x12\x0e\n\x06plugin\x18\x01 \x01(\r\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\r\x12\x0f\n\x07session\x18\x03 \x01(\t\x12\r\n\x05moves\x18\x04 \x01(\r\"U\n\x05Loads\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x10\n\x08is_whole\x18\x02 \x01(\x08\x12)\n\x05loads\x18\x03 \x03(\x0b\x32\x1a.pointsman.replica.v1.Load\"J\n\x04Load\x12\x0e\n\x06plugin\x18\x01 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\x10\n\x08requests\x18\x03 \x01(\x04\x12\x0e\n\x06tokens\x18\x04 \x01(\x04\x32V\n\x0fReplicaExchange\x12\x43\n\x04Tell\x12\x1a.pointsman.replica.v1.Told\x1a\x1b.pointsman.replica.v1.Heard(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"pointsman/replica/v1/replica.proto\x12\x14pointsman.replica.v1\"\xe1\x01\n\x06Report\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x1b.pointsman.replica.v1.Hello\x12*\n\x05\x62\x61tch\x18\x02 \x01(\x0b\x32\x1b.pointsman.replica.v1.Batch\x12*\n\x05loads\x18\x03 \x01(\x0b\x32\x1b.pointsman.replica.v1.Loads\x12(\n\x04seed\x18\x04 \x01(\x0b\x32\x1a.pointsman.replica.v1.Seed\x12\x18\n\x10\x61ge_milliseconds\x18\x05 \x01(\x04\x12\x0f\n\x07goodbye\x18\x06 \x01(\x08\"^\n\x07Welcome\x12\x12\n\nreplica_id\x18\x01 \x01(\x0c\x12\x15\n\rlast_sequence\x18\x02 \x01(\x04\x12(\n\x04seed\x18\x03 \x01(\x0b\x32\x1a.pointsman.replica.v1.Seed\"d\n\x05Hello\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x12\n\nreplica_id\x18\x02 \x01(\x0c\x12\x0c\n\x04pool\x18\x03 \x01(\t\x12(\n\x04seed\x18\x04 \x01(\x0b\x32\x1a.pointsman.replica.v1.Seed\"\x80\x01\n\x04Seed\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\x06\x12\x12\n\x05value\x18\x02 \x01(\x06H\x00\x88\x01\x01\x12\x12\n\nis_settled\x18\x03 \x01(\x08\x12\x1e\n\x16\x63hosen_at_milliseconds\x18\x04 \x01(\x04\x12\x11\n\tchosen_by\x18\x05 \x01(\x0c\x42\x08\n\x06_value\"\xe1\x01\n\x05\x42\x61tch\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x31\n\tendpoints\x18\x02 \x03(\x0b\x32\x1e.pointsman.replica.v1.Endpoint\x12-\n\x07plugins\x18\x03 \x03(\x0b\x32\x1c.pointsman.replica.v1.Plugin\x12\x33\n\nplacements\x18\x04 \x03(\x0b\x32\x1f.pointsman.replica.v1.Placement\x12/\n\x08\x62indings\x18\x05 \x03(\x0b\x32\x1d.pointsman.replica.v1.Binding\"?\n\x08\x45ndpoint\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x11\n\thost_port\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\"0\n\x06Plugin\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x18\n\x10seed_fingerprint\x18\x02 \x01(\x06\"O\n\tPlacement\x12\x0e\n\x06plugin\x18\x01 \x01(\r\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\r\x12\x10\n\x08\x63\x61pacity\x18\x03 \x01(\r\x12\x0e\n\x06hashes\x18\x04 \x01(\x0c\"K\n\x07\x42inding\x12\x0e\n\x06plugin\x18\x01 \x01(\r\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\r\x12\x0f\n\x07session\x18\x03 \x01(\t\x12\r\n\x05moves\x18\x04 \x01(\r\"U\n\x05Loads\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x10\n\x08is_whole\x18\x02 \x01(\x08\x12)\n\x05loads\x18\x03 \x03(\x0b\x32\x1a.pointsman.replica.v1.Load\"J\n\x04Load\x12\x0e\n\x06plugin\x18\x01 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\x10\n\x08requests\x18\x03 \x01(\x04\x12\x0e\n\x06tokens\x18\x04 \x01(\x04\x32Z\n\x0fReplicaExchange\x12G\n\x04Tell\x12\x1c.pointsman.replica.v1.Report\x1a\x1d.pointsman.replica.v1.Welcome(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pointsman.replica.v1.replica_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TOLD']._serialized_start=61
-  _globals['_TOLD']._serialized_end=284
-  _globals['_HEARD']._serialized_start=286
-  _globals['_HEARD']._serialized_end=378
-  _globals['_HELLO']._serialized_start=380
-  _globals['_HELLO']._serialized_end=480
-  _globals['_SEED']._serialized_start=483
-  _globals['_SEED']._serialized_end=611
-  _globals['_BATCH']._serialized_start=614
-  _globals['_BATCH']._serialized_end=839
-  _globals['_ENDPOINT']._serialized_start=841
-  _globals['_ENDPOINT']._serialized_end=904
-  _globals['_PLUGIN']._serialized_start=906
-  _globals['_PLUGIN']._serialized_end=954
-  _globals['_PLACEMENT']._serialized_start=956
-  _globals['_PLACEMENT']._serialized_end=1035
-  _globals['_BINDING']._serialized_start=1037
-  _globals['_BINDING']._serialized_end=1112
-  _globals['_LOADS']._serialized_start=1114
-  _globals['_LOADS']._serialized_end=1199
-  _globals['_LOAD']._serialized_start=1201
-  _globals['_LOAD']._serialized_end=1275
-  _globals['_REPLICAEXCHANGE']._serialized_start=1277
-  _globals['_REPLICAEXCHANGE']._serialized_end=1363
+  _globals['_REPORT']._serialized_start=61
+  _globals['_REPORT']._serialized_end=286
+  _globals['_WELCOME']._serialized_start=288
+  _globals['_WELCOME']._serialized_end=382
+  _globals['_HELLO']._serialized_start=384
+  _globals['_HELLO']._serialized_end=484
+  _globals['_SEED']._serialized_start=487
+  _globals['_SEED']._serialized_end=615
+  _globals['_BATCH']._serialized_start=618
+  _globals['_BATCH']._serialized_end=843
+  _globals['_ENDPOINT']._serialized_start=845
+  _globals['_ENDPOINT']._serialized_end=908
+  _globals['_PLUGIN']._serialized_start=910
+  _globals['_PLUGIN']._serialized_end=958
+  _globals['_PLACEMENT']._serialized_start=960
+  _globals['_PLACEMENT']._serialized_end=1039
+  _globals['_BINDING']._serialized_start=1041
+  _globals['_BINDING']._serialized_end=1116
+  _globals['_LOADS']._serialized_start=1118
+  _globals['_LOADS']._serialized_end=1203
+  _globals['_LOAD']._serialized_start=1205
+  _globals['_LOAD']._serialized_end=1279
+  _globals['_REPLICAEXCHANGE']._serialized_start=1281
+  _globals['_REPLICAEXCHANGE']._serialized_end=1371
 # @@protoc_insertion_point(module_scope)

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class Told(_message.Message):
+class Report(_message.Message):
     __slots__ = ("hello", "batch", "loads", "seed", "age_milliseconds", "goodbye")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
@@ -23,7 +23,7 @@ class Told(_message.Message):
     goodbye: bool
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., loads: _Optional[_Union[Loads, _Mapping]] = ..., seed: _Optional[_Union[Seed, _Mapping]] = ..., age_milliseconds: _Optional[int] = ..., goodbye: _Optional[bool] = ...) -> None: ...
 
-class Heard(_message.Message):
+class Welcome(_message.Message):
     __slots__ = ("replica_id", "last_sequence", "seed")
     REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
     LAST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from picker.framework.attributes import EndpointLoad
-from picker.peers.exchange import FEW_LOADS, OneselfError, PeerRefusedError
+from picker.peers.exchange import MAX_LOADS_PER_MESSAGE, OwnAddressError, PeerRefusedError
 from picker.peers.inbox import InboxLimits
 from picker.peers.outbox import OutboxLimits
 from picker.peers.wire import Hello, PeerMessageError, PeerReport, Seed, encoded_report
@@ -170,7 +170,7 @@ def test_replicas_refuse_other_versions_and_pools_and_know_themselves() -> None:
         one.exchange.greeted(encoded_report(PeerReport(hello=hello)), 0.0)
     with pytest.raises(PeerRefusedError, match="pool"):
         call(one, stranger, 0.0)
-    with pytest.raises(OneselfError):
+    with pytest.raises(OwnAddressError):
         call(one, one, 0.0)
     with pytest.raises(PeerMessageError, match="hello"):
         one.exchange.greeted(encoded_report(PeerReport(goodbye=True)), 0.0)
@@ -320,7 +320,7 @@ def test_a_peer_that_reads_nothing_costs_no_more_than_the_log() -> None:
 
 def test_many_loads_are_added_up_now_and_then_and_few_at_once() -> None:
     """What came meanwhile counts a little later, without any other message; so does its end."""
-    names = tuple(f"ns/e{number}" for number in range(FEW_LOADS + 50))
+    names = tuple(f"ns/e{number}" for number in range(MAX_LOADS_PER_MESSAGE + 50))
     rng = Random(9)
     nodes = [node(rng, endpoints=KEYS), node(rng, endpoints=KEYS)]
     one, other = nodes

@@ -7,7 +7,7 @@ from itertools import permutations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from picker.peers.seeds import SETTLING_SECONDS, SeedAgreement, fingerprint, seed_of_secret
+from picker.peers.seeds import SETTLE_SECONDS, SeedAgreement, fingerprint, seed_of_secret
 from tests.depth import examples
 
 
@@ -15,13 +15,13 @@ def test_all_follow_one_in_whatever_order_they_meet() -> None:
     """Those of one who was there before, if there is one."""
     for order in permutations(range(3)):
         known = [SeedAgreement(index, bytes([index]), 0.0, 100.0 - index) for index in range(3)]
-        late = SETTLING_SECONDS + 1.0
+        late = SETTLE_SECONDS + 1.0
         joined = SeedAgreement(9, b"j", late, 0.0)
         members = [*(known[index] for index in order), joined]
         for _ in range(2):
             for one in members:
                 for other in members:
-                    other.hear(one.offer(late), late)
+                    other.receive(one.offer(late), late)
         assert {one.value for one in members} == {2}
 
 
@@ -32,8 +32,8 @@ def test_a_seed_that_was_configured_is_kept_to_oneself() -> None:
         SeedAgreement(6, b"d", 0, 0),
     )
     assert fixed.offer(99.0).value is None
-    assert not fixed.hear(drawn.offer(99.0), 99.0)
-    assert not drawn.hear(fixed.offer(99.0), 99.0)
+    assert not fixed.receive(drawn.offer(99.0), 99.0)
+    assert not drawn.receive(fixed.offer(99.0), 99.0)
     assert (fixed.value, drawn.value) == (5, 6)
     assert not drawn.matches(fixed.offer(99.0))
     assert SeedAgreement(5, b"o", 0.0, 0.0, is_configured=True).matches(fixed.offer(0.0))
@@ -42,7 +42,7 @@ def test_a_seed_that_was_configured_is_kept_to_oneself() -> None:
 def test_a_value_that_does_not_fit_its_fingerprint_is_not_followed() -> None:
     one, other = SeedAgreement(1, b"a", 0.0, 0.0), SeedAgreement(2, b"b", 0.0, 9.0)
     told = one.offer(0.0)
-    assert not other.hear(type(told)(7, 1, True, 0, b""), 0.0)
+    assert not other.receive(type(told)(7, 1, True, 0, b""), 0.0)
     assert other.value == 2
 
 

@@ -73,7 +73,7 @@ def test_an_entry_that_makes_no_sense_spoils_no_other(how: str) -> None:
     other = EndpointName("ns/b", "10.0.0.2:80")
     placed = [Placement("p", one, 9, np.arange(3, dtype=np.uint64)) for one in (A, other, A)]
     bound = [Binding("s", one, "session", 1) for one in (A, other, A)]
-    message = pb.Told.FromString(encoded_batch(Batch(5, tuple(placed), tuple(bound))))
+    message = pb.Report.FromString(encoded_batch(Batch(5, tuple(placed), tuple(bound))))
     _spoiled(message.batch, how)
     batch = decoded_report(message.SerializeToString()).batch
     assert (batch.sequence, batch.unusable) == (5, 2)
@@ -82,7 +82,7 @@ def test_an_entry_that_makes_no_sense_spoils_no_other(how: str) -> None:
 
 
 def test_a_load_that_no_replica_has_spoils_no_other() -> None:
-    message = pb.Told()
+    message = pb.Report()
     message.loads.version = 3
     for endpoint, requests in (("ns/a", 2), ("ns/b", MAX_COUNT + 1), ("ns/c", 4)):
         message.loads.loads.add(endpoint=endpoint, requests=requests)

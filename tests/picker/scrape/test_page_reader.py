@@ -1,4 +1,4 @@
-"""Responses are read however they are cut, and refused when they could mean two things."""
+"""A response parses alike however its bytes are cut; an ambiguous one is refused."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from picker.scrape.http_client import (
+from picker.scrape.page_reader import (
     MAX_HEAD_BYTES,
     MAX_INTERIM_RESPONSES,
     PageReader,
