@@ -100,7 +100,7 @@ class Backlogs:
         return taken
 
     def is_better_held_by(self, item: QueuedRequest, resource: QueueResource) -> bool:
-        """Whether the flow that holds the most would still hold more than the flow of `item`, if
+        """True if the flow that holds the most would still hold more than the flow of `item`, if
         that had `item` too. Never where flows do not share.
         """
         greatest = self._first(resource)

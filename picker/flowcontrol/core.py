@@ -62,7 +62,7 @@ class Judgement(msgspec.Struct, frozen=True):
 
     @property
     def is_open(self) -> bool:
-        """Whether every request of every band may go."""
+        """True if every request of every band may go."""
         return self._is_below(self.lowest_ceiling * self.free_part)
 
     def ceiling(self, priority: int) -> float:
@@ -70,7 +70,7 @@ class Judgement(msgspec.Struct, frozen=True):
         return self.ceilings.get(priority, self.lowest_ceiling)
 
     def lets_in(self, priority: int, headroom: float = 0.0) -> bool:
-        """Whether the band `priority` may go, with so much of its ceiling to spare. Nothing is
+        """True if the band `priority` may go, with so much of its ceiling to spare. Nothing is
         dispatched to an empty pool.
         """
         part = 1.0 - headroom - EXACT if headroom else 1.0
@@ -194,7 +194,7 @@ class FlowCore:
         self.judge.load.pool_changed()
 
     def is_open(self, now_seconds: float) -> bool:
-        """Whether the next request is dispatched at once."""
+        """True if the next request is dispatched at once."""
         if self.is_shut or (self._waiting and self.queue is not None):
             return False
         if self.queue is None:
@@ -349,7 +349,7 @@ class FlowCore:
     def _may_pass(
         self, queue: FlowQueue, promise: Judgement | None, band: Band, now_seconds: float
     ) -> bool:
-        """Whether a request may go while none waits; a promise of `is_open` is honoured."""
+        """True if a request may go while none waits; a promise of `is_open` is honoured."""
         if promise is not None and promise.is_open:
             return True
         judgement = self._seen(self.judge.ask(queue, now_seconds))

@@ -70,7 +70,7 @@ class LoadEstimate:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the pool has changed since the last computation."""
+        """True if the pool has changed since the last computation."""
         return self._pool_changed
 
     def use(self, detector: SaturationDetector) -> None:

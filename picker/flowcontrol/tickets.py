@@ -64,7 +64,7 @@ class FlowTicket:
 
     @property
     def has_left(self) -> bool:
-        """Whether it left for an endpoint."""
+        """True if it left for an endpoint."""
         return self.endpoint_key is not None
 
     def left(self, endpoint_key: str) -> None:

@@ -69,7 +69,7 @@ class Waiting:
 
     @property
     def is_resolved(self) -> bool:
-        """Whether it waits no more."""
+        """True if it waits no more."""
         return self.ticket is not None or self.refusal is not None
 
     def resolve(self, result: FlowTicket | RefusedError) -> None:

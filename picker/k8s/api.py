@@ -130,5 +130,5 @@ class KubernetesApi(Protocol):
         ...
 
     async def has(self, resource: ApiResource) -> bool:
-        """Whether the server knows the kind (discovery of its group and version)."""
+        """True if the server knows the kind (discovery of its group and version)."""
         ...

@@ -147,7 +147,7 @@ class KubernetesClient:
         return decode_object(await self._ask(method, path, document))
 
     async def has(self, resource: ApiResource) -> bool:
-        """Whether the server knows the kind."""
+        """True if the server knows the kind."""
         root = "/apis" if resource.group else "/api"
         try:
             found = decode_object(await self._ask("GET", f"{root}/{resource.api_version}"))

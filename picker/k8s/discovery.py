@@ -225,7 +225,7 @@ class KubernetesDiscovery:
         return next(self._problems(), None)
 
     def is_absent(self) -> bool:
-        """Whether there is known to be no such pool, or none that could be obeyed."""
+        """True if there is known to be no such pool, or none that could be obeyed."""
         pool = self._pool
         return pool is not None and pool.synced and not pool.view
 

@@ -90,7 +90,7 @@ class Elector:
         self._leads_until: float | None = None
 
     def is_leader(self, now: float) -> bool:
-        """Whether this replica leads; no other one does at the time."""
+        """True if this replica leads; no other one does at the time."""
         return self._leads_until is not None and now < self._leads_until
 
     @property
@@ -105,12 +105,12 @@ class Elector:
 
     @property
     def holds(self) -> bool:
-        """Whether the Lease named this one when it was last seen."""
+        """True if the Lease named this one when it was last seen."""
         return self._record is not None and self._record.holder == self._identity
 
     @property
     def is_outdated(self) -> bool:
-        """Whether a write would be of a version that is not the current one, as far as is known."""
+        """True if a write would be of a version that is not the current one, as far as is known."""
         return self._outdated
 
     def step(self, now: float) -> Step:

@@ -66,7 +66,7 @@ class LeaseKeeper:
         self._wrote_at = datetime.min.replace(tzinfo=UTC)
 
     def is_leader(self) -> bool:
-        """Whether this replica leads at this moment."""
+        """True if this replica leads at this moment."""
         return not self._resigned.is_set() and self._elector.is_leader(self._clocks.steady())
 
     @property

@@ -177,7 +177,7 @@ class Pool:
     picker: PickerReference | None
 
     def selects(self, labels: Mapping[str, str]) -> bool:
-        """Whether a Pod with these labels belongs to the pool."""
+        """True if a Pod with these labels belongs to the pool."""
         return all(labels.get(key) == value for key, value in self.selector.items())
 
     @property
@@ -387,11 +387,11 @@ class ObjectReader:
         return self._checked(kind, metadata, read_policy(document))
 
     def _is_here(self, metadata: dict[str, Any]) -> bool:
-        """Whether an object is of the pool's namespace, as all are that a server was asked for."""
+        """True if an object is of the pool's namespace, as all are that a server was asked for."""
         return bool(metadata.get("namespace", self.pool.namespace) == self.pool.namespace)
 
     def _concerns(self, document: Any) -> bool:
-        """Whether it may be about the pool; problems of other objects are not reported."""
+        """True if it may be about the pool; problems of other objects are not reported."""
         reference = _at(document, ("spec", "poolRef"))
         if not isinstance(reference, dict):
             return True

@@ -96,7 +96,7 @@ class PodRecord(msgspec.Struct, frozen=True):
         return " ".join((self.uid, *runs))
 
     def could_serve(self) -> bool:
-        """Whether it lacks nothing for serving, but perhaps readiness."""
+        """True if it lacks nothing for serving, but perhaps readiness."""
         is_running = self.phase is Phase.RUNNING and self.address is not None
         return is_running and not self.is_deleting
 

@@ -185,7 +185,7 @@ class PoolView:
     # One Pod
 
     def _judge(self, record: PodRecord, now: float) -> None:
-        """Whether a Pod serves, by its own state."""
+        """True if a Pod serves, by its own state."""
         key = record.key
         before = self._serving.get(key)
         if not record.could_serve() or not self.shape.selects(record.labels):
@@ -225,7 +225,7 @@ class PoolView:
     def _only_lost_readiness(
         self, before: _Serving, record: PodRecord, endpoints: tuple[Endpoint, ...]
     ) -> bool:
-        """Whether the same servers still run there."""
+        """True if the same servers still run there."""
         ports = self.shape.ports
         runs = (run for port in ports for run in record.serving_containers(port))
         return (

@@ -124,7 +124,7 @@ class Reflector(Generic[R]):
 
     @property
     def synced(self) -> bool:
-        """Whether the server has said at least once what there is; also that it knows no such kind,
+        """True if the server has said at least once what there is; also that it knows no such kind,
         and so has no such objects.
         """
         return self._synced
@@ -282,7 +282,7 @@ class Reflector(Generic[R]):
         return self._backoff.next_seconds(error.retry_after_seconds, at_least)
 
     def _may_resume(self, error: ApiError | UnreachableError, now: float) -> bool:
-        """Whether the version that is known is worth another watch."""
+        """True if the version that is known is worth another watch."""
         silent = self._contact.silent_seconds(now)
         if silent is None or silent > self._pace.trust_seconds or isinstance(error, SilentError):
             return False
@@ -325,7 +325,7 @@ def _reason(error: ApiError | UnreachableError) -> str:
 
 
 async def is_missing(api: KubernetesApi, resource: ApiResource) -> bool:
-    """Whether a server knows no such kind. Raises as `KubernetesApi` does."""
+    """True if a server knows no such kind. Raises as `KubernetesApi` does."""
     if await api.has(resource):
         return False
     await check_api_server(api)

@@ -27,7 +27,7 @@ _AT_A_TIME: Final = 4
 
 
 class Authorization(enum.Enum):
-    """Whether a request is answered."""
+    """True if a request is answered."""
 
     ALLOWED = "allowed"
     UNKNOWN = "nobody knows this token"
@@ -47,7 +47,7 @@ class AccessReviews:
         self._asking = asyncio.Semaphore(_AT_A_TIME)
 
     async def authorize(self, token: str, path: str) -> Authorization:
-        """Whether the bearer of `token` may get `path`. Raises `ReviewError`."""
+        """True if the bearer of `token` may get `path`. Raises `ReviewError`."""
         if not token or len(token) > MAX_TOKEN_LETTERS:
             return Authorization.UNKNOWN
         key = (sha256(token.encode()).digest(), path)

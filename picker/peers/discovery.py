@@ -107,13 +107,11 @@ class NamedPeers:
         self._complaints: set[str] = set()
 
     async def run(self) -> None:
-        """Resolve until cancelled."""
         while True:
             await self.look()
             await asyncio.sleep(RESOLVE_SECONDS)
 
     async def look(self) -> None:
-        """Resolve once."""
         for name in self._names:
             try:
                 self._known[name] = await self._resolve(name.host)

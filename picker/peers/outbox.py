@@ -73,7 +73,6 @@ class LoadBoard:
         self._oldest = 0  # the version after which all changes are known
 
     def update(self, loads: Loads) -> None:
-        """Replace all loads."""
         before = self._loads
         self._loads = {key: load for key, load in loads.items() if load != _NOTHING}
         changed = [

@@ -55,7 +55,6 @@ class SeedAgreement:
 
     @property
     def value(self) -> int:
-        """The current seed."""
         return self._value
 
     def offer(self, now_seconds: float) -> Seed:
@@ -65,7 +64,7 @@ class SeedAgreement:
         return self._seed
 
     def matches(self, other: Seed) -> bool:
-        """Whether a peer uses the same seed."""
+        """True if a peer uses the same seed."""
         return other.fingerprint == self._seed.fingerprint
 
     def receive(self, other: Seed, now_seconds: float) -> bool:

@@ -71,7 +71,6 @@ class PeerServer:
     """Owns the port and its calls; `pools` (at least one) receive the reports, by pool name."""
 
     def __init__(self, pools: Mapping[str, PoolReports], clock: Callable[[], float]) -> None:
-        """Opens nothing."""
         self._pools, self._clock = dict(pools), clock
         self._first = next(iter(self._pools.values()))
         self._server: GrpcServer | None = None
@@ -84,7 +83,6 @@ class PeerServer:
         return await self._server.start()
 
     async def stop(self) -> None:
-        """End all calls."""
         if self._server is not None:
             await self._server.stop(0)
 

@@ -123,7 +123,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class PeerWelcome:
-    """The answer to a `Hello`: its sender, and the last batch received from the caller (0: none)."""
+    """The answer to a `Hello`: the sender, and the last batch from the caller (0: none)."""
 
     replica_id: bytes
     last_sequence: int

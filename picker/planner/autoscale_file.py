@@ -85,7 +85,7 @@ class ScaledGroup:
     cost_per_replica_hour: float
 
     def has(self, endpoint: Endpoint) -> bool:
-        """Whether a worker is one of the group, by its role (`llm-d.ai/role`)."""
+        """True if a worker is one of the group, by its role (`llm-d.ai/role`)."""
         role, stage = endpoint.labels.get(ROLE_LABEL), self.scaling.stage
         if stage is Stage.PREFILL:
             return role in PREFILL_ROLES - DECODE_ROLES

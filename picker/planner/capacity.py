@@ -217,7 +217,7 @@ class _Pool:
         return share if self._has_room(objective.share) else 0.0
 
     def _has_room(self, share: float) -> bool:
-        """Whether the sequences of the busiest worker fit."""
+        """True if the sequences of the busiest worker fit."""
         worker, load = self._worker, self._load
         running = self.running + _NORMAL.inv_cdf(share) * self.running_spread
         context = load.prompt_tokens + load.output_tokens / 2

@@ -69,7 +69,7 @@ class PairTable:
         return found
 
     def holds(self, keys: Keys) -> npt.NDArray[np.bool_]:
-        """Whether each key is there."""
+        """True if each key is there."""
         home = self._homes(keys)
         equal = self._rows[home] == keys[:, None]
         hit: npt.NDArray[np.bool_] = equal.view(np.uint64)[:, 0] != 0

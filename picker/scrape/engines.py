@@ -1,4 +1,4 @@
-"""What each engine calls the series that the picker reads: a table that configurations extend."""
+"""The names that each engine gives to its series: a table that configurations extend."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _LABEL = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A series to read: its name and the labels a sample must have.
+    """A series to read: its name, and the labels that a sample must have.
 
-    `old_names` are names that earlier versions of the engine give it; one of them is read from a
-    page that does not have `name`.
+    `old_names` are its names in earlier versions of the engine, which are read if a page does not
+    have `name`.
     """
 
     name: str
@@ -37,12 +37,12 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class EngineSeries:
-    """What one engine calls what the picker reads; None where the engine says nothing.
+    """The series of one engine; None where the engine has none.
 
-    The KV cache's geometry is either in labels of an info series (`cache_info` with the two label
-    names) or in two gauges of their own. `lora` is an info series whose sample with the greatest
-    value names the adapters. `ttft` is the histogram of times to the first token, `generated`
-    counts tokens. `custom` are further numbers, by the name of their attribute.
+    The geometry of the KV cache is in labels of an info series (`cache_info` with the two label
+    names) or in two gauges. `lora` is an info series whose sample with the greatest value names the
+    adapters. `ttft` is the histogram of times to first token, `generated` a counter of tokens.
+    `custom` are further numbers, by the name of their attribute.
     """
 
     waiting: Series | None = None
@@ -61,8 +61,8 @@ class EngineSeries:
     all_names: tuple[str, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # What to look for in every pass. `lora` is read in a cheaper way, `ttft` and `generated`
-        # more seldom.
+        # `names` are scanned on every page. `lora` is read in a cheaper way, `ttft` and `generated`
+        # less often.
         series = (
             self.waiting,
             self.running,
@@ -82,12 +82,12 @@ class EngineSeries:
 
 
 def bucket_name(histogram: Series) -> str:
-    """The name of its buckets on a page."""
+    """The name of the buckets of `histogram` on a page."""
     return f"{histogram.name}_bucket"
 
 
 def parse_series(text: str) -> Series | None:
-    """Read `name` or `name{label=value,…}`, quotes optional; an empty text means no series.
+    """Parse `name` or `name{label=value,…}`, quotes optional; an empty text means no series.
 
     Raises `ValueError`, also for regular expressions, which are not supported.
     """
@@ -97,7 +97,7 @@ def parse_series(text: str) -> Series | None:
     name, brace, rest = text.partition("{")
     name = name.strip()
     if not _NAME.fullmatch(name):
-        raise ValueError(f"'{text}' is no series; write name or name{{label=value}}")
+        raise ValueError(f"'{text}' is not a series; write name or name{{label=value}}")
     if not brace:
         return Series(name)
     if not rest.endswith("}"):
@@ -136,7 +136,7 @@ _VLLM = EngineSeries(
 ENGINES: Mapping[str, EngineSeries] = MappingProxyType(
     {
         "vllm": _VLLM,
-        "pointsman": _VLLM,  # our own worker speaks vLLM's names
+        "pointsman": _VLLM,  # our worker uses vLLM's names
         "sglang": EngineSeries(
             waiting=Series("sglang:num_queue_reqs"),
             running=Series("sglang:num_running_reqs"),
@@ -163,8 +163,8 @@ ENGINES: Mapping[str, EngineSeries] = MappingProxyType(
             num_blocks=_triton_blocks("max"),
         ),
         "triton": EngineSeries(
-            # What the reference takes for running, `nv_inference_exec_count`, counts all that ever
-            # ran: less than that is under way at any time, so that own counts would say nothing.
+            # The reference reads running requests from `nv_inference_exec_count`, which counts all
+            # that ever ran and would drown the picker's own count.
             waiting=Series("nv_inference_pending_request_count"),
         ),
     }
@@ -173,13 +173,13 @@ ENGINES: Mapping[str, EngineSeries] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class EngineTable:
-    """The engines that endpoints may be, the labels that say which, and the one to assume."""
+    """The known engines, the labels that name an endpoint's engine, and the default."""
 
     engines: Mapping[str, EngineSeries] = field(default_factory=lambda: ENGINES)
     label_keys: tuple[str, ...] = ENGINE_LABELS
     default: str = DEFAULT_ENGINE
 
     def of(self, labels: Mapping[str, str]) -> EngineSeries:
-        """The engine that an endpoint's labels name; an unknown one is taken for the default."""
+        """The engine that an endpoint's labels name; the default if that is unknown."""
         named: Iterable[str] = (labels[key] for key in self.label_keys if key in labels)
         return self.engines.get(next(iter(named), ""), self.engines[self.default])

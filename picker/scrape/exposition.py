@@ -1,9 +1,8 @@
 """Find a few series in a Prometheus text exposition without parsing the rest.
 
 A worker's page has tens of kilobytes, most of it histogram buckets that the picker does not read.
-`scan` looks for each wanted name with `bytes.find` and decodes only the lines that turn out to be
-samples of exactly that name. It never raises: a line that is not a well-formed sample is not a
-sample.
+`scan` searches each name with `bytes.find` and decodes only the lines that are samples of exactly
+that name. It never raises: it skips a malformed line.
 """
 
 from __future__ import annotations
@@ -29,10 +28,7 @@ _ESCAPES = {ord("\\"): "\\", ord('"'): '"', ord("n"): "\n"}
 
 @dataclass(frozen=True, slots=True)
 class PageSample:
-    """One line of the exposition. `timestamp_ms` is None when the line names none.
-
-    `value` is as written: it may be NaN, infinite or negative.
-    """
+    """One line of the exposition. `value` is unchecked: it may be NaN, infinite or negative."""
 
     labels: Mapping[str, str]
     value: float
@@ -53,8 +49,8 @@ def scan(exposition: bytes, names: Iterable[str]) -> dict[str, tuple[PageSample,
 
 
 def only(page: bytes, names: Iterable[str]) -> bytes:
-    """The lines of `page` on which `scan` could find samples of these names, those of each name
-    together and in their order.
+    """The lines of `page` on which `scan` could find samples of these names, grouped by name and
+    in the order of the page.
     """
     lines = [
         b"%b%b\n" % (name, rest)
@@ -66,9 +62,9 @@ def only(page: bytes, names: Iterable[str]) -> bytes:
 
 
 def greatest(exposition: bytes, name: str) -> PageSample | None:
-    """The sample of a series with the greatest value, of equals the first; None without samples.
+    """The sample of a series with the greatest value, the first of equals; None without samples.
 
-    For a series with thousands of samples of which one matters: it decodes the labels of few.
+    For a series with thousands of samples of which one matters: few labels are decoded.
     """
     found: list[tuple[float, int, bytes]] = []
     for index, line in enumerate(_lines(exposition, name.encode())):
@@ -81,7 +77,7 @@ def greatest(exposition: bytes, name: str) -> PageSample | None:
 
 
 def _plain_value(line: bytes) -> float | None:
-    """The value on a line that is a sample; anything on a line that is none."""
+    """The value on a line that is a sample; undefined for any other line."""
     if b"#" in line:  # only decoding distinguishes a label from an exemplar
         sample = _sample(line)
         return None if sample is None else sample.value
@@ -97,7 +93,7 @@ def _samples(page: bytes, name: bytes) -> Iterator[PageSample]:
 
 
 def _lines(page: bytes, name: bytes) -> Iterator[bytes]:
-    """What follows `name` on each line that starts with it."""
+    """Yield the rest of each line that starts with `name`."""
     position = page.find(name)
     while position >= 0:
         after = position + len(name)
@@ -117,7 +113,7 @@ def _starts_line(page: bytes, position: int) -> bool:
 
 
 def _sample(rest: bytes) -> PageSample | None:
-    """Decode what follows the name on its line; None when it is no sample of that name."""
+    """Decode the rest of a line after the name; None if it is not a sample of that name."""
     labels = _NO_LABELS
     body = rest.lstrip(_BLANKS)
     if body.startswith(b"{"):
@@ -126,10 +122,10 @@ def _sample(rest: bytes) -> PageSample | None:
             return None
         labels = decoded
     elif len(body) == len(rest):
-        return None  # the wanted name is only the beginning of a longer one
+        return None  # `name` is only the beginning of a longer name
     words = body.split()
     if b"#" in body:
-        # A word that starts with '#' opens an exemplar, which is of no use here.
+        # A word that starts with '#' opens an exemplar, which is ignored.
         words = words[: next((i for i, w in enumerate(words) if w.startswith(b"#")), len(words))]
     if not 1 <= len(words) <= 2:
         return None
@@ -141,7 +137,7 @@ def _sample(rest: bytes) -> PageSample | None:
 
 
 def _number(word: bytes) -> float | None:
-    # float() also takes digit separators, which the format does not know.
+    # float() also accepts digit separators, which the format does not.
     if b"_" in word:
         return None
     try:
@@ -151,9 +147,9 @@ def _number(word: bytes) -> float | None:
 
 
 def _labelled(body: bytes) -> tuple[Mapping[str, str] | None, bytes]:
-    """The labels at the start of `body` and what follows them; (None, …) when malformed.
+    """The labels at the start of `body`, and the rest; (None, …) when malformed.
 
-    A worker's labels are the same from scrape to scrape, so short ones are decoded once.
+    The labels of a worker do not change between scrapes, so short ones are decoded once.
     """
     end = body.rfind(b"}") + 1
     if 0 < end <= MAX_REMEMBERED_BYTES:

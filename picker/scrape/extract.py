@@ -1,10 +1,9 @@
 """Samples of a metrics page → the endpoint's load, by the names its engine gives them.
 
-A page may speak of several engines: the data-parallel ranks of one server, the models of a Triton.
-What is counted is then summed, KV usage is the mean (every engine counts alike), a block is as
-small as the smallest. When each rank is an endpoint of its own, only samples of its rank count. So
-it never depends on the order of a page which engine is seen. Tensor- and pipeline-parallel ranks
-report the same requests again; of those the greatest counts.
+A page may describe several engines: the data-parallel ranks of one server, the models of a Triton.
+Counts are then summed, KV usage is the unweighted mean, and the block size is the smallest. If each
+rank is an endpoint, only the samples of its rank count. So the result never depends on the order of
+the page. Tensor- and pipeline-parallel ranks repeat the same requests; the greatest value counts.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ RANK_LABELS = ("engine", "dp_rank")  # vLLM's and SGLang's name for a data-paral
 MODEL_LABELS = ("model_name", "model")  # most engines' name for a model, and Triton's
 REPLICA_LABELS = frozenset({"tp_rank", "pp_rank", "moe_ep_rank"})
 MAX_COUNT = 2**53
-MAX_BUCKETS = 2000  # of the times to first token on a page: decoding them takes 20 ms
-SERVED_SECONDS = 0.9  # between two looks at what was served: once a second, for jittered scrapes
+MAX_BUCKETS = 2000  # of the times to first token on a page; decoding them takes 20 ms
+SERVED_SECONDS = 0.9  # between two reads of served totals: once a second, for jittered scrapes
 
 _PART_LABEL = "priority"
 _Samples = Mapping[str, Sequence[PageSample]]
@@ -32,10 +31,9 @@ _Samples = Mapping[str, Sequence[PageSample]]
 def extract(scrape: Scrape, engine: EngineSeries) -> Extraction:
     """Read one metrics page.
 
-    Each load series stands alone: one that is missing or unusable (NaN, infinite, negative) is
-    unknown and reported, the others count. Raises `ExtractError` when not one load series could be
-    read: then the page says nothing about load at all. For an engine without load series there is
-    no load, only attributes.
+    Each load series is independent: one that is missing or unusable (NaN, infinite, negative) is
+    unknown and reported. Raises `ExtractError` if no load series is readable. An engine without
+    load series has attributes only.
     """
     samples = scan(scrape.page, engine.names)
     problems: list[str] = []
@@ -52,7 +50,7 @@ def extract(scrape: Scrape, engine: EngineSeries) -> Extraction:
     )
     if not (waiting or running or usage):
         raise ExtractError("; ".join(problems[custom_problems:]))
-    # What the page may leave out because it does not change stays as it was known.
+    # A page may omit values that do not change; the previous ones stay.
     before = scrape.previous or EndpointMetrics()
     block_size, num_blocks = _geometry(samples, engine, scrape.rank)
     active, adapters_waiting, max_adapters = _adapters(scrape.page, engine.lora, scrape.rank)
@@ -76,7 +74,7 @@ def extract(scrape: Scrape, engine: EngineSeries) -> Extraction:
 
 
 def _read_old_name(page: bytes, samples: dict[str, tuple[PageSample, ...]], series: Series) -> None:
-    """Take the samples of an old name of a series for its own where it has none."""
+    """Use the samples of an old name of a series that has none under its present name."""
     if series.old_names and series.name not in samples:
         found = scan(page, series.old_names)
         samples.update(
@@ -85,7 +83,7 @@ def _read_old_name(page: bytes, samples: dict[str, tuple[PageSample, ...]], seri
 
 
 def _served_models(samples: _Samples, engine: EngineSeries) -> frozenset[str]:
-    """The models that the series of running requests are about."""
+    """The models in the labels of the series of running requests."""
     found = () if engine.running is None else samples.get(engine.running.name, ())
     return frozenset(
         one.labels[label] for one in found for label in MODEL_LABELS if label in one.labels
@@ -95,10 +93,10 @@ def _served_models(samples: _Samples, engine: EngineSeries) -> frozenset[str]:
 def _served(
     scrape: Scrape, engine: EngineSeries, before: ServedTotals | None
 ) -> ServedTotals | None:
-    """What was served so far; `before` while that is fresh, None for an engine that does not say.
+    """The served totals; `before` while that is fresh, None for an engine without them.
 
-    Dozens of buckets would double what a scrape costs, and no decision wants them. More than
-    `MAX_BUCKETS` are not read at all.
+    Dozens of buckets would double the cost of a scrape, and no decision reads them. A histogram of
+    more than `MAX_BUCKETS` is skipped.
     """
     now, ttft, generated = scrape.now_seconds, engine.ttft, engine.generated
     if before is not None and now - before.read_at_seconds < SERVED_SECONDS:
@@ -133,7 +131,7 @@ def _served(
 
 
 def _edge(text: str) -> float | None:
-    """The upper edge of a bucket, which may be infinite; None for a label that is none."""
+    """The upper edge of a bucket, which may be infinite; None for an invalid label."""
     try:
         edge = float(text)
     except ValueError:
@@ -150,7 +148,7 @@ def _mean_share(values: Sequence[float]) -> float:
 def _values(
     samples: _Samples, series: Series | None, rank: int | None, problems: list[str]
 ) -> list[float]:
-    """The usable values of a series, one per engine; says what is wrong with the others."""
+    """The usable values of a series, one per engine; adds the others to `problems`."""
     if series is None:
         return []
     found = [sample.value for sample in _per_engine(samples, series, rank)]
@@ -164,8 +162,8 @@ def _values(
 
 
 def _unusable(series: Series, value: float) -> str:
-    """The problem with a value. It names no number that changes from page to page: each new text
-    is logged.
+    """The problem with a value. The text contains no number that changes from page to page, because
+    each new text is logged.
     """
     if math.isfinite(value):
         kind = "negative" if value < 0 else "out of range"
@@ -179,7 +177,7 @@ def _usable(value: float) -> bool:
 
 
 def _per_engine(samples: _Samples, series: Series, rank: int | None) -> list[PageSample]:
-    """One sample for each engine of the page (of the given rank only), in the page's order."""
+    """One sample per engine of the page (of the given rank only), in the order of the page."""
     matching: Sequence[PageSample] = samples.get(series.name, ())
     if series.labels:
         matching = [sample for sample in matching if _has(sample.labels, series.labels)]
@@ -198,8 +196,8 @@ def _per_engine(samples: _Samples, series: Series, rank: int | None) -> list[Pag
 
 
 def _without_parts(samples: Sequence[PageSample]) -> Sequence[PageSample]:
-    """Without what is in another sample already: SGLang reports a total, whose priority is empty,
-    and beside it what of that has each priority.
+    """The samples without those that another one includes: SGLang reports a total, with an empty
+    priority, beside the count of each priority.
     """
     if not any(sample.labels.get(_PART_LABEL) for sample in samples):
         return samples
@@ -222,7 +220,7 @@ def of_rank(samples: Sequence[PageSample], rank: int) -> Sequence[PageSample]:
 
 
 def _supersedes(sample: PageSample, other: PageSample) -> bool:
-    """Later counts more; of the same time a number counts more than NaN, and more than less."""
+    """The later sample wins; at equal times a number beats NaN, and the greater one the smaller."""
     later, earlier = sample.timestamp_ms or 0, other.timestamp_ms or 0
     if later != earlier:
         return later > earlier
@@ -232,7 +230,7 @@ def _supersedes(sample: PageSample, other: PageSample) -> bool:
 def _geometry(
     samples: _Samples, engine: EngineSeries, rank: int | None
 ) -> tuple[int | None, int | None]:
-    """Tokens per KV block and number of KV blocks, each None when the page does not say."""
+    """Tokens per KV block and number of KV blocks; None where the page has none."""
     if engine.cache_info is not None:
         infos = _per_engine(samples, engine.cache_info, rank)
         sizes = [_count(info.labels.get(engine.block_size_label)) for info in infos]
@@ -259,7 +257,7 @@ def _gauge_counts(samples: _Samples, series: Series | None, rank: int | None) ->
 
 
 def _process_start(samples: _Samples) -> float | None:
-    """When the youngest process of the page started: each restart makes it another."""
+    """The start of the youngest process of the page; each restart changes it."""
     starts = [sample.value for sample in samples.get(PROCESS_START, ()) if _usable(sample.value)]
     return max(starts, default=None)
 
@@ -267,10 +265,10 @@ def _process_start(samples: _Samples) -> float | None:
 def _adapters(
     page: bytes, series: Series | None, rank: int | None
 ) -> tuple[frozenset[str], frozenset[str], int | None]:
-    """LoRA adapters running and waiting, and how many may run; the latest sample says so.
+    """The running and waiting LoRA adapters, and the limit, from the latest sample.
 
-    Engines write a new sample for every combination and never take one back; its value is the time
-    of writing.
+    Engines write a new sample for every combination and never remove one; the value is the time of
+    writing.
     """
     latest = None if series is None else greatest(page, series.name)
     if series is None or latest is None:
@@ -300,14 +298,14 @@ def _adapters_in(
 ) -> tuple[frozenset[str], frozenset[str], int | None]:
     running: set[str] = set()
     waiting: set[str] = set()
-    most: int | None = None
+    limit: int | None = None
     for info in infos:
         running |= _names(info.labels.get("running_lora_adapters", ""))
         waiting |= _names(info.labels.get("waiting_lora_adapters", ""))
-        limit = _count(info.labels.get("max_lora"))
-        if limit is not None:
-            most = max(limit, most or 0)
-    return frozenset(running), frozenset(waiting), most
+        found = _count(info.labels.get("max_lora"))
+        if found is not None:
+            limit = max(found, limit or 0)
+    return frozenset(running), frozenset(waiting), limit
 
 
 def _names(text: str) -> set[str]:
@@ -317,10 +315,10 @@ def _names(text: str) -> set[str]:
 def _custom(
     samples: _Samples, engine: EngineSeries, rank: int | None, problems: list[str]
 ) -> dict[str, float]:
-    """Custom numbers: the sample with the latest timestamp, of equals the first, must be finite.
+    """Custom numbers: the sample with the latest timestamp, the first of equals, must be finite.
 
-    What they mean is not known here, so several samples are not combined: labels in the
-    configuration choose one.
+    Their meaning is unknown here, so several samples are not combined: labels in the configuration
+    select one.
     """
     attributes: dict[str, float] = {}
     for name, series in engine.custom:

@@ -185,7 +185,7 @@ class _Connection(asyncio.Protocol):
 
     @property
     def usable(self) -> bool:
-        """Whether a request may be sent."""
+        """True if a request may be sent."""
         transport = self._transport
         return transport is not None and self._answer is None and not transport.is_closing()
 

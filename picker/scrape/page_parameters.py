@@ -1,4 +1,4 @@
-"""The parameters that all data sources share which ask over HTTP, and what they mean.
+"""The parameters that all HTTP data sources share.
 
 `maxPageBytes` (16777216) is the largest page: a larger one counts as a failed scrape.
 """
@@ -18,8 +18,6 @@ from picker.scrape.sources import (
 
 
 class PageParameters(Parameters, frozen=True, kw_only=True):
-    """How to ask: over http or https, checking certificates or not, and how often."""
-
     scheme: str = "http"
     insecure_skip_verify: bool = True
     ca_cert_path: str = ""
@@ -31,7 +29,7 @@ class PageParameters(Parameters, frozen=True, kw_only=True):
     def locate(
         self, path: str, port: int | None = None, *, use_node_address: bool = False
     ) -> PageLocation:
-        """Where `path` is to be asked for. Raises `ValueError` for values that make no sense."""
+        """The location of the page at `path`. Raises `ValueError` for invalid values."""
         if self.scheme not in ("http", "https"):
             raise ValueError(f"scheme must be http or https, got '{self.scheme}'")
         if not is_request_path(path):

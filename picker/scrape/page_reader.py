@@ -56,7 +56,7 @@ class PageReader:
 
     @property
     def begun(self) -> bool:
-        """Whether any byte has arrived."""
+        """True if any byte has arrived."""
         return self._received > 0
 
     @property
@@ -71,7 +71,7 @@ class PageReader:
 
     @property
     def keep_alive(self) -> bool:
-        """Whether the connection may carry another request after this complete response."""
+        """True if the connection may carry another request after this complete response."""
         return self._keep_alive and not self._surplus
 
     def feed(self, data: bytes) -> bool:

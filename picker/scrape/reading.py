@@ -1,9 +1,9 @@
-"""One extractor on one endpoint: it stores what pages say, and decides when that is stale.
+"""One extractor on one endpoint: stores the values of pages, and decides when they are stale.
 
-What a page leaves out is unknown. A page that fails changes nothing: the last values stay. Once
-failures have lasted, what the reading gave is unknown: the load is marked stale, attributes are
-dropped. A change of state is logged once, every failure is counted. Of changes in what is wrong
-with pages the first, second, fourth and so on are logged: a series may come and go with every page.
+A value that is missing on a page is unknown. A failed page changes nothing: the last values stay.
+After repeated failures they expire: the load is marked stale, attributes are dropped. Every failure
+is counted, a change of state is logged once. Changes of the problems of pages are logged at the
+first, second, fourth, … time only, because a series may come and go with every page.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StalenessLimits:
-    """When old values expire: whichever comes first."""
+    """Old values expire after these seconds or failures, whichever comes first."""
 
     seconds: float = 2.0
     failures: int = 4
 
 
 class EndpointReading:
-    """Owns the progress of an extractor, at its position in the source, with an endpoint.
+    """Owns the state of one extractor (by its position in the source) for one endpoint.
 
     No clock: times are arguments, in seconds.
     """
@@ -76,15 +76,15 @@ class EndpointReading:
 
     @property
     def series(self) -> Sequence[str] | None:
-        """The names of what it reads of a page; None where it reads the whole."""
+        """The names of the series to read; None for the whole page."""
         extractor = self._extractor
         return extractor.series(self.endpoint) if isinstance(extractor, NamesItsSeries) else None
 
     def take(self, page: bytes, now_seconds: float, interval_seconds: float) -> None:
-        """A page has come; the next is expected after `interval_seconds`."""
+        """Process a page; the next one is expected after `interval_seconds`."""
         candidate = self._candidate()
         if candidate is None:
-            return  # it left, or moved, while the page was on its way
+            return  # the endpoint left or moved during the scrape
         scrape = Scrape(
             page,
             candidate.endpoint,
@@ -99,7 +99,7 @@ class EndpointReading:
             self._note_error()
             self.fail(str(error), now_seconds)
         except Exception as error:
-            # A page that trips over a mistake of ours must not take the whole pool down.
+            # A bug in an extractor must not take the whole pool down.
             self._note_error()
             if not self._failures:
                 log.exception("reading a page of %s", self.endpoint.key)
@@ -108,7 +108,7 @@ class EndpointReading:
             self._store(findings)
 
     def fail(self, reason: str, now_seconds: float) -> None:
-        """No page has come, or none that says anything."""
+        """Note a failed scrape, or a page without usable values."""
         self._failures += 1
         if self._failing_since is None:
             self._failing_since = now_seconds
@@ -121,9 +121,7 @@ class EndpointReading:
             self._give_up(reason)
 
     def end(self) -> None:
-        """Stop reading an endpoint that may stay in the pool; what was read of it expires at
-        once.
-        """
+        """Stop reading an endpoint, which may stay in the pool; its values expire at once."""
         if self._candidate() is not None:
             self._forget()
 

@@ -1,12 +1,12 @@
-"""Ask every endpoint for its pages, a task for each address of each source.
+"""Scrape the pages of every endpoint, with one task per address of each source.
 
 Theory of operation. A tick is the shortest interval between two scrapes; a source's own interval is
-a multiple of it. While requests are decided or under way a source is asked at its interval, which
-grows with the pool, so that scraping does not crowd out the decisions on the same event loop. While
-nothing happens the intervals double from scrape to scrape up to a limit. The first decision after
-that is made with metrics as old as that limit, and has every address asked at once, spread over one
-tick. Many addresses that join together are asked for the first time one after the other, at the
-rate that all are asked at later. Endpoints that share an address of a source share its page.
+a multiple of it. While requests are decided or in flight, a source is scraped at its interval,
+which grows with the pool, so that scraping does not crowd out the decisions on the same event loop.
+While the pool is idle, the interval doubles with each scrape up to a limit. The first decision
+after that uses metrics as old as that limit, and triggers a scrape of every address within one
+tick. The first scrapes of many addresses that join together are spread at the later rate.
+Endpoints that share an address of a source share its page.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from picker.types import Endpoint
 
 log = logging.getLogger(__name__)
 
-JITTER = 0.1  # share of the interval by which a wait is shorter or longer
+JITTER = 0.1  # the share of the interval by which a wait varies
 MIN_TICK_SECONDS = 0.05
-MAX_BACKOFF_SECONDS = 0.25  # while an address does not answer
-SLICE_BYTES = 256 * 1024  # of a page, searched in half a millisecond
+MAX_BACKOFF_SECONDS = 0.25  # the minimum interval while an address does not answer
+SLICE_BYTES = 256 * 1024  # of a page; searching it takes half a millisecond
 MAX_SHARE = 0.05  # of the event loop's time, for reading the pages of one address
 
 
 @dataclass(frozen=True, slots=True)
 class ScrapeSettings:
-    """How often to ask, and when old values expire.
+    """The rate of scrapes, and the expiry of old values.
 
-    `tick_seconds` is the interval while the pool is busy, `idle_seconds` the longest one while
-    nothing happens. A scrape costs about a tenth of a millisecond of the event loop that also
-    decides, so all addresses together are asked at most `max_scrapes_per_second` times, which is a
-    third of a core: beyond 125 endpoints the interval grows with the pool.
+    `tick_seconds` is the interval while the pool is busy, `idle_seconds` the longest one while it
+    is idle. A scrape costs about 0.1 ms of the event loop that also decides, so the limit of
+    `max_scrapes_per_second` over all addresses is a third of a core: beyond 125 endpoints the
+    interval grows with the pool.
     """
 
     tick_seconds: float = MIN_TICK_SECONDS
@@ -55,7 +55,7 @@ class ScrapeSettings:
 
 @dataclass(frozen=True, slots=True)
 class PolledSource:
-    """A source that is asked over the network."""
+    """A source that is scraped over the network."""
 
     source_type: str
     location: PageLocation
@@ -64,7 +64,7 @@ class PolledSource:
 
 
 def polled(bindings: Sequence[SourceBinding]) -> tuple[PolledSource, ...]:
-    """The sources with pages, ready to be asked. Raises `ConfigError` for unusable certificates."""
+    """The sources that have pages. Raises `ConfigError` for unusable certificates."""
     sources: list[PolledSource] = []
     for binding in bindings:
         location = binding.source.location
@@ -83,10 +83,10 @@ def polled(bindings: Sequence[SourceBinding]) -> tuple[PolledSource, ...]:
 
 
 class Scraper:
-    """Keeps one task per address to ask. Owns the tasks; what they find belongs to the datastore.
+    """Owns one task per address; the values that they find belong to the datastore.
 
-    `rng` jitters the waits, so that a large pool is asked evenly instead of in bursts. Without
-    `activity` the pool always counts as busy.
+    `rng` jitters the waits, so that the scrapes of a large pool are even instead of in bursts.
+    Without `activity` the pool always counts as busy.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Scraper:
         self._rng = rng
         self._activity = activity
         self._targets: dict[tuple[int, str], _Target] = {}
-        self._at: dict[str, tuple[tuple[int, str], ...]] = {}  # where each endpoint is asked about
+        self._at: dict[str, tuple[tuple[int, str], ...]] = {}  # the targets of each endpoint
         self._unplaced: set[tuple[int, str]] = set()
         self._ticks = [self._tick_of(index) for index in range(len(self._sources))]
         self._num_targets = [0] * len(self._sources)
@@ -114,7 +114,7 @@ class Scraper:
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
-        """Scrape until cancelled, following the datastore's endpoints."""
+        """Scrape the endpoints of the datastore until cancelled."""
         self._datastore.subscribe(self._note_changes)
         known = self._datastore.snapshot().candidates
         self._note_changes(EndpointChanges(tuple(one.endpoint for one in known), ()))
@@ -136,12 +136,10 @@ class Scraper:
         self._news.append(changes)
         self._changed.set()
 
-    # Which addresses to ask
+    # Targets
 
     def _reconcile(self, group: asyncio.TaskGroup) -> None:
-        """Make the targets those of the endpoints that there are now. Only those are looked at at
-        which something has changed.
-        """
+        """Apply the changes of endpoints to the targets; only changed targets are touched."""
         news, self._news = self._news, []
         touched: dict[_Target, None] = {}
         for changes in news:
@@ -161,22 +159,22 @@ class Scraper:
         self._begin([one for one in touched if one.endpoints and one.task is None], group)
 
     def _begin(self, targets: Sequence[_Target], group: asyncio.TaskGroup) -> None:
-        """Ask new addresses, many of them one after the other."""
+        """Start the tasks of new targets; many of them wait for their turn."""
         wait = len(targets) / self._settings.max_scrapes_per_second
         wait = wait if wait > self._settings.tick_seconds else 0.0
         for target in targets:
             name = f"scrape {target.address}"
-            target.task = group.create_task(self._ask_on(target, wait), name=name)
+            target.task = group.create_task(self._scrape(target, wait), name=name)
 
     def _take_away(self, endpoint: Endpoint) -> list[_Target]:
-        """Where `endpoint` was asked about."""
+        """Remove `endpoint` from its targets, and return them."""
         targets = [self._targets[one] for one in self._at.pop(endpoint.key, ())]
         for target in targets:
             del target.endpoints[endpoint.key]
         return targets
 
     def _place(self, endpoint: Endpoint) -> list[_Target]:
-        """Where `endpoint` is to be asked about."""
+        """Add `endpoint` to its targets, and return them."""
         targets: list[_Target] = []
         for index, source in enumerate(self._sources):
             address = source.location.address(endpoint)
@@ -207,12 +205,12 @@ class Scraper:
         target.end()
 
     def _tick_of(self, index: int) -> int:
-        """How many ticks a source's interval has."""
+        """The interval of a source in ticks."""
         interval = self._sources[index].location.interval_seconds
         return 1 if interval is None else max(1, round(interval / self._settings.tick_seconds))
 
     def _readings(self, target: _Target) -> list[EndpointReading]:
-        """A reading per endpoint and extractor, those that go on among them."""
+        """One reading per endpoint and extractor; those of unchanged servers continue."""
         endpoints = target.endpoints.values()
         known = {(one.endpoint.key, one.position): one for one in target.readings}
         ranks = {endpoint.rank_index for endpoint in endpoints}
@@ -235,9 +233,9 @@ class Scraper:
         patience = self._settings.patience
         return EndpointReading(endpoint, position, extractor, self._datastore, patience, errors.inc)
 
-    # Asking
+    # Scrapes
 
-    async def _ask_on(self, target: _Target, wait_seconds: float) -> None:
+    async def _scrape(self, target: _Target, wait_seconds: float) -> None:
         loop = asyncio.get_running_loop()
         errors = self._metrics.datalayer_poll_errors_total.labels(target.source.source_type)
         if wait_seconds:
@@ -250,7 +248,7 @@ class Scraper:
                 errors.inc()
                 target.fail(str(error), loop.time())
             except Exception as error:
-                # A mistake of ours must not take the whole pool down.
+                # A bug must not take the whole pool down.
                 errors.inc()
                 if not target.failures:
                     log.exception("scraping %s", target.address)
@@ -262,7 +260,7 @@ class Scraper:
             await target.pause(interval * self._rng.uniform(1 - JITTER, 1 + JITTER))
 
     def _interval_seconds(self, target: _Target) -> float:
-        """When to ask again, and from then on while nothing happens."""
+        """Update and return the interval until the next scrape."""
         busy = target.ticks * self._tick_seconds
         if self._activity is None or self._activity.busy:
             target.interval_seconds = busy
@@ -274,7 +272,7 @@ class Scraper:
         return target.interval_seconds
 
     async def _watch(self, activity: Activity) -> None:
-        """Ask every address anew whenever the pool wakes up."""
+        """Scrape every address soon whenever the pool becomes busy."""
         while True:
             await activity.began()
             for target in self._targets.values():
@@ -282,20 +280,18 @@ class Scraper:
 
 
 def _slices(page: bytes) -> Iterator[bytes]:
-    """Whole lines of some `SLICE_BYTES` together; a line that is longer than that is cut."""
+    """Split a page into slices of about `SLICE_BYTES`, at line ends where possible."""
     begin = 0
     while begin < len(page):
-        least = begin + SLICE_BYTES
-        end = page.find(b"\n", least, least + SLICE_BYTES) + 1 or least + SLICE_BYTES
+        after = begin + SLICE_BYTES
+        end = page.find(b"\n", after, after + SLICE_BYTES) + 1 or after + SLICE_BYTES
         yield page[begin:end]
         begin = end
 
 
 @dataclass(slots=True, eq=False)
 class _Target:
-    """An address of a source, the endpoints by key that it is asked about, and the readings of its
-    pages.
-    """
+    """An address of a source, its endpoints by key, and the readings of its pages."""
 
     source: PolledSource
     index: int
@@ -311,7 +307,7 @@ class _Target:
     _timer: asyncio.TimerHandle | None = field(default=None, repr=False)
 
     def follow(self, readings: Sequence[EndpointReading]) -> None:
-        """Hand pages to `readings` from now on; those that are left out end."""
+        """Pass pages to `readings` from now on; all others end."""
         staying = set(readings)
         for reading in self.readings:
             if reading not in staying:
@@ -319,17 +315,16 @@ class _Target:
         self.readings = tuple(readings)
 
     def end(self) -> None:
-        """Stop asking this address."""
         self.over = True
         self.follow(())
         if self.task is not None:
             self.task.cancel()
 
     async def take(self, page: bytes, now_seconds: float, interval_seconds: float) -> float:
-        """Hand a page to all readings. Returns the seconds of the event loop that this took.
+        """Pass a page to all readings; returns the seconds of the event loop that this took.
 
-        A large page is searched once for all of them, a slice at a time: the loop decides requests
-        in between.
+        A large page is searched once for all readings, one slice at a time, so that the loop can
+        decide requests in between.
         """
         self.failures = 0
         clock, spent = asyncio.get_running_loop().time, 0.0
@@ -348,7 +343,7 @@ class _Target:
         return spent + clock() - begun
 
     def _series(self) -> Sequence[str] | None:
-        """The names of all that the readings read; None where one reads the whole page."""
+        """The names of all series that the readings use; None if one uses the whole page."""
         names: dict[str, None] = {}
         for reading in self.readings:
             series = reading.series
@@ -358,16 +353,16 @@ class _Target:
         return tuple(names)
 
     def fail(self, reason: str, now_seconds: float) -> None:
-        """Report to all readings that there is no page."""
+        """Report a failed scrape to all readings."""
         self.failures += 1
         for reading in self.readings:
             reading.fail(reason, now_seconds)
 
     async def pause(self, seconds: float) -> None:
-        """Wait for `seconds`, or less when `hurry` says so."""
+        """Wait for `seconds`, or until `hurry` ends the wait."""
         loop = asyncio.get_running_loop()
         self._pause = loop.create_future()
-        self._timer = loop.call_later(seconds, self._go_on)
+        self._timer = loop.call_later(seconds, self._resume)
         try:
             await self._pause
         finally:
@@ -375,14 +370,14 @@ class _Target:
             self._pause = None
 
     def hurry(self, seconds: float) -> None:
-        """End a pause within `seconds`."""
+        """End the pause within `seconds`."""
         loop = asyncio.get_running_loop()
         if self._pause is None or self._timer is None:
             return
         if self._timer.when() > loop.time() + seconds:
             self._timer.cancel()
-            self._timer = loop.call_later(seconds, self._go_on)
+            self._timer = loop.call_later(seconds, self._resume)
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         if self._pause is not None and not self._pause.done():
             self._pause.set_result(None)

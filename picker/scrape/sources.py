@@ -1,8 +1,8 @@
-"""Data sources and extractors: where the pages of endpoints are, and what is read from them.
+"""Data sources and extractors: the locations of pages, and the values read from them.
 
-A source says where to ask (`location`), an extractor reads what came back. Both are
-values without I/O; `datalayer.scrape` does the asking. An extractor that needs no page, only the
-endpoint itself, is an `EndpointExtractor`; it belongs to a source without a location.
+A source names the location of its pages, an extractor reads a page. Both do no I/O; `scrape` does
+it. An extractor that needs the endpoint alone and no page is an `EndpointExtractor`; it belongs to
+a source without a location.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def is_request_path(path: str) -> bool:
 
 
 class ExtractError(PickerError):
-    """A page from which nothing can be made; the message names what is missing."""
+    """The page has no usable value; the message names what is missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """How scrapes over https check the server and authenticate; "" names no file."""
+    """The TLS settings of scrapes over https; "" names no file."""
 
     verify: bool = False
     ca_cert_path: str = ""
@@ -40,11 +40,10 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class PageLocation:
-    """Where the pages of a source are.
+    """The location of the pages of a source.
 
-    `port` None: the port of the endpoint's metrics. `use_node_address`: at the address of the node
-    that the endpoint runs on. `interval_seconds` None: as often as the load is asked for. No page
-    may be larger than `max_page_bytes`.
+    `port` None: the port of the endpoint's metrics. `use_node_address`: the address of the
+    endpoint's node in place of its own. `interval_seconds` None: the interval of the load.
     """
 
     scheme: str = "http"
@@ -56,7 +55,7 @@ class PageLocation:
     max_page_bytes: int = MAX_PAGE_BYTES
 
     def address(self, endpoint: Endpoint) -> str | None:
-        """`host:port` to ask about `endpoint`, IPv6 in brackets; None when it is not known."""
+        """The `host:port` of the page about `endpoint`, IPv6 in brackets; None if it is unknown."""
         host, _, port = (endpoint.metrics_host_port or endpoint.host_port).rpartition(":")
         if self.use_node_address:
             if endpoint.node_address is None:
@@ -68,12 +67,11 @@ class PageLocation:
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """A page that came from where `endpoint` is asked about.
+    """A page about `endpoint`.
 
-    `rank` is given when several endpoints are asked about at the same address: only what concerns
-    the endpoint's own data-parallel rank is to be taken from the page. `previous` is what was known
-    before, `now_seconds` the time on the monotonic clock, and `interval_seconds` when to expect the
-    next page.
+    `rank` is the data-parallel rank of the endpoint if several endpoints share the page: only the
+    values of that rank count. `previous` are the last metrics, `now_seconds` is monotonic, and
+    `interval_seconds` is the time until the next page.
     """
 
     page: bytes
@@ -86,8 +84,8 @@ class Scrape:
 
 @dataclass(frozen=True, slots=True)
 class Extraction:
-    """The contents of a page: the endpoint's load (None: nothing), attributes by "Type/producer",
-    problems, and the models that the endpoint names.
+    """The contents of a page: the endpoint's load (None: the page has none), attributes by
+    "Type/producer", problems, and the names of served models.
     """
 
     metrics: EndpointMetrics | None = None
@@ -98,46 +96,44 @@ class Extraction:
 
 @runtime_checkable
 class DataSource(Protocol):
-    """Says where pages are; None: the endpoints themselves are all there is to look at."""
+    """A place of pages."""
 
     @property
     def location(self) -> PageLocation | None:
-        """Where to ask, the same for the life of the source."""
+        """The location, constant for the life of the source; None for a source without pages."""
         ...
 
 
 @runtime_checkable
 class Extractor(Protocol):
-    """Reads pages."""
-
     def extract(self, scrape: Scrape) -> Extraction:
-        """What the page says about the endpoint. Raises `ExtractError` when it says nothing."""
+        """Extract the values of the endpoint. Raises `ExtractError` if there are none."""
         ...
 
 
 @runtime_checkable
 class NamesItsSeries(Protocol):
-    """An `Extractor` that reads series of an exposition and nothing else of a page."""
+    """An `Extractor` that reads nothing of a page but series of an exposition."""
 
     def series(self, endpoint: Endpoint) -> Sequence[str]:
-        """The names of all that it may read on a page about `endpoint`."""
+        """The names of all series that it may read on a page about `endpoint`."""
         ...
 
 
 @runtime_checkable
 class EndpointExtractor(Protocol):
-    """Derives attributes of endpoints alone, once when they join or change."""
+    """Derives attributes from an endpoint alone, when it joins or changes."""
 
     def describe(self, endpoint: Endpoint) -> Mapping[str, Any]:
-        """Attributes by "Type/producer". Never raises for what an endpoint may be."""
+        """The attributes by "Type/producer". Never raises, whatever the endpoint."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SourceBinding:
-    """A source with what reads its pages, as a configuration puts them together.
+    """A source with its extractors, as a configuration combines them.
 
-    Extractors come with the name of their type, which errors are counted under.
+    Each extractor has the name of its type, under which errors are counted.
     """
 
     source_type: str
@@ -152,8 +148,8 @@ class SourceBinding:
 
 
 def describers(plugins: Iterable[object]) -> tuple[Callable[[Endpoint], Mapping[str, Any]], ...]:
-    """What derives attributes of endpoints alone, for the datastore.
+    """The functions that derive attributes from endpoints alone, for the datastore.
 
-    It does so whether or not a source names it: there is nothing to ask for.
+    They need no source to name them, because they need no page.
     """
     return tuple(one.describe for one in plugins if isinstance(one, EndpointExtractor))

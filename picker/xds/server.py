@@ -131,7 +131,7 @@ class _Lines:
         self._looked_at_seconds = self._clock()
 
     def take(self) -> bool:
-        """Whether there is one more."""
+        """True if there is one more."""
         now = self._clock()
         gained = (now - self._looked_at_seconds) / LINE_SECONDS
         self._left, self._looked_at_seconds = min(self._left + gained, MAX_LINES), now

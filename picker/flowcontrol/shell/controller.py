@@ -56,7 +56,7 @@ class FlowController:
 
     @property
     def is_open(self) -> bool:
-        """Whether a request of any priority would be let in now without waiting."""
+        """True if a request of any priority would be let in now without waiting."""
         return self._core.is_open(self._clock())
 
     @property

@@ -84,7 +84,7 @@ class Autoscaling:
             group.sample(workers)
 
     def _must_wake(self) -> bool:
-        """Whether requests have come to workers of which there are none."""
+        """True if requests have come to workers of which there are none."""
         is_wanted = self.watcher.arrivals > 0 or self._sight.waiting() > 0
         return is_wanted and any(group.replicas == 0 for group in self._groups)
 

@@ -29,7 +29,7 @@ class Subscription:
         self.is_wildcard = False
 
     def covers(self, name: str) -> bool:
-        """Whether the client subscribes to `name`."""
+        """True if the client subscribes to `name`."""
         return self.is_wildcard or name in self.names
 
     def use(self, names: Iterable[str], is_wildcard: bool) -> None:

@@ -66,7 +66,7 @@ class OfLaterPages(Fault):
     """Befalls only requests that go on with a list."""
 
     def concerns(self, target: Target) -> bool:
-        """Whether it does, see `Fault`."""
+        """True if it does, see `Fault`."""
         return "continue" in target.query and super().concerns(target)
 
 

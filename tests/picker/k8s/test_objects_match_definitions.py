@@ -115,7 +115,7 @@ def test_every_kind_of_difference_is_found(place: tuple[str, ...], change: dict[
 
 
 def is_out_of_schema(spec: dict[str, Any]) -> bool:
-    """Whether the picker is stricter: a selector that is empty, or has a null."""
+    """True if the picker is stricter: a selector that is empty, or has a null."""
     selector = spec.get("selector")
     labels = selector.get("matchLabels") if isinstance(selector, dict) else None
     return isinstance(labels, dict) and (not labels or None in labels.values())

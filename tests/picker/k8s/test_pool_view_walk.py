@@ -205,12 +205,12 @@ class PoolWalk(RuleBasedStateMachine):
         assert len(places) == len(set(places))
 
     def is_eligible(self, said: PodRecord) -> bool:
-        """Whether a Pod of the pool lacks nothing but perhaps readiness."""
+        """True if a Pod of the pool lacks nothing but perhaps readiness."""
         runs = said.phase is Phase.RUNNING and said.address is not None
         return runs and not said.is_deleting and said.labels["app"] == self.app
 
     def owns_ip(self, said: PodRecord) -> bool:
-        """Whether no newer Pod that has not ended has its IP."""
+        """True if no newer Pod that has not ended has its IP."""
         living = (one.last for one in self.told.values())
         living = (one for one in living if one.phase is not Phase.SUCCEEDED)
         same = [one for one in living if one.address == said.address]

@@ -1,4 +1,4 @@
-"""The folder that replicas' certificates are in."""
+"""The folder of the replicas' certificates."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from tests.support.certificates import certificates
 
 
 @pytest.mark.parametrize("name", ["tls.crt", "tls.key", "ca.crt"])
-def test_a_folder_without_one_of_its_files_is_refused(tmp_path: Path, name: str) -> None:
-    """Or with something else in it."""
+def test_a_folder_with_a_missing_or_unusable_file_is_refused(tmp_path: Path, name: str) -> None:
     folder = certificates(tmp_path)
     (folder / name).write_text("no certificate")
     with pytest.raises(ConfigError, match=name):
@@ -23,8 +22,7 @@ def test_a_folder_without_one_of_its_files_is_refused(tmp_path: Path, name: str)
         PeerCredentials(folder)
 
 
-def test_what_cannot_be_read_for_a_moment_is_as_before(tmp_path: Path) -> None:
-    """While files are replaced."""
+def test_credentials_survive_the_replacement_of_files(tmp_path: Path) -> None:
     folder = certificates(tmp_path)
     credentials = PeerCredentials(folder)
     (folder / "tls.key").unlink()

@@ -1,4 +1,4 @@
-"""Names that stand for replicas."""
+"""Names that resolve to replicas."""
 
 from __future__ import annotations
 
@@ -28,33 +28,31 @@ from picker.peers.discovery import (
     ],
 )
 def test_a_peer_is_a_host_and_a_port(text: str, default: int | None, name: PeerName) -> None:
-    """IPv6 in brackets; without a port the default one, where there is any."""
+    """IPv6 in brackets; the port is optional if there is a default."""
     assert peer_name(text, default) == name
 
 
 @pytest.mark.parametrize("text", ["", "a", "a:", "a:b", "a:0", "a:70000", ":9", "::1", "a:9:9"])
-def test_what_is_no_peer_is_refused(text: str) -> None:
-    """With words that say what one is."""
+def test_a_text_that_is_not_a_peer_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"peer|brackets"):
         peer_name(text)
 
 
 class Names:
-    """Hosts and their addresses, which may change; None: nobody can be asked."""
+    """A resolver whose answers may change; None: it fails."""
 
     def __init__(self, **known: Sequence[str] | None) -> None:
         self.known = known
 
     async def resolve(self, host: str) -> Sequence[str]:
-        """As the system would."""
         found = self.known[host]
         if found is None:
             raise OSError("no answer")
         return found
 
 
-async def test_names_are_followed_and_kept_while_nobody_can_be_asked() -> None:
-    """A name that stands for nothing any more has no replicas."""
+async def test_a_name_follows_the_resolver_and_survives_its_failures() -> None:
+    """A name that resolves to nothing has no replicas."""
     names, found = Names(service=["10.0.0.1", "fd00::1"], single=["10.0.0.1"]), []
     wanted = [PeerName("service", 9), PeerName("single", 9)]
     peers = NamedPeers(wanted, lambda addresses: found.append(addresses), "", names.resolve)
@@ -67,8 +65,8 @@ async def test_names_are_followed_and_kept_while_nobody_can_be_asked() -> None:
     assert found == [both, both, [PeerAddress("10.0.0.1:9", "single")]]
 
 
-async def test_a_name_stands_for_a_bounded_number_of_replicas() -> None:
-    """Whatever a resolver says; and all certificates are of the name that was given."""
+async def test_a_name_resolves_to_a_bounded_number_of_replicas() -> None:
+    """All certificates must name the given server name."""
     names, found = Names(many=[f"10.0.1.{number}" for number in range(200)]), []
     peers = NamedPeers([PeerName("many", 9)], found.extend, "replicas", names.resolve)
     await peers.look()
@@ -76,16 +74,15 @@ async def test_a_name_stands_for_a_bounded_number_of_replicas() -> None:
     assert {one.name for one in found} == {"replicas"}
 
 
-async def test_addresses_stand_for_themselves() -> None:
-    """And the system knows the loopback."""
+async def test_an_address_resolves_to_itself() -> None:
     assert await resolve("10.1.2.3") == ["10.1.2.3"]
     assert "127.0.0.1" in await resolve("localhost")
 
 
-async def test_a_name_that_cannot_be_one_is_complained_of_like_one_that_is_unknown(
+async def test_an_invalid_name_is_logged_like_an_unknown_one(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The other names are resolved all the same."""
+    """The other names still resolve."""
     found: list[PeerAddress] = []
     names = [PeerName("a..b", 9), PeerName("x" * 64 + ".example", 9), PeerName("10.0.0.1", 9)]
     await NamedPeers(names, found.extend).look()

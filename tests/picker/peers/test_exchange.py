@@ -1,4 +1,4 @@
-"""What replicas know of each other after hearing each other, and after not hearing each other."""
+"""The knowledge of replicas after received and lost messages."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ SILENCE = InboxLimits().silence_seconds
 
 
 def two(**first: object) -> list[Node]:
-    """Two replicas that have met."""
+    """Two connected replicas."""
     rng = Random(1)
     nodes = [node(rng, **first), node(rng)]  # type: ignore[arg-type]
     round_of(nodes, 0.1)
     return nodes
 
 
-def test_each_learns_what_the_other_decides() -> None:
-    """Placements, sessions and loads; and nothing is told back."""
+def test_each_replica_learns_the_decisions_of_the_other() -> None:
+    """Placements, sessions and loads; nothing is sent back."""
     one, other = two()
     one.placements.place(KEYS[0], 1, 2, 3)
     one.sessions.session_bindings.bind("s", KEYS[1], 5.0)
@@ -44,8 +44,8 @@ def test_each_learns_what_the_other_decides() -> None:
     assert other.exchange.outbox.sequence == 0
 
 
-def test_replicas_agree_on_one_seed_and_a_third_one_joins_them() -> None:
-    """Whoever joins follows those who are there; what they know survives that."""
+def test_a_third_replica_follows_the_seed_of_two_others() -> None:
+    """They keep what they know."""
     rng = Random(2)
     nodes = [node(rng), node(rng)]
     round_of(nodes, 0.1)
@@ -63,8 +63,8 @@ def test_replicas_agree_on_one_seed_and_a_third_one_joins_them() -> None:
     assert not any((KEYS[0], (99,)) in one.placements.known for one in nodes)
 
 
-def test_a_configured_seed_is_neither_told_nor_changed() -> None:
-    """Replicas that have another one say so, and learn no placements of each other."""
+def test_replicas_with_another_configured_seed_learn_no_placements() -> None:
+    """The seed is neither sent nor changed."""
     rng = Random(3)
     secret = 0x1234_5678_9ABC_DEF0
     one, other = node(rng, seed=secret), node(rng)
@@ -77,7 +77,7 @@ def test_a_configured_seed_is_neither_told_nor_changed() -> None:
     assert other.exchange.learned.other_seed == 1
 
 
-def test_replicas_of_one_configured_seed_understand_each_other() -> None:
+def test_replicas_with_one_configured_seed_learn_placements() -> None:
     rng = Random(4)
     nodes = [node(rng, seed=7), node(rng, seed=7)]
     round_of(nodes, 0.1)
@@ -86,8 +86,7 @@ def test_replicas_of_one_configured_seed_understand_each_other() -> None:
     assert (KEYS[0], (1,)) in nodes[1].placements.known
 
 
-def test_the_loads_of_a_replica_that_falls_silent_are_dropped() -> None:
-    """After a while, and what it has placed stays."""
+def test_the_loads_of_a_silent_replica_expire_and_its_placements_stay() -> None:
     one, other = two()
     one.inflight.acquire(KEYS[0])
     one.placements.place(KEYS[0], 1)
@@ -101,7 +100,7 @@ def test_the_loads_of_a_replica_that_falls_silent_are_dropped() -> None:
     assert other.exchange.inbox.expired == 1
 
 
-def test_the_loads_of_a_replica_that_ends_in_order_are_dropped_at_once() -> None:
+def test_a_goodbye_drops_the_loads_of_a_replica_at_once() -> None:
     one, other = two()
     one.inflight.acquire(KEYS[0])
     round_of([one, other], 1.0)
@@ -109,8 +108,7 @@ def test_the_loads_of_a_replica_that_ends_in_order_are_dropped_at_once() -> None
     assert other.inflight.counts == {}
 
 
-def test_an_idle_replica_is_heard_of_all_the_same() -> None:
-    """Loads that do not change are told again and again."""
+def test_unchanged_loads_are_sent_again_and_do_not_expire() -> None:
     one, other = two()
     one.inflight.acquire(KEYS[0])
     for second in range(1, 40):
@@ -118,8 +116,8 @@ def test_an_idle_replica_is_heard_of_all_the_same() -> None:
     assert other.inflight.requests(KEYS[0]) == 1
 
 
-def test_what_belongs_to_another_server_is_not_believed() -> None:
-    """An endpoint that is not in the pool here, or is another server here, or another plugin."""
+def test_entries_about_another_server_or_plugin_are_ignored() -> None:
+    """The endpoint is not in the pool, or is another server there."""
     one, other = two()
     one.datastore.set_endpoints(
         [Endpoint("a", "10.9.9.9", 80, "ns"), Endpoint("new", "10.0.0.1", 80, "ns")]
@@ -135,7 +133,7 @@ def test_what_belongs_to_another_server_is_not_believed() -> None:
 
 
 def test_a_session_that_two_replicas_bind_at_once_ends_at_one_endpoint() -> None:
-    """In both, and the same whoever heard of it first; a later move counts."""
+    """The order of arrival does not matter; a later move wins."""
     one, other = two()
     one.sessions.session_bindings.bind("s", KEYS[1], 1.0)
     other.sessions.session_bindings.bind("s", KEYS[0], 1.0)
@@ -147,8 +145,8 @@ def test_a_session_that_two_replicas_bind_at_once_ends_at_one_endpoint() -> None
     assert one.sessions.session_bindings.endpoint("s", 2.0) == KEYS[2]
 
 
-def test_another_configuration_is_told_and_hears_from_then_on() -> None:
-    """Its plugins know what peers have under way, and hash as agreed."""
+def test_the_plugins_of_another_configuration_take_over_the_exchange() -> None:
+    """They know the loads of peers, and use the agreed seed."""
     one, other = two()
     one.inflight.acquire(KEYS[0])
     round_of([one, other], 1.0)
@@ -162,7 +160,7 @@ def test_another_configuration_is_told_and_hears_from_then_on() -> None:
     assert other.inflight.requests(KEYS[0]) == 1
 
 
-def test_replicas_refuse_other_versions_and_pools_and_know_themselves() -> None:
+def test_replicas_refuse_other_versions_and_pools_and_themselves() -> None:
     rng = Random(5)
     one, stranger = node(rng), node(rng, pool="another")
     hello = Hello(bytes(16), "pool", Seed(1), version=2)
@@ -178,7 +176,7 @@ def test_replicas_refuse_other_versions_and_pools_and_know_themselves() -> None:
 
 @examples(300)
 @given(st.binary(max_size=200))
-def test_nothing_that_a_peer_sends_does_harm(data: bytes) -> None:
+def test_arbitrary_bytes_of_a_peer_break_no_invariant(data: bytes) -> None:
     one, other = two()
     try:
         other.exchange.receive(one.exchange.replica_id, data, 1.0)
@@ -188,7 +186,7 @@ def test_nothing_that_a_peer_sends_does_harm(data: bytes) -> None:
     other.check_integrity()
 
 
-# What may happen, and how often: messages are sent and heard more often than anything else.
+# The weights of the steps: messages are sent and received more often than anything else happens.
 STEPS = {
     "acquire": 3,
     "release": 2,
@@ -196,26 +194,26 @@ STEPS = {
     "bind": 2,
     "tick": 4,
     "send": 5,
-    "hear": 10,
+    "deliver": 10,
     "lose": 2,
-    "again": 2,
+    "duplicate": 2,
     "call": 3,
     "kill": 1,
 }
 
 
 class Walk:
-    """Three replicas, and the messages that are on their way."""
+    """Three replicas, and the messages in flight."""
 
     def __init__(self, seed: int) -> None:
         self.rng = Random(seed)
         self.now = 0.0
         self.nodes = [node(self.rng) for _ in range(3)]
-        self.wires: list[tuple[bytes, int, bytes]] = []  # who, to whom, what
+        self.wires: list[tuple[bytes, int, bytes]] = []  # sender, receiver, message
         self.number = 0
 
     def step(self, action: str) -> None:
-        """Do it, somewhere."""
+        """Run `action` at a random replica."""
         getattr(self, action)(self.rng.choice(self.nodes))
         for one in self.nodes:
             one.check_integrity()
@@ -251,11 +249,11 @@ class Walk:
         if other is not one:
             call(one, other, self.now)
 
-    def hear(self, _: Node) -> None:
-        self._pass(keep=False)
+    def deliver(self, _: Node) -> None:
+        self._deliver(keep=False)
 
-    def again(self, _: Node) -> None:
-        self._pass(keep=True)
+    def duplicate(self, _: Node) -> None:
+        self._deliver(keep=True)
 
     def lose(self, _: Node) -> None:
         if self.wires:
@@ -264,16 +262,16 @@ class Walk:
     def kill(self, one: Node) -> None:
         self.nodes[self.nodes.index(one)] = node(self.rng, self.now)
 
-    def _pass(self, keep: bool) -> None:
-        """Some message arrives, not the oldest one by any rule."""
+    def _deliver(self, keep: bool) -> None:
+        """Deliver a random message."""
         if self.wires:
             at = self.rng.randrange(len(self.wires))
             who, index, message = self.wires[at] if keep else self.wires.pop(at)
             if who != self.nodes[index].exchange.replica_id:
                 self.nodes[index].exchange.receive(who, message, self.now)
 
-    def settle(self) -> None:
-        """All is heard from now on, for as long as a silent one is believed."""
+    def converge(self) -> None:
+        """Deliver everything, for longer than the loads of a silent replica count."""
         for _ in range(20):
             self.now += 1.0
             round_of(self.nodes, self.now)
@@ -281,12 +279,12 @@ class Walk:
 
 @examples(40)
 @given(st.integers(0, 2**32), st.integers(1, 200))
-def test_loads_and_seeds_converge_whatever_was_lost(seed: int, length: int) -> None:
-    """Every replica knows what all have under way, none what a killed one had, and bounds hold."""
+def test_loads_and_seeds_converge_after_any_losses(seed: int, length: int) -> None:
+    """Every replica knows the loads of all others and none of a killed one; limits hold."""
     walk = Walk(seed)
     for action in Random(seed).choices(list(STEPS), list(STEPS.values()), k=length):
         walk.step(action)
-    walk.settle()
+    walk.converge()
     truth: dict[str, int] = {}
     for one in walk.nodes:
         for key, count in one.inflight.own_counts.items():
@@ -297,8 +295,8 @@ def test_loads_and_seeds_converge_whatever_was_lost(seed: int, length: int) -> N
         one.check_integrity()
 
 
-def test_a_peer_that_reads_nothing_costs_no_more_than_the_log() -> None:
-    """It loses the oldest, is told how much, and nobody else loses anything."""
+def test_a_peer_that_does_not_read_loses_only_its_own_batches() -> None:
+    """The log stays bounded."""
     rng = Random(6)
     limits = OutboxLimits(log_bytes=2000, pending_bytes=100_000, batch_bytes=500)
     one, slow, fast = (node(rng, limits=limits) for _ in range(3))
@@ -318,8 +316,8 @@ def test_a_peer_that_reads_nothing_costs_no_more_than_the_log() -> None:
     assert len(fast.placements.known) == 100
 
 
-def test_many_loads_are_added_up_now_and_then_and_few_at_once() -> None:
-    """What came meanwhile counts a little later, without any other message; so does its end."""
+def test_few_loads_are_added_up_at_once_and_many_with_a_delay() -> None:
+    """The next tick completes the sum without another message."""
     names = tuple(f"ns/e{number}" for number in range(MAX_LOADS_PER_MESSAGE + 50))
     rng = Random(9)
     nodes = [node(rng, endpoints=KEYS), node(rng, endpoints=KEYS)]

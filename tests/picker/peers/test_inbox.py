@@ -1,4 +1,4 @@
-"""What counts of that which peers have told."""
+"""The inbox: batches, loads, silence and limits."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ A, B = (PICKER, "ns/a"), (PICKER, "ns/b")
 
 
 def report(version: int, whole: bool = True, **counts: int) -> LoadReport:
-    """So many requests at the endpoints of these names."""
+    """A report of these numbers of requests by endpoint."""
     loads = {(PICKER, f"ns/{name}"): EndpointLoad(count) for name, count in counts.items()}
     return LoadReport(version, whole, loads)
 
 
-def test_a_batch_counts_once_in_whatever_order_they_come() -> None:
-    """What did not come in its turn is counted, and taken when it comes."""
+def test_each_batch_counts_once_in_any_order() -> None:
+    """A skipped batch is counted, and accepted if it arrives later."""
     inbox = Inbox()
     taken = [inbox.take_batch(PEER, number, 0.0) for number in (3, 3, 6, 4, 4, 5, 1)]
     assert taken == [True, False, True, True, False, True, True]
@@ -34,7 +34,7 @@ def test_gaps_take_little_memory() -> None:
 
 
 def test_loads_add_up_over_peers_and_the_newest_counts() -> None:
-    """Changes change what they name, a whole replaces all."""
+    """A partial report changes the loads it names, a whole one replaces all."""
     inbox = Inbox()
     assert inbox.take_loads(PEER, report(1, a=1, b=2), 0.0)
     assert inbox.take_loads(OTHER, report(9, a=4), 0.0)
@@ -46,8 +46,8 @@ def test_loads_add_up_over_peers_and_the_newest_counts() -> None:
     assert inbox.loads() == {PICKER: {"ns/a": EndpointLoad(4), "ns/b": EndpointLoad(1)}}
 
 
-def test_a_silent_peer_has_nothing_under_way_and_later_is_forgotten() -> None:
-    """What it says after its silence counts, whatever its version."""
+def test_a_silent_peer_has_no_load_and_later_is_forgotten() -> None:
+    """Its next report counts, whatever its version."""
     inbox = Inbox(InboxLimits(silence_seconds=5.0, memory_seconds=60.0))
     inbox.take_loads(PEER, report(7, a=1), 0.0)
     inbox.take_batch(PEER, 4, 0.0)
@@ -63,8 +63,8 @@ def test_a_silent_peer_has_nothing_under_way_and_later_is_forgotten() -> None:
     assert inbox.known == 0
 
 
-def test_no_more_is_kept_than_the_limits_say() -> None:
-    """The peer that was heard longest ago goes, and a peer's surplus loads do not count."""
+def test_the_limits_on_peers_and_loads_hold() -> None:
+    """The peer that has been silent longest is evicted; surplus loads of a peer are ignored."""
     inbox = Inbox(InboxLimits(max_peers=3, max_loads=2))
     for number in range(5):
         inbox.take_loads(bytes([number]) * 16, report(1, a=1, b=1, c=1), float(number))
@@ -73,8 +73,8 @@ def test_no_more_is_kept_than_the_limits_say() -> None:
     assert sum(load.requests for load in inbox.loads()[PICKER].values()) == 6
 
 
-def test_loads_of_a_peer_that_is_forgotten_for_another_one_are_known_to_be_gone() -> None:
-    """Whoever has added them up hears of it, though no load has come."""
+def test_the_eviction_of_a_peer_with_loads_is_reported() -> None:
+    """The sums change although no load arrived."""
     inbox = Inbox(InboxLimits(max_peers=1))
     inbox.take_loads(PEER, report(1, a=1), 0.0)
     inbox.greet(OTHER, 0.0)

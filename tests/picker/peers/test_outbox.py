@@ -1,4 +1,4 @@
-"""Batches, their bounds, and what is told of loads."""
+"""The outbox: batches, their limits, and reports of loads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ A, B = (PICKER, "ns/a"), (PICKER, "ns/b")
 
 
 def outbox(**limits: int) -> Outbox:
-    """One of a pool with the endpoint `ns/a` alone."""
+    """The outbox of a pool with the endpoint `ns/a`."""
     known = {"ns/a": EndpointName("ns/a", "10.0.0.1:80")}
     return Outbox(known.get, OutboxLimits(**limits))
 
@@ -29,14 +29,14 @@ def flush(box: Outbox, loads: Loads | None = None, now: float = 0.0) -> None:
 
 
 def everything(box: Outbox, last: int = 0, now: float = 0.0) -> list[PeerReport]:
-    """All that a peer is told that has heard batch `last`."""
+    """All reports to a peer that has received batch `last`."""
     cursor, found = box.open(last), []
     while (message := cursor.next(SEED, now)) is not None:
         found.append(decoded_report(message))
     return found
 
 
-def test_what_is_gathered_is_told_in_batches_of_a_size() -> None:
+def test_entries_are_sent_in_batches_of_bounded_size() -> None:
     """In order, each with its number and its age."""
     box = outbox(batch_bytes=1000)
     fill(box, 20)
@@ -44,14 +44,14 @@ def test_what_is_gathered_is_told_in_batches_of_a_size() -> None:
     batches = [one.batch for one in everything(box, now=3.5) if one.batch is not None]
     assert [one.sequence for one in batches] == list(range(1, len(batches) + 1))
     assert len(batches) == 3
-    told = [int(place.hashes[0]) for one in batches for place in one.placements]
-    assert told == list(range(20))
+    sent = [int(place.hashes[0]) for one in batches for place in one.placements]
+    assert sent == list(range(20))
     assert batches[0].fingerprints == {"p": 5}
     assert {one.age_seconds for one in everything(box, now=3.5)} == {2.5}
 
 
-def test_a_peer_goes_on_behind_what_it_has_heard() -> None:
-    """And one that says it has heard more than there was is told what comes."""
+def test_a_peer_resumes_behind_its_last_batch() -> None:
+    """A peer that claims a later batch than the last one receives only new ones."""
     box = outbox()
     for number in range(3):
         fill(box, 1)
@@ -61,8 +61,8 @@ def test_a_peer_goes_on_behind_what_it_has_heard() -> None:
     assert [one.batch for one in everything(box, 99)] == [None]
 
 
-def test_the_oldest_go_first_when_there_is_too_much() -> None:
-    """Before they are batches, where they are counted, and afterwards."""
+def test_the_oldest_entries_are_dropped_first() -> None:
+    """Pending entries, which are counted, and batches of the log."""
     box = outbox(log_bytes=2000, pending_bytes=1280, batch_bytes=500)
     fill(box, 30)
     assert box.dropped == 20
@@ -77,15 +77,14 @@ def test_the_oldest_go_first_when_there_is_too_much() -> None:
 
 
 def test_an_entry_larger_than_a_batch_is_a_batch_of_its_own() -> None:
-    """A long prompt is not lost."""
     box = outbox(batch_bytes=100)
     fill(box, 2, hashes=2048)
     flush(box)
     assert [len(one.batch.placements) for one in everything(box) if one.batch] == [1, 1]
 
 
-def test_what_concerns_an_endpoint_that_has_left_is_not_told() -> None:
-    """And where nothing else was gathered, nothing is."""
+def test_entries_of_a_departed_endpoint_are_not_sent() -> None:
+    """Without other entries there is no batch."""
     box = outbox()
     box.bound("s", "session", "ns/gone", 1)
     flush(box)
@@ -93,8 +92,8 @@ def test_what_concerns_an_endpoint_that_has_left_is_not_told() -> None:
     assert [one.batch for one in everything(box)] == [None]
 
 
-def test_another_seed_voids_what_was_hashed_and_is_told_once() -> None:
-    """To peers that are connected; those that come hear it with the greeting."""
+def test_a_new_seed_empties_the_log_and_is_sent_once() -> None:
+    """To connected peers; new peers receive it with the greeting."""
     box = outbox()
     fill(box, 1)
     flush(box)
@@ -107,12 +106,12 @@ def test_another_seed_voids_what_was_hashed_and_is_told_once() -> None:
     assert [(one.batch, one.seed) for one in everything(box)] == [(None, None)]
 
 
-def test_loads_are_told_whole_at_first_then_what_changed_then_whole_again() -> None:
-    """Ended ones as nothing; and nothing is told while nothing changes."""
+def test_loads_are_sent_whole_then_as_changes_then_whole_again() -> None:
+    """A load that has ended is sent as zero; without changes nothing is sent."""
     box = outbox()
     flush(box, {A: EndpointLoad(1, 5)})
     cursor = box.open(0)
-    told = []
+    reports = []
     for now, loads in (
         (0.0, {A: EndpointLoad(1, 5)}),
         (0.1, {A: EndpointLoad(1, 5)}),
@@ -122,8 +121,8 @@ def test_loads_are_told_whole_at_first_then_what_changed_then_whole_again() -> N
         flush(box, loads, now)
         message = cursor.next(SEED, now)
         report = None if message is None else decoded_report(message).loads
-        told.append(None if report is None else (report.is_whole, dict(report.loads)))
-    assert told == [
+        reports.append(None if report is None else (report.is_whole, dict(report.loads)))
+    assert reports == [
         (True, {A: EndpointLoad(1, 5)}),
         None,
         (False, {A: EndpointLoad(), B: EndpointLoad(2)}),
@@ -131,8 +130,8 @@ def test_loads_are_told_whole_at_first_then_what_changed_then_whole_again() -> N
     ]
 
 
-def test_a_board_forgets_what_ended_long_ago() -> None:
-    """Who has not heard since then is told everything."""
+def test_a_board_forgets_loads_that_ended_long_ago() -> None:
+    """A reader of an old version receives all loads."""
     board = LoadBoard()
     for number in range(1, 5000):
         board.update({(PICKER, f"ns/{number}"): EndpointLoad(1)})
@@ -144,7 +143,7 @@ def test_a_board_forgets_what_ended_long_ago() -> None:
 
 
 @pytest.mark.parametrize("session", ["s", "\ud800 half a character", "ü" * 500])
-def test_sessions_of_any_spelling_are_told(session: str) -> None:
+def test_sessions_of_any_spelling_are_sent(session: str) -> None:
     box = outbox()
     box.bound("s", session, "ns/a", 3)
     flush(box)

@@ -1,4 +1,4 @@
-"""How replicas come to one seed."""
+"""The agreement of replicas on one seed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from picker.peers.seeds import SETTLE_SECONDS, SeedAgreement, fingerprint, seed_
 from tests.depth import examples
 
 
-def test_all_follow_one_in_whatever_order_they_meet() -> None:
-    """Those of one who was there before, if there is one."""
+def test_all_replicas_follow_one_seed_in_any_order() -> None:
+    """A replica that joins follows the settled ones."""
     for order in permutations(range(3)):
         known = [SeedAgreement(index, bytes([index]), 0.0, 100.0 - index) for index in range(3)]
         late = SETTLE_SECONDS + 1.0
@@ -25,8 +25,8 @@ def test_all_follow_one_in_whatever_order_they_meet() -> None:
         assert {one.value for one in members} == {2}
 
 
-def test_a_seed_that_was_configured_is_kept_to_oneself() -> None:
-    """Only its fingerprint is told, and it changes for nobody."""
+def test_a_configured_seed_is_neither_sent_nor_changed() -> None:
+    """Peers receive only its fingerprint."""
     fixed, drawn = (
         SeedAgreement(5, b"f", 0.0, 0.0, is_configured=True),
         SeedAgreement(6, b"d", 0, 0),
@@ -39,17 +39,17 @@ def test_a_seed_that_was_configured_is_kept_to_oneself() -> None:
     assert SeedAgreement(5, b"o", 0.0, 0.0, is_configured=True).matches(fixed.offer(0.0))
 
 
-def test_a_value_that_does_not_fit_its_fingerprint_is_not_followed() -> None:
+def test_a_value_that_does_not_match_its_fingerprint_is_ignored() -> None:
     one, other = SeedAgreement(1, b"a", 0.0, 0.0), SeedAgreement(2, b"b", 0.0, 9.0)
-    told = one.offer(0.0)
-    assert not other.receive(type(told)(7, 1, True, 0, b""), 0.0)
+    offered = one.offer(0.0)
+    assert not other.receive(type(offered)(7, 1, True, 0, b""), 0.0)
     assert other.value == 2
 
 
 @examples(50)
 @given(st.integers(0, 2**64 - 1))
-def test_fingerprints_do_not_show_the_seed(seed: int) -> None:
-    """And are of 64 bits, as the seed of a secret is."""
+def test_a_fingerprint_does_not_reveal_the_seed(seed: int) -> None:
+    """It has 64 bits, like the seed of a secret."""
     assert fingerprint(seed) != seed
     assert 0 <= fingerprint(seed) < 2**64
     assert 0 <= seed_of_secret(seed.to_bytes(8, "big")) < 2**64

@@ -1,4 +1,4 @@
-"""The port, and replicas that call it and vanish."""
+"""The port for reports, and replicas that call it and vanish."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ from tests.support.waiting import until
 
 
 class Clock:
-    """Says what it is told."""
-
     now = 0.0
     is_ready = True
 
@@ -40,8 +38,8 @@ async def listening(one: Node, clock: Clock) -> AsyncIterator[int]:
         await server.stop()
 
 
-async def test_what_a_replica_had_under_way_that_was_killed_stands_for_a_while_only() -> None:
-    """Its connection breaks, and nobody has said goodbye."""
+async def test_the_load_of_a_killed_replica_expires() -> None:
+    """Its connection breaks without a goodbye."""
     rng, clock = Random(1), Clock()
     here, killed = node(rng), node(rng)
     killed.inflight.acquire(KEYS[0])
@@ -62,8 +60,8 @@ async def test_what_a_replica_had_under_way_that_was_killed_stands_for_a_while_o
         assert here.inflight.counts == {}
 
 
-async def test_callers_are_put_off_until_the_pool_is_known() -> None:
-    """What they told of endpoints that nobody knows would be lost."""
+async def test_calls_are_refused_until_the_pool_is_known() -> None:
+    """Reports about unknown endpoints would be lost."""
     rng, clock = Random(2), Clock()
     clock.is_ready = False
     async with (
@@ -74,8 +72,8 @@ async def test_callers_are_put_off_until_the_pool_is_known() -> None:
         assert await calling.code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_a_mesh_follows_addresses_and_leaves_itself_alone() -> None:
-    """And a replica whose address is gone is not told any more."""
+async def test_a_mesh_follows_addresses_but_not_its_own() -> None:
+    """It disconnects from a replica whose address is gone."""
     rng, clock = Random(3), Clock()
     here, there = node(rng), node(rng)
     metrics = PickerMetrics().peers

@@ -1,4 +1,4 @@
-"""One port where the replicas of several pools are heard, each about its own."""
+"""One port that receives the reports of several pools."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from tests.support.waiting import until
 
 @dataclass
 class Pool:
-    """One that is heard of here."""
+    """A pool that is served here."""
 
     node: Node
     is_ready: bool = True
     series: Any = field(default_factory=lambda: PickerMetrics().peers)
 
     @property
-    def heard(self) -> float:
-        """How many replicas tell about it."""
+    def num_reporting(self) -> float:
+        """The number of replicas that report about it."""
         return dict(self.series.heard.numbers()).get((), 0.0)
 
     @property
     def refused(self) -> float:
-        """How many messages about it were refused."""
+        """The number of refused messages about it."""
         return dict(self.series.messages_refused_total.numbers()).get((), 0.0)
 
 
 @dataclass
 class Scene:
-    """The port's pools, and a way to call."""
+    """A port, its pools, and a channel to it."""
 
     pools: Mapping[str, Pool]
     channel: grpc.aio.Channel
@@ -52,20 +52,18 @@ class Scene:
         return node(self.rng, pool=pool)
 
     def call(self) -> Any:
-        """A call to the port."""
         return self.channel.stream_stream(REPORT_METHOD)()
 
 
 @asynccontextmanager
 async def scene(*names: str) -> AsyncIterator[Scene]:
-    """A port of these pools."""
     rng = Random(5)
     pools = {name: Pool(node(rng, pool=name)) for name in names}
 
-    def hearing(pool: Pool) -> PoolReports:
+    def reports_of(pool: Pool) -> PoolReports:
         return PoolReports(pool.node.exchange, pool.series, lambda: pool.is_ready)
 
-    server = PeerServer({name: hearing(pool) for name, pool in pools.items()}, lambda: 0.0)
+    server = PeerServer({name: reports_of(pool) for name, pool in pools.items()}, lambda: 0.0)
     port = await server.start(peer_port(LOOPBACK, 0))
     options = [("grpc.use_local_subchannel_pool", 1)]
     try:
@@ -76,8 +74,8 @@ async def scene(*names: str) -> AsyncIterator[Scene]:
         await server.stop()
 
 
-async def test_a_call_is_about_the_pool_that_it_names() -> None:
-    """What it tells is learned there, and counted there; the other pool knows of nothing."""
+async def test_a_call_belongs_to_the_pool_that_it_names() -> None:
+    """Only that pool learns and counts its reports."""
     async with scene("a", "b") as here:
         caller, calling = here.caller("b"), here.call()
         await calling.write(caller.exchange.hello(0.0))
@@ -89,16 +87,16 @@ async def test_a_call_is_about_the_pool_that_it_names() -> None:
         await calling.write(message)
         await until(lambda: here.pools["b"].node.inflight.requests(KEYS[0]) == 1)
         assert here.pools["a"].node.inflight.requests(KEYS[0]) == 0
-        assert (here.pools["a"].heard, here.pools["b"].heard) == (0, 1)
+        assert (here.pools["a"].num_reporting, here.pools["b"].num_reporting) == (0, 1)
         received = here.pools["b"].series.messages_total.numbers()
         assert (("received",), 1.0) in list(received)
         assert not any(number for _, number in here.pools["a"].series.messages_total.numbers())
 
 
-async def test_a_pool_that_is_not_served_here_is_refused_in_words(
+async def test_a_call_about_another_pool_is_refused_with_a_reason(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Its replica tries again and again, but the log is told once."""
+    """The replica calls again and again, but the log has one line."""
     async with scene("a", "b") as here:
         with caplog.at_level(logging.WARNING, "picker.peers.server"):
             for _ in range(3):
@@ -111,16 +109,16 @@ async def test_a_pool_that_is_not_served_here_is_refused_in_words(
 
 
 @pytest.mark.parametrize("first", [b"", b"\xff\xff", b"\x12\x00"])
-async def test_who_says_nothing_sensible_first_is_refused(first: bytes) -> None:
+async def test_a_call_without_a_hello_is_refused(first: bytes) -> None:
     async with scene("a", "b") as here:
         calling = here.call()
         await calling.write(first)
         assert await calling.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert (here.pools["a"].heard, here.pools["b"].heard) == (0, 0)
+        assert (here.pools["a"].num_reporting, here.pools["b"].num_reporting) == (0, 0)
 
 
-async def test_what_a_pools_replica_says_wrong_is_counted_for_that_pool() -> None:
-    """And not for the one that comes first."""
+async def test_an_invalid_message_is_counted_for_its_pool() -> None:
+    """Not for the first pool."""
     async with scene("a", "b") as here:
         caller, calling = here.caller("b"), here.call()
         await calling.write(caller.exchange.hello(0.0))
@@ -131,37 +129,38 @@ async def test_what_a_pools_replica_says_wrong_is_counted_for_that_pool() -> Non
         assert here.pools["a"].refused == 0
 
 
-async def test_one_pool_that_is_not_known_yet_puts_off_only_its_own() -> None:
-    """The others' replicas are heard."""
+async def test_a_pool_that_is_not_known_yet_refuses_only_its_own_calls() -> None:
     async with scene("a", "b") as here:
         here.pools["a"].is_ready = False
-        put_off, heard = here.call(), here.call()
-        await put_off.write(here.caller("a").exchange.hello(0.0))
-        assert await put_off.code() is grpc.StatusCode.UNAVAILABLE
+        refused, accepted = here.call(), here.call()
+        await refused.write(here.caller("a").exchange.hello(0.0))
+        assert await refused.code() is grpc.StatusCode.UNAVAILABLE
         caller = here.caller("b")
-        await heard.write(caller.exchange.hello(0.0))
-        caller.exchange.welcomed(await heard.read(), 0.0)
+        await accepted.write(caller.exchange.hello(0.0))
+        caller.exchange.welcomed(await accepted.read(), 0.0)
         here.pools["b"].is_ready = False
-        nobody = here.call()
-        assert await nobody.code() is grpc.StatusCode.UNAVAILABLE
+        late = here.call()
+        assert await late.code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_a_replica_that_calls_itself_finds_out_for_each_pool() -> None:
-    """By the id that it has in that pool."""
+async def test_a_replica_that_calls_itself_notices_it_in_each_pool() -> None:
+    """By its id in that pool."""
     async with scene("a", "b") as here:
         for pool in here.pools.values():
             exchange, calling = pool.node.exchange, here.call()
             await calling.write(exchange.hello(0.0))
             assert await calling.read() is not grpc.aio.EOF
             assert await calling.code() is grpc.StatusCode.OK
-            assert pool.heard == 0
+            assert pool.num_reporting == 0
 
 
 @pytest.mark.parametrize(
     ("calls", "is_taken"), [(MAX_CALLS, True), (2 * MAX_CALLS - 1, True), (2 * MAX_CALLS, False)]
 )
-async def test_there_is_room_for_the_replicas_of_every_pool(calls: int, is_taken: bool) -> None:
-    """With room for those of one alone, five other replicas of 64 pools would not find any."""
+async def test_the_limit_on_calls_grows_with_the_number_of_pools(
+    calls: int, is_taken: bool
+) -> None:
+    """Else five other replicas of 64 pools would exceed it."""
     async with scene("a", "b") as here:
         here.server._num_calls = calls
         caller, calling = here.caller("b"), here.call()
@@ -174,14 +173,14 @@ async def test_there_is_room_for_the_replicas_of_every_pool(calls: int, is_taken
             assert await calling.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-def test_a_replica_is_heard_until_the_last_of_its_calls_is_over() -> None:
-    """It may have two at a time; then it is forgotten."""
+def test_a_replica_counts_until_its_last_call_ends() -> None:
+    """It may have two calls at a time."""
     pool = Pool(node(Random(1), pool=KEYS[0]))
     reports = PoolReports(pool.node.exchange, pool.series, lambda: True)
     for peer in (b"a", b"b", b"a"):
         reports.begin(peer, "10.0.0.1")
-    heard = []
+    counts = []
     for peer in (b"a", b"a", b"b"):
         reports.end(peer)
-        heard.append(pool.heard)
-    assert heard == [2, 1, 0]
+        counts.append(pool.num_reporting)
+    assert counts == [2, 1, 0]

@@ -1,4 +1,4 @@
-"""Values on the way to other replicas, where fields have a width."""
+"""The encoding of values into fields of limited width, and the decoding of invalid entries."""
 
 from __future__ import annotations
 
@@ -27,28 +27,27 @@ A = EndpointName("ns/a", "10.0.0.1:80")
 
 
 @pytest.mark.parametrize("number", [2**32, 2**70])
-def test_a_number_that_is_too_large_for_its_field_is_told_as_the_largest(number: int) -> None:
-    """A session whose moves a peer has told as the most there can be, and which moves here."""
+def test_a_number_beyond_its_field_is_encoded_as_the_largest(number: int) -> None:
     placed = Placement("p", A, number, np.arange(2, dtype=np.uint64))
-    told = decoded_report(encoded_batch(Batch(1, (placed,), (Binding("s", A, "one", number),))))
-    assert told.batch.bindings[0].moves == told.batch.placements[0].capacity == 2**32 - 1
+    decoded = decoded_report(encoded_batch(Batch(1, (placed,), (Binding("s", A, "one", number),))))
+    assert decoded.batch.bindings[0].moves == decoded.batch.placements[0].capacity == 2**32 - 1
 
 
 @pytest.mark.parametrize("tokens", [MAX_COUNT + 1, 2**64])
-def test_what_peers_would_not_believe_is_told_as_the_most_that_they_do(tokens: int) -> None:
-    """One estimate that is out of all reason must not make peers refuse everything else."""
+def test_a_load_beyond_the_limit_is_sent_as_the_limit(tokens: int) -> None:
+    """One absurd estimate must not make peers reject the others."""
     report = LoadReport(1, True, {(PICKER, "ns/a"): EndpointLoad(1, tokens)})
-    told = decoded_report(encoded_report(PeerReport(loads=report)))
-    assert told.loads.loads == {(PICKER, "ns/a"): EndpointLoad(1, MAX_COUNT)}
+    decoded = decoded_report(encoded_report(PeerReport(loads=report)))
+    assert decoded.loads.loads == {(PICKER, "ns/a"): EndpointLoad(1, MAX_COUNT)}
 
 
-def test_names_and_loads_are_taken_up_to_their_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A character or an endpoint more is left out and counted."""
+def test_names_and_loads_are_accepted_up_to_their_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A longer name and a surplus load are skipped and counted."""
 
     def passed_on(*endpoints: str) -> tuple[list[str], int]:
         loads = {(PICKER, endpoint): EndpointLoad(1, 1) for endpoint in endpoints}
-        told = decoded_report(encoded_report(PeerReport(loads=LoadReport(1, True, loads)))).loads
-        return [endpoint for _, endpoint in told.loads], told.unusable
+        decoded = decoded_report(encoded_report(PeerReport(loads=LoadReport(1, True, loads)))).loads
+        return [endpoint for _, endpoint in decoded.loads], decoded.unusable
 
     monkeypatch.setattr(wire, "MAX_LOADS", 2)
     assert passed_on("a" * MAX_NAME, "b") == (["a" * MAX_NAME, "b"], 0)
@@ -68,8 +67,8 @@ def _spoiled(body: pb.Batch, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["plugin", "endpoint", "value"])
-def test_an_entry_that_makes_no_sense_spoils_no_other(how: str) -> None:
-    """Of placements and of bindings: by what it refers to, and by what it says."""
+def test_an_invalid_entry_does_not_affect_others(how: str) -> None:
+    """Its references or its values may be invalid."""
     other = EndpointName("ns/b", "10.0.0.2:80")
     placed = [Placement("p", one, 9, np.arange(3, dtype=np.uint64)) for one in (A, other, A)]
     bound = [Binding("s", one, "session", 1) for one in (A, other, A)]
@@ -81,7 +80,7 @@ def test_an_entry_that_makes_no_sense_spoils_no_other(how: str) -> None:
     assert batch.bindings == (bound[0], bound[2])
 
 
-def test_a_load_that_no_replica_has_spoils_no_other() -> None:
+def test_an_impossible_load_does_not_affect_others() -> None:
     message = pb.Report()
     message.loads.version = 3
     for endpoint, requests in (("ns/a", 2), ("ns/b", MAX_COUNT + 1), ("ns/c", 4)):

@@ -1,4 +1,4 @@
-"""Whole pickers that tell each other what they do, over real sockets."""
+"""Whole pickers that exchange reports over real sockets."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ PAGES = [page() for _ in range(4)]
 
 
 async def ask(picker: WholePicker, prompt: str = PROMPT, **headers: str) -> str:
-    """Where one request goes; it ends at once."""
+    """Send one request that ends at once; returns its destination."""
     async with picker.stream() as stream:
         messages = await stream.ask(completion(prompt=prompt), headers or None)
         return destination_of(messages)
 
 
 async def until_counted(picker: WholePicker, result: str, count: float) -> None:
-    """Return once so many entries of peers have become this."""
+    """Wait until `count` entries of peers have had this result."""
     await until(
         lambda: picker.series("pointsman_peer_entries_total", result=result),
         lambda found: (found or 0) >= count,
@@ -44,7 +44,7 @@ async def until_counted(picker: WholePicker, result: str, count: float) -> None:
 
 
 async def test_a_prompt_goes_where_the_other_replica_has_sent_it(tmp_path: Path) -> None:
-    """Although each has drawn a seed of its own for its hashes."""
+    """Although each replica has drawn its own hash seed."""
     async with two_replicas(tmp_path, pods(*PAGES)) as (first, second):
         sent = {}
         for number in range(8):
@@ -53,8 +53,8 @@ async def test_a_prompt_goes_where_the_other_replica_has_sent_it(tmp_path: Path)
         assert {n: await ask(second, f"{n} " + PROMPT) for n in range(8)} == sent
 
 
-async def test_what_one_has_under_way_is_load_for_the_other_until_it_ends(tmp_path: Path) -> None:
-    """Also in what its scorers and its people are told."""
+async def test_a_request_of_one_replica_is_load_for_the_other_until_it_ends(tmp_path: Path) -> None:
+    """In its scores and on its admin page."""
     async with two_replicas(tmp_path, pods(*PAGES)) as (first, second):
         async with first.stream() as stream:
             messages = await stream.ask(completion(prompt=PROMPT))
@@ -69,8 +69,8 @@ async def test_what_one_has_under_way_is_load_for_the_other_until_it_ends(tmp_pa
         await until(second.is_idle)
 
 
-async def test_a_replica_that_joins_learns_what_was_sent_where_before(tmp_path: Path) -> None:
-    """And one that leaves is not waited for."""
+async def test_a_replica_that_joins_learns_earlier_placements(tmp_path: Path) -> None:
+    """A replica that leaves holds nothing up."""
     endpoints, ports = pods(*PAGES), free_ports(2)
     flags = [peer_flags(port, ports) for port in ports]
     async with AsyncExitStack() as stack:
@@ -90,12 +90,11 @@ async def test_a_replica_that_joins_learns_what_was_sent_where_before(tmp_path: 
 
 
 def is_loaded(rows: dict[str, Any]) -> bool:
-    """Whether anything is under way at these endpoints."""
     return any(row["inflight_requests"] for row in rows.values())
 
 
-async def test_nonsense_on_the_port_is_refused_and_disturbs_nobody(tmp_path: Path) -> None:
-    """Bytes that are no HTTP, messages that are none, and replicas of another version."""
+async def test_invalid_calls_are_refused_without_effect_on_others(tmp_path: Path) -> None:
+    """Not HTTP, not a message, another version, another pool."""
     async with two_replicas(tmp_path, pods(*PAGES)) as (first, second):
         assert first.ports.peers is not None
         reader, writer = await asyncio.open_connection(LOOPBACK, first.ports.peers)
@@ -113,14 +112,14 @@ async def test_nonsense_on_the_port_is_refused_and_disturbs_nobody(tmp_path: Pat
             ([of_others], grpc.StatusCode.FAILED_PRECONDITION),
             ([known, b"\xff" * 50], grpc.StatusCode.INVALID_ARGUMENT),
         ):
-            assert await said_to(first.ports.peers, messages) is status
+            assert await status_after(first.ports.peers, messages) is status
         assert await first.series("pointsman_peer_messages_refused_total") == 5
         await ask(first)
         await until_counted(second, "placement", 1)
 
 
-async def said_to(port: int, messages: list[bytes]) -> grpc.StatusCode:
-    """What the call of a stranger ends with."""
+async def status_after(port: int, messages: list[bytes]) -> grpc.StatusCode:
+    """Send `messages` in one call; returns its final status."""
     async with grpc.aio.insecure_channel(f"{LOOPBACK}:{port}") as channel:
         call = channel.stream_stream(REPORT_METHOD)()
         with suppress(grpc.aio.AioRpcError):
@@ -131,10 +130,10 @@ async def said_to(port: int, messages: list[bytes]) -> grpc.StatusCode:
         return await call.code()
 
 
-async def test_replicas_with_certificates_of_one_authority_speak_to_each_other(
+async def test_replicas_with_certificates_of_one_authority_connect(
     tmp_path: Path,
 ) -> None:
-    """And to nobody who has none, or one of another authority."""
+    """Calls without one, or with one of another authority, are refused."""
     folder = certificates(tmp_path / "own")
     async with two_replicas(
         tmp_path, pods(*PAGES), cert_path=folder, server_name="replicas.test"
@@ -143,16 +142,16 @@ async def test_replicas_with_certificates_of_one_authority_speak_to_each_other(
         await until_counted(second, "placement", 1)
         assert await ask(second) == sent
         assert first.ports.peers is not None
-        assert await said_to(first.ports.peers, [b""]) is grpc.StatusCode.UNAVAILABLE
+        assert await status_after(first.ports.peers, [b""]) is grpc.StatusCode.UNAVAILABLE
         stranger = certificates(tmp_path / "other", shown=folder / "ca.crt")
         ports = [free_ports(1)[0], first.ports.peers]
         flags = peer_flags(ports[0], ports, cert_path=stranger, server_name="replicas.test")
         async with replica(tmp_path / "stranger", first.pods, flags) as third:
 
-            async def was_turned_away() -> bool:
+            async def was_rejected() -> bool:
                 ended = await third.series("pointsman_peer_calls_total", result="unreachable")
                 return bool(ended)
 
-            await until(was_turned_away)
+            await until(was_rejected)
             assert await third.series("pointsman_peers_connected") == 0
             assert await first.series("pointsman_peers_heard") == 1

@@ -377,8 +377,8 @@ def test_a_spec_names_a_series_and_its_labels(text: str, series: Series | None) 
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("a b", "is no series"),
-        ("{x=1}", "is no series"),
+        ("a b", "is not a series"),
+        ("{x=1}", "is not a series"),
         ("a{x=1", "lacks its closing brace"),
         ("a{x=~1}", "only '=' is supported, not '=~'"),
         ('a{x!="1"}', "only '=' is supported, not '!='"),

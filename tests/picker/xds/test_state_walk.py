@@ -35,7 +35,7 @@ SETS = st.dictionaries(A_NAME, CONTENTS)
 
 
 def is_refused(resources: tuple[XdsResource, ...]) -> bool:
-    """Whether a client refuses a response with these."""
+    """True if a client refuses a response with these."""
     return any(one.body.startswith(b"!") for one in resources)
 
 
@@ -173,7 +173,7 @@ class Walk(RuleBasedStateMachine):
         assert known == there
 
     def counts(self, name: str, there: dict[str, str]) -> bool:
-        """Whether the server can have sent `name`, if it does not exist."""
+        """True if the server can have sent `name`, if it does not exist."""
         return True
 
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.looptime
 
 
 def is_refused(refusal: RefusedError | None, status: int, reason: str, begins: str) -> bool:
-    """Whether a client was told this, and when to come again."""
+    """True if a client was told this, and when to come again."""
     if refusal is None or refusal.drop_reason is None:
         return False
     told = (refusal.status, refusal.drop_reason.value, (refusal.reference or "").startswith(begins))
