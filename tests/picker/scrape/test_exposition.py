@@ -26,7 +26,7 @@ def escaped(value: str) -> str:
 
 @st.composite
 def sample_lines(draw: st.DrawFn) -> str:
-    """One sample line as a careful but not always tidy exporter writes it."""
+    """One sample line, in any form that an exporter may write."""
     labels = draw(
         st.dictionaries(st.sampled_from(["model", "engine", "le"]), LABEL_VALUES, max_size=3)
     )
@@ -77,10 +77,8 @@ def test_the_scan_agrees_with_the_general_parser(page: str, name: str) -> None:
 
 @examples(100)
 @given(page=PAGES, names=st.sets(st.sampled_from(NAMES)))
-def test_the_lines_of_some_series_say_all_that_the_page_says_of_them(
-    page: str, names: set[str]
-) -> None:
-    """Line by line, and in any slices at the ends of lines."""
+def test_the_lines_of_some_series_contain_all_their_samples(page: str, names: set[str]) -> None:
+    """Also for a page in slices that end at line ends."""
     lines = page.encode().splitlines(keepends=True)
     whole = only(page.encode(), names)
     expected = repr(scan(page.encode(), sorted(names)))
@@ -92,7 +90,6 @@ def test_the_lines_of_some_series_say_all_that_the_page_says_of_them(
 @examples(100)
 @given(page=st.binary(max_size=200), tail=st.binary(max_size=60))
 def test_no_bytes_make_the_scan_raise(page: bytes, tail: bytes) -> None:
-    """Whatever a broken worker sends, at worst nothing is found."""
     for sample in scan(page + b"\nvllm:running" + tail, ["vllm:running"]).get("vllm:running", ()):
         assert isinstance(sample, PageSample)
 
@@ -115,7 +112,7 @@ def test_no_bytes_make_the_scan_raise(page: bytes, tail: bytes) -> None:
         "my_load 1",
     ],
 )
-def test_what_is_no_sample_of_that_name_is_not_found(line: str) -> None:
+def test_a_line_that_is_not_a_sample_of_the_name_is_skipped(line: str) -> None:
     """Malformed lines, comments and longer names."""
     assert scan(line.encode() + b"\nload 7\n", ["load"]) == {"load": (PageSample({}, 7.0),)}
 

@@ -1,4 +1,4 @@
-"""Metrics pages of the engines become endpoint metrics, or a reason why not."""
+"""Metrics pages of the engines become endpoint metrics or an error with a reason."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def without(page: bytes, name: bytes) -> bytes:
     return b"\n".join(line for line in page.split(b"\n") if not line.startswith(name))
 
 
-def test_a_real_engines_page_is_read() -> None:
-    """What vLLM 0.32 says when it has nothing to do; the same under the name of our own worker."""
+def test_the_page_of_a_real_engine_is_read() -> None:
+    """An idle vLLM 0.32, also under the name of our own worker."""
     for engine in ("vllm", "pointsman"):
         findings = read(REAL_PAGE.read_bytes(), ENGINES[engine])
         assert findings.problems == ()
@@ -67,8 +67,8 @@ def test_a_real_engines_page_is_read() -> None:
 
 
 @pytest.mark.parametrize("value", [b"1e300", b"1e400", b"9007199254740994", b"-1e-300"])
-def test_a_number_beyond_all_sense_counts_as_missing(value: bytes) -> None:
-    """In any series that is a number: a load signal is unknown, a start time stays as it was."""
+def test_an_absurd_number_counts_as_missing(value: bytes) -> None:
+    """A load signal becomes unknown, a start time keeps its last value."""
     page = VLLM.replace(b" 3.0\n", b" %b\n" % value).replace(b"1.7e+09", value)
     findings = read(page, previous=PREVIOUS)
     assert findings.metrics.waiting_requests is None
@@ -77,8 +77,7 @@ def test_a_number_beyond_all_sense_counts_as_missing(value: bytes) -> None:
     assert len(findings.problems) == 1
 
 
-def test_next_to_nothing_is_nothing() -> None:
-    """A number just above zero is one, though less than a request."""
+def test_a_tiny_count_is_zero() -> None:
     tiny = [line.rpartition(b" ")[0] + b" 1e-300" for line in VLLM.splitlines()]
     metrics = load(b"\n".join(tiny))
     assert (metrics.waiting_requests, metrics.running_requests) == (0, 0)
@@ -96,17 +95,17 @@ def test_next_to_nothing_is_nothing() -> None:
         (b"1000000000", b"7", (10**9, 7)),
     ],
 )
-def test_a_geometry_that_is_none_leaves_what_was_known(
+def test_an_invalid_geometry_keeps_the_last_one(
     size: bytes, count: bytes, expected: tuple[int, int]
 ) -> None:
-    """Zero, no number, and labels with escapes."""
+    """Zero, not a number, and labels with escapes."""
     page = VLLM.replace(b'"16"', b'"%b"' % size).replace(b'"2048"', b'"%b"' % count)
     metrics = load(page, previous=PREVIOUS)
     assert (metrics.block_size_tokens, metrics.num_kv_blocks) == expected
 
 
-def test_a_page_of_nothing_but_series_is_read() -> None:
-    """As many as fit into the largest page, each with a label that ends in an escape."""
+def test_a_page_of_the_largest_size_is_read() -> None:
+    """Full of series, each with a label that ends in an escape."""
     line = 'vllm:num_requests_waiting{{engine="{}\\\\"}} 1\n'
     many = "".join(line.format(number) for number in range(20_000)).encode()
     assert load(without(VLLM, b"vllm:num_requests_waiting") + many).waiting_requests == 20_000
@@ -145,7 +144,9 @@ def test_other_engines_are_read_by_their_row(engine: str, page: bytes) -> None:
 
 
 def test_an_engine_without_kv_usage_needs_none() -> None:
-    """Plain Triton reports no KV cache, but each of its models; what it has ever run is no load."""
+    """Plain Triton reports each of its models but no KV cache; its total of executions is not a
+    load.
+    """
     page = (
         b'nv_inference_pending_request_count{model="a"} 3\n'
         b'nv_inference_pending_request_count{model="b"} 1\nnv_inference_exec_count 1000000\n'
@@ -156,7 +157,7 @@ def test_an_engine_without_kv_usage_needs_none() -> None:
 
 
 def test_a_total_and_its_parts_are_counted_once() -> None:
-    """SGLang with priorities tells each number as a whole and again by priority."""
+    """SGLang with priorities reports a total and the parts by priority."""
     page = "".join(
         f'sglang:{name}{{dp_rank="{rank}",priority="{priority}",tp_rank="0"}} {value}\n'
         for name in ("num_queue_reqs", "num_running_reqs")
@@ -176,12 +177,11 @@ def test_a_total_and_its_parts_are_counted_once() -> None:
         ((b"vllm:kv_cache_usage_perc", b"vllm:num_requests_waiting"), (None, 5, None)),
     ],
 )
-def test_a_missing_series_is_unknown_alone_and_is_reported(
+def test_a_missing_series_is_reported_and_only_its_value_unknown(
     missing: tuple[bytes, ...],
     known: tuple[float | None, ...],
     previous: EndpointMetrics | None,
 ) -> None:
-    """The others count, on the first page and on a later one."""
     page = VLLM
     for name in missing:
         page = without(page, name)
@@ -205,7 +205,7 @@ def test_a_missing_series_is_unknown_alone_and_is_reported(
     ],
 )
 def test_an_unusable_value_counts_as_missing(value: bytes, kind: str) -> None:
-    """A load is a finite number from zero up. The report is the same from page to page."""
+    """The report does not change from page to page."""
     page = VLLM.replace(b'perc{engine="0",model_name="m"} 0.25', b"perc " + value)
     findings = read(page, previous=PREVIOUS)
     assert findings.metrics.kv_cache_usage is None
@@ -215,32 +215,31 @@ def test_an_unusable_value_counts_as_missing(value: bytes, kind: str) -> None:
     )
 
 
-def test_an_old_name_of_a_series_is_read_where_the_new_one_is_missing() -> None:
-    """vLLM before 0.10; a version with both names means the same by them."""
+def test_the_old_name_of_a_series_is_read_if_the_new_one_is_missing() -> None:
+    """vLLM before 0.10; in a version with both names they are equal."""
     old = VLLM.replace(b"kv_cache_usage_perc", b"gpu_cache_usage_perc").replace(b" 0.25", b" 0.75")
     findings = read(old)
     assert (findings.metrics.kv_cache_usage, findings.problems) == (0.75, ())
     assert load(old + VLLM).kv_cache_usage == 0.25
 
 
-def test_a_page_without_any_load_is_no_metrics_page() -> None:
-    """Even previous values do not make up for a page of something else."""
+def test_a_page_without_any_load_is_an_error() -> None:
+    """Previous values do not make up for it."""
     with pytest.raises(ExtractError, match="num_requests_running' is missing"):
         read(b"<html>hello</html>", previous=PREVIOUS)
 
 
-def test_geometry_and_start_time_may_be_absent_or_nonsense() -> None:
-    """What is not a positive number is not known; what was known stays."""
+def test_an_absent_geometry_or_start_time_keeps_the_last_one() -> None:
     page = VLLM.replace(b'"2048"', b'"None"').replace(b"1.7e+09", b"NaN")
     fresh = load(page)
     assert (fresh.block_size_tokens, fresh.num_kv_blocks) == (16, None)
     assert fresh.process_start_time_seconds is None
-    kept = load(page, previous=PREVIOUS)
-    assert (kept.num_kv_blocks, kept.process_start_time_seconds) == (100, 5.0)
+    found = load(page, previous=PREVIOUS)
+    assert (found.num_kv_blocks, found.process_start_time_seconds) == (100, 5.0)
 
 
 def test_usage_above_one_is_a_full_cache() -> None:
-    """Rounding in an engine must not make a negative score."""
+    """Rounding in an engine must not cause a negative score."""
     assert load(VLLM.replace(b" 0.25", b" 1.02")).kv_cache_usage == 1.0
 
 
@@ -256,16 +255,17 @@ vllm:cache_config_info{block_size="32",engine="1",num_gpu_blocks="1000"} 1.0
 
 
 @pytest.mark.parametrize("page", [TWO_RANKS, b"\n".join(reversed(TWO_RANKS.split(b"\n")))])
-def test_several_engines_of_a_page_are_put_together(page: bytes) -> None:
-    """Counts are summed, usage is the mean, a block is the smallest; the order does not matter."""
+def test_several_engines_of_a_page_are_combined(page: bytes) -> None:
+    """Counts are summed, usage is the mean, the block size the minimum; the order does not
+    matter.
+    """
     metrics = load(page)
     assert (metrics.waiting_requests, metrics.running_requests) == (10, 6)
     assert metrics.kv_cache_usage == 0.5
     assert (metrics.block_size_tokens, metrics.num_kv_blocks) == (16, 3048)
 
 
-def test_an_endpoint_that_is_one_rank_reads_its_own_samples() -> None:
-    """The other rank is another endpoint."""
+def test_the_endpoint_of_one_rank_reads_its_own_samples() -> None:
     metrics = load(TWO_RANKS, rank=1)
     assert (metrics.waiting_requests, metrics.running_requests) == (7, 1)
     assert (metrics.kv_cache_usage, metrics.block_size_tokens) == (0.75, 32)
@@ -273,7 +273,7 @@ def test_an_endpoint_that_is_one_rank_reads_its_own_samples() -> None:
         read(TWO_RANKS, rank=2)
 
 
-def test_a_page_that_tells_no_ranks_apart_is_everybodys() -> None:
+def test_a_page_without_ranks_counts_for_each_rank() -> None:
     assert load(VLLM.replace(b'engine="0",', b""), rank=1).waiting_requests == 3
 
 
@@ -291,7 +291,7 @@ def test_parallel_ranks_of_one_engine_are_not_counted_twice() -> None:
     assert load(page, ENGINES["sglang"], rank=1).waiting_requests == 4
 
 
-def test_an_engine_with_nonsense_is_left_out_and_reported() -> None:
+def test_an_engine_with_an_unusable_value_is_skipped_and_reported() -> None:
     page = TWO_RANKS.replace(b"} 7", b"} NaN")
     findings = read(page, previous=PREVIOUS)
     assert findings.metrics.waiting_requests == 3
@@ -300,7 +300,7 @@ def test_an_engine_with_nonsense_is_left_out_and_reported() -> None:
     )
 
 
-def test_of_the_same_sample_the_latest_counts() -> None:
+def test_the_latest_of_equal_samples_counts() -> None:
     page = VLLM + b'vllm:num_requests_waiting{engine="0",model_name="m"} 8 1700000000000\n'
     assert load(page).waiting_requests == 8
     assert load(VLLM.replace(b"waiting{", b"waiting{ ") + page).waiting_requests == 8
@@ -317,8 +317,8 @@ vllm:lora_requests_info{max_lora="9",running_lora_adapters="x",waiting_lora_adap
 )
 
 
-def test_the_adapters_are_those_of_the_greatest_value() -> None:
-    """It is the time of writing; old combinations stay on the page."""
+def test_the_sample_with_the_greatest_value_names_the_adapters() -> None:
+    """The value is the time of writing; old combinations stay on the page."""
     metrics = load(LORA)
     assert metrics.active_models == {"a", "b"}
     assert metrics.waiting_models == {"c"}
@@ -326,7 +326,7 @@ def test_the_adapters_are_those_of_the_greatest_value() -> None:
 
 
 def test_a_page_without_adapters_is_complete() -> None:
-    """Most have none; of one that has them no more, none are active."""
+    """If it had some before, none are active now."""
     previous = load(LORA)
     findings = read(VLLM, previous=previous)
     assert findings.problems == ()
@@ -334,8 +334,8 @@ def test_a_page_without_adapters_is_complete() -> None:
     assert findings.metrics.max_active_models is None
 
 
-def test_adapters_of_several_engines_are_put_together() -> None:
-    """Each engine's latest; an endpoint of one rank takes its own."""
+def test_the_adapters_of_several_engines_are_combined() -> None:
+    """The latest sample of each engine; the endpoint of one rank uses its own."""
     name = b"vllm:lora_requests_info"
     page = VLLM + b"".join(
         b'%s{engine="%d",max_lora="2",running_lora_adapters="%s",waiting_lora_adapters=""} %d\n'
@@ -347,8 +347,8 @@ def test_adapters_of_several_engines_are_put_together() -> None:
     assert load(page, rank=0).active_models == {"b"}
 
 
-def test_the_engine_comes_from_a_label_new_name_first() -> None:
-    """Unknown or absent labels mean the default engine."""
+def test_a_label_names_the_engine() -> None:
+    """The new label name has priority; unknown or absent labels mean the default engine."""
     new, old = "llm-d.ai/engine-type", "inference.networking.k8s.io/engine-type"
     table = EngineTable()
     assert table.of({new: "sglang", old: "triton"}) is ENGINES["sglang"]
@@ -370,7 +370,7 @@ def test_the_engine_comes_from_a_label_new_name_first() -> None:
     ],
 )
 def test_a_spec_names_a_series_and_its_labels(text: str, series: Series | None) -> None:
-    """Quotes are optional, an empty spec is none."""
+    """Quotes are optional; an empty spec names no series."""
     assert parse_series(text) == series
 
 
@@ -387,13 +387,13 @@ def test_a_spec_names_a_series_and_its_labels(text: str, series: Series | None) 
         ('a{x="1}', "cannot read"),
     ],
 )
-def test_a_spec_that_is_none_is_refused(text: str, reason: str) -> None:
+def test_an_invalid_spec_is_refused(text: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         parse_series(text)
 
 
 def test_custom_numbers_become_attributes() -> None:
-    """The labels choose the sample; of equals the first; what is missing is told."""
+    """Labels select the sample, the first of equals; a missing one is reported."""
     engine = EngineSeries(
         waiting=Series("w"), custom=(("A/x", Series("c", {"kind": "b"})), ("B/x", Series("none")))
     )
@@ -404,7 +404,7 @@ def test_custom_numbers_become_attributes() -> None:
     assert read(page.replace(b"-2.5", b"NaN"), engine).attributes == {}
 
 
-def test_an_engine_that_says_nothing_of_load_leaves_it_unknown() -> None:
+def test_the_load_of_an_engine_without_load_series_is_unknown() -> None:
     findings = read(b"c 4\n", EngineSeries(custom=(("A/x", Series("c")),)))
     assert (findings.metrics, findings.attributes) == (None, {"A/x": 4.0})
 
@@ -424,8 +424,8 @@ vllm:generation_tokens_total{engine="1"} 20.0
 )
 
 
-def test_what_was_served_is_summed_over_engines_by_bucket() -> None:
-    """Requests of each bucket alone, and tokens; of one rank only that one's."""
+def test_served_requests_and_tokens_are_summed_over_engines() -> None:
+    """The requests of each bucket, and the tokens; for one rank only its own."""
     metrics = load(SERVED)
     assert metrics.served == ServedTotals(42.0, 120.0, (0.1, 1.0), (3.0, 2.0, 8.0))
     assert load(SERVED, rank=0).served == ServedTotals(42.0, 100.0, (0.1, 1.0), (2.0, 3.0, 4.0))
@@ -434,7 +434,7 @@ def test_what_was_served_is_summed_over_engines_by_bucket() -> None:
 
 @pytest.mark.parametrize("engines", [MAX_BUCKETS // 3 + 1, MAX_BUCKETS])
 def test_more_buckets_than_the_limit_are_not_read(engines: int) -> None:
-    """The tokens are."""
+    """The tokens still are."""
     bucket = b'vllm:time_to_first_token_seconds_bucket{engine="%d",le="%b"} 2.0\n'
     edges = (b"0.1", b"1.0", b"+Inf")
     many = b"".join(bucket % (number, edge) for number in range(engines) for edge in edges)
@@ -442,8 +442,7 @@ def test_more_buckets_than_the_limit_are_not_read(engines: int) -> None:
     assert served == ServedTotals(42.0, 9.0)
 
 
-def test_what_was_served_is_read_once_a_second() -> None:
-    """In between it stays; a real page has it."""
+def test_served_totals_are_read_once_a_second() -> None:
     before = load(SERVED)
     fresh = replace(before, served=replace(before.served, read_at_seconds=41.5))
     assert load(VLLM, previous=fresh).served is fresh.served

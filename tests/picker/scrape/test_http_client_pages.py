@@ -1,4 +1,4 @@
-"""Pages come over one kept connection; servers that misbehave cost an error and no more."""
+"""Pages arrive over one persistent connection; a misbehaving server costs one error."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from picker.scrape.sources import MAX_PAGE_BYTES, PageLocation, TlsFiles
 PAGE = b"vllm:num_requests_waiting 3\n"
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(PAGE), PAGE)
 
-Serve = Callable[["Visit"], Awaitable[None]]
+Serve = Callable[["Session"], Awaitable[None]]
 
 
-class Visit:
+class Session:
     """One connection to a scripted server."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -39,18 +39,18 @@ class Visit:
 
 
 class Server:
-    """Counts the connections made to it; `left` is set when one has ended."""
+    """Counts its connections; `left` is set when one has ended."""
 
     def __init__(self, serve: Serve) -> None:
-        self.visits = 0
+        self.sessions = 0
         self.left = asyncio.Event()
         self.address = ""
         self._serve = serve
 
     async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.visits += 1
+        self.sessions += 1
         with suppress(asyncio.IncompleteReadError, ConnectionError):
-            await self._serve(Visit(reader, writer))
+            await self._serve(Session(reader, writer))
         writer.close()
         with suppress(ConnectionError):
             await writer.wait_closed()
@@ -72,12 +72,12 @@ async def serving(
 
 
 def once(*pieces: bytes) -> Serve:
-    """Answers one request with `pieces`, then waits until the client closes."""
+    """Answer one request with `pieces`, then wait until the client closes."""
 
-    async def serve(visit: Visit) -> None:
-        await visit.request()
-        await visit.answer(*pieces)
-        await visit.reader.read()
+    async def serve(session: Session) -> None:
+        await session.request()
+        await session.answer(*pieces)
+        await session.reader.read()
 
     return serve
 
@@ -87,18 +87,18 @@ def http(timeout_seconds: float = 10.0, max_page_bytes: int = MAX_PAGE_BYTES) ->
     return HttpPages(location, timeout_seconds=timeout_seconds)
 
 
-async def test_many_pages_come_over_one_connection() -> None:
-    """Twenty requests a second are not twenty connections a second; they ask for plain bytes."""
+async def test_many_pages_arrive_over_one_connection() -> None:
+    """The requests ask for an uncompressed body."""
     asked: list[bytes] = []
 
-    async def serve(visit: Visit) -> None:
+    async def serve(session: Session) -> None:
         while True:
-            asked.append(await visit.request())
-            await visit.answer(OK)
+            asked.append(await session.request())
+            await session.answer(OK)
 
     async with serving(serve) as server, http() as pages:
         assert [await pages.fetch(server.address) for _ in range(3)] == [PAGE] * 3
-        assert server.visits == 1
+        assert server.sessions == 1
     assert asked[0] == asked[2]
     assert asked[0].startswith(b"GET /metrics HTTP/1.1\r\nHost: " + server.address.encode())
     assert b"Accept-Encoding: identity" in asked[0]
@@ -109,20 +109,20 @@ async def test_an_address_may_be_ipv6(ipv6: str) -> None:
         assert await pages.fetch(server.address) == PAGE
 
 
-def test_it_works_on_the_event_loop_of_the_picker() -> None:
-    """Whose transports are of another kind; here too the connection is kept and closed."""
+def test_the_client_works_on_the_event_loop_of_the_picker() -> None:
+    """The transports of uvloop have a class of their own."""
 
-    async def serve(visit: Visit) -> None:
+    async def serve(session: Session) -> None:
         with suppress(asyncio.IncompleteReadError):
             while True:
-                await visit.request()
-                await visit.answer(OK)
+                await session.request()
+                await session.answer(OK)
 
     async def fetch() -> None:
         async with serving(serve) as server:
             async with http() as pages:
                 assert [await pages.fetch(server.address) for _ in range(3)] == [PAGE] * 3
-                assert server.visits == 1
+                assert server.sessions == 1
             await asyncio.wait_for(server.left.wait(), 60)
 
     uvloop.run(fetch())
@@ -136,30 +136,30 @@ def test_it_works_on_the_event_loop_of_the_picker() -> None:
         b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhiHTTP/1.1 200 OK\r\n",
     ],
 )
-async def test_a_connection_that_cannot_be_kept_is_closed(answer: bytes) -> None:
-    """The server says so, or sends more than was asked for."""
+async def test_a_connection_unfit_for_reuse_is_closed(answer: bytes) -> None:
+    """The server says so, or sends surplus bytes."""
     async with serving(once(answer)) as server, http() as pages:
         assert [await pages.fetch(server.address) for _ in range(2)] == [b"hi"] * 2
-        assert server.visits == 2
+        assert server.sessions == 2
 
 
 async def test_a_body_may_end_with_the_connection() -> None:
 
-    async def serve(visit: Visit) -> None:
-        await visit.request()
-        await visit.answer(b"HTTP/1.1 200 OK\r\n\r\n", b"hel", b"lo")
+    async def serve(session: Session) -> None:
+        await session.request()
+        await session.answer(b"HTTP/1.1 200 OK\r\n\r\n", b"hel", b"lo")
 
     async with serving(serve) as server, http() as pages:
         assert await pages.fetch(server.address) == b"hello"
 
 
-async def test_a_kept_connection_that_the_server_closed_is_replaced_at_once() -> None:
-    """Servers close idle connections; that is no failure of theirs."""
+async def test_an_idle_connection_that_the_server_closed_is_replaced_at_once() -> None:
+    """Servers close idle connections; that is not a failure."""
     close = asyncio.Event()
 
-    async def serve(visit: Visit) -> None:
-        await visit.request()
-        await visit.answer(OK)
+    async def serve(session: Session) -> None:
+        await session.request()
+        await session.answer(OK)
         await close.wait()  # until the next request is on its way, which it will not read
 
     async with serving(serve) as server, http() as pages:
@@ -168,26 +168,25 @@ async def test_a_kept_connection_that_the_server_closed_is_replaced_at_once() ->
         await asyncio.sleep(0)
         close.set()
         assert await second == PAGE
-        assert server.visits == 2
+        assert server.sessions == 2
 
 
-async def test_junk_between_answers_is_not_taken_for_one() -> None:
-    """What comes unasked closes the connection."""
+async def test_unsolicited_bytes_close_the_connection() -> None:
     sent = asyncio.Event()
 
-    async def serve(visit: Visit) -> None:
-        await visit.request()
-        await visit.answer(OK)
+    async def serve(session: Session) -> None:
+        await session.request()
+        await session.answer(OK)
         if not sent.is_set():
-            await visit.answer(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nfake")
-            await visit.reader.read()
+            await session.answer(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nfake")
+            await session.reader.read()
             sent.set()
 
     async with serving(serve) as server, http() as pages:
         assert await pages.fetch(server.address) == PAGE
         await asyncio.wait_for(sent.wait(), 60)
         assert await pages.fetch(server.address) == PAGE
-        assert server.visits == 2
+        assert server.sessions == 2
 
 
 @pytest.mark.parametrize(
@@ -202,12 +201,12 @@ async def test_junk_between_answers_is_not_taken_for_one() -> None:
         (b"", "closed without an answer"),
     ],
 )
-async def test_what_is_no_page_is_an_error_with_a_reason(answer: bytes, reason: str) -> None:
-    """Redirects are followed once; sizes are bounded; what breaks off is not taken for a page."""
+async def test_an_unusable_response_is_an_error_with_a_reason(answer: bytes, reason: str) -> None:
+    """Redirects are followed once, sizes are limited, a truncated page is not used."""
 
-    async def serve(visit: Visit) -> None:
-        await visit.request()
-        await visit.answer(answer)
+    async def serve(session: Session) -> None:
+        await session.request()
+        await session.answer(answer)
 
     async with serving(serve) as server, http(max_page_bytes=4096) as pages:
         with pytest.raises(ScrapeError, match=reason):
@@ -215,7 +214,7 @@ async def test_what_is_no_page_is_an_error_with_a_reason(answer: bytes, reason: 
 
 
 async def test_a_page_of_a_hundred_engines_is_read() -> None:
-    """It has 4 MB, and comes in chunks."""
+    """It has 4 MB, in chunks."""
     page = PAGE * (4_000_000 // len(PAGE))
     head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
     async with (
@@ -226,18 +225,18 @@ async def test_a_page_of_a_hundred_engines_is_read() -> None:
 
 
 def redirecting(places: dict[bytes, bytes], asked: list[bytes]) -> Serve:
-    """Answers each path with a redirection to its place, others with the page."""
+    """Redirect each path of `places`, and answer others with the page."""
 
-    async def serve(visit: Visit) -> None:
+    async def serve(session: Session) -> None:
         while True:
-            path = (await visit.request()).split(b" ", 2)[1]
+            path = (await session.request()).split(b" ", 2)[1]
             asked.append(path)
             place = places.get(path)
             if place is None:
-                await visit.answer(OK)
+                await session.answer(OK)
             else:
                 head = b"HTTP/1.1 307 Elsewhere\r\nLocation: %s\r\ncontent-length: 0\r\n\r\n"
-                await visit.answer(head % place)
+                await session.answer(head % place)
 
     return serve
 
@@ -255,7 +254,7 @@ def redirecting(places: dict[bytes, bytes], asked: list[bytes]) -> Serve:
 async def test_a_redirection_on_the_same_server_is_followed_and_remembered(
     place: bytes, path: bytes
 ) -> None:
-    """Relative or absolute; over the same connection."""
+    """Relative or absolute, over the same connection."""
     places: dict[bytes, bytes] = {}
     asked: list[bytes] = []
     async with serving(redirecting(places, asked)) as server, http() as pages:
@@ -263,7 +262,7 @@ async def test_a_redirection_on_the_same_server_is_followed_and_remembered(
         for _ in range(2):
             assert await pages.fetch(server.address) == PAGE
         assert asked == [b"/metrics", path, path]
-        assert server.visits == 1
+        assert server.sessions == 1
 
 
 @pytest.mark.parametrize(
@@ -281,7 +280,7 @@ async def test_a_redirection_on_the_same_server_is_followed_and_remembered(
     ],
 )
 async def test_a_redirection_to_another_server_is_not_followed(place: bytes) -> None:
-    """By address, name or port; nor one that is no place."""
+    """Another address, name or port, or an invalid location."""
     places: dict[bytes, bytes] = {}
     asked: list[bytes] = []
     async with serving(redirecting(places, asked)) as server, http() as pages:
@@ -292,7 +291,7 @@ async def test_a_redirection_to_another_server_is_not_followed(place: bytes) -> 
         assert asked == [b"/metrics"]
 
 
-async def test_a_redirection_is_followed_once_and_given_up_when_its_place_is_gone() -> None:
+async def test_a_redirection_is_forgotten_when_its_target_fails() -> None:
     """The next fetch begins at the configured path again."""
     places = {b"/metrics": b"/a", b"/a": b"/b"}
     asked: list[bytes] = []
@@ -310,23 +309,22 @@ async def test_a_redirection_is_followed_once_and_given_up_when_its_place_is_gon
 
 
 async def test_an_error_status_keeps_the_connection() -> None:
-    """A worker that is not ready is asked again and again."""
 
-    async def serve(visit: Visit) -> None:
+    async def serve(session: Session) -> None:
         while True:
-            await visit.request()
-            await visit.answer(b"HTTP/1.1 503 Wait\r\ncontent-length: 2\r\n\r\nno")
+            await session.request()
+            await session.answer(b"HTTP/1.1 503 Wait\r\ncontent-length: 2\r\n\r\nno")
 
     async with serving(serve) as server, http() as pages:
         for _ in range(3):
             with pytest.raises(ScrapeError, match="status 503"):
                 await pages.fetch(server.address)
-        assert server.visits == 1
+        assert server.sessions == 1
 
 
 @pytest.mark.parametrize("endless", [b"", b"H", b"HTTP/1.1 200 OK\r\nx: y\r\n"])
-async def test_a_server_that_never_ends_is_given_up(endless: bytes) -> None:
-    """Silence, slow bytes and endless headers; the connection is closed then."""
+async def test_an_endless_response_times_out(endless: bytes) -> None:
+    """Silence, slow bytes and endless headers; the connection is closed."""
     async with serving(once(endless)) as server, http(timeout_seconds=0.05) as pages:
         with pytest.raises(ScrapeError, match=r"no answer within 0\.05 s"):
             await pages.fetch(server.address)
@@ -334,7 +332,7 @@ async def test_a_server_that_never_ends_is_given_up(endless: bytes) -> None:
 
 
 class Wire(asyncio.Transport):
-    """Takes what is written."""
+    """Accepts all writes."""
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         pass
@@ -344,8 +342,7 @@ class Wire(asyncio.Transport):
 
 
 @pytest.mark.looptime
-async def test_the_time_of_one_request_does_not_end_the_next() -> None:
-    """On a connection that is used again, each has its own deadline."""
+async def test_each_request_of_a_connection_has_its_own_deadline() -> None:
     connection = _Connection(MAX_PAGE_BYTES)
     connection.connection_made(Wire())
     loop = asyncio.get_running_loop()
@@ -355,14 +352,14 @@ async def test_the_time_of_one_request_does_not_end_the_next() -> None:
         assert response.body == PAGE
 
 
-async def test_a_fetch_that_is_cancelled_leaves_no_connection() -> None:
-    """Its answer would be taken for that to the next request."""
+async def test_a_cancelled_fetch_closes_its_connection() -> None:
+    """Else its response would be that of the next request."""
     asked = asyncio.Event()
 
-    async def serve(visit: Visit) -> None:
-        await visit.request()
+    async def serve(session: Session) -> None:
+        await session.request()
         asked.set()
-        await visit.reader.read()
+        await session.reader.read()
 
     async with serving(serve) as server, http() as pages:
         task = asyncio.create_task(pages.fetch(server.address))
@@ -373,7 +370,7 @@ async def test_a_fetch_that_is_cancelled_leaves_no_connection() -> None:
         await asyncio.wait_for(server.left.wait(), 60)
 
 
-async def test_a_forgotten_address_is_hung_up_on() -> None:
+async def test_the_connection_to_a_forgotten_address_is_closed() -> None:
     async with serving(once(OK)) as server, http() as pages:
         await pages.fetch(server.address)
         pages.forget(server.address)
@@ -382,8 +379,7 @@ async def test_a_forgotten_address_is_hung_up_on() -> None:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:99999", "no such host:80"])
-async def test_nobody_at_the_address_is_an_error_too(address: str) -> None:
-    """A worker that is down, or never was."""
+async def test_an_unreachable_address_is_an_error(address: str) -> None:
     async with http() as pages:
         with pytest.raises(ScrapeError):
             await pages.fetch(address)
@@ -405,16 +401,16 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def test_plain_http_needs_no_certificates() -> None:
-    """And missing files are an error before anything is asked."""
+    """Missing files are an error before the first request."""
     assert tls_context(PageLocation()) is None
     with pytest.raises(OSError, match="No such file"):
         tls_context(PageLocation("https", tls=TlsFiles(True, ca_cert_path="/none.pem")))
 
 
-async def test_pages_over_https_check_what_they_are_told_to_check(
+async def test_pages_over_https_follow_their_tls_settings(
     certificate: tuple[Path, Path],
 ) -> None:
-    """An authority that vouches, none that does, and no check at all."""
+    """The right authority, a wrong one, and no check."""
     cert, key = certificate
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(cert, key)

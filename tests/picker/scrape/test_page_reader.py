@@ -56,7 +56,7 @@ def test_without_a_length_the_body_ends_with_the_connection() -> None:
 
 @pytest.mark.parametrize("surplus", [b"x", OK + b"content-length: 0\r\n\r\n", b"\r\n\r\nGET"])
 def test_more_than_was_asked_for_spoils_the_connection_only(surplus: bytes) -> None:
-    """The next answer could not be told from it."""
+    """The next answer could not be reported from it."""
     reader = PageReader(CAP)
     assert reader.feed(OK + b"content-length: 2\r\n\r\nhi" + surplus)
     assert (reader.body, reader.keep_alive) == (b"hi", False)
@@ -94,7 +94,7 @@ def test_a_response_without_a_body_needs_no_length() -> None:
         (b"HTTP/1.1 101 S\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n", "unexpected status 101"),
     ],
 )
-def test_what_is_no_plain_response_is_refused(raw: bytes, reason: str) -> None:
+def test_an_ambiguous_or_invalid_response_is_refused(raw: bytes, reason: str) -> None:
     """With the reason, and before it costs more than its bytes."""
     reader = PageReader(CAP)
     with pytest.raises(ResponseError, match=reason):

@@ -28,8 +28,8 @@ from tests.support.picker.scrape_scene import (
 
 
 @pytest.mark.looptime
-async def test_every_endpoint_is_asked_about_twenty_times_a_second() -> None:
-    """The interval is 50 ms, give or take the jitter; the metrics tell it."""
+async def test_every_endpoint_is_scraped_twenty_times_a_second() -> None:
+    """The interval is 50 ms with jitter; the metrics contain it."""
     pages = Pages({1: PAGE, 2: PAGE})
     async with scraping(source(pages)) as scene:
         scene.store.set_endpoints([endpoint("a", 1), endpoint("b", 2)])
@@ -43,9 +43,9 @@ async def test_every_endpoint_is_asked_about_twenty_times_a_second() -> None:
 
 
 @pytest.mark.looptime
-async def test_a_large_pool_is_asked_less_often() -> None:
-    """About 2,500 scrapes a second in all, spread evenly over the endpoints; as often as a small
-    one when it has become one.
+async def test_a_large_pool_is_scraped_less_often() -> None:
+    """About 2,500 scrapes a second in all, evenly over the endpoints; a pool that shrinks is
+    scraped as often as a small one.
     """
     pages = Pages(dict.fromkeys(range(1, 251), PAGE))
     async with scraping(source(pages)) as scene:
@@ -63,8 +63,8 @@ async def test_a_large_pool_is_asked_less_often() -> None:
 
 
 @pytest.mark.looptime
-async def test_endpoints_that_join_together_are_not_all_asked_at_once() -> None:
-    """A thousand are asked within 0.4 s, evenly; one that joins them later is asked immediately."""
+async def test_the_first_scrapes_of_endpoints_that_join_together_are_spread() -> None:
+    """A thousand within 0.4 s, evenly; a later one is scraped immediately."""
     pages = Pages(dict.fromkeys(range(1, 1002), PAGE))
     ports = range(1, 1001)
     async with scraping(source(pages)) as scene:
@@ -79,7 +79,7 @@ async def test_endpoints_that_join_together_are_not_all_asked_at_once() -> None:
 
 
 @pytest.mark.looptime
-async def test_an_endpoint_that_comes_back_is_asked_again() -> None:
+async def test_an_endpoint_that_returns_is_scraped_again() -> None:
     pages = Pages({1: PAGE})
     async with scraping(source(pages)) as scene:
         for _ in range(2):
@@ -93,7 +93,7 @@ async def test_an_endpoint_that_comes_back_is_asked_again() -> None:
 
 @pytest.mark.looptime
 async def test_very_many_endpoints_share_an_address() -> None:
-    """Each of a changing crowd has the load of the one page."""
+    """Each has the load of the one page."""
     pages = Pages({9: PAGE})
     crowd = [
         endpoint(f"w{number}", 1 + number, metrics_host_port=f"{HOST}:9") for number in range(2000)
@@ -109,8 +109,8 @@ async def test_very_many_endpoints_share_an_address() -> None:
 
 
 @pytest.mark.looptime
-async def test_an_idle_pool_is_asked_once_a_second_and_a_decision_wakes_it() -> None:
-    """Everybody is asked within a tick of the first decision."""
+async def test_an_idle_pool_is_scraped_once_a_second_until_a_decision() -> None:
+    """All endpoints are scraped within a tick of the first decision."""
     pages = Pages(dict.fromkeys(range(1, 11), PAGE))
     async with scraping(source(pages), watched=True) as scene:
         scene.store.set_endpoints([endpoint(f"w{port}", port) for port in pages.pages])
@@ -135,8 +135,8 @@ async def test_an_idle_pool_is_asked_once_a_second_and_a_decision_wakes_it() -> 
 
 
 @pytest.mark.looptime
-async def test_a_request_under_way_keeps_the_pool_busy() -> None:
-    """Its answer may take minutes, during which the endpoints' load changes."""
+async def test_a_request_in_flight_keeps_the_pool_busy() -> None:
+    """Its response may take minutes, while the load changes."""
     pages = Pages({1: PAGE})
     async with scraping(source(pages), watched=True) as scene:
         scene.store.set_endpoints([endpoint("a", 1)])
@@ -152,8 +152,8 @@ async def test_a_request_under_way_keeps_the_pool_busy() -> None:
 
 
 @pytest.mark.looptime
-async def test_a_sources_interval_is_rounded_to_ticks() -> None:
-    """The first page is asked for at once; an idle pool does not hurry a slow source."""
+async def test_the_interval_of_a_source_is_rounded_to_ticks() -> None:
+    """The first scrape is immediate; a busy pool does not speed up a slow source."""
     quick, slow = Pages({1: PAGE}), Pages({1: PAGE})
     rare = PageLocation(interval_seconds=4.98)
     async with scraping(
@@ -170,7 +170,7 @@ async def test_a_sources_interval_is_rounded_to_ticks() -> None:
 
 @pytest.mark.looptime
 async def test_scraping_follows_the_endpoints() -> None:
-    """One that joins is asked at once, one that leaves no more."""
+    """A new endpoint is scraped at once, a departed one no longer."""
     pages = Pages({1: PAGE, 2: PAGE})
     async with scraping(source(pages)) as scene:
         scene.store.set_endpoints([endpoint("a", 1)])
@@ -185,8 +185,8 @@ async def test_scraping_follows_the_endpoints() -> None:
 
 
 @pytest.mark.looptime
-async def test_another_server_at_the_same_address_is_asked_about() -> None:
-    """Its container was started again, which is heard of at once with the end of the one before."""
+async def test_a_restarted_server_at_the_same_address_is_scraped() -> None:
+    """Its new incarnation arrives together with the end of the old one."""
     pages = Pages({1: PAGE})
     async with scraping(source(pages)) as scene:
         scene.store.set_endpoints([endpoint("a", 1, incarnation="first")])
@@ -198,8 +198,8 @@ async def test_another_server_at_the_same_address_is_asked_about() -> None:
 
 
 @pytest.mark.looptime
-async def test_a_new_place_of_the_metrics_is_asked_and_the_old_one_not() -> None:
-    """Its address stays, so what is known stays known until then."""
+async def test_a_new_metrics_port_replaces_the_old_one() -> None:
+    """The address is the same, so the last values stay until then."""
     pages = Pages({1: PAGE, 9: PAGE.replace(b" 3", b" 7")})
     async with scraping(source(pages)) as scene:
         scene.store.set_endpoints([endpoint("a", 1)])
@@ -214,8 +214,8 @@ async def test_a_new_place_of_the_metrics_is_asked_and_the_old_one_not() -> None
 
 
 @pytest.mark.looptime
-async def test_ranks_that_share_a_page_each_read_their_part_of_it() -> None:
-    """It is asked for once; as soon as one is alone there, the whole page is its own."""
+async def test_ranks_that_share_a_page_read_their_own_samples() -> None:
+    """The page is scraped once; a rank that remains alone reads all of it."""
     page = b"".join(
         b'vllm:num_requests_waiting{engine="%d"} %d\nvllm:num_requests_running{engine="%d"} 0\n'
         b'vllm:kv_cache_usage_perc{engine="%d"} 0.5\n' % (rank, rank + 4, rank, rank)
@@ -239,8 +239,8 @@ async def test_ranks_that_share_a_page_each_read_their_part_of_it() -> None:
 
 
 @pytest.mark.looptime
-async def test_a_large_page_is_searched_while_the_loop_does_other_work() -> None:
-    """Two megabytes of histograms around the load; the number is that of a small page."""
+async def test_a_large_page_is_searched_in_slices() -> None:
+    """The load is between two megabytes of histograms; the loop does other work in between."""
     bucket = b'vllm:request_latency_seconds_bucket{engine="%d",le="0.5"} 7\n'
     filler = b"".join(bucket % number for number in range(20_000))
     extractor = configured("core-metrics-extractor")
@@ -257,21 +257,18 @@ async def test_a_large_page_is_searched_while_the_loop_does_other_work() -> None
 
 
 class Site:
-    """A source, wherever its location says."""
-
     def __init__(self, location: PageLocation | None) -> None:
         self.location = location
 
 
 class Named:
-    """Finds an endpoint's name."""
+    """Extracts the name of an endpoint."""
 
     def describe(self, endpoint: Endpoint) -> Mapping[str, Any]:
         return {"Name/test": endpoint.name}
 
 
-def test_a_configurations_sources_become_what_is_asked_and_what_is_told() -> None:
-    """Pages for those with a location; descriptions need no source."""
+def test_sources_with_a_location_are_polled_and_extractors_describe_endpoints() -> None:
     named = Named()
     bindings = (
         SourceBinding("with-pages", Site(PageLocation()), (("core", Core()),)),
@@ -285,15 +282,15 @@ def test_a_configurations_sources_become_what_is_asked_and_what_is_told() -> Non
     assert store.snapshot().candidates[0].attributes == {"Name/test": "a"}
 
 
-def test_a_source_and_an_extractor_must_fit() -> None:
-    """Who reads pages has nothing to read where there are none, and the other way round."""
+def test_a_source_and_an_extractor_must_match() -> None:
+    """An extractor of pages needs a source with pages, and vice versa."""
     with pytest.raises(ValueError, match="a without has nothing that a core can read"):
         SourceBinding("without", Site(None), (("core", Core()),))
     with pytest.raises(ValueError, match="a with-pages has nothing that a named can read"):
         SourceBinding("with-pages", Site(PageLocation()), (("named", Named()),))
 
 
-def test_unusable_certificates_are_a_mistake_of_the_configuration() -> None:
+def test_unusable_certificates_are_a_configuration_error() -> None:
     secure = PageLocation("https", tls=TlsFiles(verify=True, ca_cert_path="/none.pem"))
     with pytest.raises(ConfigError, match="some-source: cannot use its certificates"):
         polled((SourceBinding("some-source", Site(secure), ()),))

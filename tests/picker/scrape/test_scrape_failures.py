@@ -1,4 +1,4 @@
-"""What fails stays with its endpoint and source, and is told once; in virtual time."""
+"""A failure affects only its endpoint and source, and is logged once; in virtual time."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tests.support.picker.scrape_scene import PAGE, Core, Length, Pages, endpoin
 
 
 @pytest.mark.looptime
-async def test_failures_keep_the_values_then_make_the_load_unknown_and_are_logged_once(
+async def test_the_load_is_unknown_after_four_failures_in_a_row(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The fourth failure in a row marks the endpoint stale; success brings it back."""
+    """Until then the last values stay; one log line; a success restores the load."""
     pages = Pages({1: PAGE})
     caplog.set_level(logging.INFO)
     async with scraping(source(pages)) as scene:
@@ -41,7 +41,7 @@ async def test_failures_keep_the_values_then_make_the_load_unknown_and_are_logge
 
 
 @pytest.mark.looptime
-async def test_a_source_that_fails_takes_only_its_own_findings_along() -> None:
+async def test_a_failing_source_loses_only_its_own_values() -> None:
     load, extra = Pages({1: PAGE}), Pages({1: b"12345"})
     async with scraping(source(load), source(extra, ("length", Length()))) as scene:
         scene.store.set_endpoints([endpoint("a", 1)])
@@ -57,7 +57,7 @@ async def test_a_source_that_fails_takes_only_its_own_findings_along() -> None:
 
 @pytest.mark.looptime
 async def test_several_extractors_read_the_same_page() -> None:
-    """Also two of one type; what one cannot read does not stop the others."""
+    """Also two of one type; the failure of one does not stop the others."""
 
     class Other(Length):
         def extract(self, scrape: Scrape) -> Extraction:
@@ -75,8 +75,7 @@ async def test_several_extractors_read_the_same_page() -> None:
 
 
 @pytest.mark.looptime
-async def test_a_mistake_while_scraping_one_endpoint_does_not_stop_the_others() -> None:
-    """Anything a fetch or an extractor raises stays with its endpoint."""
+async def test_a_bug_in_the_scrape_of_one_endpoint_does_not_stop_the_others() -> None:
 
     class Trap(Pages):
         async def fetch(self, address: str) -> bytes:
@@ -102,7 +101,6 @@ async def test_a_mistake_while_scraping_one_endpoint_does_not_stop_the_others() 
 
 @pytest.mark.looptime
 async def test_a_page_that_arrives_after_its_endpoint_moved_is_dropped() -> None:
-    """The old server's load says nothing about the new one."""
     release = asyncio.Event()
 
     class Slow(Pages):
@@ -126,10 +124,9 @@ async def test_a_page_that_arrives_after_its_endpoint_moved_is_dropped() -> None
 
 
 @pytest.mark.looptime
-async def test_an_endpoint_whose_node_is_unknown_is_reported_once(
+async def test_an_endpoint_with_an_unknown_node_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The exporter on its node cannot be asked."""
     pages = Pages({9400: b"12345"})
     nodes = PageLocation(port=9400, use_node_address=True)
     async with scraping(source(pages, ("length", Length()), location=nodes)) as scene:
@@ -146,10 +143,9 @@ async def test_an_endpoint_whose_node_is_unknown_is_reported_once(
 
 
 @pytest.mark.looptime
-async def test_a_page_that_is_wrong_in_part_counts_and_is_told_when_its_problems_change(
+async def test_the_problems_of_a_usable_page_are_logged_when_they_change(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """What it does say is believed."""
 
     class Partly(Length):
         def extract(self, scrape: Scrape) -> Extraction:
@@ -166,15 +162,15 @@ async def test_a_page_that_is_wrong_in_part_counts_and_is_told_when_its_problems
         pages.pages[1] = b"good"
         await asyncio.sleep(0.5)
         assert scene.counted("datalayer_extract_errors_total") - counted <= 1
-    told = [record.message.partition("default/a: ")[2] for record in caplog.records]
-    assert [line for line in told if line] == ["no queue (change 1)", "complete again (change 2)"]
+    lines = [record.message.partition("default/a: ")[2] for record in caplog.records]
+    assert [line for line in lines if line] == ["no queue (change 1)", "complete again (change 2)"]
 
 
 @pytest.mark.looptime
-async def test_a_number_that_comes_and_goes_is_unknown_while_it_is_gone(
+async def test_a_series_that_comes_and_goes_is_unknown_while_it_is_missing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Beside one that stays. The log says so a few times, and not with every page."""
+    """The log has a few lines about it, not one per page."""
 
     class Coming(Length):
         pages = 0
