@@ -310,16 +310,16 @@ class ResponseHead(msgspec.Struct, frozen=True):
     """The beginning of an endpoint's response; header names lower case, pseudo-headers included.
 
     `served_by` is the `ip:port` that the proxy says has served; `has_destination_metadata` whether
-    the proxy sent metadata of the destination namespace at all. With `reached_nobody` the proxy
-    says that no endpoint has seen the request, and the response is its own. `came_at_seconds` is on
-    the clock of the hooks, which are told it. With `shows_body` a body is shown as it passes.
+    the proxy sent metadata of the destination namespace at all. With `reached_no_endpoint` the
+    proxy says that no endpoint has seen the request, and the response is its own. `came_at_seconds`
+    is on the clock of the hooks, which are told it. With `shows_body` a body is shown as it passes.
     """
 
     status: int | None
     headers: Mapping[str, str] = _EMPTY
     served_by: str | None = None
     has_destination_metadata: bool = False
-    reached_nobody: bool = False
+    reached_no_endpoint: bool = False
     came_at_seconds: float | None = None
     shows_body: bool = True
 

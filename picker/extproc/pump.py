@@ -49,7 +49,7 @@ class RequestExchange(Protocol):
     """One request as its stream sees it; see `requestcontrol.director`."""
 
     def decides_at_once(self, raw: RawRequest) -> bool:
-        """Whether `route(raw)`, called right now, waits for nothing; then it needs no task of its
+        """True if `route(raw)`, called right now, waits for nothing; then it needs no task of its
         own. Asked at most once, right before `route`.
         """
         ...

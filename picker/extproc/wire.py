@@ -151,7 +151,7 @@ def _response_headers(message: _Message) -> Event:
     if message.HasField("metadata_context"):
         has_metadata = DESTINATION_NAMESPACE in message.metadata_context.filter_metadata
         served_by = _served_by(message)
-    upstream, reached_nobody = _upstream(message)
+    upstream, reached_no_endpoint = _upstream(message)
     response_body = BodyMode.DUPLEX
     if message.HasField("protocol_config"):
         mode = message.protocol_config.response_body_mode
@@ -162,7 +162,7 @@ def _response_headers(message: _Message) -> Event:
         served_by=served_by or upstream,
         headers=headers,
         has_destination_metadata=has_metadata,
-        reached_nobody=reached_nobody,
+        reached_no_endpoint=reached_no_endpoint,
         response_body=response_body,
         only_observes=message.observability_mode,
     )

@@ -1,7 +1,7 @@
-"""What data producers find out for one decision: typed attributes, and the shapes that plugins of
-several kinds share.
+"""The findings of data producers for one decision: typed attributes, and the structures that
+several kinds of plugins share.
 
-What a prefix cache holds is in `prefix.match`; the tokens of a prompt travel in the request.
+The match with a prefix cache is in `prefix.match`; the tokens of a prompt travel in the request.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ AGENT_IDENTITY = "agent-identity"
 PEER_ENDPOINT = "PeerEndpoint"
 TOPOLOGY = "Topology"
 _NO_MODALITIES: Mapping[str, Mapping[str, int]] = MappingProxyType({})
-# Under this name candidates carry a tuple of `ServedModel`.
+# The attribute of candidates that holds a tuple of `ServedModel`.
 MODELS_ATTRIBUTE = "/v1/models/models-data-extractor"
 
 T = TypeVar("T")
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class DataKey(Generic[T]):
-    """Names a finding: what it is and which producer instance made it. Printed `Type/producer`."""
+    """The name of a finding: its type and the producer instance. Printed `Type/producer`."""
 
     data_type: str
     producer: str
@@ -54,16 +54,16 @@ class Attributes(dict[DataKey[Any], Any]):
         def __setitem__(self, key: DataKey[T], value: T, /) -> None: ...
 
         def get(self, key: DataKey[T], /) -> T | None:  # type: ignore[override]
-            """The finding, or None when no producer made it."""
+            """Return the finding; None if no producer wrote it."""
 
     def of_type(self, data_type: str) -> tuple[Any, ...]:
-        """The findings of one type, of all producers, in the order they were made."""
+        """Return the findings of one type, of all producers, in the order of their creation."""
         return tuple([one for key, one in self.items() if key.data_type == data_type])
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointLoad:
-    """What this picker itself has under way at one endpoint."""
+    """This picker's own load in flight at one endpoint."""
 
     requests: int = 0
     tokens: int = 0
@@ -71,16 +71,16 @@ class EndpointLoad:
 
 @runtime_checkable
 class LiveLoad(Protocol):
-    """A plugin that knows at any moment what is under way, also outside of decisions."""
+    """A plugin that knows the load in flight at any time, also outside of decisions."""
 
     @property
     def loads(self) -> Mapping[str, EndpointLoad]:
-        """A live view of the load by endpoint key; an endpoint that is absent has none."""
+        """A live view of the load by endpoint key, without idle endpoints."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointFlow:
-    """Whose requests they are that are under way at an endpoint, and of what priority."""
+    """The requests in flight at an endpoint with the same fairness id and priority."""
 
     endpoint_key: str
     fairness_id: str
@@ -89,18 +89,18 @@ class EndpointFlow:
 
 @runtime_checkable
 class FlowLoads(Protocol):
-    """A plugin that knows the load of each flow; asking adds it up."""
+    """A plugin that knows the load of each flow."""
 
     def flow_loads(self) -> Mapping[EndpointFlow, EndpointLoad]:
-        """The load of each flow that has anything under way."""
+        """Add up the load of each flow that has requests in flight."""
 
 
 @dataclass(frozen=True, slots=True)
 class InFlightLoad:
-    """Load by endpoint key; an endpoint that is absent has none.
+    """Load by endpoint key, without idle endpoints.
 
-    `uncached_tokens` is what this request would add to each candidate: its prompt tokens less those
-    that are cached there; `default_uncached_tokens` to candidates that are absent.
+    `uncached_tokens` are the tokens that this request would add to each candidate: its prompt
+    tokens less those cached there; `default_uncached_tokens` apply to candidates without an entry.
     """
 
     by_endpoint: Mapping[str, EndpointLoad]
@@ -123,12 +123,12 @@ class InFlightLoad:
 
 
 class LatencyPrediction(msgspec.Struct, frozen=True, gc=False):
-    """What this request is predicted to see at one endpoint, in milliseconds.
+    """The predicted latencies of this request at one endpoint, in milliseconds.
 
-    `tpot_ms` is None where the time per token is not known. A headroom is the objective less the
-    prediction (its p90, where the predictor knows it); negative misses the objective. `is_valid`
-    says that the objectives are met; `dispatched` counts what this picker has under way there.
-    `cost_ms` is the time that all requests there lose by it, where that is known.
+    `tpot_ms` is None if the time per token is unknown. A headroom is the objective less the
+    prediction (its p90, if known); a negative one misses the objective. `is_valid`: all objectives
+    are met. `dispatched` counts this picker's requests in flight there. `cost_ms` is the time that
+    all requests there lose by this one, if known.
     """
 
     ttft_ms: float
@@ -142,7 +142,7 @@ class LatencyPrediction(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class EncoderMatch:
-    """Sizes of the request's multi-modal items, and of those that an endpoint has encoded.
+    """The sizes of the request's multi-modal items, and of those that an endpoint has encoded.
 
     `modalities` counts the latter by endpoint key and modality.
     """
@@ -154,7 +154,7 @@ class EncoderMatch:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Where an endpoint stands; "" where that is not known."""
+    """The location of an endpoint; "" for unknown parts."""
 
     hostname: str = ""
     rack: str = ""
@@ -163,44 +163,44 @@ class Topology:
 
 
 def inflight_load_key(producer: str = "inflight-load-producer") -> DataKey[InFlightLoad]:
-    """The key under which the producer instance called `producer` stores the load."""
+    """Return the key of the load that the instance `producer` writes."""
     return DataKey(INFLIGHT_LOAD, producer)
 
 
 def latency_predictions_key(
     producer: str = "predicted-latency-producer",
 ) -> DataKey[Mapping[str, LatencyPrediction]]:
-    """The key of the predictions, by endpoint key."""
+    """Return the key of the predictions by endpoint key."""
     return DataKey(LATENCY_PREDICTIONS, producer)
 
 
 def encoder_matches_key(producer: str = "mm-embeddings-cache-producer") -> DataKey[EncoderMatch]:
-    """The key of the multi-modal matches."""
+    """Return the key of the multi-modal matches."""
     return DataKey(ENCODER_MATCHES, producer)
 
 
 def session_id_key(producer: str = "session-id-producer") -> DataKey[str]:
-    """The key of the session that a request belongs to."""
+    """Return the key of the session of a request."""
     return DataKey(SESSION_ID, producer)
 
 
 def agent_identity_key(producer: str = "agent-identity") -> DataKey[str]:
-    """The key of the agent session that a request says it is a turn of."""
+    """Return the key of the agent session that a request names."""
     return DataKey(AGENT_IDENTITY, producer)
 
 
-# What an earlier stage of a disaggregated request was given; itself, and not its key alone, because
-# it need not be among the candidates of the later stage.
+# The endpoint of an earlier stage of a disaggregated request: the candidate itself, not its key,
+# because it need not be among the candidates of the later stage.
 PEER_ENDPOINT_KEY: DataKey[Candidate] = DataKey(PEER_ENDPOINT, "disagg-profile-handler")
 
-# What flow control has let in that has not left yet, by endpoint key, spread as it expects it. For
-# detectors: candidates' own counts include these requests already, but nothing counts their tokens.
+# The requests that flow control has admitted and that have not left, by the endpoint expected. For
+# detectors: the counts of candidates include these requests, but not their tokens.
 LET_IN_LOAD_KEY: DataKey[Mapping[str, EndpointLoad]] = DataKey("LetInLoad", "flow-control")
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """An entry of an endpoint's `/v1/models`; 0 and "" for what it does not say.
+    """An entry of an endpoint's `/v1/models`; 0 and "" for missing fields.
 
     `parent` is the model that a LoRA adapter belongs to.
     """

@@ -1,7 +1,7 @@
 """The vocabulary of requests whose encode, prefill and decode stages run on different endpoints:
-labels of endpoints, headers of requests, and what a profile handler decided.
+labels of endpoints, headers of requests, and the decision of a profile handler.
 
-The decode endpoint gets the request; its sidecar asks the others, which it finds in the headers.
+The decode endpoint receives the request; its sidecar calls the others, which the headers name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DATA_PARALLEL_HEADER = "x-data-parallel-host-port"
 
 
 class DisaggregationDecision(Enum):
-    """Which stages of a request got an endpoint of their own; the word of the decision metrics."""
+    """The stages of a request with their own endpoint, as the decision metrics spell them."""
 
     DECODE_ONLY = "decode-only"
     PREFILL_DECODE = "prefill-decode"
@@ -32,11 +32,11 @@ class DisaggregationDecision(Enum):
     ENCODE_PREFILL_DECODE = "encode-prefill-decode"
 
 
-# What the profile handler decided, for metrics; written when the request leaves.
+# The decision of the profile handler, for metrics; written when the request leaves.
 DISAGGREGATION_DECISION_KEY: DataKey[DisaggregationDecision] = DataKey(
     "DisaggregationDecision", "disagg-profile-handler"
 )
 
-# Why stages were left out, by the names of their profiles; shown to people.
+# The reasons for skipping stages, by the names of their profiles; for `explain`.
 SKIPPED_STAGES = "SkippedStages"
 SKIPPED_STAGES_KEY: DataKey[Mapping[str, str]] = DataKey(SKIPPED_STAGES, "disagg-profile-handler")

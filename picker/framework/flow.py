@@ -1,8 +1,9 @@
-"""The contracts of flow control's plugins: who goes next, and how far a priority may fill a pool.
+"""The contracts of flow control's plugins: the next request, and the share of a pool for each
+priority.
 
 All methods are synchronous; `now_seconds` is on the clock of the requests. A policy is one object
-of the configuration and may serve several priority bands; what it remembers of one band is in
-the `BandFairness` that it makes for it.
+of the configuration and may serve several priority bands; the `BandFairness` that it creates for
+one band owns the state of that band.
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ import msgspec
 
 from picker.types import Candidates, InferenceRequest, Usage
 
-DEFAULT_SETTLE_SECONDS = 0.5  # of a detector that does not say
-# Smaller leaves first; of equal ranks the one that came first.
+DEFAULT_SETTLE_SECONDS = 0.5  # of a detector without one of its own
+# The smallest is dispatched first; of equal ranks the earliest arrival.
 Rank: TypeAlias = tuple[float, ...]
 
 
 class QueuedRequest(msgspec.Struct, frozen=True):
-    """A request that waits, or has waited, for its turn.
+    """A request in a queue, or admitted from it.
 
     `sequence` counts arrivals and is unique. `size_bytes` is the size of its body, `held_bytes` the
-    memory that it takes while it waits, `tokens` an estimate of what serving it costs.
-    `ttl_seconds` is how long it may wait while the pool has endpoints (None: for ever).
+    memory that it takes while it waits, `tokens` an estimate of the cost of serving it.
+    `ttl_seconds` bounds its wait while the pool has endpoints (None: no bound).
     """
 
     request: InferenceRequest
@@ -37,7 +38,7 @@ class QueuedRequest(msgspec.Struct, frozen=True):
 
     @property
     def flow(self) -> str:
-        """Whose it is."""
+        """The fairness id that its flow is named by."""
         return self.request.fairness_id
 
 
@@ -46,57 +47,57 @@ class OrderingPolicy(Protocol):
     """Orders the requests of one flow."""
 
     def rank(self, item: QueuedRequest) -> Rank:
-        """Its place; asked once, when it arrives."""
+        """Rank a request; called once, when it arrives."""
 
 
 class BandFairness(Protocol):
-    """Chooses among the flows of one band. Owns what it remembers of them."""
+    """Chooses among the flows of one band. Owns their state."""
 
     def head_changed(self, flow: str, head: QueuedRequest | None, rank: Rank) -> None:
-        """The next request of `flow` is now `head`; None: nothing of it waits."""
+        """Set the next request of `flow`; None: its queue is empty."""
 
     def select(self, now_seconds: float) -> str | None:
-        """The flow whose head goes next; None when nothing waits. Changes nothing that counts:
-        asked twice it answers the same.
+        """Return the flow whose head is dispatched next; None if all queues are empty. A second
+        call returns the same.
         """
 
     def dispatched(self, item: QueuedRequest, now_seconds: float) -> None:
-        """`item` was let in; called before the `head_changed` that follows from it."""
+        """Note that `item` was admitted; called before the `head_changed` that follows."""
 
     def completed(self, item: QueuedRequest, usage: Usage | None, now_seconds: float) -> None:
-        """A request that was let in is over; `usage` is what its response said, if anything. Its
-        flow may be unknown here: bands come and go.
+        """Note that an admitted request is over, with the usage in its response, if any. Its flow
+        may be unknown: bands are created and dropped.
         """
 
     def forget(self, flow: str) -> None:
-        """Nothing of `flow` waits and nothing has come for long."""
+        """Drop the state of a flow that has been idle for a long time."""
 
 
 @runtime_checkable
 class SharesCapacity(Protocol):
-    """A band's fairness whose flows share a full queue as well: the flow that holds the most for
-    its weight makes room for one that holds less.
+    """A band's fairness that also shares a full queue: the flow that holds the most for its weight
+    makes room for one that holds less.
     """
 
     def weight(self, flow: str) -> float:
-        """More than 0; the same as long as anything of the flow waits."""
+        """Return the weight, above 0; constant while the flow has a queue."""
 
 
 @runtime_checkable
 class KeepsHeadroom(Protocol):
-    """A band's fairness that keeps the last places in the pool for flows that ask for little, so
+    """A band's fairness that reserves the last places in the pool for flows with little load, so
     that they need not wait until another request ends.
     """
 
     def headroom(self, place: float, now_seconds: float) -> float:
-        """A part of the band's ceiling, 0 to 1, of which one more request takes about `place`. So
-        close to the ceiling `select_within_share` is asked, and not `select`.
+        """Return a part of the band's ceiling, 0 to 1; one more request takes about `place` of it.
+        That close to the ceiling `select_within_share` is called instead of `select`.
         """
 
     def select_within_share(self, now_seconds: float) -> str | None:
-        """The flow whose head goes next; None when none that waits may: then nothing of the band
-        goes until there is more room, or another one comes or goes. Also time may change it, and
-        it is asked now and then.
+        """Return the flow whose head is dispatched next; None: no request of the band may go until
+        there is more room, or a request arrives or leaves. Time may change the answer as well, so
+        it is called periodically.
         """
 
 
@@ -105,12 +106,12 @@ class FairnessPolicy(Protocol):
     """Shares a band among its flows."""
 
     def for_band(self, priority: int) -> BandFairness:
-        """A new state for one band."""
+        """Create the state of one band."""
 
 
 class ProgramShare(msgspec.Struct, frozen=True):
-    """What one program (fairness id) got of a pool: the service that counts for it now, and how
-    long its requests waited.
+    """The share of a pool that one program (fairness id) received: the service that counts for it
+    now, and the waits of its requests.
     """
 
     attained_tokens: float
@@ -119,29 +120,29 @@ class ProgramShare(msgspec.Struct, frozen=True):
 
 @runtime_checkable
 class SharesByProgram(Protocol):
-    """A fairness policy that keeps accounts of programs, which are worth gauges."""
+    """A fairness policy with an account for each program, for gauges."""
 
     def program_shares(self) -> Mapping[str, ProgramShare]:
-        """All programs it knows, now."""
+        """Return the current shares of all known programs."""
 
 
 @runtime_checkable
 class UsageLimitPolicy(Protocol):
-    """Says how full the pool may be for requests of each priority to be let in."""
+    """Limits how full the pool may be for requests of each priority to be admitted."""
 
     def ceilings(self, saturation: float, priorities: Sequence[int]) -> Sequence[float]:
-        """One ceiling per priority; `priorities` come highest first and are never none. A priority
-        is held back while the pool's saturation is at its ceiling or above. Asked once per look at
-        the queues.
+        """Return a ceiling for each of `priorities`, which are in descending order and not empty. A
+        priority is held back while the pool's saturation is at its ceiling or above. Called once
+        for each pass over the queues.
         """
 
 
 @runtime_checkable
 class EvictionFilter(Protocol):
-    """Says which requests under way may be stopped in favour of others."""
+    """Selects requests under way that may be stopped in favour of others."""
 
     def is_evictable(self, item: QueuedRequest) -> bool:
-        """Asked once, when it was let in."""
+        """Return true if it may be stopped; called once, when it is admitted."""
 
 
 @runtime_checkable
@@ -149,21 +150,21 @@ class EvictionOrder(Protocol):
     """Orders the requests that may be stopped."""
 
     def rank(self, item: QueuedRequest, dispatched_at_seconds: float) -> Rank:
-        """Smaller is stopped first."""
+        """Rank a request; the smallest is stopped first."""
 
 
 @runtime_checkable
 class JudgesStaleness(Protocol):
-    """A saturation detector that knows how much of what it says rests on old metrics."""
+    """A saturation detector that knows how many of its inputs are stale."""
 
     def stale(self, candidates: Candidates, now_seconds: float) -> int:
-        """How many of `candidates` it judges without fresh metrics."""
+        """Count the candidates without fresh metrics."""
 
 
 @runtime_checkable
 class SettlesLate(Protocol):
-    """A saturation detector that says how long it takes to notice that a request is over."""
+    """A saturation detector that notices the end of a request with a delay."""
 
     @property
     def settle_seconds(self) -> float:
-        """After so long the end of a request shows in its saturation."""
+        """The delay after which the saturation reflects the end of a request."""

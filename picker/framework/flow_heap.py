@@ -1,7 +1,7 @@
 """Flows in the order of keys that change often.
 
-A heap whose entries go stale instead of being looked for: an entry counts while its flow's key is
-still the one that it was pushed with. Stale entries never outnumber the others by much.
+A heap in which entries become stale instead of being searched for: an entry is valid while its
+flow still has the key that it was pushed with. Stale entries never outnumber the others by much.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ _FEW = 16
 
 
 class FlowHeap(Generic[K]):
-    """Owns which flows are in it, and their keys. Equal keys are ordered by flow.
+    """Owns its flows and their keys. Equal keys are ordered by flow.
 
-    Everything takes amortised O(log n).
+    Every operation takes amortised O(log n).
     """
 
     def __init__(self) -> None:
@@ -31,11 +31,11 @@ class FlowHeap(Generic[K]):
         return flow in self._keys
 
     def key(self, flow: str) -> K | None:
-        """The key of `flow`; None when it is not here."""
+        """Return the key of `flow`; None if it is absent."""
         return self._keys.get(flow)
 
     def put(self, flow: str, key: K) -> None:
-        """Let `flow` be at `key`, wherever it was."""
+        """Insert `flow` with `key`, or move it there."""
         if self._keys.get(flow) == key:
             return
         self._keys[flow] = key
@@ -45,11 +45,11 @@ class FlowHeap(Generic[K]):
             heapify(self._heap)
 
     def remove(self, flow: str) -> None:
-        """Take `flow` out, if it is here."""
+        """Remove `flow` if it is present."""
         self._keys.pop(flow, None)
 
     def first(self) -> str | None:
-        """The flow of the least key; None when there is no flow."""
+        """Return the flow with the least key; None if the heap is empty."""
         heap, keys = self._heap, self._keys
         while heap:
             key, flow = heap[0]

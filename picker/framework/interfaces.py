@@ -1,9 +1,9 @@
-"""Every contract a plugin can fulfil, readable in one sitting.
+"""Every contract that a plugin can implement, in one file.
 
-A plugin is a plain object; it may fulfil several contracts. All methods are synchronous, take
-everything they need as arguments, and neither read a clock nor draw from a global random source.
-Scores lie in [0, 1]; higher is better. `attributes` carries what data producers found out for this
-one decision.
+A plugin is a plain object; it may implement several contracts. All methods but `look_up` and
+`flush` are synchronous, take all their inputs as arguments, and neither read a clock nor draw from
+a global random source. Scores are in [0, 1]; higher is better. `attributes` holds the findings of
+data producers for this one decision.
 """
 
 from __future__ import annotations
@@ -35,32 +35,30 @@ from picker.types import (
 
 @runtime_checkable
 class Parser(Protocol):
-    """Understands the bodies of some paths."""
+    """Parses the bodies of some paths."""
 
-    claims: tuple[str, ...]  # path suffixes; empty: takes every path that no other parser claims
+    claims: tuple[str, ...]  # path suffixes; empty: every path that no other parser claims
 
     def parse(self, path: str, headers: Mapping[str, str], body: bytes) -> ParsedBody:
-        """Decode `body`. Raises `RefusedError` (400) naming the field that is wrong."""
+        """Decode `body`. Raises `RefusedError` (400) that names the invalid field."""
 
 
 @runtime_checkable
 class DataProducer(Protocol):
-    """Finds something out about request × candidates before scheduling."""
+    """Derives findings from request and candidates before scheduling."""
 
     def produce(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> InferenceRequest:
-        """Write findings into `attributes`; return the request, possibly enriched
-        (`dataclasses.replace`).
-        """
+        """Write findings into `attributes`; return the request, or an enriched copy."""
 
 
 @runtime_checkable
 class AsyncDataProducer(Protocol):
-    """A data producer that has to ask another server. Runs in order with the others.
+    """A data producer that asks another server, through `Services`. Runs in order with the others.
 
-    It asks through `Services`; whatever goes wrong or takes longer than `timeout_seconds` ends the
-    finding out, never the request.
+    A failure, or an answer that takes longer than `timeout_seconds`, ends the production of
+    findings, never the request.
     """
 
     timeout_seconds: float
@@ -68,53 +66,55 @@ class AsyncDataProducer(Protocol):
     async def look_up(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> InferenceRequest:
-        """As `DataProducer.produce`."""
+        """Like `DataProducer.produce`, but awaited."""
 
 
 @runtime_checkable
 class RequestProcessor(Protocol):
-    """Looks at a request's headers before anything is decided about it."""
+    """Reads a request's headers before any decision about it."""
 
     def process(self, request: InferenceRequest) -> InferenceRequest:
-        """The request, possibly enriched. Raises `RefusedError`."""
+        """Return the request, or an enriched copy. Raises `RefusedError`."""
 
 
 @runtime_checkable
 class Screener(Protocol):
-    """Narrows the candidates of all profiles, before producers look at them."""
+    """Narrows the candidates of all profiles, before producers run."""
 
     def screen(self, request: InferenceRequest, candidates: Candidates, rng: Random) -> Candidates:
-        """Those that may serve. Every screener sees all; the results are intersected."""
+        """Return the candidates that may serve. Every screener sees all; the results are
+        intersected.
+        """
 
 
 @runtime_checkable
 class Admitter(Protocol):
-    """May refuse a request once producers have looked at it."""
+    """May refuse a request after the producers ran."""
 
     def admit(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes, rng: Random
     ) -> None:
-        """Raises `RefusedError` to refuse."""
+        """Return if the request may be scheduled; raise `RefusedError` if not."""
 
 
 @runtime_checkable
 class SaturationDetector(Protocol):
-    """Says how full the pool is."""
+    """Measures how full the pool is."""
 
     def saturation(
         self, candidates: Candidates, attributes: Attributes, now_seconds: float
     ) -> float:
-        """0 is idle, 1 and above is full; no candidates are full."""
+        """Return 0 for an idle pool, 1 and above for a full one; an empty pool is full."""
 
 
 @runtime_checkable
 class Decider(Protocol):
-    """Decides whether a stage of a disaggregated request is worth its profile."""
+    """Decides if a stage of a disaggregated request runs on its own endpoint."""
 
     def should_run(
         self, request: InferenceRequest, picked: Candidate | None, attributes: Attributes
     ) -> bool:
-        """Whether to run it; `picked` is the endpoint of the stage before, if there was one."""
+        """Return true to run the stage; `picked` is the endpoint of the previous stage, if any."""
 
 
 @runtime_checkable
@@ -123,41 +123,41 @@ class UsesPlugins(Protocol):
 
     @property
     def references(self) -> Mapping[str, str]:
-        """Parameter name → the plugin that it names."""
+        """The names of plugins by the parameters that name them."""
 
     def connect(self, plugins: Mapping[str, object]) -> None:
-        """The named plugins, by name; called once, when all plugins exist. Raises `ValueError` for
-        one of the wrong kind.
+        """Receive the named plugins, by name; called once, when all plugins exist. Raises
+        `ValueError` for one of the wrong kind.
         """
 
 
 @runtime_checkable
 class ResponseReader(Protocol):
-    """Reads what one response says about usage. One object a response, fed in order."""
+    """Reads the usage from one response. One object for each response, fed in order."""
 
     @property
     def usage(self) -> Usage | None:
-        """What was said so far; None: nothing."""
+        """The usage reported so far, if any."""
 
     def feed(self, data: bytes, is_last: bool) -> None:
-        """Take a piece of the body, cut anywhere. Never raises for what a server may send."""
+        """Take a piece of the body, cut anywhere. Never raises for malformed content."""
 
 
 @runtime_checkable
 class ReadsResponses(Protocol):
-    """A parser that understands the responses to its requests as well."""
+    """A parser that also reads the responses to its requests."""
 
     def response_reader(self, body: ParsedBody, content_type: str) -> ResponseReader:
-        """A reader for the response to a request with this body."""
+        """Create a reader for the response to a request with this body."""
 
 
 @runtime_checkable
 class ProducesData(Protocol):
-    """Says what its `produce` writes. Names the findings that `ConsumesData` can ask for."""
+    """Declares the findings that its `produce` writes; `ConsumesData` can require them."""
 
     @property
     def produces(self) -> tuple[DataKey[Any], ...]:
-        """The keys it writes."""
+        """The keys that it writes."""
 
 
 @runtime_checkable
@@ -166,16 +166,16 @@ class ConsumesData(Protocol):
 
     @property
     def consumes(self) -> tuple[DataKey[Any], ...]:
-        """The keys it reads; for a producer, those that must be written before it runs."""
+        """The keys that it reads; those of a producer are written before it runs."""
 
 
 @runtime_checkable
 class MayConsumeData(Protocol):
-    """Makes use of findings where there are any; nothing is created to make them."""
+    """Uses findings if they exist; no producer is created for them."""
 
     @property
     def may_consume(self) -> tuple[DataKey[Any], ...]:
-        """The keys it reads when they were produced."""
+        """The keys that it reads if they were produced."""
 
 
 @runtime_checkable
@@ -185,17 +185,17 @@ class Filter(Protocol):
     def filter(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes, rng: Random
     ) -> Candidates:
-        """Return the candidates that may serve, in the order given; none refuses the request."""
+        """Return the candidates that may serve, in the order given; an empty result refuses."""
 
 
 @runtime_checkable
 class Scorer(Protocol):
-    """Rates candidates."""
+    """Rates the candidates of a profile."""
 
     def score(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> Sequence[float]:
-        """One score in [0, 1] per candidate, in the order given."""
+        """Return a score in [0, 1] for each candidate, in the order given."""
 
 
 @runtime_checkable
@@ -203,16 +203,16 @@ class PickerPlugin(Protocol):
     """Chooses among scored candidates."""
 
     def pick(self, scored: Sequence[ScoredEndpoint], rng: Random) -> Sequence[ScoredEndpoint]:
-        """The chosen ones, best first; never empty for a non-empty input. `rng` breaks ties."""
+        """Return its choice, best first; not empty for a non-empty input. `rng` breaks ties."""
 
 
 @runtime_checkable
 class ProfileHandler(Protocol):
-    """Decides which scheduling profiles run and which result is primary."""
+    """Selects the scheduling profiles that run, and the primary result."""
 
     @property
     def max_profiles(self) -> int | None:
-        """How many profiles it can work with; None: any number."""
+        """The largest number of profiles that it supports; None: any number."""
 
     def pick_profiles(
         self,
@@ -221,14 +221,14 @@ class ProfileHandler(Protocol):
         results: Mapping[str, ProfileResult | None],
         attributes: Attributes,
     ) -> Sequence[str]:
-        """Names of the profiles to run next; empty when done. `results` has None for a profile that
-        found nothing.
+        """Name the profiles to run next; empty when done. `results` has None for a profile that
+        refused.
         """
 
     def process_results(
         self, request: InferenceRequest, results: Mapping[str, ProfileResult | None]
     ) -> SchedulingResult:
-        """Combine the results. Raises `RefusedError` when the primary profile found nothing."""
+        """Combine the results. Raises `RefusedError` if the primary profile has none."""
 
 
 @runtime_checkable
@@ -238,14 +238,14 @@ class PreRequest(Protocol):
     def pre_request(
         self, request: InferenceRequest, result: SchedulingResult, attributes: Attributes
     ) -> Mapping[str, str] | None:
-        """Record the decision (a prefix index learns here); headers to set on the request, if any.
+        """Record the decision (a prefix index learns here); return headers for the request, if any.
 
-        Raises `RefusedError` to refuse it after all.
+        Raises `RefusedError` to refuse the request after all.
         """
 
 
 class Flight(msgspec.Struct, frozen=True):
-    """A request that has left for its endpoint, with the decision and what producers found."""
+    """A request that has left for its endpoint, with the decision and the findings of producers."""
 
     request: InferenceRequest
     result: SchedulingResult
@@ -257,7 +257,7 @@ class ResponseHeadHook(Protocol):
     """Called when the response to a routed request begins."""
 
     def response_head(self, flight: Flight, head: ResponseHead) -> Mapping[str, str] | None:
-        """Headers to set on the response, if any."""
+        """Return headers for the response, if any."""
 
 
 @runtime_checkable
@@ -265,25 +265,24 @@ class ResponseProgressHook(Protocol):
     """Called with the pieces of a response, where the proxy shows bodies."""
 
     def response_progress(self, flight: Flight, progress: ResponseProgress) -> Metadata | None:
-        """Metadata for the proxy, if any; it is sent with the last piece only."""
+        """Return metadata for the proxy, if any; only that of the last piece is sent."""
 
 
 @runtime_checkable
 class RequestEndHook(Protocol):
-    """Called at the end of each request that `PreRequest` hooks were called with, exactly once.
-
-    Whatever ended it: also when one of those hooks refused it.
+    """Called exactly once, at the end of each request that `PreRequest` hooks were called with,
+    even if one of those hooks refused it.
     """
 
     def request_ended(
         self, flight: Flight, cause: FinishCause, usage: Usage | None, now_seconds: float
     ) -> None:
-        """Release what the request held. `usage` is what its response said, if anything."""
+        """Release the state of the request. `usage` is that of its response, if reported."""
 
 
 @runtime_checkable
 class BackgroundFlush(Protocol):
-    """Gathers what is sent to another server in batches, beside the requests.
+    """Sends data to another server in batches, outside of requests.
 
     The picker awaits `flush` every `flush_interval_seconds`, one call at a time, and once more
     before it ends.
@@ -292,9 +291,8 @@ class BackgroundFlush(Protocol):
     flush_interval_seconds: float
 
     async def flush(self, now_seconds: float, unix_seconds: float) -> None:
-        """Hand over what was gathered. `now_seconds` is on the clock of the hooks, `unix_seconds`
-        the time of day at the same moment. Whatever goes wrong with the other server is dealt
-        with here.
+        """Send the batch. `now_seconds` is on the clock of the hooks, `unix_seconds` the time of
+        day at the same moment. Handles all failures of the other server.
         """
 
 
@@ -303,15 +301,15 @@ class EndpointObserver(Protocol):
     """Called when endpoints leave the pool or restart, so that state about them can be dropped."""
 
     def endpoint_removed(self, key: str) -> None:
-        """Forget everything about the endpoint `key`."""
+        """Drop all state about the endpoint `key`."""
 
 
 @dataclass(frozen=True, slots=True)
 class KvEventFeed:
-    """How a consumer of KV events wants to be fed.
+    """The subscription of a consumer of KV events.
 
-    Either the engines connect to `bind_address` (a ZMQ address), or, where that is None, the picker
-    connects to each endpoint. Only topics that begin with `topic_prefix` are wanted.
+    Either the engines connect to `bind_address` (a ZMQ address), or, if that is None, the picker
+    connects to each endpoint. It includes only topics that begin with `topic_prefix`.
     """
 
     bind_address: str | None = None
@@ -320,7 +318,7 @@ class KvEventFeed:
 
 @dataclass(frozen=True, slots=True)
 class KvEventSource:
-    """The ZMQ addresses of one endpoint's engine; None: nothing can be asked for again."""
+    """The ZMQ addresses of one endpoint's engine; None: events cannot be replayed."""
 
     address: str
     replay_address: str | None = None
@@ -328,7 +326,7 @@ class KvEventSource:
 
 @dataclass(frozen=True, slots=True)
 class SkippedKvEvent:
-    """An event that was left out of its message: for which of a few reasons, and in words."""
+    """An event that was skipped, with the reason as a label and in words."""
 
     reason: str
     text: str
@@ -336,39 +334,41 @@ class SkippedKvEvent:
 
 @runtime_checkable
 class KvEventConsumer(Protocol):
-    """Learns from what engines say about their KV caches; `kvevents` does the listening.
+    """Consumes the KV events of engines, which `kvevents` receives.
 
-    Calls for one endpoint come in the order in which its engine spoke.
+    Calls for one endpoint are in the order of its engine's events.
     """
 
     @property
     def kv_event_feed(self) -> KvEventFeed:
-        """Where to listen; the same for the life of the plugin."""
+        """The subscription, constant for the life of the plugin."""
 
     def kv_event_source(self, endpoint: Endpoint) -> KvEventSource | None:
-        """Where to connect to hear this endpoint; None: it is not wanted."""
+        """Return the addresses to connect to for this endpoint; None: skip it."""
 
     def kv_events(self, key: str, topic: str, payload: bytes) -> Sequence[SkippedKvEvent]:
-        """Take in what endpoint `key` sent; returns the events that were left out of it.
+        """Process a message from endpoint `key`; return the events that were skipped.
 
-        Raises `PickerError` for a message that is not one; then nothing of it was taken in.
+        Raises `PickerError` for a malformed message, and then has processed none of it.
         """
 
     def kv_events_lost(self, key: str) -> None:
-        """What endpoint `key` said so far does not hold any more: forget it."""
+        """Discard all KV events of endpoint `key`."""
 
 
 @runtime_checkable
 class NamesProfiles(Protocol):
-    """Asks for profiles by name; both mappings are parameter → the profile that it names."""
+    """Names profiles in parameters; both mappings are from the parameter to the profile."""
 
     @property
     def required_profiles(self) -> Mapping[str, str]:
-        """Those without which nothing is scheduled: a configuration has to have them."""
+        """The profiles that a configuration must define, because no request is scheduled without
+        them.
+        """
 
     @property
     def optional_profiles(self) -> Mapping[str, str]:
-        """Those that were named on purpose and without which something is left out."""
+        """The profiles that were named explicitly; without them a stage is skipped."""
 
 
 @runtime_checkable
@@ -377,12 +377,12 @@ class RevisionGate(Protocol):
 
     @property
     def gating_mode(self) -> str:
-        """How it draws, as the configuration calls it."""
+        """The method of drawing, as the configuration names it."""
 
     def revision_shares(self, candidates: Candidates) -> Mapping[str, float]:
-        """The chance of each revision that could be drawn; empty when none is complete."""
+        """Return the probability of each revision; empty if none is complete."""
 
     def unmatched_selectors(
         self, request: InferenceRequest, candidates: Candidates
     ) -> Sequence[str]:
-        """The strict header selectors, by name, that select none of `candidates`."""
+        """Name the strict header selectors that select none of `candidates`."""

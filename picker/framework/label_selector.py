@@ -1,11 +1,11 @@
-"""Label selectors as Kubernetes knows them: `matchLabels` and `matchExpressions` of objects, and
-the text that `kubectl get -l` takes. All requirements have to hold.
+"""Label selectors of Kubernetes: `matchLabels` and `matchExpressions` of objects, and the text form
+of `kubectl get -l`. All requirements must hold.
 
-`In` needs the label with one of the values, `NotIn` holds for the label with another value and
-without the label, `Exists` and `DoesNotExist` look at the key alone. A selector without
-requirements selects everything. Keys and values are held to the syntax of Kubernetes labels,
-because one that breaks it could never match. Only the text has the order of whole numbers (`a>1`,
-`a<1`), which a label that is no number does not meet.
+`In` requires the label with one of the values, `NotIn` holds for the label with another value and
+without the label, `Exists` and `DoesNotExist` test only the key. A selector without requirements
+selects everything. Keys and values must have the syntax of Kubernetes labels, because others could
+never match. Only the text form compares whole numbers (`a>1`, `a<1`), which a label that is not a
+number never satisfies.
 
 Source: Kubernetes, apimachinery `metav1.LabelSelector` and `labels.Parse`.
 """
@@ -45,7 +45,7 @@ class LabelRequirement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
 
 class LabelSelectorParameters(Parameters, frozen=True):
-    """A label selector as a configuration writes it."""
+    """A label selector in a configuration."""
 
     match_labels: dict[str, str] = msgspec.field(default_factory=dict)
     match_expressions: tuple[LabelRequirement, ...] = ()
@@ -77,16 +77,16 @@ class LabelSelector:
     __slots__ = ("_requirements",)
 
     def __init__(self, parameters: LabelSelectorParameters) -> None:
-        """Raises `ValueError` that names the entry for a key or a value that is no label, values
-        where the operator takes none, and none where it needs some.
+        """Raises `ValueError` that names the entry for an invalid key or value, for values that the
+        operator does not take, and for missing ones.
         """
         self._requirements = tuple(_compiled(parameters))
 
     @classmethod
     def parse(cls, text: str) -> LabelSelector:
-        """A selector in its text form, e.g. `app=llm,tier!=test,role in (a,b),!gone,there,gpus>4`.
+        """Parse the text form, e.g. `app=llm,tier!=test,role in (a,b),!gone,there,gpus>4`.
 
-        Raises `ValueError` for what is no selector.
+        Raises `ValueError` for a malformed selector.
         """
         parts = [part.strip() for part in _COMMA_OUTSIDE_SET.split(text)] if text.strip() else []
         selector = cls.__new__(cls)
@@ -94,12 +94,12 @@ class LabelSelector:
         return selector
 
     def matches(self, labels: Mapping[str, str]) -> bool:
-        """Whether every requirement holds."""
+        """True if every requirement holds."""
         return all(requirement.holds(labels) for requirement in self._requirements)
 
 
 def check_label_key(key: str) -> None:
-    """Raises `ValueError` for what cannot be the key of a label."""
+    """Raise `ValueError` for an invalid key of a label."""
     prefix, slash, name = key.rpartition("/")
     if slash and (len(prefix) > _MAX_PREFIX or not _PREFIX.fullmatch(prefix)):
         raise ValueError(f"'{key[:_MAX_NAME]}' is no label key, '{prefix}' is no DNS name")
@@ -108,7 +108,7 @@ def check_label_key(key: str) -> None:
 
 
 def check_label_value(value: str) -> None:
-    """Raises `ValueError` for what cannot be the value of a label."""
+    """Raise `ValueError` for an invalid value of a label."""
     if value and (len(value) > _MAX_NAME or not _NAME.fullmatch(value)):
         raise ValueError(f"'{value[:_MAX_NAME]}' is no label value")
 
@@ -128,7 +128,7 @@ def _compiled(parameters: LabelSelectorParameters) -> Iterator[_Requirement]:
 def _requirement(
     key: str, operator: str, values: tuple[str, ...], key_at: str, values_at: str
 ) -> _Requirement:
-    """Raises `ValueError` that begins with one of the places, for what is no label."""
+    """Raise `ValueError` that begins with one of the places for an invalid label."""
     at = key_at
     try:
         check_label_key(key)

@@ -1,4 +1,4 @@
-"""What a plugin type is, and the immutable table of all of them.
+"""Plugin types, and the immutable table of all of them.
 
 A plugin file holds one class and one constant, `PLUGIN = PluginType(...)`, and its name is its
 config type in snake case. `config.build.builtin_plugins()` collects these constants into a
@@ -23,9 +23,9 @@ from picker.framework.services import NO_SERVICES, Services
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """Base of every plugin's `parameters`; also the parameters of a plugin that takes none.
 
-    Fields hold the values in force: where another value applies than the one that is written,
-    `__post_init__` puts it there. A field `…_producer_name` that is "" has its default: that names
-    no producer, and templates write it where nothing was chosen.
+    Fields hold the effective values: `__post_init__` replaces a written value that is not in
+    force. A field `…_producer_name` that is "" has its default, because templates write "" if no
+    producer was chosen.
     """
 
     def __post_init__(self) -> None:
@@ -36,11 +36,11 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
     @property
     def without_effect(self) -> Mapping[str, str]:
-        """Why a parameter changes nothing although it is accepted, by its dotted key."""
+        """The reasons why accepted parameters have no effect, by their dotted keys."""
         return {}
 
 
-# Limits that parameters share. The decoder refuses what is outside of them.
+# Limits that parameters share; the decoder enforces them.
 PositiveInt: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
 NonNegativeInt: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 PositiveFloat: TypeAlias = Annotated[float, msgspec.Meta(gt=0)]
@@ -55,7 +55,7 @@ P = TypeVar("P", bound=Parameters)
 
 
 class Stability(Enum):
-    """How settled a plugin type is; alpha ones need `--allow-experimental-plugins`."""
+    """The maturity of a plugin type; alpha types need `--allow-experimental-plugins`."""
 
     ALPHA = "alpha"
     BETA = "beta"
@@ -66,10 +66,10 @@ class Stability(Enum):
 class PluginType(Generic[P]):
     """One row of the registry.
 
-    `name` is what the configuration calls the type (kebab case). `create(name, parameters,
-    services)` makes an instance that the configuration calls `name`; it may raise `ValueError` for
-    values that are well-typed but make no sense. `default_for` lists the data types for which this
-    producer is created by itself when a plugin needs them and no producer is configured.
+    `name` is the type in a configuration (kebab case). `create(name, parameters, services)`
+    creates an instance called `name`; it may raise `ValueError` for well-typed but invalid values.
+    `default_for` lists the data types for which this producer is created automatically if a plugin
+    needs them and no producer is configured.
     """
 
     name: str
@@ -80,30 +80,30 @@ class PluginType(Generic[P]):
     stability: Stability = Stability.BETA
 
     def make(self, name: str, parameters: P, services: Services = NO_SERVICES) -> object:
-        """An instance; without `services` one that asks no server. Raises `ValueError`."""
+        """Create an instance; without `services` it asks no server. Raises `ValueError`."""
         return self.create(name, parameters, services)
 
 
-# `create` of the plugin types that need less than all of its arguments.
+# `create` functions of plugin types that need only some of the arguments.
 
 
 def plain(make: Callable[[], object]) -> Callable[[str, Parameters, Services], object]:
-    """A plugin without parameters."""
+    """Adapt a constructor without arguments."""
     return lambda _name, _parameters, _services: make()
 
 
 def configured(make: Callable[[P], object]) -> Callable[[str, P, Services], object]:
-    """A plugin that needs its parameters alone."""
+    """Adapt a constructor that takes only parameters."""
     return lambda _name, parameters, _services: make(parameters)
 
 
 def named(make: Callable[[str, P], object]) -> Callable[[str, P, Services], object]:
-    """A plugin that needs its name, for what it writes, and its parameters."""
+    """Adapt a constructor that takes the name, for its findings, and parameters."""
     return lambda name, parameters, _services: make(name, parameters)
 
 
 def itself(_name: str, parameters: Parameters, _services: Services) -> object:
-    """The parameters are the plugin."""
+    """Return the parameters, which are the plugin."""
     return parameters
 
 
@@ -127,20 +127,20 @@ class Registry:
 
     @property
     def names(self) -> frozenset[str]:
-        """All that a configuration may write as a type, deprecated names too."""
+        """All types that a configuration may name, including deprecated names."""
         return frozenset(self._types)
 
     def get(self, type_name: str) -> PluginType[Any]:
-        """The plugin type. Raises `ConfigError` with the nearest known name."""
+        """Look up a plugin type. Raises `ConfigError` with the nearest known name."""
         try:
             return self._types[type_name]
         except KeyError:
             raise ConfigError(self._unknown(type_name)) from None
 
     def default_producer(self, data_type: str, name: str = "") -> PluginType[Any] | None:
-        """The producer type that is created by itself for `data_type`, if there is one.
+        """Return the producer type that is created automatically for `data_type`, if any.
 
-        Of several, the one called `name`.
+        Of several, it is the one called `name`.
         """
         rows = [row for row in self if data_type in row.default_for]
         return next((row for row in rows if row.name == name), rows[0] if rows else None)

@@ -1,4 +1,4 @@
-"""What a plugin may ask of the outside world, as contracts; `app` hands in what fulfils them."""
+"""The contracts of outside services for plugins; `app` passes the implementations."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _NO_ENVIRONMENT: Mapping[str, str] = MappingProxyType({})
 
 
 class HttpError(PickerError):
-    """A server could not be asked, or answered with a status outside 200..299."""
+    """A server could not be reached, or answered with a status outside 200..299."""
 
 
 class HttpClient(Protocol):
-    """Asks other servers; connections are kept."""
+    """Sends requests to other servers over persistent connections."""
 
     async def post_json(
         self,
@@ -27,7 +27,7 @@ class HttpClient(Protocol):
         timeout_seconds: float,
         headers: Mapping[str, str] | None = None,
     ) -> Any:
-        """The decoded JSON of the answer, of 16 MiB at most; None for an answer without a body.
+        """Return the decoded JSON of the answer, at most 16 MiB; None for an empty body.
 
         Raises `HttpError`.
         """
@@ -37,38 +37,38 @@ class NoHttp:
     """An `HttpClient` for configurations that ask no server."""
 
     async def post_json(self, url: str, body: Any, **_: Any) -> Any:
-        """Refuse."""
+        """Raise `HttpError`."""
         raise HttpError(f"nothing may be asked of {url} here")
 
 
 class Clock(Protocol):
-    """Lets time pass, for plugins that wait on purpose."""
+    """A clock and timer for plugins that wait."""
 
     def now(self) -> float:
-        """Seconds that never go back."""
+        """Return monotonic seconds."""
 
     async def sleep(self, seconds: float) -> None:
-        """Return once so much has passed. May be cancelled."""
+        """Suspend for `seconds`. May be cancelled."""
 
 
 class NoClock:
     """A `Clock` on which no time passes and nothing waits."""
 
     def now(self) -> float:
-        """The beginning."""
+        """Return 0."""
         return 0.0
 
     async def sleep(self, seconds: float) -> None:
-        """Return at once."""
+        """Return without a wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """Everything a plugin is given when it is made.
+    """The arguments of every plugin.
 
-    `environment` holds the process's environment variables, for settings that have always been
-    there. `hash_seed` is a secret number of this process, for hashes that clients must not be able
-    to make collide.
+    `environment` holds the process's environment variables, for the settings that other tools
+    define there. `hash_seed` is a secret of this process, so that clients cannot provoke
+    collisions of hashes.
     """
 
     http: HttpClient

@@ -1,8 +1,8 @@
 """The circuit breaker of one endpoint: closed, open, half-open.
 
 Closed is HEALTHY, or SUSPECT once its last answers were failures; open is EJECTED; half-open is
-ON_TRIAL. A breaker moves on `succeeded` and `failed` alone, and says whether its endpoint may be
-sent more. It knows nothing of the pool: `detector` puts the breakers of a pool together.
+ON_TRIAL. Only `succeeded` and `failed` change the state of a breaker, which decides if its endpoint
+may receive more requests. It does not know the pool: `detector` combines the breakers of a pool.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ class EndpointState(Enum):
 
 
 class AnswerKind(Enum):
-    """What an answer says about the endpoint that gave it."""
+    """The meaning of an answer for the health of its endpoint."""
 
     SUCCESS = "success"
     FAILURE = "failure"
-    REJECTED = "rejected"  # a failure, but perhaps only of a server that is full
-    NOTHING = "nothing"  # it is about the request
+    REJECTED = "rejected"  # a failure, but perhaps because the server is full
+    NOTHING = "nothing"  # it concerns the request
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The beginning of a response, as far as it concerns the endpoint.
+    """The beginning of a response, reduced to what concerns the endpoint.
 
-    `served_by` is the `ip:port` that the proxy reports as its origin. With `reached_nobody` the
-    proxy reports that the answer is its own and that no endpoint received the request.
+    `served_by` is the `ip:port` that the proxy reports as its origin. With `reached_no_endpoint`
+    the proxy reports that the answer is its own and that no endpoint received the request.
     """
 
     status: int | None
     served_by: str | None = None
-    reached_nobody: bool = False
+    reached_no_endpoint: bool = False
 
 
 class AttemptResult(msgspec.Struct, frozen=True):
-    """What one request found. `is_late` when it left after the first failure in a row was known;
+    """The result of one request. `is_late`: it left after the first failure in a row was known;
     `took_seconds` is the time from its departure to the answer.
     """
 
@@ -61,19 +61,20 @@ class AttemptResult(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class OutlierSettings:
-    """When an endpoint is ejected, and how it returns; counts and seconds.
+    """The conditions for ejection and return; counts and seconds.
 
-    - `failures`: in a row, they eject. Also the cap on requests under way at an unproven endpoint.
+    - `failures`: this many in a row eject. Also the cap on requests under way at an unproven
+      endpoint.
     - `first_wait_seconds`, `longest_wait_seconds`, `jitter`: the wait before a probe doubles from
-      the first to the second, each drawn up to this part longer.
+      the first to the second; jitter lengthens each by up to this part.
     - `probe_timeout_seconds`: an unanswered probe delays the next one by no more than this.
-    - `trial_requests`: the cap on requests under way on trial, which lasts until
-      `trial_successes` have succeeded and `trial_seconds` have passed.
+    - `trial_requests`: the cap on requests under way on trial, which lasts until `trial_successes`
+      have succeeded and `trial_seconds` have passed.
     - `steady_seconds`: an endpoint that is back for this long is ejected as if for the first time.
-    - `silence_seconds`: a request that is out for this long, and for longer than a failure took, is
-      taken not to fail.
+    - `silence_seconds`: a request that is out for this long, and for longer than a failure took,
+      counts as one that does not fail.
     - `lapse_seconds`: an idle endpoint whose last success is older than this is unproven again.
-    - `burst_wait_seconds`: the longest that requests wait for the first answers of a pool in which
+    - `burst_wait_seconds`: the longest wait of requests for the first answers of a pool in which
       every endpoint is unproven and full.
     """
 
@@ -93,14 +94,14 @@ class OutlierSettings:
 
 
 def kind_of(answer: Answer) -> AnswerKind:
-    """What `answer` says about the endpoint that gave it.
+    """Classify `answer` for the health of its endpoint.
 
     A broken server answers 500, 502, 503 or 504, and so does a proxy that cannot reach it. Other
     5xx (501, say) and all 4xx are about the request: they neither blame an endpoint nor clear it,
     because a server may parse requests correctly and fail every valid one.
     """
     status = answer.status
-    if status is None or answer.reached_nobody:
+    if status is None or answer.reached_no_endpoint:
         return AnswerKind.NOTHING
     if status in _FAILURES:
         return AnswerKind.REJECTED if status == _TURNED_AWAY else AnswerKind.FAILURE
@@ -111,8 +112,8 @@ class Breaker:
     """Owns the state of one endpoint since it joined or restarted.
 
     `epoch` counts the transitions that make answers to earlier requests stale; `under_way` counts
-    the requests of this epoch that have not ended. `suspicion` counts the times that it became a
-    suspect: requests that left since are late. `probe_left_at` is set while a probe is out.
+    the requests of this epoch that have not ended. `suspicion` counts its transitions to SUSPECT:
+    requests that left after the last one are late. `probe_left_at` is set while a probe is out.
     """
 
     __slots__ = (
@@ -153,9 +154,9 @@ class Breaker:
         self._num_tried = 0  # late ones under way
         self._tried_since: float | None = None  # when the first of these left
         self._silent_seconds = 0.0  # a failure like the first takes this long
-        self.rejects = False  # whether the last failure was a 503
-        self.is_proven = False  # whether it has succeeded, and not too long ago
-        self.has_lapsed = False  # whether it had, but too long ago
+        self.rejects = False  # the last failure was a 503
+        self.is_proven = False  # it has succeeded recently
+        self.has_lapsed = False  # it has succeeded, but too long ago
         self.good_at = 0.0  # the last success
         self.filled_at = 0.0  # when it last received a request within the cap of the unproven
         self.ejections = 0
@@ -174,12 +175,12 @@ class Breaker:
 
     @property
     def is_as_good_as_any(self) -> bool:
-        """Whether it is healthy and proven: it is never held back then."""
+        """True if it is healthy and proven: it is never held back then."""
         return self.is_proven and self.state is EndpointState.HEALTHY
 
     @property
     def is_filled(self) -> bool:
-        """Whether it is healthy, unproven, and has all the requests it may have until a success."""
+        """True if it is healthy, unproven, and has all the requests it may have until a success."""
         is_new = self.state is EndpointState.HEALTHY and not self.is_proven
         return is_new and self.under_way >= self._settings.failures
 
@@ -195,7 +196,7 @@ class Breaker:
         return is_as_good
 
     def is_silent_since_filled(self, now: float) -> bool:
-        """Whether it would have failed by now if it failed at once, which proves a lapsed one."""
+        """True if an immediate failure would have shown by now, which proves a lapsed endpoint."""
         if now - self.filled_at < self._settings.burst_wait_seconds:
             return False
         if self.has_lapsed:
@@ -204,7 +205,7 @@ class Breaker:
         return True
 
     def is_held_back(self, sees_responses: bool) -> bool:
-        """Whether requests should go to other endpoints while there are any.
+        """True if requests should go to other endpoints, if there are any.
 
         After k failures in a row, `failures` − k requests that left since may be under way, so that
         sending on before the answers arrive never costs more failures than an ejection does. The
@@ -222,7 +223,7 @@ class Breaker:
         return sees_responses and not self.is_proven and self.under_way >= settings.failures
 
     def is_due(self, now: float) -> bool:
-        """Whether the next request should be its probe."""
+        """True if the next request should be its probe."""
         if self.state is not EndpointState.EJECTED or now < self.next_probe_at:
             return False
         left_at = self.probe_left_at
@@ -240,7 +241,7 @@ class Breaker:
             self._tried_since = None
 
     def succeeded(self, finding: AttemptResult, now: float) -> None:
-        """Take in a success of a request of this epoch."""
+        """Process a success of a request of this epoch."""
         self.good_at = now
         if self.state is EndpointState.EJECTED:
             self._next_epoch(EndpointState.ON_TRIAL)
@@ -259,7 +260,7 @@ class Breaker:
             self._early_failures = 0
 
     def failed(self, finding: AttemptResult, now: float, draw: Callable[[], float]) -> bool:
-        """Take in a failure of a request of this epoch; returns whether that ejects the endpoint.
+        """Process a failure of a request of this epoch; return true if it ejects the endpoint.
 
         `draw` returns the part of the jitter that lengthens a wait, in [0, 1).
         """
@@ -287,7 +288,7 @@ class Breaker:
         return self.eject_if_due(now, draw)
 
     def eject_if_due(self, now: float, draw: Callable[[], float]) -> bool:
-        """Eject a suspect with enough failures; returns whether it did.
+        """Eject a suspect with enough failures; return true if it did.
 
         A server that rejects requests while it works on many others is overloaded, not broken. It
         is held back, but ejected only once these are done and it still rejects.
@@ -339,7 +340,7 @@ class Breaker:
         self.is_proven, self.has_lapsed = True, False
 
     def _is_silent(self, now: float) -> bool:
-        """Whether a late request is out for longer than a failure takes."""
+        """True if a late request is out for longer than a failure takes."""
         since = self._tried_since
         quiet = since is not None and now - since >= self._silent_seconds
         return quiet and not self._late_failures

@@ -1,7 +1,7 @@
 """The wait for a burst's first answers, when all endpoints were just filled and none has answered.
 
 A burst that meets an idle pool is decided before the first answer arrives. If one of the endpoints
-fails everything, its share of the burst would be lost.
+fails every request, its share of the burst would be lost.
 """
 
 from __future__ import annotations
@@ -26,6 +26,6 @@ class BurstWait:
             return  # an endpoint that is silent for so long does not fail at once
 
     def wake(self) -> None:
-        """The answers have arrived: all requests that wait go on."""
+        """Resume all waiting requests, because the answers have arrived."""
         self._event.set()
         self._event = asyncio.Event()

@@ -1,9 +1,9 @@
-"""Which endpoints have failed lately: an ejected one receives only a probe until it has recovered.
+"""Detection of failing endpoints: an ejected one receives only probes until it has recovered.
 
 Theory of operation
 -------------------
 Every request that leaves for an endpoint is an `Attempt`. The beginning of its response decides
-(`breaker.kind_of`); an attempt that ends without one says nothing.
+(`breaker.kind_of`); an attempt that ends without one is no evidence.
 
     HEALTHY --failure--> SUSPECT --enough failures in a row--> EJECTED
     SUSPECT --success of a request that left since--> HEALTHY
@@ -15,32 +15,32 @@ Every request that leaves for an endpoint is an `Attempt`. The beginning of its 
 A broken server finishes what it began, so a success of a request that left before the first failure
 does not clear a suspect, unless requests that left since stay out longer than a failure takes.
 
-The answer to a request that left before its endpoint was ejected, or came on trial, is stale and
+The answer to a request that left before its endpoint was ejected, or was put on trial, is stale and
 ignored: each of these transitions begins an epoch, and an attempt belongs to the one it left in.
 
 A probe is a client's request: the next one that may go to the endpoint, one at a time, never two
-within a second. The director asks `probe` first, and then chooses among those that are `usable`.
+within a second. The director calls `probe` first, and then chooses among the `usable` ones.
 
 Failures arrive later than requests leave. So an endpoint with k failures in a row may have, of
 requests that left since the first, no more under way than the failures that are left to its
 ejection; an endpoint without a success since it joined or restarted may have as many under way as
-eject it. That bounds what it can spoil, however many requests come at once. These are preferences
-among endpoints, not limits: `usable` never leaves none of some. When all are held back it returns
-those without failures, then those that are not ejected, then all.
+eject it. That bounds the requests it can fail, however many arrive at once. These are preferences
+among endpoints, not limits: `usable` never returns an empty list for a non-empty one. If all are
+held back, it returns those without failures, else those that are not ejected, else all.
 
-The proxy may have tried elsewhere before it answered. When it reports who served, and that is
-another endpoint of the pool, then the endpoint that was picked has failed, and the answer is the
-other's. A response that breaks off has begun well; the proxy shows no difference between an
-endpoint that dies in the middle, a client that leaves, and the end (measured). The dead endpoint's
-next request decides.
+The proxy may have retried elsewhere before it answered. If it reports another endpoint of the pool
+as the origin, then the endpoint that was picked has failed, and the answer belongs to the other. A
+response that breaks off has begun well; the proxy shows no difference between an endpoint that dies
+in the middle, a client that disconnects, and the end (measured). The dead endpoint's next request
+decides.
 
-Where the proxy never shows responses, nothing can be learnt: after `UNSEEN_ATTEMPTS` without a
+Without responses from the proxy there is no evidence: after `UNSEEN_ATTEMPTS` without a
 response all breakers are forgotten and nothing is held back, until the next response.
 
 A burst that meets an idle pool would all be decided before the first answer arrives. While
 `is_unsure` returns true, the director waits for `settled`, or for `burst_wait_seconds`.
 
-Pure: times are arguments, and so is the source of randomness.
+Pure: times and the source of randomness are arguments.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ from picker.types import Candidate, Endpoint, FinishCause
 
 
 class ProbeResult(Enum):
-    """How a probe ended."""
+    """The result of a probe."""
 
     SUCCESS = "success"
     FAILURE = "failure"
@@ -84,23 +84,23 @@ class EndpointHealthView(msgspec.Struct, frozen=True):
 
 
 class OutlierWatcher:
-    """Called on every transition; must be quick and must not raise. This one ignores them all."""
+    """Called on every transition; must be quick and must not raise. This base class ignores all."""
 
     def ejected(self, key: str, failures: int, wait_seconds: float) -> None:
-        """An endpoint was ejected; its first probe is due after the wait."""
+        """Called when an endpoint is ejected; its first probe is due after the wait."""
 
     def probed(self, key: str, result: ProbeResult) -> None:
-        """A probe of an ejected endpoint has ended."""
+        """Called when a probe of an ejected endpoint ends."""
 
     def returned(self, key: str) -> None:
-        """An endpoint that was ejected is healthy again."""
+        """Called when an ejected endpoint is healthy again."""
 
     def counted(self, num_ejected: int) -> None:
-        """The number of ejected endpoints has changed."""
+        """Called when the number of ejected endpoints changes."""
 
 
 UNSEEN_ATTEMPTS = 100
-_OUR_OWN = (FinishCause.REFUSED, FinishCause.EVICTED)  # the status is the picker's then
+_OUR_OWN = (FinishCause.REFUSED, FinishCause.EVICTED)  # the picker itself set the status
 
 
 class Attempt(msgspec.Struct, eq=False):
@@ -118,16 +118,16 @@ class Attempt(msgspec.Struct, eq=False):
 
     @property
     def is_current(self) -> bool:
-        """Whether its answer is not stale."""
+        """True unless its answer is stale."""
         return self.breaker.epoch == self.epoch
 
     @property
     def is_late(self) -> bool:
-        """Whether it left after the first of its endpoint's failures in a row was known."""
+        """True if it left after the first of its endpoint's failures in a row was known."""
         return self.breaker.suspicion == self.suspicion
 
     def responded(self, answer: Answer, now_seconds: float) -> None:
-        """Call when the response has begun."""
+        """Call when the response begins."""
         if not self._is_judged:
             self._is_judged = True
             self._was_seen = answer.status is not None
@@ -143,8 +143,8 @@ class Attempt(msgspec.Struct, eq=False):
 class OutlierDetector:
     """Sole owner of the breakers of a pool's endpoints. Event-loop thread only.
 
-    `held` has the keys of the endpoints that are held back, ejected ones among them. `settled` is
-    called when `is_unsure` turns false.
+    `held` contains the keys of the endpoints that are held back, including ejected ones. `settled`
+    is called when `is_unsure` turns false.
     """
 
     def __init__(
@@ -163,15 +163,15 @@ class OutlierDetector:
         self.held: set[str] = set()  # read-only for others
         self._ejected: dict[str, Breaker] = {}
         self._settled = settled
-        self._filled: dict[str, Breaker] = {}  # unproven ones that should answer any moment
-        self._is_burst = False  # whether these have left no endpoint free
+        self._filled: dict[str, Breaker] = {}  # unproven endpoints that should answer soon
+        self._is_burst = False  # these have left no endpoint free
         self._num_unseen = 0  # attempts without a response since the last response
         self._probes: dict[str, Attempt] = {}
 
-    # What the pool does
+    # Called for the pool
 
     def pool_changed(self, changes: EndpointChanges) -> None:
-        """Follow the pool; breakers of endpoints that left or restarted are dropped."""
+        """Follow the pool; drop the breakers of endpoints that left or restarted."""
         for endpoint in changes.removed:
             if self._keys.get(endpoint.host_port) == endpoint.key:
                 del self._keys[endpoint.host_port]
@@ -183,14 +183,14 @@ class OutlierDetector:
         for key in changes.restarted:
             self._forget(key)
 
-    # What a decision asks
+    # Called for decisions
 
     def usable(self, candidates: Sequence[Candidate], now_seconds: float) -> Sequence[Candidate]:
-        """The candidates that should receive requests, in their order; never none of some."""
+        """Select the candidates for requests, in their order; at least one, if there are any."""
         held = self.held
         if not held:
             return candidates
-        # Not by `candidate.key`, which takes as long again.
+        # `candidate.key` would double the time.
         free = [candidate for candidate in candidates if candidate.endpoint.key not in held]
         if free:
             return free
@@ -204,9 +204,9 @@ class OutlierDetector:
         return without_failure or blameless or candidates
 
     def probe(self, candidates: Sequence[Candidate], now_seconds: float) -> Candidate | None:
-        """The ejected candidate that this request should probe, if one is due.
+        """Return the ejected candidate that this request should probe, if one is due.
 
-        Changes nothing: the request that then leaves for it becomes the probe.
+        Changes no state: the request that then leaves for it becomes the probe.
         """
         if not self._ejected:
             return None
@@ -220,7 +220,7 @@ class OutlierDetector:
         )
 
     def is_unsure(self, now_seconds: float) -> bool:
-        """Whether a burst has just filled an unproven pool and no answer has arrived yet."""
+        """True if a burst has just filled an unproven pool and no answer has arrived yet."""
         if not self._filled:
             return False
         for breaker in tuple(self._filled.values()):
@@ -230,10 +230,10 @@ class OutlierDetector:
         return self._is_burst
 
     def left(self, endpoint: Endpoint, now_seconds: float, is_bodyless: bool = False) -> Attempt:
-        """A request has left for `endpoint`, which may differ in its port from the one picked.
+        """Count a request that leaves for `endpoint`, whose port may differ from the one picked.
 
-        With `is_bodyless` it has no body and asks nothing of the engine (a model list, say): it can
-        fail, but its success clears no breaker.
+        With `is_bodyless` it has no body and does not reach the engine (a model list, say): it
+        can fail, but its success clears no breaker.
         """
         breaker = self._breakers.get(endpoint.key)
         if breaker is None:
@@ -249,10 +249,10 @@ class OutlierDetector:
             self._refresh(breaker)
         return attempt
 
-    # What attempts report
+    # Called by attempts
 
     def judge(self, attempt: Attempt, answer: Answer, now_seconds: float) -> None:
-        """The response to an attempt has begun."""
+        """Process the beginning of the response to an attempt."""
         if answer.status is None:
             return
         was_blind, self._num_unseen = self._num_unseen >= UNSEEN_ATTEMPTS, 0
@@ -271,7 +271,7 @@ class OutlierDetector:
     def leave(
         self, attempt: Attempt, was_seen: bool, cause: FinishCause, now_seconds: float
     ) -> None:
-        """An attempt is over."""
+        """Process the end of an attempt."""
         breaker, is_current = attempt.breaker, attempt.is_current
         if is_current:
             breaker.under_way -= 1
@@ -292,7 +292,7 @@ class OutlierDetector:
     # Views
 
     def views(self, now_seconds: float) -> Mapping[str, EndpointHealthView]:
-        """The breakers that are not healthy, or have been open, by endpoint key."""
+        """Return the breakers that are not healthy, or have been open, by endpoint key."""
         return {
             key: EndpointHealthView(
                 state=breaker.state,
@@ -307,8 +307,8 @@ class OutlierDetector:
         }
 
     def last_success(self, key: str) -> float:
-        """When an endpoint last answered well, on the clock of the requests; 0 for one of which
-        that is not known.
+        """Return the time of an endpoint's last success, on the clock of the requests; 0 if it is
+        unknown.
         """
         breaker = self._breakers.get(key)
         return 0.0 if breaker is None else breaker.good_at
@@ -347,11 +347,11 @@ class OutlierDetector:
         return None if key == attempt.breaker.key else key
 
     def _take_in(self, attempt: Attempt, verdict: AnswerKind, now: float) -> None:
-        """Take in what an attempt found, unless it is stale."""
+        """Process the result of an attempt, unless it is stale."""
         breaker = attempt.breaker
         if verdict is AnswerKind.SUCCESS and breaker.is_as_good_as_any:
             breaker.good_at = now
-            return  # as nearly always
+            return  # the usual case
         if attempt.is_current:
             is_probe = self._probes.get(breaker.key) is attempt
             took = now - attempt.left_at
@@ -390,7 +390,7 @@ class OutlierDetector:
         self._watcher.ejected(breaker.key, breaker.failures, breaker.next_probe_at - now)
 
     def _refresh(self, breaker: Breaker) -> None:
-        """Bring the indexes up to date with a breaker, unless it was dropped."""
+        """Update the indexes for a breaker, unless it was dropped."""
         key = breaker.key
         if self._breakers.get(key) is not breaker:
             return

@@ -29,7 +29,7 @@ class Activity:
 
     @property
     def busy(self) -> bool:
-        """Whether metrics should be fresh."""
+        """True if metrics should be fresh."""
         return self._busy
 
     def snapshot(self) -> Snapshot:

@@ -1,4 +1,4 @@
-"""The pool as this process knows it: which endpoints exist, and their metrics as last scraped.
+"""The pool as this process knows it: its endpoints, and their metrics as last scraped.
 
 `Datastore` is the sole owner of that state. Discovery writes the endpoints, the scraper writes
 metrics and attributes, everything else reads immutable snapshots. All methods are synchronous, do
@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from picker.framework.interfaces import EndpointObserver
 from picker.types import Candidate, Endpoint, EndpointMetrics
 
-MAX_MODELS = 10_000  # remembered: a worker may load adapters for as long as it runs
+MAX_MODELS = 10_000  # bounded, because a worker may load adapters without end
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -38,9 +38,9 @@ class Snapshot:
 class EndpointChanges:
     """One change of the endpoints.
 
-    An endpoint whose address changed was removed and added; one of which anything else changed,
-    its labels or where its metrics are, was `updated`. `restarted` are the keys of endpoints whose
-    worker began anew at the same address.
+    An endpoint whose address changed was removed and added; one with another change, in its labels
+    or the location of its metrics, was `updated`. `restarted` are the keys of endpoints whose
+    worker restarted at the same address.
     """
 
     added: tuple[Endpoint, ...] = ()
@@ -59,8 +59,8 @@ Describe = Callable[[Endpoint], Mapping[str, Any]]
 class Datastore:
     """Owns the endpoints with their metrics and attributes.
 
-    `observers` and `describers` are the plugins of the configuration in use: observers forget an
-    endpoint that left or restarted; describers make the attributes that follow from an endpoint
+    `observers` and `describers` are the plugins of the configuration in use: observers drop their
+    state about an endpoint that left or restarted; describers derive attributes from an endpoint
     alone, by "Type/producer", when it joins or changes.
     """
 
@@ -73,7 +73,7 @@ class Datastore:
         self._watchers: list[Callable[[], None]] = []
         self._candidates: dict[str, Candidate] = {}
         self._process_starts: dict[str, float] = {}
-        self._models: frozenset[str] = frozenset()  # every one that any endpoint has ever named
+        self._models: frozenset[str] = frozenset()  # all that endpoints have ever named
         self._model_listeners: list[Callable[[frozenset[str]], None]] = []
         self._snapshot: Snapshot | None = Snapshot((), 0)
         self._version = 0
@@ -81,27 +81,25 @@ class Datastore:
 
     @property
     def synced(self) -> bool:
-        """Whether discovery has set the endpoints at least once."""
+        """True if discovery has set the endpoints at least once."""
         return self._synced
 
     def subscribe(self, listener: ChangeListener) -> None:
-        """Call `listener` after every change of the endpoints and every restart, until it is
-        unsubscribed.
-        """
+        """Call `listener` after every change of the endpoints and every restart."""
         self._listeners.append(listener)
 
     def unsubscribe(self, listener: ChangeListener) -> None:
-        """Do not call `listener` any more."""
+        """Stop calling `listener`."""
         self._listeners.remove(listener)
 
     def watch(self, watcher: Callable[[], None]) -> None:
-        """Call `watcher` whenever a snapshot would differ from the one before: for endpoints and
-        for metrics, thousands of times a second in a large pool. It must be quick and not fail.
+        """Call `watcher` whenever the next snapshot will differ: for endpoints and for metrics,
+        thousands of times a second in a large pool. It must be quick and must not fail.
         """
         self._watchers.append(watcher)
 
     def follow_models(self, listener: Callable[[frozenset[str]], None]) -> None:
-        """Call `listener` with models, LoRA adapters among them, that an endpoint names for the
+        """Call `listener` with the models, including LoRA adapters, that an endpoint names for the
         first time.
         """
         self._model_listeners.append(listener)
@@ -118,22 +116,22 @@ class Datastore:
         self._changed()
 
     def snapshot(self) -> Snapshot:
-        """The pool now; the same object until something changes."""
+        """Return the current pool; the same object until the pool changes."""
         if self._snapshot is None:
             self._snapshot = Snapshot(tuple(self._candidates.values()), self._version)
         return self._snapshot
 
     @property
     def size(self) -> int:
-        """How many endpoints there are."""
+        """The number of endpoints."""
         return len(self._candidates)
 
     def get(self, key: str) -> Candidate | None:
-        """The endpoint `key` as a snapshot would show it, or None when it is not in the pool."""
+        """Return the endpoint `key` as in a snapshot; None if it is not in the pool."""
         return self._candidates.get(key)
 
     def is_answering(self, candidate: Candidate) -> bool:
-        """Whether scrapes have found anything of it that is still valid: load, or attributes."""
+        """True if a result of a scrape is still valid: load or attributes."""
         if candidate.metrics is not None:
             return True
         describe = self._describers
@@ -144,7 +142,7 @@ class Datastore:
         """Make the pool exactly `desired` (a later duplicate key wins).
 
         An endpoint that only changed its labels keeps its metrics. One whose address, port or
-        incarnation changed is another server: its metrics go, and observers forget it.
+        incarnation changed is another server: its metrics are dropped, and observers are notified.
         """
         wanted = {endpoint.key: endpoint for endpoint in desired}
         gone = [key for key in self._candidates if key not in wanted]
@@ -154,8 +152,8 @@ class Datastore:
     def change_endpoints(
         self, present: Iterable[Endpoint], gone: Iterable[str] = ()
     ) -> EndpointChanges:
-        """Like `set_endpoints` with those that there are, `present` in place of those with their
-        keys, and none with a key of `gone`. What it costs does not depend on how many there are.
+        """Like `set_endpoints` with the current endpoints, but replace those with the keys of
+        `present` and remove the keys of `gone`. The cost is independent of the size of the pool.
         """
         removed = [self._candidates.pop(key).endpoint for key in gone if key in self._candidates]
         added: list[Endpoint] = []
@@ -185,18 +183,18 @@ class Datastore:
         return changes
 
     def forget_pool(self) -> None:
-        """The pool is gone: there are no endpoints, and discovery is not synced."""
+        """Remove all endpoints of a deleted pool; discovery is then not synced."""
         self.set_endpoints(())
         self._synced = False
 
     def update_metrics(
         self, key: str, metrics: EndpointMetrics, attributes: Mapping[str, Any] = _NOTHING
     ) -> None:
-        """Store the result of a scrape; ignored when the endpoint has left meanwhile.
+        """Store the result of a scrape; ignored if the endpoint has left.
 
-        `attributes` are added to those that are known. A process start time other than the last
-        known one means the worker restarted with an empty cache, also when scrapes failed in
-        between: observers forget it.
+        `attributes` are merged with the known ones. A process start time other than the last known
+        one means that the worker restarted with an empty cache, even if scrapes failed in between:
+        observers are notified.
         """
         candidate = self._candidates.get(key)
         if candidate is None:
@@ -213,7 +211,7 @@ class Datastore:
         self._changed()
 
     def set_attributes(self, key: str, attributes: Mapping[str, Any]) -> None:
-        """Add attributes of an endpoint, by "Type/producer"; ignored when it has left."""
+        """Add attributes of an endpoint, by "Type/producer"; ignored if it has left."""
         candidate = self._candidates.get(key)
         if candidate is None:
             return
@@ -224,7 +222,7 @@ class Datastore:
         self._changed()
 
     def add_models(self, models: frozenset[str]) -> None:
-        """Note which models an endpoint names."""
+        """Record the models that an endpoint names."""
         new = models - self._models
         if new and len(self._models) < MAX_MODELS:
             self._models |= new
@@ -243,7 +241,7 @@ class Datastore:
     def mark_stale(self, key: str) -> None:
         """Drop the metrics of an endpoint whose scrapes keep failing; the endpoint stays usable.
 
-        They stay as its `last_metrics`.
+        They remain as its `last_metrics`.
         """
         candidate = self._candidates.get(key)
         if candidate is None or candidate.metrics is None:

@@ -5,15 +5,15 @@
 
 `port` may be a number or a string, `address` IPv4, IPv6 or a host name. Beyond the reference's keys
 there are `rank`, the data-parallel rank of the entry's pod that it serves, and `nodeAddress`, the
-machine it runs on. The labels `metricsAddress` and `metricsPort` say where its metrics are when
-that is not its own address; the port alone has no effect.
+machine it runs on. The labels `metricsAddress` and `metricsPort` locate its metrics if they are not
+at its own address; the port alone has no effect.
 
-Host names are resolved at the start and again every few seconds, unless the proxy routes to names
-itself. A name with several addresses stands for an endpoint at each; one that cannot be resolved
-keeps the addresses that it had.
+Host names are resolved at the start and again every few seconds, unless the proxy itself routes to
+names. A name with several addresses yields an endpoint at each; one that cannot be resolved retains
+its last addresses.
 
-The file is read again when it changes, in place, by renaming or by changing a link on its path; the
-whole of it applies at once. A bad entry is skipped and reported, the good ones apply. The file must
+The file is read again when it changes, in place, by renaming or by changing a link on its path; all
+changes apply at once. A bad entry is skipped and reported, the good ones apply. The file must
 be readable when the picker starts; afterwards an unreadable file changes nothing.
 """
 
@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 MAX_FILE_BYTES = 1024 * 1024
 MAX_NAME_LENGTH = 253
-RESOLVE_SECONDS = 5.0  # between two looks at what host names stand for
+RESOLVE_SECONDS = 5.0  # between two resolutions of the host names
 MAX_LOOKUPS = 16  # at a time
 METRICS_ADDRESS_LABEL = "metricsAddress"
 METRICS_PORT_LABEL = "metricsPort"
@@ -53,21 +53,21 @@ _FIELDS = ("name", "namespace", "address", "port", "labels", "rank", "nodeAddres
 _SHOWN_LENGTH = 60
 _NOTHING_WRONG: Mapping[int, str] = MappingProxyType({})
 _NAME = re.compile(r"[^/\s\x00-\x1f\x7f]+")
-_LOOKS_LIKE_IP = re.compile(r"[0-9.]+$")  # one that is mistyped
+_LOOKS_LIKE_IP = re.compile(r"[0-9.]+$")  # a mistyped one
 _DNS_LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _DNS_NAME = re.compile(rf"{_DNS_LABEL}(\.{_DNS_LABEL})*")
 
 
-# The addresses of a host name, in an order that stays. Blocks; raises `OSError` with the reason.
+# Returns the addresses of a host name in a stable order. Blocks; raises `OSError` with the reason.
 Resolve: TypeAlias = Callable[[str], tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class PoolContents:
-    """What an endpoints file says.
+    """The contents of an endpoints file.
 
-    `skipped` names what does not count and why, one line each, `remarks` what its author
-    should know; both are cut when there is too much. `num_skipped` is complete.
+    `skipped` names the ignored entries with reasons, one line each, `remarks` are hints for the
+    author; both are truncated. `num_skipped` counts all.
     """
 
     endpoints: tuple[Endpoint, ...]
@@ -78,8 +78,8 @@ class PoolContents:
 
 
 class FileDiscovery:
-    """Keeps the datastore's endpoints, and the rules of requests, equal to those of a file, and the
-    endpoints' addresses equal to what their host names stand for.
+    """Synchronizes the datastore's endpoints and the rules of requests with a file, and the
+    endpoints' addresses with DNS.
     """
 
     def __init__(
@@ -93,9 +93,8 @@ class FileDiscovery:
         *,
         follows: bool = True,
     ) -> None:
-        """`read` takes the file's bytes and its name; it raises `ConfigError`, which names it, when
-        that is no such file. Without `resolve` the proxy routes to host names; with `follows` the
-        file is watched.
+        """`read` parses the file's bytes; it raises `ConfigError`, with the name, for a malformed
+        file. Without `resolve` the proxy routes to host names; with `follows` the file is watched.
         """
         self._path, self._decode, self._follows = path, read, follows
         self._names = None if resolve is None else HostNames(resolve)
@@ -103,24 +102,22 @@ class FileDiscovery:
         self._errors = metrics.discovery_errors_total
         self._content: bytes | None = None
         self._listed: tuple[Endpoint, ...] = ()
-        self._num_endpoints: int | None = None  # None: the file was not read yet
+        self._num_endpoints: int | None = None  # None: not read yet
         self._complaint = ""
 
     def load(self) -> None:
-        """Read the file now. Raises `ConfigError` when it cannot be read or is no
-        endpoints file.
-        """
+        """Read the file. Raises `ConfigError` if it cannot be read or is malformed."""
         content = self._read()
         if content != self._content:
             self._content = content
             self._apply(self._parse(content))
 
     def is_absent(self) -> bool:
-        """A file that is not there cannot be started with."""
+        """Always false: the picker does not start without the file."""
         return False
 
     def problem(self) -> str | None:
-        """Why the file cannot be read, and which names do not resolve; None: all is well."""
+        """The reason why the file cannot be read, and the names that do not resolve, if any."""
         unresolved = () if self._names is None else self._names.problems.values()
         return "; ".join((*filter(None, [self._complaint]), *unresolved)) or None
 
@@ -146,7 +143,7 @@ class FileDiscovery:
                 await self._reload()
 
     async def _reload(self) -> None:
-        """Apply what has changed; a large file is decoded beside the decisions, not before them."""
+        """Apply the changes; a large file is decoded in a thread, so that decisions continue."""
         try:
             content = self._read()
             if content == self._content:
@@ -159,7 +156,7 @@ class FileDiscovery:
             self._complaint = ""
 
     def _complain(self, text: str) -> None:
-        """Once per complaint, not once per look at the file."""
+        """Log a complaint once, not after every check of the file."""
         if text != self._complaint:
             self._complaint = text
             self._errors.inc()
@@ -183,7 +180,7 @@ class FileDiscovery:
         return found
 
     def _apply(self, found: PoolContents) -> None:
-        """All of it before the next request is looked at."""
+        """Apply all changes before the next request."""
         self._errors.inc(found.num_skipped)
         for line in found.skipped:
             log.warning("skipped %s", line)
@@ -212,7 +209,7 @@ class FileDiscovery:
 class HostNames:
     """Owns the addresses of the host names in a list of endpoints.
 
-    `problems` are sentences about names that could not be resolved the last time, by name.
+    `problems` are sentences about names that failed to resolve the last time, by name.
     """
 
     def __init__(self, resolve: Resolve) -> None:
@@ -222,13 +219,13 @@ class HostNames:
         self.problems: dict[str, str] = {}
 
     def want(self, endpoints: Iterable[Endpoint]) -> None:
-        """Know the names in `endpoints` and no others. Blocks, as `look_up` does."""
+        """Track exactly the names in `endpoints`. Blocks, as `look_up` does."""
         with self._lock:
             self.wanted = frozenset(one.address for one in endpoints if _ip(one.address) is None)
         self.look_up()
 
     def look_up(self) -> None:
-        """Resolve all names anew. Blocks for as long as the slowest of them."""
+        """Resolve all names again. Blocks until the slowest is resolved."""
         with self._lock, ThreadPoolExecutor(MAX_LOOKUPS, "host names") as threads:
             names = sorted(self.wanted)
             found = dict(zip(names, threads.map(self._look_up_one, names), strict=True))
@@ -241,9 +238,9 @@ class HostNames:
             self.problems = problems
 
     def located(self, endpoints: Iterable[Endpoint]) -> tuple[Endpoint, ...]:
-        """`endpoints` with addresses in place of names; those without any are left out.
+        """Replace names by addresses; omit endpoints without any.
 
-        An endpoint at one of several addresses has the address after its name.
+        An endpoint at one of several addresses gets the address as a suffix of its name.
         """
         found: list[Endpoint] = []
         for endpoint in endpoints:
@@ -269,7 +266,7 @@ class HostNames:
 
 @dataclass(frozen=True, slots=True)
 class EntryProblem:
-    """Describe the fault at `path` of the document."""
+    """Describe the error at `path` of the document."""
 
     path: tuple[str | int, ...]
     text: str
@@ -277,8 +274,8 @@ class EntryProblem:
 
 @dataclass(frozen=True, slots=True)
 class EndpointList:
-    """The usable entries of a list of endpoints, what is wrong with the others, and which of the
-    usable ones have the address of an earlier one.
+    """The usable entries of a list of endpoints, the errors of the others, and the usable entries
+    that have the address of an earlier one.
     """
 
     endpoints: tuple[Endpoint, ...]
@@ -287,10 +284,10 @@ class EndpointList:
 
 
 def endpoints_of(document: Any, wrong: Mapping[int, str] = _NOTHING_WRONG) -> EndpointList:
-    """The endpoints that a document lists, whose addresses may be host names. Raises `ConfigError`
-    when it is no list of any.
+    """Parse the endpoints of a document, whose addresses may be host names. Raises `ConfigError`
+    for a malformed list.
 
-    `wrong` is what its text already shows to be wrong with entries, by their places.
+    `wrong` are the errors that its text already showed, by the positions of entries.
     """
     if not isinstance(document, dict) or not isinstance(document.get("endpoints"), list):
         raise ConfigError("expected a mapping with a list under the key 'endpoints'")
@@ -323,7 +320,7 @@ def _named(entry: object) -> str:
 
 
 def _shown(value: object) -> str:
-    """`value` in a message; short, whatever it is: anchors make small files of huge values."""
+    """Format `value` for a message; truncated, because anchors make huge values in small files."""
     if isinstance(value, str):
         return repr(value if len(value) <= _SHOWN_LENGTH else f"{value[:_SHOWN_LENGTH]}…")
     if isinstance(value, int) and value.bit_length() > 64:
@@ -381,7 +378,7 @@ def _address(entry: Mapping[str, Any], key: str) -> str:
 
 
 def _host(entry: Mapping[str, Any]) -> str:
-    """The address, or a name in lower case."""
+    """Return the address, or the host name in lower case."""
     text = _text(entry, "address")
     if _ip(text) is not None or "%" in text:
         return _address(entry, "address")
@@ -425,7 +422,7 @@ def _labels(value: object) -> Mapping[str, str]:
 
 
 def _metrics_host_port(labels: Mapping[str, str], port: int) -> str | None:
-    """Where the labels say that metrics are; None: at the endpoint's own address."""
+    """Return the address of the metrics in the labels; None: the endpoint's own address."""
     host = labels.get(METRICS_ADDRESS_LABEL)
     if host is None:
         return None

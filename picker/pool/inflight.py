@@ -1,7 +1,7 @@
-"""The in-flight counters: how many requests this picker has under way at each endpoint.
+"""The in-flight counters: the requests that this picker has under way at each endpoint.
 
-Scrapes lag behind; the picker's own count is the lower bound of every load signal. What other
-replicas report of theirs is added to it.
+Scrapes lag behind; the picker's own count is the lower bound of every load signal. The counts that
+other replicas report are added to it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ class InflightLoad:
 
     `counts` and `own_counts` are live, read-only views of the non-zero counters: of all replicas
     together, and of this one alone. Legs are the parts of requests at endpoints other than their
-    destination, as prefill; only `requests` counts them too.
+    destination, prefill, say; only `requests` includes them.
 
-    Every `acquire` is matched by exactly one `release`, also when the endpoint has left the pool
-    meanwhile. An endpoint without requests has no entry. Event-loop thread only.
+    Every `acquire` is matched by exactly one `release`, even if the endpoint has left the pool. An
+    endpoint without requests has no entry. Event-loop thread only.
     """
 
     __slots__ = (
@@ -49,11 +49,11 @@ class InflightLoad:
 
     @property
     def own_total(self) -> int:
-        """The same of this replica alone."""
+        """Requests under way at all endpoints, in this replica."""
         return self._total
 
     def requests(self, key: str) -> int:
-        """Requests under way at endpoint `key`, in all replicas, and this one's legs there."""
+        """Count the requests under way at endpoint `key`, in all replicas, and this one's legs."""
         return self._sums.get(key, 0) + self._legs.get(key, 0)
 
     def acquire_legs(self, keys: Iterable[str]) -> None:
@@ -62,7 +62,7 @@ class InflightLoad:
             self._legs[key] = self._legs.get(key, 0) + 1
 
     def release_legs(self, keys: Iterable[str]) -> None:
-        """End those parts. Raises `LookupError` when none is under way at one of them."""
+        """End a part at each endpoint. Raises `LookupError` if none is under way there."""
         for key in keys:
             if key not in self._legs:
                 raise LookupError(f"no part of a request is under way at {key}")
@@ -71,13 +71,13 @@ class InflightLoad:
                 del self._legs[key]
 
     def acquire(self, key: str) -> None:
-        """A request leaves for `key`."""
+        """Count a request that leaves for `key`."""
         self._counts[key] = self._counts.get(key, 0) + 1
         self._sums[key] = self._sums.get(key, 0) + 1
         self._total += 1
 
     def release(self, key: str) -> None:
-        """A request that left for `key` is over. Raises `LookupError` when none is under way."""
+        """End a request that left for `key`. Raises `LookupError` if none is under way."""
         if key not in self._counts:
             raise LookupError(f"no request is under way at {key}")
         for counts in (self._counts, self._sums):
@@ -88,7 +88,7 @@ class InflightLoad:
         self._total -= 1
 
     def set_others(self, counts: Mapping[str, int]) -> None:
-        """What the other replicas have under way now; nothing below one counts."""
+        """Replace the counts of other replicas; values below one are ignored."""
         self._others = {key: count for key, count in counts.items() if count > 0}
         self._others_total = sum(self._others.values())
         self._sums.clear()

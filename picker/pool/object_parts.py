@@ -1,6 +1,6 @@
 """Parts that Kubernetes objects of several kinds have in common, with the limits that the
-definitions under `crds/` set. Patterns end with `END`, which means in Python what "$" means to an
-API server. A description says in words what a pattern allows.
+definitions under `crds/` set. Patterns end with `END`, the equivalent in Python of "$" in an API
+server. A description states in words what a pattern allows.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from msgspec import Meta
 DEFAULT_NAMESPACE: Final = "default"
 MAX_PORT: Final = 65535
 MAX_TARGET_PORTS: Final = 8  # of an InferencePool
-END: Final = r"$(?!\n)"  # "$" alone lets a line break follow
+END: Final = r"$(?!\n)"  # "$" alone would accept a trailing line break
 
 _DNS_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _DNS_NAME = rf"{_DNS_LABEL}(\.{_DNS_LABEL})*"
@@ -49,11 +49,11 @@ Timestamp: TypeAlias = Annotated[datetime, Meta(tz=True)]  # RFC 3339
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """A part of an object; nothing may stand in it but its fields."""
+    """A part of an object; unknown fields are errors."""
 
 
 class ObjectMeta(Part, frozen=True, kw_only=True):
-    """What every Kubernetes object has."""
+    """The metadata of every Kubernetes object."""
 
     name: ObjectName
     namespace: NamespaceName = DEFAULT_NAMESPACE

@@ -1,4 +1,4 @@
-"""Objectives and rewrites: the objects, what they mean, and the rules that requests are held to.
+"""Objectives and rewrites: the objects, their meaning, and the rules that apply to requests.
 
 Theory of operation: an objective gives the requests that name it a priority. A rule of a rewrite
 matches some models exactly, or every model (it is generic then). Of the rules that match a
@@ -7,9 +7,9 @@ the first generic one. The rule then draws one of its targets.
 
 The structs follow `InferenceObjective` and `InferenceModelRewrite` of `llm-d.ai/v1alpha2`; objects
 come from a cluster or from an endpoints file. As the API server of the reference picker does, a
-rule without targets, no rules and an empty target are accepted; what no request can follow is left
-out and is a doubt. Where the reference leaves the order of rules with equal timestamps to its sort,
-here names and then the order within a resource decide.
+rule without targets, no rules and an empty target are accepted; a rule that no request can follow
+is omitted and reported as a doubt. Where the reference leaves the order of rules with equal
+timestamps to its sort, names and then the order within a resource decide here.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ POOL_KIND: Final = "InferencePool"
 
 
 class PoolReference(Part, frozen=True, kw_only=True):
-    """The pool whose requests an object is about."""
+    """The pool whose requests an object concerns."""
 
     group: GroupName = POOL_GROUP
     kind: KindName = POOL_KIND
     name: ReferentName
 
     def names(self, pool: str, group: str = POOL_GROUP) -> bool:
-        """Whether it is the InferencePool called `pool` of `group`."""
+        """True if it is the InferencePool called `pool` of `group`."""
         return (self.group, self.kind, self.name) == (group, POOL_KIND, pool)
 
 
@@ -55,7 +55,7 @@ class ObjectiveSpec(Part, frozen=True, kw_only=True):
 
 
 class InferenceObjective(Part, frozen=True, kw_only=True):
-    """A name that requests give in a header, and their priority. The status is not read."""
+    """A name that requests send in a header, and its priority. The status is not read."""
 
     api_version: str
     kind: Literal["InferenceObjective"]
@@ -65,14 +65,14 @@ class InferenceObjective(Part, frozen=True, kw_only=True):
 
 
 class ModelMatch(Part, frozen=True, kw_only=True):
-    """A model as requests name it."""
+    """A model by the name in requests."""
 
     type: Literal["Exact"] = "Exact"
     value: Annotated[str, Meta(min_length=1)]
 
 
 class Match(Part, frozen=True, kw_only=True):
-    """What a request has to be like."""
+    """The condition of a rule."""
 
     model: ModelMatch
 
@@ -85,25 +85,25 @@ class Target(Part, frozen=True, kw_only=True):
 
 
 class Rule(Part, frozen=True, kw_only=True):
-    """One of `matches` has to hold; without any, every request matches."""
+    """One of `matches` must hold; without any, every request matches."""
 
     matches: tuple[Match, ...] = ()
     targets: Annotated[tuple[Target, ...], Meta(min_length=1)] | None = None
 
     def drawn(self) -> tuple[str, tuple[Target, ...]]:
-        """The targets of a request that matches, and the key under which they stand."""
+        """The targets of a matching request, and their key in the object."""
         return "targets", self.targets or ()
 
 
 class RewriteSpec(Part, frozen=True, kw_only=True):
-    """The rules; earlier ones take precedence."""
+    """The rules, in order of precedence."""
 
     pool_ref: PoolReference
     rules: tuple[Rule, ...]
 
 
 class InferenceModelRewrite(Part, frozen=True, kw_only=True):
-    """Which models requests get instead of those that they name. The status is not read."""
+    """The replacements for models that requests name. The status is not read."""
 
     api_version: str
     kind: Literal["InferenceModelRewrite"]
@@ -113,17 +113,17 @@ class InferenceModelRewrite(Part, frozen=True, kw_only=True):
 
 
 class LegacyRule(Rule, frozen=True, kw_only=True):
-    """`split` is what v1.2 of the legacy group called `targets`."""
+    """In v1.2 of the legacy group `targets` was called `split`."""
 
     split: Annotated[tuple[Target, ...], Meta(min_length=1)] | None = None
 
     def drawn(self) -> tuple[str, tuple[Target, ...]]:
-        """See the base class; `targets` go first."""
+        """See the base class; `targets` take precedence."""
         return ("split", self.split) if self.split and not self.targets else super().drawn()
 
 
 class LegacyRewriteSpec(RewriteSpec, frozen=True, kw_only=True):
-    """The rules; earlier ones take precedence."""
+    """The rules, in order of precedence."""
 
     rules: tuple[LegacyRule, ...]
 
@@ -142,19 +142,19 @@ KINDS: Final[dict[str, type[PolicyObject]]] = {
 
 
 def shape_of(kind: str, version: object) -> type[PolicyObject] | None:
-    """What objects of a kind look like in a version; None for an unknown kind."""
+    """Return the struct of a kind and version; None for an unknown kind."""
     if version == LEGACY_API_VERSION and kind == "InferenceModelRewrite":
         return LegacyModelRewrite
     return KINDS.get(kind)
 
 
-# What they mean
+# Their meaning
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """An objective. Requests name it by its name alone, whatever its namespace; without a priority
-    it has no effect; below 0 requests may be shed.
+    """An objective. Requests give only its name, not its namespace. Without a priority it has no
+    effect; below 0 requests may be shed.
     """
 
     name: str
@@ -164,7 +164,7 @@ class Objective:
 
 @dataclass(frozen=True, slots=True)
 class RewriteTarget:
-    """A model to ask for instead; `weight` 1 or more, None: drawn only where no target has one."""
+    """A replacement model; `weight` is 1 or more; None: drawn only if no target has a weight."""
 
     model: str
     weight: int | None = None
@@ -175,7 +175,8 @@ class RewriteRule:
     """One rule of one resource.
 
     `models` are the names that it matches exactly; empty: it is generic. `created_at_seconds` and
-    `name` are of the resource, `position` is the rule's own place in it. `targets` is never empty.
+    `name` are those of the resource, `position` is the index of the rule in it. `targets` is never
+    empty.
     """
 
     name: str
@@ -185,7 +186,7 @@ class RewriteRule:
     position: int = 0
 
     def draw(self, rng: Random) -> str:
-        """One target's model, by weight; evenly when no target has a weight."""
+        """Draw a target's model by weight; evenly if no target has a weight."""
         targets = self.targets
         if len(targets) == 1:
             return targets[0].model
@@ -202,13 +203,13 @@ class RewriteRule:
 
 
 def objective_of(given: InferenceObjective) -> Objective:
-    """The objective that an object defines."""
+    """Convert an object to an objective."""
     return Objective(given.metadata.name, given.spec.priority, given.metadata.namespace)
 
 
 def rules_of(given: InferenceModelRewrite) -> tuple[RewriteRule, ...]:
-    """The rules of a rewrite; one without targets is left out. Without a creation timestamp it is
-    older than all that have one.
+    """Convert a rewrite to rules; omit those without targets. A rewrite without a creation
+    timestamp is older than all others.
     """
     created = given.metadata.creation_timestamp
     return tuple(
@@ -226,14 +227,14 @@ def rules_of(given: InferenceModelRewrite) -> tuple[RewriteRule, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """Something at `path` of an object that is allowed, but hardly what its author wants."""
+    """A part of an object, at `path`, that is valid but probably unintended."""
 
     path: tuple[str | int, ...]
     text: str
 
 
 def doubts_about(given: PolicyObject) -> Iterator[Doubt]:
-    """What in an object can have no effect."""
+    """Find the parts of an object that have no effect."""
     if isinstance(given, InferenceObjective):
         return
     if not given.spec.rules:
@@ -268,12 +269,12 @@ def _doubts_about_targets(rule: Rule, at: tuple[str | int, ...]) -> Iterator[Dou
             yield Doubt((*place, "modelRewrite"), text)
 
 
-# What requests are held to
+# The rules for requests
 
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """What a rule made of a model; `rule` is the name of its resource."""
+    """The replacement of a model; `rule` is the name of its resource."""
 
     model: str
     rule: str
@@ -293,28 +294,28 @@ class RewriteRules:
         self._generic = next((rule for rule in ordered if not rule.models), None)
 
     def apply(self, incoming: str, rng: Random) -> Rewritten | None:
-        """What the model `incoming` ("": the body names none) becomes; None: no rule matches."""
+        """Replace the model `incoming` ("": the body names none); None: no rule matches."""
         rule = self._exact.get(incoming, self._generic)
         return None if rule is None else Rewritten(rule.draw(rng), rule.name)
 
 
 @dataclass(frozen=True, slots=True)
 class RuleSet:
-    """All objectives, no two of the same name, and all rules of all rewrites."""
+    """All objectives, with distinct names, and all rules of all rewrites."""
 
     objectives: tuple[Objective, ...] = ()
     rewrites: tuple[RewriteRule, ...] = ()
 
     @property
     def priorities(self) -> tuple[int, ...]:
-        """Those that objectives name, each once, highest first."""
+        """The distinct priorities of objectives, highest first."""
         known = {one.priority for one in self.objectives if one.priority is not None}
         return tuple(sorted(known, reverse=True))
 
     @property
     def rewritten(self) -> frozenset[tuple[str, str]]:
-        """Each model that a rewrite matches with each that it asks for instead; of a generic one,
-        which matches all, each target with itself.
+        """Pairs of a matched model and each replacement; for a generic rule, pairs of each target
+        with itself.
         """
         return frozenset(
             (model, target.model)
@@ -330,19 +331,19 @@ NO_RULES = RuleSet()
 class RequestRules:
     """Owns the objectives and the rewrites. Event-loop thread only; no method does I/O.
 
-    Discovery replaces them as a whole. A request asks for each once, so a change applies to the
-    requests that come after it.
+    Discovery replaces all of them at once. A request reads each once, so a change applies to later
+    requests.
     """
 
     def __init__(self) -> None:
         self._current = NO_RULES
         self._priorities: dict[str, int | None] = {}
-        self.rules: RewriteRules | None = None  # by which models are rewritten now
+        self.rules: RewriteRules | None = None  # the current ones, for rewriting models
         self._listeners: list[Callable[[RuleSet], None]] = []
 
     @property
     def current(self) -> RuleSet:
-        """All of them now; the same object until something changes."""
+        """The current objectives and rules; the same object until a change."""
         return self._current
 
     def subscribe(self, listener: Callable[[RuleSet], None]) -> None:
@@ -350,7 +351,7 @@ class RequestRules:
         self._listeners.append(listener)
 
     def use(self, rules: RuleSet) -> bool:
-        """Go by `rules` alone from now on; whether that is a change."""
+        """Replace all rules; return true if that is a change."""
         if rules == self._current:
             return False
         self._current = rules
@@ -361,5 +362,5 @@ class RequestRules:
         return True
 
     def priority(self, objective: str) -> int | None:
-        """Its priority; None: there is no such objective, or it names no priority."""
+        """Return its priority; None: there is no such objective, or it names no priority."""
         return self._priorities.get(objective)

@@ -6,22 +6,22 @@ from typing import Protocol
 
 
 class PoolSource(Protocol):
-    """Makes a datastore and the rules of requests follow a file or a cluster."""
+    """Synchronizes a datastore and the rules of requests with a file or a cluster."""
 
     def load(self) -> None:
-        """Called once before anything is served. What can be known at once is known then; raises
-        `ConfigError` for what can never work.
+        """Called once before the picker serves. Loads what is available immediately; raises
+        `ConfigError` for a permanent error.
         """
         ...
 
     async def run(self) -> None:
-        """Follow until cancelled. Fails for nothing that may pass."""
+        """Follow the source until cancelled. Does not fail for temporary errors."""
         ...
 
     def is_absent(self) -> bool:
-        """Whether there is known to be no such pool."""
+        """True if the pool is known not to exist."""
         ...
 
     def problem(self) -> str | None:
-        """Why what is known may be old, in a sentence for people; None: it is current."""
+        """The reason why the pool may be outdated, as a sentence; None: it is current."""
         ...

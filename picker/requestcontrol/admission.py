@@ -76,7 +76,7 @@ def refuse_if_not_cached(
 
 
 def prefers_if_available(headers: Mapping[str, str]) -> bool:
-    """Whether the `Prefer` header (RFC 7240) lists `if-available`; parameters are ignored."""
+    """True if the `Prefer` header (RFC 7240) lists `if-available`; parameters are ignored."""
     value = headers.get(PREFER)
     if not value:
         return False

@@ -122,7 +122,7 @@ class Exchange:
     # Called by the stream
 
     def decides_at_once(self, raw: RawRequest) -> bool:
-        """Whether `route(raw)`, called right now, would wait for nothing, whatever `raw` is."""
+        """True if `route(raw)`, called right now, would wait for nothing, whatever `raw` is."""
         pipeline, gate = self._pipeline, self._pipeline.gate
         self._goes_at_once = (
             not pipeline.asks_others
@@ -223,7 +223,7 @@ class Exchange:
         return self._leave(raw, parser, parsed, headers, begun_at)
 
     def _awaits_answers(self) -> bool:
-        """Whether to wait for the first answers of a burst before deciding."""
+        """True if to wait for the first answers of a burst before deciding."""
         context, health = self._context, self._context.health
         if context.burst_wait is None or health is None or not health.held:
             return False

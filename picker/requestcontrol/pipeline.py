@@ -87,7 +87,7 @@ class DecisionRecorder(Protocol):
 
     @property
     def is_recording(self) -> bool:
-        """Whether to call it, and to draw from a seed for each attempt."""
+        """True if to call it, and to draw from a seed for each attempt."""
         ...
 
     def scheduling(self, decision: Decision) -> None:
@@ -144,7 +144,7 @@ class FlowGate(Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether a request of any priority would be admitted now without waiting."""
+        """True if a request of any priority would be admitted now without waiting."""
         ...
 
     async def admit(
@@ -186,7 +186,7 @@ class EndpointHealth(Protocol):
         ...
 
     def is_unsure(self, now_seconds: float) -> bool:
-        """Whether a burst has just filled the pool and no answer has arrived yet."""
+        """True if a burst has just filled the pool and no answer has arrived yet."""
         ...
 
     def usable(self, candidates: Sequence[Candidate], now_seconds: float) -> Sequence[Candidate]:

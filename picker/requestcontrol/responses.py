@@ -300,11 +300,11 @@ def answer_of(head: ResponseHead) -> Answer:
     """Reduce the beginning of a response to what concerns the endpoint's health."""
     grpc_status = head.headers.get("grpc-status")
     status = head.status if grpc_status is None else _OF_GRPC.get(grpc_status, head.status)
-    return Answer(status, head.served_by, head.reached_nobody)
+    return Answer(status, head.served_by, head.reached_no_endpoint)
 
 
 def _reads_responses(parser: object) -> TypeGuard[ReadsResponses]:
-    """Whether it understands responses; an `isinstance` of a protocol costs ten times as much."""
+    """True if it understands responses; an `isinstance` of a protocol costs ten times as much."""
     return hasattr(parser, "response_reader")
 
 

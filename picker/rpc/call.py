@@ -195,7 +195,7 @@ class Call(Http2Stream):
 
     @property
     def is_congested(self) -> bool:
-        """Whether so much is unsent that nothing should be added."""
+        """True if so much is unsent that nothing should be added."""
         return len(self.unsent) > MAX_UNSENT_BYTES
 
     # The connection's half

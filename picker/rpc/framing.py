@@ -39,7 +39,7 @@ class MessageSplitter(msgspec.Struct, eq=False):
 
     @property
     def is_between_messages(self) -> bool:
-        """Whether the stream may end here."""
+        """True if the stream may end here."""
         return not self._held and self._wanted is None
 
     def feed(self, data: bytes) -> list[bytes]:

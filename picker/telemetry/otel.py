@@ -51,7 +51,7 @@ class OtelSpan:
 
     @property
     def is_recorded(self) -> bool:
-        """Whether it is sampled."""
+        """True if it is sampled."""
         return self._span.is_recording()
 
     def set(self, name: str, value: str | int | float | bool) -> None:

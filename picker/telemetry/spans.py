@@ -46,7 +46,7 @@ class Span(Protocol):
 
     @property
     def is_recorded(self) -> bool:
-        """Whether it is sampled, and so are spans within it."""
+        """True if it is sampled, and so are spans within it."""
         ...
 
     def set(self, name: str, value: str | int | float | bool) -> None:

@@ -85,9 +85,9 @@ class ResponseHeaders(msgspec.Struct, frozen=True):
     """Headers of the endpoint's response: its HTTP status and, where the proxy says so, who served.
 
     `served_by` is `ip:port`; `has_destination_metadata` is true as soon as the proxy sent anything
-    in the namespace that it would be in. `headers` includes pseudo-headers. With `reached_nobody`
-    the proxy says that no endpoint has seen the request. `response_body` and `only_observes` count
-    where a stream begins with this, as in `RequestHeaders`.
+    in the namespace that it would be in. `headers` includes pseudo-headers. With
+    `reached_no_endpoint` the proxy says that no endpoint has seen the request. `response_body` and
+    `only_observes` count where a stream begins with this, as in `RequestHeaders`.
     """
 
     status: int | None = None
@@ -95,7 +95,7 @@ class ResponseHeaders(msgspec.Struct, frozen=True):
     served_by: str | None = None
     headers: Mapping[str, str] = msgspec.field(default_factory=lambda: _NO_HEADERS)
     has_destination_metadata: bool = False
-    reached_nobody: bool = False
+    reached_no_endpoint: bool = False
     response_body: BodyMode = BodyMode.DUPLEX
     only_observes: bool = False
 

@@ -92,7 +92,7 @@ class RequestPhase(msgspec.Struct, eq=False):
 
     @property
     def waits_for_replies(self) -> bool:
-        """Whether the proxy waits for the reply to each message it shows."""
+        """True if the proxy waits for the reply to each message it shows."""
         return self.mode is not BodyMode.DUPLEX
 
     def begin(self, event: RequestHeaders) -> None:
@@ -218,7 +218,7 @@ def _pieces(body: bytes, end_of_stream: bool) -> list[Action]:
 
 
 def opens_tunnel(headers: Mapping[str, str]) -> bool:
-    """Whether the client waits for the response before it sends more: after CONNECT and after an
+    """True if the client waits for the response before it sends more: after CONNECT and after an
     upgrade, to a WebSocket, say. A request to upgrade to h2c has a body like any other.
     """
     if headers.get(":method") == "CONNECT":

@@ -51,7 +51,7 @@ class ResponsePhase(msgspec.Struct, eq=False):
 
     @property
     def end_is_unseen(self) -> bool:
-        """Whether the proxy may close the stream without having shown the response's end."""
+        """True if the proxy may close the stream without having shown the response's end."""
         if self._mode is BodyMode.PARTIAL:
             return self._body_seen
         asked_in_vain = self._can_show_body and not self._body_seen
@@ -59,7 +59,7 @@ class ResponsePhase(msgspec.Struct, eq=False):
 
     @property
     def may_be_left(self) -> bool:
-        """Whether the stream may end before the response without harm to it.
+        """True if the stream may end before the response without harm to it.
 
         In full duplex Envoy loses what it has sent to the picker when the stream ends.
         """
@@ -67,7 +67,7 @@ class ResponsePhase(msgspec.Struct, eq=False):
 
     @property
     def waits_for_replies(self) -> bool:
-        """Whether the proxy waits for the reply to each message it shows."""
+        """True if the proxy waits for the reply to each message it shows."""
         return self._mode not in (BodyMode.DUPLEX, BodyMode.ABSENT)
 
     def expect(self, mode: BodyMode) -> None:
@@ -163,7 +163,7 @@ class ResponsePhase(msgspec.Struct, eq=False):
             event.headers,
             event.served_by,
             event.has_destination_metadata,
-            event.reached_nobody,
+            event.reached_no_endpoint,
             shows_body=self._mode is not BodyMode.ABSENT,
         )
         try:

@@ -47,7 +47,7 @@ class HeaderBlocks:
 
 
 def changes_table(block: bytes) -> bool:
-    """Whether a (valid) block inserts into the dynamic table or resizes it. RFC 7541 section 6."""
+    """True if a (valid) block inserts into the dynamic table or resizes it. RFC 7541 section 6."""
     at, end = 0, len(block)
     while at < end:
         first = block[at]

@@ -29,7 +29,7 @@ def head(attributes: dict[str, Any] | None, served: str | None = None) -> Respon
 
 
 @pytest.mark.parametrize(
-    ("attributes", "served", "served_by", "reached_nobody"),
+    ("attributes", "served", "served_by", "reached_no_endpoint"),
     [
         (None, None, None, False),
         (None, "10.0.0.1:1", "10.0.0.1:1", False),
@@ -51,8 +51,8 @@ def test_who_has_answered(
     attributes: dict[str, Any] | None,
     served: str | None,
     served_by: str | None,
-    reached_nobody: bool,
+    reached_no_endpoint: bool,
 ) -> None:
     """Nobody has when attempts are told of but no address; without either nothing is known."""
     event = head(attributes, served)
-    assert (event.served_by, event.reached_nobody) == (served_by, reached_nobody)
+    assert (event.served_by, event.reached_no_endpoint) == (served_by, reached_no_endpoint)

@@ -166,7 +166,7 @@ def test_an_address_that_nobody_has_says_nothing(scene: Scene) -> None:
 def test_an_answer_that_reached_nobody_blames_nobody(scene: Scene) -> None:
     """The proxy's own 503: it knew no endpoint to ask."""
     for _ in range(5):
-        scene.send(0).responded(Answer(503, reached_nobody=True), scene.now)
+        scene.send(0).responded(Answer(503, reached_no_endpoint=True), scene.now)
     assert scene.memory.views(0) == {}
 
 

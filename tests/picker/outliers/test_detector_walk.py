@@ -48,7 +48,7 @@ class Walk:
         self.open.append((number, scene.send(number)))
 
     def is_held(self, number: int) -> bool:
-        """Whether more should be sent there, as the record of the endpoint says."""
+        """True if more should be sent there, as the record of the endpoint says."""
         record = self.scene.memory._breakers.get(self.scene.pool[number].key)
         return record is not None and record.is_held_back(True)
 

@@ -182,8 +182,8 @@ def test_grpc_says_in_a_header_what_http_says_in_its_status(
     headers: dict[str, str], status: int
 ) -> None:
     """In responses that are nothing but an error; others say it in their trailers."""
-    head = ResponseHead(200, MappingProxyType(headers), "10.0.0.1:1", reached_nobody=True)
-    assert answer_of(head) == Answer(status, "10.0.0.1:1", reached_nobody=True)
+    head = ResponseHead(200, MappingProxyType(headers), "10.0.0.1:1", reached_no_endpoint=True)
+    assert answer_of(head) == Answer(status, "10.0.0.1:1", reached_no_endpoint=True)
 
 
 async def test_an_exchange_tells_what_it_finds(house: Any) -> None:

@@ -152,7 +152,7 @@ async def test_a_decision_is_made_at_once_unless_something_may_wait(
 async def test_what_waits_goes_on_by_the_configuration_it_began_with(
     house: Any, gate: HeldGate
 ) -> None:
-    """Whether or not those after it wait at all."""
+    """True if or not those after it wait at all."""
     async with held(house, gate) as (exchange, routing):
         house.use()
         await house.route(RawRequest({**PATH, "x-request-id": "id-2"}, BODY))

@@ -22,7 +22,7 @@ class Readiness:
         self.ready = False
 
     def __call__(self) -> bool:
-        """Whether it is ready now."""
+        """True if it is ready now."""
         return self.ready
 
 

@@ -43,7 +43,7 @@ async def serving(director: Any, tls: TlsOptions) -> AsyncIterator[tuple[GrpcSer
 
 
 async def answered(port: int, trusted: TlsMaterial) -> bool:
-    """Whether a client that trusts that certificate alone is served a request."""
+    """True if a client that trusts that certificate alone is served a request."""
     credentials = grpc.ssl_channel_credentials(trusted.certificate_chain)
     options = [("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.secure_channel(f"localhost:{port}", credentials, options) as channel:
