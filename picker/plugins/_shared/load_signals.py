@@ -109,6 +109,8 @@ def kv_usages(candidates: Candidates) -> list[float | None]:
         None if (metrics := candidate.metrics) is None else metrics.kv_cache_usage
         for candidate in candidates
     ]
+    if None not in usages:
+        return usages
     return with_neutral(usages, [one.metrics is None for one in candidates])
 
 

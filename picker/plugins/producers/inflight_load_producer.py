@@ -28,8 +28,10 @@ the load is that of all of them (`picker.framework.replicas`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+
+import msgspec
 
 from picker.framework.attributes import (
     INFLIGHT_LOAD,
@@ -73,16 +75,13 @@ class InflightLoadParameters(Parameters, frozen=True):
     sync_cross_replica_state: bool = True
 
 
-class _Account:
+class _Account(msgspec.Struct, eq=False):
     """The load of one endpoint, from its first use until it leaves."""
 
-    __slots__ = ("key", "parts", "requests", "tokens")
-
-    def __init__(self, key: str) -> None:
-        self.key = key
-        self.parts: set[_Part] = set()
-        self.requests = 0
-        self.tokens = 0
+    key: str
+    parts: set[_Part] = set()
+    requests: int = 0
+    tokens: int = 0
 
 
 class Ledger:
@@ -144,9 +143,9 @@ class Ledger:
         self._loads.pop(key, None)
         self._sum(key)
 
-    def abandon(self, parts: Iterable[_Part]) -> None:
-        """Return `parts` at the next `sweep`. Safe to call at any moment, even from a finalizer."""
-        self._abandoned.extend(parts)
+    def abandon(self, part: _Part) -> None:
+        """Return `part` at the next `sweep`. Safe to call at any moment, even from a finalizer."""
+        self._abandoned.append(part)
 
     def sweep(self) -> None:
         """Return the abandoned parts."""
@@ -181,8 +180,11 @@ class Ledger:
         if self._accounts.get(account.key) is not account:
             return
         if account.requests or account.tokens:
-            self._loads[account.key] = EndpointLoad(account.requests, account.tokens)
-            self._sum(account.key)
+            load = self._loads[account.key] = EndpointLoad(account.requests, account.tokens)
+            if self._elsewhere:
+                self._sum(account.key)
+            else:
+                self._sums[account.key] = load
         else:
             self.close(account.key)
 
@@ -200,16 +202,13 @@ class Ledger:
             self._sums.pop(key, None)
 
 
-class _Part:
+class _Part(msgspec.Struct, eq=False):
     """The load that one request holds at one endpoint."""
 
-    __slots__ = ("account", "owner", "requests", "tokens")
-
-    def __init__(self, account: _Account, tokens: int, owner: tuple[str, int]) -> None:
-        self.account = account
-        self.owner = owner
-        self.requests = 1
-        self.tokens = tokens
+    account: _Account
+    tokens: int
+    owner: tuple[str, int]
+    requests: int = 1
 
 
 class _Hold:
@@ -223,7 +222,9 @@ class _Hold:
         self.others = tuple(others)
 
     def __del__(self) -> None:
-        self._ledger.abandon(part for part in self.primary + self.others if part.requests)
+        for part in self.primary + self.others:
+            if part.requests:
+                self._ledger.abandon(part)
 
 
 class InflightLoadProducer:
@@ -288,7 +289,7 @@ class InflightLoadProducer:
         for name, profile in result.profiles.items():
             if not profile.picked:
                 continue
-            key = profile.picked[0].candidate.key
+            key = profile.picked[0].candidate.endpoint.key
             tokens = request.num_tokens if load is None else load.uncached(key)
             part = self._ledger.take(key, tokens + output, owner)
             (primary if name == result.primary_profile else others).append(part)
