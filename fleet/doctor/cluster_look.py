@@ -1,4 +1,6 @@
-"""Looks at a cluster through the picker's own client. Nothing is written but access reviews."""
+"""Facts about a cluster, gathered by the picker's own client. Nothing is written but access
+reviews.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ TOKEN_REVIEWS = ApiResource("authentication.k8s.io", "v1", "tokenreviews")
 ACCESS_REVIEWS = ApiResource("authorization.k8s.io", "v1", "subjectaccessreviews")
 SERVICES = ApiResource("", "v1", "services")
 PEER_FLAGS = ("--peers", "--peer-service", "--peer-slices")
-LOOK_SECONDS = 60.0  # some thirty questions, one after the other
+LOOK_SECONDS = 60.0  # some thirty requests, one after the other
 _KINDS = (POOLS, LEGACY_POOLS, OBJECTIVES, LEGACY_OBJECTIVES, REWRITES, LEGACY_REWRITES)
 _POLICIES = ((OBJECTIVES, LEGACY_OBJECTIVES), (REWRITES, LEGACY_REWRITES))
 _KIND_NAMES = {
@@ -61,8 +63,8 @@ _UNKNOWN = "$("
 
 @dataclass(frozen=True, slots=True)
 class Right:
-    """Something that a picker does. `name` "": with any object of the kind. `namespace` "": the
-    kind has none.
+    """An action of a picker. `name` "" is any object of the kind; `namespace` "" is for kinds
+    without namespaces.
     """
 
     resource: ApiResource
@@ -73,13 +75,14 @@ class Right:
 
 @dataclass(frozen=True, slots=True)
 class ClusterFacts:
-    """A pool's namespace and what is in it; objects as the API server gave them.
+    """A pool's namespace and its objects, as the API server sent them.
 
     `problem`: the API server was not reached. `unseen` are kinds that could not be read, with the
-    reason; what is missing because of that is not judged. `who` is whose rights were asked for,
-    `denied` those that are missing, `rights_problem` why that is not known. `served` says of kinds
-    whether there are such. `slices` are those of the picker's Service. `lease` is what `lease_name`
-    names: that of the election, None: there is none. `now` is in seconds since 1970.
+    reason; what is missing because of that is not judged. `who` is the account whose rights were
+    checked, `denied` those that are missing, `rights_problem` the reason why they are not known.
+    `served` maps kinds to whether the server has them. `slices` are those of the picker's Service.
+    `lease` is the object that `lease_name` names: that of the election, or None. `now` is in
+    seconds since 1970.
     """
 
     namespace: str
@@ -101,7 +104,9 @@ class ClusterFacts:
 
 
 def failure_mode(cluster: ClusterFacts | None) -> str | None:
-    """What the pool says of a picker that is away: FailOpen or FailClose; None: no pool known."""
+    """The pool's setting for a picker that does not answer: FailOpen or FailClose; None without a
+    pool.
+    """
     if cluster is None or cluster.pool is None:
         return None
     spec = cluster.pool.get("spec")
@@ -137,7 +142,7 @@ def picker_pods(cluster: ClusterFacts) -> tuple[Json, ...]:
 
 
 def is_ready(pod: Json) -> bool:
-    """Whether it may be sent requests."""
+    """Check if a Pod may receive requests."""
     if at(pod, "metadata", "deletionTimestamp") is not None:
         return False
     conditions = listed(pod, "status", "conditions")
@@ -145,8 +150,8 @@ def is_ready(pod: Json) -> bool:
 
 
 def words_of(pod: Json, container: Json) -> list[str]:
-    """A container's command line, as far as the Pod states it; `$(NAME)` stays where the variable
-    has its value from elsewhere.
+    """A container's command line, as far as the Pod states it; `$(NAME)` stays if the variable has
+    its value from elsewhere.
     """
     known = variables_of(pod, container)
     parts = [at(container, key) for key in ("command", "args")]
@@ -168,7 +173,7 @@ def variables_of(pod: Json, container: Json) -> dict[str, str]:
 
 
 def flag_of(pod: Json, name: str) -> str | None:
-    """The value of a flag in any of its containers, "" for one that stands alone."""
+    """The value of a flag in any of its containers, "" for a flag without a value."""
     for container in listed(pod, "spec", "containers"):
         found = flag_in(words_of(pod, container), name)
         if found is not None:
@@ -188,15 +193,15 @@ def flag_in(words: list[str], name: str) -> str | None:
 
 
 def is_on(pod: Json, switch: str = _ELECTION) -> bool:
-    """Whether it was started with a switch that says yes: by default, that of the election."""
+    """Check if it was started with a switch that is on: by default, that of the election."""
     found = flag_of(pod, switch)
     return found is not None and found.lower() in _ON
 
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """The pools of one picker, each with its namespace; `port` is the common one, None where it
-    is not known. `namespace` is where the Lease is, and replicas that EndpointSlices name.
+    """The pools of one picker, each with its namespace; `port` is the common one, None if it is not
+    known. `namespace` is that of the Lease, and of the EndpointSlices that list replicas.
     """
 
     namespace: str
@@ -205,12 +210,12 @@ class Serving:
 
     @property
     def lease(self) -> LeaseName | None:
-        """The one of an election: it is called after the first pool."""
+        """The Lease of an election, named after the first pool."""
         first = next((one.name for one in self.pools if one.endpoints_file is None), None)
         return None if first is None else _lease_name(self.namespace, first)
 
     def find(self, namespace: str, name: str) -> PoolFlags | None:
-        """The pool, None: it is not served."""
+        """The pool, or None if it is not served."""
         return next(
             (one for one in self.pools if (one.namespace, one.name) == (namespace, name)), None
         )
@@ -221,7 +226,7 @@ def _lease_name(namespace: str, pool: str) -> LeaseName:
 
 
 def serving_of(pod: Json) -> Serving | None:
-    """What a picker's Pod says that it serves; None where it does not say, or not all of it."""
+    """The pools that a picker's Pod states to serve; None if it states none, or not all."""
     for container in listed(pod, "spec", "containers"):
         words = words_of(pod, container)
         pools = _pools(words)
@@ -239,7 +244,7 @@ def serving_of(pod: Json) -> Serving | None:
 
 
 def _pools(words: list[str]) -> tuple[PoolFlags, ...] | None:
-    """Those that a command line names, None: it cannot be understood."""
+    """The pools that a command line names, or None if it cannot be parsed."""
     try:
         several: list[PoolFlags] = _parser().parse_known_args(words)[0].pools
     except argparse.ArgumentError:
@@ -259,15 +264,15 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _namespace(pod: Json, container: Json, words: list[str]) -> str:
-    """Where pools are that name no namespace."""
+    """The namespace of pools without one."""
     given = flag_in(words, "--pool-namespace") or variables_of(pod, container).get("NAMESPACE")
     return given or str(at(pod, "metadata", "namespace") or "default")
 
 
 class ClusterLook:
-    """One look at a pool. `user` is whose rights are asked for, None: the picker's own, if its
-    Pods are found, else those of the account that asks. `now` is in seconds since 1970; all of it
-    may take `seconds`.
+    """Looks at a pool once. The rights of `user` are checked; None: of the picker's own account, if
+    its Pods are found, else of the account that asks. `now` is in seconds since 1970; the whole
+    look may take `seconds`.
     """
 
     def __init__(
@@ -289,7 +294,6 @@ class ClusterLook:
         self._unseen: dict[str, str] = {}
 
     async def look(self) -> ClusterFacts:
-        """Everything there is to judge."""
         try:
             async with asyncio.timeout(self._seconds):
                 return await self._look()
@@ -330,7 +334,7 @@ class ClusterLook:
         )
 
     async def _pool(self, kind: ApiResource) -> Json | None:
-        """Listed by its name, as the picker does, whose Role has no more than that."""
+        """List by name, as the picker does, whose Role permits no more than that."""
         selection = Selection(self._namespace, field_selector=f"metadata.name={self._pool_name}")
         return next(iter(await self._list(kind, selection) or ()), None)
 
@@ -342,20 +346,20 @@ class ClusterLook:
     async def _list(
         self, resource: ApiResource, selection: Selection | None = None
     ) -> tuple[Json, ...] | None:
-        """Those selected; all of the namespace without a selection."""
+        """List the selected objects; all of the namespace without a selection."""
         selection = selection or Selection(self._namespace)
         listing = await self._seen(resource, self._api.list(resource, selection))
         if listing is None:
             return None
         kind = {"apiVersion": resource.api_version, "kind": _KIND_NAMES[resource.plural]}
-        # Lists leave out of their items what all of them are.
+        # Items of lists have no kind and version.
         try:
             return tuple(kind | msgspec.json.decode(one, type=dict) for one in listing.items)
         except NO_JSON as error:
             raise UnreachableError(f"a list of {resource.plural} holds no objects") from error
 
     async def _seen(self, resource: ApiResource, asked: Awaitable[Any]) -> Any:
-        """The answer; None when there is none, which is remembered if it may not be had."""
+        """The answer; None when there is none, and then the reason is stored unless it is a 404."""
         try:
             return await asked
         except ApiError as error:
@@ -374,7 +378,9 @@ class ClusterLook:
     async def _denied(
         self, rights: tuple[Right, ...], user: str | None
     ) -> tuple[str, tuple[Right, ...], str | None]:
-        """Whose rights were asked for, which are missing, and why that is not known."""
+        """The account whose rights were checked, the missing rights, and why these are not
+        known.
+        """
         try:
             if user is not None:
                 return user, await self._missing(rights, user), None
@@ -409,7 +415,7 @@ class ClusterLook:
 
 
 def lease_of(cluster: ClusterFacts) -> LeaseName | None:
-    """The Lease that the picker's Pods elect by; None: they do not elect."""
+    """The Lease that the picker's Pods elect by; None without an election."""
     electing = [one for one in picker_pods(cluster) if is_on(one)]
     if not electing:
         return None
@@ -418,7 +424,7 @@ def lease_of(cluster: ClusterFacts) -> LeaseName | None:
 
 
 def _needed(pools: ApiResource, cluster: ClusterFacts, lease: LeaseName | None) -> Iterator[Right]:
-    """What a picker does. Kinds that are not there need no rights yet."""
+    """The rights that a picker needs. Kinds that do not exist need none yet."""
     space = cluster.namespace
     yield from (Right(PODS, verb, space) for verb in ("list", "watch"))
     yield from (Right(pools, verb, space, cluster.pool_name) for verb in ("list", "watch"))
@@ -440,7 +446,7 @@ def _needed(pools: ApiResource, cluster: ClusterFacts, lease: LeaseName | None) 
 
 
 def _account(cluster: ClusterFacts) -> str | None:
-    """Who the picker's Pods are to the API server."""
+    """The account of the picker's Pods at the API server."""
     for pod in picker_pods(cluster):
         name = at(pod, "spec", "serviceAccountName") or "default"
         return f"system:serviceaccount:{cluster.namespace}:{name}"

@@ -1,4 +1,4 @@
-"""`pointsman doctor`: say what is wrong with an installation, and how to put it right."""
+"""`pointsman doctor`: report faults of an installation, and how to repair them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fleet.doctor import cluster_checks, envoy_checks, picker_checks
 from fleet.doctor.cluster_look import ClusterFacts, ClusterLook
-from fleet.doctor.diagnosis import Check, Diagnosis, Facts
+from fleet.doctor.diagnosis import Diagnosis, Facts, read_checks
 from fleet.doctor.envoy_look import EnvoyFacts, ask_envoy, read_envoy_file
 from fleet.doctor.flags import build_parser
 from fleet.doctor.picker_look import PickerFacts, ask_certificate, ask_picker, ask_workers
@@ -30,16 +30,14 @@ _OF_A_CLUSTER = ("kubeconfig", "kube_context", "user")
 Print = Callable[[str], None]
 
 
-CHECKS: tuple[Check, ...] = (
-    *picker_checks.CHECKS,
-    *envoy_checks.CHECKS,
-    *cluster_checks.CHECKS,
+CHECKS = tuple(
+    read_checks({**picker_checks.JUDGES, **envoy_checks.JUDGES, **cluster_checks.JUDGES})
 )
 
 
 def doctor_command(argv: Sequence[str], environment: Mapping[str, str], out: Print) -> int:
-    """Run it; returns the exit status: 0 nothing wrong, 1 warnings only, 2 errors, which is also
-    that of a command line that cannot be understood (`SystemExit`).
+    """Run the command; returns the exit status: 0 nothing wrong, 1 warnings only, 2 errors, which
+    is also that of a wrong command line (`SystemExit`).
     """
     parser = build_parser()
     arguments = parser.parse_args(argv)
@@ -64,14 +62,16 @@ def doctor_command(argv: Sequence[str], environment: Mapping[str, str], out: Pri
 
 
 def diagnose(facts: Facts, only: Collection[str] = ()) -> tuple[Diagnosis, ...]:
-    """What the checks say, each thing once; `only` those of these names, empty: all."""
+    """Run the checks and return their findings without repetitions; `only` selects checks by name,
+    empty: all.
+    """
     checks = [check for check in CHECKS if not only or check.name in only]
     return tuple(dict.fromkeys(one for check in checks for one in check.diagnose(facts)))
 
 
 def _complete(options: argparse.Namespace, environment: Mapping[str, str]) -> None:
-    """Where nothing is named: the fleet that was started last, with its Envoys; without one, a
-    picker at its default.
+    """Fill in the defaults: the fleet that was started last, with its Envoys; without one, a picker
+    at its default address.
     """
     ways = ("picker", "envoy_config", "envoy_admin", "certificate", "pool")
     if not any(getattr(options, name) for name in ways):
@@ -109,8 +109,8 @@ async def _picker(url: str | None) -> PickerFacts | None:
 
 
 def _running(envoys: list[EnvoyFacts], asked: Sequence[str]) -> list[EnvoyFacts]:
-    """Of a fleet's own Envoys those that answer: the socket of one that was replaced may still be
-    there. One that was named, or the only one, is reported all the same.
+    """Select those of a fleet's own Envoys that answer, because the socket of a replaced one may
+    remain. An Envoy that was named, or is the only one, is reported even if it does not answer.
     """
     answering = [one for one in envoys if one.problem is None]
     by_itself = all(one.startswith("unix://") for one in asked)
@@ -118,7 +118,7 @@ def _running(envoys: list[EnvoyFacts], asked: Sequence[str]) -> list[EnvoyFacts]
 
 
 def _asked(picker: PickerFacts, all_workers: bool) -> PickerFacts:
-    """With the endpoints whose addresses mean the same here as where the picker runs."""
+    """Select the endpoints whose addresses mean the same here as at the picker."""
     if all_workers:
         return picker
     here = tuple(one for one in picker.endpoints if _is_loopback(one.address))
@@ -142,7 +142,7 @@ async def _cluster(options: argparse.Namespace) -> ClusterFacts | None:
         kubeconfig=options.kubeconfig,
         context=options.kube_context,
     )
-    # The only part that needs the picker's client of API servers, half of all that is imported.
+    # Only this needs the picker's client of API servers, which is half of all imports.
     from picker.app.cluster import ClusterAccess  # noqa: PLC0415
 
     access = ClusterAccess(flags)
@@ -167,7 +167,7 @@ def _looked_at(facts: Facts) -> list[str]:
 
 
 def text_lines(found: Sequence[Diagnosis], looked_at: Sequence[str], width: int) -> Iterator[str]:
-    """Lines of at most `width` characters where words allow; worst first."""
+    """Render lines of at most `width` characters where words allow; worst first."""
     for severity in Severity:
         group = [one for one in found if one.severity is severity]
         if group:
@@ -187,7 +187,7 @@ def _entry(one: Diagnosis, width: int) -> Iterator[str]:
     yield f"  {one.check}"
     for label, text in (("seen", one.seen), ("why", one.why), ("fix", one.fix)):
         head = f"    {label:<6}"
-        # Not broken inside words or at hyphens: what is to be pasted stays whole.
+        # Not broken inside words or at hyphens, so that commands can be pasted.
         yield from textwrap.wrap(
             _printable(text),
             max(width, 40),
@@ -216,7 +216,7 @@ def as_json(found: Sequence[Diagnosis], looked_at: Sequence[str]) -> str:
 
 
 def _printable(text: str) -> str:
-    """What others wrote may hold codes that a terminal obeys."""
+    """Replace control codes, which a terminal would obey."""
     return "".join(one if one.isprintable() else " " for one in text)
 
 

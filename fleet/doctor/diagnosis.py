@@ -1,24 +1,33 @@
-"""The checks' common words: what they judge, what they say, and what a check is."""
+"""The facts that checks judge, their findings, and the reader of their texts.
+
+A check is a row of the table and a judge: a function that yields the key of a finding with the
+values that its texts name. Judges do no I/O.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from string import Template
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from fleet.doctor.cluster_look import ClusterFacts
 from fleet.doctor.envoy_look import EnvoyFacts, Lane
 from fleet.doctor.paths import ConfigPart, at
 from fleet.doctor.picker_look import CertificateFacts, PickerFacts, WorkerFacts
+from fleet.doctor.table import FILTER, TABLE
 from picker.config.findings import Severity
 
 T = TypeVar("T")
+_FINDING = re.compile(r"  (error|warning|either) ([\w-]+): (.*)")
+_TEXT = re.compile(r"    (why|fix) (.*)")
+_FIELDS = {"why": 2, "fix": 3}
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """All that was seen. What was not looked at is None or empty."""
+    """All observations. Parts that were not requested are None or empty."""
 
     picker: PickerFacts | None = None
     envoys: tuple[EnvoyFacts, ...] = ()
@@ -29,12 +38,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """One thing that is wrong. `seen` names what was looked at and its value, `why` what that
-    costs; `fix` is a command, or YAML to paste. `check` is the name of the check that says so.
-
-    An error loses requests or sends them astray, now or on a bad day that is sure to come; a
-    warning costs something, or may be meant.
-    """
+    """One finding of the check named `check`, in texts; see `table`."""
 
     severity: Severity
     seen: str
@@ -43,60 +47,82 @@ class Diagnosis:
     check: str = ""
 
 
-def error(seen: str, why: str, fix: str) -> Diagnosis:
-    return Diagnosis(Severity.ERROR, seen, why, fix)
+class Found(NamedTuple):
+    """A judge's finding: the key of its texts, and the values in them."""
+
+    key: str
+    severity: Severity | None  # None: that of the table
+    values: Mapping[str, object]
 
 
-def warning(seen: str, why: str, fix: str) -> Diagnosis:
-    return Diagnosis(Severity.WARNING, seen, why, fix)
+Judge = Callable[[Facts], Iterable[Found]]
+
+
+def found(key: str, severity: Severity | None = None, /, **values: object) -> Found:
+    return Found(key, severity, values)
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """A setting that may be wrong: where it stands, what is wrong there, and what to say of it.
+class Check:
+    """A row of the table with its judge; `texts` are severity, seen, why and fix by key."""
 
-    The texts may name `$place` and `$value`, which is what `is_wrong` returns: something true, or
-    the value itself where it returns True.
+    name: str
+    about: str
+    texts: Mapping[str, list[str]]
+    judge: Judge
+
+    def diagnose(self, facts: Facts) -> Iterator[Diagnosis]:
+        for key, severity, values in self.judge(facts):
+            usual, *texts = self.texts[key]
+            known = {"FILTER": FILTER, **values}
+            seen, why, fix = (Template(one).substitute(known) for one in texts)
+            yield Diagnosis(severity or Severity(usual), seen, why, fix, self.name)
+
+
+def read_checks(judges: Mapping[str, Judge]) -> Iterator[Check]:
+    """Combine the rows of the table with the judges of their names."""
+    for part in re.split(r"\n(?=\S)", TABLE.strip()):
+        head, *lines = part.splitlines()
+        name, about = head.split(None, 1)
+        texts: dict[str, list[str]] = {}
+        current, field = ["", "", "", ""], 0
+        for line in lines:
+            if finding := _FINDING.fullmatch(line):
+                texts[finding[2]] = [finding[1], finding[3], *current[2:]]
+                current, field = texts[finding[2]], 1
+            elif text := _TEXT.fullmatch(line):
+                field = _FIELDS[text[1]]
+                current[field] = text[2]
+            else:
+                current[field] += f" {line.strip()}"
+        yield Check(name, about, texts, judges[name])
+
+
+def row(
+    key: str, path: str, is_wrong: Callable[[Any], object]
+) -> Callable[[ConfigPart | Lane], Iterator[Found]]:
+    """Judge the value at a path of a document. Its texts may name `$place` and `$value`, which is
+    the true result of `is_wrong`, or the value itself if that is True.
     """
+    steps = [step for step in path.split(".") if step]
 
-    path: str
-    is_wrong: Callable[[Any], object]
-    say: Callable[[str, str, str], Diagnosis]
-    seen: str
-    why: str
-    fix: str
+    def judge(part: ConfigPart | Lane) -> Iterator[Found]:
+        value = at(part.document, *steps)
+        wrong = is_wrong(value)
+        if wrong:
+            yield found(key, place=part.place, value=value if wrong is True else wrong)
 
-    def __call__(self, part: ConfigPart | Lane) -> Iterator[Diagnosis]:
-        """One diagnosis where it is wrong, none where it is not."""
-        value = at(part.document, *filter(None, self.path.split(".")))
-        found = self.is_wrong(value)
-        if found:
-            known = {"place": part.place, "value": value if found is True else found}
-            texts = (Template(one).substitute(known) for one in (self.seen, self.why, self.fix))
-            yield self.say(*texts)
+    return judge
 
 
 def each(
-    subjects: Callable[[Facts], Iterable[T]], *judges: Callable[[T], Iterable[Diagnosis]]
-) -> Callable[[Facts], Iterator[Diagnosis]]:
-    """What all `judges` say of each of the subjects that are found in some facts."""
+    subjects: Callable[[Facts], Iterable[T]], *judges: Callable[[T], Iterable[Found]]
+) -> Judge:
+    """Apply all `judges` to each of the subjects that are found in some facts."""
 
-    def judged(facts: Facts) -> Iterator[Diagnosis]:
+    def judged(facts: Facts) -> Iterator[Found]:
         for subject in subjects(facts):
             for judge in judges:
                 yield from judge(subject)
 
     return judged
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One thing that is looked after. `judge` does no I/O."""
-
-    name: str
-    about: str
-    judge: Callable[[Facts], Iterable[Diagnosis]]
-
-    def diagnose(self, facts: Facts) -> Iterator[Diagnosis]:
-        """What it says of the facts, under its name."""
-        return (replace(one, check=self.name) for one in self.judge(facts))

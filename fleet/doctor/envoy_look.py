@@ -1,8 +1,8 @@
-"""Looks at an Envoy: a file with its bootstrap or a config dump, or its admin port.
+"""Facts about an Envoy, from a file with its bootstrap or a config dump, or from its admin port.
 
-A configuration is read as the ways that requests take through it. It stays plain JSON: gateways
-put extensions in it that we have no types for. Field names may be spelt as in protobuf or as in
-JSON; both are read.
+A configuration is read as the ways that requests take through it. It stays plain JSON, because
+gateways add extensions of unknown types. Field names may be spelt as in protobuf or as in JSON;
+both are read.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class Manager:
 
     @property
     def filters(self) -> list[Json]:
-        """In the order in which requests meet them."""
+        """The filters in the order in which requests meet them."""
         return listed(self.config, "http_filters")
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A way that requests take past a processor: the settings that count there, the route and its
-    cluster (empty where the document does not say), and the processor's cluster.
+    """A way of requests through a processor: its settings, the route and its cluster (empty if the
+    document has none), and the processor's cluster.
     """
 
     manager: Manager
@@ -62,21 +62,21 @@ class Lane:
 
     @property
     def place(self) -> str:
-        """For people."""
+        """The name of the listener for texts."""
         return f"listener '{self.manager.listener}'"
 
     @property
     def document(self) -> Json:
-        """What rows judge of it."""
+        """The parts that rows judge."""
         return {"filter": self.processor, "route": self.route}
 
     @property
     def body_mode(self) -> str:
-        """How the picker is shown the bodies of requests."""
+        """The mode in which the picker gets the bodies of requests."""
         return str(at(self.processor, "processing_mode", "request_body_mode") or "NONE")
 
     def strips(self, name: str) -> bool:
-        """Whether a header of this name is removed before the picker is asked."""
+        """Check if a header of this name is removed before the picker is asked."""
         found = listed(self.manager.config, "early_header_mutation_extensions")
         mutations = [one for it in found for one in listed(it, "typed_config", "mutations")]
         for one in self.manager.filters:
@@ -87,18 +87,18 @@ class Lane:
 
     @property
     def picker_name(self) -> str:
-        """The cluster that the processor is reached by."""
+        """The name of the processor's cluster."""
         return str(at(self.processor, "grpc_service", "envoy_grpc", "cluster_name") or "")
 
     @property
     def policy(self) -> Json | None:
-        """The settings of `override_host`; None where another policy balances."""
+        """The settings of `override_host`; None for another policy."""
         return override_host(self.cluster)
 
 
 @dataclass(frozen=True)
 class EnvoySetup:
-    """All that is judged of a configuration."""
+    """All judged parts of a configuration."""
 
     managers: tuple[Manager, ...] = ()
     clusters: Mapping[str, Json] = field(default_factory=dict)
@@ -106,12 +106,12 @@ class EnvoySetup:
 
     @cached_property
     def lanes(self) -> tuple[Lane, ...]:
-        """Every way past a processor."""
+        """Every way through a processor."""
         return tuple(one for manager in self.managers for one in self._lanes_of(manager))
 
     @cached_property
     def picked(self) -> tuple[Lane, ...]:
-        """Those whose destination a picker can choose; all when that is so of none."""
+        """The lanes whose destination a picker can choose; all lanes if there are none."""
         pickable = tuple(
             one
             for one in self.lanes
@@ -129,7 +129,7 @@ class EnvoySetup:
         return _clusters(one.picker for one in self.picked if one.picker)
 
     def _lanes_of(self, manager: Manager) -> Iterator[Lane]:
-        # Of several processors the last one: what decides where a request goes does so at the end.
+        # Of several processors the last one: the last decision on the destination counts.
         asking = [one for one in manager.filters if type_of(one).endswith(PROCESSOR)]
         for route in (manager.routes or ({},)) if asking else ():
             processor = _effective(asking[-1], route)
@@ -141,7 +141,7 @@ class EnvoySetup:
 
 
 def _clusters(found: Iterable[Json]) -> tuple[ConfigPart, ...]:
-    """Each once, by name."""
+    """Each cluster once, by name."""
     by_name = {at(one, "name"): one for one in found}
     return tuple(ConfigPart(f"cluster '{name}'", one) for name, one in by_name.items())
 
@@ -167,7 +167,7 @@ def _matches(pattern: str, name: str) -> bool:
     try:
         return re.fullmatch(pattern, name) is not None
     except re.error:
-        return False  # RE2 knows syntax that Python does not: better reported than trusted
+        return False  # RE2 has syntax that Python lacks: report rather than trust it
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +180,8 @@ class HostSeen:
 
 @dataclass(frozen=True, slots=True)
 class EnvoyFacts:
-    """One Envoy. `hosts` are those of each cluster, known only of one that runs; `problem` says
-    why it could not be looked at.
+    """One Envoy. `hosts` are those of each cluster, known only of a running one; `problem` is the
+    reason why there are no facts.
     """
 
     source: str
@@ -191,12 +191,12 @@ class EnvoyFacts:
 
 
 def is_original_destination(cluster: Json) -> bool:
-    """Whether it goes to an address that the request brings along."""
+    """Check if it connects to an address from the request."""
     return bool(at(cluster, "type") == "ORIGINAL_DST")
 
 
 def override_host(cluster: Json) -> Json | None:
-    """The settings of that policy; None where another balances."""
+    """The settings of that policy; None for another one."""
     for policy in listed(cluster, "load_balancing_policy", "policies"):
         config = at(policy, "typed_extension_config", "typed_config")
         if isinstance(config, dict) and type_of(config).endswith(OVERRIDE_HOST):
@@ -205,7 +205,7 @@ def override_host(cluster: Json) -> Json | None:
 
 
 def read_setup(document: Any, version: Version | None = None) -> EnvoySetup:
-    """A bootstrap or the answer of `/config_dump`. What cannot be understood is left out."""
+    """Read a bootstrap or the answer of `/config_dump`. Unknown parts are left out."""
     plain = _normalised(document)
     parts = listed(plain, "configs") or [{"bootstrap": plain}]
     bootstrap: Json = next((at(one, "bootstrap") for one in parts if at(one, "bootstrap")), {})
@@ -262,7 +262,7 @@ def _routes(table: Json) -> Iterator[Json]:
 
 
 def _effective(one: Json, route: Json) -> Json | None:
-    """A processor's settings on a route; None where it is switched off there."""
+    """A processor's settings on a route; None if the route disables it."""
     base, name = at(one, "typed_config"), str(at(one, "name"))
     own = at(route, "typed_per_filter_config", name)
     own = at(route, "host", "typed_per_filter_config", name) if own is None else own
@@ -287,7 +287,7 @@ def _destinations(route: Json) -> tuple[str, ...]:
 
 
 def _normalised(value: Any) -> Any:
-    """The same with protobuf's field names, and structs of a stated type as that type."""
+    """Convert to protobuf's field names, and structs of a stated type to that type."""
     if isinstance(value, list):
         return [_normalised(one) for one in value]
     if not isinstance(value, dict):
@@ -303,7 +303,7 @@ def _spelt_as_in_protobuf(key: str) -> str:
 
 
 def read_envoy_file(path: Path) -> EnvoyFacts:
-    """A bootstrap in YAML or JSON, or what `/config_dump` has answered."""
+    """Read a bootstrap in YAML or JSON, or an answer of `/config_dump`."""
     source = str(path)
     try:
         document = _parsed(path.read_bytes())
@@ -363,7 +363,7 @@ def _version(text: Any) -> Version | None:
     try:
         return parse_version(str(text))
     except FleetError:
-        return None  # a build of one's own names no release
+        return None  # a private build names no release
 
 
 def _hosts(clusters: Any) -> dict[str, tuple[HostSeen, ...]]:
@@ -378,7 +378,7 @@ def _host(one: dict[str, Any]) -> HostSeen:
     pipe = at(one, "address", "pipe", "path")
     address = pipe or f"{at(found, 'address')}:{at(found, 'port_value')}"
     health = mapped(one, "health_status")
-    # Whatever ails an endpoint is a field of its own, beside the health that discovery states.
+    # Every failure of an endpoint is a field of its own, beside the health from discovery.
     ailments = [name for name, value in health.items() if value is True]
     if health.get("eds_health_status") in ("UNHEALTHY", "TIMEOUT"):
         ailments.append(f"discovery says {health['eds_health_status']}")

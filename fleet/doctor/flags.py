@@ -1,4 +1,4 @@
-"""The flags of `pointsman doctor`."""
+"""The command line of `pointsman doctor`."""
 
 from __future__ import annotations
 
@@ -7,22 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from base.flags import Dialect, Parser, add_flags
-
-_CHECKS: Final = """
-picker-reachable picker-ready picker-endpoints picker-scrapes picker-health picker-queues
-picker-gauges picker-config picker-experimental picker-files picker-clock tls-expiry
-picker-peers worker-reachable worker-health worker-metrics worker-models worker-versions
-envoy-reachable envoy-version envoy-ext-proc envoy-filter-order envoy-processing-mode
-envoy-mode-override envoy-message-timeout envoy-queue-patience envoy-header-strip envoy-metadata
-envoy-response-attributes envoy-destination envoy-picker-cluster envoy-picker-http2
-envoy-picker-health-check envoy-outlier-detection envoy-panic-threshold envoy-original-dst
-envoy-override-host envoy-circuit-breakers envoy-route-timeout envoy-retries envoy-buffers
-envoy-hosts envoy-failure-mode k8s-reachable k8s-unseen k8s-rights k8s-kinds k8s-pool
-k8s-parents k8s-service k8s-policies k8s-picker-port k8s-replicas k8s-lease k8s-pods
-k8s-target-ports k8s-probes k8s-grace-period
-"""
-CHECK_NAMES: Final = tuple(_CHECKS.split())  # of all checks, in their order
-
+from fleet.doctor.table import CHECK_NAMES
 
 _FLAGS: Final = """
 --picker URL                  the picker's HTTP port

@@ -1,4 +1,4 @@
-"""The values at paths of documents that anybody may have written: JSON, decoded and unchecked."""
+"""Values at paths of documents of unknown origin: JSON, decoded and unchecked."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ Json: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ConfigPart:
-    """A part of a configuration, and how people call the place where it stands."""
+    """A part of a configuration, and the name of its place for texts."""
 
     place: str
     document: Json
 
 
 def at(value: Any, *path: str) -> Any:
-    """The value at the end of a path of keys; None where it does not lead there."""
+    """The value at the end of a path of keys; None if there is none."""
     for step in path:
         value = value.get(step) if isinstance(value, dict) else None
     return value
 
 
 def listed(value: Any, *path: str) -> list[Json]:
-    """The mappings of the list there; empty where there is none."""
+    """The mappings of the list there; empty if there is none."""
     found = at(value, *path)
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 
 def mapped(value: Any, *path: str) -> Json:
-    """The mapping there; empty where there is none."""
+    """The mapping there; empty if there is none."""
     found = at(value, *path)
     return found if isinstance(found, dict) else {}
 
 
 def texts(value: Any, *path: str) -> list[str]:
-    """The strings of the list there; empty where there is none."""
+    """The strings of the list there; empty if there is none."""
     found = at(value, *path)
     return [one for one in found if isinstance(one, str)] if isinstance(found, list) else []
 
 
 def seconds(value: Any) -> float | None:
-    """A duration as JSON spells it ("0.250s"); None for anything else."""
+    """A duration in JSON's spelling ("0.250s"); None for anything else."""
     if not isinstance(value, str) or not value.endswith("s"):
         return None
     try:
@@ -60,6 +60,6 @@ def number(value: Any) -> int | None:
 
 
 def type_of(value: Any) -> str:
-    """The type's name of what is in `typed_config`, or of the mapping itself."""
+    """The name of the type of `typed_config`, or of the mapping itself."""
     config = at(value, "typed_config")
     return str(at(value if config is None else config, "@type") or "")

@@ -1,4 +1,4 @@
-"""Checks of a picker, of its replicas, certificates and workers, by what they answer."""
+"""Judges of a picker, of its replicas, certificates and workers, by their answers."""
 
 from __future__ import annotations
 
@@ -14,34 +14,36 @@ from fleet.doctor.cluster_look import (
     picker_pods,
     serving_of,
 )
-from fleet.doctor.diagnosis import Check, Diagnosis, Facts, each, error, warning
+from fleet.doctor.diagnosis import Facts, Found, each, found
 from fleet.doctor.picker_look import (
     ENDPOINTS,
     PAGES_LACKING,
     PEERS_CONNECTED,
-    PEERS_HEARD,
+    PEERS_PUBLISHING,
     SCRAPES_FAILED,
     PickerFacts,
     WorkerFacts,
 )
 from picker.admin.views import EndpointView
+from picker.config.findings import Severity
 from picker.scrape.engines import ENGINES, PROCESS_START
 
-STALE_SECONDS = 5.0  # an idle pool is asked once a second
+STALE_SECONDS = 5.0  # an idle pool is scraped once a second
 SKEW_SECONDS = 5.0  # the header has whole seconds
-LEAST_FILES = 512
+MIN_FILES = 512
 FILES_PER_ENDPOINT = 4  # scrapes, probes and subscriptions
 FILES_SHARE = 0.8
 EXPIRY_WARNING_DAYS = 14.0
-# With an election all but one are so; those that wait for the first leader, or cannot ask, are not.
+# With an election all replicas but one stand by. Those without a leader yet are not ready, either,
+# but that is a finding.
 _STANDS_BY = re.compile(r"on standby; the leader is (?!unknown)")
-# Told of by `_scrapes`, endpoint by endpoint.
+# `_scrapes` reports this, endpoint by endpoint.
 _SILENCE = re.compile(r"(; )?\d+ of \d+ endpoints do not answer: .*\s*$")
 _SHOWN = 5
 
 
 def _pickers(facts: Facts) -> Iterator[PickerFacts]:
-    """The one that answers."""
+    """The picker, if it answers."""
     if facts.picker is not None and facts.picker.problem is None:
         yield facts.picker
 
@@ -50,68 +52,46 @@ def _workers(facts: Facts) -> Iterator[WorkerFacts]:
     return (one for one in facts.workers if one.problem is None)
 
 
-def _reachable(facts: Facts) -> Iterator[Diagnosis]:
+def _reachable(facts: Facts) -> Iterator[Found]:
     picker = facts.picker
     if picker is not None and picker.problem is not None:
-        yield error(
-            f"{picker.url}: {picker.problem}",
-            "without a picker Envoy decides by itself, or refuses every request",
-            "start one (`pointsman up`, `pointsman picker`), or name its --metrics-port with "
-            "--picker URL; in a cluster: kubectl port-forward deploy/pointsman-picker 9090",
-        )
+        yield found("silent", url=picker.url, problem=picker.problem)
 
 
-def _ready(picker: PickerFacts) -> Iterator[Diagnosis]:
+def _ready(picker: PickerFacts) -> Iterator[Found]:
     first, _, detail = picker.readiness.partition("\n")
     detail = _SILENCE.sub("", detail)
     if not picker.is_ready and _STANDS_BY.match(detail):
         return
     if not picker.is_ready:
-        yield error(
-            f"{picker.url}/readyz: {first or 'not ready'}" + (f" ({detail})" if detail else ""),
-            "gateways send nothing to a picker that is not ready",
-            f"it is ready once its pool is known: {detail or 'see its log'}; a picker that drains "
-            "is not ready on purpose",
-        )
+        state = (first or "not ready") + (f" ({detail})" if detail else "")
+        yield found("not-ready", url=picker.url, state=state, detail=detail or "see its log")
     elif detail:
-        yield warning(
-            f"{picker.url}/readyz: {detail}",
-            "it goes on with what it knew; endpoints that changed since are not seen",
-            "see that what it follows (endpoints file, API server) can be read, and its log",
-        )
+        yield found("outdated", url=picker.url, detail=detail)
 
 
-def _endpoints(picker: PickerFacts) -> Iterator[Diagnosis]:
+def _endpoints(picker: PickerFacts) -> Iterator[Found]:
     if picker.is_ready and not picker.endpoints:
-        yield error(
-            f"{picker.url}/endpoints: none",
-            "every request is a 503",
-            "add some to the endpoints file (`pointsman config check --endpoints-file FILE`), or "
-            "give Pods the labels of the pool's selector and see that they are ready",
-        )
+        yield found("none", url=picker.url)
 
 
-def _scrapes(picker: PickerFacts) -> Iterator[Diagnosis]:
+def _scrapes(picker: PickerFacts) -> Iterator[Found]:
     blind = [one for one in picker.endpoints if _is_blind(one)]
     if blind:
-        failed = picker.metrics.get(SCRAPES_FAILED, 0.0)
         shown = ", ".join(_age(one) for one in blind[:_SHOWN])
         more = f" and {len(blind) - _SHOWN} more" if len(blind) > _SHOWN else ""
-        yield (error if len(blind) == len(picker.endpoints) else warning)(
-            f"{len(blind)} of {len(picker.endpoints)} endpoints without fresh metrics: {shown}"
-            f"{more} ({failed:g} scrapes failed since the start)",
-            "their load is not known: they are picked blindly, or not at all",
-            f"curl http://{blind[0].address}/metrics from where the picker runs; if another port "
-            "or path answers, set it in the pool (targetPorts) or in the configuration's dataLayer",
+        yield found(
+            "blind",
+            Severity.ERROR if len(blind) == len(picker.endpoints) else Severity.WARNING,
+            blind=len(blind),
+            all=len(picker.endpoints),
+            shown=shown + more,
+            failed=f"{picker.metrics.get(SCRAPES_FAILED, 0.0):g}",
+            address=blind[0].address,
         )
     lacking = picker.metrics.get(PAGES_LACKING, 0.0)
     if lacking and not blind:
-        yield warning(
-            f"{lacking:g} metrics pages lacked a series or had an unusable value",
-            "what an engine does not say counts as 0: it looks idle",
-            "name the engine: label llm-d.ai/engine-type: sglang (vllm, trtllm-serve, triton) on "
-            "the Pods or endpoints",
-        )
+        yield found("lacking", lacking=f"{lacking:g}")
 
 
 def _is_blind(one: EndpointView) -> bool:
@@ -124,137 +104,101 @@ def _age(one: EndpointView) -> str:
     return f"{one.key} ({'never read' if age is None else f'{age:.1f} s old'})"
 
 
-def _health(picker: PickerFacts) -> Iterator[Diagnosis]:
+def _health(picker: PickerFacts) -> Iterator[Found]:
     for one in picker.endpoints:
         if one.health.state not in ("healthy", "unknown"):
-            yield warning(
-                f"{one.key} ({one.address}) is {one.health.state} after "
-                f"{one.health.consecutive_failures} failures in a row",
-                "requests are kept away from it until it answers again",
-                f"curl http://{one.address}/health from where the picker runs, and its log",
+            yield found(
+                "ill",
+                key=one.key,
+                address=one.address,
+                state=one.health.state,
+                failures=one.health.consecutive_failures,
             )
 
 
-def _queues(picker: PickerFacts) -> Iterator[Diagnosis]:
+def _queues(picker: PickerFacts) -> Iterator[Found]:
     queues = picker.queues
     if queues.is_on and queues.queued_requests and queues.saturation >= 1.0:
-        yield warning(
-            f"{queues.queued_requests} requests wait; the pool's saturation is "
-            f"{queues.saturation:.2f} ({queues.detector})",
-            "clients wait for a place, and are refused (429) once their time is over",
-            "add workers, or see docs/flow-control.md for limits and priorities; "
-            "`pointsman top` shows who waits",
+        yield found(
+            "full",
+            queued=queues.queued_requests,
+            saturation=f"{queues.saturation:.2f}",
+            detector=queues.detector,
         )
 
 
-def _gauges(picker: PickerFacts) -> Iterator[Diagnosis]:
+def _gauges(picker: PickerFacts) -> Iterator[Found]:
     if ENDPOINTS not in picker.metrics:
-        yield warning(
-            f"{picker.url}/metrics has no {ENDPOINTS}",
-            "dashboards, alerts and autoscalers of the pool see nothing",
-            "is this a picker of ours? see `curl PICKER/metrics` and docs/metrics.md",
-        )
+        yield found("missing", url=picker.url, series=ENDPOINTS)
 
 
-def _config(picker: PickerFacts) -> Iterator[Diagnosis]:
+def _config(picker: PickerFacts) -> Iterator[Found]:
     config = picker.config
     if config is None:
         return
     if config.last_error is not None:
-        yield error(
-            f"{config.source}: {config.last_error}",
-            "the changed file is not in use: the picker goes on with what was before, and will not "
-            "start again with it",
-            f"pointsman config check {config.source}",
-        )
+        yield found("rejected", source=config.source, problem=config.last_error)
     for text in config.warnings:
-        yield warning(
-            f"{config.source}: {text}",
-            "the picker doubts that it was meant so",
-            f"pointsman config check {config.source}",
-        )
+        yield found("doubtful", source=config.source, problem=text)
 
 
-def _experimental(picker: PickerFacts) -> Iterator[Diagnosis]:
-    if picker.config is None:
-        return
-    for name in picker.config.experimental:
-        yield warning(
-            f"{picker.config.source}: plugin '{name}' is experimental",
-            "its parameters and behaviour may change with any release",
-            "take it out, or pin the picker's version and read CHANGELOG.md before an update",
-        )
+def _experimental(picker: PickerFacts) -> Iterator[Found]:
+    if picker.config is not None:
+        for name in picker.config.experimental:
+            yield found("used", source=picker.config.source, name=name)
 
 
-def _files(picker: PickerFacts) -> Iterator[Diagnosis]:
+def _files(picker: PickerFacts) -> Iterator[Found]:
     if picker.files is None:
         return
     used, limit = picker.files
     if used > FILES_SHARE * limit:
-        yield error(
-            f"the picker has {used} of {limit} file descriptors open",
-            "without one it takes no connection and scrapes no endpoint",
-            "ulimit -n 65536 before it starts (systemd: LimitNOFILE=65536)",
-        )
-    elif limit < LEAST_FILES + FILES_PER_ENDPOINT * len(picker.endpoints):
-        yield warning(
-            f"the picker may open {limit} files and has {len(picker.endpoints)} endpoints",
-            "it keeps a connection to every endpoint and one to every proxy's thread",
-            "ulimit -n 65536 before it starts (systemd: LimitNOFILE=65536)",
-        )
+        yield found("used-up", used=used, limit=limit)
+    elif limit < MIN_FILES + FILES_PER_ENDPOINT * len(picker.endpoints):
+        yield found("low", limit=limit, endpoints=len(picker.endpoints))
 
 
-def _clock(picker: PickerFacts) -> Iterator[Diagnosis]:
+def _clock(picker: PickerFacts) -> Iterator[Found]:
     ahead = picker.ahead_seconds
     if ahead is not None and abs(ahead) > SKEW_SECONDS:
-        yield warning(
-            f"the picker's clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} "
-            "this machine's",
-            "certificates, leases and tokens are judged by it, and logs do not fit together",
-            "chronyc tracking on both machines; start a time daemon (systemctl start chronyd)",
-        )
+        direction = "ahead of" if ahead > 0 else "behind"
+        yield found("wrong", seconds=f"{abs(ahead):.0f}", direction=direction)
 
 
-def _certificates(facts: Facts) -> Iterator[Diagnosis]:
+def _certificates(facts: Facts) -> Iterator[Found]:
     for one in facts.certificates:
         days = one.days_left
         if one.problem is not None:
-            yield error(
-                f"{one.address}: {one.problem}",
-                "who insists on TLS cannot connect",
-                "see --cert-path of the picker, and that the port is the one meant",
-            )
+            yield found("no-tls", address=one.address, problem=one.problem)
         elif days is not None and days < EXPIRY_WARNING_DAYS:
             left = f"ended {-days:.0f} days ago" if days < 0 else f"ends in {days:.1f} days"
-            yield (error if days < 0 else warning)(
-                f"{one.address}: its certificate {left}",
-                "whoever verifies it refuses the connection from then on",
-                "renew tls.crt and tls.key in --cert-path; the picker takes them without a restart",
-            )
+            severity = Severity.ERROR if days < 0 else Severity.WARNING
+            yield found("ends", severity, address=one.address, left=left)
 
 
-def _peers(facts: Facts) -> Iterator[Diagnosis]:
+def _peers(facts: Facts) -> Iterator[Found]:
     picker = facts.picker
     if picker is None or picker.problem is not None:
         return
-    connected, heard = picker.metrics.get(PEERS_CONNECTED), picker.metrics.get(PEERS_HEARD)
-    if connected is None or heard is None:
+    connected, publishing = (
+        picker.metrics.get(PEERS_CONNECTED),
+        picker.metrics.get(PEERS_PUBLISHING),
+    )
+    if connected is None or publishing is None:
         return
-    named = max(_named(picker), _replicas(facts.cluster))
-    others = max(named, int(connected), int(heard))
-    if min(connected, heard) < others:
-        yield warning(
-            f"{picker.url}: of {others} other replicas it hears {heard:g} and tells {connected:g}",
-            "what it does not hear of is not there for it: prompts are computed again elsewhere, "
-            "and endpoints are overrun",
-            "its log says `peer at …` with the reason; see names and port of --peers, "
-            "--peer-service or --peer-slices, NetworkPolicies, and the certificates of "
-            "--peer-cert-path (docs/high-availability.md)",
+    others = max(_named(picker), _replicas(facts.cluster), int(connected), int(publishing))
+    if min(connected, publishing) < others:
+        yield found(
+            "fewer",
+            url=picker.url,
+            others=others,
+            publishing=f"{publishing:g}",
+            connected=f"{connected:g}",
         )
 
 
 def _named(picker: PickerFacts) -> int:
-    """The other replicas that its command line names one by one; it may name itself as well, and
+    """Count the other replicas that its command line names one by one. It may name itself, too, or
     one of them twice, which only calls show.
     """
     text = flag_in(list(picker.words), "--peers") or ""
@@ -265,61 +209,43 @@ def _named(picker: PickerFacts) -> int:
 
 
 def _replicas(cluster: ClusterFacts | None) -> int:
-    """The other ones that are ready in the cluster, and exchange what they know of the pool."""
+    """Count the other ready replicas of the cluster that exchange state of the pool."""
     if cluster is None:
         return 0
     pool = cluster.namespace, cluster.pool_name
-    found = 0
+    count = 0
     for pod in picker_pods(cluster):
         serving = serving_of(pod)
         is_of_pool = serving is None or serving.find(*pool) is not None
         if is_ready(pod) and is_of_pool and any(flag_of(pod, flag) for flag in PEER_FLAGS):
-            found += 1
-    return max(found - 1, 0)
+            count += 1
+    return max(count - 1, 0)
 
 
-def _answer(facts: Facts) -> Iterator[Diagnosis]:
+def _answer(facts: Facts) -> Iterator[Found]:
     for one in facts.workers:
         if one.problem is not None:
-            yield error(
-                f"worker {one.address} does not answer: {one.problem}",
-                "requests that are sent there fail, or are tried elsewhere",
-                "start it, or take it out of the endpoints file or the pool",
-            )
+            yield found("silent", address=one.address, problem=one.problem)
 
 
-def _worker_health(worker: WorkerFacts) -> Iterator[Diagnosis]:
+def _worker_health(worker: WorkerFacts) -> Iterator[Found]:
     if worker.health_status != 200:
-        yield error(
-            f"worker {worker.address}: /health answers {worker.health_status}",
-            "its engine is gone, starts, or drains; Envoy takes it out of use",
-            "see the worker's log",
-        )
+        yield found("ill", address=worker.address, status=worker.health_status)
 
 
-def _worker_metrics(worker: WorkerFacts) -> Iterator[Diagnosis]:
+def _worker_metrics(worker: WorkerFacts) -> Iterator[Found]:
     if worker.metrics_names is None:
-        yield error(
-            f"worker {worker.address}: /metrics is {worker.metrics_kind or 'no metrics page'}",
-            "that is another port, or another program: its load stays unknown",
-            "name the model server's own port in the endpoints file or in spec.targetPorts; "
-            f"curl -s http://{worker.address}/metrics | head shows what answers",
-        )
+        kind = worker.metrics_kind or "no metrics page"
+        yield found("no-page", address=worker.address, kind=kind)
         return
     missing = [name for name in worker.expected if name not in worker.metrics_names]
     if missing and len(missing) == len(worker.expected):
         engine = _engine_of(worker.metrics_names)
-        fix = (
-            f"give it the label llm-d.ai/engine-type: {engine}"
-            if engine
-            else "name its series in the configuration: engineConfigs of metrics-data-source, see "
-            "docs/configuration.md"
-        )
-        instead = f"; these are of {engine}" if engine else ""
-        yield error(
-            f"worker {worker.address}: /metrics has none of {', '.join(missing)}{instead}",
-            "it is taken for another engine and looks idle whatever it does",
-            fix,
+        yield found(
+            "other-engine" if engine else "unknown-engine",
+            address=worker.address,
+            missing=", ".join(missing),
+            engine=engine,
         )
 
 
@@ -331,51 +257,39 @@ def _engine_of(names: frozenset[str]) -> str | None:
     return None
 
 
-def _models(worker: WorkerFacts) -> Iterator[Diagnosis]:
+def _models(worker: WorkerFacts) -> Iterator[Found]:
     if not worker.models and worker.health_status == 200:
         what = "is no list of models" if worker.models is None else "lists no model"
-        yield error(
-            f"worker {worker.address}: /v1/models {what}",
-            "it is no OpenAI-compatible model server, or has nothing loaded",
-            f"curl http://{worker.address}/v1/models; name the model server's own port",
-        )
+        yield found("none", address=worker.address, what=what)
 
 
-def _versions(facts: Facts) -> Iterator[Diagnosis]:
-    found: dict[str, list[str]] = {}
+def _versions(facts: Facts) -> Iterator[Found]:
+    addresses: dict[str, list[str]] = {}
     for one in facts.workers:
         if one.version is not None:
-            found.setdefault(one.version, []).append(one.address)
-    if len(found) > 1:
-        by = "; ".join(f"{version}: {', '.join(at)}" for version, at in sorted(found.items()))
-        yield warning(
-            f"workers of several versions ({by})",
-            "answers and speed depend on where a request lands",
-            "finish the rollout: pointsman restart workers, or kubectl rollout status",
-        )
+            addresses.setdefault(one.version, []).append(one.address)
+    if len(addresses) > 1:
+        by = "; ".join(f"{version}: {', '.join(at)}" for version, at in sorted(addresses.items()))
+        yield found("several", versions=by)
 
 
-CHECKS = (
-    Check("picker-reachable", "a picker answers", _reachable),
-    Check("picker-ready", "it is ready, and its pool is current", each(_pickers, _ready)),
-    Check("picker-endpoints", "it knows endpoints", each(_pickers, _endpoints)),
-    Check("picker-scrapes", "it knows how busy they are", each(_pickers, _scrapes)),
-    Check("picker-health", "no endpoint is held back", each(_pickers, _health)),
-    Check("picker-queues", "nobody waits for a full pool", each(_pickers, _queues)),
-    Check("picker-gauges", "the pool's series are there", each(_pickers, _gauges)),
-    Check("picker-config", "its configuration is the file's", each(_pickers, _config)),
-    Check("picker-experimental", "no experimental plugins", each(_pickers, _experimental)),
-    Check("picker-files", "it may open enough files", each(_pickers, _files)),
-    Check("picker-clock", "its clock is right", each(_pickers, _clock)),
-    Check("tls-expiry", "certificates are valid", _certificates),
-    Check("picker-peers", "it hears the other replicas", _peers),
-    Check("worker-reachable", "workers answer", _answer),
-    Check("worker-health", "they are well", each(_workers, _worker_health)),
-    Check(
-        "worker-metrics",
-        "they tell their load by the names expected",
-        each(_workers, _worker_metrics),
-    ),
-    Check("worker-models", "they serve a model", each(_workers, _models)),
-    Check("worker-versions", "they are of one version", _versions),
-)
+JUDGES = {
+    "picker-reachable": _reachable,
+    "picker-ready": each(_pickers, _ready),
+    "picker-endpoints": each(_pickers, _endpoints),
+    "picker-scrapes": each(_pickers, _scrapes),
+    "picker-health": each(_pickers, _health),
+    "picker-queues": each(_pickers, _queues),
+    "picker-gauges": each(_pickers, _gauges),
+    "picker-config": each(_pickers, _config),
+    "picker-experimental": each(_pickers, _experimental),
+    "picker-files": each(_pickers, _files),
+    "picker-clock": each(_pickers, _clock),
+    "tls-expiry": _certificates,
+    "picker-peers": _peers,
+    "worker-reachable": _answer,
+    "worker-health": each(_workers, _worker_health),
+    "worker-metrics": each(_workers, _worker_metrics),
+    "worker-models": each(_workers, _models),
+    "worker-versions": _versions,
+}

@@ -1,4 +1,4 @@
-"""Looks at a picker, at its workers and at certificates."""
+"""Facts about a picker, its workers and certificates."""
 
 from __future__ import annotations
 
@@ -23,33 +23,31 @@ from picker.scrape.engines import PROCESS_START, EngineTable
 from picker.scrape.exposition import PageSample, scan
 
 _WORKER_SECONDS = 3.0
-_MOST_WORKERS = 200  # more show nothing that these do not
+_MAX_WORKERS = 200  # more would show nothing new
 _AT_ONCE = 32
 _TLS_SECONDS = 5.0
 _HERE = ("127.0.0.1", "::1", "localhost")
 _OWN_NAMES = "engineConfigs"
 _METRICS_KINDS = ("text/plain", "application/openmetrics-text")
-_WANTS_TOKEN = (
-    "it tells nobody without a token (--metrics-endpoint-auth); look at one without that flag"
-)
+_WANTS_TOKEN = "it requires a token (--metrics-endpoint-auth); look at one without that flag"
 ENDPOINTS = "llm_d_epp_ready_endpoints"
 SCRAPES_FAILED = "llm_d_epp_datalayer_poll_errors_total"
 PAGES_LACKING = "llm_d_epp_datalayer_extract_errors_total"
-PEERS_CONNECTED, PEERS_HEARD = "pointsman_peers_connected", "pointsman_peers_heard"
+PEERS_CONNECTED, PEERS_PUBLISHING = "pointsman_peers_connected", "pointsman_peers_heard"
 _PEER_CALLS = "pointsman_peer_calls_total"
-_SERIES = (ENDPOINTS, SCRAPES_FAILED, PAGES_LACKING, PEERS_CONNECTED, PEERS_HEARD, _PEER_CALLS)
+_SERIES = (ENDPOINTS, SCRAPES_FAILED, PAGES_LACKING, PEERS_CONNECTED, PEERS_PUBLISHING, _PEER_CALLS)
 T = TypeVar("T")
 Now = Callable[[], datetime]
 
 
 @dataclass(frozen=True, slots=True)
 class PickerFacts:
-    """One picker. `problem` says why nothing else is known.
+    """One picker. `problem` is the reason why nothing else is known.
 
-    `readiness` is the text of `/readyz`; `ahead_seconds` how far its clock is ahead of this one's;
-    `metrics` are the sums of the series that checks look at, by name.
-    `files` are those that it has open and the limit, `words` its command line, both known of one
-    on this machine. `peer_calls` counts its calls to replicas by how they ended.
+    `readiness` is the text of `/readyz`; `ahead_seconds` is the difference of its clock to this
+    one's; `metrics` are the sums of the judged series, by name. `files` are the number of its open
+    files and their limit, `words` its command line, both known only of a picker on this machine.
+    `peer_calls` counts its calls to replicas by their result.
     """
 
     url: str
@@ -71,8 +69,8 @@ class WorkerFacts:
     """One worker, as it answers the doctor.
 
     `problem`: why it does not answer. `metrics_names` are the names of all its series, None when
-    `/metrics` is no metrics page; `metrics_kind` is what that page says it is. `expected` are the
-    names by which the picker reads its load. `models` None: `/v1/models` is no such list.
+    `/metrics` is not a metrics page; `metrics_kind` is the type of that page. `expected` are the
+    names by which the picker reads its load. `models` None: `/v1/models` is not such a list.
     """
 
     address: str
@@ -87,7 +85,7 @@ class WorkerFacts:
 
 @dataclass(frozen=True, slots=True)
 class CertificateFacts:
-    """What a TLS port shows; `days_left` is negative once it is over."""
+    """The certificate of a TLS port; `days_left` is negative after its end."""
 
     address: str
     problem: str | None = None
@@ -128,7 +126,7 @@ async def ask_picker(url: str, now: Now = utc_now) -> PickerFacts:
 
 
 async def _refuse_several(url: str) -> None:
-    """Raise `NoPageError` where `url` is of a picker of several pools, and of none of them."""
+    """Raise `NoPageError` if `url` is that of a picker of several pools, and not of one of them."""
     try:
         page = await HttpClient(list_of(url)).page("")
     except NoPageError:
@@ -172,7 +170,7 @@ def _ahead(page: Page, now: datetime) -> float | None:
 
 
 async def ask_workers(picker: PickerFacts) -> tuple[WorkerFacts, ...]:
-    """The picker's endpoints, as they answer from here."""
+    """Gather facts of the picker's endpoints, as they answer from here."""
     own_names = picker.config is not None and _OWN_NAMES in picker.config.written
     gate = asyncio.Semaphore(_AT_ONCE)
 
@@ -180,7 +178,7 @@ async def ask_workers(picker: PickerFacts) -> tuple[WorkerFacts, ...]:
         async with gate:
             return await ask_worker(one.address, () if own_names else expected_names(one.labels))
 
-    asked = (ask(one) for one in picker.endpoints[:_MOST_WORKERS])
+    asked = (ask(one) for one in picker.endpoints[:_MAX_WORKERS])
     return tuple(await asyncio.gather(*asked))
 
 
@@ -211,7 +209,7 @@ async def ask_worker(address: str, expected: Sequence[str] = ()) -> WorkerFacts:
 
 
 def _names(page: Page) -> frozenset[str] | None:
-    """Names of series; None for what is no metrics page, as HTML."""
+    """Names of series; None for other pages, such as HTML."""
     if page.status != 200 or (page.kind and page.kind not in _METRICS_KINDS):
         return None
     lines = page.text.splitlines()
@@ -236,8 +234,8 @@ def _json(page: Page) -> dict[str, Any]:
 
 
 async def ask_certificate(address: str, now: Now = utc_now) -> CertificateFacts:
-    """What HOST:PORT (or an https URL) shows who connects; whether to trust it is not asked."""
-    # Most runs look at no certificate, and this takes as long to import as all else here.
+    """Read the certificate of HOST:PORT (or an https URL), trusted or not."""
+    # Most runs look at no certificate, and this import takes as long as all others here.
     from cryptography import x509  # noqa: PLC0415
 
     try:

@@ -1,4 +1,4 @@
-"""One page over HTTP, by TCP or a unix socket, with a limit on how long it may take."""
+"""One page over HTTP, by TCP or a unix socket, with a limit on its time."""
 
 from __future__ import annotations
 
@@ -21,21 +21,20 @@ _PORTS = {"http": 80, "https": 443}
 
 
 class NoPageError(Exception):
-    """Nothing answers, or not with HTTP, or it takes too long."""
+    """No server answers, or not with HTTP, or it takes too long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """An answer, whatever its status."""
+    """An answer of any status."""
 
     status: int
     content: bytes
-    kind: str  # of its content, without parameters
+    kind: str  # of the content, without parameters
     date: str | None
 
     @property
     def text(self) -> str:
-        """For people."""
         return self.content.decode(errors="replace").strip()
 
 
@@ -43,16 +42,15 @@ class HttpClient:
     """Asks one server, each time on a connection of its own."""
 
     def __init__(self, url: str, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
-        """`url`: http://HOST:PORT, HOST:PORT or unix:///PATH. A page has to be there to its last
-        byte within the timeout. A certificate is not verified here: what it is worth is judged by a
-        check of its own.
+        """`url`: http://HOST:PORT, HOST:PORT or unix:///PATH. A page has to arrive completely
+        within the timeout. Certificates are not verified here: a check of its own judges them.
         """
         self.url = url if "://" in url else f"http://{url}"
         self.url = self.url.rstrip("/")
         self._seconds = timeout_seconds
 
     async def page(self, path: str) -> Page:
-        """The answer to GET. Raises `NoPageError`."""
+        """Send GET and read the answer. Raises `NoPageError`."""
         try:
             address, base, host, tls = _place(self.url)
             headers = [("host", host), ("connection", "close")]
@@ -69,8 +67,8 @@ class HttpClient:
 
 
 def _place(url: str) -> tuple[Address, str, str, ssl.SSLContext | None]:
-    """Where to connect to, what is before the paths of pages, the Host header, and TLS. Raises
-    `ValueError` for what is no address.
+    """The address to connect to, the prefix of paths, the Host header, and TLS. Raises `ValueError`
+    for an invalid address.
     """
     parts = urlsplit(url)
     if parts.scheme == "unix":

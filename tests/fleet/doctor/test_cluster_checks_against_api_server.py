@@ -123,7 +123,7 @@ SPOILT: list[tuple[str, str, Callable[[KubeApi], object]]] = [
             lambda one: one["spec"]["containers"][0].update(lifecycle=_PRE_STOP),
         ),
     ),
-    ("service", "is not there", lambda api: api.erase("services", "picker")),
+    ("service", "does not exist", lambda api: api.erase("services", "picker")),
     (
         "service",
         "has no port 9002 (it has 80)",

@@ -152,7 +152,7 @@ def test_replicas_that_are_not_heard(
     )
     found = diagnose(Facts(picker=picker))
     assert [one.check for one in found] == ([] if others is None else ["picker-peers"])
-    assert all(f"of {others} other replicas it hears {heard}" in one.seen for one in found)
+    assert all(f"of {others} other replicas it receives from {heard}" in one.seen for one in found)
 
 
 def test_experimental_plugins_are_told_of() -> None:

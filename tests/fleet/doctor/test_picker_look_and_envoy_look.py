@@ -8,7 +8,7 @@ import json
 import resource
 import ssl
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -25,9 +25,10 @@ from fleet.doctor.command import (
     doctor_command,
     text_lines,
 )
-from fleet.doctor.diagnosis import Facts, error, warning
+from fleet.doctor.diagnosis import Diagnosis, Facts
 from fleet.doctor.envoy_look import ask_envoy
 from fleet.doctor.picker_look import ask_certificate, ask_picker, ask_worker, ask_workers
+from picker.config.findings import Severity
 from picker.rpc.self_signed import self_signed
 from tests.support.fleet.spoilt_bootstraps import bootstrap
 
@@ -265,11 +266,11 @@ def test_all_checks_are_named() -> None:
     assert all(one.name in text and one.about in text for one in CHECKS)
 
 
-@pytest.mark.parametrize("make", [error, warning], ids=["error", "warning"])
-def test_what_others_wrote_does_not_reach_the_terminal(make: Callable) -> None:
-    """Codes that it would obey are gone; JSON has them escaped."""
-    told = (make("a\x1b[2J\nb", "why", "fix"),)
-    text = "\n".join(text_lines(told, ["it"], 80))
+@pytest.mark.parametrize("severity", [Severity.ERROR, Severity.WARNING])
+def test_control_codes_in_a_finding_do_not_reach_the_terminal(severity: Severity) -> None:
+    """The text drops codes that a terminal obeys; JSON escapes them."""
+    found = (Diagnosis(severity, "a\x1b[2J\nb", "why", "fix"),)
+    text = "\n".join(text_lines(found, ["it"], 80))
     assert "\x1b" not in text
-    assert "\x1b" not in as_json(told, ["it"])
+    assert "\x1b" not in as_json(found, ["it"])
     assert all(len(line) <= 80 for line in text.splitlines())

@@ -91,7 +91,7 @@ PICKER: list[tuple[str, str, Break]] = [
     ("metadata", "receiving_namespaces lacks", without("metadata", "receiving_namespaces")),
     ("metadata", "forwarding_namespaces lacks", without("metadata", "forwarding_namespaces")),
     ("response-attributes", "upstream.address", without("processor", "response_attributes")),
-    ("picker-cluster", "'picker', which there is not", other("picker", name="elsewhere")),
+    ("picker-cluster", "'picker', which does not exist", other("picker", name="elsewhere")),
     ("picker-http2", "HTTP/1", without("picker", "typed_extension_protocol_options")),
     ("picker-health-check", "no health_checks", without("picker", "health_checks")),
     ("outlier-detection", "has no outlier_detection", without("picker", "outlier_detection")),
