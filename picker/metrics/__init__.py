@@ -1,5 +1,6 @@
-"""The bottom of the picker's metrics: series, label caps, and one family of series for each room.
+"""The picker's series and the bounds on their labels; nothing here reads a request or a decision.
 
-Imports nothing of the picker but errors. Rooms report to their family; `telemetry` watches
-decisions.
+`families` has the series of each room and `picker_metrics` all others, in the notation of
+`declarations`; `label_caps` bounds label values. Rooms report to their family, and `telemetry`
+watches decisions.
 """

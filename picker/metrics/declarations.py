@@ -1,10 +1,10 @@
-"""The declaration of series in tables: a family is a class whose attributes are its series.
+"""The notation of series: a family is a class whose attributes are its series.
 
     class FlowSeries(Family):
         prefix = "flow_control_"
         queue_size = gauge("Requests that wait.", ("priority",))
 
-declares `llm_d_epp_flow_control_queue_size`: a series is called as its attribute is, after the
+declares `llm_d_epp_flow_control_queue_size`: a series has the name of its attribute after the
 prefix of its family, unless it has a `name`. Each instance of the family has series of its own.
 """
 
@@ -46,7 +46,7 @@ TPOT_SECONDS = (
 )
 ITL_SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2)
 REQUEST_BYTES = tuple(64 * 2**k for k in range(25))
-# 32778 is the reference's; another bound would be another series in sums.
+# 32778 is a slip of the reference; sums over both pickers need equal bounds.
 RESPONSE_BYTES = (1, *(8 * 2**k for k in range(12)), 32778, 65536)
 INPUT_TOKENS = (*RESPONSE_BYTES, 131072, 262144, 524288, 1048576)
 OUTPUT_TOKENS = (1, *(8 * 2**k for k in range(11)))
@@ -67,7 +67,7 @@ POOL_PREFIX = "inference_pool_"
 EXTENSION_PREFIX = "inference_extension_"
 SCHEDULER_PREFIX = "llm_d_inference_scheduler_"
 KV_CACHE_PREFIX = "kvcache_"
-OWN_PREFIX = "pointsman_"  # what the reference has no name for
+OWN_PREFIX = "pointsman_"  # of series that the reference does not have
 
 REQUEST_LABELS = ("model_name", "target_model_name", "fairness_id", "priority")
 MODEL_LABELS = REQUEST_LABELS[:2]
@@ -75,8 +75,8 @@ S = TypeVar("S", bound=AnySeries)
 
 
 class Deprecated(NamedTuple):
-    """An older name of a series: `prefix` and `name` ("": the series' own), with those `labels` of
-    the series that it has (None: all), of which it calls some otherwise (`renamed`).
+    """An older name of a series: `prefix` and `name` ("": the series' own), with `labels` of the
+    series (None: all), some of them under other names (`renamed`).
     """
 
     prefix: str
@@ -86,8 +86,8 @@ class Deprecated(NamedTuple):
 
 
 class Declared(Generic[S]):
-    """A series on the class of its family. An instance has its own under the same name, in its
-    `__dict__`, so that counting does not come past here.
+    """A series on the class of its family. An instance has its own under the same name in its
+    `__dict__`, so that counting does not pass through this descriptor.
     """
 
     def __init__(
@@ -107,11 +107,11 @@ class Declared(Generic[S]):
         self._attribute = attribute
 
     def __get__(self, family: object, kind: type[object]) -> S:
-        """Only for types: an instance finds its series before it comes here."""
+        """Declare the type; an instance finds its series in its `__dict__` instead."""
         raise AttributeError(self._attribute)
 
     def series(self, family_prefix: str) -> S:
-        """A new one."""
+        """Make a new series."""
         name, old = self._name or family_prefix + self._attribute, self._twin
         twins: tuple[Twin, ...] = ()
         if old is not None:
@@ -139,14 +139,14 @@ class Family:
 def counter(
     text: str, labels: Labels = (), twin: Deprecated | None = None, name: str = ""
 ) -> Declared[Counter]:
-    """A counter that the reference has too."""
+    """Declare a counter that the reference has too."""
     return Declared(Counter, text, labels, twin, name)
 
 
 def gauge(
     text: str, labels: Labels = (), twin: Deprecated | None = None, name: str = ""
 ) -> Declared[Gauge]:
-    """A gauge that the reference has too."""
+    """Declare a gauge that the reference has too."""
     return Declared(Gauge, text, labels, twin, name)
 
 
@@ -157,21 +157,21 @@ def histogram(
     twin: Deprecated | None = None,
     name: str = "",
 ) -> Declared[Histogram]:
-    """A histogram that the reference has too."""
+    """Declare a histogram that the reference has too."""
     return Declared(partial(Histogram, bounds=bounds), text, labels, twin, name)
 
 
 def own_counter(text: str, labels: Labels = (), name: str = "") -> Declared[Counter]:
-    """A counter that the reference has no name for."""
+    """Declare a counter that the reference does not have."""
     return Declared(Counter, text, labels, name=name, prefix=OWN_PREFIX)
 
 
 def own_gauge(text: str, labels: Labels = (), name: str = "") -> Declared[Gauge]:
-    """A gauge that the reference has no name for."""
+    """Declare a gauge that the reference does not have."""
     return Declared(Gauge, text, labels, name=name, prefix=OWN_PREFIX)
 
 
 def of_requests(text: str, bounds: Iterable[float], old_name: str = "") -> Declared[Histogram]:
-    """A histogram with the labels of requests, and its twin with those of models."""
+    """Declare a histogram with the labels of requests, and a twin with those of models."""
     twin = Deprecated(OBJECTIVE_PREFIX, MODEL_LABELS, old_name)
     return histogram(text, bounds, REQUEST_LABELS, twin)

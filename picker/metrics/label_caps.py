@@ -1,12 +1,12 @@
-"""Bounds on the label values that clients choose, and on what they take of the metrics page.
+"""Bounds on the label values that clients choose, and on their share of the metrics page.
 
 Theory of operation. The series of one request's labels take about 60 KB of the page, most of it
 buckets, so a bound on names alone leaves a page of many megabytes. A model has a label of its own
 when the pool knows it: a rule names it, a worker reports it, or a worker has answered a request
-for it. All others are `other`. What clients can still multiply (tenants, pairs of model and target
-that no rule makes, models known by an answer alone) pays for its lines from a room of bytes, which
-all pools of the process share; when that is used up, it is `other` too. What has been paid for
-keeps its label, so that a gauge goes down where it went up.
+for it. All others are `other`. Clients can still multiply tenants, pairs of model and target that
+no rule makes, and models known by an answer alone. These pay for their lines from a budget of
+bytes, which all pools of the process share; when it is used up, they are `other` too. A label that
+has been paid for stays, so that a gauge goes down where it went up.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_NAME_CHARACTERS = 256  # a body may name a model of megabytes
 MAX_LABEL_SETS = 4096
 MAX_ROOM_BYTES = 900 * 1024  # with the other series of a usual pool the page stays below 2 MB
 OVERFLOW = "other"
-# The tenant of a request that names none; it is no choice of the client's.
+# The tenant of a request that names none, which the client cannot choose.
 DEFAULT_FLOW = "default-flow"
 _SHARED = frozenset({"", OVERFLOW, DEFAULT_FLOW})
 RequestLabelValues = tuple[str, str, str, str]
@@ -32,7 +32,7 @@ class Lines(NamedTuple):
     each_bytes: int
 
     def cost(self, values: Iterable[str]) -> int:
-        """Bytes on the page with these label values, at most."""
+        """The most bytes that they take with these label values."""
         return self.number * (self.each_bytes + sum(map(_length, values)))
 
 
@@ -42,7 +42,7 @@ SET, TWINS, ENDING, ATTEMPT = Lines(265, 135), Lines(175, 115), Lines(66, 175), 
 
 
 class PageRoom:
-    """Owns the bytes of the page that clients' choices may take: a share for models that are known
+    """Owns the bytes of the page that clients may use up: a share for models that are known
     by an answer alone, the rest for tenants and combinations.
     """
 
@@ -51,7 +51,7 @@ class PageRoom:
         self._for_others = max_bytes - self._for_models
 
     def take(self, num_bytes: int, is_model: bool = False) -> bool:
-        """Make room; False: there is not enough left."""
+        """Take bytes of the budget; False: too few are left."""
         left = self._for_models if is_model else self._for_others
         if num_bytes > left:
             return False
@@ -63,7 +63,7 @@ class PageRoom:
 
 
 def _length(value: str) -> int:
-    """Bytes on the page, at most."""
+    """The most bytes that it takes on the page."""
     return len(value.encode(errors="replace")) + sum(map(value.count, '\\"\n'))
 
 
@@ -75,7 +75,7 @@ class BoundedLabels:
         self._seen: set[str] = set()
 
     def admit(self, value: str) -> str:
-        """`value`, or `other` when it is new and the cap is reached, or is too long to be a name.
+        """Return `value`, or `other` when it is new and the cap is reached, or too long for a name.
 
         "" is always allowed.
         """
@@ -88,7 +88,7 @@ class BoundedLabels:
 
 
 class RequestLabels:
-    """Values for `REQUEST_LABELS`. Owns the names that are known, and what is paid for in `room`.
+    """Values for `REQUEST_LABELS`. Owns the known names, and the labels that are paid for.
 
     The sets of a model that a rule or a worker names, under its own name or as a rule rewrites it,
     and without a tenant, cost nothing: what an operator configures is always reported.
@@ -114,17 +114,17 @@ class RequestLabels:
             self._name(name for pair in new for name in pair)
 
     def add_served(self, names: Iterable[str]) -> None:
-        """Report models that a worker names under their own names, up to a thousand of them."""
+        """Report models that a worker serves under their own names, up to a thousand of them."""
         self._name(name for name in names if self._served.admit(name) == name)
 
     def answered(self, model: str) -> None:
-        """A worker has answered a request for this model, so that it knows it."""
+        """Note that a worker has answered a request for this model."""
         if model not in self._models and self._answered.admit(model) == model:
             self._models.add(model)
             self._known.clear()
 
     def model(self, name: str, endpoint: str = "") -> str:
-        """The label of a model in a series by model, and by endpoint where one is given."""
+        """The label of a model in a series by model, or by model and endpoint."""
         if name in self._named or (name, endpoint) in self._seen_at:
             return name
         # Only one that has a set of its own can have a label here.
@@ -134,7 +134,7 @@ class RequestLabels:
         return name
 
     def tenant(self, fairness_id: str) -> str:
-        """The label of a tenant whose requests have been counted: `other` where that is theirs."""
+        """The label of a tenant, which is `other` unless its requests have one of their own."""
         return fairness_id if fairness_id in self._tenants else OVERFLOW
 
     def of(
@@ -158,13 +158,13 @@ class RequestLabels:
         return found
 
     def ending(self, labels: RequestLabelValues, outcome: str) -> RequestLabelValues:
-        """The values under which it is counted that time in the queue ended in this way."""
+        """The values under which a time in the queue with this outcome is counted."""
         return self._paid_for(labels, ENDING, outcome)
 
     def _paid_for(
         self, labels: RequestLabelValues, lines: Lines, outcome: str = ""
     ) -> RequestLabelValues:
-        """These values, or the closest to them that are free or for whose lines there is room."""
+        """These values, or the closest ones that are free or within the budget."""
         model, target, tenant, priority = labels
         is_shared, pair = tenant in _SHARED, (model, target)
         is_plain = model == target and target in self._named

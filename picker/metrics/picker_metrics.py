@@ -60,7 +60,7 @@ from picker.metrics.families import (
 )
 from picker.metrics.label_caps import PageRoom, RequestLabels
 
-LINES = 200  # of the page, made before others have their turn
+LINES = 200  # of the page, written before other tasks run
 T = TypeVar("T")
 
 PLUGIN_LABELS = ("extension_point", "plugin_type", "plugin_name")
@@ -124,20 +124,24 @@ class PickerMetrics(Family):
     )
     request_outcomes_total = own_counter("Requests by the one cause that ended them.", ("cause",))
     request_features_total = own_counter(
-        "Routed requests that offer tools or ask for an answer of a given form, by which.",
+        "Routed requests that offer tools or ask for an answer of a given form, by feature.",
         ("feature",),
     )
-    plugin_failures_total = own_counter("Calls of plugins that failed by mistake.", ("plugin",))
+    plugin_failures_total = own_counter(
+        "Calls of plugins that raised unexpected errors.", ("plugin",)
+    )
 
     response_size_bytes = of_requests("Body size of responses.", RESPONSE_BYTES, "response_sizes")
     request_input_tokens = of_requests(
-        "Prompt tokens that responses tell.", INPUT_TOKENS, "input_tokens"
+        "Prompt tokens, as responses report them.", INPUT_TOKENS, "input_tokens"
     )
     request_output_tokens = of_requests(
-        "Generated tokens that responses tell.", OUTPUT_TOKENS, "output_tokens"
+        "Generated tokens, as responses report them.", OUTPUT_TOKENS, "output_tokens"
     )
     request_cached_tokens = of_requests(
-        "Prompt tokens found in a cache, as responses tell.", INPUT_TOKENS, "prompt_cached_tokens"
+        "Prompt tokens found in a cache, as responses report them.",
+        INPUT_TOKENS,
+        "prompt_cached_tokens",
     )
     request_ntpot_seconds = of_requests(
         "Duration of a request per generated token.",
@@ -171,7 +175,7 @@ class PickerMetrics(Family):
         "Duration of one call of a plugin.", FAST_SECONDS, PLUGIN_LABELS, _EXTENSION
     )
     plugin_data_scope_violations_total = counter(
-        "Findings that a plugin touched without having declared it.", (*PLUGIN_LABELS, "access")
+        "Attributes that a plugin used without declaring it.", (*PLUGIN_LABELS, "access")
     )
     prefix_indexer_size = gauge("Block hashes in the prefix index.", PLUGIN, _UNLABELLED)
     prefix_indexer_hit_ratio = histogram(
@@ -181,7 +185,7 @@ class PickerMetrics(Family):
         "Prompt bytes (four a token) that the best endpoint holds.", HIT_BYTES, PLUGIN, _UNLABELLED
     )
 
-    info = gauge("Always 1; says what runs.", ("commit", "build_ref"), _EXTENSION)
+    info = gauge("Always 1; the labels name the build.", ("commit", "build_ref"), _EXTENSION)
     datalayer_poll_errors_total = counter(
         "Scrapes that failed.", ("source_type",), Deprecated(SCHEDULER_PREFIX)
     )
@@ -191,7 +195,7 @@ class PickerMetrics(Family):
         Deprecated(SCHEDULER_PREFIX),
     )
     discovery_errors_total = own_counter(
-        "What was skipped of endpoints files or of a cluster's objects, and unusable files."
+        "Skipped parts of endpoints files or of a cluster's objects, and unusable files."
     )
     unknown_pool_total = own_counter(
         "Requests refused by a picker of several pools because the proxy named none of them."
@@ -200,20 +204,18 @@ class PickerMetrics(Family):
         "Requests refused by a picker of several pools because none of them has the model."
     )
     admin_failures_total = own_counter(
-        "Requests at the HTTP port that an unforeseen error kept from being answered, by page.",
+        "Requests at the HTTP port that failed with an unexpected error, by page.",
         ("page",),
     )
     certificate_expiry_timestamp_seconds = own_gauge(
-        "When the certificate that a flag names ends, in seconds since 1970.", ("flag",)
+        "Expiry of the certificate that a flag names, in seconds since 1970.", ("flag",)
     )
-    config_reloads_total = own_counter(
-        "Changes of the configuration file, by whether they could be applied.", ("result",)
-    )
+    config_reloads_total = own_counter("Changes of the configuration file, by result.", ("result",))
     config_last_reload_successful = own_gauge(
-        "1 while the configuration file is what the picker works by, 0 after a bad change."
+        "1 while the configuration file is in use, 0 after a change that could not be applied."
     )
     config_last_reload_success_timestamp_seconds = own_gauge(
-        "When the configuration in use was loaded, in seconds since 1970."
+        "Time at which the configuration in use was loaded, in seconds since 1970."
     )
 
     def __init__(self, room: PageRoom | None = None) -> None:
@@ -252,8 +254,8 @@ class PickerMetrics(Family):
         )
 
     def pieces(self, series: Iterable[AnySeries] | None = None) -> Iterator[list[str]]:
-        """The exposition, in `CONTENT_TYPE`, as lists of lines that take a millisecond or two to
-        make; of declared series only these, where given.
+        """The exposition as lists of lines, each written in a millisecond or two; with `series`,
+        only these of the declared ones.
 
         The numbers of one series are of one moment, those of two series need not be.
         """
@@ -263,11 +265,11 @@ class PickerMetrics(Family):
             yield from batched(text_of(computed), LINES)
 
     def render(self, series: Iterable[AnySeries] | None = None) -> bytes:
-        """The whole exposition at once."""
+        """Write the whole exposition at once."""
         return b"".join(map(encoded, self.pieces(series)))
 
     def register(self, collector: Collector) -> None:
-        """Add series that are computed when they are asked for."""
+        """Add gauges that are computed for each page."""
         self._collectors.append(collector)
 
     def _computed(self) -> Iterator[Computed]:
@@ -276,7 +278,7 @@ class PickerMetrics(Family):
 
 
 def encoded(lines: Iterable[str]) -> bytes:
-    """Lines of the page, in bytes."""
+    """Encode lines of the page; invalid characters in names become `?`."""
     return "".join(lines).encode(errors="replace")
 
 

@@ -1,4 +1,4 @@
-"""The command line of a worker, in vLLM's spelling, and what it resolves to."""
+"""The command line of a worker, and the configuration that it resolves to."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SIM_FLAGS = "worker.sim.flags"
 
 
 def build_parser() -> Parser:
-    """The parser; an unknown flag is refused, not ignored."""
+    """All flags, with those of the simulator where it is installed."""
     parser = Parser(prog="pointsman worker", description="Serve one model over the OpenAI API.")
     add_flags(parser, FLAGS, DIALECT)
     shelf = load_shelf(_SIM_FLAGS)
@@ -45,9 +45,8 @@ def build_parser() -> Parser:
 
 
 def find_model(options: argparse.Namespace, environment: Mapping[str, str]) -> Path | None:
-    """The model to serve: the flag, `POINTSMAN_MODEL`, or the default in the cache (which
-    `POINTSMAN_CACHE` moves). None only with the simulator, which needs none; raises `ConfigError`
-    otherwise.
+    """Find the model to serve: by the flag, by `POINTSMAN_MODEL`, or the default one in the cache
+    (which `POINTSMAN_CACHE` moves). The simulator needs none. Raises `ConfigError`.
     """
     given = options.model or environment.get("POINTSMAN_MODEL")
     if options.engine == "sim":
@@ -70,7 +69,7 @@ def resolve(
     environment: Mapping[str, str],
     chat_template: str | None = None,
 ) -> ServeConfig:
-    """Flags, environment and the model's own facts → the frozen configuration. Raises
+    """Make the configuration of flags, environment and the model's own facts. Raises
     `ConfigError`; reads no file but those of TLS, and imports the logits processors.
     """
     shelf = load_shelf(_SIM_FLAGS)

@@ -1,4 +1,4 @@
-"""The flags about KV that is told of, moved, or kept below the device; strictly decoded."""
+"""The flags about KV that is published, moved between workers, or offloaded from the device."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import argparse
 import ipaddress
 import uuid
 from collections.abc import Mapping
-from typing import Any
 
-import msgspec
-
+from worker.cli.objects import converted, decoded
 from worker.config import (
     KV_CONNECTORS,
     KV_ROLES,
@@ -21,40 +19,36 @@ from worker.config import (
 from worker.engine.cache.block_hash import RANDOM_SEED
 from worker.errors import ConfigError
 
-_MOST_OF_A_TRANSFER = 1e15  # bytes or seconds
-_MOST_BATCHES = (1 << 31) - 1
-# Of the flags --kv-offloading-…: which means nothing without which other, and why.
+_EVENTS = "--kv-events-config"
+_TRANSFER = "--kv-transfer-config"
+_MAX_OF_A_TRANSFER = 1e15  # bytes or seconds
+_MAX_BATCHES = (1 << 31) - 1
+# A flag --kv-offloading-…, the other one that it needs, and why.
 _OFFLOADING_NEEDS = (
     ("path", "size", "blocks go there from host memory"),
-    ("disk_size", "path", "it says how much may be there"),
-    ("policy", "size", "it says what gives way there"),
+    ("disk_size", "path", "it limits the blocks there"),
+    ("policy", "size", "it chooses the blocks to discard there"),
 )
 
 
 def kv_transfer_config(
     options: argparse.Namespace, engine: EngineConfig
 ) -> KvTransferConfig | None:
-    """`--kv-transfer-config`, strictly decoded, with an engine id. Raises `ConfigError`, also where
-    KV cannot move.
+    """Decode `--kv-transfer-config`, with an engine id. Raises `ConfigError`, also where KV cannot
+    move.
     """
-    flag = "--kv-transfer-config"
     if options.kv_transfer_config is None:
         if options.pd_proxy:
-            raise ConfigError(f"--pd-proxy needs {flag} with kv_role kv_consumer or kv_both")
+            raise ConfigError(f"--pd-proxy needs {_TRANSFER} with kv_role kv_consumer or kv_both")
         return None
-    try:
-        given = msgspec.json.decode(options.kv_transfer_config, type=dict[str, Any])
-        extra = given.pop("kv_connector_extra_config", None) or {}
-        given = {"engine_id": str(uuid.uuid4()), **given, **extra}
-        known = KvTransferConfig.__dataclass_fields__
-        for name in given:
-            if name not in known:
-                raise ConfigError(f"{flag}: unknown {name!r}; known are {', '.join(known)}")
-        config = msgspec.convert(given, KvTransferConfig)
-    except (msgspec.MsgspecError, TypeError) as error:
-        raise ConfigError(f"{flag}: {error}") from error
+    given = decoded(_TRANSFER, options.kv_transfer_config)
+    extra = given.pop("kv_connector_extra_config", None) or {}
+    if not isinstance(extra, dict):
+        raise ConfigError(f"{_TRANSFER}: kv_connector_extra_config must be an object")
+    given = {"engine_id": str(uuid.uuid4()), **given, **extra}
+    config = converted(_TRANSFER, given, KvTransferConfig)
     _check_transfers(config)
-    _check_kv_moves(flag, engine)
+    _check_kv_moves(_TRANSFER, engine)
     if options.pd_proxy and not config.takes:
         raise ConfigError(f"--pd-proxy needs kv_role kv_consumer or kv_both, not {config.kv_role}")
     return config
@@ -63,7 +57,7 @@ def kv_transfer_config(
 def kv_offloading_config(
     options: argparse.Namespace, engine: EngineConfig
 ) -> KvOffloadingConfig | None:
-    """The flags of `--kv-offloading-size`. Raises `ConfigError` where they cannot hold."""
+    """Read the flags `--kv-offloading-…`. Raises `ConfigError`."""
     flag = "--kv-offloading-size"
     for name, needed, reason in _OFFLOADING_NEEDS:
         values = [getattr(options, f"kv_offloading_{one}") for one in (name, needed)]
@@ -74,7 +68,7 @@ def kv_offloading_config(
         return None
     _check_kv_moves(flag, engine)
     if engine.engine == "sim":
-        raise ConfigError(f"{flag}: --engine sim has no KV to keep: leave one of them out")
+        raise ConfigError(f"{flag}: --engine sim has no KV to offload: leave one of them out")
     if engine.tensor_parallel_size > 1:
         raise ConfigError(
             f"{flag}: KV of several ranks stays there: leave --tensor-parallel-size out"
@@ -117,14 +111,14 @@ def _check_transfers(config: KvTransferConfig) -> None:
     elif not config.backends:
         wrong = "backends must name one of NIXL's, such as UCX"
     for name in ("kv_buffer_size", "kv_lease_duration", "kv_transfer_timeout"):
-        if not 0 < getattr(config, name) < _MOST_OF_A_TRANSFER:
+        if not 0 < getattr(config, name) < _MAX_OF_A_TRANSFER:
             wrong = f"{name} must be above 0, got {getattr(config, name):g}"
     if wrong is not None:
-        raise ConfigError(f"--kv-transfer-config: {wrong}")
+        raise ConfigError(f"{_TRANSFER}: {wrong}")
 
 
 def _wrong_peers(config: KvTransferConfig) -> str | None:
-    """What is wrong with where peers are asked."""
+    """Describe a mistake in the addresses of peers, if there is one."""
     if config.kv_peer_port is not None and not 0 < config.kv_peer_port < 1 << 16:
         return f"kv_peer_port must be in [1, 65535], got {config.kv_peer_port}"
     try:
@@ -157,33 +151,22 @@ def _check_kv_moves(flag: str, engine: EngineConfig) -> None:
 def kv_events_config(
     options: argparse.Namespace, model_name: str, environment: Mapping[str, str]
 ) -> KvEventsConfig:
-    """`--kv-events-config`, strictly decoded. Without a topic but with `POD_IP` in the environment
-    the topic is the one that endpoint pickers look for. Raises `ConfigError`.
+    """Decode `--kv-events-config`. Without a topic but with `POD_IP` in the environment the topic
+    is the one that endpoint pickers subscribe to. Raises `ConfigError`.
     """
-    given: dict[str, Any] = {}
-    if options.kv_events_config is not None:
-        try:
-            given = msgspec.json.decode(options.kv_events_config, type=dict[str, Any])
-        except msgspec.MsgspecError as error:
-            raise ConfigError(f"--kv-events-config: not a JSON object: {error}") from error
-    known = KvEventsConfig.__dataclass_fields__
-    for name in given:
-        if name not in known:
-            raise ConfigError(f"--kv-events-config: unknown {name!r}; known are {', '.join(known)}")
+    text: str | None = options.kv_events_config
+    given = {} if text is None else decoded(_EVENTS, text)
     if "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES" in environment:
         as_int = environment["VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES"] not in ("0", "")
         given.setdefault("int_block_hashes", as_int)
     pod = environment.get("POD_IP")
     if pod:
         given.setdefault("topic", f"kv@{pod}:{options.port}@{model_name}")
-    try:
-        config = msgspec.convert(given, KvEventsConfig)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"--kv-events-config: {error}") from error
+    config = converted(_EVENTS, given, KvEventsConfig)
     if config.publisher not in (None, "zmq", "null"):
-        raise ConfigError(f"--kv-events-config: unknown publisher {config.publisher!r}; use zmq")
+        raise ConfigError(f"{_EVENTS}: unknown publisher {config.publisher!r}; use zmq")
     if config.format not in ("map", "array"):
-        raise ConfigError(f"--kv-events-config: format is map or array, not {config.format!r}")
+        raise ConfigError(f"{_EVENTS}: format is map or array, not {config.format!r}")
     _check_sizes(config)
     return config
 
@@ -192,6 +175,6 @@ def _check_sizes(config: KvEventsConfig) -> None:
     # ZMQ's own limits are C integers, and one of them is `buffer_steps` + 1.
     for name, least in (("buffer_steps", 0), ("hwm", 0), ("max_queue_size", 1)):
         value = getattr(config, name)
-        if not least <= value < _MOST_BATCHES:
-            bounds = f"[{least}, {_MOST_BATCHES - 1}]"
-            raise ConfigError(f"--kv-events-config: {name} must be in {bounds}, got {value}")
+        if not least <= value < _MAX_BATCHES:
+            bounds = f"[{least}, {_MAX_BATCHES - 1}]"
+            raise ConfigError(f"{_EVENTS}: {name} must be in {bounds}, got {value}")

@@ -1,4 +1,4 @@
-"""The HTTP front end's part of the worker's command line."""
+"""The flags of the HTTP front end."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from base.flags import configured
 from worker.api.schema.params import ModelLimits, SamplingContext, sampling_params
 from worker.api.schema.requests import SamplingFields
 from worker.catalog import catalog_sampling
+from worker.cli.objects import converted, decoded, refuse_unknown
 from worker.config import ApiConfig, PoolerConfig, TlsConfig
 from worker.errors import ConfigError, RequestError
 from worker.tokenizer import sim
@@ -22,7 +23,7 @@ from worker.tokenizer.checkpoint import Checkpoint
 
 SIM_MODEL_NAME = "sim"
 MAX_BODY_BYTES_LIMIT = 64 << 20
-# Names of a checkpoint's generation_config.json → request fields whose defaults they set.
+# Names in generation_config.json → the fields of requests whose defaults they set.
 _GENERATION_FIELDS = {
     "temperature": "temperature",
     "top_p": "top_p",
@@ -77,40 +78,28 @@ def api_config(
 
 
 def _api_keys(options: argparse.Namespace, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The flag's, or those of the environment, which other users of the machine cannot see."""
+    """The keys of the flag, else of the environment, which other users cannot read."""
     named = environment.get("POINTSMAN_API_KEY") or environment.get("VLLM_API_KEY") or ""
     if not all(key.strip() for key in options.api_key):
-        raise ConfigError("--api-key must not be empty: it would let everybody in")
+        raise ConfigError("--api-key must not be empty: it would admit every client")
     return tuple(options.api_key) or tuple(key for key in named.split(",") if key)
 
 
 def _pooler_config(given: str | None) -> PoolerConfig:
-    if given is None:
-        return PoolerConfig()
-    try:
-        unknown = msgspec.json.decode(given, type=dict[str, Any]).keys() - PoolerConfig.__slots__
-        if unknown:
-            names = ", ".join(PoolerConfig.__slots__)
-            raise ConfigError(f"--pooler-config: unknown {min(unknown)!r}; known are {names}")
-        return msgspec.json.decode(given, type=PoolerConfig)
-    except msgspec.MsgspecError as error:
-        raise ConfigError(f"--pooler-config: {error}") from error
+    flag = "--pooler-config"
+    return PoolerConfig() if given is None else converted(flag, decoded(flag, given), PoolerConfig)
 
 
 def _default_sampling(
     options: argparse.Namespace, checkpoint: Checkpoint | None, max_model_len: int
 ) -> tuple[tuple[str, float], ...]:
     known = _generation_config(options.generation_config, checkpoint)
-    try:
-        given = msgspec.json.decode(options.override_generation_config, type=dict[str, Any])
-    except msgspec.MsgspecError as error:
-        raise ConfigError(f"--override-generation-config: not a JSON object: {error}") from error
+    flag = "--override-generation-config"
+    given = decoded(flag, options.override_generation_config)
+    refuse_unknown(flag, given, _GENERATION_FIELDS)
     for name, value in given.items():
-        if name not in _GENERATION_FIELDS:
-            names = ", ".join(_GENERATION_FIELDS)
-            raise ConfigError(f"--override-generation-config: unknown {name!r}; known are {names}")
         if not _is_number(value):
-            raise ConfigError(f"--override-generation-config: {name} must be a number")
+            raise ConfigError(f"{flag}: {name} must be a number")
     known.update(given)
     defaults = {
         field: known[name]
@@ -122,7 +111,7 @@ def _default_sampling(
 
 
 def _generation_config(source: str, checkpoint: Checkpoint | None) -> dict[str, Any]:
-    """By the names of `generation_config.json`."""
+    """The parameters of a model, named as in `generation_config.json`."""
     if source == "auto":
         if checkpoint is None:
             return {}
@@ -142,7 +131,7 @@ def _generation_config(source: str, checkpoint: Checkpoint | None) -> dict[str, 
 
 
 def _check_defaults(defaults: Mapping[str, float], max_model_len: int) -> None:
-    """Would a request that says nothing be refused for what it never sent?"""
+    """Refuse defaults for which a request without parameters would be refused."""
     whole = {name: defaults[name] for name in ("top_k", "max_tokens") if name in defaults}
     try:
         for name, value in whole.items():
@@ -163,7 +152,7 @@ def _is_number(value: object) -> bool:
 
 
 def tls_config(options: argparse.Namespace) -> TlsConfig | None:
-    """HTTPS, when a certificate is given."""
+    """The settings of HTTPS, if a certificate is given. Raises `ConfigError`."""
     certificate, key = options.ssl_certfile, options.ssl_keyfile
     if certificate is None and key is None:
         if options.ssl_ca_certs is not None:
@@ -182,7 +171,7 @@ def _try_certificate(certificate: str, key: str, ca_certs: str | None) -> None:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     flags = "--ssl-certfile and --ssl-keyfile"
     try:
-        # An encrypted key would make every start wait for somebody to type the password.
+        # An encrypted key would make every start wait for a password at the terminal.
         context.load_cert_chain(certificate, key, password=lambda: b"")
         if ca_certs is not None:
             flags = "--ssl-ca-certs"

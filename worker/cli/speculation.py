@@ -1,4 +1,4 @@
-"""`--speculative-config`: vLLM's JSON, strictly decoded, with its defaults and relations."""
+"""`--speculative-config`: vLLM's JSON, strictly decoded, with its defaults and constraints."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ from worker.errors import ConfigError
 
 FLAG = "--speculative-config"
 SHORT_FLAG = "-sc"
-# What `pointsman up` gives its workers: of any model, and off by itself where it does not pay.
+# The value that `pointsman up` gives its workers: it suits any model, and switches itself off where
+# it does not pay.
 LOOKUP = (
     '{"method": "ngram", "num_speculative_tokens": 16, "prompt_lookup_min": 1,'
     ' "prompt_lookup_max": 16}'
 )
-# Of a draft model or head, where the number is not given: what most people give.
+# The usual number of drafts of a draft model or head.
 DEFAULT_MODEL_DRAFTS = 5
 DEFAULT_LOOKUP_TOKENS = 5
 MODEL_METHODS = ("draft_model", "eagle")
 SIM_METHODS = ("ngram", "suffix")
-_MOST = 1 << 20  # for what has no bound of its own
+_MAX = 1 << 20  # of fields without a bound of their own
 
 _USE_EAGLE = "use eagle, with a head that `pointsman train-draft` makes"
 _USE_LOOKUP = "use ngram or suffix"
@@ -42,7 +43,7 @@ _GET_MODEL: Mapping[str, str] = {
     "draft_model": "download it and give its path",
     "eagle": "give the path of a head that `pointsman train-draft` made, or leave model out",
 }
-# Methods of vLLM that we do not have: why, or what to use instead.
+# Methods of vLLM that are missing here: the reason, or the method to use instead.
 _OTHER_METHODS: Mapping[str, str] = {
     "ngram_gpu": "use ngram, which costs a GPU nothing",
     "eagle3": f"heads over the states of three layers cannot be loaded; {_USE_EAGLE}",
@@ -54,10 +55,11 @@ _OTHER_METHODS: Mapping[str, str] = {
     "extract_hidden_states": "it drafts nothing",
     "custom_class": "there are no drafters from outside",
 }
-# Fields of vLLM that we do not have. Null, and false where it is a switch, say what we do anyway.
+# Fields of vLLM that are missing here, with the reason. Null and, for a switch, false are accepted:
+# they ask for what happens anyway.
 _OTHER_FIELDS: Mapping[str, str] = {
-    "synthetic_acceptance_rates": "nothing is accepted that the model would not have drawn",
-    "synthetic_acceptance_length": "nothing is accepted that the model would not have drawn",
+    "synthetic_acceptance_rates": "only tokens that the model would draw are accepted",
+    "synthetic_acceptance_length": "only tokens that the model would draw are accepted",
     "use_heterogeneous_vocab": "a draft model must have the vocabulary of its target",
     "parallel_drafting": "drafts are made one after the other",
     "disable_padded_drafter_batch": "drafters run no padding",
@@ -71,8 +73,8 @@ _OTHER_FIELDS: Mapping[str, str] = {
 
 
 def speculative_config(options: argparse.Namespace) -> SpeculativeConfig | None:
-    """What `--speculative-config` says, or None without it. Looks whether its model is there, but
-    not into it. Raises `ConfigError` that names the field, what it may be, and what to do.
+    """Decode `--speculative-config`, or return None without it. Checks that its model exists, but
+    does not read it. Raises `ConfigError` that names the field, its values, and the fix.
     """
     text: str | None = options.speculative_config
     if text is None or text.strip() == "null":
@@ -125,7 +127,7 @@ def parse(given: Mapping[str, Any]) -> SpeculativeConfig:
 
 
 def _method(fields: dict[str, Any]) -> str:
-    """The method, given or derived; a model that is one (`"model": "ngram"`) is taken out."""
+    """Find or derive the method; remove a model that names one (`"model": "ngram"`)."""
     method, model = fields.get("method"), fields.get("model")
     for named in SIM_METHODS:  # as vLLM has spelled it, and still takes it
         if model in (named, f"[{named}]") and method in (None, named, f"[{named}]"):
@@ -149,7 +151,7 @@ def _known_methods() -> str:
 
 
 def _check_method(name: str, value: object, method: str) -> None:
-    """A field that means nothing to the method would be ignored otherwise."""
+    """Refuse a field that the method would ignore."""
     methods = _METHODS_OF.get(name, SPECULATIVE_METHODS)
     if method in methods or value == _defaults().get(name):
         return
@@ -177,12 +179,12 @@ def _refuse(name: str, value: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """What a field must be, in words and as a test, and what the configuration makes of it."""
+    """The condition of a field, in words and as a test, and its conversion."""
 
     wanted: str
     is_right: Callable[[Any], bool]
     convert: Callable[[Any], Any] = lambda value: value
-    # Values that vLLM takes and this worker does not, with the reason.
+    # Values that vLLM accepts and this worker does not, with the reason.
     refused: Mapping[str, str] = field(default_factory=dict)
 
     def check(self, name: str, value: Any) -> Any:
@@ -201,7 +203,7 @@ def _is_integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _integer(least: int, most: int = _MOST) -> _Field:
+def _integer(least: int, most: int = _MAX) -> _Field:
     wanted = f"an integer in [{least}, {most}]"
     return _Field(wanted, lambda value: _is_integer(value) and least <= value <= most)
 
@@ -221,8 +223,8 @@ def _word(choices: Sequence[str], refused: Mapping[str, str] | None = None) -> _
 
 
 def _is_table(value: Any) -> bool:
-    """Whether it is rows of three whole numbers; `_check_table` does the rest, when it is known
-    how many drafts there may be.
+    """Test for rows of three whole numbers; `_check_table` does the rest once the number of drafts
+    is known.
     """
     return isinstance(value, list) and all(
         isinstance(row, list) and len(row) == 3 and all(map(_is_integer, row)) for row in value
@@ -230,10 +232,10 @@ def _is_table(value: Any) -> bool:
 
 
 _SYNTHETIC = (
-    "it would accept drafts whatever the model says, and answers here are always the model's own"
+    "it would accept drafts that the model rejects, and answers here are always the model's own"
 )
 _FIELDS: Mapping[str, _Field] = {
-    "method": _Field("", lambda value: True),  # looked at before the others
+    "method": _Field("", lambda value: True),  # checked before the others
     "num_speculative_tokens": _integer(1, MAX_SPECULATIVE_TOKENS),
     "model": _Field("the path of a model", lambda v: isinstance(v, str) and bool(v)),
     "prompt_lookup_min": _integer(1),
@@ -263,11 +265,11 @@ _METHODS_OF: Mapping[str, tuple[str, ...]] = {
 }
 
 
-# ---- relations ----------------------------------------------------------------------------------
+# ---- constraints between fields -------------------------------------------------------------
 
 
 def _lookup_lengths(values: Mapping[str, Any]) -> dict[str, int]:
-    """One that is not given is the other; neither: the default of both."""
+    """Fill in the length that is missing from the other one, or both from the default."""
     least, most = values.get("prompt_lookup_min"), values.get("prompt_lookup_max")
     first = least or most or DEFAULT_LOOKUP_TOKENS
     last = most or first
@@ -279,7 +281,7 @@ def _lookup_lengths(values: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _model(values: Mapping[str, Any], method: str) -> str | None:
-    """The file, wherever the engine process runs; None only of a head: the one that fits."""
+    """The absolute path, for the engine process; None for a head: the one that fits."""
     model: str | None = values.get("model")
     if model is not None:
         return os.path.abspath(os.path.expanduser(model))

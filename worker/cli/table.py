@@ -160,7 +160,7 @@ engine
 --kv-offloading-size GIB(0..]
                               host memory for evicted blocks of the prefix cache (default: they are
                               lost)
---kv-offloading-path DIR      directory to which blocks go on from the host memory, and where the
+--kv-offloading-path DIR      directory for blocks that are evicted from the host memory, where the
                               next start finds them
 --kv-offloading-disk-size GIB(0..]
                               most that may be there, for each worker that uses it (default: 32)
@@ -203,7 +203,7 @@ LoRA adapters
 --[no-]enable-lora            serve LoRA adapters, each under its own name
 --max-loras N[1..]            most different adapters in one step; other requests wait for a slot
 --max-lora-rank N[1..]        highest rank of an adapter
---max-cpu-loras N[1..]        adapters kept in host memory; others are read again when a request
+--max-cpu-loras N[1..]        adapters cached in host memory; others are read again when a request
                               names them (default: --max-loras)
 --lora-modules NAME=PATH …    adapters to load at start: NAME=PATH, or {"name": …, "path": …} with
                               an optional "base_model_name" in JSON

@@ -14,7 +14,7 @@ Read = Callable[[EngineStats], float]
 
 @dataclass(frozen=True, slots=True)
 class EngineSeries:
-    """One family. Each of `samples` is a label with its value ("" for none) and how to read it."""
+    """One family. A sample is a label with its value ("" for none) and a function that reads it."""
 
     name: str
     kind: str
@@ -55,7 +55,7 @@ VLLM_SERIES = (
     EngineSeries(
         "num_requests_kv_fetch_by_stage",
         "gauge",
-        "Requests that take their KV from elsewhere, by how far they are.",
+        "Requests that fetch their KV from elsewhere, by stage.",
         (
             ('stage="waiting_to_start"', _zero),
             ('stage="in_progress"', lambda n: n.pulls.num_fetching),
@@ -65,7 +65,7 @@ VLLM_SERIES = (
     EngineSeries(
         "engine_sleep_state",
         "gauge",
-        "Which of the states the engine is in.",
+        "1 for the state that the engine is in.",
         (
             ('sleep_state="awake"', lambda n: int(n.sleep_level is None)),
             ('sleep_state="weights_offloaded"', lambda n: int(n.sleep_level == 1)),
@@ -123,7 +123,7 @@ VLLM_SERIES = (
     ),
     _counters(
         "prompt_tokens_cached_by_source",
-        "Prompt tokens that were not computed, by the memory their KV was in.",
+        "Prompt tokens that were not computed, by the memory that held their KV.",
         (
             (
                 'source="device"',
@@ -184,7 +184,7 @@ OWN_SERIES = (
     _counter("kv_disk_read_bytes", "KV read from disk.", "tiers.disk_bytes_read"),
     _counter(
         "kv_disk_failures",
-        "Files of KV that could not be written, read or deleted, not in time, or were damaged.",
+        "Files of KV that could not be written, read or deleted in time, or were damaged.",
         "tiers.num_disk_failures",
     ),
     _counter("engine_restarts", "Engines started in place of one that was lost.", "num_restarts"),
@@ -196,7 +196,7 @@ OWN_SERIES = (
     _counter("engine_steps", "Steps of the engine.", "scheduler.num_steps"),
     _counter(
         "engine_out_of_memory",
-        "Steps taken back because the device had too little memory for them.",
+        "Steps undone because the device had too little memory for them.",
         "scheduler.num_out_of_memory",
     ),
     _counter("kv_transfer_sent_bytes", "KV sent to other workers.", "transfers.bytes_sent"),
@@ -210,12 +210,12 @@ OWN_SERIES = (
     ),
     _counter(
         "kv_transfer_expired",
-        "Prompts whose KV was kept for another worker, which did not take it.",
+        "Prompts whose KV was exported for another worker, which did not fetch it.",
         "transfers.num_expired",
     ),
     _counter(
         "prefix_cache_evictions",
-        "Cached blocks whose contents were given up for others.",
+        "Cached blocks whose contents were evicted for others.",
         "num_evictions",
     ),
     _counter(
@@ -225,7 +225,7 @@ OWN_SERIES = (
     ),
     _counter(
         "kv_event_batches_dropped",
-        "Batches of KV events that were not sent because nobody took them in time.",
+        "Batches of KV events that were dropped because no subscriber read them in time.",
         "num_event_batches_dropped",
     ),
     _gauge(
@@ -235,14 +235,14 @@ OWN_SERIES = (
     ),
     _counter(
         "spec_decode_drafter_failures",
-        "Times that a drafter failed, or proposed what is no token.",
+        "Failures of a drafter, invalid tokens included.",
         "speculation.num_drafter_failures",
     ),
 )
 
 
 def position_series(num_speculative_tokens: int) -> EngineSeries:
-    """Accepted tokens by their place in a run of at most so many drafts."""
+    """Accepted tokens by position in a run of at most `num_speculative_tokens` drafts."""
 
     def accepted(position: int) -> Read:
         # There are no counts before the first draft.
@@ -250,13 +250,13 @@ def position_series(num_speculative_tokens: int) -> EngineSeries:
 
     return _counters(
         "spec_decode_num_accepted_tokens_per_pos",
-        "Drafted tokens accepted, by their place in the run.",
+        "Drafted tokens accepted, by position in the run.",
         tuple((f'position="{i}"', accepted(i)) for i in range(num_speculative_tokens)),
     )
 
 
 class EngineFamilies:
-    """Renders series from a snapshot, through one prepared template. `prefix` is of their names."""
+    """Renders series of one name prefix from a snapshot, through one prepared template."""
 
     def __init__(self, prefix: str, series: tuple[EngineSeries, ...], labels: str) -> None:
         lines: list[str] = []

@@ -1,12 +1,12 @@
 """The whole metrics page.
 
 A picker scrapes every worker twenty times a second, so a scrape must cost next to nothing: gauges
-and counters fill one prepared template, a histogram keeps its text until it is observed again, and
-the process's own numbers are read at most once a second. (`prometheus_client` renders the same page
-in about two milliseconds; it is the oracle of the tests instead.)
+and counters of the engine fill one prepared template, other series keep their text until their
+numbers change, and the numbers of the process are read at most once a second. `prometheus_client`
+renders the same page in about two milliseconds; the tests use it as their oracle.
 
-Every series is declared once, here or in `engine_series`. Names, labels and buckets are
-those of vLLM 0.32; what vLLM does not have is called `pointsman:`.
+Every series is declared once, here or in `engine_series`. Names, labels and buckets are those of
+vLLM 0.32; the names of series that vLLM does not have begin with `pointsman:`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ LATENCY_BUCKETS = (
 ITERATION_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 PREEMPTION_BUCKETS = (1, 2, 3, 4, 5, 10, 20)
 N_BUCKETS = (1, 2, 5, 10, 20)
-# What vLLM counts itself; the others are ours alone.
+# Reasons that vLLM counts, and those that only this worker has.
 _VLLM_REFUSALS = ("max_num_queued_reqs", "max_num_queued_tokens")
 _OWN_REFUSALS = ("draining", "memory")
 
@@ -65,7 +65,7 @@ _MANY_BUCKETS = (
     0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0,
     7.5, 10.0, 30.0, 60.0,
 )  # fmt: skip
-_FEW_BUCKETS = (0.1, 0.5, 1.0)
+_ROUTE_BUCKETS = (0.1, 0.5, 1.0)
 _REFRESH_SECONDS = 1.0
 
 
@@ -83,7 +83,7 @@ def one_two_five(limit: int) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """One ended sequence. Times are on one monotonic clock; None: never came.
+    """One ended sequence. Times are on one monotonic clock; None: the event never happened.
 
     `num_cached_tokens` counts prompt tokens found in the prefix cache. A request with several
     sequences (n > 1) gives one record for each; only the record of the last one to end carries `n`
@@ -116,9 +116,9 @@ class WorkerMetrics:
         num_speculative_tokens: int | None = None,
         max_loras: int = 0,
     ) -> None:
-        """`start_unix_seconds` becomes `process_start_time_seconds`, by which scrapers tell a
-        restarted worker from one whose counters stand still. With `num_speculative_tokens` there
-        is a series for each place of a draft. `max_loras` 0: there are no adapters.
+        """`start_unix_seconds` becomes `process_start_time_seconds`, by which scrapers recognise a
+        restart. With `num_speculative_tokens` there is a series for each position of a draft.
+        `max_loras` 0: there are no adapters.
         """
         self._names = (model_name, "0")
         labels = label_text(zip(LABELS, self._names, strict=True))
@@ -216,31 +216,31 @@ class WorkerMetrics:
         self._cache_info = f"{head}{name}{{{labels}}} 1\n".encode()
 
     def step_done(self, num_tokens: int) -> None:
-        """One engine step ran `num_tokens` tokens."""
+        """Count an engine step of `num_tokens` tokens."""
         self._iteration.observe(num_tokens)
 
     def sleep_done(self, seconds: float) -> None:
-        """The engine took so long to fall asleep, or to wake up."""
+        """Count the time that the engine took to fall asleep, or to wake up."""
         self._sleep.observe(seconds)
 
     def first_token(self, seconds: float) -> None:
-        """A request got its first token `seconds` after it arrived."""
+        """Count the time from a request's arrival to its first token."""
         self._ttft.observe(seconds)
 
     def next_tokens(self, seconds: float, times: int = 1) -> None:
-        """A request got more tokens `seconds` after the ones before, so many times in a row."""
+        """Count the time between two outputs of a request, if need be several times."""
         self._itl.observe_many(seconds, times)
 
     def refused(self, reason: str) -> None:
-        """A request was refused at the door, for one of the declared reasons."""
+        """Count a request that was refused on arrival, for one of the declared reasons."""
         self._refusals[reason].inc()
 
     def internal_error(self, where: str = "http") -> None:
-        """Something unexpected went wrong, was logged and answered with a 500."""
+        """Count an unexpected error, which was logged and answered with a 500."""
         self._errors[where].inc()
 
     def request_ended(self, record: RequestRecord) -> None:
-        """A sequence ended; called exactly once for each that the engine was given."""
+        """Count an ended sequence; called exactly once for each that the engine received."""
         self._finished[record.reason.value].inc()
         self._e2e.observe(record.finished_seconds - record.arrival_seconds)
         self._prompt_size.observe(record.num_prompt_tokens)
@@ -268,7 +268,7 @@ class WorkerMetrics:
         self._tpot.observe((last - first) / rest if rest > 0 else 0.0)
 
     def connection_refused(self, status: int) -> None:
-        """A request was answered with an error before its route was known."""
+        """Count a request that was answered with an error before its route was known."""
         self._http.done("none", "other", status, 0.0, 0, 0)
 
     def http_done(
@@ -280,11 +280,11 @@ class WorkerMetrics:
         request_bytes: int,
         response_bytes: int,
     ) -> None:
-        """An HTTP exchange ended. `handler` is the route's path, "none" when no route matched."""
+        """Count an HTTP exchange. `handler` is the route's path, "none" when no route matched."""
         self._http.done(handler, method, status, seconds, request_bytes, response_bytes)
 
     def render(self, stats: EngineStats, now_seconds: float) -> bytes:
-        """The whole page, gauges as of `stats`; `now_seconds` is a monotonic clock."""
+        """Write the page, with the gauges of `stats`; `now_seconds` is a monotonic clock."""
         return b"".join(
             (
                 self._engine.render(stats),
@@ -300,7 +300,7 @@ class WorkerMetrics:
 
 
 def _constants(start_unix_seconds: float) -> bytes:
-    """What never changes: when we started."""
+    """The start time, which never changes."""
     return (
         head_text("process_start_time_seconds", "gauge", "Start of the process, unix time.")
         + f"process_start_time_seconds {start_unix_seconds!r}\n"
@@ -308,8 +308,8 @@ def _constants(start_unix_seconds: float) -> bytes:
 
 
 class AdapterInfo:
-    """Which LoRA adapters can run at once and which are waited for, in labels. Its value is the
-    unix time at which the labels became what they are: start-up, at first.
+    """The LoRA adapters that are loaded and those that requests wait for, as labels. The value is
+    the unix time of the last change of the labels, at first that of the start.
     """
 
     def __init__(self, max_loras: int, start_unix_seconds: float) -> None:
@@ -339,8 +339,8 @@ class AdapterInfo:
 
 
 class HttpMetrics:
-    """Owns the counts of HTTP exchanges. Label values are bounded: the caller names routes it has
-    ("none" for the rest), unusual methods are one, and statuses are told by their class.
+    """Owns the counts of HTTP exchanges. Label values are bounded: routes are the server's ("none"
+    for the rest), unusual methods share one value, and statuses are reported by class.
     """
 
     def __init__(self) -> None:
@@ -358,11 +358,11 @@ class HttpMetrics:
         self._all = Histogram(declared(f"{name}_highr_seconds", text), _MANY_BUCKETS)
         text = "Latency with few buckets by handler."
         by_route = declared(f"{name}_seconds", text, "handler", "method")
-        self._by_route = Histogram(by_route, _FEW_BUCKETS)
+        self._by_route = Histogram(by_route, _ROUTE_BUCKETS)
         sizes = (self._request_bytes, self._response_bytes)
         self._page = Page((self._totals, *sizes, self._all, self._by_route))
         self._rendered: bytes | None = None
-        # Of each route, method and class of statuses, so that counting looks up once.
+        # By route, method and class of statuses, so that counting needs one look-up.
         self._routes: dict[tuple[str, str, int], tuple[Counter, Summary, Summary, Histogram]] = {}
 
     def done(
@@ -397,14 +397,13 @@ class HttpMetrics:
         self._rendered = None
 
     def render(self) -> bytes:
-        """The text of every `http_*` family."""
         if self._rendered is None:
             self._rendered = self._page.render().encode()
         return self._rendered
 
 
 class ProcessNumbers:
-    """What `prometheus_client` tells about a process by default, read at most once a second."""
+    """The default series of `prometheus_client` for a process, read at most once a second."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -415,7 +414,7 @@ class ProcessNumbers:
         self._text = b""
 
     def render(self, now_seconds: float) -> bytes:
-        """The text, without the start time, which the worker states itself on every platform."""
+        """The text without the start time, which `_constants` writes on every platform."""
         if self._read_at is None or now_seconds - self._read_at >= _REFRESH_SECONDS:
             lines = generate_latest(self._registry).splitlines(keepends=True)
             self._text = b"".join(li for li in lines if b"process_start_time_seconds" not in li)

@@ -412,7 +412,7 @@ def test_the_model_is_found_by_flag_environment_or_cache(
 @pytest.mark.parametrize(
     ("given", "flags", "message"),
     [
-        ("[1]", (), "--kv-transfer-config: Expected `object`"),
+        ("[1]", (), "--kv-transfer-config: not a JSON object"),
         ('{"kv_rank": 1}', (), "unknown 'kv_rank'; known are kv_connector"),
         ('{"kv_connector": "x"}', (), "kv_connector is TcpConnector or NixlConnector, not 'x'"),
         ('{"kv_connector_extra_config": {"backends": []}}', (), "backends must name one"),
