@@ -1,7 +1,6 @@
-"""What recordings, `explain`, traces and series said of requests before stays what they say.
-
-The files in `tests/golden/decisions` were made by an earlier version:
-`python tests/picker/decisions/test_decisions_match_golden_files.py` makes them anew.
+"""Recordings, `explain`, traces and series are as in an earlier version, which made the files in
+`tests/golden/decisions`. `python tests/picker/decisions/test_decisions_match_golden_files.py` makes
+them again.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import re
 import sys
 from collections.abc import Mapping
 from datetime import UTC
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -61,14 +61,14 @@ RECORDED = ("built in", "published_pd_disaggregation", "header_profile_handler",
 
 
 def config(name: str) -> str:
-    """A configuration without its head."""
+    """Read a configuration without its head."""
     file = "default" if name == "built in" else name  # of the version that made the files
     text = (TESTS / "golden" / "config" / f"{file}.in.yaml").read_text()
     return text.partition("Config\n")[2]
 
 
 def recording() -> bytes:
-    """A few dozen decisions of several runs, with reloads."""
+    """Record a few dozen decisions of several runs, with a reload."""
     lines: list[bytes] = []
     for number, name in enumerate(RECORDED):
         texts = [HEAD + config(name)] + [HEAD + LABELLED] * (number == 0)
@@ -79,7 +79,7 @@ def recording() -> bytes:
 
 
 class Scene:
-    """A configuration at work, its spans, and what is remembered of its requests."""
+    """A running configuration, its spans, and the ring of its requests."""
 
     def __init__(self, text: str, **options: Any) -> None:
         self.now, self.notes = Moment(), Notes()
@@ -93,7 +93,7 @@ class Scene:
             self.house.datastore.update_metrics(endpoint.key, known)
 
     async def ask(self, request_id: str, body: Any = PROMPT, **headers: str) -> None:
-        """A request and its response, or its refusal."""
+        """Send a request; answer it unless it is refused."""
         exchange = self.house.director.begin()
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
         head = {":path": "/v1/completions", "x-request-id": request_id, **sent}
@@ -110,8 +110,8 @@ class Scene:
             usage = b'data: {"usage":{"prompt_tokens":9,"completion_tokens":2}}\n\n'
             self.house.answer(exchange, decision, b"data: {}\n\n", usage)
 
-    def told(self) -> list[Any]:
-        """Each request as JSON, as text, and its spans, in the order in which they came."""
+    def shown(self) -> list[Any]:
+        """Return each request as JSON, as text, and its spans, in the order of arrival."""
         found = []
         for summary, span in zip(
             reversed(list(self.records.last(50))), self.notes.requests, strict=True
@@ -123,14 +123,14 @@ class Scene:
                 console.print(part, highlight=False, markup=False)
             spans = tree(span)
             text = [line.rstrip() for line in out.getvalue().splitlines()]
-            told = msgspec.to_builtins(record)
-            assert all(reason.split(":")[0] in "\n".join(text) for reason in told.pop("reasons"))
-            found.append({"json": told, "text": text, "spans": spans})
+            view = msgspec.to_builtins(record)
+            assert all(reason.split(":")[0] in "\n".join(text) for reason in view.pop("reasons"))
+            found.append({"json": view, "text": text, "spans": spans})
         return found
 
 
 def tree(span: Noted) -> Any:
-    """A span with what it says and its parts."""
+    """Convert a span with its attributes and its parts."""
     said = {name: one for name, one in span.said.items() if one != ""}
     found: dict[str, Any] = {"name": span.name}
     if said:
@@ -147,13 +147,13 @@ _OTHERS = re.compile(r"_sum\b|_bucket\{")
 
 
 def series_of(house: Routing) -> list[str]:
-    """Names and labels of all series that were counted."""
+    """List names and labels of all counted series."""
     found = {line.rpartition(" ")[0] for line in house.metrics.render().decode().splitlines()}
     return sorted(line for line in found if line[:1] != "#" and not _OTHERS.search(line))
 
 
 async def decisions() -> dict[str, Any]:
-    """Requests of several configurations, and the series of all of them."""
+    """Serve requests of several configurations; return their views and all series."""
     found: dict[str, Any] = {}
     series: set[str] = set()
     scene = Scene(config("built in"))
@@ -163,7 +163,7 @@ async def decisions() -> dict[str, Any]:
     await scene.ask("not cached", {"model": "m", "prompt": "unseen"}, prefer="if-available")
     await scene.ask("no body", None)
     await scene.ask("no prompt", {"model": "m"})
-    found["built in"], house = scene.told(), [scene.house]
+    found["built in"], house = scene.shown(), [scene.house]
     for name, text in (
         ("pd", config("published_pd_disaggregation")),
         ("labelled", LABELLED),
@@ -173,13 +173,13 @@ async def decisions() -> dict[str, Any]:
         scene = Scene(text)
         for number in range(3):
             await scene.ask(f"{name} {number}", test_epp_profile="none")
-        found[name] = scene.told()
+        found[name] = scene.shown()
         house.append(scene.house)
     scene = Scene(GATED, gated=True)
     await scene.ask("let in", x_llm_d_inference_fairness_id="tenant")
     scene.house.gate.shut_down()
     await scene.ask("refused")
-    found["flow control"] = scene.told()
+    found["flow control"] = scene.shown()
     house.append(scene.house)
     for one in house:
         series.update(series_of(one))
@@ -197,22 +197,29 @@ def replay_of(path: Path) -> dict[str, Any]:
 
 
 def ordered(value: dict[str, Any]) -> dict[str, Any]:
-    """An object of a line with its sets in order."""
+    """Sort the sets in an object of a line."""
     if "active_models" in value:
         value["active_models"].sort()
     return value
 
 
+@cache
+def made() -> Mapping[str, Any]:
+    """Return the decisions of this version as JSON."""
+    found: Mapping[str, Any] = json.loads(json.dumps(asyncio.run(decisions())))
+    return found
+
+
+@cache
 def golden() -> Mapping[str, Any]:
     return json.loads(DECISIONS.read_text())
 
 
-def test_a_recording_made_before_is_decided_the_same() -> None:
-    """And a replay says of it what it said."""
+def test_an_old_recording_replays_identically() -> None:
     assert json.loads(json.dumps(replay_of(RECORDING))) == golden()["replay"]
 
 
-def test_the_same_requests_make_the_same_recording() -> None:
+def test_equal_requests_make_equal_recordings() -> None:
     """To the last digit; sets have no order."""
     before = RECORDING.read_bytes().splitlines()
     for line, known in zip(recording().splitlines(), before, strict=True):
@@ -222,9 +229,9 @@ def test_the_same_requests_make_the_same_recording() -> None:
 @pytest.mark.parametrize(
     "name", ["built in", "pd", "labelled", "headers", "none left", "flow control", "series"]
 )
-async def test_requests_are_told_as_before(name: str) -> None:
+def test_requests_are_shown_as_before(name: str) -> None:
     """By `/decisions/{id}`, by `pointsman explain`, in traces, and in series."""
-    assert json.loads(json.dumps((await decisions())[name])) == golden()[name]
+    assert made()[name] == golden()[name]
 
 
 def _listed(value: Any) -> str:
@@ -235,7 +242,7 @@ def _listed(value: Any) -> str:
 
 if __name__ == "__main__":
     RECORDING.write_bytes(recording())
-    made = asyncio.run(decisions()) | {"replay": replay_of(RECORDING)}
-    lines = (f"{json.dumps(key)}: {_listed(one)}" for key, one in made.items())
+    every = {**made(), "replay": replay_of(RECORDING)}
+    lines = (f"{json.dumps(key)}: {_listed(one)}" for key, one in every.items())
     DECISIONS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     sys.exit(0)

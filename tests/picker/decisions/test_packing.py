@@ -1,4 +1,4 @@
-"""What is kept of decisions is exact, and bounded however many candidates there are."""
+"""Stored decisions are exact, and bounded for any number of candidates."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tests.depth import examples, some
 
 
 class _Fixed:
-    """A scorer that says what it was told to."""
+    """A scorer with fixed scores."""
 
     def __init__(self, name: str, scores: list[float]) -> None:
         self.name = name
@@ -60,12 +60,11 @@ class _First:
 
 
 def _pool(count: int) -> list[Endpoint]:
-    """So many endpoints."""
     return [Endpoint(f"w{index}", "10.0.0.1", index + 1) for index in range(count)]
 
 
 class _Even:
-    """A filter that leaves every so manieth."""
+    """A filter that leaves every `step`th candidate."""
 
     name = "even"
 
@@ -79,7 +78,7 @@ class _Even:
 def _decision(
     pool: list[Endpoint], scores: list[list[float]], weights: list[float], *filters: _Even
 ) -> Decision:
-    """A decision of a profile with fixed scores."""
+    """Make a decision of a profile with fixed scores."""
     candidates = [
         Candidate(endpoint, EndpointMetrics(index, kv_cache_usage=index / 7), index)
         for index, endpoint in enumerate(pool)
@@ -116,7 +115,7 @@ def _end(records: DecisionRing, decision: Decision) -> None:
 
 
 def _remembered(decision: Decision, decided_at: float) -> RecordView | None:
-    """What is shown of a request when it is over, packed in the meantime or not."""
+    """Return the view of the finished request, whose candidates are packed or not."""
     decision = copy(decision)
     decision.steps = copy(decision.steps)  # the end of the request clears them
     records = DecisionRing(5, lambda: 11.0, lambda: 20.0)
@@ -132,7 +131,7 @@ def _remembered(decision: Decision, decided_at: float) -> RecordView | None:
 @given(st.data())
 @examples(60)
 def test_totals_are_those_of_the_profile(data: st.DataObject) -> None:
-    """To the last bit, with scores of any kind, packed or not."""
+    """To the last bit, with scores of any type, packed or not."""
     count = data.draw(st.integers(1, 6))
     number = st.floats(width=64) | st.sampled_from([0.0, 1.0, 0.1, -1.0])
     num_scorers = data.draw(st.integers(0, 3))
@@ -146,8 +145,8 @@ def test_totals_are_those_of_the_profile(data: st.DataObject) -> None:
     expected = {one.candidate.endpoint.name: one.score for one in scored}
     for decided_at in (0.0, 10.0):
         record = _remembered(decision, decided_at)
-        told = msgspec.json.decode(msgspec.json.encode(record), type=RecordView)
-        assert told == record  # whatever a scorer has said
+        # Also with scores that JSON lacks.
+        assert msgspec.json.decode(msgspec.json.encode(record), type=RecordView) == record
         (profile,) = record.profiles
         assert {one.endpoint: one.total for one in profile.candidates} == expected
         totals = list(expected.values())
@@ -168,17 +167,17 @@ def test_totals_are_those_of_the_profile(data: st.DataObject) -> None:
         deque([0.0, 1.0]),
     ],
 )
-def test_scores_may_be_numbers_of_any_kind(scores: Sequence[float], decided_at: float) -> None:
-    """The scheduler takes them, and remembering a request is no reason to refuse it."""
+def test_scores_may_be_numbers_of_any_type(scores: Sequence[float], decided_at: float) -> None:
+    """The scheduler accepts them too."""
     record = _remembered(_decision(_pool(2), [scores], [2.0]), decided_at)  # type: ignore[list-item]
-    told = msgspec.json.decode(msgspec.json.encode(record), type=RecordView)
-    best, other = told.profiles[0].candidates
+    view = msgspec.json.decode(msgspec.json.encode(record), type=RecordView)
+    best, other = view.profiles[0].candidates
     assert (best.total, best.scores[0].raw, other.total) == (2.0, 1.0, 0.0)
 
 
 @pytest.mark.parametrize("decided_at", [0.0, 10.0])
-def test_of_very_many_candidates_the_best_are_kept(decided_at: float) -> None:
-    """And whoever was picked; all of them are counted, and so are ties."""
+def test_only_the_best_of_many_candidates_are_stored(decided_at: float) -> None:
+    """And the picked ones; all candidates and all ties are counted."""
     count = MAX_CANDIDATES + 100
     scores = [float(index % 10) / 10 for index in range(count)]
     decision = _decision(_pool(count), [scores], [1.0])
@@ -191,20 +190,19 @@ def test_of_very_many_candidates_the_best_are_kept(decided_at: float) -> None:
     assert len(profile.candidates) == BEST_CANDIDATES + 1
     assert (profile.num_scored, profile.num_tied) == (count, scores.count(0.9))
     assert profile.candidates[-1].endpoint == "w0"
-    kept = [one.total for one in profile.candidates[:-1]]
-    assert kept == sorted(scores, reverse=True)[:BEST_CANDIDATES]
+    totals = [one.total for one in profile.candidates[:-1]]
+    assert totals == sorted(scores, reverse=True)[:BEST_CANDIDATES]
     assert profile.candidates[0].waiting_requests == profile.candidates[0].inflight_requests
 
 
-def test_ties_are_counted_beyond_the_candidates_that_are_kept() -> None:
-    """Among very many equals chance chose, and it is told among how many."""
+def test_ties_are_counted_beyond_the_stored_candidates() -> None:
     count = MAX_CANDIDATES + 100
     record = _remembered(_decision(_pool(count), [[0.5] * count], [1.0]), 10.0)
     assert record.profiles[0].num_tied == count
 
 
-def test_in_a_crowd_candidates_are_shared_however_long_it_lasts() -> None:
-    """Only what comes after a pause is packed."""
+def test_decisions_in_quick_succession_share_their_candidates() -> None:
+    """Only a decision after a pause is packed."""
     records = DecisionRing(5, lambda: 11.0)
     decision = _decision(_pool(3), [[0.5] * 3], [1.0])
     for number in range(4):
@@ -221,16 +219,16 @@ def test_in_a_crowd_candidates_are_shared_however_long_it_lasts() -> None:
 
 @pytest.mark.parametrize(("count", "limit_bytes"), some([(10, 2_500), (100, 9_000), (1000, 8_000)]))
 def test_a_record_takes_little_memory(count: int, limit_bytes: int) -> None:
-    """Also where it shares nothing with others: packed, and of many candidates the best alone."""
+    """Also if it shares nothing: packed, with only the best of many candidates."""
     rng, pool, records = Random(1), _pool(count), DecisionRing(100)
 
     def remember(numbers: range) -> int:
-        """What is taken after these requests, in bytes."""
+        """Return the bytes in use after these requests."""
         for number in numbers:
             scores = [[rng.random() for _ in range(count)] for _ in range(3)]
             decision = _decision(pool, scores, [1.0, 2.0, 3.0])
             decision.number, decision.usage = number, Usage(number, 1, 2)
-            decision.at_seconds = 10.0 + number  # so long after the last that it is packed alone
+            decision.at_seconds = 10.0 + number  # after a pause, so it is packed
             records.decided(decision)
             _end(records, decision)
         gc.collect()
@@ -244,12 +242,12 @@ def test_a_record_takes_little_memory(count: int, limit_bytes: int) -> None:
     finally:
         tracemalloc.stop()
     assert (full - before) / 90 < limit_bytes
-    assert later - full < 10 * limit_bytes  # what comes takes the place of what goes
+    assert later - full < 10 * limit_bytes  # new records replace old ones
 
 
 @pytest.mark.parametrize("decided_at", [0.0, 10.0])
-def test_who_was_removed_is_told_however_the_candidates_are_kept(decided_at: float) -> None:
-    """Named when the candidates are packed, or when somebody asks."""
+def test_filters_name_the_removed_endpoints(decided_at: float) -> None:
+    """The names are made when the candidates are packed, or for a view."""
     record = _remembered(_decision(_pool(12), [[0.5] * 2], [1.0], _Even(3), _Even(2)), decided_at)
     first, second = record.profiles[0].filters
     assert first.removed == tuple(f"w{index}" for index in range(12) if index % 3)
@@ -257,12 +255,12 @@ def test_who_was_removed_is_told_however_the_candidates_are_kept(decided_at: flo
     assert {one.endpoint for one in record.profiles[0].candidates} == {"w0", "w6"}
 
 
-def test_of_very_many_candidates_that_filters_removed_only_names_are_kept() -> None:
-    """In a crowd too, where a record keeps the candidates that were scored as they are."""
+def test_only_names_are_stored_of_many_removed_candidates() -> None:
+    """Also in quick succession, when a record references the scored candidates."""
     pool, records = _pool(1000), DecisionRing(50, lambda: 11.0)
 
     def remember() -> int:
-        """What is taken after many more requests, in bytes."""
+        """Return the bytes in use after many more requests."""
         for number in range(50):
             decision = _decision(pool, [[0.5] * 20], [1.0], _Even(5), _Even(10))
             decision.number = number

@@ -1,4 +1,4 @@
-"""Every request leaves one record, which says how it was decided, to the last bit."""
+"""Every request leaves one record with its exact decision."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ POOL = [
 
 @dataclass
 class Scene:
-    """A configuration at work, and what is remembered of its requests."""
+    """A running configuration, and the ring of its requests."""
 
     at_work: Routing
     records: DecisionRing
 
     @classmethod
     def of(cls, config: str = CONFIG, capacity: int = 100) -> Scene:
-        """Two fast endpoints and a slow one, idle and scraped a moment ago."""
+        """Two fast endpoints and a slow one, all idle."""
         now = Moment()
         records = DecisionRing(capacity, now, lambda: UNIX + now.seconds)
         at_work = routing(config, POOL, watchers=(records,))
@@ -64,12 +64,12 @@ class Scene:
         return scene
 
     def load(self, name: str, **metrics: float) -> None:
-        """What an endpoint says of itself now."""
+        """Publish metrics of an endpoint."""
         known = EndpointMetrics(updated_at_seconds=self.at_work.now.seconds, **metrics)  # type: ignore[arg-type]
         self.at_work.datastore.update_metrics(f"default/{name}", known)
 
     async def refused(self, raw: RawRequest) -> RefusedError:
-        """A request that the picker answers itself."""
+        """Send a request that the picker refuses."""
         exchange = self.at_work.director.begin()
         with pytest.raises(RefusedError) as refusal:
             await exchange.route(raw)
@@ -78,11 +78,10 @@ class Scene:
 
 
 def raw(body: bytes | None, request_id: str = "r", **headers: str) -> RawRequest:
-    """A request as a proxy shows it."""
     return RawRequest({":path": "/v1/completions", "x-request-id": request_id, **headers}, body)
 
 
-async def test_a_decision_is_told_with_filters_scores_loads_and_ages() -> None:
+async def test_a_record_has_filters_scores_loads_and_ages() -> None:
     """Totals are those of the profile; the winner comes first; ages are as of the decision."""
     scene = Scene.of()
     scene.load("a", waiting_requests=4, running_requests=1, kv_cache_usage=0.5)
@@ -114,30 +113,22 @@ async def test_a_decision_is_told_with_filters_scores_loads_and_ages() -> None:
     assert record.summary.seconds == 60
 
 
-async def test_what_was_expected_in_the_cache_is_told() -> None:
-    """The second request of a kind finds the blocks of the first one."""
-    scene = Scene.of()
-    for request_id in ("first", "second"):
-        exchange, decision = await scene.at_work.route(x_request_id=request_id)
-        scene.at_work.answer(exchange, decision, b"data: [DONE]\n\n")
-    before, after = scene.records.find("first"), scene.records.find("second")
-    assert before.matched_prefix_tokens == 0
-    assert after.matched_prefix_tokens > 100
+async def test_a_record_has_the_prompt_tokens_expected_in_the_cache() -> None:
+    """The second of two equal requests finds the blocks of the first. The prompt's length is the
+    limit, since the last block may be partial.
+    """
+    for prompt, expected in (("a long prompt " * 40, 140), ("1234" * 17, 17)):
+        scene = Scene.of()
+        for request_id in ("first", "second"):
+            body = {"model": "m", "prompt": prompt}
+            exchange, decision = await scene.at_work.route(body, x_request_id=request_id)
+            scene.at_work.answer(exchange, decision, b"data: [DONE]\n\n")
+        assert scene.records.find("first").matched_prefix_tokens == 0
+        assert scene.records.find("second").matched_prefix_tokens == expected
 
 
-async def test_no_more_than_the_prompt_is_expected_in_the_cache() -> None:
-    """Though its last block is not full."""
-    scene = Scene.of()
-    short = {"model": "m", "prompt": "1234" * 17}
-    for request_id in ("first", "second"):
-        exchange, decision = await scene.at_work.route(short, x_request_id=request_id)
-        scene.at_work.answer(exchange, decision, b"data: [DONE]\n\n")
-    after = scene.records.find("second")
-    assert after.matched_prefix_tokens == 17
-
-
-async def test_no_more_is_expected_in_the_cache_than_the_endpoint_counts() -> None:
-    """The picker estimates tokens by characters; the endpoint's answer says how many there were."""
+async def test_the_endpoints_count_of_tokens_limits_the_expected_ones() -> None:
+    """The picker estimates tokens by characters; the response has the exact number."""
     scene = Scene.of()
     long = {"model": "m", "prompt": "forty characters that are nine tokens. " * 40}
     for request_id in ("first", "second"):
@@ -152,8 +143,8 @@ async def test_no_more_is_expected_in_the_cache_than_the_endpoint_counts() -> No
     assert (after.prompt_tokens, after.matched_prefix_tokens) == (297, 297)
 
 
-async def test_a_request_is_there_while_it_is_under_way() -> None:
-    """With its decision, and how long it has taken so far."""
+async def test_a_request_under_way_has_a_record() -> None:
+    """With its decision, and its duration so far."""
     scene = Scene.of()
     exchange, _ = await scene.at_work.route()
     scene.at_work.now.seconds += 3
@@ -164,8 +155,8 @@ async def test_a_request_is_there_while_it_is_under_way() -> None:
     assert [one.outcome for one in scene.records.last(10)] == ["client-gone"]
 
 
-def test_a_request_is_there_while_it_waits() -> None:
-    """It is decided by nobody yet; however it ends, one record is left."""
+def test_a_waiting_request_has_a_record() -> None:
+    """It has no decision yet; when it ends, one record remains."""
     scene = Scene.of()
     decision = Decision(7, 99.0, request_id="w", fairness_id="t")
     scene.records.waits(decision)
@@ -181,8 +172,8 @@ def test_a_request_is_there_while_it_waits() -> None:
     assert record.refusal.retry_after_seconds == 3
 
 
-async def test_requests_are_listed_by_their_arrival_whatever_they_do_now() -> None:
-    """One that waits, one that is under way, and one that is over; the limit counts them all."""
+async def test_requests_in_all_states_are_listed_by_arrival() -> None:
+    """Waiting, under way, and over; the limit counts them all."""
     scene = Scene.of()
     over, _ = await scene.at_work.route(x_request_id="over")
     over.finish(FinishCause.COMPLETED, 200)
@@ -210,7 +201,6 @@ async def test_requests_are_listed_by_their_arrival_whatever_they_do_now() -> No
 async def test_a_refused_request_leaves_its_reason(
     body: bytes, headers: dict[str, str], code: str
 ) -> None:
-    """At whichever stage it was refused."""
     scene = Scene.of()
     refusal = await scene.refused(raw(body, **headers))
     record = scene.records.find("r")
@@ -219,7 +209,7 @@ async def test_a_refused_request_leaves_its_reason(
     assert record.summary.outcome == "refused"
 
 
-async def test_filters_that_leave_nothing_are_named() -> None:
+async def test_a_record_names_the_filters_that_left_no_endpoint() -> None:
     scene = Scene.of(CONFIG.replace("tier: fast", "tier: golden"))
     await scene.refused(raw(b'{"model": "m", "prompt": "x"}'))
     record = scene.records.find("r")
@@ -233,15 +223,15 @@ async def test_filters_that_leave_nothing_are_named() -> None:
 
 
 def test_a_request_that_was_never_read_leaves_its_status() -> None:
-    """As when its body was too large; there is no refusal of the director's then."""
+    """Its body was too large, say, so the director never refused it."""
     scene = Scene.of()
     scene.at_work.director.begin().finish(FinishCause.REFUSED, 413)
     (line,) = scene.records.last(1)
     assert (line.status, line.reason) == (413, "PayloadTooLarge")
 
 
-def test_an_answer_of_the_proxys_own_leaves_no_record() -> None:
-    """Clients that the proxy turns away would push out the requests that came through."""
+def test_the_proxys_own_responses_leave_no_record() -> None:
+    """Rejected clients would push out the records of routed requests."""
     scene = Scene.of()
     scene.at_work.director.begin().finish(FinishCause.SKIPPED, 401)
     assert scene.records.size == 0
@@ -272,7 +262,7 @@ async def test_the_newest_request_of_an_id_is_found() -> None:
     assert len(list(scene.records.last(10))) == 2
 
 
-async def test_an_id_that_the_picker_gave_is_found() -> None:
+async def test_a_request_is_found_by_the_id_that_the_picker_gave_it() -> None:
     scene = Scene.of()
     exchange = scene.at_work.director.begin()
     decision = await exchange.route(
@@ -283,7 +273,7 @@ async def test_an_id_that_the_picker_gave_is_found() -> None:
     assert scene.records.find(given) is not None
 
 
-async def test_the_ring_forgets_the_oldest() -> None:
+async def test_the_ring_drops_the_oldest_record() -> None:
     scene = Scene.of(capacity=5)
     for number in range(12):
         exchange, _ = await scene.at_work.route(x_request_id=f"r{number}")
@@ -295,8 +285,8 @@ async def test_the_ring_forgets_the_oldest() -> None:
     assert scene.records.find("r7") is not None
 
 
-async def test_names_that_clients_send_are_cut() -> None:
-    """A model's name may be as long as a body; the request is found by its id all the same."""
+async def test_names_of_clients_are_truncated() -> None:
+    """A model's name may be as long as a body; the request is still found by its id."""
     scene = Scene.of()
     long = "x" * 5000
     exchange, _ = await scene.at_work.route({**PROMPT, "model": long}, x_request_id=long)
@@ -328,8 +318,8 @@ schedulingProfiles:
         ("tell me a story " * 100, "no endpoint was found for it"),
     ],
 )
-async def test_a_stage_that_is_left_out_is_told_with_the_reason(prompt: str, why: str) -> None:
-    """Whether nobody wanted it or nobody was there for it."""
+async def test_a_record_has_the_reasons_of_skipped_stages(prompt: str, why: str) -> None:
+    """The decider declined, or there was no endpoint."""
     scene = Scene.of(STAGES)
     exchange, _ = await scene.at_work.route({"model": "m", "prompt": prompt})
     exchange.finish(FinishCause.COMPLETED, 200)
@@ -339,12 +329,11 @@ async def test_a_stage_that_is_left_out_is_told_with_the_reason(prompt: str, why
     assert [one.name for one in record.profiles if one.is_primary] == ["decode"]
 
 
-async def test_no_prompt_and_no_finding_stays_alive() -> None:
-    """Nor what a refusal holds on to."""
+async def test_a_record_references_no_prompt_and_no_refusal() -> None:
     scene = Scene.of()
 
     class Watched(dict[str, object]):
-        """A payload that can be watched."""
+        """A payload with weak references."""
 
     payload = Watched(prompt="x")
     gone = weakref.ref(payload)
@@ -364,8 +353,8 @@ async def test_no_prompt_and_no_finding_stays_alive() -> None:
     assert refused() is None
 
 
-async def test_what_scorers_said_is_free_once_the_watchers_have_read_it() -> None:
-    """It is most of what a decision takes, and the decision is there for as long as its request."""
+async def test_scores_are_freed_after_the_watchers_have_read_them() -> None:
+    """They are most of a decision, which exists for as long as its request."""
     counts, decisions = [], []
 
     class Listener:

@@ -1,4 +1,4 @@
-"""Plugins touch what they declare, and nothing else."""
+"""Plugins access only declared attributes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ FOREIGN: DataKey[int] = DataKey("Foreign", "other")
 
 
 def pool(datastore: Datastore) -> None:
-    """An endpoint of every role, all with metrics."""
+    """Publish an endpoint of every role, with metrics."""
     endpoints = [
         Endpoint(f"w{i}", f"10.0.0.{i + 1}", 8000, labels={"llm-d.ai/role": role, "zone": "a"})
         for i, role in enumerate(ROLES)
@@ -57,7 +57,7 @@ def pool(datastore: Datastore) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-async def test_no_plugin_touches_what_it_does_not_declare(case: str) -> None:
+async def test_no_plugin_accesses_undeclared_attributes(case: str) -> None:
     """In every golden configuration, with a strict scope."""
     metrics = PickerMetrics()
     options = BuildOptions(allow_experimental=True, strict_data_scope=True)
@@ -79,14 +79,14 @@ async def test_no_plugin_touches_what_it_does_not_declare(case: str) -> None:
 
 
 class Reader:
-    """Declares one finding of its own and one of another's."""
+    """Declares an attribute of its own and one of another plugin."""
 
     produces = (MINE,)
     consumes = (WANTED,)
 
 
 def bound_in(metrics: PickerMetrics, *, strict: bool) -> BoundPlugin[Reader]:
-    """The plugin with its scope."""
+    """Bind the plugin with its scope."""
     labels, plugin = ("Scorer", "reader", "me"), Reader()
     bound = BoundPlugin(plugin, *labels)
     bound.scope = Scope("me", (plugin,), metrics.plugin_data_scope_violations_total, labels)
@@ -96,10 +96,10 @@ def bound_in(metrics: PickerMetrics, *, strict: bool) -> BoundPlugin[Reader]:
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_what_is_undeclared_is_counted_each_time_and_logged_once(
+def test_undeclared_access_is_counted_each_time_and_logged_once(
     strict: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And dropped, where the scope is strict."""
+    """A strict scope blocks it, too."""
     metrics, found = PickerMetrics(), Attributes()
     found[FOREIGN] = 1
     bound = bound_in(metrics, strict=strict)
@@ -117,8 +117,8 @@ def test_what_is_undeclared_is_counted_each_time_and_logged_once(
     assert [record.message.count("Foreign/other") for record in caplog.records] == [1, 1]
 
 
-def test_what_is_declared_passes() -> None:
-    """Also what belongs to the plugin itself, declared or not."""
+def test_declared_access_passes() -> None:
+    """And access to attributes of the plugin itself, declared or not."""
     metrics, found = PickerMetrics(), Attributes()
     found[WANTED] = 3
     seen = bound_in(metrics, strict=True).scoped(found)
@@ -130,8 +130,8 @@ def test_what_is_declared_passes() -> None:
     assert len(list(metrics.plugin_data_scope_violations_total.numbers())) == 1
 
 
-def test_after_its_first_calls_a_plugin_is_not_watched_any_more() -> None:
-    """It is handed the findings themselves then, which costs nothing."""
+def test_a_plugin_is_watched_only_for_its_first_calls() -> None:
+    """Then it gets the attributes themselves, at no cost."""
     bound, found = bound_in(PickerMetrics(), strict=False), Attributes()
     for _ in range(WATCHED_CALLS):
         assert bound.scoped(found) is not found
