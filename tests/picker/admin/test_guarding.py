@@ -1,4 +1,4 @@
-"""The names and tokens that the port answers to."""
+"""The guard of the port: host names and tokens."""
 
 from __future__ import annotations
 
@@ -9,59 +9,42 @@ from picker.admin.loopback import is_loopback
 from tests.support.picker.admin_scene import Scene
 from tests.support.picker.pools_port import asked
 
-
-@pytest.mark.parametrize("header", ["localhost", "LOCALHOST:9090", "127.0.0.1:1", "[::1]:9090"])
-@pytest.mark.parametrize("bound", ["127.0.0.1", "::1"])
-def test_names_of_this_machine_are_fine_on_a_loopback_address(header: str, bound: str) -> None:
-    """With a port or without one, for tunnels use another."""
-    check = HostCheck()
-    check.bound(bound, [bound])
-    assert check.allows(header)
+LOOPBACK, OPEN = ("127.0.0.1",), ("0.0.0.0",)
+OURS = ("localhost", "LOCALHOST:9090", "127.0.0.1:1", "[::1]:9090")
+FOREIGN = (
+    *(None, "", "evil.example", "evil.example:9090", "127.0.0.1.evil.example"),
+    *("localhost.evil.example", "127.0.0.1:9090:9090", "127.0.0.1@evil.example"),
+    *("[::1].evil.example", "10.0.0.7:9090", "[::1", "localhost/", "2130706433"),
+)
 
 
 @pytest.mark.parametrize(
-    "header",
+    ("wanted", "addresses", "headers", "is_allowed"),
     [
-        None,
-        "",
-        "evil.example",
-        "evil.example:9090",
-        "127.0.0.1.evil.example",
-        "localhost.evil.example",
-        "127.0.0.1:9090:9090",
-        "127.0.0.1@evil.example",
-        "[::1].evil.example",
-        "10.0.0.7:9090",
-        "[::1",
-        "localhost/",
-        "2130706433",
+        # With any port, since tunnels use another.
+        ("127.0.0.1", LOOPBACK, OURS, True),
+        ("::1", ("::1",), OURS, True),
+        ("127.0.0.1", LOOPBACK, FOREIGN, False),
+        # The name of the flag is the operator's choice.
+        ("Picker.internal", LOOPBACK, ("picker.internal:9090",), True),
+        ("Picker.internal", LOOPBACK, ("other.internal",), False),
+        # If other machines can reach the port, the picker does not know its names.
+        ("0.0.0.0", OPEN, ("picker.cluster.example",), True),
+        ("0.0.0.0", ("10.0.0.7",), ("picker.cluster.example",), True),
+        ("0.0.0.0", ("127.0.0.1", "10.0.0.7"), ("picker.cluster.example",), True),
     ],
 )
-def test_other_names_are_refused_on_a_loopback_address(header: str | None) -> None:
-    """A name that somebody lets point here is not ours, nor is one that only looks like it."""
+def test_a_loopback_address_allows_only_its_own_names(
+    wanted: str, addresses: tuple[str, ...], headers: tuple[str | None, ...], is_allowed: bool
+) -> None:
     check = HostCheck()
-    check.bound("127.0.0.1", ["127.0.0.1"])
-    assert not check.allows(header)
+    check.bound(wanted, addresses)
+    assert {header: check.allows(header) for header in headers} == dict.fromkeys(
+        headers, is_allowed
+    )
 
 
-def test_the_name_that_was_bound_is_fine() -> None:
-    """Whatever it is, it was the operator's choice."""
-    check = HostCheck()
-    check.bound("Picker.internal", ["127.0.0.1"])
-    assert check.allows("picker.internal:9090")
-    assert not check.allows("other.internal")
-
-
-@pytest.mark.parametrize("bound", [["0.0.0.0"], ["10.0.0.7"], ["127.0.0.1", "10.0.0.7"]])
-def test_every_name_is_fine_where_others_can_reach_the_port(bound: list[str]) -> None:
-    """Nobody here knows what they call it."""
-    check = HostCheck()
-    check.bound("0.0.0.0", bound)
-    assert check.allows("picker.cluster.example")
-
-
-def test_loopback_is_more_than_one_address() -> None:
-    """All of 127/8 and ::1, but no other."""
+def test_loopback_is_127_8_and_1() -> None:
     assert all(map(is_loopback, ("127.0.0.1", "127.9.9.9", "::1", "localhost")))
     assert not any(map(is_loopback, ("10.0.0.1", "::", "0.0.0.0", "", "localhost.example")))
 
@@ -84,11 +67,11 @@ def test_loopback_is_more_than_one_address() -> None:
     ],
 )
 async def test_only_health_needs_no_token(path: str, header: str | None, status: int) -> None:
-    """Everything else is for those whom the cluster lets read it."""
-    judged: list[str] = []
+    """Everything else needs a right in the cluster."""
+    checked: list[str] = []
 
     async def authorize(token: str, path: str) -> tuple[int, str] | None:
-        judged.append(path)
+        checked.append(path)
         if token == "lost":
             return 503, "away"
         if token == "bad":
@@ -106,4 +89,4 @@ async def test_only_health_needs_no_token(path: str, header: str | None, status:
     assert answer.status == status
     assert ("WWW-Authenticate" in answer.headers) == (status == 401)
     assert answer.body
-    assert set(judged) <= {"/metrics", "/endpoints", "/"}
+    assert set(checked) <= {"/metrics", "/endpoints", "/"}

@@ -11,7 +11,7 @@ from tests.depth import examples
 
 
 def view_of(history: History, count: int) -> HistoryView:
-    """The last samples, as they are shown."""
+    """Return the last samples as a view."""
     last, keys, taken = history.cut(count)
     return HistoryView(last, endpoints=dict(zip(keys, taken, strict=True)))
 
@@ -19,15 +19,14 @@ def view_of(history: History, count: int) -> HistoryView:
 VALUES = st.one_of(st.none(), st.integers(0, 10_000).map(float))
 
 
-def test_nothing_was_sampled_yet() -> None:
-    """There is no sample, of no endpoint."""
+def test_a_new_history_is_empty() -> None:
     view = view_of(History(), 5)
     assert (view.last, view.endpoints) == (0, {})
     assert History().latest("a") == EndpointSample()
 
 
 def test_a_young_endpoint_has_fewer_samples_and_the_newest_is_last() -> None:
-    """Series of one view end at the same sample."""
+    """All series of a view end at the same sample."""
     history = History(3)
     for number in range(5):
         samples = {"a": EndpointSample(running=number)}
@@ -42,7 +41,7 @@ def test_a_young_endpoint_has_fewer_samples_and_the_newest_is_last() -> None:
     assert view_of(history, 2).endpoints["a"].running == (3.0, 4.0)
 
 
-def test_an_endpoint_that_left_is_forgotten() -> None:
+def test_the_samples_of_an_endpoint_that_left_are_dropped() -> None:
     history = History(3)
     history.record({"a": EndpointSample(running=1.0), "b": EndpointSample(running=1.0)})
     history.record({"b": EndpointSample(running=2.0)})
@@ -52,17 +51,15 @@ def test_an_endpoint_that_left_is_forgotten() -> None:
     assert view_of(history, 3).endpoints["a"].running == (3.0,)
 
 
-def test_shares_are_told_without_the_noise_of_short_numbers() -> None:
-    """0.3 is 0.3, though it is kept in 32 bits."""
+def test_values_are_rounded() -> None:
     history = History()
-    history.record({"a": EndpointSample(kv_cache_usage=0.3)})
+    history.record({"a": EndpointSample(kv_cache_usage=0.30000001)})
     assert view_of(history, 1).endpoints["a"].kv_cache_usage == (0.3,)
 
 
 @examples(50)
 @given(st.lists(VALUES, max_size=30), st.integers(1, 7), st.integers(1, 10))
 def test_a_ring_is_the_end_of_a_list(values: list[float | None], size: int, count: int) -> None:
-    """Whatever was recorded, and however much of it is asked for."""
     history = History(size)
     for value in values:
         history.record({"a": EndpointSample(inflight=value)})
@@ -72,7 +69,7 @@ def test_a_ring_is_the_end_of_a_list(values: list[float | None], size: int, coun
 
 
 def test_a_view_of_many_endpoints_is_bounded() -> None:
-    """Whoever looks at thousands of endpoints gets fewer samples of each."""
+    """With thousands of endpoints it has fewer samples of each."""
     history = History(4)
     samples = {str(number): EndpointSample(running=number) for number in range(MAX_SAMPLES // 2)}
     for _ in range(3):
@@ -81,9 +78,7 @@ def test_a_view_of_many_endpoints_is_bounded() -> None:
 
 
 def test_samples_that_are_added_meanwhile_do_not_show() -> None:
-    """A view of thousands is made while the pool goes on; also around the end of the ring, and of
-    an endpoint that leaves or comes.
-    """
+    """A view of thousands is made in turns: the ring wraps, endpoints leave and join meanwhile."""
     history = History(4)
     for number in range(3):
         history.record({"a": EndpointSample(running=number), "gone": EndpointSample(running=9.0)})

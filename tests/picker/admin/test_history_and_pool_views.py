@@ -1,4 +1,4 @@
-"""The pages of a pool: sampled once a second, and of very many endpoints beside the requests."""
+"""Samples of a pool, and the views of many endpoints in turns with requests."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from picker.types import ServedTotals
 from tests.support.picker.admin_scene import QUEUES, Scene, decision
 
 
-def test_a_sample_holds_what_is_known() -> None:
-    """Load as it was scraped, requests as they were counted here."""
+def test_a_sample_has_the_scraped_load_and_the_counted_requests() -> None:
     scene = Scene()
     scene.pool("a", "b")
     scene.load("a", running=1, waiting=2, cache=0.25)
@@ -33,8 +32,8 @@ def test_a_sample_holds_what_is_known() -> None:
     )
 
 
-def test_a_sample_of_the_pool_holds_what_workers_report() -> None:
-    """Times to the first token, and tokens, between two looks."""
+def test_a_sample_of_the_pool_has_the_workers_first_tokens_and_tokens() -> None:
+    """Of the interval between two samples."""
     scene = Scene()
     scene.pool("a", "b")
     scene.load("a", running=1, waiting=2, cache=0.25, served=ServedTotals(0, 0, (0.1,), (0, 0)))
@@ -49,8 +48,8 @@ def test_a_sample_of_the_pool_holds_what_workers_report() -> None:
     assert scene.pages.history.pool(5).running == (1.0, 1.0)
 
 
-def test_a_client_s_first_token_comes_after_its_wait_in_the_picker() -> None:
-    """The pool's time has the wait; the endpoint's own has not."""
+def test_the_pools_time_to_first_token_includes_the_wait_in_the_picker() -> None:
+    """Unlike the endpoint's."""
     scene = Scene()
     scene.pool("a")
     scene.load("a", running=1, waiting=2, cache=0.25, served=ServedTotals(0, 0, (0.1,), (0, 0)))
@@ -71,7 +70,7 @@ def test_a_client_s_first_token_comes_after_its_wait_in_the_picker() -> None:
 async def test_numbers_beside_a_history_are_those_of_its_last_sample(
     query: str, expected: tuple[int, ...]
 ) -> None:
-    """Loads, requests in flight and queues are of one sample; without history they are of now."""
+    """Loads, requests in flight and queues are of one sample; without history they are current."""
     scene = Scene()
     scene.pool("a")
     scene.load("a", running=4, waiting=2, cache=0.25)
@@ -103,8 +102,8 @@ async def test_a_minute_is_sixty_samples() -> None:
     assert scene.pages.history.cut(1)[0] == 60
 
 
-async def test_others_get_their_turn_while_a_thousand_endpoints_are_shown() -> None:
-    """And what is shown is of one moment, though samples are taken meanwhile."""
+async def test_a_view_of_a_thousand_endpoints_yields_to_other_tasks() -> None:
+    """It is still of one moment, although samples are taken meanwhile."""
     scene = Scene()
     history = scene.pages.history
     names = [f"worker-{number}" for number in range(1000)]

@@ -1,4 +1,4 @@
-"""The metrics page: several pools on one, and gauges that are remembered for a while."""
+"""The metrics page: several pools on one page, and cached gauges."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class _Computed:
 
 
 def _busy(model: str, pool: str, count: int = 1) -> PickerMetrics:
-    """A pool that has counted something of every kind."""
+    """Make a pool with values in series of every kind."""
     metrics = PickerMetrics()
     metrics.labels.add_served([model])
     labels = metrics.labels.of(model, model, "tenant", 1)
@@ -89,28 +89,28 @@ def _with_label(samples: list[Sample], key: str) -> list[Sample]:
 
 
 def _check_form(page: bytes) -> None:
-    """What the format asks for and the parser does not."""
+    """Check the rules of the format that the parser does not."""
     text = page.decode()
     assert text.endswith("\n")
-    family, told, finished = "", Counter[str](), set()
+    family, declared, finished = "", Counter[str](), set()
     for line in text.removesuffix("\n").split("\n"):
         if line.startswith("# "):
             kind, name = line.split(" ")[1:3]
-            told[f"{kind} {name}"] += 1
+            declared[f"{kind} {name}"] += 1
             if name != family:
-                assert name not in finished, f"{name} is told in two places"
+                assert name not in finished, f"{name} is in two places"
                 finished.add(family)
                 family = name
             continue
         name = line.partition("{")[0].partition(" ")[0]
         assert name in {family, *(f"{family}_{end}" for end in ("bucket", "count", "sum"))}, line
-    assert set(told.values()) == {1}
-    names = {one.partition(" ")[2] for one in told}
-    assert told.keys() == {f"{kind} {name}" for kind in ("HELP", "TYPE") for name in names}
+    assert set(declared.values()) == {1}
+    names = {one.partition(" ")[2] for one in declared}
+    assert declared.keys() == {f"{kind} {name}" for kind in ("HELP", "TYPE") for name in names}
 
 
 def _check_histograms(page: bytes) -> None:
-    """Buckets of one label set are beside each other, in order, and the last is the count."""
+    """Check that the buckets of a label set are adjacent, ascending, and end with the count."""
     lines: dict[tuple[str, frozenset[tuple[str, str]]], list[tuple[float, float]]] = {}
     counts = {}
     previous = None
@@ -134,8 +134,8 @@ def _check_histograms(page: bytes) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("model", ODD)
-def test_names_that_clients_choose_change_nothing_but_their_label(model: str) -> None:
-    """Each sample of a pool has its label once, and all else as at the pool's own page."""
+def test_names_of_clients_affect_only_their_label(model: str) -> None:
+    """Each sample of a pool is that of the pool's own page with one more label."""
     pools = {key: _busy(model, key) for key in KEYS}
     page = _page(PickerMetrics(), pools)
     _check_form(page)
@@ -148,7 +148,7 @@ def test_names_that_clients_choose_change_nothing_but_their_label(model: str) ->
         assert Counter(own) <= samples
 
 
-# Any character that can be encoded, and those above more often than they would come by themselves.
+# Any character that can be encoded, and more often those above.
 MODELS = st.one_of(
     st.text(st.characters(exclude_categories=["Cs"]), max_size=12),
     st.lists(st.sampled_from([*ODD, '"', "\\", "=", LABEL]), max_size=6).map("".join),
@@ -160,11 +160,13 @@ MODELS = st.one_of(
     st.dictionaries(st.sampled_from(KEYS), st.tuples(MODELS, st.integers(1, 9)), min_size=1),
     st.integers(0, 9),
 )
-def test_it_says_what_the_single_pages_say(told: dict[str, tuple[str, int]], refused: int) -> None:
-    """No sample more and none less: those of the process once, those of each pool with its name."""
+def test_the_page_has_exactly_the_samples_of_the_single_pages(
+    counted: dict[str, tuple[str, int]], refused: int
+) -> None:
+    """Those of the process once, those of each pool with its name."""
     process = PickerMetrics()
     process.unknown_pool_total.inc(refused)
-    pools = {key: _busy(model, key, count) for key, (model, count) in told.items()}
+    pools = {key: _busy(model, key, count) for key, (model, count) in counted.items()}
     page = _page(process, pools)
     _check_form(page)
     expected = _samples(process.render(process.of_process))
@@ -175,8 +177,7 @@ def test_it_says_what_the_single_pages_say(told: dict[str, tuple[str, int]], ref
     assert len({sample[:2] for sample in found}) == len(found)
 
 
-def test_series_of_the_process_are_told_once_and_without_a_pool() -> None:
-    """Whatever a pool has counted there: nobody counts there."""
+def test_series_of_the_process_appear_once_and_without_a_pool() -> None:
     process, pools = PickerMetrics(), {key: _busy("m", key) for key in KEYS}
     process.info.labels("", "1").set(1)
     process.unknown_pool_total.inc(7)
@@ -188,8 +189,8 @@ def test_series_of_the_process_are_told_once_and_without_a_pool() -> None:
         assert b"pointsman_unknown_pool_total" not in metrics.render(of_pool(metrics))
 
 
-def test_series_that_name_a_pool_already_keep_that_name() -> None:
-    """They come from flow control; a label twice would make the page unreadable."""
+def test_a_series_with_a_pool_label_gets_no_other() -> None:
+    """Series of flow control have it; a second one would make the page invalid."""
     page = _page(PickerMetrics(), {"llama": _busy("m", "as-it-was")}).decode()
     (line,) = [one for one in page.splitlines() if one.startswith("llm_d_epp_flow_control_pool_s")]
     assert (
@@ -197,8 +198,7 @@ def test_series_that_name_a_pool_already_keep_that_name() -> None:
     )
 
 
-def test_without_labels_and_without_numbers() -> None:
-    """A sample without labels gets some; a series that nobody counted is told by its type alone."""
+def test_samples_without_labels_get_one_and_empty_series_have_only_a_type() -> None:
     lines = _page(PickerMetrics(), {"a": _busy("m", "a", 2), "b": PickerMetrics()}).splitlines()
     assert b'pointsman_discovery_errors_total{inference_pool="a"} 2.0' in lines
     assert b'pointsman_discovery_errors_total{inference_pool="b"} 0.0' in lines
@@ -208,8 +208,8 @@ def test_without_labels_and_without_numbers() -> None:
     ]
 
 
-async def test_others_get_their_turn_after_each_pool() -> None:
-    """The page is made in the thread that routes requests."""
+async def test_the_page_yields_to_other_tasks_after_each_pool() -> None:
+    """It is made in the thread that routes requests."""
     turns = 0
 
     async def count() -> None:
@@ -225,7 +225,7 @@ async def test_others_get_their_turn_after_each_pool() -> None:
 
 
 async def test_the_page_of_a_whole_picker_is_the_sum_of_its_pools_pages(tmp_path: Path) -> None:
-    """Whatever its plugins and collectors add, with requests in two of the pools."""
+    """Including plugins and collectors, with requests in two of the pools."""
     pools = {"here/qwen": {"one": 1}, "there/qwen": {"two": 2}, "here/llama": {"three": 3}}
     async with whole_pools(tmp_path, pools) as whole:
         for number, key in enumerate(("here/qwen", "there/qwen", "there/qwen")):
@@ -261,27 +261,28 @@ class Counting:
         yield Computed(Declaration("x", ""), lambda: ())
 
 
-def test_within_the_interval_nothing_is_computed() -> None:
-    now = [10.0]
+@pytest.mark.parametrize(
+    ("interval_seconds", "calls"),
+    [
+        (5.0, [(10.0, 1), (14.9, 1), (15.0, 2), (16.0, 2), (30.0, 3)]),
+        (0.0, [(1.0, 1), (1.0, 2)]),
+    ],
+)
+def test_gauges_are_cached_for_the_interval(
+    interval_seconds: float, calls: list[tuple[float, int]]
+) -> None:
+    now = [0.0]
     inner = Counting()
-    collector = RememberedCollector(inner, 5.0, lambda: now[0])
-    for moment, times in ((10.0, 1), (14.9, 1), (15.0, 2), (16.0, 2), (30.0, 3)):
+    collector = RememberedCollector(inner, interval_seconds, lambda: now[0])
+    for moment, times in calls:
         now[0] = moment
         assert len(list(collector.collect())) == 1
         assert inner.asked == times
 
 
-def test_without_an_interval_everything_is_computed_each_time() -> None:
-    inner = Counting()
-    collector = RememberedCollector(inner, 0.0, lambda: 1.0)
-    list(collector.collect())
-    list(collector.collect())
-    assert inner.asked == 2
-
-
-async def test_invented_names_neither_grow_the_page_nor_hold_requests() -> None:
-    """Models, tenants, objectives and headers that no request had before, all answered; the
-    page is made in pieces, and others have their turn between them.
+async def test_invented_names_neither_grow_the_page_nor_delay_requests() -> None:
+    """Every request has a new model, tenant, objective and header; the page is made in pieces, with
+    other tasks in between.
     """
     house = routing("plugins: [{type: active-request-scorer}, {type: prefix-cache-scorer}]\n")
     for number in range(by_depth(400, 100_000)):
@@ -296,7 +297,7 @@ async def test_invented_names_neither_grow_the_page_nor_hold_requests() -> None:
         house.answer(exchange, decision, usage)
     pieces = [b"".join(map(str.encode, lines)) for lines in house.metrics.pieces()]
     assert len(b"".join(pieces)) < 1_500_000
-    assert max(map(len, pieces)) < 200 * 400  # bytes of so many lines
+    assert max(map(len, pieces)) < 200 * 400  # bytes of 200 lines
     models = {labels[0] for labels, _ in house.metrics.request_total.numbers()}
     assert {"m", "other"} < models
     turns = 0

@@ -1,4 +1,4 @@
-"""The page as a real browser shows it, over made-up things that are the same in every run."""
+"""The page in a real browser, over a fixed scene."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def window() -> AsyncIterator[Browser]:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def scene() -> AsyncIterator[Scene]:
-    """Ten endpoints, two minutes, forty requests."""
+    """Serve ten endpoints, two minutes of samples, forty requests."""
     async with serving(await busy_scene(), port=free_port()) as one:
         yield one
 
@@ -47,15 +47,16 @@ async def _open(window: Browser, scene: Scene, fragment: str = "", width: int = 
         await window.until(EXPLAINED)
 
 
-async def test_everything_is_shown(window: Browser, scene: Scene) -> None:
-    """Endpoints with their states and curves, queues, requests and the configuration."""
+async def test_the_page_shows_endpoints_queues_requests_and_configuration(
+    window: Browser, scene: Scene
+) -> None:
     await _open(window, scene)
     assert await window.run(ROWS.format("endpoints")) == 10
     states = await window.run(
         "[...document.querySelectorAll('#endpoints-rows .badge')].map((one) => one.innerText)"
     )
-    said = [" ".join(one.split()) for one in states]
-    assert said[:4] == ["✕ ejected", "? on trial", "! suspect", "✓ healthy"]
+    badges = [" ".join(one.split()) for one in states]
+    assert badges[:4] == ["✕ ejected", "? on trial", "! suspect", "✓ healthy"]
     heights = await window.run(
         "[...document.querySelectorAll('#endpoints-rows .badge')].map((one) => one.offsetHeight)"
     )
@@ -66,7 +67,7 @@ async def test_everything_is_shown(window: Browser, scene: Scene) -> None:
     )
     assert len(curves) == 40
     drawn = [width for length, width in curves if length > 400]
-    assert len(drawn) == 36  # of one endpoint nothing is known
+    assert len(drawn) == 36  # one endpoint has no metrics
     assert min(drawn) > 30
     text = await window.run("document.querySelector('#overview').innerText")
     for words in (
@@ -89,7 +90,7 @@ async def test_everything_is_shown(window: Browser, scene: Scene) -> None:
 
 
 async def test_a_request_is_explained(window: Browser, scene: Scene) -> None:
-    """By a link that can be passed on: filters, scores, the tie, ages."""
+    """At an address of its own: filters, scores, the tie, ages."""
     await _open(window, scene, "#/decisions/chosen")
     text = await window.run("document.querySelector('#explanation').innerText")
     for words in (
@@ -101,7 +102,7 @@ async def test_a_request_is_explained(window: Browser, scene: Scene) -> None:
         "weight 2",
         "320 tokens (50% of the prompt)",
         "21 ms",
-        "210 µs",  # the queue is told apart
+        "210 µs",  # without the queue
         "the prompt is shorter than one block",
     ):
         assert words in text, words
@@ -115,7 +116,7 @@ async def test_a_request_is_explained(window: Browser, scene: Scene) -> None:
 
 
 async def test_a_refusal_is_explained(window: Browser, scene: Scene) -> None:
-    """With its status, its reason and when to come back."""
+    """With its status, its reason and the time of a retry."""
     await _open(window, scene, f"#/decisions/{summary(34).request_id}")
     text = await window.run("document.querySelector('#explanation').innerText")
     assert "The picker refused it: 429 ResourceExhausted" in text
@@ -124,7 +125,7 @@ async def test_a_refusal_is_explained(window: Browser, scene: Scene) -> None:
     assert "Try again after 3.00 s" in text
 
 
-async def test_an_unknown_request_is_said_to_be_unknown(window: Browser, scene: Scene) -> None:
+async def test_an_unknown_request_has_a_notice(window: Browser, scene: Scene) -> None:
     await window.open(f"{scene.url}/#/decisions/nobody%2Fknows")
     await window.until("document.querySelector('#explanation .notice')")
     text = await window.run("document.querySelector('#explanation').innerText")
@@ -133,10 +134,10 @@ async def test_an_unknown_request_is_said_to_be_unknown(window: Browser, scene: 
 
 @pytest.mark.parametrize("width", [DESKTOP, PHONE])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_nothing_stands_in_the_way_of_anybody(
+async def test_the_page_is_accessible(
     window: Browser, scene: Scene, width: int, scheme: str
 ) -> None:
-    """axe-core finds nothing wrong, contrast included, and nothing needs sideways scrolling."""
+    """axe-core has no findings, including contrast, and no text needs horizontal scrolling."""
     await window.look(width, scheme=scheme)
     for fragment in ("", "#/decisions/chosen", "#/endpoints/default%2Fworker-1"):
         await window.open(f"{scene.url}/{fragment}")
@@ -147,12 +148,10 @@ async def test_nothing_stands_in_the_way_of_anybody(
 
 @pytest.mark.parametrize("width", [DESKTOP, PHONE])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_pictures_are_neither_blank_nor_of_the_wrong_colours(
+async def test_curves_have_their_colours_in_both_schemes(
     window: Browser, scene: Scene, width: int, scheme: str
 ) -> None:
-    """Light or dark as people like it, with text, and with curves in their colours: of each
-    endpoint where there is room.
-    """
+    """By the pixels of a screenshot; on a desktop every endpoint has curves."""
     await window.look(width, scheme=scheme)
     await window.open(scene.url)
     await window.until(LIVE)
@@ -178,7 +177,7 @@ async def test_pictures_are_neither_blank_nor_of_the_wrong_colours(
 
 
 def _near(colours: Mapping[tuple[int, int, int], int], wanted: list[int], within: int) -> int:
-    """Pixels of about this colour: edges are smooth, and cards have shadows."""
+    """Count pixels of about this colour: edges are smooth, and cards have shadows."""
     return sum(many for colour, many in colours.items() if _distance(colour, wanted) < within)
 
 
@@ -186,8 +185,8 @@ def _distance(one: tuple[int, int, int], other: list[int]) -> int:
     return sum(abs(a - b) for a, b in zip(one, other, strict=True))
 
 
-async def test_the_phone_gets_cards(window: Browser, scene: Scene) -> None:
-    """Every row is a small card, as wide as the screen; wide tables scroll by themselves."""
+async def test_rows_are_cards_on_a_phone(window: Browser, scene: Scene) -> None:
+    """Each is as wide as the screen; wide tables scroll on their own."""
     await _open(window, scene, "", PHONE)
     cards = await window.run(
         "[...document.querySelectorAll('#endpoints-rows > tr')].map((one) => {"
@@ -202,8 +201,8 @@ async def test_the_phone_gets_cards(window: Browser, scene: Scene) -> None:
     assert region == [True, 0, "region"]
 
 
-async def test_keys_reach_everything(window: Browser, scene: Scene) -> None:
-    """Tab goes through links that show where one is; Enter explains a request, Escape goes back."""
+async def test_the_page_works_with_the_keyboard(window: Browser, scene: Scene) -> None:
+    """Tab moves through visible focus; Enter explains a request, Escape returns."""
     await _open(window, scene)
     await window.press("Tab")
     assert await window.run("document.activeElement.textContent") == "Skip to the content"
@@ -229,8 +228,8 @@ async def test_a_click_anywhere_on_a_row_explains_it(window: Browser, scene: Sce
     assert text == f"Request {summary(39).request_id}"
 
 
-async def test_new_requests_leave_the_focus_alone(window: Browser, scene: Scene) -> None:
-    """The list grows at its top; who stands on a row stays on it. Held still, it does not grow."""
+async def test_new_requests_do_not_move_the_focus(window: Browser, scene: Scene) -> None:
+    """The list grows at its top, unless it is paused."""
     await _open(window, scene)
     await window.run("document.querySelector('#requests-rows a[href$=chosen]').focus()")
     scene.source.remember(summary(41, request_id="new"))
@@ -254,8 +253,8 @@ async def test_a_request_under_way_is_explained_again_when_it_is_over(
     await window.until("document.querySelector('.lead').innerText.includes('completed')")
 
 
-async def test_what_clients_choose_is_never_more_than_text(window: Browser, scene: Scene) -> None:
-    """Ids, models, fairness ids, reasons, names of endpoints, the configuration: no markup."""
+async def test_texts_of_clients_are_not_markup(window: Browser, scene: Scene) -> None:
+    """Ids, models, fairness ids, reasons, names of endpoints, the configuration."""
     scene.pool(CANARY)
     scene.source.health_views = {f"default/{CANARY}": HealthView(CANARY)}
     scene.source.remember(
@@ -284,10 +283,8 @@ async def test_what_clients_choose_is_never_more_than_text(window: Browser, scen
     assert window.complaints == []
 
 
-async def test_the_page_says_when_the_picker_is_gone_and_goes_on_when_it_is_back(
-    window: Browser, scene: Scene
-) -> None:
-    """What was seen last stays, marked as such."""
+async def test_the_page_survives_a_restart_of_the_picker(window: Browser, scene: Scene) -> None:
+    """Meanwhile the last data remains, marked as such."""
     await _open(window, scene)
     port = int(scene.url.rsplit(":", 1)[1])
     await scene.server.stop()
@@ -302,11 +299,11 @@ async def test_the_page_says_when_the_picker_is_gone_and_goes_on_when_it_is_back
     await window.until(f"{ROWS.format('endpoints')} === 1")
 
 
-async def test_what_cannot_be_told_does_not_hide_the_rest(window: Browser, scene: Scene) -> None:
-    """When one question goes wrong its section stays empty, and the page says which."""
+async def test_a_failed_section_does_not_hide_the_others(window: Browser, scene: Scene) -> None:
+    """It is empty, and the page names it."""
 
     def fail(limit: int) -> Sequence[RecordSummary]:
-        raise RuntimeError("a mistake")
+        raise RuntimeError("a bug")
 
     scene.source.decisions = fail  # type: ignore[method-assign]
     await window.open(scene.url)
@@ -317,8 +314,8 @@ async def test_what_cannot_be_told_does_not_hide_the_rest(window: Browser, scene
     assert await window.run(ROWS.format("requests")) == 0
 
 
-async def test_nobody_asks_while_nobody_looks(window: Browser, scene: Scene) -> None:
-    """A hidden page leaves the picker alone, and is up to date at once when it is seen again."""
+async def test_a_hidden_page_sends_no_requests(window: Browser, scene: Scene) -> None:
+    """It updates at once when it is visible again."""
     await _open(window, scene)
     await window.run(
         "(() => { window.looks = 0; window.hide = true; window.asked = 0;"
@@ -338,10 +335,10 @@ async def test_nobody_asks_while_nobody_looks(window: Browser, scene: Scene) -> 
     await window.until(LIVE)
 
 
-async def test_a_thousand_endpoints_are_cut_and_can_be_searched(
+async def test_a_thousand_endpoints_are_truncated_and_searchable(
     window: Browser, scene: Scene
 ) -> None:
-    """The worst first; a line says how many more there are."""
+    """The worst first; a line counts the others."""
     scene.pool(*(f"pod-{number}" for number in range(1000)))
     scene.source.health_views = {"default/pod-777": HealthView("ejected", 5)}
     await _open(window, scene)
@@ -370,7 +367,7 @@ async def test_an_empty_picker_says_so(window: Browser, scene: Scene) -> None:
     assert window.complaints == []
 
 
-async def test_motion_is_left_out_for_who_dislikes_it(window: Browser, scene: Scene) -> None:
+async def test_reduced_motion_is_respected(window: Browser, scene: Scene) -> None:
     await _open(window, scene)
     moving = await window.run(
         "getComputedStyle(document.querySelector('.fill')).transitionDuration"
@@ -379,7 +376,7 @@ async def test_motion_is_left_out_for_who_dislikes_it(window: Browser, scene: Sc
 
 
 def _refuse(scene: Scene) -> None:
-    """Of ten requests seven are refused, and the endpoints are fine."""
+    """Refuse seven of ten requests; all endpoints are healthy."""
     scene.source.health_views = {}
     for number in range(10):
         one = decision("worker-1", 64, None)
@@ -392,7 +389,7 @@ def _refuse(scene: Scene) -> None:
 
 
 def _lose(scene: Scene) -> None:
-    """An endpoint has never answered."""
+    """Make an endpoint one that has never answered."""
     scene.source.health_views = {"default/worker-3": UNKNOWN}
 
 
@@ -406,16 +403,16 @@ def _lose(scene: Scene) -> None:
         (None, "The picker does not answer"),
     ],
 )
-async def test_trouble_is_in_the_first_screen(
+async def test_trouble_is_on_the_first_screen(
     window: Browser,
     width: int,
     scheme: str,
     trouble: Callable[[Scene], None] | None,
     words: str,
 ) -> None:
-    """At the top, in the colour of trouble; a picker that is gone is told of wherever one is."""
+    """At the top, in the colour of trouble; an unreachable picker also after scrolling."""
     scene = await busy_scene()
-    for _ in range(10):  # what came while the scene was made is forgotten
+    for _ in range(10):  # drop the traffic of the scene's construction
         scene.pages.sample()
     if trouble is not None:
         trouble(scene)
@@ -429,7 +426,7 @@ async def test_trouble_is_in_the_first_screen(
             await scene.server.stop()
             await window.until(GONE)
             place = "#status"
-        # Others of the scene's configuration stand beside it.
+        # There are further troubles, of the scene's configuration.
         found = await window.run(
             f"[...document.querySelectorAll('{place}')].map((one) => {{"
             "const box = one.getBoundingClientRect(); const style = getComputedStyle(one);"
@@ -443,7 +440,7 @@ async def test_trouble_is_in_the_first_screen(
         assert bad in (colour, back)
 
 
-async def test_a_pool_that_is_well_has_no_trouble(window: Browser, scene: Scene) -> None:
+async def test_a_healthy_pool_has_no_trouble(window: Browser, scene: Scene) -> None:
     scene.source.health_views = {}
     scene.source.config = replace(scene.source.config, last_error=None)
     await _open(window, scene)
@@ -451,10 +448,10 @@ async def test_a_pool_that_is_well_has_no_trouble(window: Browser, scene: Scene)
     assert await window.run("document.querySelectorAll('#summary [data-kind=bad]').length") == 0
 
 
-async def test_charts_have_axes_and_tell_what_is_beneath_the_pointer(
+async def test_charts_have_axes_and_show_the_values_at_the_pointer(
     window: Browser, scene: Scene
 ) -> None:
-    """There is a chart of rates, times to the first token, queues and errors each."""
+    """The charts are rates, times to the first token, queues and errors."""
     await _open(window, scene)
     titles = await window.run(
         "[...document.querySelectorAll('#charts strong')].map((one) => one.innerText)"
@@ -491,7 +488,7 @@ async def test_charts_have_axes_and_tell_what_is_beneath_the_pointer(
 async def test_no_text_of_a_chart_is_cut_or_covered(
     window: Browser, width: int, highest: int
 ) -> None:
-    """Whatever the numbers are; ticks of counts are whole, and large enough to be read."""
+    """For small and large numbers; ticks are integers in a legible size."""
     scene = Scene()
     scene.pool("a", "b")
     for second in range(9):
@@ -518,8 +515,8 @@ async def test_no_text_of_a_chart_is_cut_or_covered(
         assert len(set(tops)) == 1  # the plots of a row line up
 
 
-async def test_columns_that_say_nothing_are_left_out(window: Browser, scene: Scene) -> None:
-    """Requests without priority, wait or first token have none, nor endpoints that do not fail."""
+async def test_columns_without_values_are_hidden(window: Browser, scene: Scene) -> None:
+    """Such as priority, wait and first token of requests, and failures of endpoints."""
     shown = (
         "[...document.querySelectorAll('#{}-table thead th')]"
         ".filter((one) => !one.hidden).map((one) => one.firstChild.textContent.trim())"
@@ -561,7 +558,7 @@ async def test_columns_that_say_nothing_are_left_out(window: Browser, scene: Sce
 async def test_a_bar_shows_the_limit_that_binds(
     window: Browser, scene: Scene, limits: dict[str, int], width: str, words: str
 ) -> None:
-    """The nearest limit counts, of the band or of the whole queue."""
+    """The limit of the band or of the whole queue."""
     band = BandView(0, 4, 4_000, 10, 200_000, 1.0, (FlowView("x", 4, 4_000, 1.0),))
     view = QueuesView(
         is_on=True,
@@ -582,8 +579,8 @@ async def test_a_bar_shows_the_limit_that_binds(
     assert [one for one in ("refused, queue full", "1,028", "sent on") if one not in text] == []
 
 
-async def test_the_head_says_which_picker_it_is(window: Browser, scene: Scene) -> None:
-    """Its pool, its version, since when it runs, and where the documentation is."""
+async def test_the_head_identifies_the_picker(window: Browser, scene: Scene) -> None:
+    """With its pool, its version, its uptime, and a link to the documentation."""
     started = "Date.now() / 1000 - 7260"
     scene.source.started_unix_seconds = await window.run(started)
     await _open(window, scene)
@@ -594,7 +591,7 @@ async def test_the_head_says_which_picker_it_is(window: Browser, scene: Scene) -
 
 
 async def test_all_numbers_are_of_one_moment(window: Browser, scene: Scene) -> None:
-    """Figures, charts and tables agree, whatever happens between the sample and the question."""
+    """Figures, charts and tables agree although the load changes after the sample."""
     for name in ("worker-1", "worker-2"):
         scene.load(name, 40, 30, 0.9)
         scene.inflight.acquire(f"default/{name}")
@@ -627,7 +624,7 @@ async def test_all_numbers_are_of_one_moment(window: Browser, scene: Scene) -> N
 
 
 async def test_an_endpoint_has_a_page_of_its_own(window: Browser, scene: Scene) -> None:
-    """Reached by its name: numbers, charts, and its requests; Escape goes back."""
+    """A click on its name shows numbers, charts, and its requests; Escape returns."""
     await _open(window, scene)
     await window.run("document.querySelector('#endpoints-rows a[href$=worker-1]').click()")
     await window.until(EXPLAINED)
@@ -654,7 +651,7 @@ async def test_an_endpoint_has_a_page_of_its_own(window: Browser, scene: Scene) 
 
 
 async def test_a_request_is_found_by_its_id(window: Browser, scene: Scene) -> None:
-    """A part of it narrows the list; Enter asks for it as it is, though it is not listed."""
+    """A part of it filters the list; Enter looks the exact id up, listed or not."""
     await _open(window, scene)
     field = "document.querySelector('#requests-text')"
     await window.run(f"{field}.value = 'chos', {field}.dispatchEvent(new Event('input'))")

@@ -1,4 +1,4 @@
-"""The pages of several pools as a real browser shows them."""
+"""The pages of several pools in a real browser."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def window() -> AsyncIterator[Browser]:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def port() -> AsyncIterator[PoolsPort]:
-    """A busy pool, one that is not ready, and one with a long name."""
+    """Serve a busy pool, one that is not ready, and one with a long name."""
     empty, long = Scene(), Scene()
     empty.source.said_problem = (
         "the API server at https://10.0.0.1:443 is silent for 31 s: timed out"
@@ -51,8 +51,8 @@ async def _open(window: Browser, url: str, width: int = DESKTOP) -> None:
     await window.until(LIVE)
 
 
-async def test_every_pool_is_listed_with_how_it_is(window: Browser, port: PoolsPort) -> None:
-    """A word and a symbol, what it has, and what troubles it; as it is now."""
+async def test_every_pool_is_listed_with_its_state(window: Browser, port: PoolsPort) -> None:
+    """Readiness, numbers and trouble, all current."""
     await _open(window, port.url)
     assert await window.run(TEXTS) == [
         ["llama", "✓ ready", "10", "15", "none"],
@@ -76,7 +76,7 @@ async def test_every_pool_is_listed_with_how_it_is(window: Browser, port: PoolsP
 
 
 async def test_the_list_leads_to_each_pool_and_back(window: Browser, port: PoolsPort) -> None:
-    """By keys alone; each page says of which pool it is, and shows that pool."""
+    """By the keyboard; each page names and shows its pool."""
     for key, endpoints in (("llama", 10), (LONG, 1)):
         await _open(window, port.url)
         await window.run(
@@ -97,7 +97,7 @@ async def test_the_list_leads_to_each_pool_and_back(window: Browser, port: Pools
 
 
 async def test_the_page_of_a_pool_is_live(window: Browser, port: PoolsPort) -> None:
-    """Its own requests, and their explanations, under the name of the pool."""
+    """It shows its own requests and their explanations, with the name of the pool."""
     await _open(window, f"{port.url}/pools/llama/")
     port.pools["llama"].source.remember(summary(41, request_id="new"))
     port.pools[LONG].source.remember(summary(42, request_id="of another"))
@@ -113,10 +113,10 @@ async def test_the_page_of_a_pool_is_live(window: Browser, port: PoolsPort) -> N
 
 @pytest.mark.parametrize("width", [DESKTOP, PHONE])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_nothing_stands_in_the_way_of_anybody(
+async def test_the_pages_are_accessible(
     window: Browser, port: PoolsPort, width: int, scheme: str
 ) -> None:
-    """axe-core finds nothing wrong, contrast included, and nothing needs sideways scrolling."""
+    """axe-core has no findings, including contrast, and no text needs horizontal scrolling."""
     await window.look(width, scheme=scheme)
     for path in ("/", "/pools/llama/", f"/pools/{LONG}/"):
         await window.open(f"{port.url}{path}")
@@ -124,7 +124,7 @@ async def test_nothing_stands_in_the_way_of_anybody(
         assert await window.faults() == [], path
 
 
-async def test_on_a_small_screen_every_pool_is_a_card(window: Browser, port: PoolsPort) -> None:
+async def test_every_pool_is_a_card_on_a_phone(window: Browser, port: PoolsPort) -> None:
     """Within the window, with names for its numbers."""
     await _open(window, port.url, PHONE)
     cards = await window.run(
@@ -136,7 +136,7 @@ async def test_on_a_small_screen_every_pool_is_a_card(window: Browser, port: Poo
         "[...document.querySelectorAll('#pools-rows a')]"
         ".map((one) => one.scrollWidth - one.clientWidth)"
     )
-    assert max(cut) <= 0  # two names may differ at their ends alone
+    assert max(cut) <= 0  # two names may differ only at their ends
     labels = await window.run(
         "[...document.querySelectorAll('#pools-rows > tr:first-child > *')]"
         ".map((one) => getComputedStyle(one, '::before').content)"
@@ -144,10 +144,8 @@ async def test_on_a_small_screen_every_pool_is_a_card(window: Browser, port: Poo
     assert labels == ["none", "none", '"Endpoints"', '"In flight"', '"Trouble"']
 
 
-async def test_the_list_says_when_the_picker_is_gone_and_goes_on_when_it_is_back(
-    window: Browser, port: PoolsPort
-) -> None:
-    """What was seen last stays, marked as such."""
+async def test_the_list_survives_a_restart_of_the_picker(window: Browser, port: PoolsPort) -> None:
+    """Meanwhile the last data remains, marked as such."""
     await _open(window, port.url)
     number = int(port.url.rsplit(":", 1)[1])
     await port.server.stop()
@@ -161,9 +159,7 @@ async def test_the_list_says_when_the_picker_is_gone_and_goes_on_when_it_is_back
     assert not await window.run("document.body.classList.contains('is-stale')")
 
 
-async def test_what_a_picker_is_troubled_by_is_never_more_than_text(
-    window: Browser, port: PoolsPort
-) -> None:
+async def test_the_text_of_a_trouble_is_not_markup(window: Browser, port: PoolsPort) -> None:
     canary = '<img src=x onerror="window.pwned=1">'
     port.pools["llama"].source.said_problem = canary
     await _open(window, port.url)
@@ -176,24 +172,24 @@ async def test_what_a_picker_is_troubled_by_is_never_more_than_text(
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-async def test_it_works_behind_a_proxy_that_adds_to_the_path(
+async def test_the_pages_work_behind_a_proxy_that_adds_to_the_path(
     window: Browser, port: PoolsPort
 ) -> None:
-    """Every address is relative: to the list, to a pool, and back."""
+    """Every link is relative: to the list, to a pool, and back."""
     async with ClientSession() as http:
 
-        async def passed_on(request: web.Request) -> web.Response:
+        async def forward(request: web.Request) -> web.Response:
             path = request.path_qs.removeprefix("/some/place")
             async with http.get(port.url + path, allow_redirects=False) as answer:
-                kept: Mapping[str, str] = {
+                headers: Mapping[str, str] = {
                     name: answer.headers[name]
                     for name in ("Content-Type", "Content-Security-Policy", "Location")
                     if name in answer.headers
                 }
-                return web.Response(status=answer.status, body=await answer.read(), headers=kept)
+                return web.Response(status=answer.status, body=await answer.read(), headers=headers)
 
         app = web.Application()
-        app.router.add_get("/some/place/{rest:.*}", passed_on)
+        app.router.add_get("/some/place/{rest:.*}", forward)
         runner = web.AppRunner(app)
         await runner.setup()
         try:

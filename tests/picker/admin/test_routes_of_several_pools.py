@@ -1,4 +1,4 @@
-"""What the HTTP port of a picker of several pools answers."""
+"""Responses of the HTTP port of a picker of several pools."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def _scene(key: str) -> Scene:
 
 @pytest.fixture
 async def port() -> AsyncIterator[PoolsPort]:
-    """Three pools, two of which have the same name."""
+    """Serve three pools, two of them with the same name."""
     async with serving_pools({key: _scene(key) for key in KEYS}) as one:
         yield one
 
 
 @pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("page", PAGES)
-async def test_every_page_is_there_for_every_pool(port: PoolsPort, key: str, page: str) -> None:
-    """With the guards of any other answer, and only to be read."""
+async def test_every_pool_has_every_page(port: PoolsPort, key: str, page: str) -> None:
+    """With security headers, and read-only."""
     path = f"/pools/{key}{page}"
     answer = await asked(port.url, path)
     assert answer.status == 200
@@ -48,8 +48,9 @@ async def test_every_page_is_there_for_every_pool(port: PoolsPort, key: str, pag
 
 
 @pytest.mark.parametrize("key", KEYS)
-async def test_every_pool_tells_of_itself_alone(port: PoolsPort, key: str) -> None:
-    """Endpoints, decisions and readiness."""
+async def test_every_pool_has_its_own_endpoints_decisions_and_readiness(
+    port: PoolsPort, key: str
+) -> None:
     base = f"{port.url}/pools/{key}"
     endpoints = (await asked(base, "/endpoints")).json["endpoints"]
     assert [one["name"] for one in endpoints] == [f"{key}-1", f"{key}-2"]
@@ -65,18 +66,16 @@ async def test_every_pool_tells_of_itself_alone(port: PoolsPort, key: str) -> No
 
 
 @pytest.mark.parametrize("key", KEYS)
-async def test_an_address_without_its_last_slash_leads_to_the_page(
-    port: PoolsPort, key: str
-) -> None:
-    """By a relative address, so that a proxy may add to the path."""
+async def test_an_address_without_its_last_slash_is_redirected(port: PoolsPort, key: str) -> None:
+    """To a relative address, so that a proxy may add to the path."""
     answer = await asked(port.url, f"/pools/{key}")
     name = key.rpartition("/")[2]
     assert (answer.status, answer.headers["Location"]) == (308, f"{name}/")
     assert SECURITY_HEADERS.items() <= answer.headers.items()
 
 
-async def test_the_pools_are_listed_for_programs(port: PoolsPort) -> None:
-    """With how each is; a path that is told can be asked."""
+async def test_the_pools_are_listed_as_json(port: PoolsPort) -> None:
+    """With the state of each; the paths exist."""
     port.away.add("llama")
     port.pools["llama"].source.said_problem = "the API server is silent"
     port.pools["llama"].inflight.acquire("default/llama-1")
@@ -105,7 +104,7 @@ async def test_the_page_names_its_pool_and_leads_back_to_the_list(port: PoolsPor
     assert '<h2 id="pools">' in (await asked(port.url, "/")).body.decode()
 
 
-async def test_the_page_of_the_only_pool_is_as_it_is_written() -> None:
+async def test_the_page_of_the_only_pool_is_unchanged() -> None:
     page = page_files()["index.html"]
     assert b"<title>Pointsman</title>" in page
     assert b"All pools" not in page
@@ -125,8 +124,9 @@ async def test_the_page_of_the_only_pool_is_as_it_is_written() -> None:
 
 
 @pytest.mark.parametrize("path", MOVED)
-async def test_what_only_one_pool_has_is_said_to_be_elsewhere(port: PoolsPort, path: str) -> None:
-    """With addresses that can be asked as they are told."""
+async def test_a_page_of_one_pool_is_a_404_with_the_pages_of_all_pools(
+    port: PoolsPort, path: str
+) -> None:
     answer = await asked(port.url, path)
     assert answer.status == 404
     words, _, places = answer.json["error"].partition(": ")
@@ -149,9 +149,7 @@ async def test_what_only_one_pool_has_is_said_to_be_elsewhere(port: PoolsPort, p
         "/pools/%3Cscript%3E",
     ],
 )
-async def test_a_pool_that_is_not_here_is_told_from_a_page_that_is_not(
-    port: PoolsPort, path: str
-) -> None:
+async def test_an_unknown_pool_is_a_404_with_the_known_pools(port: PoolsPort, path: str) -> None:
     answer = await asked(port.url, path)
     assert answer.status == 404
     words, _, places = answer.json["error"].partition("; this picker has ")
@@ -167,18 +165,18 @@ async def test_a_pool_that_is_not_here_is_told_from_a_page_that_is_not(
         *("/pools/llama/page/server.py", "/pools/llama/pools", "/pools/llama//metrics"),
     ],
 )
-async def test_a_page_that_is_not_there_is_a_404(port: PoolsPort, path: str) -> None:
+async def test_an_unknown_page_is_a_404(port: PoolsPort, path: str) -> None:
     answer = await asked(port.url, path)
     assert (answer.status, answer.json) == (404, {"error": "there is no such page"})
 
 
-async def test_what_is_sent_back_of_a_path_is_cut(port: PoolsPort) -> None:
+async def test_a_long_path_is_truncated_in_the_response(port: PoolsPort) -> None:
     for path in ("/decisions/" + "x" * 5000, "/pools/" + "x" * 5000):
         assert len((await asked(port.url, path)).body) < 1000
 
 
 class _Cluster:
-    """Lets one token read some paths."""
+    """Allows a token to read some paths."""
 
     def __init__(self, *readable: str) -> None:
         self.asked: list[str] = []
@@ -200,7 +198,7 @@ async def _statuses(keys: tuple[str, ...], cluster: _Cluster, *paths: str) -> di
         await port.server.stop()
 
 
-async def test_one_right_is_for_a_page_of_all_pools() -> None:
+async def test_a_right_to_a_page_is_valid_for_all_pools() -> None:
     """A scraper that may read /metrics reads those of the process and of each pool."""
     metrics = ["/metrics", *(f"/pools/{key}/metrics" for key in KEYS)]
     cluster = _Cluster("/metrics")
@@ -214,16 +212,16 @@ async def test_one_right_is_for_a_page_of_all_pools() -> None:
         "/pools/llama": "/",
         "/": "/",
         "/pools": "/pools",
-        "/pools/nobody/metrics": "/pools",
+        "/pools/unknown/metrics": "/pools",
         "/endpoints": "/endpoints",
     }
-    for path, judged in others.items():
+    for path, checked in others.items():
         cluster = _Cluster("/metrics")
         assert await _statuses(KEYS, cluster, path) == {path: 403}
-        assert cluster.asked == [judged]
+        assert cluster.asked == [checked]
 
 
-async def test_probes_need_no_token_whichever_pool_they_are_about() -> None:
+async def test_probes_of_pools_need_no_token() -> None:
     port = PoolsPort({key: _scene(key) for key in KEYS})
     port.server.protect(_Cluster().authorize)
     url = f"http://127.0.0.1:{await port.server.start('127.0.0.1', 0)}"
@@ -237,8 +235,8 @@ async def test_probes_need_no_token_whichever_pool_they_are_about() -> None:
 
 
 @pytest.mark.parametrize("keys", [("a", "a/metrics", "b/metrics"), ("a/metrics", "b/metrics", "a")])
-async def test_a_pool_called_as_a_page_hides_nothing(keys: tuple[str, ...]) -> None:
-    """Whichever was named first: both are there, each with the right to it."""
+async def test_a_pool_named_like_a_page_hides_nothing(keys: tuple[str, ...]) -> None:
+    """In any order of the pools, each page needs its own right."""
     cluster = _Cluster("/metrics")
     paths = "/pools/a/metrics", "/pools/a/metrics/metrics"
     assert set((await _statuses(keys, cluster, *paths)).values()) == {200}
@@ -249,8 +247,7 @@ async def test_a_pool_called_as_a_page_hides_nothing(keys: tuple[str, ...]) -> N
     assert decisions.asked == ["/decisions/"]
 
 
-async def test_what_goes_wrong_is_counted_for_the_process_by_pool_and_page(port: PoolsPort) -> None:
-
+async def test_unexpected_errors_are_counted_by_pool_and_page(port: PoolsPort) -> None:
     def fail() -> Mapping[str, object]:
         raise RuntimeError("a secret")
 

@@ -1,4 +1,4 @@
-"""What the HTTP port answers."""
+"""Responses of the HTTP port."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ DATA = ("/", "/page/page.js", "/endpoints", "/queues", "/decisions", "/decisions
 
 @dataclass
 class Port:
-    """A scene's port."""
+    """The port of a scene."""
 
     scene: Scene
 
     async def get(self, path: str, method: str = "GET", **headers: str) -> Answer:
-        """`path` goes out as it is given, already escaped."""
+        """Request `path`, which is already escaped."""
         return await asked(self.scene.url, path, method, **headers)
 
 
 @pytest.fixture
 async def port() -> AsyncIterator[Port]:
-    """With two endpoints and three requests."""
+    """Serve two endpoints and three requests."""
     scene = Scene()
     scene.pool("a", "b")
     scene.load("a", 3, 2, 0.25)
@@ -42,7 +42,7 @@ async def port() -> AsyncIterator[Port]:
         yield Port(scene)
 
 
-async def test_endpoints_are_told_with_their_health_and_age(port: Port) -> None:
+async def test_endpoints_have_health_and_the_age_of_their_metrics(port: Port) -> None:
     port.scene.inflight.acquire("default/a")
     view = msgspec.json.decode((await port.get("/endpoints")).body, type=EndpointsView)
     a, b = view.endpoints
@@ -55,7 +55,7 @@ async def test_endpoints_are_told_with_their_health_and_age(port: Port) -> None:
     assert view.history is None
 
 
-async def test_stale_metrics_are_told_as_what_was_known_last(port: Port) -> None:
+async def test_stale_metrics_are_shown_as_the_last_known_ones(port: Port) -> None:
     port.scene.datastore.mark_stale("default/a")
     one = (await port.get("/endpoints")).json["endpoints"][0]
     assert one["metrics"] is None
@@ -63,8 +63,8 @@ async def test_stale_metrics_are_told_as_what_was_known_last(port: Port) -> None
     assert one["metrics_age_seconds"] >= 0
 
 
-async def test_history_comes_where_it_is_asked_for(port: Port) -> None:
-    """The last samples of every endpoint, and what was sent there lately."""
+async def test_history_is_shown_on_request(port: Port) -> None:
+    """The last samples of every endpoint, and its recent traffic."""
     for _ in range(3):
         port.scene.decide("a", 64, 32)
         port.scene.pages.sample()
@@ -76,7 +76,7 @@ async def test_history_comes_where_it_is_asked_for(port: Port) -> None:
     assert (view.endpoints[0].requests_per_second, view.endpoints[0].prefix_hit_share) == (1.0, 0.5)
 
 
-async def test_queues_decisions_and_configuration_are_what_the_source_says(port: Port) -> None:
+async def test_queues_decisions_and_configuration_are_those_of_the_source(port: Port) -> None:
     source = port.scene.source
     assert msgspec.json.decode((await port.get("/queues")).body, type=QueuesView) == QUEUES
     assert msgspec.json.decode((await port.get("/config")).body, type=ConfigView) == CONFIG
@@ -90,8 +90,8 @@ async def test_queues_decisions_and_configuration_are_what_the_source_says(port:
     assert source.asked == [50, "id-1", None]
 
 
-async def test_answers_are_bounded(port: Port) -> None:
-    """Even when the source gives more than it was asked for."""
+async def test_lists_are_bounded(port: Port) -> None:
+    """Even if the source returns more than the limit."""
     assert len((await port.get("/decisions?limit=2")).json["decisions"]) == 2
     assert port.scene.source.asked == [2]
 
@@ -112,8 +112,8 @@ async def test_answers_are_bounded(port: Port) -> None:
         "endpoints?history=x",
     ],
 )
-async def test_numbers_that_cannot_be_used_are_refused_in_words(port: Port, query: str) -> None:
-    """With the name of the parameter and what it may be."""
+async def test_an_invalid_number_is_refused_with_its_range(port: Port, query: str) -> None:
+    """And with the name of the parameter."""
     answer = await port.get(f"/{query}")
     assert answer.status == 400
     error = answer.json["error"]
@@ -123,19 +123,19 @@ async def test_numbers_that_cannot_be_used_are_refused_in_words(port: Port, quer
 
 
 @pytest.mark.parametrize("request_id", ["a/b", "ü µ", "50%", "a?b#c", "<script>", "%2F", "a\x1b[m"])
-async def test_ids_may_be_anything(port: Port, request_id: str) -> None:
-    """They come escaped as one part of the path."""
+async def test_an_id_may_be_any_text(port: Port, request_id: str) -> None:
+    """Escaped as one part of the path."""
     port.scene.source.remember(summary(7, request_id=request_id))
     escaped = "".join(f"%{byte:02X}" for byte in request_id.encode())
     one = (await port.get(f"/decisions/{escaped}")).json
     assert one["summary"]["request_id"] == request_id
 
 
-async def test_what_is_not_known_is_a_404_in_json(port: Port) -> None:
-    """Requests and pages alike; a long id is not sent back whole."""
-    answer = await port.get("/decisions/nobody")
+async def test_an_unknown_request_or_page_is_a_404_in_json(port: Port) -> None:
+    """A long id is truncated."""
+    answer = await port.get("/decisions/unknown")
     assert answer.status == 404
-    assert "'nobody'" in answer.json["error"]
+    assert "'unknown'" in answer.json["error"]
     assert len((await port.get("/decisions/" + "x" * 3000)).json["error"]) < 300
     for path in ("/nothing", "/page/server.py", "/page/..%2Fserver.py", "/decisions/a/b"):
         answer = await port.get(path)
@@ -146,8 +146,8 @@ async def test_what_is_not_known_is_a_404_in_json(port: Port) -> None:
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
-async def test_nothing_can_be_changed(port: Port, method: str) -> None:
-    """Only what reads is answered, and no page from elsewhere is invited."""
+async def test_the_port_is_read_only(port: Port, method: str) -> None:
+    """And allows no other origin."""
     answer = await port.get("/decisions", method, Origin="http://evil.example")
     assert answer.status == 405
     assert answer.headers["Allow"] == "GET,HEAD"
@@ -156,8 +156,8 @@ async def test_nothing_can_be_changed(port: Port, method: str) -> None:
 
 
 @pytest.mark.parametrize("path", [*DATA, "/metrics", "/healthz", "/nothing", "/decisions?limit=x"])
-async def test_every_answer_is_guarded(port: Port, path: str) -> None:
-    """Errors too: no scripts from elsewhere, no guessing of types, no other origins, no copies."""
+async def test_every_response_has_security_headers(port: Port, path: str) -> None:
+    """Errors too: no foreign scripts, no guessing of types, no other origins, no caching."""
     headers = (await port.get(path)).headers
     policy = headers["Content-Security-Policy"]
     assert "default-src 'none'" in policy
@@ -168,8 +168,8 @@ async def test_every_answer_is_guarded(port: Port, path: str) -> None:
     assert "Access-Control-Allow-Origin" not in headers
 
 
-async def test_a_name_that_points_here_is_answered_only_to_monitoring(port: Port) -> None:
-    """A page from elsewhere could let its own name point to 127.0.0.1, and read everything."""
+async def test_only_monitoring_may_use_a_foreign_host_name(port: Port) -> None:
+    """A foreign page could let its own name resolve to 127.0.0.1, and read everything."""
     answer = await port.get("/decisions", Host="evil.example")
     assert answer.status == 403
     assert "localhost" in answer.json["error"]
@@ -177,8 +177,7 @@ async def test_a_name_that_points_here_is_answered_only_to_monitoring(port: Port
     assert (await port.get("/metrics", Host="picker.monitoring.example")).status == 200
 
 
-async def test_the_page_is_whole_and_small() -> None:
-    """Everything that it loads is here, under 100 KB, and nothing is from elsewhere."""
+async def test_the_page_is_small_and_loads_nothing_from_elsewhere() -> None:
     files = page_files()
     assert sum(map(len, files.values())) < 100_000
     text = b"".join(files.values()).decode()
@@ -189,17 +188,17 @@ async def test_the_page_is_whole_and_small() -> None:
 
 
 async def test_the_page_and_its_files_have_their_types(port: Port) -> None:
-    """Browsers take scripts only when they are called so."""
+    """Browsers require them of scripts."""
     for path, kind in (("/", "html"), ("/page/style.css", "css"), ("/page/page.js", "javascript")):
         answer = await port.get(path)
         assert answer.status == 200
         assert answer.headers["Content-Type"] == f"text/{kind}; charset=utf-8"
 
 
-async def test_what_goes_wrong_is_a_500_in_json_counted_and_a_line_in_the_log(
+async def test_an_unexpected_error_is_a_500_counted_and_logged(
     port: Port, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The reason is for the log alone, and so is what a client put into the path."""
+    """Only the log has the reason; texts of clients in the path are nowhere."""
 
     def fail(_: object) -> None:
         raise RuntimeError("a secret")
@@ -213,5 +212,7 @@ async def test_what_goes_wrong_is_a_500_in_json_counted_and_a_line_in_the_log(
     assert line.getMessage() == "/decisions/{id} cannot be answered"
     assert line.exc_info is not None
     assert (await port.get("/queues")).status == 200
-    told = [one for one in (await port.get("/metrics")).body.splitlines() if b"admin_fail" in one]
-    assert told[2:] == [b'pointsman_admin_failures_total{page="/decisions/{id}"} 1.0']
+    page = (await port.get("/metrics")).body.splitlines()
+    assert [one for one in page if b"admin_fail" in one][2:] == [
+        b'pointsman_admin_failures_total{page="/decisions/{id}"} 1.0'
+    ]
