@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from worker.config import KvTransferConfig
 from worker.kv.asked import KvQuestion, WantedKv
-from worker.kv.kept import KeptKv, KeptKvs
-from worker.kv.tcp import TransferCounts
+from worker.kv.exports import ExportedKv, Exports
+from worker.kv.transfers import TransferCounts
 from worker.types import KvOffer, KvPart, KvPeer, KvSource
 
 _LIMITS = KvTransferConfig()
@@ -59,7 +59,7 @@ class VirtualKv:
         self._peers = peers
         self._pace = pace
         self._arrived = arrived
-        self._held = KeptKvs(int(_LIMITS.kv_buffer_size))
+        self._held = Exports(int(_LIMITS.kv_buffer_size))
         self._giving: list[VirtualPull] = []
         self.counts = TransferCounts()
         peers[name] = self
@@ -82,7 +82,7 @@ class VirtualKv:
     ) -> KvOffer | None:
         num_tokens, now = data.nbytes // TOKEN_BYTES, asyncio.get_running_loop().time()
         until, name = now + _LIMITS.kv_lease_duration, name or request_id
-        if not self._held.keep(name, KeptKv(digest, num_tokens, data, until), now):
+        if not self._held.add(name, ExportedKv(digest, num_tokens, data, until), now):
             return None
         return KvOffer(KvSource("", 0, self._name, name, num_tokens), blocks, until)
 
@@ -134,7 +134,7 @@ class VirtualKv:
         for pull in giving:
             pull.end()
 
-    def _given(self, transfer_id: str, digest: bytes) -> KeptKv | None:
+    def _given(self, transfer_id: str, digest: bytes) -> ExportedKv | None:
         self._held.expire(asyncio.get_running_loop().time())
         held = self._held.take(transfer_id)
         if held is not None:

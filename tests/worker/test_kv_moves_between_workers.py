@@ -23,7 +23,7 @@ FLAGS = ("--engine", "sim", "--sim-mode", "echo", "--block-size", "4", "--kv-tra
 @pytest.fixture(autouse=True)
 def patience(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine a handshake takes seconds."""
-    patch = "import worker.kv.tcp\nworker.kv.tcp._HANDSHAKE_SECONDS = 60.0\n"
+    patch = "import worker.kv.serving\nworker.kv.serving._HANDSHAKE_SECONDS = 60.0\n"
     (tmp_path / "sitecustomize.py").write_text(patch)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
 

@@ -9,7 +9,7 @@ from typing import Any
 from tests.support.worker.paged_executor import TOKEN_BYTES, kv_of
 from worker.kv.asked import KvQuestion, WantedKv
 from worker.kv.content import content_digest
-from worker.kv.tcp import TransferCounts
+from worker.kv.transfers import TransferCounts
 from worker.types import KvOffer, KvPart, KvPeer, KvSource
 
 

@@ -19,7 +19,7 @@ from worker.ops.cpu.native import open_kernels
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy core a handshake takes seconds."""
-    monkeypatch.setattr("worker.kv.tcp._PEER_SECONDS", 60.0)
+    monkeypatch.setattr("worker.kv.fetching._PEER_SECONDS", 60.0)
 
 
 @pytest.fixture

@@ -19,7 +19,8 @@ from tests.support.worker.kv_engines import PATIENT, send_bytes, until
 from worker.config import KvTransferConfig
 from worker.kv.asked import KvQuestion, WantedKv
 from worker.kv.content import KvShape
-from worker.kv.tcp import TcpConnector, TcpPull
+from worker.kv.fetching import TcpPull
+from worker.kv.tcp import TcpConnector
 from worker.kv.wire import LENGTH_BYTES, VERSION, Challenge, Hello, Seal
 from worker.types import KvOffer, KvPart, KvPeer, KvSource
 
@@ -150,11 +151,11 @@ def test_who_has_left_is_not_answered() -> None:
     with engine() as keeper, engine() as taker:
         left = taker.ask(peer_of(keeper), WANTED)
         until(lambda: keeper.has_questions)
-        waiting = [keeper._questions[0]]
+        waiting = [keeper._state.questions._questions[0]]
         left.close()
         until(lambda: not waiting[0].is_open)
         taker.ask(peer_of(keeper), dataclasses.replace(WANTED, start=4))
-        until(lambda: len(keeper._questions) == 2)
+        until(lambda: len(keeper._state.questions) == 2)
         question = keeper.next_question()
         assert question is not None
         assert question.wanted.start == 4
@@ -209,7 +210,7 @@ TAKER = """
 import sys, threading
 import msgspec
 from worker.config import KvTransferConfig
-from worker.kv import channel, tcp
+from worker.kv import channel, fetching, tcp
 from worker.kv.asked import WantedKv
 from worker.kv.content import KvShape
 from worker.types import KvPeer, KvSource
@@ -223,7 +224,7 @@ async def stand_still(self, data):
     await fill(self, data)
 
 channel.Channel._fill = stand_still
-tcp._PEER_SECONDS = 60.0
+fetching._PEER_SECONDS = 60.0
 config = KvTransferConfig(kv_port=0, engine_id="t", kv_transfer_timeout=120.0)
 taker = tcp.TcpConnector(config, b"k" * 32, KvShape("m", "float32", 2, 2, 8), 256)
 source = msgspec.json.decode(sys.argv[1], type=KvSource)

@@ -101,7 +101,7 @@ def test_decodes_wait_for_their_prefills(engines: Callable[..., Engine]) -> None
         size, port = len(request.prompt_token_ids), first.connector.port
         source = KvSource("127.0.0.1", port, None, request.request_id, size)
         second.core.add(msgspec.structs.replace(request, kv_source=source))
-    while first.connector.num_waiting < len(asked):
+    while first.connector._server.num_waiting < len(asked):
         step = second.core.step()
         assert step is None or not step.num_scheduled_tokens
         assert second.scheduler.blocks.usage == 0.0

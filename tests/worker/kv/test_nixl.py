@@ -18,8 +18,9 @@ from tests.support.worker.kv_engines import PATIENT, until
 from worker.config import KvTransferConfig
 from worker.errors import ConfigError
 from worker.kv.content import KvShape
+from worker.kv.fetching import TcpPull
 from worker.kv.nixl import NixlTransport
-from worker.kv.tcp import TcpConnector, TcpPull
+from worker.kv.tcp import TcpConnector
 from worker.types import KvSource
 
 SHAPE = KvShape("m", "float32", 2, 2, 8)

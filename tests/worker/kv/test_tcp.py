@@ -19,9 +19,10 @@ from worker.config import KvTransferConfig
 from worker.errors import ConfigError, KvTransferError
 from worker.kv.access import read_key
 from worker.kv.content import KvShape
-from worker.kv.kept import KeptKv, KeptKvs
+from worker.kv.exports import ExportedKv, Exports
+from worker.kv.fetching import TcpPull
 from worker.kv.shared import SharedMemory, map_shared
-from worker.kv.tcp import TcpConnector, TcpPull
+from worker.kv.tcp import TcpConnector
 from worker.kv.wire import Challenge, Hello, Seal, Shared
 from worker.types import KvOffer, KvSource
 
@@ -296,7 +297,7 @@ def test_memory_that_is_shared_is_the_named_one(monkeypatch: pytest.MonkeyPatch)
         os.close(fd)
         return None
 
-    monkeypatch.setattr("worker.kv.tcp.map_shared", spoil)
+    monkeypatch.setattr("worker.kv.fetching.map_shared", spoil)
     with engine() as keeper, engine() as taker:
         part = ended(taker.pull(kept(keeper), DIGEST, 0)).part
         assert part is not None
@@ -366,18 +367,18 @@ def test_what_is_kept_is_bounded() -> None:
 
 def test_silent_connections_hold_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """They have plenty of time while there are seats, and enough when there are none."""
-    monkeypatch.setattr("worker.kv.tcp.MAX_GIVEN", 4)
-    monkeypatch.setattr("worker.kv.tcp._HANDSHAKE_SECONDS", 1e6)
+    monkeypatch.setattr("worker.kv.serving.MAX_GIVEN", 4)
+    monkeypatch.setattr("worker.kv.serving._HANDSHAKE_SECONDS", 1e6)
     with engine() as keeper, engine() as taker, ExitStack() as opened:
         sources = [kept(keeper) for _ in range(2)]
         where = (sources[0].host, sources[0].port)
         silent = [opened.enter_context(socket.create_connection(where)) for _ in range(3)]
-        until(lambda: len(keeper._greeting) == 3)
+        until(lambda: len(keeper._server._handshakes) == 3)
         assert ended(taker.pull(sources[0], DIGEST, 0)).part is not None
-        assert len(keeper._greeting) == 3
+        assert len(keeper._server._handshakes) == 3
         silent.append(opened.enter_context(socket.create_connection(where)))
-        until(lambda: len(keeper._greeting) == 4)
-        monkeypatch.setattr("worker.kv.tcp._ENOUGH_SECONDS", 0.0)
+        until(lambda: len(keeper._server._handshakes) == 4)
+        monkeypatch.setattr("worker.kv.serving._SHORT_HANDSHAKE_SECONDS", 0.0)
         assert ended(taker.pull(sources[1], DIGEST, 0)).part is not None
         assert [one.recv(1) for one in silent] == [b""] * 4
 
@@ -385,7 +386,7 @@ def test_silent_connections_hold_nobody(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_silent_connection_ends() -> None:
     """After a while, where nobody needs its seat."""
     with engine() as keeper, socket.create_connection(("127.0.0.1", keeper.port)) as silent:
-        until(lambda: bool(keeper._greeting))
+        until(lambda: bool(keeper._server._handshakes))
         pass_time(keeper._loop)
         assert silent.recv(1) == b""
 
@@ -430,7 +431,7 @@ def room(keeper: TcpConnector, num_tokens: int = 4096) -> KvSource:
 
 def waiting(keeper: TcpConnector, connections: int) -> None:
     """Wait until so many wait there."""
-    until(lambda: keeper.num_waiting == connections)
+    until(lambda: keeper._server.num_waiting == connections)
 
 
 @pytest.mark.usefixtures("way")
@@ -438,7 +439,7 @@ def test_kv_is_waited_for_where_its_name_is_known(monkeypatch: pytest.MonkeyPatc
     """The order of arrival does not matter. A wait takes no seat from a transfer, and other tokens'
     waits go on.
     """
-    monkeypatch.setattr("worker.kv.tcp.MAX_GIVEN", 2)
+    monkeypatch.setattr("worker.kv.serving.MAX_GIVEN", 2)
     with engine() as keeper, engine() as taker:
         pull = taker.pull(room(keeper), DIGEST, 96)
         other = taker.pull(msgspec.structs.replace(room(keeper), transfer_id="r"), DIGEST, 0)
@@ -484,7 +485,7 @@ def test_who_hangs_up_waits_no_longer() -> None:
 
 def test_waits_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """One more is refused."""
-    monkeypatch.setattr("worker.kv.tcp.MAX_WAITING", 1)
+    monkeypatch.setattr("worker.kv.serving.MAX_WAITING", 1)
     with engine() as keeper, engine() as taker:
         first = taker.pull(room(keeper), DIGEST, 0)
         waiting(keeper, 1)
@@ -505,11 +506,11 @@ def test_a_name_is_of_the_last_that_was_kept() -> None:
 
 def test_a_name_that_is_used_again_takes_no_room_twice() -> None:
     """While what had it is being sent, and cannot be."""
-    kvs = KeptKvs(1000)
-    first, second = (KeptKv(DIGEST, 1, memoryview(bytes(100)), 9.0) for _ in range(2))
-    assert kvs.keep("room", first, 0.0)
+    kvs = Exports(1000)
+    first, second = (ExportedKv(DIGEST, 1, memoryview(bytes(100)), 9.0) for _ in range(2))
+    assert kvs.add("room", first, 0.0)
     assert kvs.take("room") is first
-    assert kvs.keep("room", second, 0.0)
+    assert kvs.add("room", second, 0.0)
     kvs.put_back("room", first)
     assert kvs.take("room") is second
     kvs.sent(second)
@@ -534,7 +535,7 @@ def test_only_networks_that_were_named_are_connected_to() -> None:
         assert ended(taker.pull(source, DIGEST, 0)).part is None
         mapped = msgspec.structs.replace(source, host="::ffff:169.254.169.254")
         assert ended(taker.pull(mapped, DIGEST, 0)).part is None
-        assert len(keeper._kept) == 1
+        assert len(keeper._exports) == 1
 
 
 def test_a_key_is_needed_beyond_this_machine(tmp_path: Any) -> None:

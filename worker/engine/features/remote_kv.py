@@ -15,7 +15,7 @@ from worker.errors import DeviceMemoryError
 from worker.kv.asked import KvQuestion, WantedKv
 from worker.kv.content import content_digest
 from worker.kv.pull import Pull
-from worker.kv.tcp import TransferCounts
+from worker.kv.transfers import TransferCounts
 from worker.types import KvOffer, KvPeer, KvSource, TransferStats
 
 

@@ -1,0 +1,124 @@
+"""Exported KV: held until a peer fetches it or its lease expires."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedKv:
+    """The KV of the first `num_tokens` tokens of the sequence that `digest` names. The deadline is
+    on the caller's clock.
+    """
+
+    digest: bytes
+    num_tokens: int
+    data: memoryview
+    deadline_seconds: float
+
+
+class Exports:
+    """Sole owner of exported KV, of at most `limit_bytes` together. Safe on any thread.
+
+    An export is fetched once: `take` removes it, and its room is free when it is `sent` or put
+    back. KV `lent` to an answer that is sent at once takes room too. A promise is of KV in caches
+    and takes none.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._lock = threading.RLock()
+        self._exports: OrderedDict[str, ExportedKv] = OrderedDict()  # the oldest first
+        self._promised: dict[str, float] = {}  # the deadlines
+        self.num_bytes = 0
+        self.num_expired = 0  # those that gave way to others count too
+
+    def __len__(self) -> int:
+        return len(self._exports)
+
+    def __contains__(self, transfer_id: str) -> bool:
+        return transfer_id in self._exports
+
+    def make_room(self, size: int, now: float) -> bool:
+        """Whether `size` bytes can be exported; the oldest exports give way if there is no room."""
+        with self._lock:
+            self.expire(now)
+            if size > self._limit_bytes:
+                return False
+            while self._exports and self.num_bytes + size > self._limit_bytes:
+                self._drop(next(iter(self._exports)))
+            return self.num_bytes + size <= self._limit_bytes
+
+    def add(self, transfer_id: str, exported: ExportedKv, now: float) -> bool:
+        """Export KV, in place of another of this name. False: there is no room, because the rest is
+        being sent.
+        """
+        with self._lock:
+            if transfer_id in self._exports:
+                self._drop(transfer_id)
+            if not self.make_room(exported.data.nbytes, now):
+                return False
+            self._exports[transfer_id] = exported
+            self.num_bytes += exported.data.nbytes
+            return True
+
+    def take(self, transfer_id: str) -> ExportedKv | None:
+        """Remove an export that is about to be sent. None: there is none of this name."""
+        with self._lock:
+            return self._exports.pop(transfer_id, None)
+
+    def put_back(self, transfer_id: str, exported: ExportedKv) -> None:
+        """Make an export that was not sent available again until its deadline, unless a newer one
+        has its name.
+        """
+        with self._lock:
+            if self._exports.setdefault(transfer_id, exported) is not exported:
+                self.sent(exported)
+
+    def sent(self, exported: ExportedKv) -> None:
+        """Free the room of an export that was taken."""
+        self.given_back(exported.data.nbytes)
+
+    def lend(self, size: int, now: float) -> bool:
+        """Whether `size` bytes may be sent at once; no export gives way to them."""
+        with self._lock:
+            self.expire(now)
+            if self.num_bytes + size > self._limit_bytes:
+                return False
+            self.num_bytes += size
+            return True
+
+    def given_back(self, size: int) -> None:
+        """Free room that was lent."""
+        with self._lock:
+            self.num_bytes -= size
+
+    def promise(self, name: str, deadline_seconds: float) -> None:
+        """Reserve: a peer will fetch this sequence's cached KV."""
+        with self._lock:
+            self._promised[name] = deadline_seconds
+
+    def redeem(self, name: str) -> None:
+        """End a promise, if there is one of this name: a peer has asked."""
+        with self._lock:
+            self._promised.pop(name, None)
+
+    @property
+    def num_promised(self) -> int:
+        return len(self._promised)
+
+    def expire(self, now: float) -> None:
+        """Drop exports and promises whose deadline has passed."""
+        with self._lock:
+            late = [name for name, one in self._exports.items() if one.deadline_seconds <= now]
+            for name in late:
+                self._drop(name)
+            for name in [name for name, deadline in self._promised.items() if deadline <= now]:
+                self.redeem(name)
+                self.num_expired += 1
+
+    def _drop(self, transfer_id: str) -> None:
+        self.sent(self._exports.pop(transfer_id))
+        self.num_expired += 1
