@@ -1,7 +1,6 @@
-"""The command line of the picker, whose flags are named as the reference picker names them.
+"""The command line of the picker. Its flags have the names of the reference picker's.
 
-A flag of the reference that this picker cannot honour is refused with the reason; it is never
-ignored.
+A flag of the reference that this picker cannot honour is refused with the reason, never ignored.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ def build_parser() -> Parser:
 
 
 def options_of(arguments: argparse.Namespace, environ: Mapping[str, str] | None = None) -> Options:
-    """What the parsed flags ask for, in an environment of these variables (None: the process').
+    """Make the options of parsed flags and environment variables (None: those of the process).
 
     Raises `ConfigError` for flags that contradict each other.
     """
@@ -149,7 +148,7 @@ def _kubernetes_of(
 
 
 def _selected_name(arguments: argparse.Namespace, environ: Mapping[str, str]) -> str:
-    """What the selected Pods are known by: the name of the picker's own Deployment."""
+    """Name a pool of selected Pods after the picker's own Deployment."""
     ports = frozenset(arguments.endpoint_target_ports)
     if len(ports) > MAX_TARGET_PORTS:
         raise ConfigError(
@@ -159,19 +158,19 @@ def _selected_name(arguments: argparse.Namespace, environ: Mapping[str, str]) ->
     if not pod_name:
         raise ConfigError(
             "--endpoint-selector needs the variable POD_NAME, the picker's own Pod (fieldRef "
-            "metadata.name): the pool is called after its Deployment"
+            "metadata.name): the pool has the name of its Deployment"
         )
     found = _DEPLOYMENT.fullmatch(pod_name)
     if found is None:
         raise ConfigError(
             f"POD_NAME is '{pod_name}', which is no Pod of a Deployment (NAME-xxxxx-yyyyy); "
-            "--endpoint-selector calls the pool after the picker's Deployment"
+            "--endpoint-selector names the pool after the picker's Deployment"
         )
     return found[1]
 
 
 def _own_namespace(environ: Mapping[str, str]) -> str:
-    """Where the picker itself runs, as far as that is known."""
+    """The namespace in which the picker runs, or the default one."""
     named = environ.get("NAMESPACE", "")
     if named:
         try:
@@ -194,7 +193,7 @@ def _election_of(
     lease = LeaseName(namespace, f"epp-{namespace}-{cluster.pool_name}.llm-d.ai")
     if len(lease.name) > MAX_LEASE_NAME:
         raise ConfigError(
-            f"the lease of --ha-enable-leader-election would be called {lease.name}, which has "
+            f"the lease of --ha-enable-leader-election would have the name {lease.name}, which has "
             f"more than {MAX_LEASE_NAME} letters: use a shorter name of the pool"
         )
     name = environ.get("POD_NAME") or socket.gethostname()
@@ -213,12 +212,12 @@ def _timings(arguments: argparse.Namespace) -> Timings:
     if renew >= lease:
         raise ConfigError(
             f"--leader-election-renew-deadline is {renew:g}s, which is not less than the "
-            f"{lease:g}s of --leader-election-lease-duration: two replicas would lead at a time"
+            f"{lease:g}s of --leader-election-lease-duration: two replicas would lead at once"
         )
     if retry < MIN_RETRY_SECONDS or retry * 1.2 >= renew:
         raise ConfigError(
             f"--leader-election-retry-period is {retry:g}s; at least {MIN_RETRY_SECONDS:g}s, and "
-            f"well below the {renew:g}s of --leader-election-renew-deadline, or none renews in time"
+            f"well below the {renew:g}s of --leader-election-renew-deadline, or renewals are late"
         )
     return Timings(lease, renew, retry)
 
@@ -237,7 +236,7 @@ def _peers_of(arguments: argparse.Namespace) -> PeerFlags | None:
     address = arguments.peer_bind_address or ("0.0.0.0" if is_open else LOOPBACK)
     if not is_open and not is_loopback(address):
         raise ConfigError(
-            f"--peer-bind-address {address}: who reaches this port is believed; give "
+            f"--peer-bind-address {address}: every client that reaches this port is trusted; give "
             "--peer-cert-path DIR, or --peer-insecure where the network can be trusted"
         )
     return PeerFlags(

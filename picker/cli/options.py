@@ -1,6 +1,6 @@
-"""Everything that the command line decides, as values.
+"""The options of a picker, as values.
 
-What a field is for stands in the table of flags (`table`), and here where a value needs more words.
+The table of flags (`table`) says what a field is for; a docstring here only adds to it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ POOL_GROUPS: Final = (POOLS.group, LEGACY_POOLS.group)
 LOOPBACK: Final = "127.0.0.1"
 _DEFAULT_FAILURES: Final = OutlierSettings().failures
 _TIMINGS: Final = Timings()
-# Eight of the largest bodies at once; what is small arrives in one piece, and needs no room.
+# Eight of the largest bodies at once; a small body arrives in one piece and is not counted.
 _DEFAULT_MAX_UNFINISHED_BODY_BYTES: Final = 8 * DEFAULT_MAX_BODY_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFlags:
-    """TLS of the ext_proc port. Without `cert_path` it shows a certificate that it made itself."""
+    """TLS of the ext_proc port. Without `cert_path` its certificate is self-signed."""
 
     cert_path: Path | None = None
     reload: bool = False
@@ -40,7 +40,7 @@ class TlsFlags:
 
 @dataclass(frozen=True, slots=True)
 class MetricsTls:
-    """TLS of the HTTP port, and whose certificates clients must show (None: nobody's)."""
+    """TLS of the HTTP port, and the CAs that must have signed clients' certificates, if any."""
 
     cert_path: Path
     client_ca_file: Path | None = None
@@ -48,7 +48,7 @@ class MetricsTls:
 
 @dataclass(frozen=True, slots=True)
 class LogFlags:
-    """How to log; see `picker.app.logs`."""
+    """Verbosity and format of logs; see `picker.app.logs`."""
 
     verbosity: int = 2
     as_json: bool = False
@@ -56,7 +56,7 @@ class LogFlags:
 
 @dataclass(frozen=True, slots=True)
 class ExplainFlags:
-    """How many requests are remembered (0: none), and whether responses name their decision."""
+    """The number of requests to remember (0: none), and a header for decisions in responses."""
 
     decision_records: int = 10_000
     decision_header: bool = False
@@ -64,7 +64,7 @@ class ExplainFlags:
 
 @dataclass(frozen=True, slots=True)
 class RecordFlags:
-    """Where decisions are recorded, how large the file may become, and whether with prompts."""
+    """The file of a recording, its largest size, and whether it contains prompts."""
 
     path: Path
     max_bytes: int = 2**30
@@ -73,7 +73,7 @@ class RecordFlags:
 
 @dataclass(frozen=True, slots=True)
 class XdsFlags:
-    """Where endpoint discovery is served, and under which name; `port` 0 takes a free one."""
+    """The address of endpoint discovery, and the cluster's name; `port` 0 takes a free one."""
 
     port: int
     bind_address: str = LOOPBACK
@@ -82,11 +82,11 @@ class XdsFlags:
 
 @dataclass(frozen=True, slots=True)
 class KubernetesFlags:
-    """Which pool of which cluster.
+    """A pool of a cluster.
 
-    Either the InferencePool `pool_name` of `pool_group` is followed, or the Pods that
-    `endpoint_selector` takes serve at `endpoint_target_ports`; then `pool_name` is only what people
-    know them by. `kubeconfig` None: as `KUBECONFIG` says, or as Pods reach their cluster.
+    Either the InferencePool `pool_name` of `pool_group` is followed, or the Pods that match
+    `endpoint_selector`, which serve at `endpoint_target_ports`; then `pool_name` is only a label.
+    `kubeconfig` None: that of `KUBECONFIG`, or the Pod's service account.
     """
 
     pool_name: str
@@ -100,7 +100,7 @@ class KubernetesFlags:
 
 @dataclass(frozen=True, slots=True)
 class ElectionFlags:
-    """Which Lease is held, as whom, and how fast."""
+    """The Lease of an election, the identity of this replica, and the timings."""
 
     lease: LeaseName
     identity: str
@@ -109,12 +109,12 @@ class ElectionFlags:
 
 @dataclass(frozen=True, slots=True)
 class PeerFlags:
-    """Who the other replicas are, and where they reach this one.
+    """The other replicas, and the address at which they reach this one.
 
     Either `names` are resolved, or the EndpointSlices of the Service `slices` are followed.
-    Without `cert_path` the exchange is plain text, and who reaches the port is believed. Peers'
-    certificates are of `server_name`, "": of the name that they were found by. `namespace` is that
-    of the Service, "": the pool's. `pool` is what replicas call the pool, "": by its name.
+    Without `cert_path` the exchange is plain text, and every client of the port is trusted.
+    `server_name` is the name in peers' certificates, "": the one they were found by. `namespace`
+    is that of the Service, "": the pool's. `pool` is the pool's name among replicas, "": its own.
     """
 
     names: tuple[PeerName, ...]
@@ -129,9 +129,10 @@ class PeerFlags:
 
 @dataclass(frozen=True, slots=True)
 class PoolFlags:
-    """One pool of several: the InferencePool of that name, or what a file says.
+    """One pool of several: the InferencePool of that name, or the contents of a file.
 
-    `grpc_port` is where only this pool is served, None: nowhere. `config_file` None: as the picker.
+    `grpc_port` serves this pool alone; None: there is no such port. `config_file` None: as the
+    picker.
     """
 
     name: str
@@ -144,7 +145,7 @@ class PoolFlags:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a picker is composed of. Ports: 0 takes a free one. `tls` None: plain text.
+    """All options of a picker. Ports: 0 takes a free one. `tls` None: plain text.
 
     `pools` are those of a picker of several, each of which has options of its own made of these
     (`pools.split`), with a `pool_key`; a picker of one pool has neither. With `route_by_model` a
@@ -196,9 +197,9 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Where a started picker listens; `grpc` 0 is a unix socket, `xds` and `peers` None nowhere.
+    """The ports of a started picker; `grpc` 0: a unix socket, `xds` and `peers` None: not served.
 
-    `pools` are the ports at which one pool of several is served, by its key.
+    `pools` are the ports that serve one pool of several, by its key.
     """
 
     grpc: int

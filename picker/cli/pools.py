@@ -1,4 +1,4 @@
-"""The flag that has one picker serve several pools, and what each of them is served by."""
+"""The flag `--pool`, with which one picker serves several pools, and the options of each pool."""
 
 from __future__ import annotations
 
@@ -32,16 +32,17 @@ FORMS: Final = "[NAMESPACE/]NAME[:PORT], or name=NAME and more of " + ", ".join(
 
 @dataclass(frozen=True, slots=True)
 class OnePool:
-    """What one of the pools is served by. `key` is what people, metrics and URLs call it."""
+    """One of the pools with its options. `key` is its name in metrics and URLs."""
 
     key: str
-    names: tuple[str, ...]  # by which proxies may ask for it
+    names: tuple[str, ...]  # that proxies may use for it
     options: Options
 
 
-def pools_of(arguments: argparse.Namespace, base: KubernetesFlags | None) -> tuple[PoolFlags, ...]:
-    """The pools that the parsed flags name, none for a picker of one pool; `base` says how the
-    cluster is reached.
+def pools_of(
+    arguments: argparse.Namespace, cluster: KubernetesFlags | None
+) -> tuple[PoolFlags, ...]:
+    """The pools of the parsed flags, none for a picker of one pool; `cluster` is the access to it.
 
     Raises `ConfigError` for pools that contradict each other or another flag.
     """
@@ -49,8 +50,8 @@ def pools_of(arguments: argparse.Namespace, base: KubernetesFlags | None) -> tup
     if not asked:
         return ()
     namespace = arguments.pool_namespace or DEFAULT_NAMESPACE
-    if base is not None:
-        namespace = base.pool_namespace
+    if cluster is not None:
+        namespace = cluster.pool_namespace
     pools = tuple(
         replace(one, namespace=one.namespace or namespace, group=one.group or arguments.pool_group)
         for one in asked
@@ -63,7 +64,7 @@ def pools_of(arguments: argparse.Namespace, base: KubernetesFlags | None) -> tup
 
 
 def split(options: Options) -> tuple[OnePool, ...]:
-    """What each pool is served by; without `options.pools` there is one, with an empty key."""
+    """Split the options by pool; without `options.pools` there is one, with an empty key."""
     if not options.pools:
         return (OnePool("", (options.pool_name,), options),)
     same = Counter(one.name for one in options.pools)
@@ -74,7 +75,7 @@ def _one_of(options: Options, pool: PoolFlags, is_alone: bool) -> OnePool:
     qualified = f"{pool.namespace}/{pool.name}"
     key = pool.name if is_alone else qualified
     cluster = options.kubernetes
-    if cluster is not None:  # for a pool of a file too, whose replicas may be found there
+    if cluster is not None:  # also for a pool of a file, whose replicas may be in the cluster
         cluster = replace(
             cluster, pool_name=pool.name, pool_namespace=pool.namespace, pool_group=pool.group
         )
@@ -99,8 +100,8 @@ def _one_of(options: Options, pool: PoolFlags, is_alone: bool) -> OnePool:
 
 
 def _peers_of(options: Options, pool: str) -> PeerFlags | None:
-    """The same replicas for all pools, wherever these are. They know a pool by a name that does not
-    depend on which others they serve.
+    """The same replicas for all pools. Their name for a pool does not depend on the other pools
+    that each of them serves.
     """
     peers, cluster = options.peers, options.kubernetes
     if peers is None:
@@ -109,7 +110,7 @@ def _peers_of(options: Options, pool: str) -> PeerFlags | None:
 
 
 def pool_flags(text: str) -> PoolFlags:
-    """One value of the flag. Raises `ConfigError`."""
+    """Read one value of the flag. Raises `ConfigError`."""
     given = _pairs(text) if "=" in text else _short(text)
     name, namespace = given.get("name", ""), given.get("namespace", "")
     if not DNS_NAME.fullmatch(name):
@@ -138,8 +139,7 @@ def _pairs(text: str) -> dict[str, str]:
     for word in text.split(","):
         key, sign, value = word.partition("=")
         if not sign or key not in _KEYS:
-            told = f"'{text}': '{key}' is none of {', '.join(_KEYS)}"
-            raise ConfigError(told)
+            raise ConfigError(f"'{text}': '{key}' is none of {', '.join(_KEYS)}")
         if key in given:
             raise ConfigError(f"'{text}': {key} is given twice")
         if not value:
@@ -191,12 +191,12 @@ def _refuse_shared_ports(pools: Iterable[PoolFlags], arguments: argparse.Namespa
         if port is not None and arguments.bind_address.startswith(("/", UNIX_SCHEME)):
             raise ConfigError(
                 f"--pool {one.name}: there are no ports at --bind-address {arguments.bind_address};"
-                f" take {port} away, and let the proxy name the pool"
+                f" remove {port}, and let the proxy name the pool"
             )
         if not port:
             continue
         if port in others:
             raise ConfigError(
-                f"--pool {one.name}: port {port} is that of {others[port]}; each needs its own"
+                f"--pool {one.name}: port {port} is also that of {others[port]}; each needs its own"
             )
         others[port] = f"--pool {one.name}"

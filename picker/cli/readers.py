@@ -22,19 +22,19 @@ _LEVELS: Final = {"debug": 4, "info": 2, "error": 0}
 
 
 def namespace(text: str) -> str:
-    """That of Kubernetes objects; "": none is named."""
+    """Read a namespace of Kubernetes; "": none."""
     if text and not DNS_LABEL.fullmatch(text):
         raise ConfigError(f"'{text}' is no name of a namespace; write a DNS label, e.g. team-a")
     return text
 
 
 def _path(text: str) -> Path | None:
-    """None for "", which is the reference's default and what templates render for it."""
+    """Read a path; "" is None: the reference's default, and what templates render for it."""
     return Path(text) if text else None
 
 
 def _ports(text: str) -> list[int]:
-    """One or more of them; the flag may stand several times."""
+    """Read one or more ports; the flag may be given several times."""
     ports = []
     for word in text.strip("[]").split(",") if text else ():
         word = word.strip()
@@ -47,7 +47,7 @@ def _ports(text: str) -> list[int]:
 
 
 def _size(least: int, why: str, absent: int | None = None) -> Reader:
-    """`absent` is what "" stands for, and may be below `least`."""
+    """Make a reader of sizes; `absent` is the value of "", and may be below `least`."""
 
     def read(text: str) -> int:
         found = absent if absent is not None and not text else quantity_bytes(text)
@@ -102,7 +102,7 @@ def _encoder(text: str) -> str:
     return text
 
 
-# By flag, or by what its value is called.
+# By flag, or by the name of its value.
 READERS: Final[Readers] = {
     "FILE": _path,
     "DIR": _path,

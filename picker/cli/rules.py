@@ -1,4 +1,4 @@
-"""The table of flags that do not go together."""
+"""The table of flags that exclude each other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from picker.rpc.options import UNIX_SCHEME
 
 
 def is_secure(flags: argparse.Namespace) -> bool:
-    """Whether ext_proc speaks TLS."""
+    """Determine whether ext_proc uses TLS."""
     if flags.secure_serving is not None:
         return bool(flags.secure_serving)
     address: str = flags.bind_address
@@ -23,25 +23,24 @@ def is_secure(flags: argparse.Namespace) -> bool:
 
 
 def has_peers(flags: argparse.Namespace) -> bool:
-    """Whether other replicas are named."""
     return bool(flags.peers or flags.peer_service or flags.peer_slices)
 
 
 def first_pool(flags: argparse.Namespace) -> str | None:
-    """The first pool of those that `--pool` names, after which the picker's Lease is called."""
+    """The first pool of `--pool`, which gives the picker's Lease its name."""
     return next((one.name for one in flags.pool if one.endpoints_file is None), None)
 
 
 def follows_cluster(flags: argparse.Namespace) -> bool:
-    """Whether the pool is one of a cluster."""
+    """Determine whether the pool is one of a cluster."""
     named = flags.endpoint_selector or flags.pool_name or first_pool(flags)
     return flags.endpoints_file is None and bool(named)
 
 
 _CLUSTER: Final = (
-    "give --pool-name, --pool or --endpoint-selector without --endpoints-file, or take it away"
+    "give --pool-name, --pool or --endpoint-selector without --endpoints-file, or remove {flag}"
 )
-# Of `flags` none may be given where the second says so; the third may name the one in question.
+# Flags, the condition under which none of them may be given, and the reason with the fix.
 RULES: Final[tuple[tuple[str, Callable[[argparse.Namespace], object], str], ...]] = (
     (
         "--enable-cert-reload",
@@ -61,13 +60,13 @@ RULES: Final[tuple[tuple[str, Callable[[argparse.Namespace], object], str], ...]
     (
         "--endpoint-selector --endpoint-target-ports --kubeconfig --kube-context",
         lambda flags: flags.endpoints_file,
-        "endpoints come from --endpoints-file or from Kubernetes, not both: take {flag} away, or "
+        "endpoints come from --endpoints-file or from Kubernetes, not both: remove {flag} or "
         "--endpoints-file",
     ),
     (
         "--endpoint-selector",
         lambda flags: flags.pool_name,
-        "endpoints come from --pool-name or from --endpoint-selector, not both: take one away",
+        "endpoints come from --pool-name or from --endpoint-selector, not both: remove one",
     ),
     (
         "--endpoint-selector",
@@ -87,7 +86,7 @@ RULES: Final[tuple[tuple[str, Callable[[argparse.Namespace], object], str], ...]
     (
         "--pool-name --endpoints-file --endpoint-selector --xds-cluster-name",
         lambda flags: flags.pool,
-        "{flag} is for a picker of one pool; --pool says all of each pool",
+        "{flag} is for a picker of one pool; --pool has all settings of a pool",
     ),
     (
         "--route-by-model",
@@ -119,24 +118,24 @@ RULES: Final[tuple[tuple[str, Callable[[argparse.Namespace], object], str], ...]
     (
         "--autoscale",
         lambda flags: flags.pool,
-        "{flag} is for a picker of one pool: take --pool away, or scale each pool by a picker of "
-        "its own",
+        "{flag} is for a picker of one pool: remove --pool, or scale each pool by a picker of its "
+        "own",
     ),
     (
         "--autoscale",
         has_peers,
-        "{flag} needs a picker that gets all requests: of replicas that are peers each gets a "
+        "{flag} needs a picker that receives all requests, and each of several peers receives a "
         "part; use --ha-enable-leader-election",
     ),
     (
         "--metrics-endpoint-auth",
         lambda flags: not follows_cluster(flags),
-        f"{{flag}} needs a cluster, which knows the tokens: {_CLUSTER}",
+        f"{{flag}} needs a cluster, which can check tokens: {_CLUSTER}",
     ),
     (
         "--ha-enable-leader-election",
         lambda flags: not follows_cluster(flags),
-        f"{{flag}} needs a cluster, which keeps the Lease: {_CLUSTER}",
+        f"{{flag}} needs a cluster, which stores the Lease: {_CLUSTER}",
     ),
     (
         "--leader-election-lease-duration --leader-election-renew-deadline "
@@ -148,9 +147,7 @@ RULES: Final[tuple[tuple[str, Callable[[argparse.Namespace], object], str], ...]
 
 
 def check(flags: argparse.Namespace) -> None:
-    """Raises `ConfigError` for the first rule that is broken. A flag asks for nothing where it is
-    empty or false.
-    """
+    """Raise `ConfigError` for the first broken rule. An empty or false flag counts as absent."""
     for names, is_broken, why in RULES:
         for name in names.split():
             dest = name.removeprefix("--").replace("-", "_")

@@ -1,4 +1,4 @@
-"""Flags have the names, spellings and defaults of the reference; what cannot be had is refused."""
+"""Flags have the names, spellings and defaults of the reference; unsupported ones are refused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from picker.__main__ import main
 from picker.cli.flags import build_parser, options_of
-from picker.cli.options import LogFlags, MetricsTls, Options, TlsFlags
+from picker.cli.options import LogFlags, MetricsTls, Options, RecordFlags, TlsFlags, XdsFlags
 from picker.errors import ConfigError
 
 
@@ -16,11 +16,11 @@ def parsed(*argv: str) -> Options:
     return options_of(build_parser().parse_args(argv))
 
 
-DEFAULTS = Options(tls=TlsFlags())  # of a port that others can reach
+DEFAULTS = Options(tls=TlsFlags())  # a port that others can reach has TLS
 
 
 def test_without_flags_the_defaults_of_the_reference_apply() -> None:
-    """TLS with a certificate of its own; but the HTTP port on loopback."""
+    """ext_proc has TLS with a self-signed certificate, and the HTTP port is on loopback."""
     assert parsed() == DEFAULTS
     ports = (parsed().grpc_port, parsed().grpc_health_port, parsed().metrics_port)
     assert ports == (9002, 9003, 9090)
@@ -68,7 +68,7 @@ def test_flags_are_read_in_the_spelling_of_the_reference() -> None:
 
 
 def test_tls_is_on_with_a_certificate_or_when_asked_for() -> None:
-    """And off when that is said."""
+    """And off on request."""
     assert parsed("--secure-serving", "--bind-address=::1").tls == TlsFlags()
     followed = TlsFlags(Path("c"), reload=True)
     assert parsed("--secure-serving=true", "--cert-path", "c").tls == followed
@@ -91,10 +91,8 @@ def test_tls_is_on_with_a_certificate_or_when_asked_for() -> None:
         ("/run/picker.sock", True),
     ],
 )
-def test_only_what_nobody_else_can_reach_is_plain_text_by_default(
-    address: str, is_plain: bool
-) -> None:
-    """Elsewhere the port speaks TLS with a certificate of its own."""
+def test_only_a_local_port_is_plain_text_by_default(address: str, is_plain: bool) -> None:
+    """Other ports have TLS with a self-signed certificate."""
     assert parsed("--bind-address", address).tls == (None if is_plain else TlsFlags())
 
 
@@ -108,7 +106,7 @@ def test_only_what_nobody_else_can_reach_is_plain_text_by_default(
     ],
 )
 def test_flags_that_would_have_no_effect_are_refused(argv: list[str]) -> None:
-    """Each names the flag that it needs."""
+    """The error names the missing flag."""
     with pytest.raises(ConfigError, match="--"):
         parsed(*argv)
 
@@ -118,7 +116,7 @@ def test_flags_that_would_have_no_effect_are_refused(argv: list[str]) -> None:
     [
         (["--ha-enable-leader-election=perhaps"], "neither true nor false"),
         (["--metrics-endpoint-auth"], "needs a cluster"),
-        (["--autoscale=a.yaml", "--peers=a:1"], "needs a picker that gets all requests"),
+        (["--autoscale=a.yaml", "--peers=a:1"], "needs a picker that receives all requests"),
         (["--autoscale=a.yaml", "--pool=a"], "is for a picker of one pool"),
         (["--total-queued-requests-metric", "x"], "engineConfigs"),
         (["--total-running-requests-metric", "x"], "engineConfigs"),
@@ -139,12 +137,15 @@ def test_flags_that_would_have_no_effect_are_refused(argv: list[str]) -> None:
         (["--zap-log-level", "loud"], "debug, info, error"),
         (["--enable-cert-reload"], "needs --cert-path"),
         (["--grpc-po", "1"], "unrecognized"),
+        *((["--record-max-bytes", size], size) for size in ("1Ki", "much")),
+        (["--record-max-bytes=-1"], "'-1' is no size"),
+        *(([f"--xds-port={port}"], "from 0 to 65535") for port in ("65536", "-1", "x", "")),
     ],
 )
-def test_what_is_not_supported_or_wrong_is_refused(
+def test_an_unsupported_flag_or_value_is_refused(
     argv: list[str], reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Status 2, the flag's name and why; nothing is ignored or guessed."""
+    """With status 2, the flag's name and the reason."""
     with pytest.raises(SystemExit) as status:
         main(argv)
     assert status.value.code == 2
@@ -163,13 +164,13 @@ def test_what_is_not_supported_or_wrong_is_refused(
         "--zap-devel=false",
     ],
 )
-def test_a_refused_flag_may_say_what_is_so_anyway(flag: str) -> None:
-    """Manifests that write defaults out go on working."""
+def test_a_refused_flag_is_accepted_with_a_value_that_changes_nothing(flag: str) -> None:
+    """Manifests that contain defaults continue to work."""
     assert parsed(flag) == DEFAULTS
 
 
-def test_an_empty_value_is_as_good_as_no_flag_where_nothing_is_the_default() -> None:
-    """Templates render flags whose value nobody gave; the reference's default is "" itself."""
+def test_an_empty_value_counts_as_absent_where_there_is_no_default() -> None:
+    """Templates render flags without a value; the reference's default is "" itself."""
     names = ("--config-file", "--config-text", "--cert-path", "--endpoints-file")
     names += ("--metrics-cert-dir", "--metrics-client-ca-file", "--grpc-max-recv-msg-size")
     names += ("--grpc-max-send-msg-size", "--tls-min-version", "--tls-cipher-suites")
@@ -180,3 +181,20 @@ def test_an_empty_value_is_as_good_as_no_flag_where_nothing_is_the_default() -> 
 def test_messages_too_small_for_the_headers_of_a_request_are_refused(size: str) -> None:
     with pytest.raises(SystemExit):
         parsed("--grpc-max-recv-msg-size", size)
+
+
+def test_decisions_are_recorded_with_prompts_up_to_a_gibibyte() -> None:
+    """Only with the flag; an empty value counts as absent."""
+    assert parsed("--record", "").record is None
+    assert parsed("--record", "r").record == RecordFlags(Path("r"), 2**30, keeps_prompts=True)
+    argv = ("--record=r", "--record-max-bytes=100Mi", "--no-record-prompts")
+    assert parsed(*argv).record == RecordFlags(Path("r"), 100 * 2**20, keeps_prompts=False)
+
+
+def test_endpoints_are_published_on_loopback_under_the_name_of_the_pool() -> None:
+    """Only with a port; other flags replace address and name."""
+    assert parsed("--xds-cluster-name", "x").xds is None
+    named = parsed("--xds-port", "9004", "--pool-name", "llama").xds
+    assert named == XdsFlags(9004, "127.0.0.1", "llama")
+    chosen = ("--xds-port=0", "--xds-bind-address=::1", "--xds-cluster-name=x")
+    assert parsed(*chosen).xds == XdsFlags(0, "::1", "x")

@@ -1,4 +1,4 @@
-"""Flags about leader election, and what is said of those that cannot be meant."""
+"""The flags of leader election."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ def _parsed(*argv: str) -> Options:
     return options_of(build_parser().parse_args(argv))
 
 
-def test_without_the_flag_nobody_is_elected() -> None:
+def test_no_leader_is_elected_without_the_flag() -> None:
     assert _parsed("--pool-name=pool").election is None
     assert _parsed("--pool-name=pool", "--ha-enable-leader-election=false").election is None
 
 
-def test_the_lease_is_called_as_by_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the pool's namespace; the holder is the Pod, and this life of it."""
+def test_the_lease_has_the_name_that_the_reference_gives_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is in the pool's namespace; the holder is this process of the Pod."""
     monkeypatch.setenv("POD_NAME", "picker-abc-xyz")
     first, second = _parsed(*ELECTS).election, _parsed(*ELECTS).election
     assert str(first.lease) == "team/epp-team-pool.llm-d.ai"
@@ -33,16 +35,17 @@ def test_the_lease_is_called_as_by_the_reference(monkeypatch: pytest.MonkeyPatch
     assert first.identity != second.identity
 
 
-def test_pods_without_a_pool_elect_by_their_deployment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which all replicas share."""
+def test_the_lease_of_selected_pods_has_the_name_of_the_deployment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All replicas share that name."""
     monkeypatch.setenv("POD_NAME", "picker-abc-xyz")
     pods = ("--endpoint-selector=app=x", "--endpoint-target-ports=8000", "--pool-namespace=team")
     election = _parsed(*pods, "--ha-enable-leader-election").election
     assert election.lease.name == "epp-team-picker.llm-d.ai"
 
 
-def test_timings_can_be_others() -> None:
-    """With the units of all durations."""
+def test_timings_are_durations() -> None:
     election = _parsed(
         *ELECTS,
         "--leader-election-lease-duration=4s",
@@ -66,7 +69,7 @@ def test_timings_can_be_others() -> None:
         (["--pool-namespace=a", "--ha-enable-leader-election", f"--pool-name={'x' * 250}"], "253"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(argv: list[str], reason: str) -> None:
-    """With what to do about it."""
+def test_a_contradiction_is_refused(argv: list[str], reason: str) -> None:
+    """The error contains the fix."""
     with pytest.raises(ConfigError, match=re.escape(reason)):
         _parsed(*argv)

@@ -1,4 +1,4 @@
-"""The flags that say which pool of a cluster to follow."""
+"""The flags that select a pool of a cluster."""
 
 from __future__ import annotations
 
@@ -16,33 +16,32 @@ SELECTED = ("--endpoint-selector", "app=vllm", "--endpoint-target-ports", "8000"
 
 
 def parsed(*argv: str, **environ: str) -> KubernetesFlags | None:
-    """What the flags ask for, in an environment of these variables alone."""
+    """The options of flags and of these environment variables alone."""
     return options_of(build_parser().parse_args(argv), environ).kubernetes
 
 
 def test_the_name_of_a_pool_is_enough() -> None:
-    """In the namespace `default`, of the group that is not deprecated."""
+    """The namespace is `default`, and the group the one that is not deprecated."""
     assert parsed("--pool-name", "p") == KubernetesFlags(
         "p", "default", "inference.networking.k8s.io"
     )
 
 
-def test_without_any_of_them_no_cluster_is_followed() -> None:
-    """The pool is called `default` then, in metric labels."""
+def test_no_cluster_is_followed_without_these_flags() -> None:
+    """The name of the pool is then `default`, in metric labels."""
     assert parsed() is None
     options = options_of(build_parser().parse_args([]))
     assert (options.kubernetes, options.pool_name) == (None, "default")
 
 
 def test_with_an_endpoints_file_the_name_is_a_label() -> None:
-    """As the reference picker demands it there, too; so may namespace and group be given."""
+    """The reference requires it there too; namespace and group may be given as well."""
     argv = ["--endpoints-file", "e.yaml", "--pool-name", "p", "--pool-namespace", "n"]
     options = options_of(build_parser().parse_args(argv))
     assert (options.kubernetes, options.pool_name) == (None, "p")
 
 
-def test_all_of_them() -> None:
-    """They come through as they are given."""
+def test_each_flag_sets_its_field() -> None:
     assert parsed(
         "--pool-name=p",
         "--pool-namespace=n",
@@ -54,13 +53,13 @@ def test_all_of_them() -> None:
 
 
 def test_the_namespace_is_that_of_the_environment_unless_given() -> None:
-    """The variable that the charts set; empty flags are flags not given."""
+    """The charts set the variable; empty flags count as absent."""
     flags = parsed("--pool-name=p", "--pool-namespace=", "--kubeconfig=", NAMESPACE="team-a")
     assert (flags.pool_namespace, flags.kubeconfig) == ("team-a", None)
 
 
-def test_selected_pods_are_called_after_the_pickers_deployment() -> None:
-    """Which its own Pod's name tells."""
+def test_a_pool_of_selected_pods_has_the_name_of_the_pickers_deployment() -> None:
+    """The name of the picker's own Pod begins with it."""
     flags = parsed(
         "--endpoint-selector",
         "app in (a,b), !old",
@@ -76,7 +75,7 @@ def test_selected_pods_are_called_after_the_pickers_deployment() -> None:
     assert target.pods.selects({"app": "b"})
 
 
-def test_options_go_by_the_name_of_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_have_the_name_of_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POD_NAME", POD["POD_NAME"])
     options: Options = options_of(build_parser().parse_args(SELECTED))
     assert options.pool_name == "my-epp"
@@ -92,22 +91,22 @@ def test_options_go_by_the_name_of_the_pool(monkeypatch: pytest.MonkeyPatch) -> 
         (("--endpoint-target-ports", "1", "--pool-name", "p"), {}, "needs --endpoint-selector"),
         ((*SELECTED, "--endpoint-target-ports", "1,2,3,4,5,6,7,8"), POD, "9 ports; 8 at most"),
         (SELECTED, {}, "needs the variable POD_NAME"),
-        (SELECTED, {"POD_NAME": "bare"}, "no Pod of a Deployment"),
+        (SELECTED, {"POD_NAME": "single"}, "no Pod of a Deployment"),
         (
             ("--kubeconfig", "k"),
             {},
             "--kubeconfig needs --pool-name, --pool or --endpoint-selector",
         ),
         (("--kube-context", "c"), {}, "--kube-context needs"),
-        (("--endpoints-file", "e", *SELECTED), POD, "take --endpoint-selector away"),
-        (("--endpoints-file", "e", "--kubeconfig", "k"), {}, "take --kubeconfig away"),
+        (("--endpoints-file", "e", *SELECTED), POD, "remove --endpoint-selector"),
+        (("--endpoints-file", "e", "--kubeconfig", "k"), {}, "remove --kubeconfig"),
         (("--pool-name", "p"), {"NAMESPACE": "Bad_Name"}, "the variable NAMESPACE"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(
+def test_a_contradiction_is_refused(
     argv: tuple[str, ...], environ: dict[str, str], text: str
 ) -> None:
-    """The flag is named, and what to do."""
+    """The error names the flag and the fix."""
     with pytest.raises(ConfigError, match=text):
         parsed(*argv, **environ)
 
@@ -125,10 +124,10 @@ def test_what_cannot_be_meant_is_refused(
         (("--pool-namespace", "a.b"), "no name of a namespace"),
     ],
 )
-def test_what_is_not_well_formed_is_refused(
+def test_a_malformed_value_is_refused(
     argv: tuple[str, ...], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By argparse, which names the flag."""
+    """The error names the flag."""
     with pytest.raises(SystemExit):
         build_parser().parse_args(argv)
     said = capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Flags about other replicas."""
+"""The flags of peers."""
 
 from __future__ import annotations
 
@@ -14,26 +14,25 @@ from picker.peers.discovery import PeerName
 
 
 def parsed(*argv: str) -> Options:
-    """The options that flags ask for."""
     return options_of(build_parser().parse_args([*argv]))
 
 
-def test_without_peers_there_is_nothing() -> None:
+def test_there_are_no_peers_without_flags() -> None:
     """Templates may render empty values."""
     assert parsed().peers is None
     assert parsed("--peers=", "--peer-service=", "--peer-cert-path=").peers is None
 
 
 def test_peers_are_named_one_by_one_or_by_a_service() -> None:
-    """The port of the service is that of this replica unless it is given."""
+    """The default port of the service is that of this replica."""
     flags = parsed("--peers", "a:1, b:2", "--peer-service", "all.ns.svc", "--peer-port", "77").peers
     names = (PeerName("a", 1), PeerName("b", 2), PeerName("all.ns.svc", 77))
     assert flags == PeerFlags(names, 77, "127.0.0.1")
     assert parsed("--peer-service", "all").peers == PeerFlags((PeerName("all", 9005),))
 
 
-def test_the_port_is_open_to_others_only_with_certificates_or_when_asked_for() -> None:
-    """Who reaches it is believed."""
+def test_the_port_is_open_to_others_only_with_certificates_or_on_request() -> None:
+    """Every client of the port is trusted."""
     service = ("--peer-service", "all")
     with_certificates = parsed(*service, "--peer-cert-path", "certs").peers
     assert with_certificates.bind_address == "0.0.0.0"
@@ -54,13 +53,13 @@ def test_the_port_is_open_to_others_only_with_certificates_or_when_asked_for() -
         (["--peers", "a"], "HOST:PORT"),
     ],
 )
-def test_flags_that_do_not_go_together_are_refused(argv: list[str], reason: str) -> None:
+def test_a_contradiction_is_refused(argv: list[str], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         parsed(*argv)
 
 
-def test_a_secret_stands_for_a_seed(tmp_path: Path) -> None:
-    """The same whatever follows it on its line; a short one is none."""
+def test_a_secret_gives_a_seed(tmp_path: Path) -> None:
+    """A line feed at its end changes nothing; a short secret is refused."""
     secret = tmp_path / "secret"
     secret.write_text("sixteen characters and more")
     seed = hash_seed_of(secret)
@@ -76,8 +75,8 @@ def test_a_secret_stands_for_a_seed(tmp_path: Path) -> None:
     assert hash_seed_of(None) is None
 
 
-def test_replicas_are_named_by_the_slices_of_a_service() -> None:
-    """In place of names, at the port of this replica unless one is given."""
+def test_the_slices_of_a_service_name_the_replicas() -> None:
+    """The default port is that of this replica."""
     flags = parsed("--peer-slices", "all").peers
     assert flags == PeerFlags((), slices=PeerName("all", 9005))
     given = parsed("--peer-slices", "all:77", "--peer-server-name", "replicas").peers

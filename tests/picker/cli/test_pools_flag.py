@@ -1,4 +1,4 @@
-"""The flag of several pools: what it takes, what it refuses, and what each pool is served by."""
+"""The flag `--pool`: its values, its errors, and the options of each pool."""
 
 from __future__ import annotations
 
@@ -17,23 +17,21 @@ LEGACY = "inference.networking.x-k8s.io"
 
 @pytest.fixture(autouse=True)
 def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Outside any namespace."""
+    """Run outside any namespace."""
     monkeypatch.delenv("NAMESPACE", raising=False)
     monkeypatch.delenv("POD_NAME", raising=False)
 
 
 def options(*argv: str) -> Options:
-    """What the flags ask for."""
     return options_of(build_parser().parse_args(argv))
 
 
 def pools(*texts: str) -> tuple[PoolFlags, ...]:
-    """What the values of the flag ask for."""
     return options(*(f"--pool={text}" for text in texts)).pools
 
 
 def parts(*argv: str) -> dict[str, OnePool]:
-    """What each pool is served by, by its key."""
+    """Each pool with its options, by key."""
     found = split(options(*argv))
     assert len({one.key for one in found}) == len(found)
     return {one.key: one for one in found}
@@ -62,13 +60,12 @@ def parts(*argv: str) -> dict[str, OnePool]:
         ),
     ],
 )
-def test_what_a_value_means(text: str, meant: PoolFlags) -> None:
-    """The short form and the long one."""
+def test_a_value_has_a_short_and_a_long_form(text: str, meant: PoolFlags) -> None:
     assert pools(text) == (meant,)
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reason"),
     [
         ("", "'' is no pool; write [NAMESPACE/]NAME[:PORT], or name=NAME"),
         (":9012", "':9012' is no pool"),
@@ -109,33 +106,34 @@ def test_what_a_value_means(text: str, meant: PoolFlags) -> None:
         (f"name=a,group={LEGACY},endpoints-file=x", "is of a group or of an endpoints-file"),
     ],
 )
-def test_what_is_no_pool(text: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each with words that say what is wrong."""
+def test_an_invalid_value_is_refused(
+    text: str, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         build_parser().parse_args([f"--pool={text}"])
     assert ended.value.code == 2
     lines = " ".join(capsys.readouterr().err.split())
     assert "argument --pool: " in lines
-    assert " ".join(told.split()) in lines
+    assert " ".join(reason.split()) in lines
 
 
 @pytest.mark.parametrize(
-    ("argv", "told"),
+    ("argv", "reason"),
     [
         (("--pool=a", "--pool=a"), "--pool names default/a 2 times; each pool is served once"),
         (("--pool=a", "--pool=name=a,endpoints-file=f"), "names default/a 2 times"),
         (("--pool=a", "--pool=default/a:9"), "names default/a 2 times"),
         (("--pool-namespace=n", "--pool=a", "--pool=n/a"), "names n/a 2 times"),
         (tuple(f"--pool=p{n}" for n in range(MAX_POOLS + 1)), "65 pools; 64 at most"),
-        (("--pool=a:9002",), "--pool a: port 9002 is that of --grpc-port; each needs its own"),
-        (("--pool=a:7", "--grpc-port=7"), "port 7 is that of --grpc-port"),
-        (("--pool=a:9003",), "port 9003 is that of --grpc-health-port"),
-        (("--pool=a:9090",), "port 9090 is that of --metrics-port"),
-        (("--pool=a:7", "--xds-port=7"), "port 7 is that of --xds-port"),
-        (("--pool=a:9005", "--peers=h:1"), "port 9005 is that of --peer-port"),
-        (("--pool=a:7", "--peer-slices=s", "--peer-port=7"), "port 7 is that of --peer-port"),
-        (("--pool=a:7", "--pool=b:8", "--pool=c:7"), "--pool c: port 7 is that of --pool a"),
-        (("--pool=a:7", "--bind-address=unix:///tmp/s"), "take 7 away, and let the proxy name"),
+        (("--pool=a:9002",), "--pool a: port 9002 is also that of --grpc-port; each needs its own"),
+        (("--pool=a:7", "--grpc-port=7"), "port 7 is also that of --grpc-port"),
+        (("--pool=a:9003",), "port 9003 is also that of --grpc-health-port"),
+        (("--pool=a:9090",), "port 9090 is also that of --metrics-port"),
+        (("--pool=a:7", "--xds-port=7"), "port 7 is also that of --xds-port"),
+        (("--pool=a:9005", "--peers=h:1"), "port 9005 is also that of --peer-port"),
+        (("--pool=a:7", "--peer-slices=s", "--peer-port=7"), "port 7 is also that of --peer-port"),
+        (("--pool=a:7", "--pool=b:8", "--pool=c:7"), "--pool c: port 7 is also that of --pool a"),
+        (("--pool=a:7", "--bind-address=unix:///tmp/s"), "remove 7, and let the proxy name"),
         (("--pool=a:0", "--bind-address=/tmp/s"), "there are no ports at --bind-address /tmp/s"),
         (("--pool=a", "--pool-name=b"), "--pool-name is for a picker of one pool"),
         (("--pool=a", "--endpoints-file=f"), "--endpoints-file is for a picker of one pool"),
@@ -144,36 +142,33 @@ def test_what_is_no_pool(text: str, told: str, capsys: pytest.CaptureFixture[str
         (("--pool=a", "--record={pool}/d.jsonl"), "needs {pool} in the file's name"),
     ],
 )
-def test_what_pools_cannot_be_together_with(argv: tuple[str, ...], told: str) -> None:
-    """Nothing is ignored, and nobody finds out at the first request."""
+def test_a_contradiction_is_refused(argv: tuple[str, ...], reason: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         options(*argv)
-    assert told in str(refusal.value)
+    assert reason in str(refusal.value)
 
 
 def test_a_selector_is_for_one_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With all that a picker of selected Pods needs it is still no part of one of several."""
     monkeypatch.setenv("POD_NAME", "my-epp-7bdfb47f6-4hxj8")
     with pytest.raises(ConfigError, match="--endpoint-selector is for a picker of one pool"):
         options("--pool=a", "--endpoint-selector=app=x", "--endpoint-target-ports=8000")
 
 
-def test_what_may_stand_together() -> None:
-    """As many pools as there may be, and the peers' default port while nobody listens there."""
+def test_the_most_pools_and_the_unused_port_of_peers_are_accepted() -> None:
     assert len(pools(*(f"p{n}:0" for n in range(MAX_POOLS)))) == MAX_POOLS
     assert pools("a:9005", "b:9006")[0].grpc_port == 9005
 
 
-def test_without_the_flag_there_is_one_pool_with_all_that_was_said() -> None:
-    """Its key is empty, so nothing is called otherwise than before there were several."""
+def test_without_the_flag_there_is_one_pool_with_the_given_options() -> None:
+    """Its key is empty, so that metrics and URLs do not name it."""
     given = options("--pool-name=p", "--config-text=x")
     (one,) = split(given)
     assert (one.key, one.names) == ("", ("p",))
     assert one.options is given
 
 
-def test_pools_take_namespace_and_group_of_the_picker_unless_they_have_their_own() -> None:
-    """Whether there is a cluster or not."""
+def test_namespace_and_group_default_to_those_of_the_picker() -> None:
+    """With a cluster and without one."""
     common = ("--pool-namespace=team", f"--pool-group={LEGACY}")
     found = options(*common, "--pool=a", "--pool=other/b", "--pool=name=c,endpoints-file=f").pools
     assert [one.namespace for one in found] == ["team", "other", "team"]
@@ -190,8 +185,8 @@ def test_the_namespace_is_the_pickers_own(monkeypatch: pytest.MonkeyPatch) -> No
     assert set(parts("--pool=a")["a"].names) == {"a", "home/a"}
 
 
-def test_pools_are_called_by_their_names_as_long_as_these_differ() -> None:
-    """Else with their namespaces, and then by no shorter name: it could be the other one."""
+def test_a_key_has_a_namespace_only_where_names_are_equal() -> None:
+    """Such a pool has no shorter name, which would be ambiguous."""
     found = parts("--pool=a", "--pool=x/b", "--pool=y/b")
     assert {key: one.names for key, one in found.items()} == {
         "a": ("a", "default/a"),
@@ -204,7 +199,7 @@ def test_pools_are_called_by_their_names_as_long_as_these_differ() -> None:
 
 
 def test_each_pool_is_followed_in_its_own_namespace_by_the_same_credentials() -> None:
-    """A pool of a file knows the cluster too: its replicas may be found there."""
+    """A pool of a file has the cluster too, where its replicas may be found."""
     found = parts(
         "--kubeconfig=k",
         "--kube-context=c",
@@ -224,7 +219,7 @@ def test_each_pool_is_followed_in_its_own_namespace_by_the_same_credentials() ->
 
 
 def test_pools_of_files_alone_need_no_cluster() -> None:
-    """And who then says how one is reached is told that nobody asked for it."""
+    """A flag of the cluster is then refused."""
     found = parts("--pool=name=a,endpoints-file=a", "--pool=name=b,endpoints-file=b")
     assert [one.options.kubernetes for one in found.values()] == [None, None]
     with pytest.raises(ConfigError, match="--kubeconfig needs"):
@@ -233,7 +228,7 @@ def test_pools_of_files_alone_need_no_cluster() -> None:
 
 @pytest.mark.parametrize("common", [(), ("--config-file=all.yaml",), ("--config-text=all",)])
 def test_a_pools_own_configuration_wins(common: tuple[str, ...]) -> None:
-    """Over that of all, whether it is a file or a text."""
+    """Over the common one, whether that is a file or a text."""
     found = parts(*common, "--pool=a", "--pool=name=b,config-file=b.yaml")
     given = options(*common, "--pool=a")
     a, b = found["a"].options, found["b"].options
@@ -242,7 +237,7 @@ def test_a_pools_own_configuration_wins(common: tuple[str, ...]) -> None:
 
 
 def test_each_pool_has_a_recording_and_a_cluster_of_its_own() -> None:
-    """Called after it; a slash is no part of a file's name."""
+    """Each has the pool's name; a slash in it becomes an underscore."""
     given = (
         "--xds-port=9008",
         "--record=/r/{pool}/x-{pool}-{pool}.jsonl",
@@ -255,13 +250,13 @@ def test_each_pool_has_a_recording_and_a_cluster_of_its_own() -> None:
         "x/b": RecordFlags(folder / "x-x_b-x_b.jsonl", most),
         "y/b": RecordFlags(folder / "x-y_b-y_b.jsonl", most),
     }
-    told = [one.options.xds for one in found.values()]
-    assert [xds.cluster_name for xds in told if xds is not None] == ["a", "x/b", "y/b"]
-    assert isinstance(told[0], XdsFlags)
+    published = [one.options.xds for one in found.values()]
+    assert [xds.cluster_name for xds in published if xds is not None] == ["a", "x/b", "y/b"]
+    assert isinstance(published[0], XdsFlags)
 
 
 def test_replicas_are_those_of_the_picker_wherever_a_pool_is() -> None:
-    """Their Service is in the picker's namespace; they know each pool by its full name."""
+    """Their Service is in the picker's namespace; among them a pool has its full name."""
     found = parts(
         "--pool-namespace=home",
         "--peer-slices=replicas",
@@ -277,8 +272,8 @@ def test_replicas_are_those_of_the_picker_wherever_a_pool_is() -> None:
     assert all(one.options.kubernetes is not None for one in found.values())
 
 
-def test_the_lease_is_called_after_the_first_pool_of_the_cluster() -> None:
-    """In the picker's namespace, wherever that pool is."""
+def test_the_lease_has_the_name_of_the_first_pool_of_the_cluster() -> None:
+    """It is in the picker's namespace, wherever that pool is."""
     given = options(
         "--ha-enable-leader-election",
         "--pool-namespace=home",
@@ -291,7 +286,6 @@ def test_the_lease_is_called_after_the_first_pool_of_the_cluster() -> None:
 
 
 def test_the_model_may_choose_between_several_pools_alone() -> None:
-    """Each pool's endpoints are then asked for their models."""
     found = parts("--route-by-model", "--pool=a", "--pool=b")
     assert [one.options.route_by_model for one in found.values()] == [True, True]
     with pytest.raises(ConfigError, match="--route-by-model chooses between several pools"):
