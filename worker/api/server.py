@@ -1,6 +1,6 @@
 """The ASGI application: exact routes, one place where errors become statuses, abort on disconnect.
 
-A failure after the first byte cannot have a status any more. It is told as an error event, and the
+A failure after the first byte cannot have a status any more. It becomes an error event, and the
 connection is cut without the stream's end (`[DONE]`, the last HTTP chunk), so that no client and no
 proxy takes half an answer for a whole one.
 """
@@ -67,11 +67,11 @@ logger = logging.getLogger(__name__)
 _NUM_IGNORED_SHOWN = 8  # fields, in a warning
 _NUM_IGNORED_LOGGED = 64  # fields, each once
 _INDEX = re.compile(r"\[\d+\]")
-_CLIENT_CLOSED_REQUEST = 499  # for the counters; nobody is there to read it
+_CLIENT_CLOSED_REQUEST = 499  # for the counters; the client does not read it
 
 
 class WorkerApi:
-    """The ASGI callable. Everything it needs is given; it starts and stops nothing."""
+    """The ASGI callable. It starts and stops nothing."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class WorkerApi:
         engine_config: EngineConfig | None = None,
         stats: Callable[[], EngineStats] | None = None,
     ) -> None:
-        """`stats` stands for the engine's own in metrics and load reports."""
+        """`stats` replaces the engine's own in metrics and load reports."""
         self._config = config
         self._metrics = metrics
         self._keys = ApiKeys(config.api_keys)
@@ -114,7 +114,7 @@ class WorkerApi:
             methods[route.method] = (route, handlers[route.name])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One exchange. Never raises but for cancellation."""
+        """Serve one exchange. Never raises but for cancellation."""
         if scope["type"] != "http":
             return
         begun = time.monotonic()
@@ -159,8 +159,8 @@ class WorkerApi:
             await self._fail(exchange, failure)
 
     async def _handled(self, exchange: Exchange) -> None:
-        """Run the route's handler; again without the fields that are to be ignored, where it finds
-        some: nothing has been asked of the engine then.
+        """Run the route's handler; if it finds fields to ignore, run it again without them: the
+        engine has not been asked for anything by then.
         """
         handle = self._handler(exchange)
         try:
@@ -187,8 +187,8 @@ class WorkerApi:
     def _warn(
         self, exchange: Exchange, paths: list[str], briefly: str, what: str, more: str = ""
     ) -> None:
-        """Name ignored fields in a header of the reply (RFC 9111's `Warning`, section 5.5) and,
-        those that have not been seen yet, in the log.
+        """Name ignored fields in a header of the reply (RFC 9111's `Warning`, section 5.5) and, the
+        first time, in the log.
         """
         if not paths:
             return
@@ -218,8 +218,8 @@ class WorkerApi:
             exchange.add_header(b"x-request-id", exchange.request_id)
 
     def _path_of(self, exchange: Exchange) -> str:
-        """The path by which the table of routes knows this one; a slash at its end does not count,
-        as clients of servers that redirect such paths expect.
+        """The path in the table of routes; a slash at its end does not count, as clients of servers
+        that redirect such paths expect.
         """
         path = exchange.path.removesuffix("/")
         if path in self._routes:
@@ -281,8 +281,8 @@ class _OpenApiDocument:
 
 
 def _lost(error: EngineDeadError) -> RequestError:
-    """The 503 of what was let in and then lost, as of what a shutdown aborts; refusals at the door
-    (`admission`) have another type.
+    """The 503 of an admitted request that was then lost, as of one that a shutdown aborts; refusals
+    at admission have another type.
     """
     message = f"The engine is not running: {error}"
     return RequestError(message, status=503, type="ServiceUnavailableError")

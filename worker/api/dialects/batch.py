@@ -63,5 +63,4 @@ ROUTES = (
 
 
 def handlers(generation: GenerationRoutes) -> dict[str, Handler]:
-    """By the names of `ROUTES`."""
     return {"chat_batch": generation.handler(partial(_prepared, generation))}

@@ -46,7 +46,7 @@ _Tokens = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 
 
 class TokenEntry(msgspec.Struct):
-    """A token by its id, `token_id:N`, and its log probability; `bytes` say nothing."""
+    """A token by its id, `token_id:N`, and its log probability; `bytes` are not read."""
 
     token: Annotated[str, msgspec.Meta(pattern=r"^token_id:[0-9]{1,18}$")]
     logprob: float
@@ -55,11 +55,10 @@ class TokenEntry(msgspec.Struct):
 
     @property
     def token_id(self) -> int:
-        """The N."""
         return int(self.token.removeprefix("token_id:"))
 
     def logprobs(self) -> TokenLogprobs:
-        """As the engine tells it; the rank among the likeliest that are listed."""
+        """The entry in the engine's form; the rank is that among the listed likeliest tokens."""
         others = self.top_logprobs or []
         return TokenLogprobs(
             (self.token_id, *(other.token_id for other in others)),
@@ -75,7 +74,7 @@ class TokenEntries(msgspec.Struct):
 
 
 class GeneratedChoice(msgspec.Struct):
-    """One continuation, in token ids. What is not read may be anything."""
+    """One continuation, in token ids. Other fields may be anything."""
 
     token_ids: list[TokenId] | None = None
     logprobs: TokenEntries | None = None
@@ -84,15 +83,15 @@ class GeneratedChoice(msgspec.Struct):
 
 
 class GenerateAnswer(msgspec.Struct):
-    """Answer of `/inference/v1/generate`, ours or vLLM's, whole; of which only these are read."""
+    """Answer of `/inference/v1/generate`, ours or vLLM's; only these fields are read."""
 
     request_id: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_REQUEST_ID_CHARS)]
     choices: Annotated[list[GeneratedChoice], msgspec.Meta(min_length=1, max_length=MAX_PROMPTS)]
 
 
 class DerenderChatRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Body of `POST /v1/chat/completions/derender`. `chat_request` is the body of the chat:
-    without it nothing is known of tools and stop strings, and no parser looks for calls.
+    """Body of `POST /v1/chat/completions/derender`. `chat_request` is the body of the chat: without
+    it tools and stop strings are unknown, and no parser looks for calls.
     """
 
     generate_response: GenerateAnswer
@@ -115,8 +114,6 @@ class DerenderCompletionRequest(msgspec.Struct, forbid_unknown_fields=True, kw_o
 
 
 class Derenderer:
-    """Handles both routes."""
-
     def __init__(self, generation: GenerationRoutes) -> None:
         self._generation = generation
         self._checks = generation.checks
@@ -204,7 +201,7 @@ class Derenderer:
         given: Sequence[GenerateAnswer],
         prompt_tokens: int,
     ) -> None:
-        """Derender `given`, whose places in the body have these names."""
+        """Reply with the answers in `given`, which `names` place in the body."""
         choices = [
             (f"{name}.choices[{n}]", choice)
             for name, one in zip(names, given, strict=True)
@@ -300,6 +297,5 @@ ROUTES = (
 
 
 def handlers(generation: GenerationRoutes) -> dict[str, Handler]:
-    """By the names of `ROUTES`."""
     derenderer = Derenderer(generation)
     return {"derender_chat": derenderer.chat, "derender_completion": derenderer.completion}

@@ -51,7 +51,7 @@ class MessagesUsage(msgspec.Struct):
 
 
 class Message(msgspec.Struct, kw_only=True):
-    """Answer of `/v1/messages`."""
+    """Answer of `/v1/messages`, whole or as it begins."""
 
     id: str
     type: Literal["message"] = "message"
@@ -64,14 +64,14 @@ class Message(msgspec.Struct, kw_only=True):
 
 
 class MessageFrames:
-    """Implements `Frames` for one answer. Owns its blocks, and which of them is open."""
+    """Implements `Frames` for one answer. Owns its blocks, and the open one among them."""
 
     done = b""
 
     def __init__(self, head: ResponseHead) -> None:
         self._head = head
         self._blocks: list[ContentBlock] = []
-        self._next_index = 0  # in the stream, which has calls that turned out to be none, too
+        self._next_index = 0  # in the stream, which has broken calls too
         self._open: ContentBlock | None = None
         self._arguments = ""  # of the last call, so far
         self._num_chars = 0  # of content, so far
@@ -82,23 +82,23 @@ class MessageFrames:
         """The message as it is before it has any content."""
         counts = MessagesUsage(0, 0) if usage is None else _usage(usage)
         counts.output_tokens = 0
-        self._tell("message_start", message=self._message([], None, counts))
-        self._tell("ping")
+        self._emit("message_start", message=self._message([], None, counts))
+        self._emit("ping")
         return self._take()
 
     def delta(self, delta: Delta) -> bytes:
-        """What is new of each block; with the last one, the open one ends."""
+        """New parts of each block; with the last one, the open block ends."""
         self._add(delta.text, delta.reasoning, delta.calls)
         if delta.ending is not None:
             self._end(delta.ending)
         return self._take()
 
     def usage(self, usage: TokenCounts, metrics: Json | None) -> bytes:
-        """Why it ended, and the counts."""
+        """The reason of the end, and the counts."""
         reason, sequence = _stop(self._ending)
         changed = {"stop_reason": reason, "stop_sequence": sequence}
-        self._tell("message_delta", delta=changed, usage=_usage(usage))
-        self._tell("message_stop")
+        self._emit("message_delta", delta=changed, usage=_usage(usage))
+        self._emit("message_stop")
         return self._take()
 
     def body(self, answers: Sequence[Answer], usage: TokenCounts, metrics: Json | None) -> bytes:
@@ -132,7 +132,7 @@ class MessageFrames:
 
     def _end(self, ending: Ending) -> None:
         self._ending = ending
-        if not self._blocks:  # an answer of nothing has a block too
+        if not self._blocks:  # an empty answer has a block too
             self._begin(ContentBlock(type="text", text=""))
         self._close()
 
@@ -143,7 +143,7 @@ class MessageFrames:
             setattr(block, kind, "")
             if kind == "thinking":
                 block.signature = ""
-            if self._blocks:  # the blanks between a call and this are of neither
+            if self._blocks:  # blanks behind a call belong to no block
                 text = text.lstrip()
             self._begin(block)
         setattr(block, kind, getattr(block, kind) + text)
@@ -164,21 +164,21 @@ class MessageFrames:
         self._close()
         self._open = block
         self._blocks.append(block)
-        self._tell("content_block_start", index=self._next_index, content_block=block)
+        self._emit("content_block_start", index=self._next_index, content_block=block)
 
     def _grow(self, delta: Json) -> None:
-        self._tell("content_block_delta", index=self._next_index, delta=delta)
+        self._emit("content_block_delta", index=self._next_index, delta=delta)
 
     def _close(self) -> None:
         if self._open is None:
             return
         if self._open.type == "tool_use":
             self._open.input = _object(self._arguments)
-        self._tell("content_block_stop", index=self._next_index)
+        self._emit("content_block_stop", index=self._next_index)
         self._next_index += 1
         self._open = None
 
-    def _tell(self, kind: str, **fields: Any) -> None:
+    def _emit(self, kind: str, **fields: Any) -> None:
         data = _encode({"type": kind, **fields})
         self._events.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), data))
 
@@ -207,7 +207,7 @@ def _usage(usage: TokenCounts) -> MessagesUsage:
 
 
 def _object(arguments: str) -> Any:
-    """The arguments as an object; of a call that was cut, its text as it is under one name."""
+    """The arguments as an object; the text of a call that was cut, under one name."""
     try:
         value = msgspec.json.decode(arguments or "{}")
     except msgspec.DecodeError:

@@ -114,7 +114,7 @@ class MessagesTool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class MessagesToolChoice(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Whether and which tools are used."""
+    """The choice of tools: any, one or none."""
 
     type: Annotated[str, says(enum=["auto", "any", "tool", "none"])]
     name: str | None = None
@@ -406,20 +406,20 @@ def _needed(value: str | None, place: str) -> str:
 
 
 class CountedTokens(msgspec.Struct):
-    """Answer of `/v1/messages/count_tokens`."""
+    """Answer of `/v1/messages/count_tokens`: the tokens of the prompt."""
 
     input_tokens: Count
 
 
 class MessagesErrorDetail(msgspec.Struct):
-    """What was wrong."""
+    """The fault and its kind."""
 
     type: str
     message: str
 
 
 class MessagesError(msgspec.Struct):
-    """Anthropic's error envelope."""
+    """The envelope of errors in Anthropic's API."""
 
     error: MessagesErrorDetail
     type: Literal["error"] = "error"
@@ -493,7 +493,6 @@ ROUTES = (
 
 
 def handlers(generation: GenerationRoutes) -> dict[str, Handler]:
-    """By the names of `ROUTES`."""
     return {
         "messages": generation.handler(partial(_prepared, generation)),
         "count_tokens": partial(_count, generation),

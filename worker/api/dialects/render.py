@@ -34,8 +34,8 @@ _Generation = TypeVar("_Generation", bound=GenerationFields)
 
 
 class Rendered(msgspec.Struct, kw_only=True):
-    """What a request asks of the engine; `/inference/v1/generate` takes it as it is.
-    `token_offsets` are pairs of numbers.
+    """The request to the engine; `/inference/v1/generate` takes it as it is. `token_offsets` are
+    pairs of numbers.
     """
 
     request_id: str
@@ -56,8 +56,6 @@ class Rendered(msgspec.Struct, kw_only=True):
 
 
 class Renderer:
-    """Handles both routes."""
-
     def __init__(self, generation: GenerationRoutes) -> None:
         self._checks = generation.checks
         self._config = generation.checks.config
@@ -148,15 +146,15 @@ class Renderer:
 
 
 def _offsets(encoding: Encoding | None, ask: AddRequest) -> msgspec.Raw | None:
-    """The characters each token came from; None for token ids and for a prompt that was cut."""
+    """The characters of each token; None for token ids and for a prompt that was cut."""
     if encoding is None or encoding[0] != ask.prompt_token_ids:
         return None
     return encoding[1]
 
 
 class OffsetsRecorder:
-    """Encodes texts and remembers where their tokens came from, in order, so that a request is
-    encoded once. For one request.
+    """Encodes texts and records the offsets of their tokens, in order, so that the texts of one
+    request are encoded once.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -168,7 +166,7 @@ class OffsetsRecorder:
         return next(iter(self._encodings.values()), None)
 
     def of(self, text: str, add_special_tokens: bool) -> Encoding | None:
-        """A text that was encoded so."""
+        """The encoding of a text, if it was encoded this way."""
         return self._encodings.get((text, add_special_tokens))
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -181,7 +179,7 @@ class OffsetsRecorder:
 
 
 def sampling_fields(request: GenerationFields, prepared: Prepared, ask: AddRequest) -> Json:
-    """vLLM's flat `SamplingParams`. The seed is the request's own, not one drawn for it."""
+    """vLLM's flat `SamplingParams`. The seed is the request's own, not the drawn one."""
     params, text = ask.params, prepared.text
     constraint = prepared.constraint
     fields = msgspec.to_builtins(params)
@@ -222,6 +220,5 @@ ROUTES = (
 
 
 def handlers(generation: GenerationRoutes) -> dict[str, Handler]:
-    """By the names of `ROUTES`."""
     renderer = Renderer(generation)
     return {"render_chat": renderer.chat, "render_completion": renderer.completion}

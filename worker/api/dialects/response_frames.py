@@ -32,7 +32,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ResponsePart(msgspec.Struct, kw_only=True):
-    """Part of `OutputItem`."""
+    """Part of `OutputItem`: a text, with log probabilities if they were asked for."""
 
     type: Literal["output_text", "reasoning_text"]
     text: str
@@ -55,19 +55,19 @@ class OutputItem(msgspec.Struct, kw_only=True):
 
 
 class InputTokensDetails(msgspec.Struct):
-    """Part of `ResponseUsage`."""
+    """Part of `ResponseUsage`: the input from a cache."""
 
     cached_tokens: Count
 
 
 class OutputTokensDetails(msgspec.Struct):
-    """Part of `ResponseUsage`. Tokens of reasoning are not counted apart: 0."""
+    """Part of `ResponseUsage`. Tokens of reasoning are not counted separately: 0."""
 
     reasoning_tokens: Count = 0
 
 
 class ResponseUsage(msgspec.Struct):
-    """Token counts."""
+    """Token counts in the names of this API."""
 
     input_tokens: Count
     input_tokens_details: InputTokensDetails
@@ -83,7 +83,7 @@ class IncompleteDetails(msgspec.Struct):
 
 
 class Response(msgspec.Struct, kw_only=True):
-    """Answer of `/v1/responses`; what the request said is repeated as it was."""
+    """Answer of `/v1/responses`; it repeats fields of the request."""
 
     id: str
     object: Literal["response"] = "response"
@@ -125,7 +125,7 @@ class ResponseFrames:
         self._facts = facts
         self._items: list[OutputItem] = []
         self._open: int | None = None  # its place among the items
-        self._broken: set[int] = set()  # turned out to be no calls; the final response has none
+        self._broken: set[int] = set()  # no calls after all; the final response leaves them out
         self._num_chars = 0  # of content, so far
         self._entries: list[Any] = []  # log probabilities that no message has yet
         self._ending: Ending | None = None
@@ -135,14 +135,14 @@ class ResponseFrames:
     # ---- the wire ---------------------------------------------------------------------------
 
     def opening(self, index: int, usage: TokenCounts | None) -> bytes:
-        """That the response exists and is being made."""
+        """The events at the start: the response is created, and in progress."""
         response = self._response("in_progress", None, None)
-        self._tell("response.created", response=response)
-        self._tell("response.in_progress", response=response)
+        self._emit("response.created", response=response)
+        self._emit("response.in_progress", response=response)
         return self._take()
 
     def delta(self, delta: Delta) -> bytes:
-        """What is new of each item; with the last one, all that is open ends."""
+        """New parts of each item; with the last one, the open item ends."""
         self._add(delta.text, delta.reasoning, delta.calls, delta.logprobs)
         if delta.ending is not None:
             self._end(delta.ending)
@@ -151,7 +151,7 @@ class ResponseFrames:
     def usage(self, usage: TokenCounts, metrics: Json | None) -> bytes:
         """The last event, with the whole response."""
         status = self._status()
-        self._tell(f"response.{status}", response=self._response(status, usage, metrics))
+        self._emit(f"response.{status}", response=self._response(status, usage, metrics))
         return self._take()
 
     def body(self, answers: Sequence[Answer], usage: TokenCounts, metrics: Json | None) -> bytes:
@@ -160,7 +160,7 @@ class ResponseFrames:
         self._end(answer.ending)
         return _encode(self._response(self._status(), usage, metrics))
 
-    def _tell(self, kind: str, **fields: Any) -> None:
+    def _emit(self, kind: str, **fields: Any) -> None:
         event = {"type": kind, "sequence_number": self._next_event, **fields}
         self._next_event += 1
         self._events.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), _encode(event)))
@@ -209,7 +209,7 @@ class ResponseFrames:
                 self._add_call(part)
             elif self._is_open("message"):
                 self._grow_text(self._text_item("message"), part)
-            else:  # the blanks between a call and this are of neither
+            else:  # blanks behind a call belong to no item
                 begun = part.lstrip() if self._items else part
                 self._grow_text(self._text_item("message"), begun)
         self._num_chars += len(text)
@@ -231,7 +231,7 @@ class ResponseFrames:
             item = OutputItem(type=kind, id=_new_id("rs"), status="in_progress", summary=[])
         item.content = []
         place = self._announce(item)
-        self._tell("response.content_part.added", **self._at(place), content_index=0, part=part)
+        self._emit("response.content_part.added", **self._at(place), content_index=0, part=part)
         item.content.append(part)
         return place
 
@@ -242,7 +242,7 @@ class ResponseFrames:
         if isinstance(part.logprobs, list):
             fields["logprobs"], self._entries = self._entries, []
             part.logprobs += fields["logprobs"]
-        self._tell(f"response.{part.type}.delta", **self._at(place), **fields)
+        self._emit(f"response.{part.type}.delta", **self._at(place), **fields)
 
     def _add_call(self, call: CallDelta) -> None:
         if call.name is not None:
@@ -258,18 +258,18 @@ class ResponseFrames:
         elif call.arguments:
             item.arguments = f"{item.arguments or ''}{call.arguments}"
             kind = "response.function_call_arguments.delta"
-            self._tell(kind, **self._at(place), delta=call.arguments)
+            self._emit(kind, **self._at(place), delta=call.arguments)
 
     def _announce(self, item: OutputItem) -> int:
         self._close("completed")
         self._items.append(item)
         place = self._open = len(self._items) - 1
-        self._tell("response.output_item.added", output_index=place, item=item)
+        self._emit("response.output_item.added", output_index=place, item=item)
         return place
 
     def _end(self, ending: Ending) -> None:
         self._ending = ending
-        if not self._items:  # an answer of nothing is a message all the same
+        if not self._items:  # an empty answer is a message too
             self._text_item("message")
         self._close(self._status())
 
@@ -282,15 +282,15 @@ class ResponseFrames:
         item.status = status
         if item.type == "function_call":
             fields = {"name": item.name, "arguments": item.arguments}
-            self._tell("response.function_call_arguments.done", **self._at(place), **fields)
+            self._emit("response.function_call_arguments.done", **self._at(place), **fields)
         else:
             part = self._part(place)
             texts: Json = {"content_index": 0, "text": part.text}
             if part.type == "output_text":
                 texts["logprobs"] = part.logprobs
-            self._tell(f"response.{part.type}.done", **self._at(place), **texts)
-            self._tell("response.content_part.done", **self._at(place), content_index=0, part=part)
-        self._tell("response.output_item.done", output_index=place, item=item)
+            self._emit(f"response.{part.type}.done", **self._at(place), **texts)
+            self._emit("response.content_part.done", **self._at(place), content_index=0, part=part)
+        self._emit("response.output_item.done", output_index=place, item=item)
 
     def _at(self, place: int) -> Json:
         return {"item_id": self._items[place].id, "output_index": place}

@@ -112,7 +112,7 @@ class ChosenFunction(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ResponseTextFormat(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
-    """`text.format`: anything."""
+    """`text.format` without a constraint."""
 
 
 class ResponseJsonObject(
@@ -221,7 +221,6 @@ ROUTES = (
 
 
 def handlers(generation: GenerationRoutes) -> dict[str, Handler]:
-    """By the names of `ROUTES`."""
     return {"responses": generation.handler(partial(_prepared, generation))}
 
 
@@ -350,7 +349,7 @@ def _text(content: str | Parts, place: str, kinds: Mapping[str, str | None] = _O
 
 
 def response_facts(request: ResponsesRequest) -> Json:
-    """What a response repeats of its request."""
+    """The fields of a response that repeat its request."""
     whole = (request.max_output_tokens, request.top_logprobs)
     most, likeliest = (None if n is None else int(n) for n in whole)
     return {

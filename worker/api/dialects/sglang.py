@@ -52,7 +52,7 @@ _NAMES = {
 
 
 class SglangSampling(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """`sampling_params` of SGLang."""
+    """`sampling_params` of SGLang, by its names."""
 
     max_new_tokens: Annotated[Whole | None, says(minimum=1)] = None
     min_new_tokens: Annotated[Whole | None, says(minimum=0)] = None
@@ -144,7 +144,7 @@ class ForgeAnswer(msgspec.Struct):
 
 
 def is_single(request: SglangRequest) -> bool:
-    """Whether the answer is one object."""
+    """True if the answer is one object, not a list."""
     n = 1 if request.sampling_params is None else request.sampling_params.n or 1
     if request.text is not None:
         return isinstance(request.text, str) and n == 1
@@ -230,27 +230,27 @@ class SglangLogprobs:
         return iter(())
 
     def follow(self, prompt_text: str) -> None:
-        """See `LogprobsWriter.follow`: nothing counts characters here."""
+        """Does nothing: no characters are counted here."""
 
     def take(self, entries: Sequence[TokenLogprobs]) -> Json:
         drawn, top = [], []
         for entry in entries:
             pairs = zip(entry.token_ids, entry.logprobs, strict=True)
-            told = [self._told(token_id, logprob) for token_id, logprob in pairs]
-            drawn.append(told[0])
-            top.append(told[1 : 1 + self._num_top])
+            entries_of = [self._entry(token_id, logprob) for token_id, logprob in pairs]
+            drawn.append(entries_of[0])
+            top.append(entries_of[1 : 1 + self._num_top])
         if not self._num_top:
             return {"output_token_logprobs": drawn}
         return {"output_token_logprobs": drawn, "output_top_logprobs": top}
 
-    def _told(self, token_id: int, logprob: float) -> list[Any]:
+    def _entry(self, token_id: int, logprob: float) -> list[Any]:
         text = None if self._bytes is None else self._bytes(token_id).decode("utf-8", "replace")
         return [clamped(logprob), token_id, text]
 
 
 @dataclass(slots=True)
 class _SoFar:
-    """What one answer has come to."""
+    """One answer so far."""
 
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -258,7 +258,7 @@ class _SoFar:
 
 
 class SglangFrames:
-    """Implements `Frames`: every event repeats all that its answer has come to. Owns that."""
+    """Implements `Frames`: every event repeats the whole answer so far. Owns that."""
 
     done = DONE
 
@@ -324,7 +324,7 @@ def _reason(ending: Ending | None, token_ids: Sequence[int]) -> Json | None:
 
 
 class ForgeFrames(WholeFrames):
-    """The one form of forge-infer's answers."""
+    """The only form of forge-infer's answers."""
 
     def body(self, answers: Sequence[Answer], usage: TokenCounts, metrics: Json | None) -> bytes:
         [answer] = answers
@@ -372,5 +372,4 @@ ROUTES = (
 
 
 def handlers(generation: GenerationRoutes) -> dict[str, Handler]:
-    """By the names of `ROUTES`."""
     return {"generate_text": generation.handler(partial(_prepared, generation))}

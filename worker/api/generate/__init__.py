@@ -1,3 +1,8 @@
-"""From a checked body to the last token of its answer: admission, preparation, the run on the
-engine, and the text, log probabilities and frames that go out. No route and no socket.
+"""The run of a prepared request: admission, the run on the engine, and the text, log probabilities
+and frames that go out. No route and no socket.
+
+`text` renders and encodes prompts, `answer_plans` chooses parsers and constraints, `prepared` is
+the checked request. `runner` runs it: `choice` reads one sequence, `response` collects them,
+`frames` and `logprobs` write them; `open_sequences` lists them, `resumption` lets a stream continue
+elsewhere. `adapters` has the names of models, `engine` is the interface to the engine.
 """

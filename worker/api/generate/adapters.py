@@ -22,7 +22,7 @@ _FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 @dataclass(frozen=True, slots=True)
 class ServedAdapter:
-    """One name. `parent` is the model it is listed under; `created` a unix time."""
+    """`parent` is the model that the name is listed under; `created` a unix time."""
 
     adapter: Adapter
     parent: str
@@ -70,8 +70,8 @@ class ServedAdapters:
     async def load(
         self, name: str, path: str, parent: str | None = None, in_place: bool = False
     ) -> None:
-        """Have the engine read an adapter, then serve it. `in_place` replaces one of the same name;
-        requests that run with that one keep it. Raises `RequestError` in vLLM's words.
+        """Let the engine read an adapter, then serve it. `in_place` replaces one of the same name;
+        its running requests keep it. Raises `RequestError` in vLLM's words.
         """
         if not name or not path:
             message = "Both 'lora_name' and 'lora_path' must be provided."
@@ -106,7 +106,7 @@ class ServedAdapters:
                 await self._engine.run(UnloadAdapter(0, replaced.adapter))
 
     async def unload(self, name: str) -> None:
-        """Serve a name no more; requests that came before are answered. Raises `RequestError`."""
+        """Stop serving a name; earlier requests are still answered. Raises `RequestError`."""
         if not name:
             message = "'lora_name' needs to be provided to unload a LoRA adapter."
             raise RequestError(message, type="InvalidUserInput")

@@ -1,4 +1,4 @@
-"""The worker's door: who is let in, and how many are inside."""
+"""Admission of requests: whether there is room for another one, and the number inside."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Admission:
 
     @property
     def draining(self) -> bool:
-        """Nobody is let in any more; `drains` is set."""
+        """True once no request is admitted any more; `drains` is then set."""
         return self.drains.is_set()
 
     @property
@@ -60,8 +60,8 @@ class Admission:
         return self._queued_tokens
 
     def check(self, num_sequences: int = 1, num_tokens: int = 0) -> None:
-        """Raise 503 when so much more cannot be taken: the engine is down, the worker drains or is
-        out of memory, or a queue is full.
+        """Raise 503 if this much more cannot be admitted: the engine is down, the worker drains or
+        is out of memory, or a queue is full.
         """
         if not self._engine.is_alive:
             raise unavailable("The engine is not running")
@@ -77,8 +77,8 @@ class Admission:
     def _check_requests(self, num_sequences: int) -> None:
         if self._max_queued is None:
             return
-        # The engine's own count lags behind by a step: whoever came since and exceeds the running
-        # slots waits too. While nobody waits, newcomers take the free slots first.
+        # The engine's own count lags behind by a step: sequences since then that exceed the running
+        # slots wait too. While none waits, new ones take the free slots first.
         beyond_slots = self._inside - self._max_num_seqs
         reported = self._engine.num_waiting_reported
         queued = beyond_slots if reported == 0 else max(reported, beyond_slots)
@@ -90,7 +90,7 @@ class Admission:
             )
 
     def _check_tokens(self, num_tokens: int) -> None:
-        """A request that finds nothing waiting is let in whatever its length."""
+        """Admit a request of any length if nothing waits."""
         limit, waiting = self._max_queued_tokens, self._queued_tokens
         if limit is not None and waiting and waiting + num_tokens > limit:
             self._metrics.refused("max_num_queued_tokens")
@@ -112,8 +112,8 @@ class Admission:
                 self._idle.set()
 
     def queued(self, num_tokens: int) -> Callable[[], None]:
-        """Count a prompt that went to the engine as waiting. Returns what ends that: it is called
-        at the first output and at the end of every branch, and counts the first time only.
+        """Count a prompt that went to the engine as waiting. The caller calls the returned function
+        at the first output and at the end of every branch; only the first call counts.
         """
         self._queued_tokens += num_tokens
         left = num_tokens
@@ -126,7 +126,7 @@ class Admission:
         return prefilled
 
     async def wait_idle(self, timeout_seconds: float) -> bool:
-        """Wait until nobody is inside; False when that takes longer."""
+        """Wait until no sequence is inside; False when that takes longer."""
         try:
             async with asyncio.timeout(timeout_seconds):
                 await self._idle.wait()
@@ -141,7 +141,7 @@ def unavailable(message: str) -> RequestError:
 
 
 def resident_bytes() -> int:
-    """Memory of this process that is in RAM; 0 where the system does not tell."""
+    """Memory of this process that is in RAM; 0 where the system does not report it."""
     try:
         pages = Path("/proc/self/statm").read_bytes().split()[1]
     except (OSError, IndexError):
@@ -150,8 +150,8 @@ def resident_bytes() -> int:
 
 
 class MemoryGuard:
-    """Tells whether this process has outgrown its limit. Owns the last reading, which is used for a
-    quarter of a second. `clock` is monotonic; `limit_bytes` None: never.
+    """Compares the memory of this process with its limit. Owns the last reading, which is used for
+    a quarter of a second. `clock` is monotonic; `limit_bytes` None: no limit.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class MemoryGuard:
 
     @property
     def exceeded(self) -> bool:
-        """The limit is exceeded now, or was a moment ago."""
+        """The last reading exceeds the limit."""
         if self._limit is None:
             return False
         now = self._clock()

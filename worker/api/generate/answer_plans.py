@@ -1,4 +1,4 @@
-"""What the answers to a request must match, and which parsers they go through.
+"""Plans of answers: the constraint that they must match, and the parsers that read them.
 
 `response_format`, `structured_outputs` and the older `guided_*` fields have one meaning; each is
 brought into the form of `structured_outputs`, then compiled as one grammar.
@@ -109,8 +109,8 @@ class AnswerPlans:
         has_reasoned = prompt.text.rstrip().endswith(END_OF_THINK) or not prompt.opens_turn
         if has_reasoned and not reasons:
             reasons = None
-        kept = form if constraint.field == CALLS else form.without_calls()
-        return AnswerPlan(kept, shown_ids, constraint, reasons)
+        parsed = form if constraint.field == CALLS else form.without_calls()
+        return AnswerPlan(parsed, shown_ids, constraint, reasons)
 
     def _form(
         self, request: ChatRequest, prompt: ChatPrompt, use: ToolUse | None

@@ -22,9 +22,9 @@ REPETITION_DETECTED = "repetition_detected"
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one output of the engine adds to a choice. The tokens are all that count, those without
-    a text of their own included; `logprobs` has one entry for each when they were asked for.
-    `reasoning` and `calls` are what a parser took out of the text.
+    """The part of a choice that one output of the engine adds. `token_ids` are all counted tokens,
+    those without a text of their own included; `logprobs` has an entry for each if they were asked
+    for. `reasoning` and `calls` are the parts that a parser took out of the text.
     """
 
     text: str
@@ -35,8 +35,8 @@ class Piece:
 
 
 class Choice:
-    """Owns one sequence's text and counts. `ending` is set once the sequence has its end; until
-    then `reason` is what it would be recorded as if nothing more came (the client left).
+    """Owns one sequence's text and counts. `ending` is set at the end of the sequence; `reason` is
+    the reason to record if it ended now (by default: the client left).
     """
 
     def __init__(
@@ -70,8 +70,8 @@ class Choice:
         )
 
     def replay(self, token_ids: Sequence[int]) -> None:
-        """Before all else: take tokens whose text the client has. Raises `RequestError` when they
-        end the answer.
+        """Called first: take tokens whose text the client already has. Raises `RequestError` if
+        they end the answer.
         """
         self._shown(RequestOutput(self.request.request_id, list(token_ids)))
         if self.ending is not None:
@@ -79,11 +79,11 @@ class Choice:
             raise RequestError(reason, param="resume.token_ids")
 
     def take(self, output: RequestOutput) -> Piece:
-        """What an output adds. Raises `RequestError` when the engine gave the request up; an abort
-        that was asked for is an ending like others, and so is a stop string before anything else.
+        """Add an output. Raises `RequestError` when the engine gave the request up; an abort that
+        was asked for is an ending like others, and so is a stop string before anything else.
 
-        An output may have many tokens, of one step or of several. All that is told is as if each
-        had come by itself.
+        An output may have many tokens, of one step or of several; the result is as if each came by
+        itself.
         """
         self.last = output
         self.num_cached = output.num_cached_tokens
@@ -97,7 +97,7 @@ class Choice:
         return piece
 
     def _echoed(self, output: RequestOutput) -> Piece:
-        """Of an answer that is the prompt alone: the one token that is drawn counts for nothing."""
+        """Add nothing to an answer that is the prompt alone: its one drawn token does not count."""
         if output.finish_reason is FinishReason.ABORT:
             self._end(FinishReason.ABORT, None)
         elif output.finish_reason is not None:
@@ -109,7 +109,7 @@ class Choice:
         drops_last = output.stop_token_id is not None and not self._text.include_stop
         before = self._detokenizer.num_consumed
         text = self._detokenizer.feed(tokens[:-1] if drops_last else tokens)
-        # What came after a stop string was drawn in vain; a stop token has no text but counts.
+        # Tokens after a stop string do not count; a stop token has no text but counts.
         counted = self._detokenizer.num_consumed - before
         if self._detokenizer.matched is None:
             counted = len(tokens)
@@ -122,8 +122,8 @@ class Choice:
         return self._parsed(Piece(text, tokens[:counted], output.logprobs[:counted]))
 
     def _parsed(self, piece: Piece) -> Piece:
-        """The piece without what a parser takes out of its text. Once the choice has its end, that
-        of an answer that stopped after calls is theirs.
+        """The piece without the parts that a parser takes out of its text. The end of an answer
+        that stopped after calls is that of the calls.
         """
         if self._parser is None:
             return piece
@@ -140,8 +140,8 @@ class Choice:
         return replace(piece, text=text, reasoning=reasoning, calls=calls)
 
     def _stop_reason(self, output: RequestOutput) -> str | int | None:
-        """What to report: a stop token that the client or the model's generation config asked for,
-        not the model's own end, also where the client named that one too.
+        """The reason to report: a stop token that the client or the model's generation config asked
+        for; not the model's own end, even if the client named it too.
         """
         if output.finish_reason is FinishReason.REPETITION:
             return REPETITION_DETECTED

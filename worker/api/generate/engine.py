@@ -1,4 +1,4 @@
-"""What the API needs of the engine; `engine.client.EngineClient` is one."""
+"""The API's interface to the engine; `EngineClient` implements it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ class OutputStream(Protocol):
         ...
 
     async def next(self) -> RequestOutput:
-        """The tokens drawn since the last call; what a slow consumer missed comes as one output.
+        """Return the tokens drawn since the last call; steps that a slow consumer missed come as
+        one output.
 
         Raises `EngineDeadError` when the engine is lost. Not called again after an output with a
         `finish_reason`.
@@ -30,7 +31,7 @@ class OutputStream(Protocol):
 
 
 class Engine(Protocol):
-    """Runs requests and commands, in whatever process."""
+    """Runs requests and commands, in this process or another."""
 
     @property
     def is_alive(self) -> bool:
@@ -53,8 +54,8 @@ class Engine(Protocol):
     def open(self, request: AddRequest) -> tuple[OutputStream, ...]:
         """Send a request; one stream for it and one for each of its branches, in order.
 
-        Whoever opens closes every stream. Raises `EngineDeadError`, and `WorkerError` when an id is
-        in use.
+        The caller closes every stream. Raises `EngineDeadError`, and `WorkerError` when an id is in
+        use.
         """
         ...
 
@@ -63,11 +64,11 @@ class Engine(Protocol):
         ...
 
     def hand_over(self, request_id: str) -> None:
-        """Stop a sequence that goes on at another worker, which will ask for its KV. Its stream
-        gives nothing any more. Unknown ids are ignored.
+        """Stop a sequence that continues at another worker, which will ask for its KV. Its stream
+        gives no more outputs. Unknown ids are ignored.
         """
         ...
 
     async def run(self, command: Command) -> CommandReply:
-        """Have a command done; its `command_id` is replaced. Raises `EngineDeadError`."""
+        """Run a command; its `command_id` is replaced. Raises `EngineDeadError`."""
         ...

@@ -33,7 +33,7 @@ class TokenCounts:
     cached_tokens: int | None
 
     def usage(self, *, whole: bool = False) -> Usage:
-        """The `usage` object of a frame, without what is not known, or of a `whole` body."""
+        """The `usage` object of a frame, without unknown fields, or of a `whole` body."""
         absent = None if whole else UNSET
         return Usage(
             self.prompt_tokens,
@@ -56,8 +56,8 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What one frame adds to one choice; `ending` is set on its last one, `usage` and `metrics`
-    when they go with it. `token_ids` None: not asked for.
+    """The part of one choice in one frame; `ending` is set on its last one, `usage` and `metrics`
+    when they belong to it. `token_ids` None: not asked for.
     """
 
     index: int
@@ -74,8 +74,8 @@ class Delta:
 @dataclass(frozen=True, slots=True)
 class Answer:
     """One complete choice of a response that is not streamed. `calls` are all parts of them;
-    `pooled` is the embedding of the prompt, where that was asked for; `usage` counts this choice.
-    `kv_transfer` are the parameters for a decode elsewhere, of a prompt whose KV is kept.
+    `pooled` is the embedding of the prompt, if asked for; `usage` counts this choice. `kv_transfer`
+    are the parameters for a decode elsewhere, of a prompt whose KV is retained.
     """
 
     text: str
@@ -92,8 +92,8 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class ResponseHead:
-    """What every chunk of a response repeats. `created` is unix time; `fingerprint` goes with a
-    choice's last chunk and with the usage.
+    """The fields that every chunk of a response repeats. `created` is unix time; `fingerprint` is
+    in a choice's last chunk and beside the usage.
     """
 
     id: str
@@ -104,8 +104,8 @@ class ResponseHead:
 
 @dataclass(frozen=True, slots=True)
 class PromptFacts:
-    """What a response tells of its prompts, in order: their token ids when asked for, and of a chat
-    its text. `choices_each` choices follow from each.
+    """The facts of the prompts that a response shows, in order: their token ids if asked for, and
+    the text of a chat. `choices_each` choices follow from each prompt.
     """
 
     token_ids: Sequence[Sequence[int]] | None = None
@@ -113,7 +113,6 @@ class PromptFacts:
     choices_each: int = 1
 
     def ids_of(self, index: int) -> Sequence[int] | None:
-        """The prompt of a choice."""
         return None if self.token_ids is None else self.token_ids[index // self.choices_each]
 
 
@@ -122,11 +121,11 @@ class Frames(Protocol):
 
     @property
     def done(self) -> bytes:
-        """What ends a stream, after all else."""
+        """The end of a stream, after all frames."""
         ...
 
     def opening(self, index: int, usage: TokenCounts | None) -> bytes:
-        """What comes before the first text of a choice; may be empty."""
+        """The frames before the first text of a choice; may be empty."""
         ...
 
     def delta(self, delta: Delta) -> bytes:
@@ -143,27 +142,24 @@ class Frames(Protocol):
 
 
 class WholeFrames:
-    """What `Frames` has for streams, of answers that are never streamed."""
+    """The methods of `Frames` that streams use, for answers that are never streamed."""
 
     done = b""
 
     def opening(self, index: int, usage: TokenCounts | None) -> bytes:
-        """Never called."""
         raise NotImplementedError
 
     def delta(self, delta: Delta) -> bytes:
-        """Never called."""
         raise NotImplementedError
 
     def usage(self, usage: TokenCounts, metrics: Json | None) -> bytes:
-        """Never called."""
         raise NotImplementedError
 
 
 def tail(
     head: ResponseHead, usage: TokenCounts | None, metrics: Json | None, *, last: bool
 ) -> bytes:
-    """What follows the choices. `last`: of a choice, or of all."""
+    """The end of a frame, after the choices. `last`: of a choice, or of all."""
     if not last and usage is None:
         return b"]}\n\n"
     tail = b"]"
@@ -199,7 +195,7 @@ class OpenAiFrames:
 
 
 def whole_calls(parts: Sequence[CallDelta]) -> list[ToolCallOut]:
-    """The calls that parts add up to, without the broken ones."""
+    """The calls that the parts make up, without the broken ones."""
     calls: dict[int, ToolCallOut] = {}
     for part in parts:
         if part.broken:
@@ -212,8 +208,8 @@ def whole_calls(parts: Sequence[CallDelta]) -> list[ToolCallOut]:
 
 
 def in_order(text: str, calls: Sequence[CallDelta], start: int) -> Iterator[str | CallDelta]:
-    """Text and parts of calls, one after the other as the answer has them. The text begins behind
-    `start` characters of content.
+    """Text and parts of calls in the order of the answer. The text begins behind `start` characters
+    of content.
     """
     taken = 0
     for call in calls:
@@ -227,7 +223,7 @@ def in_order(text: str, calls: Sequence[CallDelta], start: int) -> Iterator[str 
 
 
 def fields_of_body(head: ResponseHead, usage: TokenCounts, metrics: Json | None) -> Json:
-    """What the body of any response says besides its choices."""
+    """The fields of any response's body besides its choices."""
     return {
         "id": head.id,
         "created": head.created,

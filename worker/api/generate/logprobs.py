@@ -20,7 +20,7 @@ import msgspec
 from worker.types import TokenLogprobs
 
 LEAST = -9999.0
-SLICE_TOKENS = 4096  # told at once, the drawn ones and their rivals
+SLICE_TOKENS = 4096  # encoded at once, the drawn ones and their rivals
 _UTF8 = codecs.getincrementaldecoder("utf-8")
 _encode = msgspec.json.Encoder().encode
 
@@ -34,13 +34,13 @@ class LogprobsWriter(Protocol):
     def prompt(
         self, prompt_ids: Sequence[int], prompt_text: str, entries: Sequence[TokenLogprobs]
     ) -> Iterator[Json]:
-        """The echoed prompt's part, in slices. `entries` has one for each token but the first; of
-        those it lacks (the sequence ended before) nothing is known: null.
+        """The echoed prompt's part, in slices. `entries` has one for each token but the first;
+        missing ones (the sequence ended before) are null.
         """
         ...
 
     def follow(self, prompt_text: str) -> None:
-        """What is taken comes after an echoed prompt. Before `take`, if at all."""
+        """Called before `take` if the answer follows an echoed prompt."""
         ...
 
     def take(self, entries: Sequence[TokenLogprobs]) -> Json:
@@ -54,7 +54,7 @@ def clamped(logprob: float) -> float:
 
 
 class Columns:
-    """A `logprobs` object in the making. Owns the encoded elements of each of its lists."""
+    """A `logprobs` object under construction. Owns the encoded elements of each of its lists."""
 
     def __init__(self) -> None:
         self._parts: dict[str, list[bytes]] = {}
@@ -75,7 +75,7 @@ class Columns:
         return columns
 
     def raw(self) -> msgspec.Raw:
-        """The object, to be put into an answer as it is."""
+        """The object as encoded JSON."""
         lists = (
             _encode(name) + b":[" + b",".join(parts) + b"]" for name, parts in self._parts.items()
         )
@@ -86,26 +86,26 @@ def written(
     writer: LogprobsWriter, entries: Sequence[TokenLogprobs], echoed: Columns | None = None
 ) -> Json | msgspec.Raw:
     """The `logprobs` object of the next tokens, after those of an echoed prompt."""
-    if echoed is None and num_told(entries) <= SLICE_TOKENS:
+    if echoed is None and num_tokens_shown(entries) <= SLICE_TOKENS:
         return writer.take(entries)
     parts = map(writer.take, slices(entries) or [()])
     return (echoed or Columns()).followed_by(parts).raw()
 
 
-def num_told(entries: Sequence[TokenLogprobs]) -> int:
-    """How many tokens the entries tell of: the drawn ones and their rivals."""
+def num_tokens_shown(entries: Sequence[TokenLogprobs]) -> int:
+    """The number of tokens in the entries: the drawn ones and their rivals."""
     return sum(len(entry.token_ids) for entry in entries)
 
 
 def slices(entries: Sequence[TokenLogprobs]) -> list[Sequence[TokenLogprobs]]:
-    """The entries, so many at once that they tell of about `SLICE_TOKENS` tokens."""
+    """The entries in slices with about `SLICE_TOKENS` tokens each."""
     each = max((len(entry.token_ids) for entry in entries), default=1)
     size = max(1, SLICE_TOKENS // each)
     return [entries[start : start + size] for start in range(0, len(entries), size)]
 
 
 class _Naming:
-    """What a token is called in an answer."""
+    """Names tokens as an answer shows them."""
 
     def __init__(self, token_bytes: TokenBytes, *, as_ids: bool) -> None:
         self._bytes = token_bytes
@@ -211,7 +211,7 @@ class CompletionLogprobs:
         return offset
 
     def _top(self, entry: TokenLogprobs) -> dict[str, float]:
-        """By text; of tokens with the same text, the first one counts."""
+        """The likeliest tokens by text; of tokens with the same text, the first one counts."""
         by_text: dict[str, float] = {}
         for token_id, logprob in zip(entry.token_ids, entry.logprobs, strict=True):
             by_text.setdefault(self._naming.name(token_id), clamped(logprob))

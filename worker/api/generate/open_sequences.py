@@ -17,7 +17,7 @@ _BRANCH_PREFIX = re.compile(r"^[0-9]+_")
 
 
 class OpenSequences:
-    """Owns the list of what is open: sequence id → stream."""
+    """Owns the list of open sequences: sequence id → stream."""
 
     def __init__(self, engine: Engine, admission: Admission) -> None:
         self._engine = engine
@@ -25,13 +25,13 @@ class OpenSequences:
         self._open: dict[str, _ListedStream] = {}
 
     async def leave(self, request_id: str, has_begun: Callable[[], bool]) -> NoReturn:
-        """Wait until the worker drains; raises the error of a stream that may go on elsewhere, with
-        the KV of what it has said if it `has_begun` then.
+        """Wait until the worker drains; then raise the error of a stream that may continue
+        elsewhere, with the KV of its answer if it `has_begun`.
         """
         await self._admission.drains.wait()
         if has_begun():
             self._engine.hand_over(request_id)
-        reason = "The stream is to go on at another worker because the server stops"
+        reason = "The stream is to continue at another worker because the server stops"
         raise RequestError(reason, status=503, type="ServiceUnavailableError")
 
     def open(self, request: AddRequest) -> tuple[OutputStream, ...]:
@@ -43,10 +43,10 @@ class OpenSequences:
         return listed
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Stop whatever a client may mean by ids: a response's id, that without its prefix (as the
-        client gave it in `x-request-id`), or a sequence's own. Everything that is open is looked at
-        once, however many ids there are. Responses and messages have ids of their own making,
-        `resp_…` and `msg_…`.
+        """Stop the sequences that a client may mean by ids: a response's id, that id without its
+        prefix (as the client gave it in `x-request-id`), or a sequence's own. All open sequences
+        are checked once, for any number of ids. Responses and messages have ids with prefixes of
+        their own, `resp_…` and `msg_…`.
         """
         wanted = {re.sub("^(resp|msg)_", "", request_id) for request_id in request_ids}
         for sequence_id in tuple(self._open):
@@ -64,12 +64,12 @@ def response_of(request_id: str) -> str:
 
 
 def own_id(request_id: str) -> str:
-    """The same without its prefix: as the client knows it, and may abort it."""
+    """The id of that response without its prefix: as the client knows it, and may abort it."""
     return response_of(request_id).partition("-")[2]
 
 
 class _ListedStream:
-    """A stream that takes itself off the list when it is closed."""
+    """A stream that leaves the list when it is closed."""
 
     __slots__ = ("_listed", "_prefilled", "_stream", "request_id")
 

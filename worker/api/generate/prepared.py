@@ -1,4 +1,4 @@
-"""A checked request: what to ask of the engine, and how to answer."""
+"""A checked request: the requests to the engine, and the form of the answer."""
 
 from __future__ import annotations
 

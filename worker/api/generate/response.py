@@ -1,6 +1,4 @@
-"""A response while it runs: its prompts and choices, and the whole answer of one that is not
-streamed.
-"""
+"""A response while it runs: its prompts and choices, and the collector of a whole answer."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from worker.api.generate.logprobs import (
     Columns,
     LogprobsWriter,
     TokenBytes,
-    num_told,
+    num_tokens_shown,
     prompt_logprobs,
     written,
 )
@@ -30,12 +28,12 @@ from worker.types import TokenLogprobs
 
 @dataclass(slots=True)
 class PromptRun:
-    """One engine request: a prompt and the choices that follow from it. Owns what the engine said
-    of the prompt, as it is and as it is written (once, whatever the number of choices), and how
-    many of the choices have been recorded.
+    """One engine request: a prompt and the choices that follow from it. Owns the log probabilities
+    of the prompt, as the engine gave them and as they are written (once for all choices), and the
+    records of its choices.
 
-    `prompt_known` is set when `prompt_logprobs` is as complete as it gets: with the first token, or
-    an end without any.
+    `prompt_known` is set when `prompt_logprobs` is final: with the first token, or an end without
+    any.
     """
 
     request: AddRequest
@@ -48,7 +46,7 @@ class PromptRun:
     _raw_logprobs: msgspec.Raw | None = None
 
     def take(self, choice: Choice, output: RequestOutput) -> Piece:
-        """What an output adds to a choice. Raises `RequestError` when the engine gave it up."""
+        """Add an output to a choice. Raises `RequestError` when the engine gave it up."""
         self.prompt_logprobs += output.prompt_logprobs
         has_begun = output.token_ids or output.finish_reason is not None
         if has_begun and choice is self.choices[0]:
@@ -56,7 +54,7 @@ class PromptRun:
         return choice.take(output)
 
     def record(self, choice: Choice, now: float) -> RequestRecord:
-        """A choice that ended, as the metrics see it; once for each."""
+        """The metrics' record of a choice that ended. Called once for each."""
         record = choice.record(now)
         self._recorded.append(record)
         if len(self._recorded) < len(self.choices):
@@ -65,25 +63,25 @@ class PromptRun:
         return replace(record, n=len(self.choices), max_num_generation_tokens=longest)
 
     @property
-    def num_told(self) -> int:
-        """How many tokens the prompt's log probabilities tell of."""
-        return num_told(self.prompt_logprobs)
+    def num_tokens_shown(self) -> int:
+        """The number of tokens in the prompt's log probabilities."""
+        return num_tokens_shown(self.prompt_logprobs)
 
     def echoed(self, writer: LogprobsWriter) -> Columns | None:
-        """The log probabilities of the echoed prompt, if there is one, for a writer that goes on
+        """The log probabilities of the echoed prompt, if there is one, for a writer that continues
         with an answer. They must be known.
         """
         if self.echo is None:
             return None
         if self._echoed is None:
             ids = self.request.prompt_token_ids
-            told = writer.prompt(ids, self.echo, self.prompt_logprobs)
-            self._echoed = Columns().followed_by(told)
+            columns = writer.prompt(ids, self.echo, self.prompt_logprobs)
+            self._echoed = Columns().followed_by(columns)
         writer.follow(self.echo)
         return self._echoed
 
     def raw_logprobs(self, num_likeliest: int, token_bytes: TokenBytes) -> msgspec.Raw:
-        """vLLM's `prompt_logprobs`."""
+        """The prompt's log probabilities in vLLM's form."""
         if self._raw_logprobs is None:
             size = len(self.request.prompt_token_ids)
             self._raw_logprobs = prompt_logprobs(
@@ -93,7 +91,7 @@ class PromptRun:
 
 
 def usage_of(runs: Iterable[PromptRun], *, cached: bool) -> TokenCounts:
-    """Counts of a response: every prompt once, whatever follows from it."""
+    """Counts of a response: every prompt once, with any number of choices."""
     runs = list(runs)
     return TokenCounts(
         prompt_tokens=sum(len(run.request.prompt_token_ids) for run in runs),
@@ -103,7 +101,7 @@ def usage_of(runs: Iterable[PromptRun], *, cached: bool) -> TokenCounts:
 
 
 def usage_so_far(run: PromptRun, choice: Choice, *, cached: bool) -> TokenCounts:
-    """Counts of one choice, for a chunk of its own."""
+    """Counts of one choice, for its chunk."""
     return TokenCounts(
         len(run.request.prompt_token_ids),
         choice.num_generated,
@@ -112,7 +110,7 @@ def usage_so_far(run: PromptRun, choice: Choice, *, cached: bool) -> TokenCounts
 
 
 def request_metrics(runs: Sequence[PromptRun]) -> dict[str, Any]:
-    """vLLM's `metrics` block. The generation goes from the first to the last token of all choices;
+    """vLLM's `metrics` block. The generation lasts from the first to the last token of all choices;
     `tokens_per_second` counts the tokens after the first ones over it.
     """
     choices = [choice for run in runs for choice in run.choices if choice.last is not None]
@@ -135,7 +133,7 @@ def request_metrics(runs: Sequence[PromptRun]) -> dict[str, Any]:
 
 
 def _speculative_decoding(choices: Iterable[Choice]) -> dict[str, Any] | None:
-    """vLLM's figures, over all choices; None when no drafts were verified for any."""
+    """vLLM's figures, over all choices; None if no drafts were verified."""
     figures = [choice.speculation for choice in choices if choice.speculation is not None]
     steps = sum(one.num_steps for one in figures)
     if not steps:
@@ -173,18 +171,16 @@ class AnswerCollector:
         self._pieces[choice.index].append(piece)
 
     @property
-    def num_told(self) -> int:
-        """How many tokens the answers' log probabilities tell of, and those of the prompts; and
-        the numbers of embeddings.
-        """
+    def num_tokens_shown(self) -> int:
+        """The tokens in the log probabilities of answers and prompts, and the embeddings' numbers."""
         pieces = (piece for pieces in self._pieces.values() for piece in pieces)
-        own = sum(num_told(piece.logprobs) for piece in pieces)
+        own = sum(num_tokens_shown(piece.logprobs) for piece in pieces)
         last = (choice.last for run in self._runs for choice in run.choices)
         own += sum(len(output.pooled) for output in last if output is not None)
-        return own + sum(run.num_told for run in self._runs)
+        return own + sum(run.num_tokens_shown for run in self._runs)
 
     def answers(self, token_bytes: TokenBytes) -> list[Answer]:
-        """Every choice, in the order of their indices. All have ended."""
+        """Every choice in the order of their indices. All have ended."""
         return [
             self._answer(run, choice, token_bytes) for run in self._runs for choice in run.choices
         ]

@@ -1,14 +1,14 @@
-"""Streams that can go on at another worker. Pure.
+"""Streams that can continue at another worker. Pure.
 
-Theory of operation. A stream whose request has the field `resume` says in a response header what
-another worker needs beyond the request: the response's id, its time, the seed. After each write
-comes a comment with the ids of the tokens whose text has been written by then. So whoever has read
-up to a comment knows the tokens that the client has, and the exact character after which their
-text goes on: what detokenizer and parsers hold back is a function of the tokens.
+Theory of operation. A stream whose request has the field `resume` states in a response header the
+facts that another worker needs beyond the request: the response's id, its time, the seed. After
+each write comes a comment with the ids of the tokens whose text has been written. So a reader of a
+comment knows the tokens that the client has, and the exact character after which their text
+continues: the text that detokenizer and parsers hold back is a function of the tokens.
 
 The other worker takes the request with the header's object and the tokens. It treats them as the
-engine does those of a preempted sequence, and feeds them to the parsers with what comes out thrown
-away; what it then writes is what the first one would have written next.
+engine treats those of a preempted sequence, and feeds them to the parsers, whose results it
+discards; its next write is the next write of the first worker.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """How a stream is resumed: what its header says, and whether it has begun elsewhere."""
+    """The `header` for a stream to be resumed by, and whether the stream `has_begun` elsewhere."""
 
     header: str
     has_begun: bool
 
 
 def check_resume(resume: ResumeFields, prefix: str) -> None:
-    """Refuse what no header of ours can have said."""
+    """Refuse an object that no header of ours can have held."""
     given = [name for name in _NEEDED if getattr(resume, name) is not None]
     if not given and resume.token_ids is None:
         return
@@ -60,9 +60,9 @@ def resumption_of(
     created: int,
     kv: dict[str, Any] | None = None,
 ) -> Resumption | None:
-    """How the stream of a request may go on elsewhere; None: it was not asked for, or cannot. `kv`
-    says how this worker is asked for its KV.
-    Raises `RequestError` when it is to go on here, and cannot.
+    """The resumption of a request's stream; None: it was not asked for, or cannot continue
+    elsewhere. `kv` is the address of this worker's KV. Raises `RequestError` if the stream is to
+    continue here and cannot.
     """
     resume, [first, *others] = request.resume, asked
     if resume is None:
@@ -87,7 +87,7 @@ def resumption_of(
 
 
 def mark(token_ids: Sequence[int]) -> bytes:
-    """The comment after what was written of these tokens, the next ones of the answer."""
+    """The comment after the text of these tokens, the next ones of the answer."""
     return b": resume " + _encode(token_ids) + b"\n\n"
 
 

@@ -1,4 +1,4 @@
-"""Runs prepared requests on the engine: one task for each sequence, one record for each end."""
+"""Run prepared requests on the engine: one task for each sequence, one record for each end."""
 
 from __future__ import annotations
 
@@ -39,8 +39,6 @@ Sink = Callable[[PromptRun, Choice, Piece], Awaitable[None]]
 
 
 class Runner:
-    """Runs prepared requests on the engine and writes the answers."""
-
     def __init__(
         self, sequences: OpenSequences, tokenizer: Tokenizer, metrics: WorkerMetrics
     ) -> None:
@@ -49,7 +47,7 @@ class Runner:
         self._metrics = metrics
 
     async def answer(self, prepared: Prepared, exchange: Exchange) -> None:
-        """Run to the end and reply. Cancellation aborts whatever still runs in the engine.
+        """Run to the end and reply. Cancellation aborts the sequences that still run in the engine.
 
         Nothing is sent before the first token (or the first keep-alive comment), so that an error
         before it has a status of its own and a proxy can still retry elsewhere. Raises
@@ -68,7 +66,7 @@ class Runner:
             answers = collector.answers(self._tokenizer.token_bytes)
             return prepared.frames.body(answers, usage, metrics)
 
-        await exchange.reply(await off_loop_when_large(collector.num_told, body))
+        await exchange.reply(await off_loop_when_large(collector.num_tokens_shown, body))
 
     async def run(self, runs: Sequence[PromptRun], sink: Sink) -> None:
         """Run sequences to their ends. Each is recorded exactly once, however it ends."""
@@ -92,7 +90,7 @@ class Runner:
     async def _stream(self, prepared: Prepared, runs: list[PromptRun], exchange: Exchange) -> None:
         events = EventStream(exchange)
         running = self.run(runs, StreamWriter(prepared, runs, events))
-        async with events.kept_alive(prepared.keep_alive_seconds):
+        async with events.with_keep_alive(prepared.keep_alive_seconds):
             if prepared.resumption is None:
                 await running
                 return
@@ -151,13 +149,15 @@ class Runner:
             self._metrics.request_ended(run.record(choice, time.monotonic()))
 
     def _record_rest(self, pending: dict[int, tuple[PromptRun, Choice]]) -> None:
-        """Those whose turn never came: the engine was gone, or another's end was everybody's."""
+        """Record sequences that never ran: the engine was gone, or the end of another one ended
+        all.
+        """
         for run, choice in pending.values():
             self._metrics.request_ended(run.record(choice, time.monotonic()))
 
     def _observe(self, choice: Choice, output: RequestOutput, previous: float | None) -> None:
-        """Time to first token, then one gap for every output step, however many tokens it gave; a
-        consumer that lagged gets several steps as one output, and counts as that many equal gaps.
+        """Observe the time to first token, then one gap for every output step, with any number of
+        tokens; several steps in one output, for a slow consumer, count as that many equal gaps.
         """
         latest = output.last_token_seconds
         if latest is None or not output.token_ids:
@@ -170,8 +170,8 @@ class Runner:
 
 
 class EventStream:
-    """An exchange that events are written to, one after the other. Owns when that was last done,
-    and whether the last one is written.
+    """An exchange to which events are written, one after the other. Owns the time of the last
+    write, and whether the last event is written.
     """
 
     def __init__(self, exchange: Exchange) -> None:
@@ -186,8 +186,8 @@ class EventStream:
             await self._write(frames, last=last)
 
     @asynccontextmanager
-    async def kept_alive(self, interval_seconds: float | None) -> AsyncIterator[None]:
-        """Write a comment whenever nothing was written for as long; None: never."""
+    async def with_keep_alive(self, interval_seconds: float | None) -> AsyncIterator[None]:
+        """Write a comment whenever nothing was written for `interval_seconds`; None: never."""
         if interval_seconds is None:
             yield
             return
@@ -212,7 +212,7 @@ class EventStream:
 
 @dataclass(slots=True)
 class _Pending:
-    """What came for a choice and has not been written yet."""
+    """The pieces of a choice that are not written yet."""
 
     writer: LogprobsWriter | None
     begun: bool = False
@@ -225,7 +225,7 @@ class _Pending:
     echoed: Columns | None = None
 
     def replay(self, token_ids: Sequence[int]) -> None:
-        """Before all else: the opening has been written, and so have these tokens."""
+        """Called first: the opening has been written, and so have these tokens."""
         self.begun, self.written = True, bool(token_ids)
         if self.writer is not None:
             self.writer.take([TokenLogprobs((token_id,), (0.0,), 1) for token_id in token_ids])
@@ -250,12 +250,12 @@ class _Pending:
 
     @property
     def says_something(self) -> bool:
-        """Whether there is anything besides tokens."""
+        """True if there is anything besides tokens."""
         return any(self.text) or any(self.reasoning) or bool(self.calls)
 
 
 class StreamWriter:
-    """Owns what of each choice is written, and how many choices still go on."""
+    """Owns the pending pieces of each choice, and the number of unfinished choices."""
 
     def __init__(self, prepared: Prepared, runs: Sequence[PromptRun], events: EventStream) -> None:
         self._frames = prepared.frames
@@ -276,7 +276,7 @@ class StreamWriter:
         self._echoing = asyncio.Lock()  # the first choice writes the prompt for all
 
     async def __call__(self, run: PromptRun, choice: Choice, piece: Piece) -> None:
-        """Write what one engine step gave one choice, in one piece; or keep it for later."""
+        """Write the piece that one engine step gave one choice; or hold it for later."""
         if not piece.token_ids and choice.ending is None:
             return  # of the prompt
         pending = self._pending[choice.index]
@@ -300,7 +300,7 @@ class StreamWriter:
                 await run.prompt_known.wait()
                 async with self._echoing:
                     write_prompt = partial(run.echoed, pending.writer)
-                    pending.echoed = await off_loop_when_large(run.num_told, write_prompt)
+                    pending.echoed = await off_loop_when_large(run.num_tokens_shown, write_prompt)
         usage = None
         if self._shown.continuous_usage:
             usage = usage_so_far(run, choice, cached=self._shown.cached_tokens)
@@ -311,11 +311,11 @@ class StreamWriter:
             return True
         if pending.written and len(pending.token_ids) < self._shown.interval:
             return False
-        tells = self._shown.token_ids or pending.writer is not None
-        return tells or pending.says_something
+        shows = self._shown.token_ids or pending.writer is not None
+        return shows or pending.says_something
 
     def _delta(self, run: PromptRun, choice: Choice, pending: _Pending) -> bytes:
-        """The frame of what is pending; with the last one of all, what ends the response."""
+        """The frame of the pending pieces; with the last one of all, the end of the response."""
         shown = self._shown
         usage = metrics = None
         if shown.continuous_usage:

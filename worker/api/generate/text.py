@@ -20,7 +20,7 @@ from worker.tokenizer.tokenizer import Tokenizer
 
 
 class Encode(Protocol):
-    """`Tokenizer.encode`."""
+    """The type of `Tokenizer.encode`."""
 
     def __call__(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
 
@@ -43,8 +43,8 @@ class ChatOptions(Protocol):
 
 
 def opens_a_turn(options: ChatOptions) -> bool:
-    """Report whether the prompt ends with the start of an assistant's turn: the default, unless
-    the last message is to be continued.
+    """True if the prompt ends with the start of an assistant's turn: the default, unless the last
+    message is to be continued.
     """
     if options.continue_final_message and options.add_generation_prompt:
         raise RequestError(

@@ -1,4 +1,4 @@
-"""How a request came in: what its headers say of it."""
+"""The headers that identify and rank a request: its id, tenant, priority and source of KV."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _INT64 = 1 << 63
 
 
 class ApiKeys:
-    """The bearer keys of a server. Owns their digests: the time of a comparison reveals neither how
-    long a key is nor which came close.
+    """The bearer keys of a server, as digests, so that the time of a comparison reveals neither the
+    length of a key nor a near miss.
     """
 
     def __init__(self, keys: Sequence[str]) -> None:
@@ -30,14 +30,14 @@ class ApiKeys:
         return bool(self._digests)
 
     def let_in(self, exchange: Exchange) -> bool:
-        """Whether a request carries one of them."""
+        """Return True if a request carries one of the keys."""
         token = hashlib.sha256(given_key(exchange).encode("latin-1")).digest()
         matches = [hmac.compare_digest(token, digest) for digest in self._digests]
         return any(matches)
 
 
 def given_key(exchange: Exchange) -> str:
-    """The bearer token, or what clients of Anthropic's API send in its place; empty: none."""
+    """The bearer token, or the header that clients of Anthropic's API send instead; empty: none."""
     scheme, _, token = (exchange.header(b"authorization") or "").partition(" ")
     if scheme.lower() == "bearer":
         return token
@@ -46,8 +46,9 @@ def given_key(exchange: Exchange) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """The request's id as the client gave it, when it came (monotonic), for whom, the priority that
-    a header gives it (over the body's), and the worker that a picker says has KV of it.
+    """One request as it arrived. `request_id` is the client's, `seconds` monotonic. `priority` of a
+    header overrides the body's. `kv_source` is the worker that a picker names because it has KV of
+    the prompt.
     """
 
     request_id: str | None
@@ -60,9 +61,9 @@ class Arrival:
 def arrival_of(
     exchange: Exchange, request_id: str | None, now: float, api_keys: Sequence[str] = ()
 ) -> Arrival:
-    """Read the headers. The tenant is the API key that was used, where there are several, and whom
-    the gateway names for its fairness: two keys are never one tenant, whatever a header says. With
-    neither it is "", which is everybody who says nothing. Raises `RequestError` (400).
+    """Read the headers. The tenant is the API key in use, where there are several, and the client
+    that the gateway names for its fairness: two keys are never one tenant, whatever a header says.
+    Without either it is "", the tenant of all anonymous clients. Raises `RequestError` (400).
     """
     tenant, priority = _tenant(exchange, api_keys), _priority(exchange)
     return Arrival(request_id, now, tenant, priority, exchange.header(KV_SOURCE.encode()))
@@ -79,8 +80,8 @@ def _tenant(exchange: Exchange, api_keys: Sequence[str]) -> str:
 
 
 def _short(name: str) -> str:
-    """A name of few printable characters as it is; of any other a digest, which no name is like:
-    what differs after the first so many characters is still somebody else.
+    """A short printable name as it is, any other as a digest, which no name resembles: names that
+    differ only behind the limit stay different tenants.
     """
     if len(name) <= MAX_TENANT_CHARS and name.isprintable():
         return name

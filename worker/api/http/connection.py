@@ -62,8 +62,8 @@ _RESERVED_FILES = 64
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """What one connection may take; `refused` is told the status of every request that got no
-    further than here.
+    """Limits of one connection. `refused` gets the status of every request that is refused before
+    the application sees it.
     """
 
     header_timeout_seconds: float
@@ -82,8 +82,8 @@ def protocol_of(config: ApiConfig, refused: Callable[[int], None]) -> type[async
 
 
 def allowed_connections(asked: int | None = None) -> int:
-    """As many as asked for (4,096), or as many as the file limit allows beside our own files, which
-    a new engine needs some of.
+    """The number that is asked for (4,096), or the number that the file limit allows beside our own
+    files, some of which a new engine needs.
     """
     most = MAX_CONNECTIONS if asked is None else asked
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -102,14 +102,14 @@ class _LingeringTransport(asyncio.Transport):
         self._closing = False
 
     def close(self) -> None:
-        """Close now, or later when `before_close` says that it sees to it."""
+        """Close now, or leave it to `before_close` if that returns True."""
         if not self._closing:
             self._closing = True
             if not self._before_close():
                 self._transport.close()
 
     def is_closing(self) -> bool:
-        """No more answers go out."""
+        """True once no more answers are sent."""
         return self._closing or self._transport.is_closing()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -129,7 +129,7 @@ class _LingeringTransport(asyncio.Transport):
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """See the module. Owns what the connection is in the middle of: nothing, a head, or a body."""
+    """Owns the state of a connection: between requests, in a head, or in a body."""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._wait_for_next()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell every request of the connection, not just the last one."""
+        """Notify every request of the connection, not just the last one."""
         self._stop_timer()
         if self._linger_timer is not None:
             self._linger_timer.cancel()
@@ -181,7 +181,9 @@ class GuardedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """The client sends no more. True keeps our side open: all that is due are short answers."""
+        """Called when the client stops sending. True keeps our side open: only short answers are
+        due.
+        """
         due = [cycle for cycle, _ in self.pipeline]
         if self._running is not None:
             due.append(self._running)
@@ -212,8 +214,8 @@ class GuardedProtocol(HttpToolsProtocol):
             self._refuse(self._refusal or _malformed(str(error)))
 
     def _parse(self, data: bytes) -> None:
-        """Feed the parser, which stops behind each head that offers an upgrade and takes what
-        follows for another protocol.
+        """Feed the parser. It stops behind each head that offers an upgrade and takes the rest for
+        another protocol.
         """
         while data:
             try:
@@ -235,7 +237,7 @@ class GuardedProtocol(HttpToolsProtocol):
     # ---- the parser's callbacks -------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        """A request's first byte."""
+        """Called at the first byte of a request."""
         if self._in_body:
             return  # of the head that `_parse` repeats
         if len(self.pipeline) >= MAX_PIPELINED:
@@ -245,12 +247,14 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        """A piece of the target."""
+        """Called with a piece of the target."""
         self._grow_head(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header; or a trailer, which is dropped: headers are settled when the body begins."""
+        """Called with a header; or with a trailer, which is dropped: headers are settled when the
+        body begins.
+        """
         self._grow_head(len(name) + len(value))
         if not self._in_head:
             return
@@ -259,7 +263,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """The head is complete: check how it frames the body, then start the application."""
+        """Check how the head frames the body, then start the application."""
         if self._in_body:
             return
         self._in_head = False
@@ -273,14 +277,14 @@ class GuardedProtocol(HttpToolsProtocol):
             raise self._refused(_malformed("the request's target cannot be read")) from error
 
     def on_message_complete(self) -> None:
-        """The request is complete, unless the parser only skips the body of an offered upgrade."""
+        """End the request, unless the parser only skips the body of an offered upgrade."""
         if self.parser.should_upgrade() and self._framing():
             return
         self._in_body = False
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """The answer went out: go on with the next request, if one waits."""
+        """Continue with the next request, if one waits."""
         self._running = None
         super().on_response_complete()
         if self._head_timer is not None:
@@ -299,7 +303,7 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         cycle.disconnected = True
         if self.flow.write_paused:
-            self.transport.abort()  # nobody reads, so that a close would wait for ever
+            self.transport.abort()  # the client does not read, so a close would wait for ever
         else:
             self.transport.close()
 
@@ -322,20 +326,20 @@ class GuardedProtocol(HttpToolsProtocol):
             raise self._refused(_malformed("exactly one Host header is needed"))
 
     def _refused(self, error: RequestError) -> RequestError:
-        """Remember why, because the parser does not pass on what a callback raises."""
+        """Keep the reason, because the parser does not pass on exceptions of callbacks."""
         self._refusal = error
         return error
 
     def _refuse(self, error: RequestError) -> None:
-        """End the connection over the request that is being read: with an error, unless another
-        answer is due first.
+        """End the connection because of the request that is being read: with an error, unless
+        another answer is due first.
         """
         self._deaf = True
         self._stop_timer()
         self._limits.refused(error.status)
         broken = self.cycle if self._in_body else None
         if broken is not None and broken is self._running and not broken.response_started:
-            broken.disconnected = True  # nobody writes its answer but us
+            broken.disconnected = True  # no other part writes its answer
             broken.message_event.set()
         elif self._running is not None:
             if self.pipeline and self.pipeline[0][0] is broken:
@@ -378,14 +382,14 @@ class GuardedProtocol(HttpToolsProtocol):
             self._head_timer = None
 
     def _wait_for_next(self) -> None:
-        """Close a connection on which nothing comes."""
+        """Close an idle connection."""
         self.timeout_keep_alive_task = self.loop.call_later(
             self.timeout_keep_alive, self.timeout_keep_alive_handler
         )
 
     def _linger(self) -> bool:
-        """Called by `close`. True when the client may still be sending: we go on to read, and throw
-        it away, until it has seen our answer or the time is up.
+        """Called by `close`. True if the client may still be sending: data is then read and
+        discarded until the client has received the answer or the time is up.
         """
         if not (self._in_body or self._in_head or self._deaf) or self._socket is None:
             return False
@@ -405,7 +409,7 @@ async def _send_without_chunks(
     cycle: RequestResponseCycle, send: Callable[[Any], Awaitable[None]], message: Any
 ) -> None:
     """Send an ASGI message to a client that cannot read chunks. Uvicorn writes a body without them
-    only if it knows its length, so each piece is announced as all that is left.
+    only if it knows the length, so each piece is announced as the rest of the body.
     """
     if message["type"] == "http.response.start":
         if all(name != b"content-length" for name, _ in message["headers"]):

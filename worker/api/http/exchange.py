@@ -1,6 +1,6 @@
 """One HTTP exchange over ASGI: reading the request within limits, writing the reply.
 
-Bare ASGI instead of a framework: a scrape every 50 ms and a write per token and stream leave no
+Plain ASGI instead of a framework: a scrape every 50 ms and a write per token and stream leave no
 room for more, and a few dozen exact routes need none.
 """
 
@@ -30,7 +30,7 @@ Headers = tuple[tuple[bytes, bytes], ...]
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 64 << 10
 MAX_QUERY_FIELDS = 32
-# A body that nobody wants is read away up to this size, so that the connection stays of use.
+# A body that no handler reads is discarded up to this size, so that the connection stays usable.
 _MAX_DISCARDED_BYTES = 256 << 10
 _DISCARD_SECONDS = 1.0
 
@@ -44,13 +44,13 @@ _EVENT_STREAM: Headers = (
 
 
 class ClientGoneError(Exception):
-    """The client closed its connection or stopped reading; there is nobody to answer."""
+    """The client closed its connection or stopped reading."""
 
 
 class Exchange:
-    """One request and its reply. Owns whether the reply has begun, and the sizes of both; `errors`
-    is the form of its route's errors. `known_body` stands for a JSON body that has been read and of
-    which something is ignored.
+    """One request and its reply. Owns the sizes of both and whether the reply has begun; `errors`
+    is the form of its route's errors. `known_body` replaces a JSON body that was read and has
+    fields to ignore.
 
     A write that a stalled client blocks for `write_stall_seconds` raises `ClientGoneError`.
     """
@@ -92,13 +92,13 @@ class Exchange:
         return None
 
     def headers(self) -> list[tuple[str, str]]:
-        """All of them, in order; what is no UTF-8 as `surrogateescape` has it."""
+        """All headers in order; bytes that are not UTF-8 are escaped as `surrogateescape` does."""
         fields = (field for pair in self._headers for field in pair)
         texts = [field.decode("utf-8", "surrogateescape") for field in fields]
         return list(zip(texts[::2], texts[1::2], strict=True))
 
     def query(self) -> list[tuple[str, str]]:
-        """The fields of the query string, in order. Raises 400 when it cannot be read."""
+        """The fields of the query string, in order. Raises 400 if it cannot be read."""
         try:
             return parse_qsl(
                 self._query.decode("ascii"),
@@ -184,8 +184,8 @@ class Exchange:
         return None if self.header(b"transfer-encoding") is not None else 0
 
     async def discard_body(self) -> None:
-        """Read away a short body that nobody asked for, so that the connection can go on. A long or
-        slow one is not waited for; the reply then closes the connection.
+        """Read a short body that no handler needs, so that the connection stays usable. A long or
+        slow one is not read; the reply then closes the connection.
         """
         declared = self._declared_bytes
         if declared is None or not 0 < declared <= _MAX_DISCARDED_BYTES:
@@ -200,7 +200,9 @@ class Exchange:
             return
 
     async def disconnected(self) -> None:
-        """Wait until the client is gone, then raise `ClientGoneError`. The body must be read."""
+        """Wait until the client is gone, then raise `ClientGoneError`. The body must be read
+        before.
+        """
         while (await self._receive())["type"] != "http.disconnect":
             pass
         raise ClientGoneError
@@ -208,7 +210,7 @@ class Exchange:
     # ---- the reply --------------------------------------------------------------------------
 
     def add_header(self, name: bytes, value: str) -> None:
-        """A header for the reply, whatever it will be. `value` is printable ASCII."""
+        """Add a header to the reply. `value` is printable ASCII."""
         self._extra = (*self._extra, (name, value.encode("ascii")))
 
     async def reply(
@@ -246,7 +248,7 @@ class Exchange:
 
 
 class ErrorDetail(msgspec.Struct):
-    """What was wrong; `code` is the HTTP status, `param` the field at fault."""
+    """The fault; `code` is the HTTP status, `param` the field at fault."""
 
     message: str
     type: str
@@ -255,7 +257,7 @@ class ErrorDetail(msgspec.Struct):
 
 
 class Error(msgspec.Struct):
-    """OpenAI's error envelope."""
+    """The envelope of OpenAI's API."""
 
     error: ErrorDetail
 
@@ -268,8 +270,8 @@ class Unauthorized(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class ErrorForm:
-    """How an API writes errors: `body` makes what is encoded, which is of type `kind`; a 401 is
-    `unauthorized`. In a stream, `event` comes before the data.
+    """The form of an API's errors: `body` makes the value to encode, of type `kind`; a 401 is
+    `unauthorized`. In a stream, `event` precedes the data.
     """
 
     body: Callable[[RequestError], msgspec.Struct]
@@ -286,7 +288,7 @@ OPENAI_ERRORS = ErrorForm(_openai_error, Error, Unauthorized())
 
 
 def error_body(error: RequestError, form: ErrorForm = OPENAI_ERRORS) -> bytes:
-    """The error's envelope."""
+    """The JSON of an error in the form of its API."""
     return msgspec.json.encode(form.body(error))
 
 
@@ -296,7 +298,7 @@ def error_frame(error: RequestError, form: ErrorForm = OPENAI_ERRORS) -> bytes:
 
 
 def status_error(status: HTTPStatus, message: str | None = None) -> RequestError:
-    """An error of HTTP's own, whose type is the status's phrase."""
+    """An error of HTTP itself, whose type is the phrase of the status."""
     return RequestError(message or status.phrase, status=status.value, type=status.phrase)
 
 
@@ -309,8 +311,8 @@ def headers_too_large() -> RequestError:
 
 
 def _decompressed(body: bytes, coding: str, max_bytes: int) -> bytes:
-    """Decode a compressed body. What follows its end is refused: a body of many thousand parts
-    would cost the square of its length.
+    """Decode a compressed body. Data behind its end is refused: a body of many thousand parts would
+    cost the square of its length.
     """
     stream = zlib.decompressobj(_CODINGS[coding])
     try:

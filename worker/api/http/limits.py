@@ -1,7 +1,8 @@
-"""What a body may cost before anything looks inside it, and where exactly a broken one is broken.
+"""Limits on the cost of a JSON body, checked before it is decoded, and the place where a broken
+body breaks.
 
-The decoder is strict about syntax, but not about size in its own terms: four mebibytes of brackets
-are a million objects. So nesting, containers and their named members are counted first, by a few
+The decoder is strict about syntax, but not about the number of objects: four mebibytes of brackets
+are a million of them. So nesting, containers and their named members are counted first, by a few
 passes of C string functions over the bytes (a regular expression takes thirty times as long).
 """
 
@@ -50,7 +51,7 @@ def check_json(body: bytes) -> None:
 
 
 def num_containers(text: str) -> int:
-    """How many objects and arrays a JSON text has; no fewer than a decoder would make of it."""
+    """The number of objects and arrays in a JSON text; no fewer than a decoder creates."""
     return _num_containers(_outside_strings(text.encode()))
 
 
@@ -59,7 +60,7 @@ def _num_containers(outside_strings: bytes) -> int:
 
 
 def _outside_strings(body: bytes) -> bytes:
-    """The bytes that are not inside of strings."""
+    """The bytes outside of strings."""
     if b"\\" in body:
         # Left to right, so that of a run of backslashes only the last odd one escapes the quote.
         body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
@@ -67,8 +68,8 @@ def _outside_strings(body: bytes) -> bytes:
 
 
 def malformed_json(body: bytes, reason: str) -> RequestError:
-    """The 400 for a body the decoder refused as JSON, with the place (counted in bytes from 0).
-    `reason` is the decoder's own; where another one comes first or says more, it is told instead.
+    """The 400 for a body that the decoder refused as JSON, with the place (in bytes from 0).
+    `reason` is the decoder's own; a better or earlier one replaces it.
     """
     if not body:
         return malformed("The body is empty")
@@ -93,9 +94,9 @@ def _malformed(reason: str, place: int | None) -> RequestError:
 
 
 def _lone_surrogate(body: bytes, reason: str, place: int | None) -> int | None:
-    """Where the escaped surrogate begins that the decoder stumbled over, when it was one. `place`
-    is where it stopped: behind that, or behind what stands where its other half should. Only there
-    is looked, as a body may have a million of them.
+    """The place of the escaped surrogate that stopped the decoder, if it was one. The decoder
+    stopped at `place`: behind the surrogate, or behind the characters in place of its other half.
+    Only that place is checked, as a body may have a million surrogates.
     """
     if place is not None and "surrogate" in reason:
         last = place - _ESCAPE_BYTES

@@ -1,4 +1,4 @@
-"""Work that would hold the event loop for too long."""
+"""Work that would block the event loop for too long."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ _Value = TypeVar("_Value")
 
 
 async def off_loop_when_large(size: int, work: Callable[[], _Value]) -> _Value:
-    """Do what concerns `size` characters or tokens: in a thread, unless they are few."""
+    """Do work on `size` characters or tokens: in a thread, unless they are few."""
     return work() if size <= INLINE else await asyncio.to_thread(work)

@@ -423,7 +423,7 @@ def room_for_output(num_prompt_tokens: int, limits: ModelLimits) -> int:
 def truncated(
     token_ids: list[int], asked: int | None, side: str | None, max_tokens: int, limits: ModelLimits
 ) -> list[int]:
-    """The prompt, cut to `truncate_prompt_tokens`: its end is kept, or with the side "right" its
+    """The prompt, cut to `truncate_prompt_tokens`: its end stays, or with the side "right" its
     beginning. -1 cuts to the length that leaves room for `max_tokens` in the context.
     """
     if asked is None:

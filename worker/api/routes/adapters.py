@@ -1,4 +1,4 @@
-"""Loading and unloading LoRA adapters, as vLLM has it."""
+"""Load and unload LoRA adapters, as vLLM does."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ _TEXT_HEADERS = ((b"content-type", b"text/plain; charset=utf-8"),)
 
 
 class AdapterRoutes:
-    """Owns nothing: `adapters` has the names."""
-
     def __init__(self, config: ApiConfig, adapters: ServedAdapters) -> None:
         self._max_body_bytes = config.max_body_bytes
         self._adapters = adapters

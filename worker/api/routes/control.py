@@ -1,4 +1,4 @@
-"""What operators do to the whole worker: pause, sleep, reset the cache, abort, look inside."""
+"""Operators' commands to the whole worker: pause, sleep, reset the cache, abort, inspect."""
 
 from __future__ import annotations
 
@@ -45,8 +45,6 @@ Values = dict[str, Any]
 
 
 class ControlRoutes:
-    """The operators' side of the API. Owns nothing: the engine knows its own state."""
-
     def __init__(
         self,
         config: ApiConfig,
@@ -85,7 +83,7 @@ class ControlRoutes:
         }
 
     async def _abort(self, exchange: Exchange) -> None:
-        """Answers at once; what is aborted ends on its own, with the reason "abort"."""
+        """Reply at once; the aborted sequences end on their own, with the reason "abort"."""
         body = await exchange.json_body(self._config.max_body_bytes)
         self._sequences.abort(decode(body, AbortBody).request_ids)
         await exchange.reply(b"", headers=())
@@ -143,7 +141,7 @@ class ControlRoutes:
 
 
 def redacted(config: ApiConfig, engine_config: EngineConfig | None) -> dict[str, Any]:
-    """The configuration as plain values, without what must stay secret."""
+    """The configuration as plain values, without secrets."""
     api: dict[str, Any] = msgspec.to_builtins(config)
     api["api_keys"] = f"{len(config.api_keys)} keys"
     engine = None if engine_config is None else msgspec.to_builtins(engine_config)

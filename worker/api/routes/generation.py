@@ -1,4 +1,4 @@
-"""The routes that generate: let in, prepare, run, answer; abort when the client leaves."""
+"""The routes that generate: admit, prepare, run, answer; abort when the client leaves."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class GenerationRoutes:
                 await self._watched(exchange, self._runner.answer(prepared, exchange))
 
     async def _watched(self, exchange: Exchange, work: Coroutine[Any, Any, _T]) -> _T:
-        """Do it, unless the client leaves first: then everything it asked for is cancelled."""
+        """Await the work, unless the client leaves first: then the work is cancelled."""
         try:
             async with asyncio.TaskGroup() as group:
                 watcher = group.create_task(exchange.disconnected(), name="disconnect-watcher")
@@ -131,7 +131,7 @@ class GenerationRoutes:
         return result
 
     def _report_load(self, exchange: Exchange) -> None:
-        """ORCA-style load in a response header, for balancers that ask for it."""
+        """Report the load in a response header, in the ORCA format that some balancers ask for."""
         form = (exchange.header(b"endpoint-load-metrics-format") or "").lower()
         if form not in ("text", "json"):
             return
@@ -154,7 +154,7 @@ def answered_by(frames: Frames, prepared: Prepared, *, total_usage: bool = True)
 
 
 def _cause(failures: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The one failure to report. A client that left explains whatever else went wrong."""
+    """The one failure to report. A client that left explains all other failures."""
     leaves: list[BaseException] = []
     todo: list[BaseException] = [failures]
     while todo:

@@ -17,8 +17,6 @@ from worker.config import ApiConfig
 
 
 class PdProxy:
-    """Keeps nothing, connections included."""
-
     def __init__(self, config: ApiConfig) -> None:
         self._leg = PrefillLeg(config.prefiller_networks, config.prefill_timeout_seconds)
 

@@ -3,9 +3,9 @@
 Theory of operation
 -------------------
 The prefill worker is asked for one token, not streamed, with `kv_transfer_params` that ask for its
-KV to be kept. What it answers as `kv_transfer_params` goes into the body of the second leg, whose
-worker takes the KV. Whatever goes wrong with the first leg, the second one goes on without it: its
-worker then computes the prompt, or finds what is wrong with the request.
+KV to be stored. The `kv_transfer_params` of its answer go into the body of the second leg, whose
+worker takes the KV. If anything goes wrong with the first leg, the second one continues without it:
+its worker then computes the prompt, or finds the fault of the request.
 
 `pointsman sidecar` runs it in front of a decode worker, and `worker --pd-proxy` in one.
 """
@@ -123,8 +123,8 @@ def decoded(body: bytes) -> Json | None:
 
 
 def without_source(body: bytes) -> bytes:
-    """Only we say where KV is taken from: the second leg's worker connects to that address. Raises
-    `RequestError` where nobody can say what a body asks.
+    """Drop fields that name a source of KV: the second leg's worker connects to that address, so
+    only we may name it. Raises `RequestError` if the fields of a body cannot be determined.
     """
     # The fields, unless they are spelled with escapes.
     if b"\\u" not in body and not any(name.encode() in body for name in _SOURCES):

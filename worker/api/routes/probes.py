@@ -1,4 +1,6 @@
-"""What watches the worker: health, load, models, metrics. Cheap, and never waits for the engine."""
+"""Probes of the worker: health, load, models, metrics. They are cheap and never wait for the
+engine.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ Any viewer of such documents shows it; this server ships none, as it would load 
 
 
 class ProbeRoutes:
-    """The watchers' side of the API. `created` in model cards is its start."""
+    """`created` in model cards is the time of its construction."""
 
     def __init__(
         self,
@@ -83,22 +85,22 @@ class ProbeRoutes:
         """200 while the engine makes progress, also during a drain; 503 when it is gone or hangs:
         alive, with work, and a step beyond its budget.
         """
-        await _tell(exchange, self._engine.is_alive and self._engine.is_progressing)
+        await _reply(exchange, self._engine.is_alive and self._engine.is_progressing)
 
     async def _healthz(self, exchange: Exchange) -> None:
-        """As `_health`, for those that read a body; and an error with one."""
+        """Reply as `_health`, with a body."""
         if not (self._engine.is_alive and self._engine.is_progressing):
             raise status_error(HTTPStatus.SERVICE_UNAVAILABLE, "The engine makes no progress")
         await exchange.reply(_OK)
 
     async def _ready(self, exchange: Exchange) -> None:
-        """As `_health`, and 503 too from the start of a drain on and while the engine is asleep,
-        when requests would wait without an answer.
+        """Reply as `_health`, and 503 from the start of a drain on and while the engine sleeps:
+        requests would wait without an answer.
         """
         reason = self._unready()
         if reason is not None:
             raise status_error(HTTPStatus.SERVICE_UNAVAILABLE, reason)
-        await _tell(exchange, True)
+        await _reply(exchange, True)
 
     def _unready(self) -> str | None:
         if not self._engine.is_alive:
@@ -148,12 +150,14 @@ class ProbeRoutes:
         await exchange.reply(page, HTTPStatus.OK, _METRICS_HEADERS)
 
 
-async def _tell(exchange: Exchange, good: bool) -> None:
+async def _reply(exchange: Exchange, good: bool) -> None:
     await exchange.reply(b"", HTTPStatus.OK if good else HTTPStatus.SERVICE_UNAVAILABLE, ())
 
 
 def _sources(config: KvEventsConfig) -> dict[str, KvEventSource]:
-    """By data-parallel rank, of which there is one. Fields that are not vLLM's are left out."""
+    """Publishers by data-parallel rank; there is only rank 0. Fields that are not vLLM's are left
+    out.
+    """
     if not config.enable_kv_cache_events:
         return {}
     return {"0": msgspec.convert(config, KvEventSource, from_attributes=True)}

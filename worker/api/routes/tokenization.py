@@ -37,8 +37,8 @@ class TokenizationRoutes:
         }
 
     async def _tokenize(self, exchange: Exchange) -> None:
-        """A prompt gets the model's prefix unless told otherwise, a conversation does not (its
-        template has written it).
+        """Encode a prompt with the model's prefix, or a conversation without it (its template
+        writes it), unless the request says otherwise.
         """
         body = await exchange.json_body(self._config.max_body_bytes)
         request = decode(body, TokenizeRequest)
@@ -64,7 +64,7 @@ class TokenizationRoutes:
         return await off_loop_when_large(len(ids), lambda: [spelling(i) for i in ids])
 
     async def _detokenize(self, exchange: Exchange) -> None:
-        """The text, control tokens included."""
+        """Decode token ids, control tokens included."""
         body = await exchange.json_body(self._config.max_body_bytes)
         request = decode(body, DetokenizeRequest)
         self._adapters.adapter_of(request.model)

@@ -1,3 +1,7 @@
-"""What the API takes and answers: bodies, parameters, prompts, the table of routes and the
-OpenAPI document made of them. Pure; nothing here runs a request.
+"""The types of bodies and answers, the checks of bodies, the table of routes and the OpenAPI
+document. No engine and no tokenizer.
+
+`parse` decodes strictly, `requests`, `embeddings` and `answers` are the types, `routes` the table,
+`openapi` the document. `conversation`, `tools`, `params`, `constraints` with `json_schemas`, and
+`kv_transfer` check the fields of requests.
 """

@@ -1,5 +1,5 @@
-"""The answers: what the handlers encode is what the OpenAPI document describes. Frames of streams
-alone are written as bytes (`generate.frames`).
+"""The types of answers, which handlers encode and the OpenAPI document describes. Only frames of
+streams are written as bytes (`generate.frames`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _Finish = Annotated[
 
 
 class PromptDetails(msgspec.Struct):
-    """Part of `Usage`."""
+    """Part of `Usage`: the prompt's tokens that came from a cache."""
 
     cached_tokens: Count
 
@@ -92,7 +92,7 @@ class ChatChoice(msgspec.Struct, kw_only=True):
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True):
-    """Answer of `/v1/chat/completions`."""
+    """Answer of `/v1/chat/completions`, not streamed."""
 
     id: str
     object: Literal["chat.completion"] = "chat.completion"
@@ -111,7 +111,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
 
 
 class TextChoice(msgspec.Struct, kw_only=True):
-    """One continuation."""
+    """One continuation of a prompt."""
 
     index: Count
     text: str
@@ -125,7 +125,7 @@ class TextChoice(msgspec.Struct, kw_only=True):
 
 
 class TextCompletion(msgspec.Struct, kw_only=True):
-    """Answer of `/v1/completions`."""
+    """Answer of `/v1/completions`, not streamed."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"
@@ -154,7 +154,7 @@ class TokenChoice(msgspec.Struct):
 
 
 class Generated(msgspec.Struct, kw_only=True):
-    """Answer of `/inference/v1/generate`."""
+    """Answer of `/inference/v1/generate`, in token ids."""
 
     request_id: str
     model: str
@@ -169,7 +169,7 @@ class Generated(msgspec.Struct, kw_only=True):
 
 
 class Tokenized(msgspec.Struct):
-    """Answer of `/tokenize`."""
+    """Answer of `/tokenize`: token ids."""
 
     count: Count
     max_model_len: Count
@@ -178,13 +178,13 @@ class Tokenized(msgspec.Struct):
 
 
 class Detokenized(msgspec.Struct):
-    """Answer of `/detokenize`."""
+    """Answer of `/detokenize`: a text."""
 
     prompt: str
 
 
 class TokenizerInfo(msgspec.Struct):
-    """Answer of `/tokenizer_info`."""
+    """Answer of `/tokenizer_info`: facts for clients that tokenize themselves."""
 
     tokenizer_class: str
     vocab_size: Count
@@ -194,19 +194,19 @@ class TokenizerInfo(msgspec.Struct):
 
 
 class Version(msgspec.Struct):
-    """Answer of `/version`."""
+    """Answer of `/version`: this package's."""
 
     version: str
 
 
 class Load(msgspec.Struct):
-    """Answer of `/load`."""
+    """Answer of `/load`: the number of sequences inside."""
 
     server_load: Count
 
 
 class ModelPermission(msgspec.Struct):
-    """Part of `ModelCard`: what OpenAI's API once answered, and clients may read."""
+    """Part of `ModelCard`: fields that OpenAI's API once had, and clients may read."""
 
     id: str
     object: Literal["model_permission"]
@@ -236,14 +236,14 @@ class ModelCard(msgspec.Struct, kw_only=True):
 
 
 class ModelList(msgspec.Struct):
-    """Answer of `/v1/models`."""
+    """Answer of `/v1/models`: the model's names, then its adapters."""
 
     object: Literal["list"]
     data: list[ModelCard]
 
 
 class KvEventSource(msgspec.Struct):
-    """A publisher of KV events: what `--kv-events-config` has in common with vLLM's."""
+    """A publisher of KV events: the settings that `--kv-events-config` shares with vLLM's."""
 
     enable_kv_cache_events: bool
     publisher: str | None
@@ -256,7 +256,7 @@ class KvEventSource(msgspec.Struct):
 
 
 class Success(msgspec.Struct):
-    """Answer of `/reset_prefix_cache`."""
+    """Answer of `/reset_prefix_cache`: false while blocks are in use."""
 
     success: bool
 
@@ -268,27 +268,27 @@ class Status(msgspec.Struct):
 
 
 class IsPaused(msgspec.Struct):
-    """Answer of `/is_paused`."""
+    """Answer of `/is_paused`: whether scheduling is stopped."""
 
     is_paused: bool
 
 
 class Sleeping(msgspec.Struct):
-    """Answer of `/sleep`."""
+    """Answer of `/sleep`, once the memory is given back."""
 
     status: Literal["sleeping"]
     level: SleepLevel
 
 
 class Awake(msgspec.Struct):
-    """Answer of `/wake_up`."""
+    """Answer of `/wake_up`: asleep still if only a part was asked for."""
 
     status: Literal["awake", "sleeping"]
     tags: list[WakeTag] | None
 
 
 class IsSleeping(msgspec.Struct):
-    """Answer of `/is_sleeping`."""
+    """Answer of `/is_sleeping`: whether memory is given back."""
 
     is_sleeping: bool
 

@@ -27,10 +27,10 @@ from worker.errors import RequestError
 
 # GBNF begins with a rule, behind comments; Lark has another sign in it.
 _BEGINS_AS_GBNF = re.compile(r"(?:\s|(?:#|//)[^\n]*\n)*<?[\w-]+>?\s*::=")
-# What is not closed goes on to the end, so that each of these reads a text once.
+# An unclosed part extends to the end, so that each of these reads a text once.
 _PART_OF_GBNF = re.compile(r"""(?s:"(?:\\.|[^"\\])*"?|\[(?:\\.|[^\]\\])*\]?|\#[^\n]*|[\w-]+)""")
 _ESCAPE_OF_GBNF = re.compile(r"(?s:\\u([0-9a-fA-F]{4})|\\U([0-9a-fA-F]{8})|\\.)")
-# Texts and comments are passed over; what follows the sign of a schema is read as JSON.
+# Texts and comments are skipped; the text behind the sign of a schema is read as JSON.
 _PART_OF_LARK = re.compile(
     r'"(?:\\.|[^"\\\n])*"?|(?://|\#)[^\n]*'
     r"|(?P<regex>(?s:/(?:\\.|[^/\\])+/?))|(?P<json>%json\s*(?={))"
@@ -39,8 +39,8 @@ _PART_OF_LARK = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What an answer must match, and the field of the request that asks for it (`CALLS`: the
-    choice of tools).
+    """A constraint of an answer, and the field of the request that asks for it (`CALLS`: the choice
+    of tools).
     """
 
     outputs: StructuredOutputs
@@ -75,9 +75,9 @@ def grammar_of(constraint: Constraint) -> str:
 
 
 def after_reasoning(grammar: str, marks: Mapping[str, int], *, is_certain: bool) -> str:
-    """The grammar of an answer that reasons up to `</think>` and matches `grammar` from there on:
-    whatever happens if it `is_certain`, else if it begins with `<think>`. `marks` has the ids of
-    those of the two that are control tokens.
+    """The grammar of an answer that reasons up to `</think>` and then matches `grammar`: always if
+    it `is_certain`, else if it begins with `<think>`. `marks` has the ids of those of the two that
+    are control tokens.
     """
     begin, end = (
         f"<[{marks[mark]}]>" if mark in marks else f'"{mark}"' for mark in (THINK, END_OF_THINK)
@@ -153,8 +153,8 @@ def _of_grammar(text: str, field: str) -> str:
 
 
 def _plain_gbnf(part: re.Match[str]) -> str:
-    """A text, a class, a comment or a name as the library's translation to Lark can read it: it
-    drops the zeros with which `\\u00e9` begins, and has a rule `start` of its own.
+    """A text, a class, a comment or a name in a form that the library's translation to Lark can
+    read: it drops the zeros with which `\\u00e9` begins, and has a rule `start` of its own.
     """
     if part[0][0] in '"[':
         return _ESCAPE_OF_GBNF.sub(_unescaped, part[0])

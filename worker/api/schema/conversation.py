@@ -21,7 +21,7 @@ from worker.api.schema.requests import (
 )
 from worker.errors import RequestError
 
-# Of a message; only null and empty ones are taken.
+# Fields of a message; only null and empty ones are taken.
 UNSUPPORTED_PARTS = ("function_call", "audio")
 _THINKING = "thinking"
 # The field with the text of a part, by the part's type; None: it has no text.
@@ -39,7 +39,8 @@ def template_messages(
     messages: Sequence[ChatMessage], *, argument_objects: bool = True
 ) -> list[dict[str, Any]]:
     """Messages as the chat template sees them: content is always one string (text parts joined by
-    line breaks). `argument_objects`: it wants the arguments of tool calls as objects, not as JSON.
+    line breaks). `argument_objects`: the template takes the arguments of tool calls as objects, not
+    as JSON.
     """
     if not messages:
         raise FieldError(Field("messages"), " is empty: a conversation has at least one message.")
@@ -101,7 +102,7 @@ def _tool_calls(
 
 
 def _check_arguments(messages: Sequence[ChatMessage]) -> None:
-    """The JSON in them is bounded as that of the body is."""
+    """Bound the JSON in arguments as that of the body."""
     calls = [call for message in messages for call in message.tool_calls or []]
     texts = [call.function.arguments for call in calls]
     if sum(num_containers(t) for t in texts if isinstance(t, str)) > MAX_JSON_CONTAINERS:
@@ -110,7 +111,7 @@ def _check_arguments(messages: Sequence[ChatMessage]) -> None:
 
 
 def _as_object(arguments: str | dict[str, Any]) -> dict[str, Any] | str:
-    """The arguments of a call; those that a model got wrong stay text."""
+    """The arguments of a call as an object; arguments that a model got wrong stay text."""
     if isinstance(arguments, dict):
         return arguments
     try:
@@ -124,7 +125,9 @@ def _as_text(arguments: str | dict[str, Any]) -> str:
 
 
 def _reasoning(message: ChatMessage, place: str) -> str | None:
-    """What an assistant thought before it spoke; if the model sees it is up to the template."""
+    """The reasoning of an assistant before its answer; the template decides whether the model sees
+    it.
+    """
     given = {name: getattr(message, name) for name in ("reasoning", "reasoning_content")}
     if isinstance(message.content, list):
         given["content"] = thoughts_of(message.content)
@@ -146,8 +149,8 @@ def _reasoning(message: ChatMessage, place: str) -> str | None:
 
 
 def _content(message: ChatMessage, place: str, *, may_be_missing: bool) -> str:
-    """Text, which may be empty. Servers answer null where an assistant said nothing, and clients
-    send it back; in any other turn null is a mistake, and so is no content at all.
+    """The text, which may be empty. Servers answer null where an assistant only called tools, and
+    clients send it back; in any other turn null is a mistake, and so is missing content.
     """
     content = message.content
     if content is None or content is UNSET:
@@ -174,8 +177,8 @@ def _texts(parts: Parts, place: str) -> list[str]:
 def texts_of(
     part: str | ContentPart, kinds: Mapping[str, str | None] = PART_TEXTS
 ) -> tuple[str, ...]:
-    """The text of a part of a turn, which may be the part itself; empty where it has none. `kinds`
-    are the parts that the turn may have. Raises `ValueError` for another one.
+    """The text of a part of a turn, which may be the part itself; empty if it has none. `kinds` are
+    the parts that the turn may have. Raises `ValueError` for another one.
     """
     if isinstance(part, str):
         return (part,)

@@ -47,7 +47,7 @@ class PoolingRequest(EmbeddingRequest, kw_only=True):
 
 
 class Embedding(msgspec.Struct):
-    """One input's: numbers, or their float32 in little-endian order as base64."""
+    """The embedding of one input: numbers, or their float32 in little-endian order as base64."""
 
     index: Count
     embedding: list[float] | str
@@ -55,7 +55,7 @@ class Embedding(msgspec.Struct):
 
 
 class Pooled(msgspec.Struct):
-    """The same as `/pooling` has it."""
+    """The same in the form of `/pooling`."""
 
     index: Count
     data: list[float] | str
@@ -63,7 +63,7 @@ class Pooled(msgspec.Struct):
 
 
 class EmbeddingList(msgspec.Struct, kw_only=True):
-    """Answer of `/v1/embeddings`."""
+    """Answer of `/v1/embeddings`: one for each input, in order."""
 
     id: str
     object: Literal["list"] = "list"
@@ -75,7 +75,7 @@ class EmbeddingList(msgspec.Struct, kw_only=True):
 
 
 class PooledList(msgspec.Struct, kw_only=True):
-    """Answer of `/pooling`."""
+    """Answer of `/pooling`: one for each input, in order."""
 
     id: str
     object: Literal["list"] = "list"

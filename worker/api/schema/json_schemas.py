@@ -1,11 +1,11 @@
-"""JSON Schemas in the words in which the grammar library enforces all of what they say. Pure.
+"""JSON Schemas rewritten so that the grammar library enforces them completely. Pure.
 
-The library refuses most of what it does not enforce. Refused here, or written in other words, is
-what it takes all the same:
+The library refuses most keywords that it does not enforce. It accepts these cases all the same, so
+this module refuses or rewrites them:
 
 - A name may come twice in an object, of which readers keep one: so a least number of names can be
   missed unless each is known.
-- A `$ref` that leads back to itself, and does so in each way to go on, has no answer that ends.
+- A `$ref` that leads back to itself in every alternative has no answer that ends.
 - Dates and times of its own may be on 30 February and have a second 60 at any time of day.
 - A name may be spelled with `\\u` escapes, and then is none of the `properties`: without these
   escapes each name and each string has one spelling. Control characters that have no other escape
@@ -33,7 +33,7 @@ _OPTIONS = "x-guidance"
 _DEFAULTS = {
     "json_allowed_escapes": 'nrbtf\\"',
     # A blank, or up to two ends of lines and an indentation: room for any layout, and a bound for
-    # models that would go on with white space for ever.
+    # models that would write white space for ever.
     "whitespace_pattern": r"[ \t]?(?:(?:\r?\n){1,2}[ \t]{0,40})?",
 }
 # Keywords that the library does not know, with values, as JSON, that demand nothing.
@@ -83,7 +83,7 @@ _UNIT = re.compile(
     rf"(?s:(\[\^?(?:{_ESCAPE}|[^\\\]\[])+\]|{_ESCAPE}|[^\\^$|?*+()\[\]{{}}])([*+]?))"
 )
 _MAX_LOOK_AHEADS, _MAX_UNITS = 16, 32  # a schema's author has few, an attacker has many
-# In the patterns of pydantic's `Decimal`: digits with or without a point, so many at most.
+# In the patterns of pydantic's `Decimal`: digits with or without a point, up to a number.
 _DECIMALS = re.compile(
     r"(\\d\{0,\d+\})\|\(\?=\[\\d\.\]\{1,(\d{1,3})\}0\*\$\)"
     r"\\d(?:\*|\{0,(\d+)\})\\\.\\d(?:\*|\{0,(\d+)\})0\*\$"
@@ -108,8 +108,8 @@ _FORMATS = {
 
 
 def enforceable(schema: dict[str, Any], options: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The schema with nothing in it that the library takes and does not enforce. `options` are the
-    library's own. Raises `ValueError` for what cannot be had.
+    """The schema without anything that the library takes and does not enforce. `options` are the
+    library's own. Raises `ValueError` for a schema that cannot be enforced.
     """
     _check(schema)
     loop = _References(schema).endless()
@@ -158,7 +158,7 @@ def _strings(value: object) -> Iterator[str]:
 
 
 def _has_control(pattern: str) -> bool:
-    """Whether a regular expression has a control character other than as an end of a range."""
+    """True if a regular expression has a control character other than as an end of a range."""
     symbols = _SYMBOL.findall(pattern)
     depth = 0
     for place, symbol in enumerate(symbols):
@@ -170,8 +170,8 @@ def _has_control(pattern: str) -> bool:
 
 
 def _rewritten(schema: Any) -> Any:
-    """With formats as patterns, and patterns in the library's words. `schema` may be a list of
-    schemas, or none.
+    """The schema with formats as patterns, and patterns in the library's syntax. `schema` may be a
+    list of schemas, or none.
     """
     if isinstance(schema, list):
         return [_rewritten(item) for item in schema]
@@ -210,7 +210,7 @@ def _is_idle(name: str, value: Any, schema: dict[str, Any]) -> bool:
 
 
 def ascii_classes(pattern: str) -> str:
-    r"""The regular expression in which `\d`, `\w` and `\s` let in ASCII alone."""
+    """The regular expression with `\\d`, `\\w` and `\\s` limited to ASCII."""
     excluded = [False]  # within each open bracket
     found: list[str] = []
     for symbol, following in pairwise([*_SYMBOL.findall(pattern), ""]):
@@ -271,7 +271,7 @@ def _never(body: str) -> str | None:
     if is_whole and times and len(units) == 1:
         return other if times == "*" else f"^$|{other}"
     if units[0] == (".", "*") and not is_whole and {*units[1:]} == {(last, "")}:
-        few = f"{last}{{0,{len(units) - 2}}}"  # of so many in a row
+        few = f"{last}{{0,{len(units) - 2}}}"  # fewer in a row than the limit
         return f"^(?:{few}{other})*{few}$"
     if any(times for _, times in units):
         return None
@@ -300,10 +300,10 @@ def _decimals(match: re.Match[str]) -> str:
 
 
 class _References:
-    """Of one schema, where its references lead, and which of its parts have an answer that ends.
+    """The references among the parts of a schema, and the parts without an answer that ends.
 
-    A part has one if all that it requires has, and of alternatives one. What is not about
-    references counts as one: whether a schema can be met at all is for the library to say.
+    A part has an answer if all parts that it requires have one, and one of its alternatives. Any
+    other keyword counts as satisfiable: the library decides that.
     """
 
     def __init__(self, schema: dict[str, Any]) -> None:
@@ -354,7 +354,7 @@ class _References:
         return id(way) in self._bases
 
     def _target(self, reference: str, base: str) -> object:
-        """What is referred to; None where that is not in the schema."""
+        """The schema that a reference names; None where that is not in the schema."""
         inside = reference.startswith("#")
         place, fragment = urldefrag(base + reference if inside else urljoin(base, reference))
         fragment = unquote(fragment)
@@ -370,7 +370,7 @@ class _References:
         return node
 
     def _needs(self, schema: dict[str, Any]) -> Iterator[list[object]]:
-        """What an answer has to have, as the ways to have it."""
+        """The parts that an answer must have, as the alternative ways to have them."""
         if isinstance(schema.get("$ref"), str):
             yield [self._target(schema["$ref"], self._bases[id(schema)])]
         for part in _list(schema.get("allOf")):

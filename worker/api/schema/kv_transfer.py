@@ -1,9 +1,9 @@
 """KV that a request leaves for another engine, or takes from one. Pure.
 
-As vLLM has it: a prefill asks with `do_remote_decode` in `kv_transfer_params`, is answered with an
-object, and that object goes into the body of the decode as it is. As SGLang has it: both workers
-are sent the same body, at once, and its `bootstrap_room` names the KV; which of them runs the
-prompt is a matter of their roles.
+In vLLM's protocol, a prefill asks with `do_remote_decode` in `kv_transfer_params`, the answer has
+an object, and that object goes unchanged into the body of the decode. In SGLang's, both workers get
+the same body at once, and its `bootstrap_room` names the KV; their roles decide which of them runs
+the prompt.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _BOOTSTRAP_PORT = 8998  # SGLang's default
 
 
 class KvTransferFields(msgspec.Struct, kw_only=True):
-    """What we look at; what other engines' connectors add is theirs."""
+    """The fields that we read; the others belong to other engines' connectors."""
 
     do_remote_decode: bool | None = None
     do_remote_prefill: bool | None = None
@@ -45,7 +45,9 @@ class KvTransferFields(msgspec.Struct, kw_only=True):
 
 
 class KvTransfer(NamedTuple):
-    """Whether to keep the KV of a request, as `name` if it has one, and where to take it from."""
+    """`keeps`: the KV of a request is stored for another engine, as `name` if it has one. `source`:
+    KV is taken from there.
+    """
 
     keeps: bool = False
     name: str | None = None
@@ -55,8 +57,8 @@ class KvTransfer(NamedTuple):
 def kv_transfer(
     request: GenerationFields, role: str | None, prompt_sizes: Sequence[int]
 ) -> KvTransfer:
-    """What a request asks for, whose prompts have so many tokens. `role` is the worker's, None
-    without transfers. Raises `RequestError`.
+    """The transfer that a request asks for. `role` is the worker's, None without transfers;
+    `prompt_sizes` are in tokens. Raises `RequestError`.
     """
     if request.bootstrap_room is not None:
         return _in_room(request, role, prompt_sizes)
@@ -131,8 +133,8 @@ def kv_peer(
     role: str | None,
     address: KvAddress | None,
 ) -> KvPeer | None:
-    """Whose caches to ask: of whom `resume` says so, else `kv_transfer_params`, else the picker's
-    `header`. None where this worker takes no KV. Raises `RequestError`.
+    """The worker whose caches to ask: the one that `resume` names, else `kv_transfer_params`, else
+    the picker's `header`. None if this worker takes no KV. Raises `RequestError`.
     """
     if role is None or address is None or not KvTransferConfig(kv_role=role).takes:
         return None
@@ -157,7 +159,7 @@ def kv_peer(
 
 
 def _peer(fields: KvPeerFields, path: str) -> KvPeer:
-    """As a worker of ours says it in `kv_peer_answer`."""
+    """The peer in fields that `kv_peer_answer` wrote."""
     host, port, name = fields.remote_host or "", fields.remote_port, fields.kv_request_id or ""
     try:
         ipaddress.ip_address(host)
@@ -173,7 +175,9 @@ def _peer(fields: KvPeerFields, path: str) -> KvPeer:
 
 
 def kv_peer_answer(request_id: str, role: str | None, address: KvAddress | None) -> Any:
-    """How another worker asks this one for the KV of a stream of its; None: it gives none."""
+    """The fields with which another worker asks this one for the KV of a stream; None: it gives
+    none.
+    """
     if role is None or address is None or not KvTransferConfig(kv_role=role).gives:
         return None
     return {
@@ -184,7 +188,7 @@ def kv_peer_answer(request_id: str, role: str | None, address: KvAddress | None)
 
 
 def kv_transfer_answer(offer: KvOffer) -> dict[str, Any]:
-    """What the decode is to be sent."""
+    """The object to send to the decode."""
     source = offer.source
     return {
         "do_remote_prefill": True,
@@ -206,7 +210,7 @@ def _source(fields: KvTransferFields) -> KvSource:
     if port is None or not 0 < port < _END_OF_PORTS:
         raise _refused("remote_port", f"must be in [1, 65535], got {port}")
     if num_tokens is None or not 0 < num_tokens < _MAX_TOKENS:
-        raise _refused("remote_num_tokens", f"must be how many tokens are kept, got {num_tokens}")
+        raise _refused("remote_num_tokens", f"must be the number of tokens, got {num_tokens}")
     names = {}
     for name in ("remote_host", "remote_engine_id", "remote_request_id"):
         value = getattr(fields, name)

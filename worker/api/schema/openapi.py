@@ -40,7 +40,7 @@ _HEADERS: tuple[Json, ...] = (
     {
         "name": "endpoint-load-metrics-format",
         "in": "header",
-        "description": "text or json: the load is told in the header endpoint-load-metrics of an"
+        "description": "text or json: the header endpoint-load-metrics reports the load, in an"
         " answer that is not streamed",
         "schema": {"type": "string"},
     },
@@ -91,7 +91,7 @@ def document(routes: Iterable[Route], *, has_keys: bool) -> Json:
 
 
 def document_bytes(routes: Iterable[Route], *, has_keys: bool) -> bytes:
-    """The same as JSON."""
+    """The document as JSON."""
     return msgspec.json.encode(document(routes, has_keys=has_keys))
 
 
@@ -106,7 +106,7 @@ def _schemas(routes: Sequence[Route]) -> tuple[dict[Any, Json], Json]:
     schemas, components = msgspec.json.schema_components(
         kinds, schema_hook=schema_hook, ref_template=_REFERENCE
     )
-    # A turn has content, or what an assistant thought: JSON schema says that of the whole object.
+    # A turn has content or reasoning: JSON schema requires that of the whole object.
     said = ("content", "reasoning", "reasoning_content", "tool_calls")
     components["ChatMessage"]["anyOf"] = [{"required": [name]} for name in said]
     return dict(zip(kinds, schemas, strict=True)), components

@@ -45,7 +45,7 @@ MAX_LOGIT_BIAS = 100.0
 _INT64 = 1 << 63
 _MAX_DIGITS = 20
 
-# What would change the answers of a beam search, and is not built.
+# Fields that would change the answers of a beam search, and are not built.
 _NOT_WITH_BEAMS = (
     *("stream", "presence_penalty", "frequency_penalty", "logit_bias", "bad_words", "min_tokens"),
     *("allowed_token_ids", "stop", "stop_token_ids", "logprob_token_ids", "repetition_detection"),
@@ -56,12 +56,12 @@ _NAMED = ("temperature", "top_p")  # the others' faults have no `param`, as in v
 
 @dataclass(frozen=True, slots=True)
 class TextParams:
-    """How tokens become text: what the API process does itself.
+    """The parameters of the conversion from tokens to text, which the API process does itself.
 
-    `echo_only` answers with the prompt alone: the one token the engine had to draw is not shown.
-    `eos_id` is the model's own end (None: ignored); `extra_eos_ids` end a sequence besides it, and
-    are reported as its reason. `shown_ids` are control tokens that the text has all the same, for
-    the parsers of answers.
+    `echo_only` answers with the prompt alone: the one token that the engine had to draw is not
+    shown. `eos_id` is the model's own end (None: ignored); `extra_eos_ids` end a sequence too, and
+    are reported as its reason. `shown_ids` are control tokens that the text keeps for the parsers
+    of answers.
     """
 
     stop: tuple[str, ...] = ()
@@ -76,8 +76,8 @@ class TextParams:
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """What a request is checked against. `vocab_size` is the number of the model's embeddings,
-    whatever the tokenizer knows. `max_logprobs` -1: as many as the vocabulary.
+    """The limits of a request. `vocab_size` is the number of the model's embeddings, whatever the
+    tokenizer knows. `max_logprobs` -1: as many as the vocabulary.
     """
 
     max_model_len: int
@@ -87,9 +87,9 @@ class ModelLimits:
 
 @dataclass(frozen=True, slots=True)
 class SamplingContext:
-    """What sampling fields are read with. `defaults` are the model's own (`temperature`, `top_p`,
-    `top_k`, `min_p`, the penalties); `encode` gives the token ids of a text, without a prefix;
-    `logits_processors` are the names of those that are loaded.
+    """The context in which sampling fields are read. `defaults` are the model's own (`temperature`,
+    `top_p`, `top_k`, `min_p`, the penalties); `encode` gives the token ids of a text, without a
+    prefix; `logits_processors` are the names of the loaded ones.
     """
 
     limits: ModelLimits
@@ -110,7 +110,7 @@ def invalid(name: str, value: object, *message: str) -> FieldError:
 
 class Sampling(NamedTuple):
     """The checked sampling fields of a request: for the engine, for the text of its answers, and
-    how many of these each prompt has.
+    the number of answers to each prompt.
     """
 
     params: SamplingParams
@@ -201,8 +201,8 @@ def sampling_params(
     context: SamplingContext,
     rng: random.Random,
 ) -> SamplingParams:
-    """Validate and default the sampling fields. `logprobs` is how many the endpoint's own fields
-    ask for; `rng` draws the seed a request does not give.
+    """Check and default the sampling fields. `logprobs` is the number that the API's own fields ask
+    for; `rng` draws the seed of a request that gives none.
     """
     limits = context.limits
     temperature = _in_range(request, "temperature", context)
@@ -240,7 +240,7 @@ def sampling_params(
 def _logits_processors(
     arguments: dict[str, Any] | None, context: SamplingContext
 ) -> tuple[tuple[str, str], ...]:
-    """`vllm_xargs`: the processors that take them, and which each takes."""
+    """The processors that take `vllm_xargs`, with their arguments as JSON."""
     if not arguments:
         return ()
     try:
@@ -255,7 +255,7 @@ def _logits_processors(
 
 
 def num_sequences(request: SamplingFields, temperature: float) -> int:
-    """`n`, checked: sampling without randomness gives the same answer n times."""
+    """`n`, checked: without randomness, all n answers would be the same."""
     n = 1 if request.n is None else int(request.n)
     if n < 1:
         raise RequestError(f"n must be at least 1, got {n}.")
@@ -269,7 +269,7 @@ def num_sequences(request: SamplingFields, temperature: float) -> int:
 def _beam_params(
     request: SamplingFields, n: int, logprobs: int | None, limits: ModelLimits
 ) -> BeamParams | None:
-    """The beam search that a request asks for, for `n` answers; None: tokens are drawn."""
+    """The beam search that a request asks for, with `n` answers; None: tokens are drawn."""
     if not request.use_beam_search:
         for name, neutral in (
             ("best_of", (1, n)),
@@ -303,8 +303,8 @@ def _not_with_beams(name: str) -> FieldError:
 
 
 def _searching(params: SamplingParams, beam: BeamParams) -> SamplingParams:
-    """The same request as a beam search. It goes by the model's own log probabilities, so what is
-    about draws (temperature, top-p, …, and the model's defaults of them) means nothing to it.
+    """The same request as a beam search. It uses the model's own log probabilities, so parameters
+    of draws (temperature, top-p, …, and the model's defaults of them) have no meaning for it.
     """
     return SamplingParams(
         params.max_tokens,
@@ -317,7 +317,7 @@ def _searching(params: SamplingParams, beam: BeamParams) -> SamplingParams:
 
 
 def check_logprobs(name: str, asked: int, limits: ModelLimits, kind: str = "sample") -> int:
-    """How many of the likeliest tokens a field asks for; -1 is the whole vocabulary."""
+    """Check a number of likeliest tokens; -1 is the whole vocabulary."""
     _check_count(name, asked)
     most = limits.vocab_size if limits.max_logprobs == -1 else limits.max_logprobs
     wanted = limits.vocab_size if asked == -1 else asked
@@ -328,7 +328,7 @@ def check_logprobs(name: str, asked: int, limits: ModelLimits, kind: str = "samp
 
 
 def _check_count(name: str, asked: int) -> None:
-    """A number of likeliest tokens, before it is compared with the limit."""
+    """Check a number of likeliest tokens, before it is compared with the limit."""
     if asked < -1:
         raise invalid(name, asked, f"`{name}` must be a positive value or -1.")
 
@@ -384,8 +384,8 @@ def _seed(seed: int | None, rng: random.Random) -> int:
 def _token_ids(
     ids: Sequence[float] | None, name: str, limits: ModelLimits, most: int | None = None
 ) -> tuple[int, ...]:
-    """The ids, each once. `most` of them, or as many as there are tokens; that is looked at first,
-    and each one only when something is wrong: there may be millions.
+    """The ids without repetitions. There may be `most` of them (None: the size of the vocabulary);
+    that is checked first, and each one only if something is wrong: there may be millions.
     """
     if not ids:
         return ()
@@ -403,9 +403,9 @@ def _token_id(token_id: float, name: str, limits: ModelLimits) -> int:
         raise invalid(name, token_id, f"Expected `int`, got {token_id}.")
     if not 0 <= token_id < limits.vocab_size:
         # A number of thousands of digits cannot be written out.
-        told = token_id if abs(token_id) < _INT64 else "a number of more than 64 bits"
-        reason = f"{name} must be in [0, {limits.vocab_size}), got {told}."
-        raise invalid(name, told, reason)
+        got = token_id if abs(token_id) < _INT64 else "a number of more than 64 bits"
+        reason = f"{name} must be in [0, {limits.vocab_size}), got {got}."
+        raise invalid(name, got, reason)
     return int(token_id)
 
 
@@ -439,8 +439,8 @@ def _logit_bias(
 
 
 def _bad_words(words: list[str] | None, context: SamplingContext) -> tuple[tuple[int, ...], ...]:
-    """Each word as it is tokenized at the start of a text and after a space. One that the model
-    has no token for is refused: no logit could be lowered.
+    """Each word as it is tokenized at the start of a text and after a space. A word without a token
+    is refused: no logit could be lowered.
     """
     if not words:
         return ()
@@ -450,12 +450,12 @@ def _bad_words(words: list[str] | None, context: SamplingContext) -> tuple[tuple
     sequences: dict[tuple[int, ...], None] = {}
     num_tokens = 0
     for word in words:
-        bare = word.lstrip()
-        if not bare:
+        stripped = word.lstrip()
+        if not stripped:
             raise RequestError("bad_words cannot contain an empty string.")
-        if len(bare) > 16 * MAX_BAD_WORD_TOKENS:  # not worth tokenizing
+        if len(stripped) > 16 * MAX_BAD_WORD_TOKENS:  # not worth tokenizing
             num_tokens = MAX_BAD_WORD_TOKENS + 1
-        for text in () if num_tokens > MAX_BAD_WORD_TOKENS else (bare, " " + bare):
+        for text in () if num_tokens > MAX_BAD_WORD_TOKENS else (stripped, " " + stripped):
             ids = tuple(context.encode(text))
             _check_known(ids, context.limits)
             if ids and ids not in sequences:
@@ -482,8 +482,9 @@ def _prompt_logprobs(asked: int | None, limits: ModelLimits) -> int | None:
 def check_prompt_logprobs_size(
     num_likeliest: int | None, num_tokens: int, name: str, limits: ModelLimits
 ) -> None:
-    """Refuse a prompt's log probabilities that nobody could hold: `num_likeliest` of each token
-    besides its own (-1 all, None: none are asked for), of so many tokens in all answers together.
+    """Refuse log probabilities of prompts that no memory could hold: `num_likeliest` of each token
+    besides its own (-1 all, None: none are asked for), of `num_tokens` tokens in all answers
+    together.
     """
     if num_likeliest is None:
         return

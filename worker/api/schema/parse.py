@@ -1,8 +1,7 @@
 """JSON bodies → checked structs: strict, and every refusal names the field at fault. Pure.
 
-Most bodies have only fields that are known and have an effect, and cost one strict decoding. What
-else is to be ignored is left out of a body afterwards, in which it has been found
-(`without_ignored_fields`).
+Most bodies have only fields that are known and have an effect, and cost one strict decoding. Only
+if that finds a field to ignore, the body is decoded again without it (`without_ignored_fields`).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 
 
 class IgnoredFieldError(RequestError):
-    """A `body` of this `kind` has a field that is to be left out."""
+    """A `body` of this `kind` has a field to leave out."""
 
     body: bytes
     kind: type[msgspec.Struct]
@@ -36,8 +35,8 @@ class UnknownFieldError(IgnoredFieldError):
 
 
 def hint(*quiet: object) -> msgspec.Meta:
-    """A field that is part of the API and has no effect here, though the answer is what it would be
-    anyway. With null and the values `quiet` it asks for nothing that is not done.
+    """A field that is part of the API and has no effect here, although the answer is the same
+    anyway. Null and the values `quiet` ask for nothing that is not done.
     """
     return msgspec.Meta(extra={_HINT: quiet})
 
@@ -48,13 +47,13 @@ class Whole(int):
     """
 
 
-# Messages may repeat what the client wrote, in the middle: the place stands at the end.
+# Messages may quote the client in the middle: the place is at the end.
 _AT = r" - at (?:`(?:key|value)` in )?`\$\.?([^`]*)`"
 _LOCATION = re.compile(rf"{_AT}\Z")
 _FIELD = re.compile(
     rf"Object (?:contains (unknown)|missing required) field `(.*?)`(?:{_AT})?\Z", re.S
 )
-# What vLLM checks apart from the shape of the body, and so reports as it does a value out of range:
+# Faults that vLLM finds after the shape of the body, and so reports as values out of range:
 # parts of a message without their place, and these by their name alone.
 _PART = re.compile(r"messages\[\d+\]\.content\[")
 _COUNTS = re.compile(r"(?:top_|prompt_)?logprobs|cache_salt")
@@ -88,8 +87,8 @@ def decode(body: bytes, kind: type[Body]) -> Body:
 
 @dataclass(frozen=True, slots=True)
 class Ignored:
-    """The paths (`messages[0].nope`) of fields that are left out of a body. `all_known`: none of
-    its fields is unknown, so that most of them need no look.
+    """The paths (`messages[0].nope`) of fields to leave out of a body. `all_known`: it has no
+    unknown fields, so most fields need no check.
     """
 
     unknown: list[str] = field(default_factory=list)
@@ -100,9 +99,9 @@ class Ignored:
 def without_ignored_fields(
     body: bytes, kind: type[msgspec.Struct], *, all_known: bool = False
 ) -> tuple[bytes, Ignored]:
-    """The fields of a body of this kind that are known and have an effect, byte for byte, and the
-    others. Whatever else is wrong with it stays. `all_known`: it has been decoded, so that hints
-    are all that can be ignored. Raises `RequestError` where it is not JSON.
+    """Return the fields of a body of this kind that are known and have an effect, byte for byte,
+    and the ignored ones. Other faults stay. `all_known`: it has been decoded, so that only hints
+    can be ignored. Raises `RequestError` if it is not JSON.
     """
     ignored = Ignored(all_known=all_known)
     try:
@@ -149,7 +148,7 @@ def _used_part(value: bytes, kind: inspect.Type, path: str, ignored: Ignored) ->
 def _struct_of(
     given: dict[str, msgspec.Raw], structs: tuple[inspect.StructType, ...]
 ) -> inspect.StructType | None:
-    """Which of the types of an object it is; None: none of them."""
+    """The struct among the types of an object; None: none of them."""
     for struct in structs:
         if struct.tag_field is None:
             return struct
@@ -182,8 +181,8 @@ def _asks(value: object, quiet: tuple[object, ...]) -> bool:
 
 @cache
 def _hints(kind: type[msgspec.Struct]) -> tuple[tuple[str, tuple[object, ...] | None], ...]:
-    """The fields of a struct that are hints, with what is quiet of each, and (with None) those that
-    may hold structs with hints.
+    """The fields of a struct that are hints, with the quiet values of each, and (with None) the
+    fields that may hold structs with hints.
     """
     return tuple(
         (one.name, _quiet(one.type))
@@ -207,7 +206,7 @@ def _is_near_hint(kind: inspect.Type, seen: frozenset[type[msgspec.Struct]]) -> 
 
 
 def _quiet(kind: inspect.Type) -> tuple[object, ...] | None:
-    """The values of a hint that ask for nothing; None of any other field."""
+    """The values of a hint that ask for nothing; None for any other field."""
     while isinstance(kind, inspect.Metadata):
         if kind.extra is not None and _HINT in kind.extra:
             values: tuple[object, ...] = kind.extra[_HINT]
@@ -224,8 +223,8 @@ def _type_of(kind: type[msgspec.Struct]) -> inspect.StructType:
 
 
 def _parts(kind: inspect.Type) -> tuple[tuple[inspect.StructType, ...], inspect.Type | None]:
-    """The structs that an object of this type may be, and the type of the elements that an array
-    has; None: it holds no objects whose fields are known.
+    """The structs that an object of this type may be, and the type of the elements of an array;
+    None: it holds no objects whose fields are known.
     """
     while isinstance(kind, inspect.Metadata):
         kind = kind.type
@@ -251,14 +250,14 @@ def schema_hook(kind: type) -> dict[str, Any]:
 
 
 def plain(value: object) -> int:
-    """A `Whole` as msgspec can write it: the `enc_hook` of whoever encodes a parsed body."""
+    """A `Whole` as msgspec can write it: the `enc_hook` for parsed bodies."""
     if isinstance(value, Whole):
         return int(value)
     raise NotImplementedError(type(value))
 
 
 def shown(value: object) -> str:
-    """A client's value as an error message repeats it: cut when it is long."""
+    """A client's value for an error message: cut when it is long."""
     text = str(value)
     return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…"
 
@@ -282,7 +281,7 @@ def _json_name(value: object) -> str:
 
 
 def _explained(message: str) -> RequestError:
-    """msgspec's message, with the field it speaks of as `param`."""
+    """msgspec's message, with the field that it names as `param`."""
     found = _FIELD.match(message)
     if found:
         unknown, name, path = found.groups()
@@ -309,7 +308,7 @@ def _misshapen(message: str, path: str) -> RequestError:
 
 
 def decode_supported(body: bytes, kind: type[Body]) -> Body:
-    """`decode`, then `refuse_unsupported`."""
+    """Parse as `decode`, then refuse unsupported fields."""
     request = decode(body, kind)
     refuse_unsupported(request)
     return request

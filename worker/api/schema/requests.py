@@ -1,9 +1,9 @@
-"""The bodies of the OpenAI API as this worker takes them. Pure.
+"""The bodies of OpenAI's API, as this worker takes them. Pure.
 
-What would change the answer and is not supported is refused, never ignored: such a field is
-accepted only with a value that asks for nothing (`modalities: ["text"]`, …). A field that leaves
-the answer as it is (`hint`), or that the API does not have, is an `IgnoredFieldError`: the server
-answers without it, and warns. Ranges are checked in `params`.
+An unsupported field that would change the answer is refused, never ignored: it is accepted only
+with a value that asks for nothing (`modalities: ["text"]`, …). A field that leaves the answer
+unchanged (`hint`), or that the API does not have, is an `IgnoredFieldError`: the server answers
+without it, and warns. Ranges are checked in `params`.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ RANGES: dict[str, tuple[float, float, float]] = {
 
 
 def says(**keywords: object) -> Meta:
-    """What the server checks of a field beyond its type (in `params` and `prompts`, with messages
-    of its own), as keywords of JSON schema for the document. msgspec does not check them.
+    """Keywords of JSON schema for the document: the checks of a field beyond its type, which
+    `params` and others do with messages of their own. msgspec does not check them.
     """
     return Meta(extra_json_schema=keywords)
 
 
 def only(*neutral: object) -> Meta:
-    """A field that is not built: null and these values, which ask for nothing, are taken."""
+    """A field that is not built: null and these values, which ask for nothing, are accepted."""
     # The fix also keeps `only(1)` and `only(True)` apart: `Annotated` caches what compares equal.
     values = " or ".join(msgspec.json.encode(value).decode() for value in neutral)
     fix = f"leave it out or send {values}" if values else "leave it out"
@@ -72,8 +72,8 @@ def ranged(name: str) -> Meta:
     return says(minimum=least, maximum=most)
 
 
-# Ids that exist, or are refused. Not of `Whole`, which costs a call an element: there may be as
-# many as a body holds. `params` checks how many there are, then what they are.
+# Not of `Whole`, which costs a call an element: a body may hold millions. `params` checks their
+# number first, then each.
 TokenId = Annotated[int, says(minimum=0)]
 TokenIds = list[Annotated[int | float, says(minimum=0)]]
 
@@ -87,7 +87,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class RepetitionFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """`repetition_detection`: see `types.RepetitionDetection`."""
+    """`repetition_detection`: ends an answer that repeats a pattern of tokens."""
 
     max_pattern_size: Whole
     min_pattern_size: Whole | None = None  # 1
@@ -95,7 +95,7 @@ class RepetitionFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
 
 
 class TextFormat(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
-    """`response_format`: anything."""
+    """`response_format` without a constraint."""
 
 
 class JsonObjectFormat(
@@ -122,7 +122,7 @@ class JsonSchemaFormat(
 
 
 class TagStructure(msgspec.Struct, forbid_unknown_fields=True):
-    """What follows a trigger: `begin` (which starts with the trigger), JSON of `schema`, `end`."""
+    """The text after a trigger: `begin` (which starts with it), JSON of `schema`, `end`."""
 
     begin: str
     schema: dict[str, Any]
@@ -132,7 +132,7 @@ class TagStructure(msgspec.Struct, forbid_unknown_fields=True):
 class StructuralTagFormat(
     msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="structural_tag"
 ):
-    """`response_format`: text, in which JSON of a schema follows where one of `triggers` stands."""
+    """`response_format`: text with JSON of a schema behind each of the `triggers`."""
 
     structures: Annotated[list[TagStructure], says(minItems=1)]
     triggers: Annotated[list[str], says(minItems=1)]
@@ -157,7 +157,9 @@ class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
 
 
 class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """How tokens are drawn, and when a sequence ends. Every field may be null: its default."""
+    """The fields that control the drawing of tokens and the end of a sequence. Every field may be
+    null: its default.
+    """
 
     max_tokens: Annotated[Whole | None, says(minimum=0)] = None
     min_tokens: Annotated[Whole | None, says(minimum=0)] = None
@@ -204,9 +206,9 @@ class KvPeerFields(msgspec.Struct, kw_only=True):
 
 
 class ResumeFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """`resume`. Empty, it asks that the stream can go on at another worker: the answer's header
+    """`resume`. Empty, it asks that the stream can continue at another worker: the answer's header
     `x-pointsman-resume` is an object, and the stream has comments with the ids of its tokens. That
-    object, sent here with the ids in `token_ids`, makes the stream go on after them; without
+    object, sent here with the ids in `token_ids`, makes the stream continue after them; without
     `token_ids` it begins anew, under the same id.
     """
 
@@ -219,7 +221,7 @@ class ResumeFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class GenerationFields(SamplingFields, kw_only=True):
-    """The fields that chat and text completions share."""
+    """The fields that chats and text completions share."""
 
     model: str | None = None
     echo: bool | None = None
@@ -262,7 +264,7 @@ class GenerationFields(SamplingFields, kw_only=True):
     bootstrap_room: Whole | None = None
     ec_transfer_params: Annotated[dict[str, Any] | None, hint({})] = None  # of images
     vllm_xargs: dict[str, Any] | None = None  # arguments of logits processors
-    # Taken by the render routes, which look at it before the others refuse it.
+    # Only the render routes take it; the others refuse it.
     return_token_offsets: Annotated[bool | None, Meta(extra=only(False).extra)] = None
 
 
@@ -287,14 +289,14 @@ class Function(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class Tool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """One of `tools`."""
+    """One of `tools`: a function of the client."""
 
     type: Annotated[str, says(enum=["function"])] = "function"
     function: Function
 
 
 class FunctionName(msgspec.Struct, forbid_unknown_fields=True):
-    """Part of `NamedTool`."""
+    """Part of `NamedTool`: the function to call."""
 
     name: str
 
@@ -307,8 +309,8 @@ class NamedTool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class CalledFunction(msgspec.Struct, forbid_unknown_fields=True):
-    """Part of `SentCall`. `arguments` are JSON as the model wrote it, which may be wrong, or, as
-    templates want them and vLLM takes them, an object.
+    """Part of `SentCall`. `arguments` are JSON as the model wrote it, which may be wrong, or an
+    object, as templates and vLLM take it.
     """
 
     name: str
@@ -316,7 +318,7 @@ class CalledFunction(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SentCall(msgspec.Struct, forbid_unknown_fields=True):
-    """One tool call of an earlier answer. `index` is what clients leave in that gather a stream."""
+    """One tool call of an earlier answer. Clients that gather a stream leave `index` in."""
 
     function: CalledFunction
     id: str | None = None
@@ -325,10 +327,10 @@ class SentCall(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """One turn. A `refusal` is text of it. The `Any` fields are what servers and clients put into
-    assistant turns that are sent back; only null or empty ones are taken, but for those that say
-    nothing to the model: `annotations`, and `provider_specific_fields`, where litellm notes what it
-    does not know.
+    """One turn. A `refusal` is text of it. The `Any` fields are those that servers and clients put
+    into assistant turns which are sent back; only null or empty ones are taken, except for those
+    without a meaning for the model: `annotations`, and `provider_specific_fields`, where litellm
+    notes unknown fields.
     """
 
     role: Annotated[str, says(enum=sorted(ROLES))]
@@ -414,8 +416,8 @@ class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
 class TokenSampling(SamplingFields, kw_only=True):
     """`sampling_params`: vLLM's flat `SamplingParams`, for clients that send everything.
 
-    Some of it is about how vLLM works inside (`output_kind` and the like) and has no meaning here;
-    what would change the answer and is not built is refused as everywhere.
+    Some fields concern vLLM's internals (`output_kind` and the like) and have no meaning here;
+    unsupported fields that would change the answer are refused as everywhere.
     """
 
     logprobs: Annotated[Whole | None, says(minimum=-1)] = None
@@ -432,7 +434,7 @@ class TokenSampling(SamplingFields, kw_only=True):
 
 
 class GenerateRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Body of `POST /inference/v1/generate`. What a render route answered is one."""
+    """Body of `POST /inference/v1/generate`. The answer of a render route is one."""
 
     token_ids: list[TokenId]
     sampling_params: TokenSampling | None = None
@@ -475,7 +477,7 @@ class LoadAdapterBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class UnloadAdapterBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Body of `POST /v1/unload_lora_adapter`; vLLM's `lora_int_id` says nothing here."""
+    """Body of `POST /v1/unload_lora_adapter`; vLLM's `lora_int_id` has no meaning here."""
 
     lora_name: Annotated[str, Meta(max_length=MAX_ADAPTER_CHARS)]
     lora_int_id: int | None = None

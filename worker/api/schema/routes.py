@@ -1,4 +1,4 @@
-"""The table of routes: what the server dispatches by, and what the OpenAPI document is made of."""
+"""The table of routes: the server dispatches by it, and the OpenAPI document describes it."""
 
 from __future__ import annotations
 
@@ -46,10 +46,9 @@ class Route:
     """One method on one exact path, or on `MODEL_PATH`.
 
     `body` and `answer` are the types of the JSON in and out (a tuple: any of them); `answer` None
-    is an empty body.
-    `statuses` are those besides 200 and what every route may answer. `switch` names the field of
-    `ApiConfig` without which there is no such route. A `guarded` route asks for an API key where
-    there are any, whatever its path.
+    is an empty body. `statuses` are those besides 200 and the ones that every route may answer.
+    `switch` names the field of `ApiConfig` that turns the route on. A `guarded` route asks for an
+    API key where there are any, whatever its path.
     """
 
     method: str
@@ -67,7 +66,7 @@ class Route:
     errors: ErrorForm = OPENAI_ERRORS
 
     def is_served(self, config: ApiConfig) -> bool:
-        """Whether a server of this configuration has the route."""
+        """True if a server of this configuration has the route."""
         return self.switch is None or bool(getattr(config, self.switch))
 
 
@@ -298,7 +297,7 @@ ADAPTER_ROUTES = tuple(
 
 
 def model_id(path: str) -> str | None:
-    """The `{id}` of a path of one model, slashes and all; None for any other path."""
+    """The `{id}` of a path of one model, slashes included; None for any other path."""
     return path.removeprefix(_MODELS) or None if path.startswith(_MODELS) else None
 
 
@@ -306,7 +305,7 @@ GUARDED_PATHS = ("/v1", "/v2", "/inference")
 
 
 def is_guarded(route: Route) -> bool:
-    """Whether the route asks for an API key where there are any."""
+    """True if the route asks for an API key where there are any."""
     return route.guarded or route.path.startswith(GUARDED_PATHS)
 
 
@@ -316,7 +315,7 @@ _DIALECTS = "worker.api.dialects"
 
 
 class Dialect(Protocol):
-    """A module of the shelf of dialects: its routes, and their handlers, which it makes of the
+    """A module of the shelf of dialects: its routes, and their handlers, which it makes from the
     server's `GenerationRoutes`.
     """
 

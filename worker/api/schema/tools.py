@@ -1,5 +1,5 @@
-"""`tools` and `tool_choice`: checked, as the chat template takes them, and the JSON schema that an
-answer must have which has to be a call. Pure.
+"""`tools` and `tool_choice`: checked, in the form of chat templates, and as the JSON schema of an
+answer that must be a call. Pure.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _NO_ARGUMENTS: Json = {"type": "object", "properties": {}, "additionalProperties
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """What a request says of tools. `schemas` are of the arguments, by function; `choice` is one of
-    `TOOL_CHOICES`, or "named" for the function `named`.
+    """A request's tools and its choice. `schemas` are of the arguments, by function; `choice` is
+    one of `TOOL_CHOICES`, or "named" for the function `named`.
     """
 
     schemas: Mapping[str, Json]
@@ -42,7 +42,7 @@ class ToolUse:
 
 
 def template_tools(tools: Sequence[Tool] | None) -> list[Json] | None:
-    """Tools as the chat template takes them, checked; None without any."""
+    """Check tools and return them in the form of chat templates; None without any."""
     if not tools:
         return None
     if len(tools) > MAX_TOOLS:
@@ -69,7 +69,7 @@ def template_tools(tools: Sequence[Tool] | None) -> list[Json] | None:
 
 
 def _check_parameters(schema: Json | UnsetType | None, place: str) -> None:
-    """Arguments are an object, by name, so that is what a schema of them has to describe."""
+    """Arguments are an object, by name, so a schema of them must describe one."""
     stated = schema.get("type", "object") if isinstance(schema, dict) else "object"
     if "object" not in (stated if isinstance(stated, list) else [stated]):
         got = msgspec.json.encode(stated).decode()
@@ -106,8 +106,8 @@ def tool_use(request: ChatRequest) -> ToolUse | None:
 
 
 def answer_schema(use: ToolUse) -> Json | None:
-    """What an answer must be so that it is nothing but calls: the arguments of the named function,
-    or with "required" an array of `{name, parameters}`. None where it may be anything.
+    """The schema of an answer that is only calls: the arguments of the named function, or with
+    "required" an array of `{name, parameters}`. None: the answer is free.
     """
     if use.named is not None:
         return dict(use.schemas[use.named])
@@ -135,8 +135,8 @@ def answer_schema(use: ToolUse) -> Json | None:
 
 
 def _embedded(schema: Json, name: str, definitions: Json) -> Json:
-    """A schema as a part of another: one that refers to parts of itself becomes a definition, to
-    which its references lead.
+    """A schema as a part of another: one that refers to parts of itself becomes a definition, and
+    its references lead there.
     """
     root = "#/$defs/" + name.replace("/", "~1")
     moved, refers = _moved(schema, root)
@@ -147,7 +147,7 @@ def _embedded(schema: Json, name: str, definitions: Json) -> Json:
 
 
 def _moved(value: Any, root: str) -> tuple[Any, bool]:
-    """A copy whose local references begin at `root`; and whether there are any."""
+    """A copy whose local references begin at `root`; and True if there are any."""
     if isinstance(value, list):
         parts = [_moved(one, root) for one in value]
         return [part for part, _ in parts], any(refers for _, refers in parts)

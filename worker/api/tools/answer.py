@@ -32,10 +32,9 @@ THINK, END_OF_THINK = "<think>", "</think>"
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How a model writes calls. `begins` are the marks with which a call may begin anywhere; where
-    there are none, an answer is calls from its beginning or not at all. `marks` are all it may use,
-    which may be control tokens. `short_ids`: templates of such models take ids of nine letters and
-    digits alone.
+    """The format of a model's calls. A call may begin anywhere with one of `begins`; without any,
+    an answer is calls from its beginning or has none. `marks` are all marks that it may use, some
+    of them control tokens. `short_ids`: its templates take only ids of nine letters and digits.
     """
 
     calls: Callable[[Schemas], Calls]
@@ -60,7 +59,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
         (TOOL_CALL, END_OF_TOOL_CALL, FUNCTION, END_OF_FUNCTION),
     ),
 }
-# What only templates of such models write, the most telling first.
+# Texts that only templates of such models write, the most distinctive first.
 _TELLING = (
     ("<function=", "qwen3_coder"),
     (TOOL_CALL, "hermes"),
@@ -70,18 +69,18 @@ _TELLING = (
     (PYTHON_TAG, "llama3_json"),
     ('{"name": function name, "parameters": ', "llama3_json"),
 )
-# Whether a model thinks first even where the prompt does not begin that for it.
+# True if the model reasons first even where the prompt does not open the reasoning.
 REASONING_FORMATS = {"deepseek_r1": True, "qwen3": False}
 REASONING_MARKS = (THINK, END_OF_THINK)
 
 
 def format_of_template(source: str) -> str | None:
-    """The format of calls that a chat template shows the model; None where it shows none."""
+    """The format of calls that a chat template shows the model; None if it shows none."""
     return next((name for mark, name in _TELLING if mark in source), None)
 
 
 def begins_with_reasoning(reasoning_format: str, prompt: str, *, opens_a_turn: bool) -> bool:
-    """Whether the first character of an answer is reasoning: templates may begin it, or end it at
+    """True if the first character of an answer is reasoning: templates may open it, or close it at
     once, in the prompt.
     """
     end = prompt.rstrip()
@@ -92,10 +91,10 @@ def begins_with_reasoning(reasoning_format: str, prompt: str, *, opens_a_turn: b
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """What to look for in the answers to one request. `schemas` are of the arguments, by function;
+    """The parts to find in the answers to one request. `schemas` are of the arguments, by function;
     `tool_format` None: no calls. `named`: the whole answer is the arguments of that function.
-    `reasons` None: there is no reasoning; else whether it has begun in the prompt. `hidden` are
-    control tokens that the text has for the parsers' sake.
+    `reasons` None: no reasoning; else True if it begins in the prompt. `hidden` are control tokens
+    that the text keeps for the parsers.
     """
 
     new_id: Callable[[], str]
@@ -108,19 +107,20 @@ class AnswerForm:
     hidden: tuple[str, ...] = ()
 
     def without_calls(self) -> AnswerForm | None:
-        """The same of an answer that has no calls, whatever it looks like; None: it is as it is."""
+        """The form of an answer without calls, whatever it looks like; None: its text is the
+        answer.
+        """
         if self.reasons is None:
             return None
         return replace(self, schemas={}, tool_format=None, named=None)
 
     def parser(self) -> AnswerParser:
-        """The parser of one answer."""
         return AnswerParser(self)
 
 
 class AnswerParser:
-    """One answer. Owns its unread text. What it gives, all together, does not depend on how the
-    text is cut.
+    """Parses one answer. Owns its unread text. The pieces of its results may differ with the pieces
+    of the text; their sum does not.
     """
 
     def __init__(self, form: AnswerForm) -> None:
@@ -136,19 +136,19 @@ class AnswerParser:
 
     @property
     def num_calls(self) -> int:
-        """How many calls are complete."""
+        """The number of complete calls."""
         return self._writer.num_calls
 
     def feed(self, text: str) -> Said:
-        """What is certain with this text."""
+        """Take more text; return the parts that are certain."""
         self._scanner.feed(text)
         next(self._parse)  # it waits for more text until the end
         return self._writer.take()
 
     def finish(self, *, complete: bool, truncated: bool) -> Said:
-        """The rest. `complete`: the model had said all, so that what closes a call at its end may
-        be missing. `truncated`: the answer was cut by a limit, so that such a call is kept as far
-        as it goes. Call once.
+        """Return the rest. Called once. `complete`: the model ended by itself, so the end of a call
+        may be missing. `truncated`: a limit cut the answer, so an unfinished call stays as far as
+        it goes.
         """
         self._scanner.ended = True
         self._scanner.complete, self._scanner.truncated = complete, truncated
@@ -181,8 +181,8 @@ def _answer(form: AnswerForm, scanner: Scanner, writer: AnswerWriter) -> Parse[N
 
 
 def _call(calls: Calls, scanner: Scanner, writer: AnswerWriter) -> Parse[None]:
-    """Read calls, or what turns out to be none. It reads at least a character of what begins with a
-    mark, so that it is not tried twice.
+    """Read calls, or text that begins like one. It reads at least a character of a mark, so that
+    the same place is not tried twice.
     """
     scanner.mark()
     try:

@@ -21,8 +21,8 @@ _CLOSING = re.compile(r"[\s}\]]+")
 
 
 def call_object(scanner: Scanner, writer: AnswerWriter, *, is_marked: bool = True) -> Parse[None]:
-    """One call, as an object. Without a mark it is one only if the function is known and it has
-    nothing else in it. Once the arguments are complete, so is the call, whatever follows.
+    """Read one call as an object. Without a mark it is a call only if the function is known and the
+    object has no other members. With the arguments complete, the call is too, whatever follows.
     """
     call = _ObjectCall(scanner, writer, is_marked)
     yield from scanner.expect("{")
@@ -46,7 +46,7 @@ class _ObjectCall:
         self._held: str | None = None  # arguments
 
     def members(self) -> Parse[None]:
-        """Read them and the closing brace."""
+        """Read the members and the closing brace."""
         scanner = self._scanner
         while True:
             yield from scanner.blanks()
@@ -99,7 +99,7 @@ class _ObjectCall:
 
 
 def _whole_arguments(scanner: Scanner) -> Parse[str]:
-    """Arguments at once: an object, a JSON text that says one, or nothing."""
+    """Read arguments at once: an object, a JSON text of an object, or nothing."""
     first = yield from scanner.peek()
     if first == '"':
         inner = Scanner()

@@ -1,5 +1,5 @@
-"""Calls written in Python: `[name(key=value, …), …]` (Meta's Llama 3.2 and 4), and Python's
-literals as JSON.
+"""Calls written in Python: `[name(key=value, …), …]` (Meta's Llama 3.2 and 4), and literals of
+Python as JSON.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def python_calls(scanner: Scanner, writer: AnswerWriter) -> Parse[None]:
 
 
 def _arguments(scanner: Scanner, pairs: list[str]) -> Parse[None]:
-    """Read up to the end of a call; the members of an object that has the arguments."""
+    """Read to the end of a call and return its arguments as members of an object."""
     keys: set[str] = set()
     yield from scanner.blanks()
     while not (yield from _ends_call(scanner)):
@@ -91,7 +91,7 @@ def _ends_call(scanner: Scanner) -> Parse[bool]:
 
 
 def _value(scanner: Scanner, pieces: list[str]) -> Parse[None]:
-    """Read up to the comma or bracket that ends a value."""
+    """Read to the comma or bracket that ends a value."""
     closing: list[str] = []
     while True:
         yield from scanner.run(_PLAIN, pieces.append)
@@ -118,7 +118,7 @@ def _value(scanner: Scanner, pieces: list[str]) -> Parse[None]:
 
 
 def literal_as_json(text: str) -> str | None:
-    """A literal of Python's (or JSON's) as JSON; None where it is none that JSON can write."""
+    """A literal of Python (or JSON) as JSON; None if JSON cannot write it."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of escapes that Python does not know

@@ -28,8 +28,8 @@ _ESCAPES = frozenset('"\\/bfnrtu')
 _HEX = frozenset("0123456789abcdefABCDEF")
 
 
-class Malformed(Exception):  # noqa: N818 (a turn of a parser, seen by nobody else)
-    """The text is not what it began like."""
+class Malformed(Exception):  # noqa: N818 (internal to the parsers)
+    """The text does not continue in the format in which it began."""
 
 
 class Unfinished(Malformed):
@@ -37,13 +37,13 @@ class Unfinished(Malformed):
 
 
 def ignore(_: str) -> None:
-    """A `Write` for what nobody wants."""
+    """A `Write` that discards its text."""
 
 
 class Scanner:
-    """Sole owner of the text that was fed and not yet read. Once it has `ended`: `complete` says
-    that the model had said all, `truncated` that it had reached a limit; a stop string is neither.
-    `ends` are marks before which a call ends even if what closes it is missing.
+    """Sole owner of the text that was fed and not yet read. Once it has `ended`, `complete` means
+    that the model ended by itself, `truncated` that it reached a limit; neither: a stop string
+    ended it. A call ends before each of the marks `ends`, even if its own end is missing.
     """
 
     def __init__(self) -> None:
@@ -56,22 +56,21 @@ class Scanner:
         self._read: list[str] | None = None  # None: not remembered
 
     def feed(self, text: str) -> None:
-        """More text has come."""
         self._text += text
 
     def mark(self) -> None:
-        """From here on `raw` remembers."""
+        """Remember the text from here on for `raw`."""
         self._read = []
         self._text, self._at = self._text[self._at :], 0
 
     def raw(self) -> str:
-        """What was read since the mark, which is forgotten."""
+        """Return the text that was read since the mark, and forget the mark."""
         raw = "".join(self._read or ()) + self._text[: self._at]
         self._read = None
         return raw
 
     def _more(self) -> Parse[bool]:
-        """Wait for text behind what there is; False when there is none."""
+        """Wait for more text; False at the end."""
         if self.ended:
             return False
         if self._read is not None:
@@ -96,7 +95,7 @@ class Scanner:
         return character
 
     def looking_at(self, literal: str) -> Parse[bool]:
-        """Whether the text goes on so; reads nothing."""
+        """Return True if the text continues with a literal; read nothing."""
         while True:
             there = self._text[self._at : self._at + len(literal)]
             if len(there) == len(literal) or not literal.startswith(there):
@@ -105,14 +104,14 @@ class Scanner:
                 return False
 
     def skip(self, literal: str) -> Parse[bool]:
-        """Read it if it is there."""
+        """Read a literal if it comes next."""
         found = yield from self.looking_at(literal)
         if found:
             self._at += len(literal)
         return found
 
     def expect(self, literal: str) -> Parse[None]:
-        """Read it; raise `Malformed` where the text goes on otherwise."""
+        """Read a literal; raise `Malformed` if the text continues otherwise."""
         if not (yield from self.skip(literal)):
             rest = self._text[self._at :]
             raise Unfinished if self.ended and literal.startswith(rest) else Malformed
@@ -125,12 +124,12 @@ class Scanner:
         return not (yield from self.peek()) and self.complete
 
     def close(self, literal: str) -> Parse[None]:
-        """Read what closes a part of a call; it may be missing where the call is over."""
+        """Read a literal that closes a part of a call; it may be missing where the call is over."""
         if not (yield from self.skip(literal)) and not (yield from self.is_over()):
             yield from self.expect(literal)
 
     def run(self, pattern: re.Pattern[str], write: Write = ignore) -> Parse[None]:
-        """Read as long as characters fit; the pattern is a class of characters, repeated."""
+        """Read characters while they match the pattern, a repeated class of characters."""
         while True:
             match = pattern.match(self._text, self._at)
             if match is not None and match[0]:
@@ -140,11 +139,10 @@ class Scanner:
                 return
 
     def blanks(self, write: Write = ignore) -> Parse[None]:
-        """Read white space."""
         yield from self.run(_SPACE, write)
 
     def word(self, pattern: re.Pattern[str]) -> Parse[str]:
-        """What `run` reads, as one text; at least one character, or it raises `Malformed`."""
+        """Read the characters that match, as one text; raise `Malformed` without any."""
         pieces: list[str] = []
         yield from self.run(pattern, pieces.append)
         if not pieces:
@@ -152,8 +150,8 @@ class Scanner:
         return "".join(pieces)
 
     def until(self, literals: Sequence[str], write: Write) -> Parse[str | None]:
-        """Read up to the first of the literals, which comes first in the text, and leave it there;
-        None at the end. What may be the beginning of one is held until it is known.
+        """Read up to the first of the literals in the text and leave it unread; None at the end.
+        Text that may be the beginning of a literal is held until that is known.
         """
         pattern = re.compile("|".join(map(re.escape, literals)) or r"(?!)")
         longest = max(map(len, literals), default=1) - 1
@@ -171,7 +169,7 @@ class Scanner:
                 return None
 
     def _num_held(self, literals: Sequence[str], longest: int) -> int:
-        """How many of the last characters may begin a literal."""
+        """The number of last characters that may begin a literal."""
         most = min(longest, len(self._text) - self._at)
         for number in range(most, 0, -1):
             tail = self._text[-number:]
@@ -180,9 +178,9 @@ class Scanner:
         return 0
 
     def json_value(self, write: Write, depth: int = 0) -> Parse[None]:
-        """Read one JSON value and copy it as it stands, but for control characters in strings: a
-        line break that should have been written `\\n` becomes that. Brackets that are missing at
-        the end of a call are added.
+        """Read one JSON value and copy it as it is, but for control characters in strings: a line
+        break that should be `\\n` becomes that. Brackets that are missing at the end of a call are
+        added.
         """
         first = yield from self.peek()
         if first == '"':
@@ -224,7 +222,7 @@ class Scanner:
         write(character)
 
     def json_string(self, write: Write) -> Parse[None]:
-        """The same of a string, which must come next."""
+        """Read a string in the same way."""
         yield from self._copy('"', write)
         while True:
             yield from self.run(_PLAIN, write)
@@ -261,7 +259,7 @@ class Scanner:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether it has no halves of surrogate pairs, which JSON can write and UTF-8 cannot."""
+    """True without halves of surrogate pairs, which JSON can write and UTF-8 cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:

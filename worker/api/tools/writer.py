@@ -1,4 +1,4 @@
-"""What parsers find in an answer, in the order in which it comes: content, reasoning, calls."""
+"""The parts that parsers find in an answer, in order: content, reasoning, calls."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 
 @dataclass(frozen=True, slots=True)
 class CallDelta:
-    """A part of one tool call: `id` and `name` with the first, then pieces of its arguments.
-    `broken`: it turned out not to be one, and its text is content; of a stream, what was sent of it
-    remains. `content_before` is how many characters of content the answer has ahead of it.
+    """A part of one tool call: `id` and `name` come first, then pieces of its arguments. `broken`:
+    it is no call after all, and its text is content; a stream keeps the parts that were sent.
+    `content_before` is the number of characters of content before it.
     """
 
     index: int
@@ -23,7 +23,7 @@ class CallDelta:
 
 @dataclass(slots=True)
 class Said:
-    """What is certain of a piece of an answer."""
+    """The parts of a piece of an answer that are certain."""
 
     content: str = ""
     reasoning: str = ""
@@ -31,10 +31,11 @@ class Said:
 
 
 class AnswerWriter:
-    """Owns what was found and not yet taken.
+    """Owns the parts that were found and not yet taken.
 
-    Blanks around calls and reasoning are no content: those at the end of a text are held until more
-    of it comes, and dropped if none does. `hidden` are control tokens, which are no content either.
+    Blanks around calls and reasoning are not content: blanks at the end of a text are held until
+    more text comes, and dropped if none does. `hidden` are control tokens, which are not content
+    either.
     """
 
     def __init__(
@@ -66,12 +67,11 @@ class AnswerWriter:
         self._has_thought = False
 
     def take(self) -> Said:
-        """What was found since the last time."""
+        """Return the parts found since the last time."""
         said, self._said = self._said, Said()
         return said
 
     def content(self, text: str) -> None:
-        """Text for the reader."""
         text = self._blanks + text
         shown = text.rstrip()
         self._blanks = text[len(shown) :]
@@ -83,7 +83,7 @@ class AnswerWriter:
         self._said.content += shown
 
     def reasoning(self, text: str) -> None:
-        """What the model thinks before it answers; may be empty."""
+        """Add reasoning; may be empty."""
         text = self._reasoning_blanks + text
         shown = text.rstrip()
         self._reasoning_blanks = text[len(shown) :]
@@ -95,7 +95,7 @@ class AnswerWriter:
             self._said.reasoning += shown
 
     def begin(self, name: str) -> None:
-        """A call of a function, whose arguments follow."""
+        """Begin a call of a function, whose arguments follow."""
         self._dropping = self._only_one and self.num_calls > 0
         if self._dropping:
             return
@@ -104,7 +104,7 @@ class AnswerWriter:
         self._add(CallDelta(self._open, id=self._new_id(), name=name))
 
     def arguments(self, text: str) -> None:
-        """More of the arguments of the call that was begun."""
+        """Add to the arguments of the call that was begun."""
         if self._open is not None:
             self._add(CallDelta(self._open, text))
 
@@ -112,14 +112,14 @@ class AnswerWriter:
         self._said.calls.append(replace(call, content_before=self._num_content_chars))
 
     def end(self) -> None:
-        """The call that was begun is complete."""
+        """End the call that was begun."""
         self._open = None
         self.num_calls += not self._dropping
         self._dropping = False
 
     def fail(self, raw: str, *, truncated: bool) -> None:
-        """What looked like a call is none: its text is content, without control tokens. One whose
-        arguments have begun when the answer is `truncated` stays, as far as it goes.
+        """Turn the call that was begun into content, without control tokens. A call whose arguments
+        have begun when the answer is `truncated` stays as far as it goes.
         """
         begun = self._open is not None or self._dropping
         if begun and truncated:
@@ -131,13 +131,13 @@ class AnswerWriter:
         self.leftover(raw)
 
     def leftover(self, raw: str) -> None:
-        """Text that parsers could make nothing of; content, but for control tokens."""
+        """Add text that no parser could read as content, without control tokens."""
         for token in self.hidden:
             raw = raw.replace(token, "")
         self.content(raw)
 
     def finish(self) -> None:
-        """Nothing more comes."""
+        """Called once, at the end of the answer."""
         if not self.num_calls and (self._num_content_chars or not self._has_reasoned):
             self._said.content += self._blanks
         self._blanks = ""

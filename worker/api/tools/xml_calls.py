@@ -1,9 +1,9 @@
-"""Calls written in tags, as Qwen3-Coder does:
+"""Calls written in tags, as Qwen3-Coder writes them:
 `<tool_call><function=NAME><parameter=KEY>VALUE</parameter>…</function></tool_call>`.
 
-Values are plain text up to the next mark, whichever it is, so that the one which closes them may be
-missing. What they mean is in the function's JSON schema: the value of a string is passed on as it
-comes, others when they are complete.
+Values are plain text up to the next mark of any kind, so that the closing one may be missing. Their
+meaning is in the JSON schema of the function: a string is passed on as it comes, other values when
+they are complete.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _PYTHON_KINDS = frozenset(("object", "array", "boolean"))
 def tagged_call(
     scanner: Scanner, writer: AnswerWriter, schemas: Mapping[str, Mapping[str, Any]]
 ) -> Parse[None]:
-    """One call; the outer marks and those at the end may be missing. `schemas` are those of the
-    functions' arguments.
+    """Read one call; the outer marks and the marks at the end may be missing. `schemas` are those
+    of the functions' arguments.
     """
     yield from scanner.skip(TOOL_CALL)
     yield from scanner.blanks()
@@ -95,16 +95,16 @@ def _escaped(text: str) -> str:
 
 
 def _typed(text: str, schema: Mapping[str, Any]) -> str:
-    """The JSON value that the text stands for; a string where it stands for none other."""
+    """The JSON value that the text stands for; a string if it stands for no other."""
     given = schema.get("type")
     given = given if isinstance(given, list) else [given]
     kinds = {kind for kind in given if isinstance(kind, str)}
-    bare = text.strip()
-    if "string" in kinds and not ("null" in kinds and bare == "null"):
+    stripped = text.strip()
+    if "string" in kinds and not ("null" in kinds and stripped == "null"):
         return json.dumps(text, ensure_ascii=False)
     try:
-        msgspec.json.decode(bare)
+        msgspec.json.decode(stripped)
     except (msgspec.DecodeError, RecursionError):
-        value = literal_as_json(bare) if kinds & _PYTHON_KINDS else None
+        value = literal_as_json(stripped) if kinds & _PYTHON_KINDS else None
         return json.dumps(text, ensure_ascii=False) if value is None else value
-    return bare
+    return stripped
