@@ -172,7 +172,7 @@ class AnswerCollector:
 
     @property
     def num_tokens_shown(self) -> int:
-        """The tokens in the log probabilities of answers and prompts, and the embeddings' numbers."""
+        """Tokens in the log probabilities of answers and prompts, and the embeddings' numbers."""
         pieces = (piece for pieces in self._pieces.values() for piece in pieces)
         own = sum(num_tokens_shown(piece.logprobs) for piece in pieces)
         last = (choice.last for run in self._runs for choice in run.choices)
