@@ -70,7 +70,7 @@ def test_nothing_asked_is_nothing_done(given: Any) -> None:
         ({"a": 1}, {}, "", "asks for nothing"),
         ({**DECODE, "remote_port": 0}, {}, ".remote_port", "[1, 65535], got 0"),
         ({**DECODE, "remote_port": "x"}, {}, "", "remote_port"),
-        ({**DECODE, "remote_num_tokens": None}, {}, ".remote_num_tokens", "how many tokens"),
+        ({**DECODE, "remote_num_tokens": None}, {}, ".remote_num_tokens", "number of tokens"),
         ({**DECODE, "remote_host": None}, {}, ".remote_host", "printable"),
         ({**DECODE, "remote_host": "a\nb"}, {}, ".remote_host", "printable"),
         ({**DECODE, "remote_engine_id": ""}, {}, ".remote_engine_id", "printable"),
