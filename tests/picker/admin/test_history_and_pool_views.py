@@ -33,7 +33,7 @@ def test_a_sample_has_the_scraped_load_and_the_counted_requests() -> None:
 
 
 def test_a_sample_of_the_pool_has_the_workers_first_tokens_and_tokens() -> None:
-    """Of the interval between two samples."""
+    """They are those of the interval between two samples."""
     scene = Scene()
     scene.pool("a", "b")
     scene.load("a", running=1, waiting=2, cache=0.25, served=ServedTotals(0, 0, (0.1,), (0, 0)))

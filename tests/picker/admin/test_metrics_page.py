@@ -163,7 +163,7 @@ MODELS = st.one_of(
 def test_the_page_has_exactly_the_samples_of_the_single_pages(
     counted: dict[str, tuple[str, int]], refused: int
 ) -> None:
-    """Those of the process once, those of each pool with its name."""
+    """Samples of the process appear once, those of each pool with its name."""
     process = PickerMetrics()
     process.unknown_pool_total.inc(refused)
     pools = {key: _busy(model, key, count) for key, (model, count) in counted.items()}

@@ -19,7 +19,7 @@ ONE = "PluginType('{}', Parameters, plain(object))"
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
-    """An empty package of plugins with a name of its own."""
+    """Create an empty package of plugins with a unique name."""
     name = f"plugins_{abs(hash(request.node.nodeid))}"
     folder = tmp_path / name / "kind"
     folder.mkdir(parents=True)

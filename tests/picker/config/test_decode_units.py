@@ -1,4 +1,4 @@
-"""Durations and sizes are written as Go and Kubernetes write them."""
+"""Durations in the syntax of Go, sizes in that of Kubernetes."""
 
 from __future__ import annotations
 
@@ -25,15 +25,13 @@ from picker.errors import ConfigError
     ],
 )
 def test_a_go_duration_is_read(text: str, seconds: float) -> None:
-    """In seconds."""
     assert duration_seconds(text) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(
     "text", ["", "5", "-1s", "1 s", "s", "1x", "1s2", "fast", "3000000h", "9" * 400 + "s"]
 )
-def test_what_is_no_duration_is_refused_with_an_example(text: str) -> None:
-    """Negative ones too."""
+def test_an_invalid_or_negative_duration_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ConfigError, match="50ms, 2s or 1m30s"):
         duration_seconds(text)
 
@@ -59,14 +57,13 @@ def test_what_is_no_duration_is_refused_with_an_example(text: str) -> None:
     ],
 )
 def test_a_quantity_is_read(text: str, size: int) -> None:
-    """In bytes, with or without a trailing B."""
     assert quantity_bytes(text) == size
 
 
 @pytest.mark.parametrize(
     "text", ["", "-1", "1K", "1Xi", "1 Mi", "MiB", " ", "1 ", "1e", "1e+", "9" * 400, "1e99", "8Ei"]
 )
-def test_what_is_no_quantity_is_refused_with_an_example(text: str) -> None:
+def test_an_invalid_quantity_is_refused_with_an_example(text: str) -> None:
     """A capital K alone is no unit of Kubernetes."""
     with pytest.raises(ConfigError, match="4194304, 4Mi or 10MiB"):
         quantity_bytes(text)

@@ -1,4 +1,4 @@
-"""One mistake in a configuration is one finding, whatever follows from it."""
+"""One error in a configuration is one finding, without consequential ones."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def findings(document: Any) -> list[Finding]:
 
 
 def keys(node: Any) -> Iterator[tuple[Any, str]]:
-    """Every mapping in a document, and each of its keys."""
+    """Yield every key in a document with its mapping."""
     for key, one in list(node.items()) if isinstance(node, dict) else enumerate(node):
         if isinstance(node, dict):
             yield node, key
@@ -51,7 +51,7 @@ def keys(node: Any) -> Iterator[tuple[Any, str]]:
 
 
 def misspelt(document: Any) -> Iterator[tuple[str, Any]]:
-    """The document with one key at a time that nobody knows."""
+    """Yield the document with one misspelt key each."""
     for number, (_, key) in enumerate(keys(document)):
         changed = copy.deepcopy(document)
         node, _ = list(keys(changed))[number]
@@ -62,7 +62,7 @@ def misspelt(document: Any) -> Iterator[tuple[str, Any]]:
 
 
 def mistyped(document: Any) -> Iterator[tuple[str, Any]]:
-    """The document with one parameter at a time that has a value of no use."""
+    """Yield the document with one invalid parameter each."""
     for index, plugin in enumerate(document["plugins"]):
         for field in msgspec.structs.fields(REGISTRY.get(plugin["type"]).parameters):
             changed = copy.deepcopy(document)
@@ -73,15 +73,15 @@ def mistyped(document: Any) -> Iterator[tuple[str, Any]]:
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("change", [misspelt, mistyped])
-def test_one_mistake_is_one_finding(case: str, change: Any) -> None:
-    """Warnings of a configuration that cannot be used do not come on top of it."""
+def test_one_error_is_one_finding(case: str, change: Any) -> None:
+    """Without warnings that only follow from it."""
     document = yaml.safe_load((FOLDER / f"{case}.in.yaml").read_text())
     before = {one.message for one in findings(document)}
     for name, changed in change(document):
         found = findings(changed)
         errors = [one for one in found if one.severity is Severity.ERROR]
         if not errors and (change is mistyped or name in FREE_KEYS):
-            continue  # what is as good as what was there
+            continue  # the changed value is valid too
         added = [one for one in found if one.message not in before]
         moved = [one for one in added if one.severity is Severity.WARNING]
         assert len(errors) == 1, (name, [str(one) for one in found])

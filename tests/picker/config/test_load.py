@@ -1,4 +1,4 @@
-"""Loading never fails in any other way than with a reason; the golden cases hold the reasons."""
+"""Loading fails only with a reason; the golden cases have the reasons."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ EDITS = st.lists(
 @examples(150)
 @given(edits=EDITS)
 def test_a_mangled_configuration_is_refused_or_built(edits: list[tuple[int, str]]) -> None:
-    """Whatever somebody writes between its lines."""
     lines = list(LINES)
     for position, text in edits:
         lines.insert(position, text)
@@ -39,13 +38,13 @@ def test_a_mangled_configuration_is_refused_or_built(edits: list[tuple[int, str]
 
 
 @pytest.mark.parametrize("content", [b"\xff\xff", b"a: \x00", b"x" * (MAX_CONFIG_BYTES + 1)])
-def test_bytes_that_are_no_text_are_refused(content: bytes) -> None:
+def test_bytes_that_are_not_text_are_refused(content: bytes) -> None:
     with pytest.raises(ConfigError, match="f: "):
         load_config(content, "f")
 
 
 def test_the_built_in_configuration_has_the_reference_weights_and_a_load_term() -> None:
-    """Queue 2, KV cache 2, prefix 3; and own requests 2."""
+    """Queue 2, KV cache 2, own requests 2, prefix 3."""
     assembly = build(default_config(), builtin_plugins(), PickerMetrics(), lambda: 0.0)
     scorers = assembly.profiles["default"].scorers
     assert [weighted.weight for weighted in scorers] == [2.0, 2.0, 2.0, 3.0]
@@ -73,15 +72,15 @@ def weight_of(text: str) -> float:
     "value", ["!!timestamp x", "!!bool x", "!!int ''", "!!float x", "!!int " + "9" * 5000]
 )
 def test_a_value_that_does_not_fit_its_tag_is_refused(value: str) -> None:
-    """Not an error of the program, which would end a running picker."""
+    """It is no unexpected error, which would end a running picker."""
     with pytest.raises(ConfigError, match=r"f: not valid YAML: .+"):
         built(f"plugins: {value}\n")
 
 
 @pytest.mark.parametrize("depth", [50, 100, 300, 950])
 @pytest.mark.parametrize("brackets", ["[]", "{}"])
-def test_nesting_of_any_depth_is_refused(depth: int, brackets: str) -> None:
-    """Wherever the program finds it too deep."""
+def test_deep_nesting_is_refused(depth: int, brackets: str) -> None:
+    """At any stage of the decoding."""
     opening = "[" if brackets == "[]" else "{a: "
     nested = opening * depth + "1" + brackets[1] * depth
     with pytest.raises(ConfigError, match="f:"):
@@ -95,8 +94,8 @@ def test_nesting_of_any_depth_is_refused(depth: int, brackets: str) -> None:
         *(("0x10", 16), ("010", 8), ("089", 89), ("+.5", 0.5), ("1.", 1)),
     ],
 )
-def test_a_number_is_what_the_reference_takes_for_one(text: str, number: float) -> None:
-    """Exponents without a dot and a sign too, which JSON writes."""
+def test_numbers_are_those_of_the_reference(text: str, number: float) -> None:
+    """Including JSON's exponents without a dot."""
     assert weight_of(text) == number
 
 
@@ -107,15 +106,15 @@ def test_a_number_is_what_the_reference_takes_for_one(text: str, number: float) 
         *(("2020-01-01", "a string"), ("two", "a string")),
     ],
 )
-def test_what_only_looks_like_a_number_is_none(text: str, said: str) -> None:
-    """Quoted digits, and times in the manner of YAML 1.1."""
+def test_a_text_that_resembles_a_number_is_refused(text: str, said: str) -> None:
+    """Quoted digits, and times of YAML 1.1."""
     with pytest.raises(ConfigError, match=f"weight: expected a number, got {said}"):
         weight_of(text)
 
 
 @pytest.mark.parametrize("text", [".nan", ".inf", "-.inf", "1e400", "9" * 400])
 def test_a_number_that_is_not_finite_is_refused_everywhere(text: str) -> None:
-    """JSON, through which the reference reads everything, has none."""
+    """The reference reads everything through JSON, which has none."""
     with pytest.raises(ConfigError, match="weight: must be a finite number"):
         weight_of(text)
     picker = f"plugins: [{{type: session-id-producer, parameters: {{x: [1, {text}]}}}}]\n"
@@ -123,8 +122,8 @@ def test_a_number_that_is_not_finite_is_refused_everywhere(text: str) -> None:
         built(picker)
 
 
-def test_a_whole_number_may_be_written_with_a_fraction_of_nothing() -> None:
-    """1.0 becomes 1 in JSON; 1.5 and what 64 bits cannot hold stay wrong."""
+def test_an_integer_may_have_a_zero_fraction() -> None:
+    """1.0 becomes 1 in JSON; 1.5 and integers beyond 64 bits are refused."""
     text = "plugins: [{type: max-score-picker, parameters: {maxNumOfEndpoints: %s}}]\n"
     assert (
         built(text % "2.0").instances["max-score-picker"].parameters
@@ -135,29 +134,28 @@ def test_a_whole_number_may_be_written_with_a_fraction_of_nothing() -> None:
             built(text % wrong)
 
 
-def test_a_label_may_look_like_a_date_or_have_a_number_for_its_name() -> None:
-    """Only what YAML and JSON agree about is anything but text."""
+def test_a_label_may_resemble_a_date_and_its_name_a_number() -> None:
     text = "{type: label-selector-filter, parameters: {matchLabels: {5: 2020-01-01, on: x}}}"
     parameters = built(f"plugins: [{text}]\n").instances["label-selector-filter"].parameters
     assert msgspec.to_builtins(parameters)["matchLabels"] == {"5": "2020-01-01", "true": "x"}
 
 
-def test_a_label_without_a_value_is_not_forgotten() -> None:
-    """The filter would keep endpoints that it must not keep."""
+def test_a_label_without_a_value_is_refused() -> None:
+    """Without it the filter would admit endpoints that it must remove."""
     text = "plugins: [{type: label-selector-filter, parameters: {matchLabels: {gpu: , a: b}}}]\n"
     with pytest.raises(ConfigError, match="matchLabels"):
         built(text)
 
 
-def test_an_unknown_key_is_refused_when_nothing_is_written_after_it() -> None:
-    """Known ones mean the same as if they were not there."""
+def test_an_unknown_key_without_a_value_is_refused() -> None:
+    """A known one is the same as no key."""
     assert built("plugins:\nschedulingProfiles:\n").warnings == ()
     with pytest.raises(ConfigError, match="pluginz: unknown key; did you mean 'plugins'"):
         built("pluginz:\n")
 
 
-def test_what_is_merged_may_be_overridden() -> None:
-    """That is no duplicate key, and positions are those of what counts."""
+def test_merged_keys_may_be_overridden() -> None:
+    """They are no duplicates; positions are those of the effective values."""
     text = "plugins:\n- &a {type: queue-scorer, name: q}\n- {<<: *a, name: q2}\n"
     assert {"q", "q2"} <= built(text).instances.keys()
     with pytest.raises(ConfigError, match=r"^f:5:22: plugins\[1\].type: unknown plugin type"):
@@ -174,21 +172,21 @@ def test_what_is_merged_may_be_overridden() -> None:
         ("a: &x 1\nb: &x 1\n", "f:4:4: not valid YAML: found duplicate anchor"),
     ],
 )
-def test_what_is_no_yaml_is_said_in_full(text: str, said: str) -> None:
-    """With what was expected, and a tab called a tab."""
+def test_invalid_yaml_is_explained(text: str, said: str) -> None:
+    """With the expected token; a tab is named."""
     with pytest.raises(ConfigError, match=said):
         built(text)
 
 
 @pytest.mark.parametrize("gate", ["flowControl=", "haPopulateNonLeaderDatastore="])
-def test_a_gate_with_half_a_setting_is_refused(gate: str) -> None:
-    """It is not the same as the gate alone."""
+def test_a_gate_with_an_empty_value_is_refused(gate: str) -> None:
+    """Unlike the gate alone."""
     with pytest.raises(ConfigError, match="'' is neither true nor false"):
         built(f"featureGates: [{gate}]\n")
 
 
 def test_findings_beyond_the_limit_are_counted_and_not_listed() -> None:
-    """A wrong file of a megabyte would otherwise occupy a running picker for minutes."""
+    """Otherwise an invalid file of a megabyte would block a running picker for minutes."""
     with pytest.raises(InvalidConfigError) as caught:
         built("".join(f"k{index}: 1\n" for index in range(MAX_FINDINGS * 5)))
     findings = caught.value.findings
@@ -198,7 +196,7 @@ def test_findings_beyond_the_limit_are_counted_and_not_listed() -> None:
 
 
 def models_sources(text: str, lists_models: bool = True) -> list[tuple[str, list[str], str]]:
-    """The sources of model lists, what reads them, and how often they are asked."""
+    """Return the sources of model lists with their extractors and intervals."""
     loaded = load_config(text.encode(), "f")
     options = BuildOptions(lists_models=lists_models, allow_experimental=True)
     plan = build(loaded, builtin_plugins(), PickerMetrics(), lambda: 0.0, options).data_layer
@@ -221,16 +219,16 @@ dataLayer:
 )
 
 
-def test_endpoints_are_asked_for_their_models_where_that_is_needed() -> None:
-    """Once a second, unless the configuration says how."""
+def test_endpoints_are_asked_for_their_models_on_demand() -> None:
+    """Once a second by default."""
     extractor = ["models-data-extractor"]
     assert models_sources(HEAD, lists_models=False) == []
     assert models_sources(HEAD) == [("models-data-source", extractor, "1s")]
     assert models_sources(OWN_MODELS) == [("own", extractor, "5s")]
 
 
-def test_plugins_of_alpha_types_are_named_where_they_are_allowed() -> None:
-    """By what the configuration calls them."""
+def test_allowed_plugins_of_alpha_types_are_listed() -> None:
+    """By their names in the configuration."""
     plugins = "plugins: [{type: queue-scorer}, {type: topology-affinity-scorer, name: near}]\n"
     options = BuildOptions(allow_experimental=True)
     loaded = load_config(f"{HEAD}\n{plugins}".encode(), "f")

@@ -1,4 +1,4 @@
-"""Endpoints, objectives and rewrites of one file: what is taken, and what is told of the rest."""
+"""Endpoints, objectives and rewrites of one file; invalid entries are skipped and reported."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TARGETS = [{"modelRewrite": "t"}]
 
 
 def read(*documents: str | dict[str, Any]) -> PoolFile:
-    """A list of endpoints, and after it these documents."""
+    """Read a list of endpoints, followed by these documents."""
     texts = [one if isinstance(one, str) else yaml.safe_dump(one) for one in documents]
     return read_pool_file("---\n".join([ENDPOINTS, *texts]).encode(), "f", "pool")
 
@@ -42,17 +42,17 @@ def rewrite(*rules: dict[str, Any], name: str = "r", **metadata: Any) -> dict[st
 
 
 def rule(*models: str, targets: Sequence[dict[str, Any]] = TARGETS) -> dict[str, Any]:
-    """A rule for these models; without any a generic one."""
+    """Make a rule for these models, or for all."""
     matches = [{"model": {"value": model}} for model in models]
     return {"matches": matches, "targets": list(targets)} if models else {"targets": list(targets)}
 
 
-def told(found: PoolFile, severity: Severity) -> list[str]:
+def lines_of(found: PoolFile, severity: Severity) -> list[str]:
     return [str(one) for one in found.findings if one.severity is severity]
 
 
-def test_documents_of_every_kind_make_one_whole() -> None:
-    """In any order, with nothing between two lines of dashes, and lists of objects among them."""
+def test_a_file_may_have_documents_of_every_kind() -> None:
+    """In any order, including empty documents and lists of objects."""
     text = """\
 ---
 apiVersion: llm-d.ai/v1alpha2
@@ -146,8 +146,8 @@ endpoints: [{name: a, address: 10.0.0.1, port: 8000}]
         rewrite(*(rule(f"m{n}") for n in range(20)), rule()),
     ],
 )
-def test_what_the_types_allow_is_taken(document: dict[str, Any]) -> None:
-    """As an API server does; a key with nothing after it is no key."""
+def test_a_valid_object_is_accepted(document: dict[str, Any]) -> None:
+    """With the rules of an API server; a key without a value is no key."""
     found = read(document)
     assert found.findings == ()
     rules = found.contents.rules
@@ -214,21 +214,20 @@ def test_what_the_types_allow_is_taken(document: dict[str, Any]) -> None:
         (rewrite() | {"spec": POOL | {"rules": {}}}, "expected a list, got a mapping"),
     ],
 )
-def test_an_object_with_an_error_is_skipped_and_told(document: dict[str, Any], error: str) -> None:
-    """With its place; the endpoints and the good object beside it count."""
+def test_an_invalid_object_is_skipped_and_reported(document: dict[str, Any], error: str) -> None:
+    """With its position; the endpoints and the valid object count."""
     found = read(document, objective("good"))
     assert [one.name for one in found.contents.rules.objectives] == ["good"]
     assert found.contents.rules.rewrites == ()
     assert len(found.contents.endpoints) == 1
-    errors = told(found, Severity.ERROR)
+    errors = lines_of(found, Severity.ERROR)
     assert any(error in line for line in errors), errors
     assert all(line.startswith("f:") for line in errors)
     assert found.contents.num_skipped == 1
     assert found.contents.skipped == tuple(errors)
 
 
-def test_an_error_is_told_with_its_line_its_name_and_the_fix() -> None:
-    """As those of the configuration are."""
+def test_an_error_has_its_line_its_object_and_a_fix() -> None:
     text = f"""\
 {ENDPOINTS}---
 apiVersion: {API}
@@ -238,7 +237,7 @@ spec:
   poolRef: {{name: pool}}
   priorty: 100
 """
-    (error,) = told(read_pool_file(text.encode(), "/etc/e.yaml", "pool"), Severity.ERROR)
+    (error,) = lines_of(read_pool_file(text.encode(), "/etc/e.yaml", "pool"), Severity.ERROR)
     assert error == (
         "/etc/e.yaml:8:3: spec.priorty: InferenceObjective 'critical': unknown key; "
         "did you mean 'priority'?"
@@ -277,21 +276,21 @@ spec:
         (rewrite(rule(), rule()), "spec.rules[1]: InferenceModelRewrite 'r': no request", True),
     ],
 )
-def test_what_cannot_be_meant_is_warned_of(
+def test_a_doubtful_object_causes_a_warning(
     document: dict[str, Any], warning: str, counts: bool
 ) -> None:
-    """It is no error: an API server takes it, or it is for another picker."""
+    """It is no error: an API server accepts it, or it is for another picker."""
     found = read(document)
-    (line,) = told(found, Severity.WARNING)
+    (line,) = lines_of(found, Severity.WARNING)
     assert warning in line
-    assert told(found, Severity.ERROR) == []
+    assert lines_of(found, Severity.ERROR) == []
     assert found.contents.num_skipped == 0
     assert bool(found.contents.rules.objectives or found.contents.rules.rewrites) is counts
     assert found.contents.remarks == (line,)
 
 
-def test_of_two_objects_with_one_name_the_first_one_counts() -> None:
-    """Objectives are named without their namespace, rewrites are not named at all."""
+def test_the_first_of_two_objects_with_one_name_counts() -> None:
+    """Namespaces distinguish rewrites, but not objectives, which requests name without one."""
     found = read(
         objective("o", POOL | {"priority": 5}),
         objective(metadata={"name": "o", "namespace": "elsewhere"}),
@@ -301,7 +300,7 @@ def test_of_two_objects_with_one_name_the_first_one_counts() -> None:
     )
     assert found.contents.rules.objectives == (Objective("o", 5),)
     assert [one.models for one in found.contents.rules.rewrites] == [{"m"}, {"o"}]
-    assert [line.split(": ", 3)[2:] for line in told(found, Severity.ERROR)] == [
+    assert [line.split(": ", 3)[2:] for line in lines_of(found, Severity.ERROR)] == [
         ["InferenceObjective 'o'", "the name is already taken by an earlier one"],
         ["InferenceModelRewrite 'r'", "the name is already taken by an earlier one"],
     ]
@@ -317,23 +316,22 @@ def test_of_two_objects_with_one_name_the_first_one_counts() -> None:
         ("items: []\nmetadata: []", "metadata: expected a mapping"),
     ],
 )
-def test_what_is_wrong_in_a_list_is_told(items: str, error: str) -> None:
+def test_an_error_in_a_list_is_reported(items: str, error: str) -> None:
     found = read(f"apiVersion: v1\nkind: List\n{items}\n", objective())
-    assert any(error in line for line in told(found, Severity.ERROR))
+    assert any(error in line for line in lines_of(found, Severity.ERROR))
     assert len(found.contents.rules.objectives) == 1
 
 
-def test_a_list_skips_its_bad_items_only() -> None:
-    """Each is an object of its own."""
+def test_only_the_invalid_items_of_a_list_are_skipped() -> None:
     items = [objective("a"), objective("b", {}), objective("c")]
     found = read({"apiVersion": "v1", "kind": "List", "items": items})
     assert [one.name for one in found.contents.rules.objectives] == ["a", "c"]
-    (error,) = told(found, Severity.ERROR)
+    (error,) = lines_of(found, Severity.ERROR)
     assert "items[1].spec: InferenceObjective 'b': the key 'poolRef' is missing" in error
 
 
-def test_endpoints_that_share_an_address_are_warned_of_with_both_names() -> None:
-    """Both stay. Another port, or another spelling of another address, is no such thing."""
+def test_endpoints_with_one_address_cause_a_warning_with_both_names() -> None:
+    """Both count. Another port is another address, another spelling of an IP is not."""
     entries = "".join(
         f"- {{name: {name}, address: '{address}', port: {port}}}\n"
         for name, address, port in (
@@ -346,17 +344,17 @@ def test_endpoints_that_share_an_address_are_warned_of_with_both_names() -> None
     )
     found = read_pool_file(f"endpoints:\n{entries}".encode(), "f", "pool")
     assert len(found.contents.endpoints) == 5
-    assert [one.partition("'default/")[2] for one in told(found, Severity.WARNING)] == [
+    assert [one.partition("'default/")[2] for one in lines_of(found, Severity.WARNING)] == [
         "d' and 'default/c' have the same address [fd00::1]:8000: one server counts as two",
         "e' and 'default/a' have the same address 10.0.0.1:8000: one server counts as two",
     ]
 
 
-def test_a_key_that_stands_twice_is_an_error() -> None:
+def test_a_duplicate_key_is_an_error() -> None:
     """In YAML the last one would win silently."""
     text = f"apiVersion: {API}\nkind: InferenceObjective\nkind: InferenceObjective\n"
     found = read(text, objective("good"))
-    (error,) = told(found, Severity.ERROR)
+    (error,) = lines_of(found, Severity.ERROR)
     assert error == "f:5:1: kind: duplicate key, first in line 4"
     assert len(found.contents.rules.objectives) == 1
 
@@ -378,23 +376,22 @@ def test_a_key_that_stands_twice_is_an_error() -> None:
         ("#" * (MAX_FILE_BYTES + 1), "the file is larger than 1048576 bytes"),
     ],
 )
-def test_what_is_no_endpoints_file_changes_nothing(text: str, reason: str) -> None:
-    """A file that was cut short is no pool without endpoints."""
+def test_an_unusable_file_is_refused(text: str, reason: str) -> None:
+    """A truncated file is no pool without endpoints."""
     with pytest.raises(ConfigError) as error:
         read_pool_file(text.encode(errors="surrogateescape"), "f", "pool")
     assert reason in str(error.value)
 
 
-def test_aliases_cannot_make_an_object_of_any_size() -> None:
-    """The limit is that of configurations."""
+def test_aliases_cannot_expand_an_object_beyond_the_limit() -> None:
     levels = "".join(f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 9)}]\n" for n in range(1, 12))
     text = f"{ENDPOINTS}---\nkind: InferenceObjective\nl0: &l0 [x]\n{levels}"
     with pytest.raises(ConfigError, match="aliases make more than 200000 values of it"):
         read_pool_file(text.encode(), "f", "pool")
 
 
-def test_no_file_makes_more_findings_than_anybody_reads() -> None:
-    """All that was skipped is counted nevertheless."""
+def test_the_number_of_findings_is_limited() -> None:
+    """All skipped entries are counted."""
     text = f"endpoints: [{'5, ' * 300}]\n" + f"---\nkind: InferenceObjective\nx: {'y' * 900}\n" * 99
     found = read_pool_file(text.encode(), "f", "pool")
     assert found.contents.num_skipped == 399
@@ -403,8 +400,8 @@ def test_no_file_makes_more_findings_than_anybody_reads() -> None:
     assert max(len(str(one)) for one in found.findings) < 300
 
 
-def test_a_file_of_objects_alone_lists_no_endpoints() -> None:
-    """It is one to be put behind such a list."""
+def test_a_file_of_policies_lists_no_endpoints() -> None:
+    """It will follow a list of endpoints."""
     text = yaml.safe_dump_all([objective("a"), rewrite(rule())])
     found = read_policies(text.encode(), "f", "pool")
     assert [one.name for one in found.contents.rules.objectives] == ["a"]

@@ -1,4 +1,4 @@
-"""What YAML can do to an endpoints file beyond lists and mappings."""
+"""YAML in endpoints files beyond lists and mappings: duplicates, merges, sets."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ spec: {poolRef: {name: pool}}
 
 
 def errors(found: PoolFile) -> list[str]:
-    """What was skipped, as lines."""
+    """Return the errors about skipped entries."""
     return [str(one) for one in found.findings if one.severity is Severity.ERROR]
 
 
-def test_an_endpoint_with_a_key_that_stands_twice_is_skipped() -> None:
-    """Which of two addresses is meant nobody knows; the other endpoints count."""
+def test_an_endpoint_with_a_duplicate_key_is_skipped() -> None:
+    """Its address is ambiguous; the other endpoints count."""
     text = """\
 endpoints:
 - {name: a, address: 10.0.0.1, port: 80, address: 10.0.0.2}
@@ -40,14 +40,14 @@ endpoints:
     ]
 
 
-def test_a_second_list_in_one_document_changes_nothing() -> None:
-    """As a second document with a list does not: the first endpoints would be gone silently."""
+def test_a_second_list_in_one_document_is_refused() -> None:
+    """YAML would drop the first endpoints silently."""
     with pytest.raises(ConfigError, match="f:2:1: a second list of endpoints"):
         read_pool_file(2 * ENDPOINTS.encode(), "f", "pool")
 
 
-def test_merged_keys_cannot_make_an_endpoint_of_any_size() -> None:
-    """A few hundred bytes stand for half a million keys here, and for any number with more."""
+def test_merged_keys_cannot_expand_an_endpoint_beyond_the_limit() -> None:
+    """Here a few hundred bytes expand to half a million keys."""
     lines = ["x0: &x0 {a: 1, b: 1}"]
     for level in range(1, 7):
         merged = ", ".join([f"*x{level - 1}"] * 8)

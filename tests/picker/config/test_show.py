@@ -1,8 +1,9 @@
-"""What `config show` prints is a configuration with the same meaning, and says where it is from."""
+"""`config show` prints a configuration with the same meaning, and the origin of each line."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,9 +12,10 @@ from picker.config.catalog import builtin_plugins
 from picker.config.findings import InvalidConfigError, Severity
 from picker.config.load import LoadedConfig
 from picker.config.show import aligned, effective_lines, parameters_in_force
+from tests.support.picker.assembly_meaning import meaning
 
 FOLDER = Path(__file__).parents[2] / "golden" / "config"
-# What is shown says by name what was there by default, and that needs what was turned off.
+# The output names default plugins, which need the defaults that these turn off.
 WITHOUT_DEFAULTS = ("inject_defaults_off", "pools_of_other_clusters")
 GOOD = sorted(
     path.name.removesuffix(".in.yaml")
@@ -40,66 +42,24 @@ def assembled(content: bytes) -> tuple[LoadedConfig, Assembly]:
     return assemble(content, "c.yaml", builtin_plugins(), OPTIONS)
 
 
-def essence(assembly: Assembly) -> list[object]:
-    """Everything that decides about requests, by name and parameters."""
-    parts = [
-        (plan.name, [(one.instance.name, one.weight) for one in (*plan.filters, *plan.scorers)])
-        for plan in assembly.plans
-    ]
-    pipeline = assembly.pipeline
-    steps = (pipeline.producers, pipeline.hooks, pipeline.admitters, pipeline.screeners)
-    return [
-        {
-            name: (one.type_name, parameters_in_force(one.parameters))
-            for name, one in assembly.instances.items()
-        },
-        [(plan.name, plan.picker.instance.name) for plan in assembly.plans if plan.picker],
-        parts,
-        [[getattr(one, "name", "") for one in step] for step in steps],
-        [type(parser).__name__ for parser in pipeline.parsers.parsers],
-        [
-            (one.source.name, [x.name for x in one.extractors])
-            for one in assembly.data_layer.sources
-        ],
-        assembly.detector and assembly.detector.name,
-        flow_control(assembly),
-    ]
-
-
-def flow_control(assembly: Assembly) -> list[object]:
-    """Its settings, with policies by name."""
-    settings = assembly.flow_control
-    if settings is None:
-        return []
-    names = {id(one.plugin): one.name for one in assembly.instances.values()}
-    bands = {0.5: settings.default_band, -0.5: settings.default_negative_band, **settings.bands}
-    return [
-        {
-            priority: (
-                names[id(one.fairness)],
-                names[id(one.ordering)],
-                one.max_bytes,
-                one.max_requests,
-                one.request_ttl_seconds,
-            )
-            for priority, one in bands.items()
-        },
-        (settings.max_bytes, settings.max_requests, settings.max_memory_bytes),
-        settings.no_endpoint_ttl_seconds,
-        (names[id(settings.usage_limits)], settings.detector_name),
-        [names[id(one)] for one in settings.eviction or ()],
-    ]
+def essence(assembly: Assembly) -> dict[str, Any]:
+    """Describe everything that decides about requests, with parameters and without warnings."""
+    plugins = {
+        name: (one.type_name, parameters_in_force(one.parameters))
+        for name, one in assembly.instances.items()
+    }
+    return {**meaning(assembly), "plugins": plugins, "warnings": None}
 
 
 @pytest.mark.parametrize("case", [case for case in GOOD if case not in WITHOUT_DEFAULTS])
-def test_what_is_shown_means_the_same(case: str) -> None:
+def test_the_output_has_the_same_meaning(case: str) -> None:
     loaded, before = assembled((FOLDER / f"{case}.in.yaml").read_bytes())
     text = aligned(effective_lines(loaded, before), with_origin=True)
     _, after = assembled(text.encode())
     assert essence(after) == essence(before)
 
 
-def test_every_value_says_where_it_is_from() -> None:
+def test_every_value_has_its_origin() -> None:
     """A line of the file, a default, or a plugin that another one needs."""
     loaded, assembly = assembled(SMALL)
     lines = {line.text.strip(" -"): line.origin for line in effective_lines(loaded, assembly)}
@@ -128,8 +88,8 @@ def test_every_value_says_where_it_is_from() -> None:
         ("{type: load-aware-scorer, parameters: {threshold: -1}}", "threshold: 128"),
     ],
 )
-def test_what_is_shown_is_in_force(plugin: str, shown: str) -> None:
-    """Not what is written and replaced; what is shown draws no warning of its own."""
+def test_the_effective_value_is_shown(plugin: str, shown: str) -> None:
+    """Instead of one that is overridden; the output causes no warning."""
     head = "apiVersion: llm-d.ai/v1\nkind: EndpointPickerConfig\nplugins: "
     loaded, assembly = assembled(f"{head}[{plugin}{_reader_of(plugin)}]".encode())
     lines = effective_lines(loaded, assembly)
@@ -139,7 +99,7 @@ def test_what_is_shown_is_in_force(plugin: str, shown: str) -> None:
 
 
 def _reader_of(plugin: str) -> str:
-    """A scorer that reads what a producer finds; nothing for other plugins."""
+    """Return a scorer that reads the findings of a producer; "" for other plugins."""
     name = plugin.strip("{").partition(",")[0].partition("}")[0].removeprefix("type: ")
     if not name.endswith("-cache-producer"):
         return ""
@@ -147,8 +107,7 @@ def _reader_of(plugin: str) -> str:
     return f", {{type: prefix-cache-scorer, parameters: {{{reads}}}}}"
 
 
-def test_checking_says_everything_at_once() -> None:
-    """Errors and warnings, in the order of the file."""
+def test_a_check_reports_all_findings_in_the_order_of_the_file() -> None:
     content = (FOLDER / "bad_many_things.in.yaml").read_bytes()
     findings = check_config(content, "c.yaml", builtin_plugins(), OPTIONS)
     positions = [(one.line, one.column) for one in findings]
@@ -160,15 +119,14 @@ def test_checking_says_everything_at_once() -> None:
     assert misspelt.severity is Severity.ERROR
 
 
-def test_checking_what_is_no_yaml_is_one_finding() -> None:
+def test_a_check_of_invalid_yaml_is_one_finding() -> None:
     (finding,) = check_config(b"a: [", "c.yaml", builtin_plugins(), OPTIONS)
     assert finding.where.startswith("c.yaml:")
     with pytest.raises(InvalidConfigError):
         assembled(b"a: [")
 
 
-def test_a_scorer_that_counts_twice_is_shown_twice() -> None:
-    """Both weights are added."""
+def test_a_scorer_with_two_weights_is_shown_twice() -> None:
     ref = b"{pluginRef: prefix-cache-scorer, weight: 3}"
     loaded, before = assembled(SMALL.replace(ref, ref + b", " + ref.replace(b"3", b"4")))
     text = aligned(effective_lines(loaded, before), with_origin=False)
@@ -177,8 +135,8 @@ def test_a_scorer_that_counts_twice_is_shown_twice() -> None:
     assert essence(after) == essence(before)
 
 
-def test_what_is_shown_otherwise_than_written_is_not_from_the_file() -> None:
-    """A gate is; that nothing is injected beyond what is shown is not."""
+def test_a_value_that_differs_from_the_file_is_a_default() -> None:
+    """The output has all defaults, so it turns their injection off."""
     more = b"featureGates: [flowControl=false]\ndataLayer: {injectDefaults: true}\n"
     loaded, assembly = assembled(SMALL + more)
     lines = {line.text.strip(" -"): line.origin for line in effective_lines(loaded, assembly)}

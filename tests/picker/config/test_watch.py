@@ -1,4 +1,4 @@
-"""The configuration file is followed however it is replaced, and a bad one changes nothing."""
+"""The configuration file is followed through any replacement; an invalid one changes nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PATIENCE_SECONDS = 120.0
 
 
 class Recorder:
-    """Applies configurations that name no plugin called `refuse`."""
+    """Applies configurations, except those with a plugin named `refuse`."""
 
     def __init__(self) -> None:
         self.applied: list[LoadedConfig] = []
@@ -70,7 +70,7 @@ async def following(
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def told(recorder: Recorder) -> None:
+async def called(recorder: Recorder) -> None:
     await asyncio.wait_for(recorder.happened.wait(), PATIENCE_SECONDS)
     recorder.happened.clear()
 
@@ -82,13 +82,13 @@ async def test_a_file_replaced_by_renaming_is_applied(tmp_path: Path) -> None:
         other = tmp_path / "other.yaml"
         other.write_bytes(config("queue-scorer"))
         other.rename(path)
-        await told(recorder)
+        await called(recorder)
         assert [one.config.plugins[0].type for one in recorder.applied] == ["queue-scorer"]
         assert reloads(metrics) == {"success": 1, "failure": 0}
 
 
 async def test_a_volume_of_kubernetes_is_followed_through_its_links(tmp_path: Path) -> None:
-    """The file is a link to `..data/config.yaml`, and `..data` is turned."""
+    """The file is a link to `..data/config.yaml`, and the link `..data` is replaced."""
     for version, plugin in (("..1", "queue-scorer"), ("..2", "random-picker")):
         (tmp_path / version).mkdir()
         (tmp_path / version / "config.yaml").write_bytes(config(plugin))
@@ -98,13 +98,13 @@ async def test_a_volume_of_kubernetes_is_followed_through_its_links(tmp_path: Pa
     async with following(path, recorder, config("queue-scorer")):
         (tmp_path / "..tmp").symlink_to("..2")
         (tmp_path / "..tmp").rename(tmp_path / "..data")
-        await told(recorder)
+        await called(recorder)
         assert recorder.applied[-1].config.plugins[0].type == "random-picker"
 
 
 @pytest.fixture
 def watched(tmp_path: Path) -> tuple[Path, Recorder, PickerMetrics, ConfigWatch]:
-    """A watch that is asked to look by hand; the time of day goes up with each question."""
+    """Create a watch for direct calls of `check`; its clock advances with each call."""
     path, recorder, metrics = tmp_path / "c.yaml", Recorder(), PickerMetrics()
     path.write_bytes(DEFAULT_CONFIG)
     times = iter(range(100, 200))
@@ -112,7 +112,7 @@ def watched(tmp_path: Path) -> tuple[Path, Recorder, PickerMetrics, ConfigWatch]
     return path, recorder, metrics, watch
 
 
-async def test_a_bad_change_is_told_once_and_a_good_one_heals_it(
+async def test_an_invalid_change_is_reported_once_until_a_valid_one(
     watched: tuple[Path, Recorder, PickerMetrics, ConfigWatch], caplog: pytest.LogCaptureFixture
 ) -> None:
     """In the log and in the metrics."""
@@ -133,10 +133,10 @@ async def test_a_bad_change_is_told_once_and_a_good_one_heals_it(
     assert len(recorder.applied) == 1
 
 
-async def test_a_file_that_is_gone_is_told_once(
+async def test_a_missing_file_is_reported_once(
     watched: tuple[Path, Recorder, PickerMetrics, ConfigWatch],
 ) -> None:
-    """What it held before counts as a change when it comes back."""
+    """When it returns, even its old content counts as a change."""
     path, recorder, metrics, watch = watched
     path.unlink()
     await watch.check()
@@ -147,10 +147,10 @@ async def test_a_file_that_is_gone_is_told_once(
     assert (len(recorder.applied), healthy(metrics)) == (1, 1)
 
 
-async def test_nothing_happens_while_the_content_is_the_same(
+async def test_unchanged_content_is_not_applied(
     watched: tuple[Path, Recorder, PickerMetrics, ConfigWatch],
 ) -> None:
-    """A touched file is no change."""
+    """The file was only touched."""
     path, recorder, metrics, watch = watched
     path.write_bytes(DEFAULT_CONFIG)
     await watch.check()
@@ -158,8 +158,7 @@ async def test_nothing_happens_while_the_content_is_the_same(
     assert reloads(metrics) == {"success": 0, "failure": 0}
 
 
-def test_no_more_of_a_file_is_read_than_is_needed_to_refuse_it(tmp_path: Path) -> None:
-    """And one that cannot be read is a reason."""
+def test_only_the_limit_and_one_byte_of_a_file_are_read(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_bytes(b"#" * (MAX_CONFIG_BYTES + 100))
     assert len(read_config_file(path, "--config-file")) == MAX_CONFIG_BYTES + 1
@@ -167,10 +166,10 @@ def test_no_more_of_a_file_is_read_than_is_needed_to_refuse_it(tmp_path: Path) -
         read_config_file(tmp_path / "none", "--config-file")
 
 
-async def test_a_mistake_of_the_program_does_not_end_the_picker(
+async def test_an_unexpected_error_does_not_end_the_watch(
     watched: tuple[Path, Recorder, PickerMetrics, ConfigWatch], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What no one has foreseen counts as a failure, and the next change is looked at."""
+    """It counts as a failure, and the next change is applied."""
     path, recorder, metrics, watch = watched
     recorder.breaks = True
     path.write_bytes(config("queue-scorer"))
