@@ -1,8 +1,8 @@
-"""Keeps what clients are sent equal to the pool.
+"""Keeps the published endpoints equal to the pool.
 
-Draining endpoints have left the pool already, and so they are not sent any more; endpoints that the
-picker has ejected are in it still. Nothing at all is sent before the pool is known: a picker that
-has just started must not take from a proxy the endpoints that it has.
+Draining endpoints have left the pool, so they are not published; ejected endpoints are still in it.
+Nothing is published before the pool is known, because a picker that has just started must not
+remove the endpoints of a proxy.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from picker.xds.state.cache import Cache
 
 log = logging.getLogger(__name__)
 
-GATHER_SECONDS = 0.05  # between two sets: what changes faster is sent together
-MAX_SHARE = 0.05  # of the thread's time, which decisions need: a pool of thousands is sent slower
+GATHER_SECONDS = 0.05  # between two sets; faster changes are sent together
+MAX_SHARE = 0.05  # of the thread's time, so that a pool of thousands does not delay decisions
 
 
 class EndpointFeed:
-    """Publishes the endpoints of `datastore` in `cache`, as those of `cluster`."""
+    """Publishes the endpoints of `datastore` in `cache` under the name `cluster`."""
 
     def __init__(self, datastore: Datastore, cache: Cache, cluster: str, series: XdsSeries) -> None:
         self._datastore, self._cache, self._series = datastore, cache, series
@@ -31,8 +31,8 @@ class EndpointFeed:
         self._assignment = wire.assignment(cluster, (one.endpoint for one in known))
         self._skipped: frozenset[str] = frozenset()
         datastore.subscribe(self._note)
-        datastore.watch(self._look)
-        self._look()
+        datastore.watch(self._check_known)
+        self._check_known()
 
     async def run(self) -> None:
         """Follow the pool until cancelled. The first change is published at once."""
@@ -46,17 +46,17 @@ class EndpointFeed:
             await self._changed.wait()
 
     def publish(self) -> None:
-        """Publish the pool as it is now."""
+        """Publish the present endpoints."""
         skipped = frozenset(self._assignment.skipped)
         for key in sorted(skipped - self._skipped):
-            log.warning("a proxy cannot be sent %s: its address is no IP address", key)
+            log.warning("%s is not published to proxies: its address is not an IP address", key)
         self._skipped = skipped
         if self._cache.update(wire.resource(self._assignment)):
             self._series.endpoints.set(self._assignment.size)
             self._series.version.inc()
 
-    def _look(self) -> None:
-        # A pool without endpoints becomes known without any change of its endpoints.
+    def _check_known(self) -> None:
+        # A pool without endpoints becomes known without a change of endpoints.
         if self._datastore.synced:
             self._known.set()
 

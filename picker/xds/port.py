@@ -1,4 +1,4 @@
-"""The port of endpoint discovery, and the feeds behind it: how a picker takes this shelf."""
+"""The port of endpoint discovery and its feeds: the part of this shelf that a picker loads."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from picker.xds.state.cache import Cache
 
 
 class EndpointDiscoveryPort:
-    """A `DiscoveryPort`. `series` count what clients do."""
+    """A `DiscoveryPort`. `series` count the actions of clients."""
 
     def __init__(self, flags: XdsFlags, pools: Iterable[PublishedPool], series: XdsSeries) -> None:
-        """Opens nothing."""
         pools = tuple(pools)
         cache = Cache(pool.name for pool in pools)
         self._feeds = [

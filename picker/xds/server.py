@@ -1,13 +1,13 @@
-"""The methods of endpoint discovery: carries sessions over calls of gRPC.
+"""The methods of endpoint discovery: carries sessions over gRPC calls.
 
-Theory of operation. A stream is read and written at the same time. What is read goes to the
-session; that, and every change of the cache, wakes the writer, which asks the session what to send.
-The session sees to it that at most one response is under way, so a slow client is sent the
-latest state when it is ready for it, and nothing is ever queued.
+Theory of operation. A stream is read and written at the same time. Requests go to the session;
+each request and each change of the cache wakes the writer, which asks the session for the next
+response. The session allows one unanswered response, so a slow client receives the latest state
+when it is ready, and nothing is queued.
 
-Streams end when the client ends them, breaks the protocol or names more than `MAX_NAMES` resources.
-A subscription to what is not served here is answered as the protocol says, with silence or with a
-removal, and named in the log.
+A stream ends when the client ends it, violates the protocol or names more than `MAX_NAMES`
+resources. A subscription to a resource that is not served here is answered as the protocol demands,
+with silence or with a removal, and named in the log.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from picker.xds.state.subscription import Acknowledgement
 
 log = logging.getLogger(__name__)
 
-MAX_NAMES = 4096  # that a client may have remembered
-MAX_LINES = 20  # of the log that a client may fill at once
-LINE_SECONDS = 60.0  # for another one
-_MAX_SHOWN = 10  # names in one line
-_MAX_TEXT = 160  # characters of what a client says
+MAX_NAMES = 4096  # remembered per client
+MAX_LINES = 20  # of the log, in a burst, per client
+LINE_SECONDS = 60.0  # until a client may cause another line
+_MAX_SHOWN = 10  # names in one line of the log
+_MAX_TEXT = 160  # characters of a client's text
 
 Q = TypeVar("Q")
 R = TypeVar("R")
@@ -42,34 +42,34 @@ R_out = TypeVar("R_out", covariant=True)
 
 
 class Session(Protocol[Q_in, R_out]):
-    """The decisions about one client; see `sotw` and `delta`."""
+    """The state of one client; see `sotw` and `delta`."""
 
     @property
     def names(self) -> frozenset[str]:
-        """What the client subscribes to by name."""
+        """The names that the client subscribes to."""
         ...
 
     @property
     def remembered(self) -> int:
-        """How many names it holds on to, at least."""
+        """A lower bound of the number of names that the session stores."""
         ...
 
     def receive(self, request: Q_in) -> Acknowledgement:
-        """A request has come."""
+        """Process a request; returns its answer to the last response."""
         ...
 
     def poll(self, current: ResourceSet | None) -> R_out | None:
-        """What to send now, if anything."""
+        """The response to send now, if any."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Variant(Generic[Q, R]):
-    """One form of the protocol: its name, its decisions and its messages."""
+    """One variant of the protocol: its name, its sessions and its messages."""
 
     name: str
     begin: Callable[[], Session[Q, R]]
-    decode: Callable[[bytes], wire.Asked[Q]]
+    decode: Callable[[bytes], wire.DecodedRequest[Q]]
     encode: Callable[[R], bytes]
 
 
@@ -78,15 +78,15 @@ DELTA = Variant("delta", DeltaSession, wire.delta_request, wire.delta_response)
 
 
 class EndpointDiscovery:
-    """Serves what is in `cache`; counts in `series`."""
+    """Serves the contents of `cache`; counts in `series`."""
 
     def __init__(self, cache: Cache, series: XdsSeries) -> None:
         self._cache = cache
         self._series = series
 
     def methods(self) -> Mapping[str, Served]:
-        """Paths to methods: of the service of endpoints, and of the one for all types, where only
-        endpoints are answered for.
+        """The methods by path: of the service of endpoints, and of the aggregated service, which
+        answers for endpoints only.
         """
         return {
             wire.STREAM_ENDPOINTS: self._streams(SOTW),
@@ -103,16 +103,16 @@ class EndpointDiscovery:
         return streaming(stream)
 
     async def fetch(self, read: Read, write: Write) -> None:
-        """What is true now, once."""
+        """Answer one request with the present endpoints."""
         data = await read()
         if data is None:
             raise RpcError(Status.INVALID_ARGUMENT, "a request without a message")
-        asked = wire.sotw_request(data)
-        _refuse_other_types(asked.type_url)
+        decoded = wire.sotw_request(data)
+        _refuse_other_types(decoded.type_url)
         if self._cache.current is None:
             raise RpcError(Status.UNAVAILABLE, "the endpoints are not known yet")
         session = SOTW.begin()
-        session.receive(asked.request)
+        session.receive(decoded.request)
         response = session.poll(self._cache.current)
         if response is None:
             if session.names & self._cache.current.awaited:
@@ -124,17 +124,17 @@ class EndpointDiscovery:
 
 
 class _Lines:
-    """How many lines of the log a client may fill now: what it says is its own choice."""
+    """Limits the lines of the log that one client can cause."""
 
     def __init__(self) -> None:
         self._left = float(MAX_LINES)
-        self._looked_at_seconds = self._clock()
+        self._taken_at_seconds = self._clock()
 
     def take(self) -> bool:
-        """True if there is one more."""
+        """Take one line; False if none is left."""
         now = self._clock()
-        gained = (now - self._looked_at_seconds) / LINE_SECONDS
-        self._left, self._looked_at_seconds = min(self._left + gained, MAX_LINES), now
+        gained = (now - self._taken_at_seconds) / LINE_SECONDS
+        self._left, self._taken_at_seconds = min(self._left + gained, MAX_LINES), now
         if self._left < 1:
             return False
         self._left -= 1
@@ -145,7 +145,7 @@ class _Lines:
 
 
 class _Client(Generic[Q, R]):
-    """One stream. Owns its session, and what was logged about it."""
+    """One stream. Owns its session and its limits of logging."""
 
     def __init__(
         self, cache: Cache, series: XdsSeries, variant: Variant[Q, R], is_aggregated: bool
@@ -155,12 +155,12 @@ class _Client(Generic[Q, R]):
         self._session = variant.begin()
         self._wake = asyncio.Event()
         self._node_id = ""
-        self._complaint = ""
-        self._strange: set[str] = set()
+        self._logged_problem = ""
+        self._logged_names: set[str] = set()
         self._lines = _Lines()
 
     async def serve(self, read: Read, write: Write) -> None:
-        """Until the client ends the stream. Raises `RpcError` when it breaks the protocol."""
+        """Serve until the client ends the stream. Raises `RpcError` for violations."""
         self._cache.watch(self._wake.set)
         self._series.clients.inc()
         try:
@@ -176,10 +176,10 @@ class _Client(Generic[Q, R]):
 
     async def _listen(self, read: Read) -> None:
         while (data := await read()) is not None:
-            asked = self._variant.decode(data)
-            self._node_id = self._node_id or asked.node_id
-            if self._is_about_endpoints(asked.type_url):
-                self._take(asked.request)
+            decoded = self._variant.decode(data)
+            self._node_id = self._node_id or decoded.node_id
+            if self._is_about_endpoints(decoded.type_url):
+                self._take(decoded.request)
                 self._wake.set()
 
     async def _push(self, write: Write) -> None:
@@ -193,17 +193,17 @@ class _Client(Generic[Q, R]):
                 await write(self._variant.encode(response))
 
     def _is_about_endpoints(self, type_url: str) -> bool:
-        """Where other types may be asked for, there is silence about them. Raises `RpcError`."""
+        """The aggregated service is silent about other types. Raises `RpcError`."""
         if not self._is_aggregated:
             _refuse_other_types(type_url)
             return True
         if not type_url:
-            raise RpcError(Status.INVALID_ARGUMENT, "a request of no type")
+            raise RpcError(Status.INVALID_ARGUMENT, "a request without a type")
         if type_url == wire.ENDPOINT_TYPE:
             return True
-        if type_url not in self._strange and self._lines.take():
-            self._strange.add(type_url)
-            log.info("%s asks for %s: only endpoints are served here", self, _shown(type_url))
+        if type_url not in self._logged_names and self._lines.take():
+            self._logged_names.add(type_url)
+            log.info("%s requests %s: only endpoints are served here", self, _shown(type_url))
         return False
 
     def _take(self, request: Q) -> None:
@@ -211,26 +211,27 @@ class _Client(Generic[Q, R]):
         acknowledged = self._session.receive(request)
         if acknowledged is Acknowledgement.ACK:
             self._series.acks_total.labels(self._variant.name).inc()
-            self._complaint = ""
+            self._logged_problem = ""
         elif acknowledged is Acknowledgement.NACK:
             self._series.nacks_total.labels(self._variant.name).inc()
-            if problem is not None and problem != self._complaint and self._lines.take():
-                self._complaint = problem
-                log.error("%s refuses the endpoints it was sent: %s", self, _shown(problem))
+            if problem is not None and problem != self._logged_problem and self._lines.take():
+                self._logged_problem = problem
+                log.error("%s rejects the endpoints: %s", self, _shown(problem))
         if self._session.remembered > MAX_NAMES:
             text = f"a client may name {MAX_NAMES} resources"
             raise RpcError(Status.RESOURCE_EXHAUSTED, text)
 
     def _log_unserved_names(self) -> None:
-        """Say once of each name that is asked for and not served what is served instead."""
+        """Log once each name that is requested and not served."""
         current = self._cache.current
         if current is None:
             return
-        strange = self._session.names - current.resources.keys() - current.awaited - self._strange
-        if strange and self._lines.take():
-            self._strange |= strange
+        unserved = self._session.names - current.resources.keys() - current.awaited
+        unserved -= self._logged_names
+        if unserved and self._lines.take():
+            self._logged_names |= unserved
             served = _listed(current.resources)
-            log.warning("%s asks for endpoints of %s: here are %s", self, _listed(strange), served)
+            log.warning("%s requests endpoints of %s; served: %s", self, _listed(unserved), served)
 
     def __str__(self) -> str:
         return f"the proxy '{_shown(self._node_id)}'" if self._node_id else "a proxy"
@@ -249,6 +250,6 @@ def _listed(names: Mapping[str, object] | frozenset[str] | set[str]) -> str:
 
 
 def _shown(text: str) -> str:
-    """What a client says, in one line of the log that is not too long."""
+    """The text of a client, printable and cut for one line of the log."""
     short = text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"
     return "".join(letter if letter.isprintable() else " " for letter in short)

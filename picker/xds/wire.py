@@ -1,4 +1,4 @@
-"""Envoy's discovery messages ↔ values. The only file of this room that knows them."""
+"""Envoy's discovery messages ↔ values; no other file of this room knows them."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ Q = TypeVar("Q")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked(Generic[Q]):
-    """A request, the type of resources that it is about, and who sends it.
+class DecodedRequest(Generic[Q]):
+    """A request, its type of resources, and its sender.
 
-    `node_id` is "" in later requests of a stream: a client need say it only once.
+    `node_id` may be "" in all but the first request of a stream.
     """
 
     type_url: str
@@ -48,19 +48,19 @@ class Asked(Generic[Q]):
     request: Q
 
 
-def sotw_request(data: bytes) -> Asked[sotw.SotwRequest]:
-    """Raises `RpcError` for bytes that are no request."""
+def sotw_request(data: bytes) -> DecodedRequest[sotw.SotwRequest]:
+    """Decode a `DiscoveryRequest`. Raises `RpcError`."""
     message = _decoded(discovery_pb2.DiscoveryRequest, data)
     request = sotw.SotwRequest(
         names=tuple(message.resource_names),
         nonce=message.response_nonce,
         problem=_problem(message),
     )
-    return Asked(message.type_url, message.node.id, request)
+    return DecodedRequest(message.type_url, message.node.id, request)
 
 
-def delta_request(data: bytes) -> Asked[delta.DeltaRequest]:
-    """Raises `RpcError` for bytes that are no request."""
+def delta_request(data: bytes) -> DecodedRequest[delta.DeltaRequest]:
+    """Decode a `DeltaDiscoveryRequest`. Raises `RpcError`."""
     message = _decoded(discovery_pb2.DeltaDiscoveryRequest, data)
     request = delta.DeltaRequest(
         subscribe=tuple(message.resource_names_subscribe),
@@ -69,11 +69,11 @@ def delta_request(data: bytes) -> Asked[delta.DeltaRequest]:
         nonce=message.response_nonce,
         problem=_problem(message),
     )
-    return Asked(message.type_url, message.node.id, request)
+    return DecodedRequest(message.type_url, message.node.id, request)
 
 
 def sotw_response(response: sotw.SotwResponse) -> bytes:
-    """As Envoy reads it."""
+    """Encode as a `DiscoveryResponse`."""
     message = discovery_pb2.DiscoveryResponse(
         version_info=response.version,
         resources=[_packed(one) for one in response.resources],
@@ -84,7 +84,7 @@ def sotw_response(response: sotw.SotwResponse) -> bytes:
 
 
 def delta_response(response: delta.DeltaResponse) -> bytes:
-    """As Envoy reads it."""
+    """Encode as a `DeltaDiscoveryResponse`."""
     message = discovery_pb2.DeltaDiscoveryResponse(
         resources=[
             discovery_pb2.Resource(name=one.name, version=one.version, resource=_packed(one))
@@ -98,7 +98,7 @@ def delta_response(response: delta.DeltaResponse) -> bytes:
 
 
 def assignment(cluster: str, endpoints: Iterable[Endpoint] = ()) -> Assignment:
-    """One of these endpoints, to be changed and then sent as `resource`."""
+    """An assignment of these endpoints; `resource` encodes it after each change."""
     made = Assignment(cluster, _piece)
     for endpoint in endpoints:
         made.put(endpoint)
@@ -106,31 +106,31 @@ def assignment(cluster: str, endpoints: Iterable[Endpoint] = ()) -> Assignment:
 
 
 def resource(assignment: Assignment) -> XdsResource:
-    """The resource that an assignment is sent as; the same endpoints always give the same bytes.
+    """Encode an assignment; the same endpoints always give the same bytes.
 
-    Their own are put one after the other, as the fields of a message follow each other: to make
-    messages of thousands of endpoints many times a second would cost what decisions need.
+    The encoded endpoints are concatenated, like the fields of a message: building messages of
+    thousands of endpoints many times a second would take the time that decisions need.
     """
     parts = [_Assignment(cluster_name=assignment.cluster).SerializeToString()]
     for locality, pieces in assignment.places:
-        where = _Group(locality=_locality(locality)).SerializeToString()
-        parts += _delimited(_GROUPS, b"".join((where, *pieces)))
+        head = _Group(locality=_locality(locality)).SerializeToString()
+        parts += _delimited(_GROUPS, b"".join((head, *pieces)))
     return resource_of(assignment.cluster, b"".join(parts))
 
 
 def emptied(cluster: str) -> XdsResource:
-    """A cluster that is gone: it has no endpoints."""
+    """The resource of a cluster without endpoints."""
     return resource(assignment(cluster))
 
 
 def _piece(endpoint: Endpoint) -> bytes:
-    """An endpoint as a field of its locality."""
+    """Encode an endpoint as a field of its locality."""
     group = _Group(lb_endpoints=[_member(endpoint)])
     return cast("bytes", group.SerializeToString(deterministic=True))
 
 
 def _delimited(number: int, value: bytes) -> tuple[bytes, bytes]:
-    """The field `number` of a message, which is another one: its tag and length, and `value`."""
+    """The bytes of a message field `number`: tag, length and `value`."""
     head, rest = bytearray((number << 3 | _LENGTH_DELIMITED,)), len(value)
     while rest > 0x7F:
         head.append(rest & 0x7F | 0x80)
@@ -146,10 +146,10 @@ def _locality(locality: Locality) -> base_pb2.Locality | None:
 
 
 def _member(endpoint: Endpoint) -> endpoint_components_pb2.LbEndpoint:
-    """An endpoint that may be used, with its name for access logs.
+    """A healthy endpoint, with its name for access logs.
 
-    The picker's opinion of its health is none of the proxy's business: what the picker has ejected
-    it does not pick, and with the picker gone the proxy's own checks decide.
+    Ejections are not published: the picker does not pick an ejected endpoint, and without a picker
+    the proxy's own checks decide.
     """
     member = endpoint_components_pb2.LbEndpoint(
         health_status=health_check_pb2.HEALTHY,

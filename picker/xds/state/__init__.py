@@ -1,3 +1,3 @@
-"""What endpoint discovery decides: which resources there are, and what a client is sent of them
-when. No I/O and no messages of Envoy's.
+"""The decisions of endpoint discovery: the resources, and the responses to each client. No I/O and
+no messages of Envoy.
 """

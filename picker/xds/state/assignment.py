@@ -1,4 +1,4 @@
-"""The endpoints that a proxy can be sent, by their locality."""
+"""The endpoints that can be published to a proxy, by locality."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RACK_LABEL = "topology.kubernetes.io/rack"
 
 @dataclass(frozen=True, slots=True)
 class Locality:
-    """Where an endpoint is, as Envoy divides it; "" where its labels say nothing."""
+    """The locality of an endpoint in Envoy's terms; "" for a missing label."""
 
     region: str = ""
     zone: str = ""
@@ -25,12 +25,12 @@ class Locality:
 
 
 class Assignment:
-    """The endpoints of `cluster` by locality, in an order that depends on nothing else.
+    """The endpoints of `cluster` by locality, in a deterministic order.
 
-    Envoy refuses a whole assignment for one address that is a name and not an IP address, or has a
-    zone (`fe80::1%eth0`), so such an endpoint is `skipped`. Of several endpoints at one address the
-    first one by key stands for all. Of each endpoint there is what `encode` makes of it, made once,
-    because most endpoints of an assignment are those of the one before.
+    Envoy rejects a whole assignment for one address that is a host name or has a zone
+    (`fe80::1%eth0`), so such an endpoint is `skipped`. The first endpoint by key represents all
+    endpoints at one address. Each endpoint is encoded once, because most of them do not change
+    between two publications.
     """
 
     def __init__(self, cluster: str, encode: Callable[[Endpoint], bytes]) -> None:
@@ -42,17 +42,17 @@ class Assignment:
 
     @property
     def size(self) -> int:
-        """How many endpoints it names."""
+        """The number of published endpoints."""
         return len(self._at)
 
     @property
     def places(self) -> Iterator[tuple[Locality, Sequence[bytes]]]:
-        """The endpoints of each locality that has any, encoded."""
+        """The encoded endpoints of each locality, sorted."""
         for place in sorted(self._places):
             yield Locality(*place), self._places[place].pieces
 
     def put(self, endpoint: Endpoint) -> None:
-        """Add an endpoint, or replace the one of its key."""
+        """Add an endpoint, or replace the one with its key."""
         self.remove(endpoint.key)
         self._known[endpoint.key] = endpoint
         if not _is_ip(endpoint.address):
@@ -67,7 +67,7 @@ class Assignment:
             self._show(endpoint)
 
     def remove(self, key: str) -> None:
-        """Remove the endpoint of that key, if there is one."""
+        """Remove the endpoint with that key, if there is one."""
         endpoint = self._known.pop(key, None)
         if endpoint is None:
             return
@@ -100,7 +100,7 @@ class Assignment:
 
 @dataclass(slots=True)
 class _Place:
-    """The endpoints of a locality: sorted keys, and what each of them is encoded to."""
+    """The endpoints of a locality: sorted keys, and the bytes of each."""
 
     keys: list[str] = field(default_factory=list)
     pieces: list[bytes] = field(default_factory=list)

@@ -1,7 +1,7 @@
-"""The resources that clients are sent, by name, each with the version that its content has.
+"""The published resources by name, each with a version that identifies its content.
 
-Versions are digests of the content and not numbers, so that a picker that was restarted, and has
-found the same endpoints, has nothing to send to a client that still has them.
+Versions are digests of the content, not numbers, so that a restarted picker with the same endpoints
+sends nothing to a client that still has them.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class XdsResource:
 
 @dataclass(frozen=True, slots=True)
 class ResourceSet:
-    """All resources at one moment; `number` counts the sets there have been, from 1.
+    """All resources at one moment; `number` counts the sets, from 1.
 
-    Of those `awaited` nothing is known yet, not even that they are not there.
+    Nothing is known yet of the names in `awaited`, not even whether they exist.
     """
 
     resources: Mapping[str, XdsResource]
@@ -38,12 +38,12 @@ class ResourceSet:
 
 
 def resource_of(name: str, body: bytes) -> XdsResource:
-    """`body` under `name`; the same bytes have the same version, here and after a restart."""
+    """`body` under `name`; equal bytes have equal versions, in any process."""
     return XdsResource(name, xxhash.xxh3_64_hexdigest(body), body)
 
 
 def version_of(resources: Iterable[XdsResource]) -> str:
-    """One version for several resources; their order does not matter."""
+    """One version for several resources, independent of their order."""
     digest = blake2b(digest_size=_DIGEST_BYTES)
     for name, version in sorted((one.name, one.version) for one in resources):
         digest.update(f"{len(name)}:{name}{version}".encode())
@@ -51,9 +51,9 @@ def version_of(resources: Iterable[XdsResource]) -> str:
 
 
 class Cache:
-    """Owns the current set. `current` None: nothing is known yet, so nothing is sent.
+    """Owns the current set. While `current` is None nothing is known, and nothing is sent.
 
-    Nor is anything sent about one of `awaited` before it was published.
+    Nothing is sent about a name in `awaited` before its first publication.
     """
 
     def __init__(self, awaited: Iterable[str] = ()) -> None:
@@ -63,11 +63,11 @@ class Cache:
 
     @property
     def current(self) -> ResourceSet | None:
-        """The set that was published last."""
+        """The last published set."""
         return self._current
 
     def publish(self, resources: Iterable[XdsResource]) -> bool:
-        """Let `resources` be all there are, and notify; whether that changes anything."""
+        """Replace all resources and notify; False if nothing changed."""
         fresh = {one.name: one for one in resources}
         before = self._current
         if before is not None and dict(before.resources) == fresh:
@@ -80,14 +80,13 @@ class Cache:
         return True
 
     def update(self, resource: XdsResource) -> bool:
-        """Let `resource` be the one of its name; whether that changes anything."""
+        """Replace the resource of one name and notify; False if nothing changed."""
         before = {} if self._current is None else dict(self._current.resources)
         return self.publish((before | {resource.name: resource}).values())
 
     def watch(self, watcher: Callable[[], None]) -> None:
-        """Call `watcher` after every change, until it is unwatched. It must be quick."""
+        """Call `watcher` after every change, until `unwatch`. It must be quick."""
         self._watchers.append(watcher)
 
     def unwatch(self, watcher: Callable[[], None]) -> None:
-        """Do not call `watcher` any more."""
         self._watchers.remove(watcher)

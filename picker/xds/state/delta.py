@@ -1,13 +1,12 @@
-"""One client of the incremental variant: requests say how a subscription changes, responses what
-has changed.
+"""One client of the incremental variant: requests change a subscription, responses hold changes.
 
-Theory of operation. As in `sotw`, `receive` takes requests and `poll` says what to send now.
-`_known` is what the client has, or was sent: name → version, None for what does not exist.
-A difference between that and the set of the moment, within the subscription, is what is sent, and
-what is `_due` by the rules of the protocol though nothing differs. What came with a response that
-was refused has not arrived; it goes with the next difference, since alone it would be refused
-again. About what is not known yet nothing is sent: the client keeps what it has. A client that
-comes back says which versions it has; what is unchanged is not sent again.
+Theory of operation. As in `sotw`, `receive` processes requests and `poll` returns the next
+response. `_known` maps each name that the client has or was sent to its version, None for a
+resource that does not exist. A response holds the differences between `_known` and the current set
+within the subscription, and the names that are `_due` by the rules of the protocol without a
+difference. The contents of a rejected response have not arrived; they go with the next difference,
+since alone they would be rejected again. Nothing is sent about awaited names, so the client keeps
+its resources. A client that reconnects names its versions; unchanged resources are not sent again.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class DeltaRequest:
-    """`initial_versions` is what the client has from before; it counts in its first request.
+    """`initial_versions` are the client's resources from an earlier stream, in its first request.
 
-    `problem` is why the response with this nonce was refused; None: it was not.
+    `problem` is the reason of a NACK of the response with this nonce, None for any other request.
     """
 
     subscribe: tuple[str, ...] = ()
@@ -38,7 +37,7 @@ class DeltaRequest:
 
 @dataclass(frozen=True, slots=True)
 class DeltaResponse:
-    """What is new or different, and the names of what does not exist."""
+    """New and changed resources, and the names of those that do not exist."""
 
     resources: tuple[XdsResource, ...]
     removed: tuple[str, ...]
@@ -46,30 +45,30 @@ class DeltaResponse:
 
 
 class DeltaSession:
-    """Owns what one client was sent and subscribes to, of one type of resources."""
+    """Owns the subscription and the known resources of one client, of one type."""
 
     def __init__(self) -> None:
         self._pending = PendingResponse()
         self._wanted = Subscription()
         self._has_asked = False
         self._known: dict[str, str | None] = {}
-        self._due: set[str] = set()  # to be sent whatever the client has
-        self._sent: frozenset[str] = frozenset()  # by the last response
-        self._refused: frozenset[str] = frozenset()  # the same, if it was
+        self._due: set[str] = set()  # to send whatever the client has
+        self._sent: frozenset[str] = frozenset()  # the names in the last response
+        self._refused: frozenset[str] = frozenset()  # the same, after a NACK
 
     @property
     def names(self) -> frozenset[str]:
-        """What the client subscribes to by name."""
+        """The names that the client subscribes to."""
         return self._wanted.names
 
     @property
     def remembered(self) -> int:
-        """How many names it holds on to, at least."""
+        """A lower bound of the number of stored names."""
         return max(map(len, (self._wanted.names, self._known, self._due)))
 
     def receive(self, request: DeltaRequest) -> Acknowledgement:
-        """A request has come. Its changes of the subscription count even if its nonce is stale:
-        the client will not say them again.
+        """Process a request. Its changes of the subscription count even with a stale nonce,
+        because the client does not repeat them.
         """
         acknowledged = Acknowledgement.NONE
         if self._has_asked and request.nonce:
@@ -83,19 +82,19 @@ class DeltaSession:
         else:
             self._subscribe(request.subscribe)
         self._unsubscribe(request.unsubscribe)
-        self._drop_what_is_not_wanted()
+        self._drop_unsubscribed()
         return acknowledged
 
-    def _drop_what_is_not_wanted(self) -> None:
+    def _drop_unsubscribed(self) -> None:
         covers = self._wanted.covers
         if not all(map(covers, self._refused)):
-            self._due |= self._refused  # what is left may be without what it was refused for
+            self._due |= self._refused  # the rest may lack the reason of the NACK
             self._refused = frozenset()
         self._known = {name: has for name, has in self._known.items() if covers(name)}
         self._due = set(filter(covers, self._due))
 
     def _subscribe(self, names: tuple[str, ...]) -> None:
-        """Send these whether or not the client has them: it may have dropped them silently."""
+        """Send these names again: the client may have dropped them silently."""
         wanted = self._wanted
         wanted.use(wanted.names.union(names), wanted.is_wildcard)
         self._due.update(self._known if WILDCARD in names else names)
@@ -103,10 +102,10 @@ class DeltaSession:
     def _unsubscribe(self, names: tuple[str, ...]) -> None:
         wanted = self._wanted
         wanted.use(wanted.names.difference(names), wanted.is_wildcard and WILDCARD not in names)
-        self._due.update(names)  # the client drops it; as one of all names it is sent again
+        self._due.update(names)  # the client drops them; a wildcard client needs them again
 
     def poll(self, current: ResourceSet | None) -> DeltaResponse | None:
-        """What to send now, if anything."""
+        """The response to send now, if any."""
         if current is None or not self._has_asked or self._pending.is_unanswered:
             return None
         news = self._news(current)
@@ -123,7 +122,7 @@ class DeltaSession:
         return DeltaResponse(changed, removed, self._pending.send())
 
     def _news(self, current: ResourceSet) -> set[str]:
-        """The names of what the client has to be sent."""
+        """The names to send."""
         existing, known = current.resources, self._known
         news = {
             name

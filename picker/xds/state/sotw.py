@@ -1,15 +1,14 @@
-"""One client of the state-of-the-world variant: every request names all that it subscribes to, and
-every response holds all of that.
+"""One client of the state-of-the-world variant: every request names the whole subscription, and
+every response holds all of it.
 
-Theory of operation. `receive` takes requests as they come, `poll` says what to send now, if there
-is anything: nothing while a response is not answered, and nothing that was sent already, whether
-the client has taken it over or refused it. So changes that come faster than a client answers
-become one response, and `poll` may be called as often as one likes.
+Theory of operation. `receive` processes requests, `poll` returns the next response, if any: none
+while one is unanswered, and none with a state that was sent before, whether acknowledged or
+rejected. So changes that are faster than a client become one response, and `poll` may be called
+at any time.
 
-A response of this variant cannot say that something is gone: what is absent from it stays as it
-was. A resource that has vanished is therefore sent as an empty one. And a client that comes back
-after a break is always answered: its version is of its last response, which need not be of the
-names that it asks for now.
+A response of this variant cannot report a removal: a resource that is absent from it stays. A
+vanished resource is therefore sent as an empty one. A client that reconnects always gets a
+response: its version belongs to its last response, which may be about other names.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from picker.xds.state.subscription import Acknowledgement, PendingResponse, Subs
 
 @dataclass(frozen=True, slots=True)
 class SotwRequest:
-    """`problem` is why the response with this nonce was refused; None: it was not."""
+    """`problem` is the reason of a NACK of the response with this nonce, else None."""
 
     names: tuple[str, ...] = ()
     nonce: str = ""
@@ -32,7 +31,7 @@ class SotwRequest:
 
 @dataclass(frozen=True, slots=True)
 class SotwResponse:
-    """All that the client subscribes to and that exists, or has existed."""
+    """All subscribed resources that exist or have existed."""
 
     version: str
     resources: tuple[XdsResource, ...]
@@ -40,9 +39,9 @@ class SotwResponse:
 
 
 class SotwSession:
-    """Owns what one client was sent and subscribes to, of one type of resources.
+    """Owns the subscription and the sent resources of one client, of one type.
 
-    `emptied` makes what is sent for a name that has vanished.
+    `emptied` makes the resource for a name that has vanished.
     """
 
     def __init__(self, emptied: Callable[[str], XdsResource]) -> None:
@@ -54,35 +53,35 @@ class SotwSession:
 
     @property
     def names(self) -> frozenset[str]:
-        """What the client subscribes to by name."""
+        """The names that the client subscribes to."""
         return self._wanted.names
 
     @property
     def remembered(self) -> int:
-        """How many names it holds on to, at least."""
+        """A lower bound of the number of stored names."""
         return len(self._wanted.names)
 
     def receive(self, request: SotwRequest) -> Acknowledgement:
-        """A request has come. A stale one is disregarded: the client will say it all again."""
+        """Process a request. A stale one is ignored, because the client repeats all of it."""
         acknowledged = Acknowledgement.NONE
-        if self._pending.nonce:  # before that a nonce is one of a stream that has ended
+        if self._pending.nonce:  # before the first response a nonce is from an earlier stream
             acknowledged = self._pending.answer(request.nonce, request.problem)
             if acknowledged is Acknowledgement.STALE:
                 return acknowledged
-        # No names at all are every name, but only until the client has named some.
+        # A request without names means every name, until the client names some.
         self._has_named = self._has_named or bool(request.names)
         self._wanted.use(request.names, is_wildcard=not self._has_named)
         self._has_asked = True
         self._was_refused = self._was_refused or acknowledged is Acknowledgement.NACK
-        # What is subscribed to again later is sent again.
+        # A name that is subscribed to again later is sent again.
         still = {name: version for name, version in self._sent.items() if self._wanted.covers(name)}
         if self._was_refused and len(still) < len(self._sent):
-            self._is_due = True  # what is left may be without what it was refused for
+            self._is_due = True  # the rest may lack the reason of the NACK
         self._sent = still
         return acknowledged
 
     def poll(self, current: ResourceSet | None) -> SotwResponse | None:
-        """What to send now, if anything."""
+        """The response to send now, if any."""
         if current is None or not self._has_asked or self._pending.is_unanswered:
             return None
         due = {name: one for name, one in current.resources.items() if self._wanted.covers(name)}

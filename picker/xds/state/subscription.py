@@ -1,5 +1,5 @@
-"""The parts of both variants of the protocol: which names a client subscribes to, and the one
-response that it has not answered yet.
+"""The parts that both variants of the protocol share: the subscription of a client, and its one
+unanswered response.
 
 Source: "xDS REST and gRPC protocol" of Envoy's documentation.
 """
@@ -13,16 +13,16 @@ WILDCARD = "*"
 
 
 class Acknowledgement(Enum):
-    """What a request says of the response before it."""
+    """The answer of a request to the response before it."""
 
-    NONE = "none"  # nothing: it is the first one, or changes a subscription
+    NONE = "none"  # the first request, or a change of the subscription
     ACK = "ack"
     NACK = "nack"
-    STALE = "stale"  # it was written before the client has read the response
+    STALE = "stale"  # the client wrote it before it read the response
 
 
 class Subscription:
-    """The names of one client; it owns them. With `is_wildcard` every name counts."""
+    """Owns the names that a client subscribes to; `is_wildcard` means every name."""
 
     def __init__(self) -> None:
         self.names: frozenset[str] = frozenset()
@@ -33,14 +33,14 @@ class Subscription:
         return self.is_wildcard or name in self.names
 
     def use(self, names: Iterable[str], is_wildcard: bool) -> None:
-        """Subscribe to these, in place of those before; `*` among them is every name."""
+        """Replace the subscription; `*` among the names means every name."""
         given = frozenset(names)
         self.names = given - {WILDCARD}
         self.is_wildcard = is_wildcard or WILDCARD in given
 
 
 class PendingResponse:
-    """Gives out nonces, and knows whether a response is unanswered: at most one."""
+    """Issues nonces, and knows whether the last response is unanswered."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -48,17 +48,17 @@ class PendingResponse:
 
     @property
     def nonce(self) -> str:
-        """Of the response that was sent last; "" before the first one."""
+        """The nonce of the last response; "" before the first one."""
         return str(self._count) if self._count else ""
 
     def send(self) -> str:
-        """A response leaves; its nonce."""
+        """Note a response as sent; returns its nonce."""
         self._count += 1
         self.is_unanswered = True
         return self.nonce
 
     def answer(self, nonce: str, problem: str | None) -> Acknowledgement:
-        """A request names `nonce`; `problem` is why the client could not use that response."""
+        """Match the `nonce` of a request; `problem` is the reason of a rejection."""
         if nonce != self.nonce:
             return Acknowledgement.STALE
         if not self.is_unanswered:

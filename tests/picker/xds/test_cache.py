@@ -1,38 +1,39 @@
-"""What is told: sets of resources, their versions, and who hears of a change."""
+"""Sets of resources, their versions, and the notification of changes."""
 
 from __future__ import annotations
 
 from picker.xds.state.cache import Cache, resource_of, version_of
 
 
-def test_versions_are_those_of_the_content() -> None:
-    """The same content has the same version in another picker; names alone do not matter to it."""
+def test_a_version_identifies_the_content() -> None:
+    """Equal contents have equal versions in any process and under any name."""
     assert resource_of("a", b"x") == resource_of("a", b"x")
     assert resource_of("a", b"x").version != resource_of("a", b"y").version
 
 
-def test_a_version_of_several_depends_on_names_and_contents_but_not_on_order() -> None:
-    """Two sets with one version hold the same."""
+def test_a_version_of_several_depends_on_names_and_contents_only() -> None:
     one, two = resource_of("a", b"x"), resource_of("b", b"y")
     assert version_of([one, two]) == version_of([two, one])
-    told = [version_of(some) for some in ([], [one], [two], [one, two], [resource_of("b", b"x")])]
-    assert len(set(told)) == len(told)
+    published = [
+        version_of(some) for some in ([], [one], [two], [one, two], [resource_of("b", b"x")])
+    ]
+    assert len(set(published)) == len(published)
 
 
-def test_only_changes_are_told_of() -> None:
-    """Nothing is known before the first set; the same set again is no news."""
-    cache, heard = Cache(), []
+def test_watchers_are_notified_of_changes_only() -> None:
+    """Before the first set nothing is known."""
+    cache, notified = Cache(), []
     assert cache.current is None
 
     def listen() -> None:
-        heard.append(cache.current.number)
+        notified.append(cache.current.number)
 
     cache.watch(listen)
     assert cache.publish([])
     assert not cache.publish([])
     assert cache.publish([resource_of("a", b"x")])
     assert not cache.publish([resource_of("a", b"x")])
-    assert heard == [1, 2]
+    assert notified == [1, 2]
     cache.unwatch(listen)
     assert cache.publish([])
-    assert heard == [1, 2]
+    assert notified == [1, 2]

@@ -1,4 +1,4 @@
-"""What clients are told follows the pool."""
+"""The published endpoints follow the pool."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ONE, TWO = Endpoint("one", "10.0.0.1", 8000), Endpoint("two", "10.0.0.2", 8000)
 
 
 class Followed:
-    """A pool, and what is sent of it."""
+    """A pool and its published endpoints."""
 
     def __init__(self) -> None:
         self.datastore, self.cache = Datastore(), Cache()
@@ -28,7 +28,7 @@ class Followed:
 
     @property
     def number(self) -> int | None:
-        """How many sets there have been."""
+        """The number of sets."""
         return None if self.cache.current is None else self.cache.current.number
 
     @asynccontextmanager
@@ -41,8 +41,8 @@ class Followed:
             await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_nothing_is_told_before_the_pool_is_known() -> None:
-    """A pool without endpoints is known too, and then that is told."""
+async def test_nothing_is_published_before_the_pool_is_known() -> None:
+    """A pool without endpoints is published once it is known."""
     followed = Followed()
     async with followed.running():
         await asyncio.sleep(60)
@@ -53,7 +53,7 @@ async def test_nothing_is_told_before_the_pool_is_known() -> None:
         assert dict(followed.series.endpoints.numbers()) == {(): 0.0}
 
 
-async def test_the_first_change_is_told_at_once_and_those_that_follow_together() -> None:
+async def test_the_first_change_is_published_at_once_and_later_ones_together() -> None:
     """A thousand changes a second are twenty sets."""
     followed = Followed()
     followed.datastore.set_endpoints([ONE])
@@ -75,7 +75,7 @@ async def test_the_first_change_is_told_at_once_and_those_that_follow_together()
         assert followed.cache.current is current, "the last change was told"
 
 
-async def test_what_does_not_concern_proxies_is_not_told() -> None:
+async def test_changes_without_meaning_for_proxies_are_not_published() -> None:
     """Neither loads nor labels make a set."""
     followed = Followed()
     followed.datastore.set_endpoints([ONE])
@@ -88,7 +88,7 @@ async def test_what_does_not_concern_proxies_is_not_told() -> None:
         assert followed.number == 1
 
 
-async def test_an_endpoint_with_a_name_for_an_address_is_named_once(
+async def test_an_endpoint_with_a_host_name_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     followed = Followed()
@@ -100,4 +100,4 @@ async def test_an_endpoint_with_a_name_for_an_address_is_named_once(
         await asyncio.sleep(1)
     assert dict(followed.series.endpoints.numbers()) == {(): 2.0}
     (line,) = [one.getMessage() for one in caplog.records]
-    assert line.startswith("a proxy cannot be sent default/named")
+    assert line.startswith("default/named is not published to proxies")

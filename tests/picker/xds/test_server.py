@@ -1,4 +1,4 @@
-"""Endpoint discovery over calls: what is answered, refused, counted and logged."""
+"""Endpoint discovery over calls: responses, refusals, counters and logs."""
 
 from __future__ import annotations
 
@@ -24,30 +24,29 @@ VARIANTS = pytest.mark.parametrize("is_delta", [False, True], ids=["sotw", "delt
 
 
 class Served:
-    """The methods, what they tell of, and what they count."""
+    """The methods, their cache, and their counters."""
 
     def __init__(self) -> None:
         self.cache = Cache()
         self.series = PickerMetrics().xds
         self.methods = EndpointDiscovery(self.cache, self.series).methods()
 
-    def tell(self, *ports: int, cluster: str = "pool") -> None:
-        """Let the pool be endpoints at these ports."""
+    def publish(self, *ports: int, cluster: str = "pool") -> None:
+        """Publish endpoints at these ports."""
         endpoints = [Endpoint(f"e{port}", "10.0.0.1", port) for port in ports]
         self.cache.publish([wire.resource(wire.assignment(cluster, endpoints))])
 
     def call(self, path: str) -> Any:
-        """A call of a method."""
         return calling(self.methods[path], DeltaResponse if "Delta" in path else Response)
 
     def counted(self, name: str) -> dict[str, float]:
-        """A counter by the variant."""
+        """The count of a series by variant."""
         return {labels[0]: number for labels, number in getattr(self.series, name).numbers()}
 
 
 @pytest.fixture
 def served() -> Served:
-    """One that knows nothing yet."""
+    """A server whose pool is not known yet."""
     return Served()
 
 
@@ -59,7 +58,7 @@ def asking(is_delta: bool, name: str = "pool", **fields: Any) -> Any:
 
 
 def answer(is_delta: bool, response: Any, problem: str | None = None) -> Any:
-    """What the client says to a response."""
+    """The client's answer to a response."""
     fields: dict[str, Any] = {"response_nonce": response.nonce, "type_url": wire.ENDPOINT_TYPE}
     if problem is not None:
         fields["error_detail"] = {"code": 13, "message": problem}
@@ -68,10 +67,10 @@ def answer(is_delta: bool, response: Any, problem: str | None = None) -> Any:
 
 @VARIANTS
 @pytest.mark.parametrize("is_aggregated", [False, True], ids=["eds", "ads"])
-async def test_a_client_is_told_of_the_endpoints_and_of_every_change(
+async def test_a_client_receives_the_endpoints_and_every_change(
     served: Served, is_delta: bool, is_aggregated: bool
 ) -> None:
-    """Over the service of endpoints and over the one of all types; all is counted."""
+    """Over the service of endpoints and over the aggregated one; all is counted."""
     paths = {
         (False, False): wire.STREAM_ENDPOINTS,
         (False, True): wire.STREAM_AGGREGATED,
@@ -82,7 +81,7 @@ async def test_a_client_is_told_of_the_endpoints_and_of_every_change(
         call.send(asking(is_delta, type_url=wire.ENDPOINT_TYPE))
         await call.silence()  # nothing is known yet
         for ports in ((1,), (1, 2), ()):
-            served.tell(*ports)
+            served.publish(*ports)
             response = await call.receive()
             assert response.type_url == wire.ENDPOINT_TYPE
             assert assignments(response) == {"pool": [f"10.0.0.1:{port}" for port in ports]}
@@ -96,26 +95,26 @@ async def test_a_client_is_told_of_the_endpoints_and_of_every_change(
 
 
 @VARIANTS
-async def test_a_refusal_is_logged_once_with_the_reason(
+async def test_a_rejection_is_logged_once_with_its_reason(
     served: Served, is_delta: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """However often it is repeated, and every one is counted."""
-    served.tell(1)
+    """Every repetition is counted."""
+    served.publish(1)
     async with served.call(wire.DELTA_ENDPOINTS if is_delta else wire.STREAM_ENDPOINTS) as call:
         call.send(asking(is_delta))
         for port in (2, 3, 4):
             call.send(answer(is_delta, await call.receive(), "malformed IP address"))
             await call.silence()
-            served.tell(port)
+            served.publish(port)
         call.send(answer(is_delta, await call.receive()))
     assert served.counted("nacks_total") == {"delta" if is_delta else "sotw": 3.0}
     (line,) = [one.getMessage() for one in caplog.records if one.levelno == logging.ERROR]
     assert line == "the proxy 'n' refuses the endpoints it was sent: malformed IP address"
 
 
-async def test_a_delta_client_that_comes_back_is_told_nothing_it_knows(served: Served) -> None:
-    """Also by a picker that was started meanwhile: versions are those of contents."""
-    served.tell(1, 2)
+async def test_a_delta_client_that_reconnects_receives_nothing_it_has(served: Served) -> None:
+    """Not even from a restarted picker, since versions identify contents."""
+    served.publish(1, 2)
     async with served.call(wire.DELTA_ENDPOINTS) as call:
         call.send(asking(is_delta=True))
         (known,) = (await call.receive()).resources
@@ -123,25 +122,25 @@ async def test_a_delta_client_that_comes_back_is_told_nothing_it_knows(served: S
     async with restarted.call(wire.DELTA_ENDPOINTS) as call:
         call.send(asking(is_delta=True, initial_resource_versions={"pool": known.version}))
         await call.silence()
-        restarted.tell(2, 1)
+        restarted.publish(2, 1)
         await call.silence()
-        restarted.tell(1)
+        restarted.publish(1)
         assert assignments(await call.receive()) == {"pool": ["10.0.0.1:1"]}
 
 
 @VARIANTS
-async def test_a_cluster_that_nobody_has_is_named_in_the_log(
+async def test_an_unserved_cluster_is_named_in_the_log(
     served: Served, is_delta: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The client hears what the protocol has for that: a removal, or nothing."""
-    served.tell(1)
+    """The client gets the answer of the protocol: a removal, or silence."""
+    served.publish(1)
     async with served.call(wire.DELTA_ENDPOINTS if is_delta else wire.STREAM_ENDPOINTS) as call:
         call.send(asking(is_delta, "other"))
         if is_delta:
             response = await call.receive()
             assert (list(response.resources), list(response.removed_resources)) == ([], ["other"])
         await call.silence()
-        served.tell(2)
+        served.publish(2)
         await call.silence()
     (line,) = [one.getMessage() for one in caplog.records]
     assert line == "the proxy 'n' asks for endpoints of 'other': here are 'pool'"
@@ -150,10 +149,7 @@ async def test_a_cluster_that_nobody_has_is_named_in_the_log(
 @pytest.mark.parametrize(
     "path", [wire.STREAM_ENDPOINTS, wire.DELTA_ENDPOINTS, wire.FETCH_ENDPOINTS]
 )
-async def test_other_types_are_refused_where_only_endpoints_can_be_asked_for(
-    served: Served, path: str
-) -> None:
-    """With a status and a sentence that says what is served."""
+async def test_the_service_of_endpoints_refuses_other_types(served: Served, path: str) -> None:
     async with served.call(path) as call:
         call.send(asking("Delta" in path, type_url=CLUSTERS))
         failure = await call.failure()
@@ -162,12 +158,12 @@ async def test_other_types_are_refused_where_only_endpoints_can_be_asked_for(
     assert dict(served.series.clients.numbers()) == {(): 0.0}
 
 
-async def test_other_types_are_passed_over_where_all_can_be_asked_for(
+async def test_the_aggregated_service_ignores_other_types(
     served: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Endpoints are served beside them; a request without a type ends the stream."""
+    """A request without a type ends the stream."""
     caplog.set_level(logging.INFO)
-    served.tell(1)
+    served.publish(1)
     async with served.call(wire.STREAM_AGGREGATED) as call:
         for _ in range(2):
             call.send(Request(type_url=CLUSTERS, node={"id": "n"}))
@@ -182,8 +178,7 @@ async def test_other_types_are_passed_over_where_all_can_be_asked_for(
 
 
 @pytest.mark.parametrize("path", [wire.STREAM_ENDPOINTS, wire.DELTA_AGGREGATED])
-async def test_bytes_that_are_no_request_end_the_stream(served: Served, path: str) -> None:
-    """The status blames the client."""
+async def test_invalid_bytes_end_the_stream(served: Served, path: str) -> None:
     async with served.call(path) as call:
         call.send(b"\xff\xff\xff")
         failure = await call.failure()
@@ -192,15 +187,14 @@ async def test_bytes_that_are_no_request_end_the_stream(served: Served, path: st
 
 
 async def test_endpoints_can_be_fetched_once(served: Served) -> None:
-    """One request, one response."""
-    served.tell(1)
+    served.publish(1)
     async with served.call(wire.FETCH_ENDPOINTS) as call:
         call.send(Request(resource_names=["pool"]))
         assert assignments(await call.receive()) == {"pool": ["10.0.0.1:1"]}
 
 
-async def test_what_cannot_be_fetched_is_an_error_that_says_why(served: Served) -> None:
-    """Nothing is known yet; nobody has it; nothing was asked."""
+async def test_a_failed_fetch_has_a_status_and_a_reason(served: Served) -> None:
+    """The pool is not known, the name is not served, the call has no request."""
     for status, request in (
         (Status.UNAVAILABLE, Request(resource_names=["pool"])),
         (Status.NOT_FOUND, Request(resource_names=["other"])),
@@ -210,15 +204,13 @@ async def test_what_cannot_be_fetched_is_an_error_that_says_why(served: Served) 
             if request is not None:
                 call.send(request)
             assert (await call.failure()).status is status
-        served.tell(1)
+        served.publish(1)
 
 
 @VARIANTS
-async def test_a_client_that_asks_for_too_many_names_is_sent_away(
-    served: Served, is_delta: bool
-) -> None:
-    """All at once or, where one can, some with every request."""
-    served.tell(1)
+async def test_a_client_with_too_many_names_is_refused(served: Served, is_delta: bool) -> None:
+    """All at once, or some with every request."""
+    served.publish(1)
     names = [f"n{number}" for number in range(MAX_NAMES + 1)]
     async with served.call(wire.DELTA_ENDPOINTS if is_delta else wire.STREAM_ENDPOINTS) as call:
         call.send(asking(is_delta))
@@ -232,12 +224,12 @@ async def test_a_client_that_asks_for_too_many_names_is_sent_away(
 
 
 @VARIANTS
-async def test_what_a_client_says_takes_little_of_the_log(
+async def test_a_client_can_cause_few_lines_of_the_log(
     served: Served, is_delta: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """However many names it asks for, however long they are and however often it is refused."""
+    """However many and long its names, and however often it rejects."""
     caplog.set_level(logging.INFO)
-    served.tell(1)
+    served.publish(1)
     names = [f"{number}\n" + "x" * 500 for number in range(500)]
     async with served.call(wire.DELTA_AGGREGATED if is_delta else wire.STREAM_AGGREGATED) as call:
         for number in range(100):
@@ -253,16 +245,16 @@ async def test_what_a_client_says_takes_little_of_the_log(
         for number in range(2, 102):
             call.send(answer(is_delta, await call.receive(), f"{number}\n" + "y" * 5000))
             await call.silence()
-            served.tell(number)
+            served.publish(number)
     lines = [one.getMessage() for one in caplog.records]
     assert 3 <= len(lines) <= 3 * MAX_LINES
     assert max(map(len, lines)) < 2000
     assert not any("\n" in line for line in lines)
 
 
-async def test_a_thousand_calls_leave_nothing_behind(served: Served) -> None:
-    """Neither those that end in order nor those that break off are notified of changes any more."""
-    served.tell(1)
+async def test_a_thousand_calls_leave_no_watchers(served: Served) -> None:
+    """Neither completed calls nor broken ones."""
+    served.publish(1)
     for number in range(1000):
         async with served.call(wire.STREAM_ENDPOINTS) as call:
             call.send(b"\xff" if number % 2 else asking(is_delta=False))

@@ -24,7 +24,7 @@ def resource(name: str, text: str) -> XdsResource:
 
 
 def known(*awaited: str, **contents: str) -> ResourceSet:
-    """A set of `contents`, while `awaited` and no others are still to come."""
+    """A set of `contents`; only the names in `awaited` are unknown."""
     cache = Cache((*awaited, *contents))
     for name, text in contents.items():
         cache.update(resource(name, text))
@@ -33,14 +33,14 @@ def known(*awaited: str, **contents: str) -> ResourceSet:
 
 
 def said(response: delta.DeltaResponse | None) -> tuple[dict[str, str], set[str]] | None:
-    """Name → content, and what does not exist."""
+    """Name → content, and the names that do not exist."""
     if response is None:
         return None
     return {r.name: r.body.decode() for r in response.resources}, set(response.removed)
 
 
-def test_what_was_published_is_awaited_no_more() -> None:
-    """Nor is it when it is gone later."""
+def test_a_published_name_is_no_longer_awaited() -> None:
+    """Not even after it has vanished."""
     cache = Cache(("a", "b", "c"))
     assert cache.current is None
     cache.update(resource("a", "1"))
@@ -51,8 +51,8 @@ def test_what_was_published_is_awaited_no_more() -> None:
 
 
 @pytest.mark.parametrize("had", [{}, {"b": "old"}], ids=["new", "again"])
-def test_of_what_is_awaited_nothing_is_said(had: dict[str, str]) -> None:
-    """Above all not that it does not exist; of what nobody awaits that is said."""
+def test_nothing_is_sent_about_an_awaited_name(had: dict[str, str]) -> None:
+    """Above all not that it does not exist, which is sent for other names."""
     session = DeltaSession()
     session.receive(delta.DeltaRequest(("a", "b", "z"), initial_versions=had))
     response = session.poll(known("b", a="1"))
@@ -62,15 +62,14 @@ def test_of_what_is_awaited_nothing_is_said(had: dict[str, str]) -> None:
     assert said(session.poll(known(a="1", b="1"))) == ({"b": "1"}, set())
 
 
-def test_a_client_of_all_names_keeps_what_is_awaited() -> None:
-    """It names none, and has some from before."""
+def test_a_wildcard_client_keeps_its_awaited_resources() -> None:
     session = DeltaSession()
     session.receive(delta.DeltaRequest(initial_versions={"b": "old", "z": "old"}))
     assert said(session.poll(known("b", a="1"))) == ({"a": "1"}, {"z"})
 
 
-def test_who_asks_again_is_told_when_it_is_known() -> None:
-    """Even if it has the same version: it may have forgotten the content."""
+def test_a_repeated_subscription_is_answered_once_the_pool_is_known() -> None:
+    """Even with the same version: the client may have dropped the content."""
     session = DeltaSession()
     has = resource("b", "1").version
     session.receive(delta.DeltaRequest(("a", "b"), initial_versions={"b": has}))
@@ -83,7 +82,7 @@ def test_who_asks_again_is_told_when_it_is_known() -> None:
     assert said(session.poll(known(a="2", b="1"))) == ({"b": "1"}, set())
 
 
-def test_what_was_known_and_is_gone_is_said() -> None:
+def test_the_removal_of_a_published_name_is_sent() -> None:
     session = DeltaSession()
     session.receive(delta.DeltaRequest(("a", "b")))
     cache = Cache(("a", "b"))
@@ -94,16 +93,16 @@ def test_what_was_known_and_is_gone_is_said() -> None:
     assert said(session.poll(cache.current)) == ({}, {"b"})
 
 
-def test_the_other_variant_is_silent_too() -> None:
-    """What is not in a response stays as it was."""
+def test_the_state_of_the_world_variant_is_silent_too() -> None:
+    """A resource that is absent from a response stays."""
     session = SotwSession(lambda name: resource(name, "emptied"))
     session.receive(sotw.SotwRequest(("a", "b")))
     response = session.poll(known("b", a="1"))
     assert [one.name for one in response.resources] == ["a"]
 
 
-async def test_who_asks_once_is_asked_to_come_again(caplog: pytest.LogCaptureFixture) -> None:
-    """A name that is awaited is neither strange nor missing."""
+async def test_a_fetch_of_an_awaited_name_is_unavailable(caplog: pytest.LogCaptureFixture) -> None:
+    """An awaited name is not logged as unserved."""
     cache = Cache(("a", "b"))
     methods = EndpointDiscovery(cache, PickerMetrics().xds).methods()
     cache.update(wire.emptied("a"))

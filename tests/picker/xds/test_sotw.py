@@ -8,7 +8,7 @@ from picker.xds.state.subscription import Acknowledgement
 
 
 def emptied(name: str) -> XdsResource:
-    """What is sent for a name that has vanished."""
+    """The empty resource for a name that has vanished."""
     return resource_of(name, b"")
 
 
@@ -19,13 +19,13 @@ def current(**contents: str) -> ResourceSet:
     return cache.current
 
 
-def told(response: SotwResponse | None) -> dict[str, str] | None:
+def contents(response: SotwResponse | None) -> dict[str, str] | None:
     """Name → content of a response."""
     return None if response is None else {r.name: r.body.decode() for r in response.resources}
 
 
 def begun(names: tuple[str, ...], **contents: str) -> SotwSession:
-    """A client that has subscribed and taken over the first response."""
+    """A client that has subscribed and acknowledged the first response."""
     session = SotwSession(emptied)
     assert session.receive(SotwRequest(names)) is Acknowledgement.NONE
     response = session.poll(current(**contents))
@@ -33,25 +33,25 @@ def begun(names: tuple[str, ...], **contents: str) -> SotwSession:
     return session
 
 
-def test_nothing_is_said_before_anything_is_known_or_asked() -> None:
-    """A picker that has just started does not say that there are no endpoints."""
+def test_nothing_is_sent_before_the_set_is_known_and_requested() -> None:
+    """A picker that has just started does not report that there are no endpoints."""
     session = SotwSession(emptied)
     assert session.poll(current(a="1")) is None
     session.receive(SotwRequest(("a",)))
     assert session.poll(None) is None
-    assert told(session.poll(current(a="1"))) == {"a": "1"}
+    assert contents(session.poll(current(a="1"))) == {"a": "1"}
 
 
-def test_what_has_not_changed_is_not_said_again() -> None:
+def test_an_unchanged_state_is_not_sent_again() -> None:
     """Neither after an ACK nor when something else changes."""
     session = begun(("a",), a="1", b="1")
     assert session.poll(current(a="1", b="1")) is None
     assert session.poll(current(a="1", b="2")) is None
-    assert told(session.poll(current(a="2", b="2"))) == {"a": "2"}
+    assert contents(session.poll(current(a="2", b="2"))) == {"a": "2"}
 
 
 def test_changes_while_a_response_is_unanswered_become_one() -> None:
-    """One response at a time; the next tells the latest."""
+    """The next response holds the latest state."""
     session = SotwSession(emptied)
     session.receive(SotwRequest(("a",)))
     first = session.poll(current(a="1"))
@@ -59,29 +59,28 @@ def test_changes_while_a_response_is_unanswered_become_one() -> None:
     assert session.poll(current(a="3")) is None
     assert session.receive(SotwRequest(("a",), first.nonce)) is Acknowledgement.ACK
     second = session.poll(current(a="3"))
-    assert told(second) == {"a": "3"}
+    assert contents(second) == {"a": "3"}
     assert second.nonce != first.nonce
     assert second.version != first.version
 
 
-def test_what_was_refused_is_not_said_again_until_it_changes() -> None:
-    """A client that refuses keeps what it had, and is told when there is something else."""
+def test_a_rejected_state_is_not_sent_again_until_it_changes() -> None:
     session = begun(("a",), a="1")
     bad = session.poll(current(a="bad"))
     assert session.receive(SotwRequest(("a",), bad.nonce, "no")) is Acknowledgement.NACK
     assert session.poll(current(a="bad")) is None
-    assert told(session.poll(current(a="1"))) == {"a": "1"}
+    assert contents(session.poll(current(a="1"))) == {"a": "1"}
 
 
 def test_an_acknowledgement_counts_once() -> None:
-    """A further request with the nonce of an answered response only changes the subscription."""
+    """A second request with its nonce only changes the subscription."""
     session = begun(("a",), a="1", b="1")
     assert session.receive(SotwRequest(("a", "b"), "1")) is Acknowledgement.NONE
-    assert told(session.poll(current(a="1", b="1"))) == {"a": "1", "b": "1"}
+    assert contents(session.poll(current(a="1", b="1"))) == {"a": "1", "b": "1"}
 
 
-def test_a_stale_request_is_disregarded() -> None:
-    """One that was written before the last response was read says nothing, not even names."""
+def test_a_stale_request_is_ignored() -> None:
+    """Even its names."""
     session = begun(("a",), a="1")
     second = session.poll(current(a="2"))
     for nonce in ("1", "", "7"):
@@ -91,48 +90,48 @@ def test_a_stale_request_is_disregarded() -> None:
     assert session.receive(SotwRequest(("a",), second.nonce)) is Acknowledgement.ACK
 
 
-def test_what_has_vanished_is_told_as_empty() -> None:
-    """To be absent from a response would mean to stay as it was."""
+def test_a_vanished_resource_is_sent_as_empty() -> None:
+    """A resource that is absent from a response stays."""
     session = begun(("a", "b"), a="1", b="1")
     gone = session.poll(current(a="1"))
-    assert told(gone) == {"a": "1", "b": ""}
+    assert contents(gone) == {"a": "1", "b": ""}
     session.receive(SotwRequest(("a", "b"), gone.nonce))
     assert session.poll(current(a="1")) is None
-    assert told(session.poll(current(a="1", b="2"))) == {"a": "1", "b": "2"}
+    assert contents(session.poll(current(a="1", b="2"))) == {"a": "1", "b": "2"}
 
 
-def test_what_nobody_has_is_answered_with_silence_until_it_exists() -> None:
-    """A client's own timer decides how long it waits for a resource."""
+def test_a_missing_resource_is_answered_with_silence_until_it_exists() -> None:
+    """The client's own timer decides how long it waits."""
     session = SotwSession(emptied)
     session.receive(SotwRequest(("nobody",)))
     assert session.poll(current(a="1")) is None
-    assert told(session.poll(current(a="1", nobody="1"))) == {"nobody": "1"}
+    assert contents(session.poll(current(a="1", nobody="1"))) == {"nobody": "1"}
 
 
-def test_who_names_nothing_wants_everything_until_it_has_named_something() -> None:
-    """Afterwards, no names are no subscription; `*` is everything at any time."""
+def test_a_request_without_names_subscribes_to_all_until_the_client_names_some() -> None:
+    """Later, no names mean no subscription; `*` always means all."""
     session = begun((), a="1", b="1")
-    assert told(session.poll(current(a="1", b="2"))) == {"a": "1", "b": "2"}
+    assert contents(session.poll(current(a="1", b="2"))) == {"a": "1", "b": "2"}
     session = begun(("a",), a="1", b="1")
     session.receive(SotwRequest((), "1"))
     assert session.poll(current(a="2", b="2")) is None
     session.receive(SotwRequest(("*",), "1"))
-    assert told(session.poll(current(a="2", b="2"))) == {"a": "2", "b": "2"}
+    assert contents(session.poll(current(a="2", b="2"))) == {"a": "2", "b": "2"}
 
 
-def test_what_is_subscribed_to_again_is_told_again() -> None:
-    """The client may have dropped it meanwhile."""
+def test_a_resource_is_sent_again_after_a_new_subscription() -> None:
+    """The client may have dropped it in between."""
     session = begun(("a",), a="1", b="1")
     session.receive(SotwRequest(("b",), "1"))
     second = session.poll(current(a="1", b="1"))
-    assert told(second) == {"b": "1"}
+    assert contents(second) == {"b": "1"}
     session.receive(SotwRequest(("b",), "2"))
     session.receive(SotwRequest(("a", "b"), "2"))
-    assert told(session.poll(current(a="1", b="1"))) == {"a": "1", "b": "1"}
+    assert contents(session.poll(current(a="1", b="1"))) == {"a": "1", "b": "1"}
 
 
-def test_a_client_that_comes_back_is_answered() -> None:
-    """Its first request on a new stream names a nonce of the old one: that is no ACK."""
+def test_a_client_that_reconnects_gets_a_response() -> None:
+    """Its first request on the new stream has a nonce of the old one, which is no ACK."""
     session = SotwSession(emptied)
     assert session.receive(SotwRequest(("a",), "7")) is Acknowledgement.NONE
-    assert told(session.poll(current(a="1"))) == {"a": "1"}
+    assert contents(session.poll(current(a="1"))) == {"a": "1"}

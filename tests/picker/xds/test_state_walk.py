@@ -40,7 +40,7 @@ def is_refused(resources: tuple[XdsResource, ...]) -> bool:
 
 
 class Walk(RuleBasedStateMachine):
-    """What both variants have in common: the line, and who counts on whom."""
+    """The parts that both variants share: the connection, and the model of a client."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,18 +48,18 @@ class Walk(RuleBasedStateMachine):
         self.wanted: set[str] = set()
         self.view: dict[str, str] = {}  # what the client has, "" and absence are the same
         self.versions: dict[str, str] = {}
-        self.kept: set[str] = set()  # names of which an earlier stream has told last
+        self.held: set[str] = set()  # names of which an earlier stream has sent last
         self.connect()
 
     def connect(self) -> None:
-        """A new stream with nothing on the way."""
+        """Begin a new stream with nothing in flight."""
         self.session: Any = self.new_session()
         self.to_server: deque[Any] = deque()
         self.to_client: deque[Any] = deque()
         self.sent = self.answered = 0
         self.nonce = ""
         self.has_asked = False
-        self.kept = set(self.view)
+        self.held = set(self.view)
 
     def new_session(self) -> Any:
         """The server's side of a stream."""
@@ -70,20 +70,20 @@ class Walk(RuleBasedStateMachine):
         raise NotImplementedError
 
     def take(self, response: Any) -> None:
-        """The client reads a response and answers it."""
+        """Read a response and answer it."""
         raise NotImplementedError
 
     def change(self, name: str, is_wanted: bool) -> None:
-        """The client subscribes to a name or gives it up."""
+        """Subscribe to a name or unsubscribe from it."""
         raise NotImplementedError
 
     def store(self, resources: tuple[XdsResource, ...]) -> None:
-        """What the client takes over, as far as it still wants it."""
+        """The contents that the client accepts, within its subscription."""
         for one in resources:
             if one.name in self.wanted:
                 self.view[one.name] = one.body.decode()
                 self.versions[one.name] = one.version
-                self.kept.discard(one.name)
+                self.held.discard(one.name)
 
     @initialize(names=st.sets(A_NAME, min_size=1))
     def begin(self, names: set[str]) -> None:
@@ -113,7 +113,7 @@ class Walk(RuleBasedStateMachine):
             self.wanted.discard(name)
             for known in (self.view, self.versions):
                 known.pop(name, None)
-            self.kept.discard(name)
+            self.held.discard(name)
             self.change(name, is_wanted=False)
 
     @precondition(lambda self: self.to_server)
@@ -178,7 +178,7 @@ class Walk(RuleBasedStateMachine):
 
 
 class SotwWalk(Walk):
-    """The state of the world."""
+    """The state-of-the-world variant."""
 
     def new_session(self) -> SotwSession:
         return SotwSession(lambda name: resource_of(name, b""))
@@ -201,12 +201,12 @@ class SotwWalk(Walk):
         self.request("no" if refused else None)
 
     def counts(self, name: str, there: dict[str, str]) -> bool:
-        """A name of which only an earlier stream has told stays as it was."""
-        return name in there or name not in self.kept
+        """A name that only an earlier stream has sent stays."""
+        return name in there or name not in self.held
 
 
 class DeltaWalk(Walk):
-    """Increments."""
+    """The incremental variant."""
 
     def new_session(self) -> DeltaSession:
         return DeltaSession()
@@ -234,7 +234,7 @@ class DeltaWalk(Walk):
 
 
 @pytest.mark.parametrize("walk", [SotwWalk, DeltaWalk])
-def test_in_the_end_a_client_knows_what_there_is(walk: type[Walk]) -> None:
-    """Whatever the order of changes, subscriptions, breaks, refusals and readings."""
+def test_a_client_ends_with_the_current_state(walk: type[Walk]) -> None:
+    """After any order of changes, subscriptions, breaks, rejections and reads."""
     chosen = examples(60, stateful_step_count=40)
     run_state_machine_as_test(walk, settings=chosen)

@@ -1,4 +1,4 @@
-"""Endpoints as Envoy reads of them."""
+"""Endpoints in Envoy's messages."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from picker.xds.state.assignment import ZONE_LABEL
 from tests.depth import examples
 
 
-def test_an_endpoint_is_told_with_its_address_its_name_and_where_it_stands() -> None:
-    """All that is said of one; its other labels are nobody's business."""
+def test_an_endpoint_has_its_address_its_name_and_its_locality() -> None:
+    """Its other labels are not published."""
     labels = {
         "topology.kubernetes.io/region": "r",
         "topology.kubernetes.io/zone": "z",
@@ -47,7 +47,6 @@ def test_an_endpoint_is_told_with_its_address_its_name_and_where_it_stands() -> 
 
 
 def test_the_same_endpoints_have_the_same_version_in_any_order() -> None:
-    """An order that says nothing is no change."""
     endpoints = [Endpoint(f"e{n}", f"10.0.0.{n}", 8000) for n in range(5)]
     one = wire.resource(wire.assignment("pool", endpoints))
     assert wire.resource(wire.assignment("pool", reversed(endpoints))) == one
@@ -64,10 +63,10 @@ STEPS = st.tuples(
 
 @examples(200)
 @given(st.lists(STEPS, max_size=20))
-def test_an_assignment_that_was_changed_tells_what_a_new_one_does(
+def test_a_changed_assignment_equals_a_new_one(
     steps: list[tuple[int, str | None, str]],
 ) -> None:
-    """Endpoints come, change their addresses, which they share, and their places, and go."""
+    """Endpoints join, share and change addresses and localities, and leave."""
     changed, pool = wire.assignment("pool"), dict[int, Endpoint]()
     for number, address, zone in steps:
         if address is None:
@@ -83,8 +82,8 @@ def test_an_assignment_that_was_changed_tells_what_a_new_one_does(
 
 @examples(50)
 @given(st.lists(st.tuples(st.integers(1, 300), st.sampled_from(["", "z1", "z2"])), max_size=300))
-def test_the_bytes_are_those_that_the_message_is_written_as(places: list[tuple[int, str]]) -> None:
-    """However long: the lengths of parts are written by hand."""
+def test_the_bytes_equal_those_of_the_whole_message(places: list[tuple[int, str]]) -> None:
+    """At any length, since the code writes the lengths of parts itself."""
     endpoints = [
         Endpoint(f"e{n}", f"10.0.0.{n % 250}", n, labels={ZONE_LABEL: z}) for n, z in places
     ]
