@@ -109,7 +109,7 @@ async def test_a_rejection_is_logged_once_with_its_reason(
         call.send(answer(is_delta, await call.receive()))
     assert served.counted("nacks_total") == {"delta" if is_delta else "sotw": 3.0}
     (line,) = [one.getMessage() for one in caplog.records if one.levelno == logging.ERROR]
-    assert line == "the proxy 'n' refuses the endpoints it was sent: malformed IP address"
+    assert line == "the proxy 'n' rejects the endpoints: malformed IP address"
 
 
 async def test_a_delta_client_that_reconnects_receives_nothing_it_has(served: Served) -> None:
@@ -143,7 +143,7 @@ async def test_an_unserved_cluster_is_named_in_the_log(
         served.publish(2)
         await call.silence()
     (line,) = [one.getMessage() for one in caplog.records]
-    assert line == "the proxy 'n' asks for endpoints of 'other': here are 'pool'"
+    assert line == "the proxy 'n' requests endpoints of 'other'; served: 'pool'"
 
 
 @pytest.mark.parametrize(
@@ -171,9 +171,9 @@ async def test_the_aggregated_service_ignores_other_types(
         call.send(Request(type_url=wire.ENDPOINT_TYPE, resource_names=["pool"]))
         assert assignments(await call.receive()) == {"pool": ["10.0.0.1:1"]}
         call.send(Request(resource_names=["pool"]))
-        assert str(await call.failure()) == "a request of no type"
+        assert str(await call.failure()) == "a request without a type"
     assert [one.getMessage() for one in caplog.records] == [
-        f"the proxy 'n' asks for {CLUSTERS}: only endpoints are served here"
+        f"the proxy 'n' requests {CLUSTERS}: only endpoints are served here"
     ]
 
 
