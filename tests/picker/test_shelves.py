@@ -51,5 +51,5 @@ def test_a_picker_without_a_shelf_composes_and_refuses_its_flag(
     )
     assert done.stdout == "composed\n", done.stderr
     assert done.returncode == 1
-    assert done.stderr.endswith(f"{flag} needs picker.{folder}, which is not installed\n")
+    assert done.stderr.endswith(f"{flag} needs {module}, which is not installed\n")
     assert "Traceback" not in done.stderr
