@@ -26,13 +26,11 @@ UNREVISED = (
         "tests/base",
         "tests/picker",
         "tests/worker",
-        "tests/fleet",
         "tests/support/picker",
         "tests/support/worker",
-        "tests/support/fleet",
     ),
     "docs/configuration.md",
-    *("picker", "worker", "fleet"),
+    *("picker", "worker"),
 )
 
 OPENINGS = re.compile(

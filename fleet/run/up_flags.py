@@ -51,8 +51,8 @@ Envoy
                               which process holds a body during the decision: Envoy, up to 4 MiB, so
                               that losing the picker costs no request; or the picker, as the
                               protocol prescribes
---front                       put `pointsman front` before Envoy: streams go on when their workers
-                              die
+--front                       put `pointsman front` before Envoy: streams continue when their
+                              workers die
 --trust-control-headers       let clients set the headers for objective, tenant and latency targets
 --envoy-concurrency N[1..] = 1
                               worker threads of Envoy

@@ -1,4 +1,4 @@
-"""Commands whose output nobody reads to its end, with a real pipe."""
+"""Commands whose output is not read to its end, with a real pipe."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def unread(*words: str, environment: dict[str, str] | None = None) -> tuple[int,
     ids=lambda words: words[0] + words[-1],
 )
 def test_commands_end_without_a_word(words: tuple[str, ...], tmp_path: Path) -> None:
-    """What is printed at once, and what is in a buffer until the end."""
+    """With immediate output, and with output that is buffered until the end."""
     config = tmp_path / "config.yaml"
     config.write_text("apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n")
     given = [one.format(config=config) for one in words]
@@ -56,7 +56,7 @@ def test_tables_too() -> None:
 
 
 def test_the_first_line_of_a_longer_report() -> None:
-    """As with `head -1`: the reader leaves in the middle."""
+    """Like `head -1`, the reader disconnects in the middle."""
     with subprocess.Popen(
         [sys.executable, "-m", "fleet.commands.cli", "doctor", "--envoy-config", "/no/such"],
         stdout=subprocess.PIPE,
@@ -71,7 +71,7 @@ def test_the_first_line_of_a_longer_report() -> None:
 
 
 def test_other_pipes_and_other_ends_are_not_hidden() -> None:
-    """A connection that breaks is told of, and an exit status stays what it is."""
+    """A broken connection is reported, and an exit status is unchanged."""
     begin = "import sys; from fleet.broken_pipe import status_of; "
     for ending, status in (
         ("status_of(lambda: exec('raise BrokenPipeError'))", 1),

@@ -41,7 +41,7 @@ class _Echo(BaseHTTPRequestHandler):
 
 @contextmanager
 def echo(wrap: Callable[[socket.socket], socket.socket] = lambda one: one) -> Iterator[int]:
-    """Where it listens."""
+    """The address of a server that answers with the request."""
     with ThreadingHTTPServer(("127.0.0.1", 0), _Echo) as server:
         server.socket = wrap(server.socket)
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))

@@ -36,7 +36,7 @@ HEAVY = {
     *("jinja2", "kubernetes", "numpy", "prometheus_client", "pygments", "starlette", "tokenizers"),
     *("torch", "transformers", "uvicorn", "uvloop", "xds"),
 }
-# All modules, those of the bare interpreter included (68 with Python 3.11 and an editable install),
+# All modules, the interpreter's own included (68 with Python 3.11 and an editable install),
 # with a fifth to spare for other versions of Python and of packages.
 OF_LIGHT_FLAGS = 150
 OF_FLAGS = {"picker": 290, "plan": 290, "restart": 240, "simulate": 210, "worker": 300, "ps": 190}
@@ -61,7 +61,7 @@ def run(path: Path, *argv: str) -> tuple[int, set[str]]:
 
 
 def check(modules: set[str], most: int) -> None:
-    """There are at most so many, and none of a heavy package."""
+    """Check the number of modules, and that no heavy package is among them."""
     packages = Counter(name.partition(".")[0] for name in modules)
     heavy = HEAVY & packages.keys()
     assert not heavy, heavy
@@ -98,7 +98,7 @@ def test_flags_that_contradict_each_other_are_refused_before_anything_runs(
 
 
 def test_help_imports_nothing_that_only_a_run_needs() -> None:
-    """Of no command, not even after the help of all others."""
+    """For every command, even after the help of all others."""
     code = f"""
 import contextlib, io, sys
 from fleet.commands.cli import _COMMANDS, main

@@ -48,7 +48,7 @@ def _addresses(url: str) -> str:
 
 
 async def _printed(command: Callable[[Console], object]) -> str:
-    """What a command that speaks with the picker of this loop has printed."""
+    """The output of a command that talks to the picker of this loop."""
     file = io.StringIO()
     await asyncio.to_thread(command, Console(file=file, width=100, color_system=None))
     return file.getvalue()
@@ -70,7 +70,7 @@ async def _diagnosed(url: str) -> tuple[int, str]:
 
 
 async def test_each_command_takes_the_address_of_a_pool(whole: WholePools) -> None:
-    """As that of a picker of this pool alone."""
+    """It works like the address of a picker of this pool alone."""
     url = f"{whole.url}/pools/there/qwen"
     shown = await _topped(url)
     assert "0 of 1 endpoints usable" in shown  # none has ever answered
@@ -80,7 +80,7 @@ async def test_each_command_takes_the_address_of_a_pool(whole: WholePools) -> No
     assert text.startswith("request r-1: ")
     assert "127.0.0.1:2" in text
     status, found = await _diagnosed(url)
-    assert status == WRONG  # nobody is at port 2
+    assert status == WRONG  # no server is at port 2
     assert "default/two" in found
     assert "default/one" not in found
     assert "name one of them" not in found
@@ -93,15 +93,15 @@ async def test_each_command_takes_the_address_of_a_pool(whole: WholePools) -> No
 async def test_top_and_doctor_say_which_addresses_there_are(
     whole: WholePools, path: str, words: str
 ) -> None:
-    """Where none of the pools was named."""
+    """When none of the pools was named."""
     url = f"{whole.url}{path}"
-    told = f"{url}: {words}; name one of them: {_addresses(whole.url)}"
+    message = f"{url}: {words}; name one of them: {_addresses(whole.url)}"
     with pytest.raises(SeveralPoolsError) as caught:
         await _topped(url)
-    assert str(caught.value) == told
+    assert str(caught.value) == message
     status, found = await _diagnosed(url)
     assert status == WRONG
-    assert told in found.replace("- ", "-")
+    assert message in found.replace("- ", "-")
 
 
 async def test_top_does_not_wait_for_a_picker_to_become_another(whole: WholePools) -> None:
@@ -125,8 +125,8 @@ async def test_explain_finds_a_request_in_whichever_pool_it_is(whole: WholePools
     assert record["summary"]["request_id"] == "r-1"
 
 
-async def test_of_two_requests_with_the_same_id_the_newest_is_shown(whole: WholePools) -> None:
-    """The other one is told of."""
+async def test_the_newest_of_two_requests_with_the_same_id_is_shown(whole: WholePools) -> None:
+    """The output mentions the other one."""
     await whole.ask("here/qwen", "r-1")
     lines = (await _explained(whole.url, "r-1")).splitlines()
     here, there = (f"{key} ({whole.url}/pools/{key})" for key in KEYS[:2])
@@ -171,7 +171,7 @@ def _answers(**of_pools: Answer) -> Fetch:
     return fetch
 
 
-def test_a_pool_that_cannot_tell_matters_where_no_other_knows() -> None:
+def test_errors_of_a_pool_matter_if_no_other_knows() -> None:
     lost = Answer(404, b'{"error": "nothing is known"}')
     broken = Answer(500, b'{"error": "the log says why"}')
     with pytest.raises(FleetError, match=r"^the log says why$"):
@@ -181,7 +181,7 @@ def test_a_pool_that_cannot_tell_matters_where_no_other_knows() -> None:
 
 
 def test_addresses_are_made_of_the_one_that_was_named() -> None:
-    """Whatever is before it, and with a scheme of its own."""
+    """With any prefix, and with a scheme of its own."""
     content = b'{"pools": [{"name": "a/b", "path": "/pools/a/b/", "ready": false}]}'
     for root in (ROOT, "https://gateway/some/place"):
         for url in (root, f"{root}/pools/x", f"{root}/pools"):
@@ -190,7 +190,7 @@ def test_addresses_are_made_of_the_one_that_was_named() -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"<html>", b"[]", b'{"pools": 7}', b'{"error": "no"}'])
-def test_what_is_no_list_of_pools_names_nothing(content: bytes) -> None:
+def test_another_page_is_no_list_of_pools(content: bytes) -> None:
     """A picker of one pool has none."""
     assert pools_of(ROOT, content) == ()
     assert which_to_name(ROOT, ()) is None
@@ -199,7 +199,7 @@ def test_what_is_no_list_of_pools_names_nothing(content: bytes) -> None:
 
 
 def test_a_pool_that_is_there_is_not_refused() -> None:
-    """Even if a page of it is not: then its words are told."""
+    """Even if one of its pages is missing: then its words are shown."""
     content = b'{"pools": [{"name": "a", "path": "/pools/a/", "ready": true}]}'
     refuse_several(f"{ROOT}/pools/a", lambda _: content)
     with pytest.raises(SeveralPoolsError):

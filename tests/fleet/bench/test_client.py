@@ -74,7 +74,6 @@ def test_every_kind_of_token_counts(piece: object) -> None:
 
 @pytest.mark.parametrize("cut", range(1, 12))
 def test_an_answer_may_come_in_any_pieces(cut: int) -> None:
-    """As its bytes are cut by the network."""
     endpoint = answering(ANSWER + sse(delta("a")) + sse(delta("bc")) + DONE)
     endpoint.cut = cut
     record = asked(endpoint)
@@ -98,7 +97,7 @@ def test_an_endpoint_that_is_not_there_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("is_announced", [False, True])
-def test_a_kept_connection_that_was_closed_costs_no_request(is_announced: bool) -> None:
+def test_a_closed_idle_connection_costs_no_request(is_announced: bool) -> None:
     """The server closes it as the second request comes, as an idle timeout may; or says before
     that it will.
     """

@@ -43,7 +43,7 @@ def bench(*argv: str) -> tuple[int, str]:
 
 
 def test_every_request_is_in_every_result(url: str, tmp_path: Path) -> None:
-    """Of two stages; credentials are in none."""
+    """With two stages; credentials are in no result."""
     files = [tmp_path / "new" / name for name in ("a.json", "a.csv", "a.html")]
     names = [word for path in files for word in (f"--{path.suffix[1:]}", str(path))]
     secret = ("--header", "authorization: Bearer s3cret")
@@ -119,7 +119,7 @@ def test_two_endpoints_take_turns_with_the_same_arrivals(url: str, tmp_path: Pat
 
 
 def test_an_endpoint_that_refuses_all_prompts_is_no_comparison(url: str) -> None:
-    """Those that are tried before the first turn are shorter."""
+    """The trial requests before the first turn are shorter."""
     with sim_worker("--max-model-len", "400") as other:
         argv = ("--compare-url", other.url, "--rounds", "1", "--input-tokens", "500")
         status, text = bench("--url", url, *QUICK, *argv)

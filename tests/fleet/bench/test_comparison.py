@@ -41,7 +41,7 @@ def test_an_interval_has_the_true_ratio_as_often_as_it_says() -> None:
     assert hits >= 82
 
 
-def test_what_differs_between_rounds_does_not_widen_it() -> None:
+def test_differences_between_rounds_do_not_widen_the_interval() -> None:
     """Only the two turns of a round are compared with each other."""
     one = compare(turns(0.7, 10), 1).ratios["TTFT p50 ms"]
     assert one.high - one.low < 0.2
@@ -49,7 +49,7 @@ def test_what_differs_between_rounds_does_not_widen_it() -> None:
 
 
 def test_numbers_that_not_every_round_has_are_left_out() -> None:
-    """So is a round with one turn, as after Ctrl-C."""
+    """A round with one turn, as after Ctrl-C, is left out, too."""
     seen = turns(0.5, 3)[:-1]
     ratios = compare(seen, 1).ratios
     assert ratios["TTFT p50 ms"].rounds == 2

@@ -48,7 +48,6 @@ def test_a_turn_has_all_before_it_and_comes_after_a_pause() -> None:
 
 
 def test_a_failure_ends_its_session() -> None:
-    """What would follow has no answer to go on from."""
     seen = endpoint()
     seen.answer = b"HTTP/1.1 500 Oh\r\ncontent-length: 0\r\n\r\n"
     assert len(run(seen, TALK).outcomes) == 1
@@ -67,7 +66,7 @@ def test_bodies_of_both_apis() -> None:
     ]
 
 
-def test_a_closed_loop_has_so_many_sessions_and_no_more() -> None:
+def test_a_closed_loop_never_exceeds_its_sessions() -> None:
     """And begins none after its time, or after its number of requests."""
 
     async def stage(limit: int | None) -> tuple[Driver, VirtualEndpoint]:
@@ -107,7 +106,7 @@ def test_a_closed_loop_waits_as_long_as_a_refusal_asks(header: bytes, came_at: l
 
 
 def test_a_stopped_run_keeps_what_was_answered() -> None:
-    """As Ctrl-C stops one; nothing goes on behind it."""
+    """Ctrl-C stops a run like this; nothing continues in the background."""
 
     async def stopped() -> Driver:
         driver = endpoint().driver()

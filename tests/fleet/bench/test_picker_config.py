@@ -46,7 +46,7 @@ async def test_each_is_in_use_at_its_turn_and_the_first_is_put_back(
     assert os.listdir(tmp_path) == ["live.yaml"]
 
 
-async def test_what_the_picker_rejects_ends_the_comparison(tmp_path: Path) -> None:
+async def test_a_rejected_configuration_ends_the_comparison(tmp_path: Path) -> None:
     """And leaves the file as it was."""
     path = tmp_path / "live.yaml"
     path.write_text("original")
@@ -95,7 +95,7 @@ def test_only_the_file_that_the_picker_has_is_written(content: str | None, tmp_p
 
 
 @pytest.mark.parametrize("content", [None, b"<html>", b"{}"])
-def test_what_is_no_picker_is_told_what_a_comparison_needs(content: bytes | None) -> None:
+def test_another_server_gets_the_needs_of_a_comparison_as_its_error(content: bytes | None) -> None:
     """Nothing that answers, another server, another program's JSON."""
 
     def fetch(_: str) -> Answer:

@@ -95,7 +95,7 @@ def test_a_stall_is_felt_by_every_request_that_is_due_in_it(processes: int) -> N
     assert one.goodput == close(float(np.mean(np.asarray(truth) < 0.5)))
 
 
-def test_what_the_endpoint_cannot_carry_is_latency_and_no_smaller_rate() -> None:
+def test_overload_shows_as_latency_and_not_as_a_smaller_rate() -> None:
     """One request at a time for 150 ms, ten a second: a queue that grows. A client that waited
     for answers before it sent would report 150 ms.
     """
@@ -127,7 +127,7 @@ def test_a_client_that_cannot_keep_up_says_so_and_counts_its_lateness(processes:
 
 
 def test_one_process_without_cpu_to_spare_or_late_is_enough_to_say_so() -> None:
-    """Of four: what the three others saw does not hide it."""
+    """The observations of the three others do not hide it."""
     good = Observed(
         [Record(0.0, sent=0.0) for _ in range(1000)], [Pulse(1.0, 0.0, 2)] * 1000, 0, 0, 1.0
     )

@@ -77,7 +77,6 @@ def test_quantiles_are_those_of_all_samples() -> None:
 
 
 def test_in_flight_is_the_sum_of_all_processes() -> None:
-    """Of those that are not done yet."""
     looks = ([(0.051, 3), (0.102, 1)], [(0.052, 4), (0.101, 2), (0.152, 5)])
     parts = [Observed([], [Pulse(at, 0.0, n) for at, n in some], 0, 0, 0.0) for some in looks]
     stage = stage_of("s", 0.0, 1.0, 0.0, parts)
@@ -143,6 +142,6 @@ def test_stopped_processes_say_what_they_saw_and_end(monkeypatch: pytest.MonkeyP
 
 
 def test_processes_end_with_the_bench() -> None:
-    """Of itself: when that is killed, all they notice is a connection that ends."""
+    """A killed bench only closes its connections."""
     processes, _ = asyncio.run(with_two("leave"))
     assert [one.process.returncode for one in processes] == [0, 0]

@@ -17,7 +17,7 @@ def test_bounds_are_read_with_their_units() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "ttft<1", "ttfb<1s", "ttft>1s", "ttft_p4<1s", "ttft<0s", ","])
-def test_what_is_no_bound_is_named(text: str) -> None:
+def test_an_invalid_bound_is_named(text: str) -> None:
     with pytest.raises(ValueError, match="takes bounds such as"):
         read_bounds(text)
 

@@ -52,7 +52,7 @@ def test_mooncake(tmp_path: Path) -> None:
 
 
 def test_azure(tmp_path: Path) -> None:
-    """Of either year: with a zone, too."""
+    """The traces of either year, also with a time zone."""
     for text in (AZURE, AZURE.replace("9600,", "9600+00:00,")):
         path = tmp_path / "trace.csv"
         path.write_text(text)
@@ -138,7 +138,7 @@ def test_a_recording_of_two_runs_has_the_requests_of_both(tmp_path: Path) -> Non
         (header() + b"{}\n" + end(0, 2), ":2: no line of a recording: "),
     ],
 )
-def test_what_cannot_be_is_one_sentence(text: str | bytes, reason: str, tmp_path: Path) -> None:
+def test_an_invalid_trace_is_one_sentence(text: str | bytes, reason: str, tmp_path: Path) -> None:
     """With the line and the field; lengths that are 0 or below become nothing else."""
     path = tmp_path / "trace"
     path.write_bytes(text.encode() if isinstance(text, str) else text)
@@ -148,7 +148,7 @@ def test_what_cannot_be_is_one_sentence(text: str | bytes, reason: str, tmp_path
     assert "\n" not in str(caught.value)
 
 
-def test_what_clients_asked_for_is_no_length_of_an_answer(tmp_path: Path) -> None:
+def test_a_requested_length_is_no_length_of_an_answer(tmp_path: Path) -> None:
     """Their `max_tokens` may be anything: what no server takes counts as none."""
     path = tmp_path / "recording.jsonl"
     for asked, length in ((-1, 9), (1 << 60, 9), (0, 9), (12, 12)):

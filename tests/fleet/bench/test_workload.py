@@ -23,7 +23,7 @@ def test_texts_of_different_keys_or_seeds_share_no_beginning() -> None:
     assert len({tuple(text.split()[:4]) for text in texts}) == len(texts)
 
 
-def test_a_longer_text_of_a_key_goes_on_from_the_shorter() -> None:
+def test_a_longer_text_of_a_key_begins_with_the_shorter() -> None:
     ring = WordRing(3, 1.0)
     assert ring.text(9, 500).startswith(ring.text(9, 200))
 
@@ -40,7 +40,7 @@ def test_sessions_of_a_group_begin_alike_and_others_do_not() -> None:
 
 
 def test_groups_have_lengths_and_first_questions_of_their_own() -> None:
-    """Which come again; the questions of later turns do not."""
+    """First questions repeat; the questions of later turns do not."""
     data = Synthetic(Span(8, 16), Span(2, 4), 5, Span(10, 400), 4, Span(2, 2))
     sessions = list(islice(data.sessions(WordRing(1, 1.0), Random(1)), 400))
     assert len({one.system for one in sessions}) == 5

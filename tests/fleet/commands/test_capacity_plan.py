@@ -142,7 +142,7 @@ def test_bounds_that_cannot_be_planned_for_are_refused(text: str) -> None:
         ("groups: []", LOAD, "groups: is empty"),
     ],
 )
-def test_what_is_missing_is_named(
+def test_a_missing_number_is_named(
     tmp_path: Path, content: str, argv: tuple[str, ...], error: str
 ) -> None:
     path = tmp_path / "a.yaml"

@@ -173,7 +173,7 @@ def test_a_server_that_is_silent_is_not_waited_for_longer_than_asked() -> None:
             first_model(url, timeout_seconds=0.05)
 
 
-def test_nobody_there_is_one_sentence_with_the_remedy() -> None:
+def test_a_missing_server_is_one_sentence_with_the_remedy() -> None:
     """The sentence names the address and the command that starts a fleet."""
     url = "http://127.0.0.1:1"
     user = User()
@@ -280,7 +280,7 @@ def test_ctrl_c_stops_an_answer_and_keeps_what_was_said(server: Canned) -> None:
 
 
 def test_a_conversation_outlives_a_failure(server: Canned) -> None:
-    """A user reads why and asks again; where nobody reads, the command ends with it."""
+    """A user reads the reason and asks again; without a user the command ends."""
     server.status = 400
     user = User("one", "two")
     assert chat(ChatOptions(server.url), user) == 0
@@ -363,9 +363,7 @@ def test_a_first_chat_offers_a_better_model(
 
 
 @pytest.mark.parametrize("why", ["a script", "one prompt", "another model", "it is here"])
-def test_where_there_is_nothing_to_offer_nothing_is_asked(
-    server: Canned, cache: Path, why: str
-) -> None:
+def test_without_an_offer_the_user_is_not_asked(server: Canned, cache: Path, why: str) -> None:
     server.models = {"data": [{"id": "other" if why == "another model" else DEFAULT.name}]}
     if why == "it is here":
         cached_path(BETTER).parent.mkdir()

@@ -241,7 +241,7 @@ def test_a_busy_port_is_one_sentence_and_status_1(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("extra", ["worker", "sim", "fleet"])
-def test_what_is_installed_is_not_missed(extra: str) -> None:
+def test_installed_extras_are_complete(extra: str) -> None:
     """All of them are, where tests run."""
     require_extra("pointsman", extra)
 
@@ -258,6 +258,6 @@ def test_a_worker_gets_the_model_it_was_asked_to_serve(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("argv", [["--engine", "sim"], ["--help"], ["--engine=sim", "--port", "1"]])
-def test_no_model_is_fetched_that_nobody_needs(argv: list[str]) -> None:
+def test_a_command_without_a_model_downloads_none(argv: list[str]) -> None:
     """The simulator and the help text do without."""
     assert with_default_model(argv) == argv

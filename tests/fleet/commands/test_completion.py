@@ -14,7 +14,7 @@ ASK = 'source "$0"; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _pointsman; echo 
 
 @pytest.fixture(scope="module")
 def script(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Where the script of bash is."""
+    """Write the script of bash to a file."""
     path = tmp_path_factory.mktemp("shell") / "pointsman"
     with pytest.MonkeyPatch.context() as patch, path.open("w") as file:
         patch.setattr("sys.stdout", file)

@@ -73,7 +73,7 @@ def test_warnings_alone_are_no_error(capsys: pytest.CaptureFixture[str]) -> None
         ),
     ],
 )
-def test_what_cannot_be_read_is_status_2(
+def test_an_unreadable_file_is_status_2(
     argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One line, on standard error."""
@@ -88,7 +88,7 @@ def test_a_wrong_command_line_is_status_2() -> None:
         assert status.value.code == 2
 
 
-def test_what_is_in_effect_is_shown_with_its_origin(capsys: pytest.CaptureFixture[str]) -> None:
+def test_effective_values_are_shown_with_their_origin(capsys: pytest.CaptureFixture[str]) -> None:
     """And without, as plain YAML."""
     assert main(["config", "show", "--origin", "--config-text", GOOD]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -108,7 +108,6 @@ def test_a_configuration_with_errors_is_not_shown(capsys: pytest.CaptureFixture[
 
 
 def test_experimental_plugins_need_the_flag(capsys: pytest.CaptureFixture[str]) -> None:
-    """As they do when the picker starts."""
     text = GOOD + "- {type: agent-identity}\n"
     assert main(["config", "check", "--config-text", text]) == 1
     assert "--allow-experimental-plugins" in capsys.readouterr().out
@@ -153,7 +152,7 @@ def test_an_endpoints_file_is_checked_with_all_its_documents(
 def test_a_file_of_objectives_alone_is_checked_as_up_reads_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It lists no endpoints, and that is no error; everything else is told as ever."""
+    """A file without endpoints is no error; other errors are reported."""
     path = tmp_path / "o.yaml"
     command = ["config", "check", "--objectives", str(path)]
     objective = ENDPOINTS.partition("---\n")[2].replace("mine", "default")
@@ -170,7 +169,6 @@ def test_a_file_of_objectives_alone_is_checked_as_up_reads_it(
 def test_standard_input_is_checked(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As `-`, and told by that name."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(BAD.encode())))
     assert main(["config", "check", "-"]) == 1
     assert capsys.readouterr().out.startswith("standard input:5:4: error: ")
@@ -193,7 +191,7 @@ def test_a_configuration_to_begin_with_is_written_once(
 def test_the_schema_says_what_the_check_says(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of plugin types, their parameters, and keys."""
+    """They agree on plugin types, their parameters, and keys."""
     assert main(["config", "schema"]) == 0
     schema = json.loads(capsys.readouterr().out)
     jsonschema.Draft202012Validator.check_schema(schema)

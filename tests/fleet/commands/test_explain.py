@@ -1,4 +1,4 @@
-"""`pointsman explain` says in plain words what became of a request, and why."""
+"""`pointsman explain` describes the outcome of a request, and its reasons, in plain words."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ REFUSED = record(
 
 
 def printed(view: RecordView, page: Layout | None = None, width: int = 80) -> str:
-    """What a file gets of it, without blanks at the ends of lines."""
+    """The text for a file, without blanks at the ends of lines."""
     file = io.StringIO()
     console = Console(file=file, width=width, color_system=None)
     for part in explained(view, page or Layout(zone=UTC)):
@@ -164,7 +164,7 @@ def test_a_score_that_is_no_number_is_a_question_mark() -> None:
     assert "?×2=0.000" in printed(record(profile(odd)))
 
 
-def test_what_clients_call_things_moves_no_cursor_and_is_no_markup() -> None:
+def test_names_from_clients_move_no_cursor_and_are_no_markup() -> None:
     text = printed(record(incoming_model="\x1b[2J[bold]x[/bold]", target_model="y"))
     assert "\x1b" not in text
     assert "[bold]x[/bold]" in text
@@ -240,7 +240,7 @@ def test_what_clients_call_things_moves_no_cursor_and_is_no_markup() -> None:
         ),
     ],
 )
-def test_the_reason_is_told_in_a_sentence(view: RecordView, sentence: str) -> None:
+def test_the_reason_is_a_sentence(view: RecordView, sentence: str) -> None:
     if view.destination is not None and not view.profiles:  # it has an endpoint all the same
         summary = msgspec.structs.replace(view.summary, endpoint="w-1")
         view = msgspec.structs.replace(view, summary=summary)
@@ -249,7 +249,7 @@ def test_the_reason_is_told_in_a_sentence(view: RecordView, sentence: str) -> No
 
 
 def test_only_the_best_are_shown_unless_all_are_wanted() -> None:
-    """Of many candidates; those that are not kept are counted."""
+    """Candidates that are not stored are counted."""
     many = [candidate(f"w-{index}", index / 20) for index in range(15, 0, -1)]
     view = record(profile(*many, num_scored=40))
     text = printed(view)
@@ -261,7 +261,7 @@ def test_only_the_best_are_shown_unless_all_are_wanted() -> None:
 
 
 def asked(status: int, body: object, **wishes: object) -> tuple[str, str]:
-    """What is printed when the picker answers so, and the path that it was asked for."""
+    """The output for this answer of the picker, and the path of the request."""
     paths = []
 
     def fetch(url: str) -> Answer:
@@ -299,7 +299,7 @@ def test_a_request_that_is_not_known_any_more_is_an_error_with_the_pickers_words
         asked(500, ["no object"])
 
 
-def test_nobody_there_is_said_with_what_to_do(
+def test_a_missing_picker_is_reported_with_the_remedy(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Status 1, and a hint."""

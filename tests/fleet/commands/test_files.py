@@ -56,7 +56,9 @@ def test_nothing_is_replaced(
     assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
 
 
-def test_what_is_no_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_target_that_is_no_folder_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """And stays as it is."""
     (tmp_path / "notes").write_text("mine")
     assert main(["files", "grafana", "--into", str(tmp_path / "notes")]) == 1

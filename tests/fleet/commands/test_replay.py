@@ -56,7 +56,7 @@ def test_differences_are_listed_with_their_lines_and_status_1(
 
 
 def test_nothing_of_a_recording_is_obeyed_by_a_terminal(recording: Path, tmp_path: Path) -> None:
-    """Clients choose ids of requests, and whoever sends a recording chooses all of it."""
+    """Clients choose ids of requests, and senders of a recording choose all of it."""
     path = tmp_path / "changed.jsonl"
     text = recording.read_text().replace('"waiting_requests":7', '"waiting_requests":6')
     path.write_text(text.replace('"id":"', r'"id":"\u001b]0;owned\u0007\u009b2J'))
@@ -96,12 +96,12 @@ def test_json_is_complete(recording: Path, other: Path, capsys: pytest.CaptureFi
     """Shares add up to the decisions, moves to what moved."""
     assert main(["replay", str(recording), "--config", str(other), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    told = report["comparison"]
+    shares = report["comparison"]
     assert (report["file"], report["config"], report["runs"]) == (str(recording), str(other), 1)
     for when in ("before", "now"):
-        assert sum(share[when] for share in told["shares"]) == told["decisions"]
-    assert sum(move["requests"] for move in told["moves"]) == told["moved"] > 0
-    assert told["matched_tokens_now"] > told["matched_tokens_before"]
+        assert sum(share[when] for share in shares["shares"]) == shares["decisions"]
+    assert sum(move["requests"] for move in shares["moves"]) == shares["moved"] > 0
+    assert shares["matched_tokens_now"] > shares["matched_tokens_before"]
     assert report["notes"] == {}
 
 
@@ -113,7 +113,7 @@ def test_json_is_complete(recording: Path, other: Path, capsys: pytest.CaptureFi
         (b'{"line":"header"}\n', ":1: no recording: Object missing required field"),
     ],
 )
-def test_a_recording_that_cannot_be_used_is_told_with_its_line(
+def test_a_broken_recording_is_reported_with_its_line(
     tmp_path: Path, content: bytes | None, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Status 2."""
@@ -121,12 +121,12 @@ def test_a_recording_that_cannot_be_used_is_told_with_its_line(
     if content is not None:
         path.write_bytes(content)
     assert main(["replay", str(path)]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith(f"pointsman: {path}:")
-    assert why in told
+    shares = capsys.readouterr().err
+    assert shares.startswith(f"pointsman: {path}:")
+    assert why in shares
 
 
-def test_a_configuration_that_cannot_be_used_is_told(
+def test_a_broken_configuration_is_reported(
     recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With its findings, and status 2."""
@@ -137,7 +137,7 @@ def test_a_configuration_that_cannot_be_used_is_told(
     assert main(["replay", str(recording), "--config", str(tmp_path / "none.yaml")]) == 2
 
 
-def test_a_half_written_end_is_tolerated_and_told(
+def test_a_half_written_end_is_tolerated_and_reported(
     recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The picker was killed while it wrote."""

@@ -1,4 +1,4 @@
-"""`pointsman top` as a person uses it."""
+"""`pointsman top` as users run it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def _run(*flags: str, **environment: str) -> tuple[int | None, str, str]:
 
 @pytest.mark.parametrize("flags", [(), ("--once",)])
 async def test_one_picture_is_plain_text(scene: Scene, flags: tuple[str, ...]) -> None:
-    """Where there is no terminal once is enough; nothing in it is for terminals, or too long."""
+    """Without a terminal it prints once, with no codes and no line too long."""
     status, out, err = await _run("--picker", scene.url, *flags)
     assert (status, err) == (0, "")
     assert "\x1b" not in out
@@ -53,7 +53,6 @@ async def test_one_picture_is_plain_text(scene: Scene, flags: tuple[str, ...]) -
 
 
 async def test_queues_are_those_of_the_sample_that_is_drawn(scene: Scene) -> None:
-    """Whatever came since."""
     scene.source.queues_view = replace(scene.source.queues_view, queued_requests=77)
     _, out, _ = await _run("--picker", scene.url)
     assert "queued 14/5000" in out
@@ -105,7 +104,7 @@ async def test_nothing_is_coloured_where_that_is_not_wanted(scene: Scene) -> Non
         await screen.until(lambda output: "\x1b[36m" in output)
 
 
-async def test_a_picker_that_goes_away_and_comes_back_is_waited_for(scene: Scene) -> None:
+async def test_a_picker_that_stops_and_returns_is_awaited(scene: Scene) -> None:
     """Its last picture stays meanwhile."""
     port = int(scene.url.rsplit(":", 1)[1])
     async with terminal(*TOP, "--picker", scene.url) as screen:
@@ -146,7 +145,7 @@ async def test_the_whole_screen_is_drawn_and_no_more(scene: Scene) -> None:
         (Answer(404, b"nothing"), "/endpoints?history=5 answers 404"),
     ],
 )
-def test_somebody_else_at_the_port_is_told_from_a_picker(answer: Answer, words: str) -> None:
+def test_another_server_is_not_taken_for_a_picker(answer: Answer, words: str) -> None:
     views = PickerViews("http://127.0.0.1:9090", lambda _: answer)
     with pytest.raises(NoPickerError) as caught:
         views.look(5, 5)
@@ -154,7 +153,7 @@ def test_somebody_else_at_the_port_is_told_from_a_picker(answer: Answer, words: 
 
 
 async def test_a_request_is_explained_where_it_is_marked(scene: Scene) -> None:
-    """As `pointsman explain` does; Escape goes back to the list, and a pause stops it."""
+    """The text is that of `pointsman explain`; Escape returns to the list, and a pause stops it."""
     async with terminal(*TOP, "--picker", scene.url) as screen:
         await _watched(screen)
         screen.press(b"\x1b[B")

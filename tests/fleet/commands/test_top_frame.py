@@ -1,4 +1,4 @@
-"""What `pointsman top` draws."""
+"""The pictures of `pointsman top`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TTFT = Percentiles(0.08, 1.2, 2.5)
 
 
 def seen(endpoints: int, decisions: int, queues: QueuesView = QUEUES, name: str = "worker") -> Seen:
-    """A picker with so many of everything; the second endpoint is ejected."""
+    """A picker with this number of everything; the second endpoint is ejected."""
     pool = tuple(
         EndpointView(
             key=f"default/{name}-{number}",
@@ -82,7 +82,7 @@ def test_everything_fits_a_small_terminal() -> None:
 
 @pytest.mark.parametrize(("column", "value"), [("STATE", "✕"), ("KV", "█"), ("RUNNING", "▁")])
 def test_columns_begin_beneath_their_names(column: str, value: str) -> None:
-    """Those that begin at the left."""
+    """The left-aligned ones."""
     lines = drawn(seen(10, 40))
     place = lines[4].index(column)
     if column == "RUNNING":
@@ -92,7 +92,7 @@ def test_columns_begin_beneath_their_names(column: str, value: str) -> None:
 
 
 def test_numbers_end_beneath_their_names() -> None:
-    """Those that end at the right."""
+    """The right-aligned ones."""
     lines = drawn(seen(10, 40))
     for column, value in (("RUN ", "4"), ("WAIT", "2"), ("PREFIX", "25%"), ("INFL", "2")):
         end = lines[4].index(column) + len(column.strip())
@@ -106,7 +106,7 @@ def test_numbers_end_beneath_their_names() -> None:
         assert row[head.index(column) :].startswith(value), column
 
 
-def test_what_does_not_fit_is_counted() -> None:
+def test_rows_that_do_not_fit_are_counted() -> None:
     """Thirty endpoints in 24 lines, the troubled one first."""
     lines = drawn(seen(30, 40))
     assert len(lines) == 24
@@ -124,7 +124,7 @@ def test_a_taller_terminal_shows_more() -> None:
 
 
 def test_without_a_limit_everything_is_shown() -> None:
-    """Of requests the last ten."""
+    """Except requests: the last ten."""
     lines = drawn(seen(300, 40), height=None)
     assert sum(line.startswith("worker-") for line in lines) == 300
     assert sum("completed" in line for line in lines) == 11
@@ -172,7 +172,7 @@ def test_no_line_is_ever_too_long_and_there_are_never_too_many(
     is_ascii: bool,
     keys: list[str],
 ) -> None:
-    """Whatever names are in it, whatever was pressed, and however small the terminal is."""
+    """For any names, any keys, and any size of the terminal."""
     bands = tuple(
         replace(band, flows=tuple(replace(flow, fairness_id=name) for flow in band.flows))
         for band in QUEUES.bands * 4
@@ -189,7 +189,7 @@ def test_no_line_is_ever_too_long_and_there_are_never_too_many(
 
 
 def pressed(what: Seen, *keys: str) -> Wishes:
-    """What is wanted after these keys."""
+    """The wishes after these keys."""
     wishes = Wishes()
     for key in keys:
         wishes = wishes.pressed(key, what)
@@ -211,17 +211,17 @@ def test_endpoints_are_sorted_as_is_wanted() -> None:
     assert pressed(what, *"ssssss") == Wishes()
 
 
-def test_what_is_typed_narrows_both_lists() -> None:
+def test_typed_text_narrows_both_lists() -> None:
     """Keys are letters then, also those that mean something; Enter keeps the text, Escape not."""
     what = seen(12, 40)
     wishes = pressed(what, "/", *"worker-1x", "backspace")
     lines = drawn(what, wishes=wishes)
     assert names(lines) == ["worker-1", "worker-10", "worker-11", "worker-12"]
     assert lines[3].startswith("by trouble, with 'worker-1_' ")
-    kept = wishes.pressed("enter", what)
-    assert (kept.text, kept.is_typing) == ("worker-1", False)
+    accepted = wishes.pressed("enter", what)
+    assert (accepted.text, accepted.is_typing) == ("worker-1", False)
     assert pressed(what, "/", *"spf", "escape") == Wishes()
-    assert len(kept.requests(what)) == 8  # of ten endpoints: 1 and 10
+    assert len(accepted.requests(what)) == 8  # of ten endpoints: 1 and 10
 
 
 def test_only_what_went_wrong_can_be_shown() -> None:
@@ -252,7 +252,7 @@ def test_only_what_went_wrong_can_be_shown() -> None:
         ({"outcome": "new-one", "status": 200}, "new-one"),
     ],
 )
-def test_outcomes_are_told_in_words(changes: dict[str, object], words: str) -> None:
+def test_outcomes_are_words(changes: dict[str, object], words: str) -> None:
     what = replace_decisions(seen(1, 0), (summary(1, **changes),))
     assert drawn(what)[-1][9:31].rstrip() == words
 

@@ -31,8 +31,7 @@ def test_nothing_that_a_terminal_obeys_gets_through(text: str) -> None:
     assert not set(clean(text, GLYPHS)) & {"\x1b", "\n", "\x07", "\x9b", "\u202e", "\u200b", "\x00"}
 
 
-def test_what_is_cut_is_marked() -> None:
-    """So nobody takes it for the whole."""
+def test_cut_text_is_marked() -> None:
     assert cell("worker-12345", 8, GLYPHS) == "worker-…"
     assert cell("worker-12345", 8, ASCII) == "worker-~"
     assert cell("7", 4, GLYPHS, right=True) == "   7"

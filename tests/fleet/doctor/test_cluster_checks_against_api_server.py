@@ -63,7 +63,7 @@ async def test_a_right_under_another_name_is_none(api: KubeApi) -> None:
     assert [one.check for one in found] == ["k8s-rights"] * 2
 
 
-async def test_who_may_not_ask_about_others_learns_of_himself(api: KubeApi) -> None:
+async def test_an_account_that_may_not_review_others_gets_its_own_rights(api: KubeApi) -> None:
     """Without --as; with it, that is a warning."""
     facts = await look(api, token="picker")
     assert facts.who == "you"
@@ -75,8 +75,8 @@ async def test_who_may_not_ask_about_others_learns_of_himself(api: KubeApi) -> N
     assert unknown.severity is Severity.WARNING
 
 
-async def test_rights_of_somebody_else(api: KubeApi) -> None:
-    """An account that nobody has given anything lacks all of them."""
+async def test_the_rights_of_another_account_are_checked(api: KubeApi) -> None:
+    """An account without grants lacks all of them."""
     found = await findings(api, user="system:serviceaccount:default:new")
     assert {one.check for one in found} == {"k8s-rights"}
     assert len(found) == 8
@@ -156,7 +156,7 @@ SPOILT: list[tuple[str, str, Callable[[KubeApi], object]]] = [
 @pytest.mark.parametrize(
     ("check", "text", "spoil"), SPOILT, ids=[f"{one[0]}-{one[1]}" for one in SPOILT]
 )
-async def test_what_is_spoilt_is_told_of(
+async def test_a_fault_is_found_by_its_check(
     api: KubeApi, check: str, text: str, spoil: Callable[[KubeApi], object]
 ) -> None:
     """By the check that is meant, and by no other that it does not follow from."""

@@ -1,4 +1,4 @@
-"""Bootstraps: those of ours are in order, and whatever is taken out of them is told of."""
+"""Bootstraps: ours have no findings, and every removed part is found."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from tests.support.fleet.spoilt_bootstraps import (
 COMMITTED = sorted((Path(__file__).parents[3] / "deploy" / "envoy").glob("*.yaml"))
 
 
-def told_of(document: Document, **facts: object) -> tuple[Diagnosis, ...]:
-    """What is said of a document."""
+def findings_of(document: Document, **facts: object) -> tuple[Diagnosis, ...]:
+    """Diagnose a document."""
     return diagnose(Facts(envoys=(EnvoyFacts("it", read_setup(document)),), **facts))
 
 
@@ -57,8 +57,8 @@ def test_committed_bootstraps_are_in_order(path: Path) -> None:
     ],
     ids=lambda changes: "+".join(changes),
 )
-def test_whatever_we_generate_is_in_order(changes: dict[str, object]) -> None:
-    assert told_of(bootstrap(**changes)) == ()
+def test_generated_bootstraps_are_in_order(changes: dict[str, object]) -> None:
+    assert findings_of(bootstrap(**changes)) == ()
 
 
 @pytest.mark.parametrize(
@@ -66,13 +66,13 @@ def test_whatever_we_generate_is_in_order(changes: dict[str, object]) -> None:
     CASES,
     ids=[f"{'+'.join(one[0]) or 'default'}-{one[1]}-{one[2]}" for one in CASES],
 )
-def test_what_is_taken_out_is_told_of(
+def test_a_removed_part_is_found(
     changes: dict[str, object], check: str, text: str, take_out: Break
 ) -> None:
     """By the check that is meant, with value, reason and fix; nothing else is blamed."""
     document = bootstrap(**changes)
     take_out(document)
-    found = told_of(document)
+    found = findings_of(document)
     meant = [one for one in found if one.check == check]
     assert any(text in one.seen for one in meant), found
     assert all(one.why and one.fix for one in found)
@@ -89,8 +89,8 @@ def test_a_client_that_can_name_its_endpoint_is_an_error_where_that_is_followed(
     ):
         document = bootstrap(mechanism=mechanism)
         manager(document).pop("early_header_mutation_extensions")
-        (told,) = told_of(document)
-        assert told.severity is severity
+        (finding,) = findings_of(document)
+        assert finding.severity is severity
 
 
 @pytest.mark.parametrize(
@@ -106,12 +106,12 @@ def test_headers_may_be_stripped_in_any_way(matcher: dict[str, object]) -> None:
     stripping = {"name": "strip", "typed_config": {"mutations": {"request_mutations": [mutation]}}}
     filters = manager(document)["http_filters"]
     filters.insert(0, stripping)
-    assert told_of(document) == ()
+    assert findings_of(document) == ()
     filters.insert(1, filters.pop(0))
-    assert [one.check for one in told_of(document)] == ["envoy-header-strip"]
+    assert [one.check for one in findings_of(document)] == ["envoy-header-strip"]
 
 
-def test_an_old_envoy_is_told_of() -> None:
+def test_an_old_envoy_is_found() -> None:
     """By the version that it states in its dump."""
     document = {"configs": [{"bootstrap": bootstrap()}]}
     node = document["configs"][0]["bootstrap"]["node"]
@@ -119,7 +119,7 @@ def test_an_old_envoy_is_told_of() -> None:
         node["user_agent_build_version"] = {
             "version": {"major_number": 1, "minor_number": minor, "patch": patch}
         }
-        assert [one.check for one in told_of(document)] == expected
+        assert [one.check for one in findings_of(document)] == expected
 
 
 def test_a_dump_of_a_gateway_is_read_as_well() -> None:
@@ -156,9 +156,9 @@ def test_a_dump_of_a_gateway_is_read_as_well() -> None:
             {"dynamic_route_configs": [{"route_config": table}]},
         ]
     }
-    assert told_of(dump) == ()
+    assert findings_of(dump) == ()
     per_route["overrides"]["processing_mode"] = {}
-    assert {one.check for one in told_of(dump)} == {"envoy-processing-mode"}
+    assert {one.check for one in findings_of(dump)} == {"envoy-processing-mode"}
 
 
 def test_names_may_be_spelt_as_json_spells_them() -> None:
@@ -178,7 +178,7 @@ def test_names_may_be_spelt_as_json_spells_them() -> None:
     document = camel(bootstrap())
     assert isinstance(document, dict)
     assert "staticResources" in document
-    assert told_of(document) == ()
+    assert findings_of(document) == ()
 
 
 def test_a_queue_makes_impatience_an_error() -> None:
@@ -193,7 +193,7 @@ def test_a_queue_makes_impatience_an_error() -> None:
             is_ready=False,
             readiness="not ready",
         )
-        found = [one for one in told_of(document, picker=picker) if "envoy" in one.check]
+        found = [one for one in findings_of(document, picker=picker) if "envoy" in one.check]
         assert [(one.check, one.severity) for one in found] == [("envoy-queue-patience", severity)]
 
 
@@ -205,11 +205,11 @@ def test_failing_open_has_to_be_what_the_pool_says(is_open: bool) -> None:
         reference = {"name": "p", **({} if mode is None else {"failureMode": mode})}
         pool = {"spec": {"endpointPickerRef": reference}}
         facts = ClusterFacts("default", "it", pool=pool)
-        found = [one.check for one in told_of(document, cluster=facts) if "envoy" in one.check]
+        found = [one.check for one in findings_of(document, cluster=facts) if "envoy" in one.check]
         assert found == ([] if is_open == (mode == "FailOpen") else ["envoy-failure-mode"])
 
 
-def test_endpoints_that_fail_now_are_told_of() -> None:
+def test_failing_endpoints_are_found() -> None:
     """All of them is an error, some are a warning; none at all is an error, too."""
     setup = read_setup(bootstrap())
     well, ill = HostSeen("1.1.1.1:1"), HostSeen("1.1.1.1:2", ("failed_active_health_check",))
@@ -235,7 +235,7 @@ def test_endpoints_that_fail_now_are_told_of() -> None:
         (None, "cannot be read"),
     ],
 )
-def test_what_is_no_configuration_is_told(
+def test_a_file_without_a_configuration_is_reported(
     tmp_path: Path, content: bytes | None, problem: str
 ) -> None:
     """And nothing else is said of it."""

@@ -46,7 +46,7 @@ async def endless(writer: asyncio.StreamWriter) -> None:
 
 
 async def trickling(writer: asyncio.StreamWriter) -> None:
-    """A page that always goes on a little."""
+    """A page that continues for ever, slowly."""
     writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\n")
     while True:
         writer.write(b"a")
@@ -72,7 +72,7 @@ NONSENSE: dict[str, Answer] = {
 
 @contextlib.asynccontextmanager
 async def serving(answer: Answer | None) -> AsyncIterator[str]:
-    """Where it listens; None: it takes connections and says nothing."""
+    """The server's address; None: it accepts connections and sends nothing."""
     done = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -94,7 +94,7 @@ async def serving(answer: Answer | None) -> AsyncIterator[str]:
 
 
 async def look_at(address: str) -> list[tuple[str, str]]:
-    """What is said when all that can be asked is there."""
+    """Diagnose everything at that address."""
     async with client_of(Access(f"http://{address}", None)) as client:
         cluster = await ClusterLook(client, "default", "it", None, lambda: 0.0).look()
     facts = Facts(
@@ -110,15 +110,15 @@ async def look_at(address: str) -> list[tuple[str, str]]:
 async def test_nonsense_is_one_finding_of_each(answer: Answer) -> None:
     """By the check that says that nothing of the kind is there, with a reason."""
     async with serving(answer) as address:
-        told = await look_at(address)
+        found = await look_at(address)
         await ask_worker(address)
-    assert [check for check, _ in told] == [
+    assert [check for check, _ in found] == [
         "picker-reachable",
         "tls-expiry",
         "envoy-reachable",
         "k8s-reachable",
     ]
-    assert not any(seen.rstrip(")").endswith(("(", ": ")) for _, seen in told)
+    assert not any(seen.rstrip(")").endswith(("(", ": ")) for _, seen in found)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ async def test_a_page_has_to_be_there_in_time(
 
 
 async def test_an_api_server_has_a_limit_for_all_that_is_asked() -> None:
-    """One that answers some questions and then hangs is told of as one that does not answer."""
+    """A server that hangs after some answers counts as one that does not answer."""
 
     class Hanging:
         """An API server's client that knows all kinds."""
@@ -179,7 +179,7 @@ async def test_an_api_server_has_a_limit_for_all_that_is_asked() -> None:
     ids=" ".join,
 )
 def test_addresses_that_are_none(flags: tuple[str, str]) -> None:
-    """They are told of as if nobody was there."""
+    """They count as servers that do not answer."""
     lines: list[str] = []
     assert doctor_command([*flags, "--json"], {}, lines.append) == WRONG
     checks = {one["check"] for one in json.loads("\n".join(lines))["findings"]}
@@ -187,7 +187,7 @@ def test_addresses_that_are_none(flags: tuple[str, str]) -> None:
 
 
 def test_a_kubeconfig_that_is_nonsense(tmp_path: Path) -> None:
-    """It is told of as no way to the API server."""
+    """It counts as a missing connection to the API server."""
     for number, text in enumerate(("", "[]", "clusters: 5", "\x00", "{" * 1500)):
         path = tmp_path / str(number)
         path.write_text(text)

@@ -1,4 +1,4 @@
-"""Documents in which anything may stand anywhere: they are judged, or told of, never a crash."""
+"""Documents with anything anywhere are judged or reported, and never crash."""
 
 from __future__ import annotations
 
@@ -91,14 +91,14 @@ def test_odd_objects_of_a_cluster(part: str) -> None:
         )
         try:
             facts = replace(facts, lease_name=lease_of(facts))
-            told = diagnose(Facts(picker=PICKER, cluster=facts, envoys=(ENVOY,)))
+            found = diagnose(Facts(picker=PICKER, cluster=facts, envoys=(ENVOY,)))
         except Exception as error:
             raise AssertionError(where) from error
-        assert all(one.fix for one in told)
+        assert all(one.fix for one in found)
 
 
 def test_odd_bootstraps() -> None:
-    """Of Envoy, which checks all of it; of gateways and templates, which do not."""
+    """Bootstraps that Envoy would check, and those of gateways and templates."""
     for where, spoilt in _spoilt(bootstrap()):
         try:
             diagnose(Facts(envoys=(EnvoyFacts("it", read_setup(spoilt)),)))

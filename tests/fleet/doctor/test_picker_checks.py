@@ -1,4 +1,4 @@
-"""What a picker and its workers say, and what is made of it."""
+"""Findings from the answers of a picker and its workers."""
 
 from __future__ import annotations
 
@@ -111,13 +111,13 @@ def test_a_picker_and_a_worker_that_are_well() -> None:
     ],
     ids=lambda value: str(value)[:40] if isinstance(value, str) else None,
 )
-def test_what_is_wrong_with_a_picker(
+def test_faults_of_a_picker_are_found(
     changes: dict[str, object], check: str, severity: str, text: str
 ) -> None:
     """Each thing by its own check alone."""
-    (told,) = diagnose(Facts(picker=dataclasses.replace(WELL, **changes)))
-    assert (told.check, told.severity) == (check, Severity(severity))
-    assert text in told.seen
+    (finding,) = diagnose(Facts(picker=dataclasses.replace(WELL, **changes)))
+    assert (finding.check, finding.severity) == (check, Severity(severity))
+    assert text in finding.seen
 
 
 def test_a_picker_that_stands_by_is_well() -> None:
@@ -128,7 +128,7 @@ def test_a_picker_that_stands_by_is_well() -> None:
 
 
 @pytest.mark.parametrize(
-    ("connected", "heard", "peers", "calls", "others"),
+    ("connected", "known", "peers", "calls", "others"),
     [
         (0, 0, "", {}, None),
         (2, 2, "", {}, None),
@@ -141,21 +141,26 @@ def test_a_picker_that_stands_by_is_well() -> None:
         (1, 1, "a:1,b:1", {"known": 3.0}, None),
     ],
 )
-def test_replicas_that_are_not_heard(
-    connected: float, heard: float, peers: str, calls: dict[str, float], others: int | None
+def test_missing_replicas_are_found(
+    connected: float, known: float, peers: str, calls: dict[str, float], others: int | None
 ) -> None:
-    """Fewer than are told, or than are named; this one may be named too, or one of them twice."""
-    series = {"pointsman_peers_connected": float(connected), "pointsman_peers_heard": float(heard)}
+    """Fewer than are connected, or than are named; a picker may name itself, or one replica
+    twice.
+    """
+    series = {
+        "pointsman_peers_connected": float(connected),
+        "pointsman_peers_heard": float(known),
+    }
     words = ("pointsman", "picker", "--peers", peers) if peers else ()
     picker = dataclasses.replace(
         WELL, metrics={**WELL.metrics, **series}, words=words, peer_calls=calls
     )
     found = diagnose(Facts(picker=picker))
     assert [one.check for one in found] == ([] if others is None else ["picker-peers"])
-    assert all(f"of {others} other replicas it receives from {heard}" in one.seen for one in found)
+    assert all(f"of {others} other replicas it receives from {known}" in one.seen for one in found)
 
 
-def test_experimental_plugins_are_told_of() -> None:
+def test_experimental_plugins_are_found() -> None:
     """Though the picker was allowed them."""
     config = ConfigView("picker.yaml", "", "", 0.0, experimental=("near",))
     (found,) = diagnose(Facts(picker=dataclasses.replace(WELL, config=config)))
@@ -180,27 +185,27 @@ def test_experimental_plugins_are_told_of() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
-def test_what_is_wrong_with_a_worker(changes: dict[str, object], check: str, text: str) -> None:
+def test_faults_of_a_worker_are_found(changes: dict[str, object], check: str, text: str) -> None:
     """Each thing by its own check alone."""
-    (told,) = diagnose(Facts(workers=(dataclasses.replace(WORKER, **changes),)))
-    assert (told.check, told.severity) == (check, Severity.ERROR)
-    assert text in told.seen
+    (finding,) = diagnose(Facts(workers=(dataclasses.replace(WORKER, **changes),)))
+    assert (finding.check, finding.severity) == (check, Severity.ERROR)
+    assert text in finding.seen
 
 
-def test_workers_of_several_versions_are_told_of() -> None:
+def test_workers_of_several_versions_are_found() -> None:
     """Once, with who has which."""
     two = [dataclasses.replace(WORKER, version=one) for one in ("0.1", "0.2")]
-    (told,) = diagnose(Facts(workers=tuple(two)))
-    assert told.check == "worker-versions"
+    (finding,) = diagnose(Facts(workers=tuple(two)))
+    assert finding.check == "worker-versions"
     assert diagnose(Facts(workers=(two[0], two[0]))) == ()
 
 
-def test_certificates_that_end_are_told_of_in_time() -> None:
+def test_certificates_that_end_are_found_in_time() -> None:
     """A fortnight before, and all the more afterwards."""
     for certificate, severity in (
         (CertificateFacts("it:1", days_left=3.0), Severity.WARNING),
         (CertificateFacts("it:1", days_left=-3.0), Severity.ERROR),
         (CertificateFacts("it:1", problem="no TLS there"), Severity.ERROR),
     ):
-        (told,) = diagnose(Facts(certificates=(certificate,)))
-        assert (told.check, told.severity) == ("tls-expiry", severity)
+        (finding,) = diagnose(Facts(certificates=(certificate,)))
+        assert (finding.check, finding.severity) == ("tls-expiry", severity)

@@ -93,7 +93,7 @@ async def test_rights_that_a_flag_asks_for(
 
 
 async def test_reviews_need_a_cluster_role(api: KubeApi) -> None:
-    """What a Role of the namespace grants does not count, and the fix says so."""
+    """A Role of the namespace does not suffice, and the fix says so."""
     start(api, AUTH)
     api.access.grant(
         "picker", ACCOUNT, ROLE + [replace(one, namespace="default") for one in AUTH_ROLE]
@@ -104,7 +104,7 @@ async def test_reviews_need_a_cluster_role(api: KubeApi) -> None:
 
 
 async def test_an_election_in_order(api: KubeApi) -> None:
-    """One leads and is ready, the other one stands by."""
+    """One leads and is ready, the other follows."""
     elect(api)
     assert await findings(api) == ()
     elect(api, holder="somebody_1")
@@ -123,7 +123,7 @@ async def test_an_election_in_order(api: KubeApi) -> None:
 async def test_a_lease_that_none_of_them_holds(
     api: KubeApi, how: dict[str, str], severity: str, text: str
 ) -> None:
-    """Nobody, somebody who does not renew it, somebody else."""
+    """No holder, a holder that does not renew it, a foreign holder."""
     elect(api, **how)
     (found,) = await findings(api)
     assert (found.check, found.severity) == ("k8s-lease", Severity(severity))
@@ -239,11 +239,11 @@ async def test_pickers_that_know_of_each_other(api: KubeApi, flag: str) -> None:
     start(api, flag, "--pool-name=other", name="picker-55555", is_ready=False)
     facts = Facts(cluster=await look(api))
     assert "k8s-replicas" not in {one.check for one in diagnose(facts)}
-    for heard, expected in ((1.0, []), (0.0, ["picker-peers"])):
+    for publishing, expected in ((1.0, []), (0.0, ["picker-peers"])):
         series = {
             "llm_d_epp_ready_endpoints": 1.0,
             "pointsman_peers_connected": 1.0,
-            "pointsman_peers_heard": heard,
+            "pointsman_peers_heard": publishing,
         }
         picker = PickerFacts("http://it", endpoints=(_ENDPOINT,), metrics=series)
         found = diagnose(replace(facts, picker=picker))

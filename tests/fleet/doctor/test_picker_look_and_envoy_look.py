@@ -139,7 +139,7 @@ async def test_a_worker_that_is_well() -> None:
         {**picker_pages("a:1"), "/endpoints": (200, JSON, "[]")},
     ],
 )
-async def test_what_is_no_picker_is_one_finding(pages: Pages) -> None:
+async def test_another_server_is_one_finding(pages: Pages) -> None:
     async with site(pages) as url:
         facts = await ask_picker(url)
     assert [one.check for one in diagnose(Facts(picker=facts))] == ["picker-reachable"]
@@ -153,7 +153,7 @@ async def test_a_clock_that_is_off_is_seen() -> None:
     assert facts.ahead_seconds == pytest.approx(-3600, abs=60)
 
 
-async def test_nobody_there_is_no_crash() -> None:
+async def test_a_missing_server_is_no_crash() -> None:
     gone = "127.0.0.1:1"
     facts = Facts(
         picker=await ask_picker(gone),
@@ -251,8 +251,8 @@ def test_the_command_over_files(tmp_path: Path) -> None:
     assert json.loads(text)["findings"][0]["severity"] == "warning"
 
 
-def test_a_cluster_that_cannot_be_reached_is_told(tmp_path: Path) -> None:
-    """As is a kubeconfig that there is not, and one that nothing is asked with."""
+def test_an_unreachable_cluster_is_reported(tmp_path: Path) -> None:
+    """A missing kubeconfig, and one without a pool, are reported, too."""
     status, text = run("--pool", "it", "--kubeconfig", str(tmp_path / "none"))
     assert status == WRONG
     assert "k8s-reachable" in text

@@ -42,7 +42,7 @@ async def test_each_pool_has_findings_of_its_own(scene: SeveralPools) -> None:
 
 
 async def test_the_address_of_all_and_of_none(scene: SeveralPools) -> None:
-    """Both are told of, and no pool is taken for another."""
+    """Both are reported, and no pool is taken for another."""
     root = f"http://127.0.0.1:{scene.ports.metrics}"
     for url in (root, f"{root}/pools", f"{root}/pools/other"):
         (found,) = diagnose(Facts(picker=await ask_picker(url)))

@@ -1,4 +1,4 @@
-"""What is read from Envoy's admin pages."""
+"""Envoy's admin pages, read and decoded."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ async def answering(path: Path, status: int, document: object) -> AsyncIterator[
         yield PipeAddress(str(path))
 
 
-async def test_hosts_are_told_with_their_health_and_their_requests(tmp_path: Path) -> None:
-    """Whatever ails one, it is not healthy; another cluster is another matter."""
+async def test_hosts_have_their_health_and_their_requests(tmp_path: Path) -> None:
+    """A host with any failure is not healthy; hosts of other clusters are left out."""
     async with answering(tmp_path / "a", 200, CLUSTERS) as address:
         found = await admin.hosts(address, "pool")
         assert found == {
@@ -78,10 +78,10 @@ async def test_statistics_are_asked_for_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("status", "document"), [(503, {}), (200, {"other": 1}), (200, [])])
-async def test_what_is_no_such_page_counts_as_no_reply(
+async def test_another_page_counts_as_no_reply(
     tmp_path: Path, status: int, document: object
 ) -> None:
-    """As of an Envoy that starts or ends."""
+    """An Envoy that starts or ends answers like this."""
     async with answering(tmp_path / "a", status, document) as address:
         with pytest.raises(probe.NoReplyError):
             await admin.hosts(address, "pool")

@@ -1,4 +1,4 @@
-"""Which Envoy is run, and which one is refused."""
+"""The Envoy that is run, and those that are refused."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_version_is_read_from_envoys_own_words(text: str, version: tuple) ->
     assert parse_version(text) == version
 
 
-def test_what_is_no_envoy_is_refused(tmp_path: Path) -> None:
+def test_another_program_is_refused(tmp_path: Path) -> None:
     """A binary that says something else, or does not run, is an error in words."""
     with pytest.raises(FleetError, match="cannot read"):
         parse_version("hello")

@@ -85,7 +85,7 @@ def test_yaml_and_json_say_the_same(bootstrap: BootstrapConfig) -> None:
     assert yaml.safe_load(to_yaml(message, "two\nlines")) == json.loads(to_json(message))
 
 
-def test_the_picker_is_told_when_a_response_ends() -> None:
+def test_the_picker_sees_the_end_of_a_response() -> None:
     """Response trailers are sent: without them Envoy ends the stream at the response headers."""
     for buffered in (False, True):
         document = json.loads(to_json(build(config(buffer_request_body=buffered))))
@@ -107,7 +107,7 @@ def test_an_answer_of_the_picker_is_waited_for_as_long_as_its_mode_needs() -> No
 
 
 def test_request_trailers_always_reach_the_picker() -> None:
-    """Where they are skipped, a request of headers and trailers would pass it unseen."""
+    """If they were skipped, a request of headers and trailers would pass it unseen."""
     for buffered in (False, True):
         document = json.loads(to_json(build(config(buffer_request_body=buffered))))
         mode = filter_of(document)["processing_mode"]
@@ -144,7 +144,7 @@ def test_an_endpoints_file_holds_the_pool() -> None:
     assert socket == {"address": "10.0.0.1", "port_value": 8000}
 
 
-def test_endpoints_come_from_the_picker_where_it_tells_of_them() -> None:
+def test_endpoints_come_from_a_picker_with_discovery() -> None:
     """By the pool's name; what leaves it is forgotten at once, healthy or not."""
     asking = EndpointDiscovery(SocketAddress("127.0.0.1", 9004), "llama")
     static = (SocketAddress("10.0.0.1", 8000),)
@@ -160,7 +160,7 @@ def test_endpoints_come_from_the_picker_where_it_tells_of_them() -> None:
     assert member["endpoint"]["address"]["socket_address"]["port_value"] == 9004
 
 
-def test_original_dst_needs_nobody_to_tell_of_endpoints() -> None:
+def test_original_dst_needs_no_source_of_endpoints() -> None:
     """It goes where the picker says; there is no cluster to ask."""
     asking = EndpointDiscovery(LOCAL)
     changes = {"mechanism": Mechanism.ORIGINAL_DST, "discovery": asking}
@@ -225,7 +225,7 @@ def test_the_picker_may_choose_the_pool_by_a_header_that_no_client_can_set() -> 
         config(route_by_model=True)
 
 
-def test_several_pools_need_somebody_who_tells_their_endpoints_apart() -> None:
+def test_several_pools_need_a_source_of_their_endpoints() -> None:
     """Static endpoints would be those of every pool."""
     with pytest.raises(ValueError, match="endpoint discovery"):
         config(pools=("llama", "qwen"))

@@ -51,7 +51,7 @@ async def test_a_unix_socket_is_as_good(tmp_path: Path) -> None:
 
 
 async def test_no_answer_is_an_error_of_its_own(server) -> None:
-    """Nobody there, and somebody who speaks no HTTP."""
+    """No server, and a server that does not speak HTTP."""
     canned, address = server
     with pytest.raises(NoReplyError):
         await request(SocketAddress("127.0.0.1", 1), "/")
@@ -60,7 +60,7 @@ async def test_no_answer_is_an_error_of_its_own(server) -> None:
         await request(address, "/")
 
 
-async def test_asking_goes_on_until_the_answer_will_do(server) -> None:
+async def test_requests_repeat_until_the_answer_is_acceptable(server) -> None:
     """Refusals and rubbish are asked again."""
     canned, address = server
     good = canned.answers[0]

@@ -34,7 +34,9 @@ def event(**fields: Any) -> bytes:
 
 
 def writes(token_ids: list[int] | None) -> list[bytes]:
-    """What a worker writes after these tokens: the text of a character with its last byte."""
+    """The bytes that a worker writes after these tokens: the text of a character with its last
+    byte.
+    """
     begun = len(token_ids or ())
     decoded = bytes(TOKENS[:begun]).decode(errors="ignore")
     found = [event(role="assistant") + b": resume []\n\n"] if token_ids is None else []
@@ -55,7 +57,7 @@ async def fall(request: web.Request, _: web.StreamResponse) -> None:
 
 
 async def end_early(_: web.Request, response: web.StreamResponse) -> None:
-    """As if that were all."""
+    """End the stream regularly, without its last events."""
     await response.write_eof()
 
 
@@ -76,7 +78,7 @@ async def stall(_: web.Request, __: web.StreamResponse) -> None:
 
 
 class Worker:
-    """Streams the answer; its n-th request breaks after so many bytes, in its way."""
+    """Streams the answer; its n-th request breaks after a number of bytes, in its way."""
 
     def __init__(self, *breaks: tuple[int, Break]) -> None:
         self.breaks = list(breaks)
@@ -145,7 +147,7 @@ async def house() -> AsyncIterator[House]:
         yield House(stack)
 
 
-async def test_a_stream_goes_on_wherever_it_breaks(house: House) -> None:
+async def test_a_stream_continues_wherever_it_breaks(house: House) -> None:
     """After every byte, whatever the connection does: the client sees one stream, without marks."""
     await house.start()
     stream = b"".join(writes(None))
@@ -165,7 +167,7 @@ async def whole_answer(house: House, number: int) -> None:
 
 
 async def test_a_client_that_has_comments_alone_has_nothing_yet(house: House) -> None:
-    """Of a worker that died over a long prompt: the stream begins anew, under its id."""
+    """A worker died over a long prompt: the stream starts again, under its id."""
     await house.start()
     worker = Worker()
 
@@ -175,15 +177,15 @@ async def test_a_client_that_has_comments_alone_has_nothing_yet(house: House) ->
         response = web.StreamResponse(headers=HEADERS)
         await response.prepare(request)
         await response.write(b": keep-alive\n\n")
-        await heard.wait()
+        await resumed.wait()
         await fall(request, response)
         return response
 
-    heard = asyncio.Event()
+    resumed = asyncio.Event()
     house.worker.behave = behave
     async with house.client.post(house.url + CHAT, json=ASKED) as answer:
         assert await answer.content.readany() == b": keep-alive\n\n"
-        heard.set()
+        resumed.set()
         assert await answer.read() == WHOLE
     (_, second) = (json.loads(asked[3])["resume"] for asked in house.worker.asked)
     assert second == STATE
@@ -219,7 +221,7 @@ async def test_a_silent_worker_counts_as_dead(house: House) -> None:
 
 
 async def test_no_worker_for_a_moment(house: House) -> None:
-    """What says so: a gateway, a worker that is full, another one, a worker of another kind."""
+    """The refusal is from a gateway, from full workers, or from a worker of another kind."""
     await house.start()
     worker = Worker((len(b"".join(writes(None)[:3])), fall))
     plain = {"Content-Type": "text/event-stream"}
@@ -240,7 +242,6 @@ async def test_no_worker_for_a_moment(house: House) -> None:
 
 
 async def test_patience_has_an_end(house: House) -> None:
-    """Where no worker comes."""
     await house.start(patience=0.05)
     worker = Worker((len(b"".join(writes(None)[:3])), fall))
 
@@ -256,7 +257,7 @@ async def test_patience_has_an_end(house: House) -> None:
 
 
 def test_patience_outlasts_the_pause_between_two_starts() -> None:
-    """Where all workers of `pointsman up` were killed again and again, one of them comes back."""
+    """If all workers of `pointsman up` are killed again and again, one of them returns."""
     assert build_parser().parse_args([]).patience > LONGEST_DELAY_SECONDS
 
 
@@ -281,7 +282,7 @@ async def test_errors_of_a_worker_are_its_answer(house: House) -> None:
     assert len(house.worker.asked) == 7
 
 
-async def test_what_cannot_go_on_is_refused_to_the_client(house: House) -> None:
+async def test_a_refused_continuation_ends_the_answer(house: House) -> None:
     """A worker that says 400 to the rest of the answer; others would, too."""
     await house.start()
     worker = Worker((len(b"".join(writes(None)[:3])), fall))
@@ -357,7 +358,7 @@ async def test_without_any_worker_there_is_a_503(house: House) -> None:
         ("/passed/on", "no worker answers"),
     ],
 )
-async def test_without_a_gateway_there_is_a_503_that_does_not_tell_its_address(
+async def test_without_a_gateway_there_is_a_503_without_its_address(
     house: House, path: str, message: str
 ) -> None:
     await house.start(patience=0.05, gateway="http://127.0.0.1:1")
@@ -377,10 +378,10 @@ async def test_without_a_gateway_there_is_a_503_that_does_not_tell_its_address(
         (CHAT, {**ASKED, "padding": "x" * (9 << 20)}, {}),
     ],
 )
-async def test_what_cannot_be_resumed_is_passed_on(
+async def test_an_unmarked_answer_is_passed_on(
     house: House, path: str, body: Any, headers: dict[str, str]
 ) -> None:
-    """As it is, and once; the client sees where it was cut."""
+    """Unchanged, and once; the client sees where it was cut."""
     await house.start()
 
     async def behave(request: web.Request) -> web.StreamResponse:
@@ -425,7 +426,7 @@ async def test_a_body_is_held_up_to_its_limit(
 async def test_text_without_a_mark_is_held_up_to_a_limit(
     house: House, beyond: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a byte more, its stream is given up; else another worker goes on with it."""
+    """With one byte more, its stream is given up; else another worker continues it."""
     padding = event(text="x" * 2000)
     monkeypatch.setattr("fleet.proxy.front.MAX_HELD_BYTES", len(padding) - beyond)
     await house.start()
@@ -471,7 +472,9 @@ async def test_an_answer_is_held_up_to_its_limit(
 
 
 async def test_streams_without_marks_come_as_they_are(house: House) -> None:
-    """Of a worker that does not know the field: chunk for chunk, and cut where they break."""
+    """A worker that does not know the field is passed on chunk for chunk, and cut where it
+    breaks.
+    """
     await house.start()
     may_go_on = asyncio.Event()
 
@@ -514,7 +517,7 @@ async def test_while_it_drains_a_break_is_an_end(house: House) -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 7, 64, 10_000])
 def test_marks_are_found_however_they_are_cut(size: int) -> None:
-    """Keep-alive comments go on at once."""
+    """Keep-alive comments are passed on at once."""
     marks = Marks()
     stream = b": keep-alive\n\n" + b"".join(writes(None))
     found = [marks.take(stream[at : at + size]) for at in range(0, len(stream), size)]

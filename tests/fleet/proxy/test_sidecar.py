@@ -20,7 +20,7 @@ from fleet.proxy.sidecar_flags import build_parser
 from tests.support.fleet.noting_server import Handler, Server, listening
 from worker.api.routes.prefill_leg import prefill_body
 
-KEPT = {
+SOURCE = {
     "do_remote_prefill": True,
     "do_remote_decode": False,
     "remote_block_ids": [[3, 1, 2]],
@@ -44,7 +44,7 @@ CHUNKS = (b'data: {"a":1}\n\n', b"data: [DONE]\n\n")
 
 
 async def keeps(_: web.Request) -> web.StreamResponse:
-    return web.json_response({"choices": [], "kv_transfer_params": KEPT})
+    return web.json_response({"choices": [], "kv_transfer_params": SOURCE})
 
 
 async def streams(request: web.Request) -> web.StreamResponse:
@@ -88,7 +88,7 @@ class House:
     async def ask(
         self, body: Any = ASKED, path: str = CHAT, prefiller: str | None = None, **headers: str
     ) -> tuple[int, bytes]:
-        """What the client gets."""
+        """Send the request and return the client's answer."""
         named = {"x-prefiller-host-port": prefiller or self.prefiller.address, **headers}
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         async with self.client.post(self.url + path, data=data, headers=named) as answer:
@@ -126,7 +126,7 @@ async def test_both_legs_as_the_protocol_says(house: House) -> None:
     }
     ((method, path, second, decode),) = house.decoder.asked
     assert (method, path) == ("POST", CHAT)
-    assert json.loads(decode) == {**ASKED, "kv_transfer_params": KEPT}
+    assert json.loads(decode) == {**ASKED, "kv_transfer_params": SOURCE}
     for headers, body in ((first, prefill), (second, decode)):
         assert "x-prefiller-host-port" not in headers
         assert (headers["x-request-id"], headers["authorization"]) == ("mine", "Bearer k")
@@ -134,7 +134,7 @@ async def test_both_legs_as_the_protocol_says(house: House) -> None:
     assert first["content-type"] == "application/json"
 
 
-async def test_both_legs_are_told_whose_caches_to_ask(house: House) -> None:
+async def test_both_legs_name_the_caches_to_ask(house: House) -> None:
     """The picker means the one that computes: the decode worker, where the first leg fails."""
     await house.start()
     await house.ask(**{"x-kv-cache-source-host-port": "10.0.0.7:8000"})
@@ -190,7 +190,7 @@ async def dies(request: web.Request) -> web.StreamResponse:
 
 
 @pytest.mark.parametrize("behave", [refuses, hangs, babbles, dies])
-async def test_without_a_prefill_the_decode_goes_on(house: House, behave: Handler) -> None:
+async def test_without_a_prefill_the_decode_continues(house: House, behave: Handler) -> None:
     """With the body as the client sent it, byte for byte."""
     house.prefiller.behave = behave
     await house.start(prefill_timeout=0.2)
@@ -231,7 +231,7 @@ async def test_a_body_that_is_no_object_is_the_decoders_to_refuse(
     ],
 )
 async def test_only_allowed_prefillers_are_asked(house: House, prefiller: str) -> None:
-    """What a client may have put into the header is no way to other services."""
+    """Clients can set the header, and must not reach other services with it."""
     await house.start()
     status, body = await house.ask(prefiller=prefiller)
     assert (status, json.loads(body)["error"]["type"]) == (403, "Forbidden")
@@ -244,7 +244,7 @@ async def test_networks_can_be_named(house: House) -> None:
 
 
 async def test_the_rest_is_passed_on(house: House) -> None:
-    """Whatever the path, method and query; the header goes all the same."""
+    """With any path, method and query; the header is always removed."""
     await house.start()
     async with house.client.get(f"{house.url}/metrics?a=%20b") as answer:
         assert (answer.status, answer.headers["X-Worker"]) == (200, "w")
@@ -273,10 +273,10 @@ async def test_a_client_disconnect_ends_the_prefill(house: House) -> None:
 
 
 @pytest.mark.parametrize("number", ["1e999", "NaN"])
-async def test_what_cannot_be_read_says_nothing_of_kv(house: House, number: str) -> None:
+async def test_an_unreadable_body_names_no_kv(house: House, number: str) -> None:
     """A decode worker may read more than we do."""
     await house.start()
-    body = json.dumps({**ASKED, "kv_transfer_params": KEPT, "x": 7}).encode()
+    body = json.dumps({**ASKED, "kv_transfer_params": SOURCE, "x": 7}).encode()
     status, _ = await house.ask(body.replace(b'"x": 7', f'"x": {number}'.encode()))
     said = [json.loads(one[3]) for one in house.decoder.asked]
     assert (status, said) == (
@@ -300,14 +300,14 @@ async def test_a_client_does_not_say_where_kv_is_taken_from(
 ) -> None:
     """However it spells or packs its body: the decode worker would connect there."""
     await house.start()
-    body = json.dumps({**ASKED, field: KEPT}).encode()
+    body = json.dumps({**ASKED, field: SOURCE}).encode()
     body = body.replace(field.encode(), spelling.encode())
     data, headers = (gzip.compress(body), {"content-encoding": "gzip"}) if is_packed else (body, {})
     async with house.client.post(house.url + CHAT, data=data, headers=headers) as answer:
         assert answer.status == 200
-    ((_, _, told, decode),) = house.decoder.asked
+    ((_, _, prefill, decode),) = house.decoder.asked
     assert json.loads(decode) == ASKED
-    assert "content-encoding" not in told
+    assert "content-encoding" not in prefill
 
 
 async def test_sglang_has_the_same_body_at_both_workers_at_once(house: House) -> None:
@@ -352,7 +352,7 @@ async def test_sglang_decodes_though_the_prefill_fails(house: House) -> None:
     assert house.decoder.asked[1][3] == b"[]"
 
 
-async def test_sglangs_prefill_goes_on_without_its_client(house: House) -> None:
+async def test_sglangs_prefill_continues_without_its_client(house: House) -> None:
     """The decode leg ends, and the prefill ends with the sidecar."""
     house.prefiller.behave = house.decoder.behave = hangs
     await house.start(kv_connector="sglang")
@@ -367,7 +367,7 @@ async def test_sglangs_prefill_goes_on_without_its_client(house: House) -> None:
 
 
 def test_the_bootstrap_port_may_be_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As SGLang's own routers have it."""
+    """SGLang's own routers read the same variable."""
     assert build_parser().parse_args([]).bootstrap_port == 8998
     monkeypatch.setenv("SGLANG_BOOTSTRAP_PORT", "9000")
     assert build_parser().parse_args([]).bootstrap_port == 9000

@@ -52,7 +52,7 @@ async def test_an_order_is_carried_out_line_by_line(tmp_path: Path) -> None:
     assert not (tmp_path / "c").exists()
 
 
-async def test_nobody_else_may_give_orders(tmp_path: Path) -> None:
+async def test_other_users_may_not_give_orders(tmp_path: Path) -> None:
     """The socket is for its owner."""
 
     async def obey(order: Order, say: Say) -> int:
@@ -80,7 +80,7 @@ async def test_a_failure_is_the_clients_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "line", [b"{}\n", b'{"restart": ["all"]}\n', b"nonsense\n", b"x" * 70_000 + b"\n", b""]
 )
-async def test_what_is_no_order_is_refused(tmp_path: Path, line: bytes) -> None:
+async def test_an_invalid_order_is_refused(tmp_path: Path, line: bytes) -> None:
     """In the form that every answer has."""
 
     async def obey(order: Order, say: Say) -> int:
@@ -95,8 +95,8 @@ async def test_what_is_no_order_is_refused(tmp_path: Path, line: bytes) -> None:
     assert b'"failure":"not an order' in answer
 
 
-async def test_the_end_of_the_fleet_is_told(tmp_path: Path) -> None:
-    """To whoever waits for an order that is under way."""
+async def test_the_end_of_the_fleet_ends_an_order(tmp_path: Path) -> None:
+    """Clients with an order in progress get the reason."""
     begun = asyncio.Event()
 
     async def obey(order: Order, say: Say) -> int:
@@ -111,8 +111,7 @@ async def test_the_end_of_the_fleet_is_told(tmp_path: Path) -> None:
             await waiting
 
 
-async def test_a_client_that_leaves_stops_nothing(tmp_path: Path) -> None:
-    """What has begun goes on to its end."""
+async def test_a_disconnected_client_stops_nothing(tmp_path: Path) -> None:
     begun, go_on, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def obey(order: Order, say: Say) -> int:

@@ -54,7 +54,7 @@ async def test_the_fleet_is_asked_for_the_parts_that_are_named(
     assert said == ["done"]
 
 
-def test_without_a_fleet_there_is_nobody_to_ask(environment: dict[str, str]) -> None:
+def test_without_a_fleet_the_restart_is_refused(environment: dict[str, str]) -> None:
     """Nor with one at another port."""
     with pytest.raises(FleetError, match="no fleet runs here: `pointsman up` starts one"):
         restart_command([], environment, print)
@@ -65,7 +65,7 @@ def test_without_a_fleet_there_is_nobody_to_ask(environment: dict[str, str]) -> 
         restart_command(["--port", "8081"], environment, print)
 
 
-def test_of_several_fleets_one_has_to_be_chosen(
+def test_one_of_several_fleets_has_to_be_chosen(
     environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A restart is not tried on whichever came last."""

@@ -1,4 +1,4 @@
-"""Which worker gets which GPU, and what of its memory."""
+"""The assignment of GPUs and their memory to workers."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_workers_are_spread_over_the_gpus(
 
 
 def test_a_tensor_parallel_worker_has_several() -> None:
-    """As many as its flag says, in either spelling; the worker refuses what there is not."""
+    """The number is that of its flag, in either spelling; the worker refuses more than exist."""
     two = ("--tensor-parallel-size", "2")
     assert placed(2, 4, worker_args=two) == [("GPU-0,GPU-1", "0.92"), ("GPU-2,GPU-3", "0.92")]
     assert placed(2, 3, worker_args=("--tensor-parallel-size=2",)) == [
@@ -73,7 +73,7 @@ def test_a_tensor_parallel_worker_has_several() -> None:
     assert placed(2, 2, worker_args=("--device", "cpu")) == [(None, "0.25")] * 2
 
 
-def test_who_takes_over_from_the_only_worker_is_on_another_gpu() -> None:
+def test_the_replacement_of_the_only_worker_is_on_another_gpu() -> None:
     """The old one holds most of the memory of its own."""
     for there in (1, 2):
         site = Site(Path("/run/x"), 9, (1, 2, 3), (11,), 4, Path("/bin/envoy"), gpus=gpus(there))
@@ -88,7 +88,7 @@ def test_who_takes_over_from_the_only_worker_is_on_another_gpu() -> None:
         assert third.program.environment["CUDA_VISIBLE_DEVICES"] == "GPU-0"
 
 
-def test_workers_can_be_kept_off_the_gpus() -> None:
+def test_workers_can_run_without_gpus() -> None:
     """With --devices cpu, and then nothing else finds one either."""
     assert placed(2, 0, devices="cpu") == [("", "0.25")] * 2
 
@@ -104,7 +104,7 @@ def test_numbers_mean_the_same_gpus_to_us_and_to_the_workers() -> None:
         assert plan.workers[0].program.environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
 
 
-def test_the_user_is_told_who_is_where() -> None:
+def test_the_user_sees_the_workers_of_each_gpu() -> None:
     assert described(place(3, gpus(2))) == [
         "GPU 0 (H100, 80 GiB): worker-1, worker-3, 46% of its memory each",
         "GPU 1 (H100, 80 GiB): worker-2, 92% of its memory",
@@ -127,10 +127,8 @@ def test_the_user_is_told_who_is_where() -> None:
         ("", []),
     ],
 )
-def test_what_is_hidden_from_cuda_is_not_there(
-    environment: str | None, expected: list[int]
-) -> None:
-    """As CUDA reads the variable: numbers or names, up to the first that is none."""
+def test_gpus_hidden_from_cuda_are_not_used(environment: str | None, expected: list[int]) -> None:
+    """The variable has numbers or names, and ends at the first invalid one."""
     variables = {} if environment is None else {"CUDA_VISIBLE_DEVICES": environment}
     assert [gpu.index for gpu in find(variables, lambda: LISTED)] == expected
 

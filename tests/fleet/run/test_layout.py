@@ -1,4 +1,4 @@
-"""What a fleet consists of."""
+"""The parts of a fleet."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_share_of_memory_can_be_given() -> None:
     assert flags(worker.program.argv)["--gpu-memory-utilization"] == "0.1"
 
 
-def test_workers_speculate_unless_told_otherwise() -> None:
+def test_workers_speculate_by_default() -> None:
     """By looking up what came before; the user's own flag comes last."""
     first = lay_out().workers[0].program.argv
     assert json.loads(flags(first)["--speculative-config"])["method"] == "ngram"
@@ -85,7 +85,7 @@ def test_workers_leave_nothing_behind() -> None:
 
 
 def test_extra_flags_come_last() -> None:
-    """What the user adds can override what we say."""
+    """Flags of the user override ours."""
     worker = lay_out(worker_args=("--port", "7", "--enable-x"), dtype="float32").workers[0].program
     assert worker.argv[-3:] == ("--port", "7", "--enable-x")
     assert flags(worker.argv)["--dtype"] == "float32"
@@ -105,7 +105,7 @@ def test_the_picker_learns_of_every_worker() -> None:
 
 
 def test_the_pieces_know_each_other() -> None:
-    """Envoy is told where the picker and the workers are, the picker which ports to take."""
+    """Envoy has the addresses of picker and workers, the picker its ports."""
     layout = lay_out(config=Path("c.yaml"), routing=Mechanism.ORIGINAL_DST, port=99)
     assert flags(layout.picker().program.argv)["--grpc-port"] == "1"
     assert flags(layout.picker().program.argv)["--config-file"] == "c.yaml"
@@ -118,15 +118,15 @@ def test_the_pieces_know_each_other() -> None:
 
 
 @pytest.mark.parametrize("buffered", [True, False])
-def test_envoy_keeps_request_bodies_unless_told_otherwise(buffered: bool) -> None:
+def test_envoy_buffers_request_bodies_by_default(buffered: bool) -> None:
     """The choice reaches the bootstrap, whose own default is the protocol's full duplex."""
     changes = {} if buffered else {"buffer_request_body": False}
     assert lay_out(**changes).envoy().bootstrap.buffer_request_body is buffered
 
 
 @pytest.mark.parametrize("trusted", [True, False])
-def test_clients_name_no_tenants_unless_told_otherwise(trusted: bool) -> None:
-    """Else anybody could give himself a priority."""
+def test_clients_name_no_tenants_by_default(trusted: bool) -> None:
+    """Otherwise any client could choose its priority."""
     changes = {"trust_control_headers": True} if trusted else {}
     assert lay_out(**changes).envoy().bootstrap.trust_control_headers is trusted
 
@@ -176,15 +176,15 @@ def test_the_next_envoy_takes_over_from_the_one_before_it_but_not_after_a_crash(
     assert layout.hot_restart_socket(4) == Path("/run/x/hot_parent_121")
 
 
-def test_without_shared_memory_nobody_takes_over() -> None:
-    """Envoy is told so: it would not start."""
+def test_without_shared_memory_envoy_is_not_taken_over() -> None:
+    """Its flags say so, or it would not start."""
     assert "--disable-hot-restart" in lay_out().envoy().program.argv
     assert lay_out().hot_restart_memory is None
     assert lay_out().hot_restart_socket(0) is None
 
 
 def test_roles_share_the_ports() -> None:
-    """A prefill worker listens itself; before a decode worker stands a sidecar, on its port."""
+    """A prefill worker listens itself; a sidecar listens on the port of a decode worker."""
     site = dataclasses.replace(SITE, worker_ports=(11, 12, 13), decoder_ports=(21, 22), kv_key="k")
     layout = Plan(FleetOptions(workers=3, prefill=1), site, MODEL)
     first, second, third = layout.workers

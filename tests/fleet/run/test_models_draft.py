@@ -14,7 +14,7 @@ from fleet.run.models import resolve_model, with_found_draft_model
 
 @pytest.mark.parametrize("flag", ["--speculative-config", "-sc"])
 def test_a_hub_id_becomes_the_path_of_what_was_fetched(flag: str) -> None:
-    """As every user of vLLM writes it; the other fields and flags stay as they are."""
+    """The spelling is vLLM's; other fields and flags are unchanged."""
     asked: list[str] = []
 
     def resolve(name: str) -> Path:
@@ -51,10 +51,10 @@ def test_nothing_else_is_looked_up(config: str) -> None:
     assert with_found_draft_model(["--port", "1"], resolve) == ["--port", "1"]
 
 
-def test_what_is_not_found_is_said_with_the_flag(
+def test_a_missing_model_is_reported_with_its_flag(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whoever gives two models is told which one is missing, by either command."""
+    """With two models, either command names the missing one."""
     config = '{"model": "missing.gguf"}'
     with pytest.raises(FleetError, match=r"^--speculative-config: model: no model at missing"):
         with_found_draft_model(["-sc", config], resolve_model)
@@ -62,8 +62,8 @@ def test_what_is_not_found_is_said_with_the_flag(
     model.touch()
     assert main(["worker", "--model", str(model), "-sc", config]) == 1
     assert main(["up", "--model", str(model), "--worker-args", f"-sc '{config}'"]) == 1
-    told = capsys.readouterr().err.splitlines()
-    assert [line.startswith("pointsman: --speculative-config: model: ") for line in told] == [
+    output = capsys.readouterr().err.splitlines()
+    assert [line.startswith("pointsman: --speculative-config: model: ") for line in output] == [
         True
     ] * 2
 

@@ -1,4 +1,4 @@
-"""Finding ports nobody listens on."""
+"""Ports without a listener."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fleet.run.ports import free_ports, is_free, require_free
 
 @pytest.fixture
 def taken() -> Iterator[int]:
-    """A port somebody listens on."""
+    """A port with a listener."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()[1]
 
@@ -26,7 +26,7 @@ def test_a_taken_port_is_not_free(taken: int) -> None:
 
 
 def test_taken_ports_are_skipped(taken: int) -> None:
-    """As many as asked for, all different, from the first one up, none of them taken."""
+    """The count is right, all are different, from the first one up, and free."""
     found = free_ports("127.0.0.1", 3, taken)
     assert len(set(found)) == 3
     assert min(found) > taken

@@ -1,4 +1,4 @@
-"""The connections of a process, as Linux tells of them."""
+"""The connections of a process, as Linux reports them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fleet.run.proc import connections
 
 
 def test_connections_at_a_port_are_counted_until_they_are_closed() -> None:
-    """Those of that process and that port: no listening socket, no other end."""
+    """Neither listening sockets nor the other end count."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         assert connections(os.getpid(), port) == 0

@@ -29,7 +29,7 @@ LIMIT_SECONDS = 120
 
 
 def alive(pid: int) -> bool:
-    """Whether a process exists and is no zombie."""
+    """Check if a process exists and is no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -105,7 +105,7 @@ async def test_a_program_that_cannot_run_is_named(tmp_path: Path, guard, program
 
 
 async def test_a_process_that_cannot_be_made_is_one_sentence(tmp_path: Path, guard) -> None:
-    """Whatever the system lacks for it; here a folder for its log."""
+    """Here the folder for its log is missing."""
     program = Program("thing", (sys.executable,), tmp_path / "gone" / "log")
     thing = Child(program, guard, asyncio.Event().wait, print)
     with pytest.raises(FleetError, match=r"thing cannot be started: .*No such file") as caught:
@@ -136,7 +136,7 @@ async def test_signals_are_handled_while_many_children_are_started(child, guard:
     assert guard.turn.locked() is False
 
 
-async def test_what_a_child_started_goes_with_it(child) -> None:
+async def test_processes_of_a_child_end_with_it(child) -> None:
     """The whole process group ends, grandchildren included."""
     script = (
         "import subprocess, sys; p = subprocess.Popen(['sleep', '600']);"
@@ -205,7 +205,7 @@ async def test_a_child_is_renewed_while_it_waits_to_start_again(child) -> None:
 
 
 async def test_a_retired_child_ends_with_its_process(child) -> None:
-    """Nobody starts it again, and nothing is said of it."""
+    """It is not restarted, and not reported."""
     thing = child(WAIT)
     async with asyncio.timeout(LIMIT_SECONDS), asyncio.TaskGroup() as group:
         group.create_task(thing.run())
@@ -233,7 +233,7 @@ async def test_after_a_death_another_program_may_take_its_place(tmp_path, guard)
 
 
 def test_files_do_not_survive_their_owner_either(tmp_path: Path) -> None:
-    """Those that were promised to go; one that is gone already is no matter."""
+    """Registered files are removed; a file that is already missing does no harm."""
     reaper = Reaper()
     for name in ("here", "gone", "with a space"):
         reaper.remove(tmp_path / name)

@@ -31,7 +31,7 @@ def fleet_with(picker: str) -> RunningFleet:
 
 
 def test_without_a_fleet_it_is_the_default(environment: dict[str, str]) -> None:
-    """That of `pointsman picker`."""
+    """The default is that of `pointsman picker`."""
     assert picker_url(None, environment) == DEFAULT_PICKER
 
 
@@ -42,7 +42,7 @@ def test_a_running_fleet_is_found_and_forgotten_with_its_end(environment: dict[s
     assert list(Path(environment["XDG_RUNTIME_DIR"]).glob("pointsman/*")) == []
 
 
-def test_what_is_named_wins(environment: dict[str, str]) -> None:
+def test_a_named_picker_wins(environment: dict[str, str]) -> None:
     """Also without its scheme."""
     with shown(fleet_with("http://127.0.0.1:8083"), environment):
         assert picker_url("http://pod:9090/", environment) == "http://pod:9090"
@@ -59,7 +59,7 @@ def test_a_fleet_that_was_killed_is_not_found(environment: dict[str, str]) -> No
     assert not left.exists()
 
 
-def test_of_two_fleets_the_later_one_is_meant(environment: dict[str, str]) -> None:
+def test_the_later_of_two_fleets_is_meant(environment: dict[str, str]) -> None:
     """By the time of their files."""
     folder = Path(environment["XDG_RUNTIME_DIR"]) / "pointsman"
     with shown(fleet_with("http://127.0.0.1:2"), environment):

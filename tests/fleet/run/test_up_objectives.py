@@ -1,4 +1,4 @@
-"""What a user gives `pointsman up` besides workers reaches the picker's endpoints file."""
+"""Objectives of `pointsman up` reach the picker's endpoints file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_objectives_stand_behind_the_endpoints(tmp_path: Path) -> None:
     assert PickerOptions().pool_name == POOL_NAME
 
 
-def test_what_the_picker_would_not_follow_is_warned_of(tmp_path: Path) -> None:
+def test_objectives_that_the_picker_ignores_cause_a_warning(tmp_path: Path) -> None:
     """An objective of another pool is left out."""
     path, said = tmp_path / "o.yaml", list[str]()
     path.write_text(OBJECTIVE.replace("name: default", "name: other"))
@@ -48,7 +48,7 @@ def test_what_the_picker_would_not_follow_is_warned_of(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "count"), [(OBJECTIVE, 1), ("", 0)])
-def test_objectives_that_nobody_can_name_are_warned_of(
+def test_objectives_that_clients_cannot_name_cause_a_warning(
     tmp_path: Path, text: str, count: int
 ) -> None:
     """Envoy strips the header unless clients are trusted with it."""

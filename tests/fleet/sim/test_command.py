@@ -59,7 +59,7 @@ def test_policies_that_know_prefixes_find_more_cached(by_policy: dict[str, dict[
         assert cached[name] > blind + 0.1, name
 
 
-def test_a_full_disk_is_told_with_the_file_after_the_report() -> None:
+def test_a_full_disk_is_reported_with_the_file_after_the_report() -> None:
     said: list[str] = []
     flags = ("--requests", "1", "--html", "/dev/full", "--processes", "1")
     with pytest.raises(FleetError, match=r"^cannot write /dev/full: No space left on device"):
@@ -75,24 +75,23 @@ def test_a_seed_gives_one_outcome(tmp_path: Path) -> None:
 
 
 def test_two_processes_say_what_one_says(tmp_path: Path) -> None:
-    """In the same order; what is done is told as it is done."""
-    told: list[str] = []
+    """In the same order; each job is reported as it ends."""
+    noted: list[str] = []
     every = []
     for number in ("1", "2"):
         path, said = tmp_path / number, list[str]()
         flags = [*SMALL, "--policies", "default", "random", "--seeds", "2", "--csv", str(path)]
-        assert simulate_command([*flags, "--processes", number], said.append, told.append) == 0
+        assert simulate_command([*flags, "--processes", number], said.append, noted.append) == 0
         every.append((said, path.read_text()))
     assert every[0] == every[1]
     names = [
         f"{policy}, 4 workers, seed {seed}" for policy in ("default", "random") for seed in (1, 2)
     ]
-    assert told[:4] == [f"{number}/4 {name}" for number, name in enumerate(names, 1)]
-    assert sorted(one.partition(" ")[2] for one in told[4:]) == sorted(names)
+    assert noted[:4] == [f"{number}/4 {name}" for number, name in enumerate(names, 1)]
+    assert sorted(one.partition(" ")[2] for one in noted[4:]) == sorted(names)
 
 
 def test_approximate_workers_are_near_the_exact_ones(tmp_path: Path) -> None:
-    """Of the whole fleet, behind the whole picker."""
     near = results(tmp_path, *SHARED)["default"]
     exact = results(tmp_path, *(flag for flag in SHARED if flag != "--fast"))["default"]
     for metric in ("ttft", "itl", "e2e"):
@@ -100,7 +99,7 @@ def test_approximate_workers_are_near_the_exact_ones(tmp_path: Path) -> None:
     assert near["cached_tokens"] == pytest.approx(exact["cached_tokens"], rel=0.05)
 
 
-def test_what_a_dead_worker_had_fails_and_the_rest_is_answered(tmp_path: Path) -> None:
+def test_requests_of_a_dead_worker_fail_and_the_rest_is_answered(tmp_path: Path) -> None:
     """The picker sends on to others, and one that is added is used."""
     flags = TWO_IN_TURN
     calm = results(tmp_path, *flags)["round-robin"]
@@ -114,19 +113,19 @@ def test_what_a_dead_worker_had_fails_and_the_rest_is_answered(tmp_path: Path) -
 def test_an_event_after_the_last_answer_is_said_to_be_none() -> None:
     """With the time of that; one that comes while answers are under way happens."""
     events = ("--event", "6:slow:2:3", "--event", "900:kill:1")
-    for more, told in (
+    for more, noted in (
         ((), r"the run ended at [678]\.[0-9] s"),
         (("--seeds", "2"), r"2 of 2 simulations ended, the last of them at [678]\.[0-9] s"),
     ):
         notes: list[str] = []
         flags = (*TWO_IN_TURN, *events, *more, "--processes", "1")
         assert simulate_command(flags, lambda _: None, notes.append) == 0
-        assert re.fullmatch(f"--event 900:kill:1 never happened: {told}", notes[-1])
+        assert re.fullmatch(f"--event 900:kill:1 never happened: {noted}", notes[-1])
         assert "6:slow" not in "".join(notes)
 
 
 def test_quantiles_do_not_hold_where_requests_fail() -> None:
-    """They are of answers; so many of the requests must be answered."""
+    """They count answers only; the share of answered requests has to hold, too."""
     flags = (*TWO_IN_TURN, "--slo", "ttft_p95<100s")
     assert run(*flags)[0] == 0
     status, text = run(*flags, "--event", "3:kill:1")
@@ -136,8 +135,8 @@ def test_quantiles_do_not_hold_where_requests_fail() -> None:
 
 
 @pytest.mark.parametrize("kind", ["--fast", "--rate=12"])
-def test_what_no_kv_cache_has_room_for_fails(kind: str, tmp_path: Path) -> None:
-    """As a worker refuses it; the 90 and 38 tokens of the others fill a cache of 128."""
+def test_a_request_larger_than_the_kv_cache_fails(kind: str, tmp_path: Path) -> None:
+    """The error is a worker's; the 90 and 38 tokens of the others fill a cache of 128."""
     flags = [kind, "--rate", "12", "--duration", "3", "--kv-tokens", "128", "--output-tokens", "38"]
     stage = results(tmp_path, *flags, "--input-tokens", "90..91")["default"]
     [(error, times)] = stage["errors"].items()
@@ -156,7 +155,7 @@ def test_a_drained_worker_loses_nothing_and_a_slow_one_is_slow(tmp_path: Path) -
 
 
 def test_the_least_number_of_workers_is_found() -> None:
-    """One less misses the objective, which is told."""
+    """One less misses the objective, and the output says so."""
     load = [*SMALL, "--input-tokens", "2000", "--slo", "ttft_p95<400ms"]
     status, text = run(*load, "--find", "workers")
     assert status == 0
@@ -167,7 +166,7 @@ def test_the_least_number_of_workers_is_found() -> None:
         assert run(*load, "--workers", str(workers))[0] == expected
 
 
-def test_what_no_number_of_workers_can_do_is_said() -> None:
+def test_an_objective_beyond_all_workers_is_reported() -> None:
     """A prompt alone takes longer."""
     load = ["--fast", "--requests", "2", "--slo", "ttft_p50<1ms"]
     status, text = run(*load, "--find", "workers")
@@ -216,7 +215,7 @@ def test_scenarios_are_command_lines_with_known_policies(name: str) -> None:
 
 
 @pytest.mark.full
-def test_a_load_term_keeps_shared_prompts_apart(tmp_path: Path) -> None:
+def test_a_load_term_spreads_shared_prompts(tmp_path: Path) -> None:
     """S6, which validates the simulator: prefixes alone pile requests up on few workers."""
     path = tmp_path / "result.json"
     shape = ["--prefix-groups", "2", "--prefix-tokens", "1000", "--input-tokens", "50"]
@@ -309,7 +308,7 @@ def test_scenarios_with_several_seeds_are_one_page_with_a_verdict(tmp_path: Path
         ("--sim-kv-cache-transfer-latency 5ms", "--sim-kv-cache-transfer-latency is for --prefill"),
     ],
 )
-def test_what_contradicts_itself_is_one_sentence(flags: str, sentence: str) -> None:
+def test_contradicting_flags_are_one_sentence(flags: str, sentence: str) -> None:
     with pytest.raises(UsageError) as raised:
         run(*flags.split())
     assert sentence in str(raised.value)
@@ -326,7 +325,6 @@ def test_an_event_that_is_none_is_refused(event: str, capsys: pytest.CaptureFixt
 
 
 def test_a_real_recording_is_read_with_its_prompts(tmp_path: Path) -> None:
-    """As a picker has written it."""
     path = record(Traffic([DEFAULT_CONFIG.decode()], seed=4), 60, tmp_path / "r.jsonl")
     status, text = run("--fast", "--replay", str(path), "--policies", "round-robin")
     assert status == 0

@@ -32,7 +32,7 @@ Result = tuple[float, float, Answered]  # seconds to the first token, and in all
 
 
 def served(worker: LivingWorker | FastWorker, requests: Sequence[Request]) -> list[Result]:
-    """What becomes of the requests, in their order."""
+    """The answers to the requests, in their order."""
 
     async def one(at: float, prompt: list[int], num_output: int) -> Result:
         loop = asyncio.get_running_loop()
@@ -157,7 +157,6 @@ def test_a_worker_that_dies_fails_what_it_has_and_what_comes(is_fast: bool) -> N
 
 @pytest.mark.parametrize("is_fast", [True, False])
 def test_a_slow_worker_takes_a_multiple(is_fast: bool) -> None:
-    """Of every step."""
     worker = fast() if is_fast else LivingWorker(WORKER)
     worker.slowness = 3.0
     [(first, whole, _)] = served(worker, [(0.0, list(range(100)), 10)])

@@ -1,4 +1,4 @@
-"""What the approximate worker publishes of its cache is what a picker's precise index needs."""
+"""The approximate worker publishes the cache events that a picker's precise index needs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ SIZE = 4
 
 def test_subscribers_hear_of_what_is_stored_and_evicted() -> None:
     """Chains have their parents, and what is evicted was stored; ends go before beginnings."""
-    heard: list[CacheEvent] = []
+    published: list[CacheEvent] = []
 
     def publish(events: Sequence[CacheEvent]) -> None:
-        heard.extend(events)
+        published.extend(events)
 
     cache, tokens = PrefixCache(publish), list(range(12))
     names = chain(tokens, SIZE, [], 3)
@@ -24,7 +24,7 @@ def test_subscribers_hear_of_what_is_stored_and_evicted() -> None:
     cache.add_free(names)
     cache.evict(1)
     cache.flush()
-    first, second, *removed = heard
+    first, second, *removed = published
     assert isinstance(first, BlocksStored)
     assert isinstance(second, BlocksStored)
     assert first.parent is None

@@ -45,7 +45,7 @@ def simulated(path: Path, worker: Path, *flags: str) -> dict[str, float]:
 
 @pytest.mark.full
 def test_a_fitted_worker_takes_what_the_measured_one_took(tmp_path: Path) -> None:
-    """At a rate that was not measured, too; the error of the fit is told."""
+    """Also at a rate that was not measured; the error of the fit is reported."""
     measured, fitted, run = (tmp_path / name for name in ("measured", "fitted", "run"))
     measured.write_text(json.dumps(WORKER))
     simulated(run, measured, "--rate", "1,4")
@@ -63,7 +63,6 @@ def test_a_fitted_worker_takes_what_the_measured_one_took(tmp_path: Path) -> Non
 
 
 def test_one_stage_does_not_make_a_worker(tmp_path: Path) -> None:
-    """Of three unknown numbers."""
     worker, run = tmp_path / "worker", tmp_path / "run"
     worker.write_text(json.dumps(WORKER))
     simulated(run, worker, "--rate", "1")
@@ -84,7 +83,7 @@ UNDETERMINED = {
 
 
 @pytest.mark.parametrize(("worker", "flags", "why"), UNDETERMINED.values(), ids=UNDETERMINED)
-def test_a_run_that_tells_too_little_is_refused(
+def test_a_run_without_enough_variation_is_refused(
     worker: dict[str, float], flags: tuple[str, ...], why: str, tmp_path: Path
 ) -> None:
     """By what does not vary; nothing is written."""
@@ -106,7 +105,7 @@ def test_a_run_is_not_replaced_by_its_fit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"stages": 3}'])
-def test_what_is_no_run_is_refused(text: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_run_is_refused(text: str, tmp_path: Path) -> None:
     """In one sentence."""
     run = tmp_path / "run"
     run.write_text(text)

@@ -28,8 +28,8 @@ def test_tokens_come_when_their_step_has_ended() -> None:
         living = asyncio.create_task(worker.run())
         await asyncio.sleep(5.0)
         times = []
-        async with aclosing(worker.answer("a", [300] * 10, 3)) as told:
-            async for output in told:
+        async with aclosing(worker.answer("a", [300] * 10, 3)) as outputs:
+            async for output in outputs:
                 times += [asyncio.get_running_loop().time()] * len(output.token_ids)
         assert worker.num_requests == 0
         living.cancel()
@@ -39,13 +39,13 @@ def test_tokens_come_when_their_step_has_ended() -> None:
 
 
 def test_a_request_that_is_given_up_frees_its_place() -> None:
-    """Its blocks and its slot are somebody else's at the next step."""
+    """Its blocks and its slot are free at the next step."""
 
     async def main() -> None:
         worker = LivingWorker(SETTINGS)
         living = asyncio.create_task(worker.run())
-        async with aclosing(worker.answer("a", [300] * 10, 9)) as told:
-            await anext(told)
+        async with aclosing(worker.answer("a", [300] * 10, 9)) as outputs:
+            await anext(outputs)
         await asyncio.sleep(3.0)
         assert (worker.stats.num_running, worker.stats.kv_cache_usage) == (0, 0.0)
         living.cancel()

@@ -52,9 +52,9 @@ def close(expected: Totals, tolerance: float) -> object:
 
 
 def test_a_saturated_worker_of_the_linear_model() -> None:
-    """Of every sum only the number of steps depends on the schedule, and a full batch makes it
-    tokens / slots. By Little's law a request is served for slots · makespan / requests, and begins
-    at a time spread evenly over the rest.
+    """Only the number of steps depends on the schedule, and a full batch makes it tokens / slots.
+    By Little's law a request is served for slots · makespan / requests, and begins at a time spread
+    evenly over the rest.
     """
     sim = SimConfig(
         prefill_tokens_per_second=20_000.0,

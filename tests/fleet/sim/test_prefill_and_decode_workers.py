@@ -88,8 +88,8 @@ class Pair:
 
     async def ask(self, name: str, tokens: list[int], num_output: int) -> Answered:
         prefill, decode = self.workers
-        kept = (await prefill.serve(name, tokens, 1, lambda: None, keeps_kv=True)).exported
-        return await decode.serve(name, tokens, num_output, lambda: None, kept)
+        source = (await prefill.serve(name, tokens, 1, lambda: None, keeps_kv=True)).exported
+        return await decode.serve(name, tokens, num_output, lambda: None, source)
 
     def end(self) -> None:
         """Raises if a block is lost, or still used."""
@@ -121,24 +121,24 @@ def test_blocks_are_conserved_under_load(is_fast: bool) -> None:
 
 @both
 def test_kv_that_is_on_its_way_from_a_dead_worker_is_computed(is_fast: bool) -> None:
-    """From the moment of its death on; so is what it had kept."""
+    """From the moment of its death on; its stored KV is lost, too."""
     tokens, other = prompt(2000), prompt(2000, 1)
 
     async def main() -> None:
         pair = Pair(is_fast)
         prefill, decode = pair.workers
         now = asyncio.get_running_loop().time
-        kept = [
+        source = [
             (await prefill.serve(name, one, 1, lambda: None, keeps_kv=True)).exported
             for name, one in (("a", tokens), ("b", other))
         ]
         begun = now()
         asyncio.get_running_loop().call_later(0.1, prefill.die)
-        answered = await decode.serve("a", tokens, 1, lambda: None, kept[0])
+        answered = await decode.serve("a", tokens, 1, lambda: None, source[0])
         assert answered.num_cached == 0
         assert now() - begun == pytest.approx(0.1 + 2000 * PREFILL)
         begun = now()
-        answered = await decode.serve("b", other, 1, lambda: None, kept[1])
+        answered = await decode.serve("b", other, 1, lambda: None, source[1])
         assert (answered.num_cached, now() - begun) == (0, pytest.approx(2000 * PREFILL))
         for living in pair.living:
             living.cancel()

@@ -66,7 +66,7 @@ def test_one_job_needs_no_process(tmp_path: Path) -> None:
         ("refuses", UsageError, "that cannot be"),
     ],
 )
-def test_what_fails_in_one_process_ends_the_others(
+def test_a_failure_in_one_process_ends_the_others(
     kind: str, error: type[Exception], text: str, tmp_path: Path
 ) -> None:
     """With one error."""
@@ -80,8 +80,6 @@ def test_what_fails_in_one_process_ends_the_others(
 
 
 def test_an_interruption_ends_all(tmp_path: Path) -> None:
-    """Whatever runs."""
-
     def interrupted(_: Job) -> None:
         raise KeyboardInterrupt
 

@@ -61,7 +61,9 @@ class Tenant:
     until: float = math.inf
 
     def calls(self, name: str, seconds: float) -> Iterable[tuple[float, int]]:
-        """Poisson arrivals with tokens of their outputs, the same ones whoever else asks."""
+        """Poisson arrivals with tokens of their outputs, the same ones whatever other tenants
+        send.
+        """
         rng, at = Random(f"{name} of {self}"), self.since
         while (at := at + rng.expovariate(self.rate)) < min(seconds, self.until):
             output = self.num_output * math.exp(SPREAD * rng.gauss(0, 1) - SPREAD**2 / 2)
@@ -164,13 +166,13 @@ def p99(values: Iterable[float]) -> float:
 
 
 def p99_ttft(requests: Iterable[Decision]) -> float:
-    """Of those that were answered."""
+    """The value over the answered requests."""
     times = [one.response.ttft_seconds for one in requests if one.response is not None]
     return p99(time for time in times if time is not None)
 
 
 def served_tokens(requests: Iterable[Decision]) -> int:
-    """Of prompts and completions."""
+    """The tokens of prompts and completions."""
     used = [one.usage for one in requests if one.usage is not None]
     return sum(one.prompt_tokens + one.completion_tokens for one in used)
 
@@ -199,8 +201,8 @@ def queue_time(text: str, workers: int = 2, **others: Tenant) -> tuple[float, fl
 
 
 def test_a_flood_costs_a_calm_tenant_no_time_in_the_queue() -> None:
-    """Ten times as much from somebody else, from the beginning or all at once: 1.3 times its time
-    alone, which is none.
+    """Another tenant sends ten times as much, from the beginning or all at once: the calm one waits
+    at most 1.3 times as long as alone.
     """
     alone, _, refused_alone = queue_time(config())
     assert (alone, refused_alone) == (0.0, 0)
@@ -212,9 +214,9 @@ def test_a_flood_costs_a_calm_tenant_no_time_in_the_queue() -> None:
         assert ttft < 0.15
 
 
-def test_first_come_first_served_lets_a_flood_keep_others_out() -> None:
-    """What the test above would see without turns, without room in the queue, and without room in
-    the pool.
+def test_first_come_first_served_lets_a_flood_block_others() -> None:
+    """The test above would fail without turns, without room in the queue, and without room in the
+    pool.
     """
     waited, _, refused = queue_time(config(STRICT), flood=FLOOD)
     assert waited > 0.5
@@ -225,8 +227,8 @@ def test_first_come_first_served_lets_a_flood_keep_others_out() -> None:
 
 
 def served(text: str) -> tuple[int, int]:
-    """Tokens that two tenants were served, both of whom want more, one in requests of ten times
-    the size; without the first seconds, in which queues fill.
+    """The tokens of two tenants that both want more, one in requests of ten times the size; without
+    the first seconds, in which queues fill.
     """
     seconds, since = 8.0, 3.0
     tenants = {"small": Tenant(160.0, 8, 8), "large": Tenant(40.0, 80, 80)}
@@ -292,8 +294,8 @@ def test_nothing_waits_longer_than_it_may() -> None:
 
 
 def test_a_tenant_that_asks_now_and_then_costs_a_place() -> None:
-    """Not a part of the pool: what is served beside a flood is 95 % of the peak at least. It waits
-    for somebody's end only when it asks twice within the time that one request takes.
+    """It does not cost a part of the pool: beside a flood, at least 95 % of the peak is served. It
+    waits for another request's end only when it asks twice within the time that one request takes.
     """
     tenants = {"rare": Tenant(0.5), "flood": Tenant(3 * RATE, since=3.0)}
     seen = run(config(), tenants, 12.0)

@@ -30,8 +30,6 @@ def test_a_day_of_waiting_takes_no_time_and_keeps_its_order() -> None:
 
 
 def test_a_deadlock_is_an_error_and_not_a_hang() -> None:
-    """Where everybody waits for an event that nobody sets, the run ends with a reason."""
-
     async def main() -> None:
         await asyncio.Event().wait()
 

@@ -61,7 +61,7 @@ _LOG_EVENTS = ("Runtime.exceptionThrown", "Log.entryAdded")
 
 
 class Browser:
-    """One window. Everything in it that the page complains of is kept in `complaints`."""
+    """One window. `complaints` collects the errors of its page."""
 
     def __init__(self, socket_: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket_
@@ -130,7 +130,7 @@ class Browser:
         return result["result"].get("value") is True
 
     async def press(self, key: str) -> None:
-        """One key, as a person would."""
+        """Press one key, like a user."""
         code = _KEYS[key]
         text = {"text": "\r"} if key == "Enter" else {}
         for kind, more in (("keyDown", text), ("keyUp", {})):
@@ -144,7 +144,7 @@ class Browser:
             )
 
     async def faults(self) -> list[Any]:
-        """What axe-core finds wrong with the page, and its width."""
+        """Run axe-core; return its findings and the width of the page."""
         axe = files("axe_core_python").joinpath("axe.min.js").read_text(encoding="utf-8")
         await self.run(f"{axe};0")
         found: list[Any] = await self.run(
@@ -160,12 +160,12 @@ class Browser:
         return found
 
     async def screenshot(self) -> bytes:
-        """What the window shows, as PNG."""
+        """The content of the window as PNG."""
         result = await self.command("Page.captureScreenshot", format="png")
         return base64.b64decode(result["data"])
 
     async def colours(self) -> Counter[tuple[int, int, int]]:
-        """How many pixels of what the window shows have which colour. Leaves the page."""
+        """Count the pixels of the window by colour. Leaves the page."""
         picture = base64.b64encode(await self.screenshot()).decode()
         await self.command("Page.navigate", url="about:blank")
         await self.until("location.href === 'about:blank'")
@@ -179,9 +179,9 @@ class Browser:
 
 @asynccontextmanager
 async def browser() -> AsyncIterator[Browser]:
-    """A window, until left. Skips where there is no browser, or a library that it needs is missing.
-
-    The browser is the extra `browser`; on a bare Linux it may lack libraries of the system.
+    """Open a window while the block runs. Skips the test if there is no browser, or a library that
+    it needs is missing. The browser is the extra `browser`; a plain Linux may lack libraries of the
+    system.
     """
     port = free_port()
     process = await asyncio.create_subprocess_exec(

@@ -1,4 +1,6 @@
-"""A real picker that tells a real Envoy of its endpoints, workers that come and go, and clients."""
+"""A real picker that reports its endpoints to a real Envoy, workers that start and stop, and
+clients.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ requestHandler: {parsers: [{pluginRef: passthrough-parser}]}
 
 @dataclass
 class Worker:
-    """A server that is always well, also when nobody counts it in. `go_on` ends its streams."""
+    """A server that is always healthy, in the pool or not. `go_on` ends its streams."""
 
     name: str
     port: int = 0
@@ -120,7 +122,7 @@ class DiscoveryScene:
         )
 
     async def kill_picker(self) -> None:
-        """As the system does when memory is short."""
+        """Send SIGKILL, as the system does when memory is short."""
         os.kill(self._picker.pid, signal.SIGKILL)
         await self._picker.wait()
 
@@ -131,7 +133,7 @@ class DiscoveryScene:
         await self._http.close()
 
     async def ask(self, worker: Worker | None = None) -> str:
-        """One request, to `worker` if the picker is to be told so; who has answered."""
+        """Send one request, to `worker` if given; return the server that has answered."""
         headers = {} if worker is None else {STEERING: worker.host_port}
         url = f"{self.url}/v1/x"
         async with self._http.post(url, data=b"x" * 1000, headers=headers) as response:
@@ -159,7 +161,9 @@ class DiscoveryScene:
 
     @asynccontextmanager
     async def clients(self) -> AsyncIterator[None]:
-        """So many ask one thing after the other and count who answers, for the block's length."""
+        """Run clients that send one request after the other and count the answers of each server,
+        while the block runs.
+        """
         stop = asyncio.Event()
 
         async def go_on() -> None:
@@ -175,7 +179,7 @@ class DiscoveryScene:
                 stop.set()
 
     async def answered(self, count: int) -> Counter[str]:
-        """Who has answered the next so many requests of the clients."""
+        """Count the servers of the clients' next `count` requests."""
         before = self.answers.copy()
         await until(lambda: self.answers.total() >= before.total() + count, what="more answers")
         return self.answers - before
@@ -188,12 +192,12 @@ class DiscoveryScene:
         return sum(float(line.rpartition(" ")[2]) for line in found)
 
     async def access_log(self, text: str) -> None:
-        """Return once the access log tells of `text`."""
+        """Return once the access log contains `text`."""
         path = self._folder / "access.log"
         await until(lambda: path.exists() and text in path.read_text(), what=f"a line with {text}")
 
     async def until_members(self, count: int) -> None:
-        """Return once Envoy uses exactly so many endpoints."""
+        """Return once Envoy uses exactly this number of endpoints."""
         await self.envoy.until_healthy("pool", count)
 
 

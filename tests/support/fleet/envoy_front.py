@@ -24,11 +24,10 @@ _EXTENSIONS = "type.googleapis.com/envoy.extensions"
 
 @dataclass(frozen=True)
 class Asking:
-    """How a listener shows requests and responses to the picker.
-
-    With `answering` filters `before` the picker's, or `behind` it, answer some requests by
-    themselves: those with the header `x-answer: fault` (401) or `x-answer: rbac` (403), and all to
-    `/limited` but one (429).
+    """The modes in which a listener shows requests and responses to the picker. With `answering`
+    filters `before` the picker's, or `behind` it, answer some requests by themselves: those with
+    the header `x-answer: fault` (401) or `x-answer: rbac` (403), and all to `/limited` but one
+    (429).
     """
 
     request_body: str = "FULL_DUPLEX_STREAMED"

@@ -37,18 +37,18 @@ from tests.support.waiting import until
 LIMIT_SECONDS = 120.0
 CHOSEN = "x-chosen-pool"  # what Envoy may say of the pool that it has chosen
 BODY = {"model": "m", "prompt": "hello", "max_tokens": 1}
-SAID = {"pool", "worker", "told", "path"}
+SAID = {"pool", "worker", "destination", "path"}
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a client got: the worker's pool, the endpoint picked, and the pool Envoy chose."""
+    """A client's answer: the worker's pool, the endpoint picked, and the pool Envoy chose."""
 
     status: int
     text: str
     pool: str | None = None
     worker: str | None = None
-    told: str | None = None
+    destination: str | None = None
     path: str | None = None
     chosen: str | None = None
 
@@ -69,15 +69,20 @@ class PoolWorker:
         return f"127.0.0.1:{self.port}"
 
     async def answer(self, request: web.Request) -> web.Response:
-        """Who it is, and what it was told."""
+        """Answer with the worker's identity and the destination header."""
         if request.path in ("/health", "/metrics"):
             return web.Response(text=page(adapters=self.running))
         if self.models and request.path == "/v1/models" and DESTINATION_KEY not in request.headers:
             entries = [{"id": name, "parent": of} for name, of in self.models.items()]
             return web.json_response({"object": "list", "data": entries})
         await request.read()
-        told = request.headers.get(DESTINATION_KEY)
-        said = {"pool": self.pool, "worker": self.host_port, "told": told, "path": request.path}
+        destination = request.headers.get(DESTINATION_KEY)
+        said = {
+            "pool": self.pool,
+            "worker": self.host_port,
+            "destination": destination,
+            "path": request.path,
+        }
         return web.json_response(said)
 
 
@@ -100,7 +105,7 @@ class PickerProcess:
         )
 
     async def kill(self) -> None:
-        """As the system does when memory is short."""
+        """Send SIGKILL, as the system does when memory is short."""
         if self._process is not None and self._process.returncode is None:
             self._process.send_signal(signal.SIGKILL)
             await self._process.wait()
@@ -116,7 +121,7 @@ class PoolsScene:
         self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(LIMIT_SECONDS))
 
     async def start_envoy(self, document: Mapping[str, Any] | str, threads: int = 2) -> None:
-        """Listen, with the scene's ports; of pickers that tell of endpoints one has to run."""
+        """Listen on the scene's ports; with endpoint discovery, a picker has to run."""
         text = document if isinstance(document, str) else json.dumps(document)
         await self.envoy.start(text, threads)
         await self.envoy.until_ready()
@@ -128,7 +133,7 @@ class PoolsScene:
     async def ask(
         self, place: str, worker: PoolWorker | None = None, *, body: bool = True, **headers: str
     ) -> Answer:
-        """One request below `/place/`, for `worker` if the picker is to be told so."""
+        """Send one request below `/place/`, for `worker` if given."""
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
         if worker is not None:
             sent[STEERING] = worker.host_port
@@ -167,7 +172,7 @@ class PoolsScene:
     async def crowd(
         self, places: Sequence[str], count: int, at_once: int = 12
     ) -> list[tuple[str, Answer]]:
-        """So many requests to each place; the pool that each client asks for means nothing."""
+        """Send `count` requests to each place; the pool that a client names has no effect."""
         room = asyncio.Semaphore(at_once)
 
         async def one(at: int) -> tuple[str, Answer]:
@@ -185,7 +190,7 @@ class PoolsScene:
             async def does_it(worker: PoolWorker = worker) -> bool:
                 nonlocal in_a_row
                 answer = await self.ask(place, worker)
-                right = answer.worker == answer.told == worker.host_port
+                right = answer.worker == answer.destination == worker.host_port
                 in_a_row = in_a_row + 1 if right else 0
                 return in_a_row == 10
 
@@ -264,7 +269,9 @@ def bootstrap(
     mechanism: Mechanism = Mechanism.ORIGINAL_DST,
     **changes: Any,
 ) -> Document:
-    """As generated for one picker of all pools, but with patience for a busy machine."""
+    """The generated bootstrap for one picker of all pools, with longer timeouts for a busy
+    machine.
+    """
     config = BootstrapConfig(
         listen=SocketAddress(HOST, scene.listen),
         admin=SocketAddress(HOST, scene.admin),

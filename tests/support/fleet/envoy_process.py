@@ -63,12 +63,12 @@ class EnvoyProcess:
         return {one["name"]: one["value"] for one in found if "value" in one}
 
     async def healthy(self, cluster: str) -> int | None:
-        """How many members of a cluster it uses."""
+        """Count the members of a cluster that Envoy uses."""
         name = f"cluster.{cluster}.membership_healthy"
         return (await self.stats(f"^{name}$")).get(name)
 
     async def until_healthy(self, cluster: str, count: int) -> None:
-        """Return once it uses exactly so many members of a cluster."""
+        """Return once Envoy uses exactly this number of members of a cluster."""
         await until(
             lambda: self.healthy(cluster),
             lambda found: found == count,

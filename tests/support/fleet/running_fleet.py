@@ -1,4 +1,4 @@
-"""A running `pointsman up`, for tests that use it as a person would."""
+"""A running `pointsman up`, for tests that use it like a user."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Fleet:
 
     @property
     def worker_urls(self) -> list[str]:
-        """Where each worker itself listens, by its number."""
+        """The address of each worker itself, by its number."""
         listed = re.search(r"workers   127\.0\.0\.1:([\d, ]+?)  ", self.output)
         assert listed is not None, self.output
         return [f"http://127.0.0.1:{port}" for port in listed[1].split(", ")]

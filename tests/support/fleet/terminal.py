@@ -1,4 +1,4 @@
-"""A program at a terminal of its own, with a person's keys and eyes."""
+"""A program in a terminal of its own, which the test reads and types into."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LIMIT_SECONDS = 120
 
 
 class Terminal:
-    """What a program wrote, and its process."""
+    """The output of a program, and its process."""
 
     def __init__(self, master: int, slave: int) -> None:
         self._master, self._slave = master, slave
@@ -37,7 +37,7 @@ class Terminal:
         os.write(self._master, keys)
 
     def modes(self) -> list[Any]:
-        """Of the terminal: whether keys are echoed, and so on."""
+        """The modes of the terminal, such as echo."""
         return termios.tcgetattr(self._slave)
 
     async def until(self, condition: Callable[[str], object]) -> None:

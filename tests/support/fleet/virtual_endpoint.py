@@ -29,7 +29,7 @@ ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encodi
 
 @dataclass(frozen=True)
 class Times:
-    """Of one answer: seconds until its first token and between tokens; both positive."""
+    """The times of one answer: seconds until its first token and between tokens; both positive."""
 
     ttft: float
     itl: float = 0.01
@@ -76,8 +76,8 @@ class VirtualEndpoint:
 async def bench_stage(
     endpoint: VirtualEndpoint, *flags: str, processes: int = 1
 ) -> tuple[list[Driver[bytes]], Stage]:
-    """What `pointsman bench` with these flags does in so many processes: all of them in this one,
-    each with its share and its own connections.
+    """Run `pointsman bench` with these flags and this number of processes, all within this one,
+    each with its shard and its own connections.
     """
     settings = Settings(**vars(build_parser().parse_args(flags)))
     (load,), clock = loads_of(settings), asyncio.get_running_loop().time
