@@ -23,8 +23,8 @@ _FLAGS = """
 def build_parser() -> Parser:
     parser = Parser(
         prog="pointsman front",
-        description="Proxy in front of a gateway: when the worker of a stream dies, ask the gateway for"
-        " another one, which continues the stream, so that the client sees only one.",
+        description="Proxy in front of a gateway: when the worker of a stream dies, ask the gateway"
+        " for another one, which continues the stream, so that the client sees only one.",
         epilog="example: pointsman front --port 8080 --gateway http://127.0.0.1:8081",
     )
     add_flags(parser, _FLAGS)

@@ -48,13 +48,15 @@ def crossed(answers: Iterable[tuple[str, Answer]]) -> list[tuple[str, Answer]]:
     return [
         (pool, one)
         for pool, one in answers
-        if one.pool != pool or one.told != one.worker or not (one.path or "").startswith("/v1/")
+        if one.pool != pool
+        or one.destination != one.worker
+        or not (one.path or "").startswith("/v1/")
     ]
 
 
 def strayed(answers: Iterable[tuple[str, Answer]]) -> list[tuple[str, Answer]]:
     """The same, but a request may have gone on without the picker, as on a machine that is busy."""
-    return [(pool, one) for pool, one in crossed(answers) if one.pool != pool or one.told]
+    return [(pool, one) for pool, one in crossed(answers) if one.pool != pool or one.destination]
 
 
 def of_all(scene: PoolsScene, *flags: str) -> PickerProcess:
