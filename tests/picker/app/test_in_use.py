@@ -1,4 +1,4 @@
-"""Another configuration is put to use as a whole; unchanged plugins keep their state."""
+"""A configuration is replaced as a whole; unchanged plugins retain their state."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def plugin(used: ConfigInUse, name: str) -> object:
     return used.assembly.instances[name].plugin
 
 
-def test_plugins_whose_entries_are_unchanged_are_taken_over() -> None:
-    """Auto-created ones and defaults too; one with other parameters is made anew."""
+def test_plugins_with_unchanged_entries_are_reused() -> None:
+    """Auto-created ones and defaults too; one with other parameters is created anew."""
     used = in_use(config("- {type: prefix-cache-scorer}\n- {type: max-score-picker}\n"))
     index, picker = plugin(used, "approx-prefix-cache-producer"), plugin(used, "max-score-picker")
     parsers = used.assembly.pipeline.parsers.parsers
@@ -48,8 +48,8 @@ def test_plugins_whose_entries_are_unchanged_are_taken_over() -> None:
     assert plugin(used, "approx-prefix-cache-producer") is not index
 
 
-def test_a_plugin_that_names_a_changed_one_is_made_anew() -> None:
-    """It would go on asking the one of before."""
+def test_a_plugin_that_names_a_changed_one_is_created_anew() -> None:
+    """It would continue to use the old one."""
     used = in_use(config(DISAGGREGATED % 1))
     decider, handler = plugin(used, "worth-it"), plugin(used, "disagg-profile-handler")
     used.apply(config(DISAGGREGATED % 1, "# same\n"))
@@ -60,13 +60,12 @@ def test_a_plugin_that_names_a_changed_one_is_made_anew() -> None:
     assert plugin(used, "disagg-profile-handler") is not handler
 
 
-def test_listeners_hear_of_each_new_assembly() -> None:
-    """Once it is in use."""
+def test_listeners_are_notified_of_each_new_assembly() -> None:
     used = in_use(config())
-    heard: list[Assembly] = []
-    used.subscribe(heard.append)
+    notified: list[Assembly] = []
+    used.subscribe(notified.append)
     used.apply(config("- {type: queue-scorer}\n"))
-    assert heard == [used.assembly]
+    assert notified == [used.assembly]
 
 
 @pytest.mark.parametrize(
@@ -85,19 +84,18 @@ def test_listeners_hear_of_each_new_assembly() -> None:
         ),
     ],
 )
-def test_what_cannot_be_used_changes_nothing(plugins: str, more: str, reason: str) -> None:
-    """And says why; the data layer is fixed when the picker starts."""
+def test_an_unusable_configuration_changes_nothing(plugins: str, more: str, reason: str) -> None:
+    """The error has the reason; the data layer cannot change while the picker runs."""
     used = in_use(config())
     before = used.assembly
-    used.subscribe(lambda _: pytest.fail("nobody is to hear of it"))
+    used.subscribe(lambda _: pytest.fail("a listener was notified"))
     with pytest.raises(ConfigError) as error:
         used.apply(config(plugins, more))
     assert reason in str(error.value)
     assert used.assembly is before
 
 
-def test_a_data_layer_written_out_as_it_was_is_no_change() -> None:
-    """What counts is what is asked of endpoints, not how it is written."""
+def test_an_explicit_default_data_layer_is_no_change() -> None:
     used = in_use(config())
     used.apply(
         config(
@@ -108,8 +106,7 @@ def test_a_data_layer_written_out_as_it_was_is_no_change() -> None:
     )
 
 
-def test_sizes_of_indexes_that_are_gone_are_not_shown_any_more() -> None:
-    """And those of new ones are."""
+def test_only_the_indexes_in_use_have_a_size() -> None:
     metrics = PickerMetrics()
     used = in_use(config(), metrics)
 

@@ -14,15 +14,14 @@ def record(text: str, *arguments: object) -> logging.LogRecord:
 
 
 def test_a_line_of_json_has_the_keys_of_the_reference() -> None:
-    """Level, time, logger, message."""
     entry = json.loads(JsonFormatter().format(record("two\nlines of %s", "ü")))
     assert (entry["level"], entry["logger"]) == ("warning", "picker.app")
     assert entry["msg"] == "two\nlines of ü"
     assert entry["ts"].endswith("+00:00")
 
 
-def test_a_traceback_stays_in_its_line() -> None:
-    """So that every line is an object."""
+def test_a_traceback_is_a_member_of_the_object() -> None:
+    """Every line is an object."""
     one = record("failed")
     try:
         raise ValueError("why")

@@ -1,4 +1,4 @@
-"""Which pool a request is for, by the model that its body names."""
+"""The choice of a pool by the model of a request."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FORM = (
 
 @dataclass
 class Pool:
-    """A pool with one endpoint, which lists `models` once they are set."""
+    """A pool with one endpoint, which lists models once they are set."""
 
     key: str
     director: Any
@@ -44,8 +44,8 @@ class Pool:
         self.datastore.set_endpoints([Endpoint(f"{self.key}-0", "10.0.0.1", 8000)])
 
     def lists(self, *models: str, parent: str = "") -> None:
-        said = tuple(ServedModel(name, parent=parent) for name in models)
-        self.datastore.set_attributes(f"default/{self.key}-0", {MODELS_ATTRIBUTE: said})
+        served = tuple(ServedModel(name, parent=parent) for name in models)
+        self.datastore.set_attributes(f"default/{self.key}-0", {MODELS_ATTRIBUTE: served})
 
     def runs(self, *adapters: str) -> None:
         known = EndpointMetrics(active_models=frozenset(adapters))
@@ -54,7 +54,7 @@ class Pool:
 
 @dataclass
 class Scene:
-    """The pools `a` and `b`, a clock, and what chooses between them."""
+    """The pools `a` and `b`, a clock, and the choice between them."""
 
     pools: Mapping[str, Pool]
     choice: ModelChoice
@@ -99,7 +99,7 @@ def make(director: Callable[..., Any]) -> Callable[[], Scene]:
 
 @pytest.fixture
 def scene(make: Callable[[], Scene]) -> Scene:
-    """Pool a has llama and its adapter sql, b has qwen."""
+    """Pool a lists llama and its adapter sql, b lists qwen."""
     made = make()
     made.pools["a"].lists("llama", "sql")
     made.pools["b"].lists("qwen")
@@ -110,25 +110,23 @@ def rule(*models: str) -> RuleSet:
     return RuleSet(rewrites=(RewriteRule("r", (RewriteTarget("x"),), frozenset(models)),))
 
 
-def test_the_pool_is_that_which_lists_the_model(scene: Scene) -> None:
-    """LoRA adapters are listed too."""
+def test_a_pool_is_chosen_by_its_listed_models(scene: Scene) -> None:
+    """Including LoRA adapters."""
     found = [scene.pool_of({"model": name}) for name in ("llama", "sql", "qwen")]
     assert found == ["a", "a", "b"]
 
 
-def test_adapters_that_run_and_names_that_rewrites_match_are_known(
-    make: Callable[[], Scene],
-) -> None:
+def test_a_pool_is_chosen_by_running_adapters_and_rewrites(make: Callable[[], Scene]) -> None:
     scene = make()
     scene.pools["a"].runs("poems")
     scene.pools["b"].rules = rule("prod", "beta")
     assert [scene.pool_of({"model": name}) for name in ("poems", "prod", "beta")] == ["a", "b", "b"]
 
 
-def test_of_two_pools_with_a_model_a_rewrites_goes_first_and_then_the_earlier(
+def test_a_rewrite_takes_precedence_and_then_the_order_of_pools(
     scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Which is logged, once a model."""
+    """The conflict is logged once for each model."""
     scene.pools["b"].lists("qwen", "llama", "sql")
     scene.pools["b"].rules = rule("sql")
     for _ in range(3):
@@ -138,8 +136,8 @@ def test_of_two_pools_with_a_model_a_rewrites_goes_first_and_then_the_earlier(
     assert caplog.text.count("both have the model sql: requests for it go to b") == 1
 
 
-def test_what_is_loaded_later_is_found_and_what_is_gone_is_not(scene: Scene) -> None:
-    """A new name after a moment, an old one a little later."""
+def test_the_lists_of_models_are_followed(scene: Scene) -> None:
+    """A new name is known sooner than an old one is forgotten."""
     assert scene.refusal(b'{"model":"new"}').status == 404
     scene.pools["b"].lists("qwen", "new")
     scene.later(MIN_AGE_SECONDS)
@@ -149,8 +147,8 @@ def test_what_is_loaded_later_is_found_and_what_is_gone_is_not(scene: Scene) -> 
     assert scene.refusal(b'{"model":"new"}').status == 404
 
 
-def test_a_pool_without_endpoints_keeps_its_models(scene: Scene) -> None:
-    """Whose requests it then refuses by itself, which is no 404."""
+def test_a_pool_without_endpoints_retains_its_models(scene: Scene) -> None:
+    """It refuses their requests itself, with no 404."""
     assert scene.pool_of({"model": "qwen"}) == "b"
     scene.pools["b"].datastore.set_endpoints([])
     scene.later()
@@ -164,10 +162,9 @@ def test_an_unknown_model_is_a_404_that_names_the_known_ones(scene: Scene) -> No
     assert dict(scene.metrics.unknown_model_total.numbers()) == {(): 1.0}
 
 
-def test_as_long_as_a_pool_has_not_told_an_unknown_model_is_a_503(
+def test_an_unknown_model_is_a_503_until_every_pool_has_listed_its_models(
     make: Callable[[], Scene],
 ) -> None:
-    """It may be that one's."""
     scene = make()
     scene.pools["a"].lists("llama")
     refusal = scene.refusal(b'{"model":"qwen"}')
@@ -202,7 +199,7 @@ def test_a_body_without_a_readable_model_is_a_400_that_names_the_cause(
 
 
 def test_a_form_names_its_model(scene: Scene) -> None:
-    """Beside a file, as audio is sent to be written down."""
+    """Beside a file, such as audio for a transcription."""
     raw = RawRequest({":path": "/v1/audio/transcriptions", "content-type": FORM_TYPE}, FORM)
     assert scene.choice.choose(raw).key == "b"
 
@@ -210,20 +207,20 @@ def test_a_form_names_its_model(scene: Scene) -> None:
 @pytest.mark.parametrize(
     "path", ["/v1/models/org%2Fsql", "/v1/models/org/sql", "/v1/realtime?a=b&model=org/sql"]
 )
-def test_a_path_names_a_model(scene: Scene, path: str) -> None:
-    """Of a request without a body: a model's own entry, and a WebSocket."""
+def test_the_path_of_a_request_without_a_body_names_its_model(scene: Scene, path: str) -> None:
+    """The entry of a model, and a WebSocket."""
     scene.pools["a"].lists("org/sql")
     assert scene.choice.choose(RawRequest({":path": path}, None)).key == "a"
     assert scene.refusal(None, path.replace("sql", "x")).status == 404
 
 
-def test_half_a_character_does_not_hide_the_model(scene: Scene) -> None:
+def test_a_lone_surrogate_does_not_hide_the_model(scene: Scene) -> None:
     raw = RawRequest(COMPLETIONS, rb'{"prompt":"\ud83d","model":"qwen"}')
     assert scene.choice.choose(raw).key == "b"
 
 
-def test_the_list_of_models_is_that_of_all_pools(make: Callable[[], Scene]) -> None:
-    """As OpenAI's API has it; another request without a body is a 404."""
+def test_the_list_of_models_has_those_of_all_pools(make: Callable[[], Scene]) -> None:
+    """In the form of OpenAI's API; another request without a body is a 404."""
     scene = make()
     scene.pools["a"].lists("sql", parent="llama")
     scene.pools["b"].lists("qwen")
@@ -237,11 +234,11 @@ def test_the_list_of_models_is_that_of_all_pools(make: Callable[[], Scene]) -> N
     assert scene.refusal(None, "/version").status == 404
 
 
-async def test_an_exchange_is_the_pool_s_from_its_decision_on(scene: Scene) -> None:
-    """Its request is told which pool that is; the other pool hears nothing."""
+async def test_the_chosen_pool_serves_the_exchange(scene: Scene) -> None:
+    """Its name is added to the request; the other pool has no exchange."""
     exchange = scene.choice.begin(lambda reason: None)
     raw = RawRequest(COMPLETIONS, b'{"model":"qwen"}')
-    assert exchange.decides_at_once(raw) is False  # as the recording one says
+    assert exchange.decides_at_once(raw) is False  # the answer of the fake director
     decision = await exchange.route(raw)
     assert decision.destination == "b:1"
     assert decision.set_headers == (("x-own", "1"), ("x-pointsman-pool", "b"))
@@ -251,7 +248,7 @@ async def test_an_exchange_is_the_pool_s_from_its_decision_on(scene: Scene) -> N
     assert scene.pools["a"].director.exchanges == []
 
 
-async def test_what_no_pool_has_is_refused_at_once_and_holds_nothing(scene: Scene) -> None:
+async def test_an_unknown_model_is_refused_at_once_without_an_exchange(scene: Scene) -> None:
     exchange = scene.choice.begin(lambda reason: None)
     raw = RawRequest(COMPLETIONS, b'{"model":"x"}')
     assert exchange.decides_at_once(raw)

@@ -1,4 +1,4 @@
-"""The composed picker: real ports, real workers' metrics pages, ext_proc streams like Envoy's."""
+"""The composed picker with real ports, metrics pages of workers and ext_proc streams."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LOOPBACK = {"bind_address": "127.0.0.1", "grpc_port": 0, "grpc_health_port": 0, 
 
 
 def options(folder: Path, **changes: Any) -> Options:
-    """Loopback, free ports, one endpoint that does not answer."""
+    """Make options with free ports on loopback, and one silent endpoint."""
     path = folder / "endpoints.yaml"
     write_endpoints(path, [Pod("a", "127.0.0.1", None, port=1)])
     return Options(endpoints_file=path, **{**LOOPBACK, **changes})
@@ -40,7 +40,7 @@ def options(folder: Path, **changes: Any) -> Options:
 
 @asynccontextmanager
 async def opened(picker: WholePicker, prompt: str) -> AsyncIterator[str]:
-    """A request under way; where it goes."""
+    """Open a request; yield its destination."""
     stream = GatewayStream(picker.channel)
     yield destination_of(await stream.ask(completion(prompt=prompt)))
     stream.call.cancel()
@@ -48,13 +48,12 @@ async def opened(picker: WholePicker, prompt: str) -> AsyncIterator[str]:
 
 @pytest.fixture
 async def fleet(tmp_path: Path) -> AsyncIterator[WholePicker]:
-    """A picker in front of two workers whose metrics are known, with the configuration built in."""
+    """Run a picker with the built-in configuration in front of two scraped workers."""
     async with whole_picker(tmp_path, pods(page(kv=0.1), page(kv=0.1)), None) as picker:
         yield picker
 
 
 async def test_readiness_health_and_metrics_are_served(fleet: WholePicker) -> None:
-    """On the HTTP port and on the gRPC health port."""
     assert await fleet.get("/healthz") == (200, "ok\n")
     assert await fleet.get("/readyz") == (200, "ready\n")
     _, text = await fleet.get("/metrics")
@@ -66,8 +65,8 @@ async def test_readiness_health_and_metrics_are_served(fleet: WholePicker) -> No
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
-async def test_an_endpoint_that_does_not_answer_is_unknown(tmp_path: Path) -> None:
-    """Not healthy; the picker is ready all the same, for it may be all that there is."""
+async def test_the_health_of_a_silent_endpoint_is_unknown(tmp_path: Path) -> None:
+    """The picker is still ready, since it may be the only endpoint."""
     async with whole_picker(tmp_path, pods(page(), page()), None) as picker:
         names = [pod.name for pod in picker.pods]
         assert (await picker.endpoints())[names[1]]["health"]["state"] == "healthy"
@@ -81,12 +80,12 @@ async def test_an_endpoint_that_does_not_answer_is_unknown(tmp_path: Path) -> No
         found = await picker.endpoints()
         assert found["dead"]["health"]["state"] == "unknown"
         assert found[names[0]]["health"]["state"] == "healthy"
-        told = "ready\n1 of 2 endpoints do not answer: default/dead\n"
-        assert await picker.get("/readyz") == (200, told)
+        text = "ready\n1 of 2 endpoints do not answer: default/dead\n"
+        assert await picker.get("/readyz") == (200, text)
 
 
-async def test_a_drain_refuses_readiness_and_waits_for_streams(tmp_path: Path) -> None:
-    """A request under way ends in peace; then the picker does."""
+async def test_a_drain_ends_readiness_and_waits_for_streams(tmp_path: Path) -> None:
+    """The picker exits after the request under way."""
     async with (
         started_picker(options(tmp_path)) as (picker, ports),
         grpc.aio.insecure_channel(f"127.0.0.1:{ports.grpc}") as channel,
@@ -112,18 +111,9 @@ async def test_a_drain_refuses_readiness_and_waits_for_streams(tmp_path: Path) -
         await until(is_over)
 
 
-async def refused(channel: grpc.aio.Channel) -> int:
-    """The status with which a request without a body is refused."""
-    stream = GatewayStream(channel)
-    await stream.request_headers({":path": "/v1/models"}, ends=True)
-    (message,) = await stream.read(1)
-    stream.call.cancel()
-    return int(message.immediate_response.status.code)
-
-
 @pytest.mark.parametrize("flag", ["metrics", "grpc", "grpc_health"])
-async def test_a_busy_port_is_said_in_one_sentence(tmp_path: Path, flag: str) -> None:
-    """Which address, which flag, and why; nothing is left open."""
+async def test_a_busy_port_is_an_error_with_address_and_flag(tmp_path: Path, flag: str) -> None:
+    """All other ports are closed."""
     async with started_picker(options(tmp_path)) as (_, ports):
         taken = {"metrics": ports.metrics, "grpc": ports.grpc, "grpc_health": ports.health}[flag]
         named = f"127.0.0.1:{taken} (--{flag.replace('_', '-')}-port)"
@@ -145,7 +135,7 @@ async def test_a_busy_port_is_said_in_one_sentence(tmp_path: Path, flag: str) ->
         ({"metrics_tls": MetricsTls(Path("/nowhere"))}, "--metrics-cert-dir: cannot read /nowhere"),
     ],
 )
-async def test_options_that_cannot_work_are_refused(
+async def test_unusable_options_are_refused(
     tmp_path: Path, changes: dict[str, Any], reason: str
 ) -> None:
     """Before any port opens."""
@@ -172,7 +162,7 @@ async def test_endpoints_have_exactly_one_source(tmp_path: Path) -> None:
 
 
 def with_weights(queue: int, more: str = "") -> str:
-    """A configuration whose one profile weighs queues."""
+    """Make a configuration with this weight of the queue scorer."""
     return (
         "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n"
         "plugins:\n- {type: prefix-cache-scorer}\n- {type: queue-scorer}\n"
@@ -182,8 +172,10 @@ def with_weights(queue: int, more: str = "") -> str:
     )
 
 
-async def test_a_changed_configuration_is_used_and_a_bad_one_is_not(tmp_path: Path) -> None:
-    """The prefix index survives, as its entry has not changed; metrics tell how it went."""
+async def test_a_valid_change_of_the_configuration_is_used_and_an_invalid_one_is_not(
+    tmp_path: Path,
+) -> None:
+    """The prefix index survives, since its entry has not changed; metrics show the result."""
     path = tmp_path / "config.yaml"
     path.write_text(with_weights(1))
     async with whole_picker(tmp_path, pods(page(), page()), None, config_file=path) as fleet:
@@ -214,8 +206,8 @@ async def test_a_changed_configuration_is_used_and_a_bad_one_is_not(tmp_path: Pa
         await reloads("success", 2)
 
 
-async def test_the_http_port_can_speak_tls(tmp_path: Path) -> None:
-    """With a certificate of its own, and with the next one as soon as that is there."""
+async def test_the_http_port_can_use_tls(tmp_path: Path) -> None:
+    """With its own certificate, which is reloaded when it changes."""
     first, second = self_signed(), self_signed()
     show_pair(tmp_path, first)
     async with started_picker(options(tmp_path, metrics_tls=MetricsTls(tmp_path))) as (_, ports):
@@ -238,14 +230,13 @@ async def test_the_http_port_can_speak_tls(tmp_path: Path) -> None:
 
 
 def show_pair(folder: Path, made: TlsMaterial) -> None:
-    """A certificate and its key where a picker looks for them."""
+    """Write a certificate and its key with the file names that a picker expects."""
     (folder / "tls.crt").write_bytes(made.certificate_chain)
     (folder / "tls.key").write_bytes(made.private_key)
 
 
 @pytest.mark.parametrize("counted", [True, False])
-async def test_streams_are_counted_where_that_was_asked_for(tmp_path: Path, counted: bool) -> None:
-    """By the port that serves them."""
+async def test_streams_are_counted_on_demand(tmp_path: Path, counted: bool) -> None:
     backends = pods(page())
     async with (
         whole_picker(tmp_path, backends, None, grpc_stream_metrics=counted) as fleet,

@@ -1,4 +1,4 @@
-"""The tasks of plugins: flushes at their interval, and KV events while a configuration has them."""
+"""Tasks of plugins: flushes at their interval, and KV events."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from picker.pool.datastore import Datastore
 from picker.types import Endpoint
 
 
-class Ear:
-    """A consumer that engines connect to."""
+class Consumer:
+    """A consumer of KV events that engines connect to."""
 
     def __init__(self, address: str) -> None:
         self.kv_event_feed = KvEventFeed(address, "kv@")
-        self.heard: asyncio.Queue[bytes] = asyncio.Queue()
+        self.received: asyncio.Queue[bytes] = asyncio.Queue()
 
     def kv_event_source(self, endpoint: Endpoint) -> KvEventSource | None:
         return None
 
     def kv_events(self, key: str, topic: str, payload: bytes) -> Sequence[SkippedKvEvent]:
-        self.heard.put_nowait(payload)
+        self.received.put_nowait(payload)
         return ()
 
     def kv_events_lost(self, key: str) -> None:
@@ -38,7 +38,7 @@ class Ear:
 
 
 async def test_a_plugin_of_a_new_configuration_takes_over_the_address(tmp_path: Path) -> None:
-    """The engine connects again; a plugin that stays the same is not disturbed."""
+    """The engine reconnects; an unchanged plugin is not interrupted."""
     address = f"ipc://{tmp_path}/kv"
     datastore = Datastore()
     datastore.set_endpoints([Endpoint("a", "10.0.0.1", 8000)])
@@ -52,15 +52,15 @@ async def test_a_plugin_of_a_new_configuration_takes_over_the_address(tmp_path: 
         number = 0
         try:
             async with asyncio.timeout(60):
-                for ear in (Ear(address), Ear(address)):
-                    listening.use({"p": ear})
-                    while await engine.recv() != b"\x01kv@":  # the one before says goodbye
+                for consumer in (Consumer(address), Consumer(address)):
+                    listening.use({"p": consumer})
+                    while await engine.recv() != b"\x01kv@":  # the previous consumer unsubscribes
                         continue
                     for _ in range(2):
                         frames = (b"kv@10.0.0.1:8000@m", number.to_bytes(8, "big"), b"%d" % number)
                         await engine.send_multipart(frames)
-                        assert await ear.heard.get() == b"%d" % number
-                        listening.use({"p": ear})
+                        assert await consumer.received.get() == b"%d" % number
+                        listening.use({"p": consumer})
                         number += 1
         finally:
             engine.close(linger=0)
@@ -71,7 +71,7 @@ async def test_a_plugin_of_a_new_configuration_takes_over_the_address(tmp_path: 
 PATIENCE_SECONDS = 120.0
 
 
-class Gatherer:
+class Flushed:
     """Counts its flushes; the first one fails."""
 
     def __init__(self, interval_seconds: float = 0.001) -> None:
@@ -86,14 +86,14 @@ class Gatherer:
             raise ValueError("the first one fails")
 
 
-async def flushed(gatherer: Gatherer) -> None:
-    gatherer.flushed.clear()
-    await asyncio.wait_for(gatherer.flushed.wait(), PATIENCE_SECONDS)
+async def flushed(plugin: Flushed) -> None:
+    plugin.flushed.clear()
+    await asyncio.wait_for(plugin.flushed.wait(), PATIENCE_SECONDS)
 
 
-async def test_each_plugin_is_flushed_again_and_again(caplog: pytest.LogCaptureFixture) -> None:
-    """A failure is logged under its name and does not end it."""
-    one, other = Gatherer(), Gatherer()
+async def test_each_plugin_is_flushed_repeatedly(caplog: pytest.LogCaptureFixture) -> None:
+    """A failure is logged with its name and does not end the task."""
+    one, other = Flushed(), Flushed()
     flushes = PluginTasks(flush)
     flushes.use({"one": one, "other": other})
     async with asyncio.TaskGroup() as group:
@@ -108,17 +108,17 @@ async def test_each_plugin_is_flushed_again_and_again(caplog: pytest.LogCaptureF
 
 
 @pytest.mark.looptime
-async def test_who_is_replaced_or_stopped_hands_over_once_more() -> None:
-    """Also when its interval is far from over."""
-    first, second, kept = Gatherer(3600), Gatherer(3600), Gatherer(3600)
+async def test_a_replaced_or_stopped_plugin_is_flushed_once_more() -> None:
+    """Although its interval is not over."""
+    first, second, same = Flushed(3600), Flushed(3600), Flushed(3600)
     flushes = PluginTasks(flush)
-    flushes.use({"a": first, "kept": kept})
+    flushes.use({"a": first, "same": same})
     async with asyncio.TaskGroup() as group:
         running = group.create_task(flushes.run())
         await asyncio.sleep(0)
-        flushes.use({"a": second, "kept": kept})
+        flushes.use({"a": second, "same": same})
         await flushed(first)
-        assert (len(first.times), len(second.times), len(kept.times)) == (1, 0, 0)
-        await asyncio.sleep(0.01)  # until the second one's task has begun
+        assert (len(first.times), len(second.times), len(same.times)) == (1, 0, 0)
+        await asyncio.sleep(0.01)  # until the second task has begun
         await flushes.end(running)
-    assert (len(first.times), len(second.times), len(kept.times)) == (1, 1, 1)
+    assert (len(first.times), len(second.times), len(same.times)) == (1, 1, 1)

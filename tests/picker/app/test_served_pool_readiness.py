@@ -1,4 +1,4 @@
-"""When the pools of a picker are known well enough for requests to come."""
+"""The readiness of a picker of several pools."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from picker.types import Endpoint
 
 
 class Pool:
-    """What is asked of a pool about its state."""
+    """The state of a pool, as `Serving` reads it."""
 
     def __init__(self) -> None:
         self.datastore, self.absent = Datastore(), False
@@ -37,7 +37,7 @@ class Pool:
 
 
 class Scene:
-    """Three pools of which nothing was heard, and a clock."""
+    """Three undiscovered pools, and a clock."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -48,8 +48,8 @@ class Scene:
         self.serving = Serving(given, leadership, lambda: self.now)
 
 
-def test_all_pools_are_waited_for() -> None:
-    """Those without endpoints are known, too."""
+def test_a_picker_is_ready_when_all_pools_are_known() -> None:
+    """A pool without endpoints is known, too."""
     scene = Scene()
     assert not scene.serving.is_ready()
     scene.a.learn("x")
@@ -60,8 +60,8 @@ def test_all_pools_are_waited_for() -> None:
     assert scene.serving.is_ready()
 
 
-def test_a_pool_that_is_not_there_is_not_waited_for() -> None:
-    """But one at least has to be."""
+def test_readiness_does_not_wait_for_an_absent_pool() -> None:
+    """But it needs one known pool."""
     scene = Scene()
     scene.a.absent = scene.b.absent = scene.c.absent = True
     scene.now += 100 * GRACE_SECONDS
@@ -70,8 +70,8 @@ def test_a_pool_that_is_not_there_is_not_waited_for() -> None:
     assert scene.serving.is_ready()
 
 
-def test_a_pool_that_nothing_is_heard_of_is_waited_for_for_a_while() -> None:
-    """As when its namespace's Role is missing; then the others are served without it."""
+def test_readiness_waits_for_an_undiscoverable_pool_only_for_the_grace() -> None:
+    """The Role of its namespace may be missing, say."""
     scene = Scene()
     scene.a.learn("x")
     scene.b.absent = True
@@ -81,8 +81,8 @@ def test_a_pool_that_nothing_is_heard_of_is_waited_for_for_a_while() -> None:
     assert scene.serving.is_ready()
 
 
-def test_the_grace_begins_with_what_is_known_first() -> None:
-    """A replica that waited long before it knew anything need not wait again."""
+def test_the_grace_begins_with_the_first_known_pool() -> None:
+    """A replica may wait long before it may follow any."""
     scene = Scene()
     scene.now += 100 * GRACE_SECONDS
     assert not scene.serving.is_ready()
@@ -94,8 +94,8 @@ def test_the_grace_begins_with_what_is_known_first() -> None:
     assert scene.serving.is_ready()
 
 
-def test_who_was_ready_stays_so_whatever_becomes_of_a_pool() -> None:
-    """One that is created is heard of a moment before its endpoints are known."""
+def test_a_ready_picker_remains_ready_while_any_pool_is_known() -> None:
+    """A new pool exists for a moment before its endpoints are known."""
     scene = Scene()
     scene.a.learn("x")
     scene.b.absent = scene.c.absent = True
@@ -111,8 +111,8 @@ def test_who_was_ready_stays_so_whatever_becomes_of_a_pool() -> None:
     assert scene.serving.is_ready()
 
 
-def test_nobody_is_sent_here_during_the_drain() -> None:
-    """Neither to all pools nor to one."""
+def test_a_draining_picker_is_not_ready() -> None:
+    """Neither as a whole nor for a pool."""
     scene = Scene()
     for pool in (scene.a, scene.b, scene.c):
         pool.learn("x")
