@@ -1,9 +1,9 @@
 """Runs one ext_proc stream: messages in, machine, director, messages out.
 
-Most decisions are made without waiting for anything, right where the request has become complete.
-One that has to wait runs in a task of its own, and messages are taken meanwhile, so that a client
-that leaves cancels its request. Everything else happens at once: nothing here awaits, so no two
-steps of a stream mix, and the replies of one step stay together.
+Most decisions need no wait and are made inline, when the request is complete. One that has to wait
+runs in its own task while messages are processed, so that a client that disconnects cancels its
+request. No other code here awaits, so the steps of a stream never interleave, and the replies of
+one step stay together.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Evict: TypeAlias = Callable[[DropReason], None]
-# For a decision that waits. A proxy whose own bound is lower takes no notice of it at all.
+# For a decision that waits. A proxy with a lower bound of its own ignores it.
 OVERRIDE_TIMEOUT_SECONDS = 300
 _WAIT_LONGER = wire.encode(OverrideTimeout(OVERRIDE_TIMEOUT_SECONDS))
 _ENDINGS = {
@@ -49,8 +49,8 @@ class RequestExchange(Protocol):
     """One request as its stream sees it; see `requestcontrol.director`."""
 
     def decides_at_once(self, raw: RawRequest) -> bool:
-        """True if `route(raw)`, called right now, waits for nothing; then it needs no task of its
-        own. Asked at most once, right before `route`.
+        """True if `route(raw)`, called right now, would not wait, so that the caller can run it
+        inline. Called at most once, right before `route`.
         """
         ...
 
@@ -64,7 +64,7 @@ class RequestExchange(Protocol):
         response_status: int | None = None,
         served_by: str | None = None,
     ) -> None:
-        """The request is over. Called exactly once, whatever ends the stream."""
+        """End the request. Called exactly once, whatever ends the stream."""
         ...
 
 
@@ -72,29 +72,29 @@ class ExchangeSource(Protocol):
     """Opens an exchange for each stream; the director."""
 
     def begin(self, evict: Evict, /) -> RequestExchange:
-        """A request has started to arrive.
+        """Open the exchange of a new stream.
 
         `evict` stops the request while it is under way. It may be called at any time from the same
-        event loop, more than once too, and returns at once. The client is then answered, unless its
-        response is already complete, and the exchange finishes as usual.
+        event loop, even repeatedly, and returns at once. The client then receives an answer, unless
+        its response is already complete, and the exchange finishes as usual.
         """
         ...
 
 
 class StreamMetrics:
-    """Counts streams by how they end. Only where that was asked for: each costs a little."""
+    """Counts streams by their status; optional, because of its cost for each stream."""
 
     def __init__(self, metrics: PickerMetrics, clock: Callable[[], float]) -> None:
-        """`clock` is in seconds and never goes back."""
+        """`clock` is monotonic, in seconds."""
         self._series, self._clock = metrics.streams, clock
 
     def begin(self) -> float:
-        """A stream begins; when that was."""
+        """Count a new stream; return the time."""
         self._series.inflight.inc()
         return self._clock()
 
     def end(self, begun: float, status: Status) -> None:
-        """One that began then is over."""
+        """Count the end of a stream that began at `begun`."""
         self._series.inflight.dec()
         self._series.duration_seconds.observe(self._clock() - begun)
         self._series.total.labels(code_name(status)).inc()
@@ -121,10 +121,10 @@ class StreamPump:
         self._begun = 0.0 if streams is None else streams.begin()
         self._exchange = exchanges.begin(self._evict)
 
-    # What the proxy does; see `Receiver`
+    # Called for the proxy; see `Receiver`
 
     def message(self, data: bytes) -> None:
-        """Take one step."""
+        """Perform the step that a message of the proxy causes."""
         if self._closing is None:
             try:
                 self._perform(self._machine.receive(wire.decode(data)))
@@ -135,12 +135,12 @@ class StreamPump:
                 self._close(Ending.ERROR, Status.INTERNAL, "internal error")
 
     def end_of_messages(self) -> None:
-        """The proxy closed its half."""
+        """Called when the proxy closes its half."""
         self._close(Ending.END_OF_STREAM, Status.OK, "")
 
     def refuses_large_message(self) -> bool:
-        """A body for which there is no room is refused, and the client told before it is sent. A
-        response is never broken off for that.
+        """Refuse a body for which there is no room before it arrives; a response is never refused
+        for that.
         """
         if self._machine.state not in (State.RECEIVING, State.AWAITING_BODY):
             return False
@@ -148,7 +148,7 @@ class StreamPump:
         return True
 
     def abort(self, why: Abort) -> None:
-        """The proxy has reset the stream or broken the protocol, or this process is stopping."""
+        """Called when the proxy resets the stream or breaks the protocol, or this process stops."""
         ending, status = _ENDINGS[why]
         if why is Abort.BROKEN:
             log.warning("the proxy broke the protocol: a message that is none of gRPC")
@@ -157,7 +157,7 @@ class StreamPump:
     # Steps
 
     def _step(self, step: Callable[[T], list[Action]], event: T) -> None:
-        """Take a step that no message of the proxy causes."""
+        """Perform a step that no message of the proxy causes."""
         if self._closing is None:
             try:
                 self._perform(step(event))
@@ -191,7 +191,7 @@ class StreamPump:
         routing = self._exchange.route(action.request)
         answer: RouteDecision | RefusedError
         try:
-            routing.send(None)  # what never waits needs no task: it runs to its end
+            routing.send(None)  # runs to its end, because it never waits
         except StopIteration as done:
             answer = done.value
         except RefusedError as refusal:
@@ -205,18 +205,18 @@ class StreamPump:
         self._perform(self._answer(answer))
 
     def _routed(self, task: asyncio.Task[RouteDecision | RefusedError]) -> None:
-        self._routing = None  # one that was cancelled holds its frames, and so this
+        self._routing = None  # a cancelled task refers to its frames, and so to this
         if self._closing is not None:
             self._closed(*self._closing)
         elif not task.cancelled():
             self._step(self._answer, task.result())
 
     async def _ask(self, request: RawRequest) -> RouteDecision | RefusedError:
-        """What the director says; whatever goes wrong, the client gets an answer."""
+        """Await the director; any failure becomes an error reply."""
         try:
             return await self._exchange.route(request)
         except RefusedError as refusal:
-            # Its frames hold the request, and who holds it; nothing is to wait for the collector.
+            # Its frames refer to the request, and would wait for the garbage collector.
             return refusal.with_traceback(None)
         except Exception:
             log.exception("routing failed")
@@ -228,7 +228,7 @@ class StreamPump:
         return self._machine.routed(answer)
 
     def _evict(self, reason: DropReason) -> None:
-        # Later: who evicts may be in the middle of admitting another request.
+        # Deferred: the caller may be in the middle of admitting another request.
         asyncio.get_running_loop().call_soon(self._step, self._machine.evicted, reason)
 
     # The end
@@ -238,7 +238,7 @@ class StreamPump:
         self._close(Ending.ERROR, Status.INVALID_ARGUMENT, str(error))
 
     def _close(self, ending: Ending, status: Status, text: str | None) -> None:
-        """End the stream as soon as nothing routes any more; the first ending counts."""
+        """End the stream when no decision is pending any longer; the first ending counts."""
         if self._closing is None:
             self._closing = (ending, status, text)
             if self._routing is None:
@@ -261,9 +261,9 @@ def _our_failure() -> RefusedError:
 
 
 def code_name(status: Status) -> str:
-    """As Go's gRPC spells a status; dashboards select by it."""
+    """Spell a status like Go's gRPC, because dashboards select by it."""
     if status is Status.OK:
         return "OK"
-    # Go has one "l" in this word.
+    # Go writes this word with one "l".
     name = "CANCELED" if status is Status.CANCELLED else status.name
     return "".join(word.capitalize() for word in name.split("_"))

@@ -1,4 +1,4 @@
-"""The ext_proc server: the method `Process` and, where asked for, health on the same port."""
+"""The ext_proc server: the method `Process` and, if configured, health on the same port."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from picker.rpc.server import GrpcServer
 
 @dataclass(frozen=True, slots=True)
 class ExchangesByMetadata:
-    """The directors of several pools at one port; `choose` says whose a call with this metadata
-    is. It must be quick.
+    """The directors of several pools at one port; `choose` selects one by the metadata of a call.
+    It must be quick.
     """
 
     choose: Callable[[Metadata], ExchangeSource]
@@ -36,11 +36,11 @@ def build_server(
     settings: StreamSettings | None = None,
     streams: StreamMetrics | None = None,
 ) -> GrpcServer:
-    """The ext_proc server; `exchanges` is the director, or those of several pools.
+    """Create the server; `exchanges` is the director, or those of several pools.
 
-    With `health`, the same port answers it. `streams` counts what is served. A buffered body is one
-    message. One that the port refused would break the stream, where the limit on bodies gives a
-    413; so the latter has to be the smaller. Both count in the budget of `options`.
+    With `health`, the same port serves health checks. `streams` counts streams. A buffered body is
+    one message. A message beyond the port's limit breaks the stream, but a body beyond its limit is
+    a 413; so the latter must be the smaller. Both count in the budget of `options`.
     """
     settings = replace(settings or StreamSettings(), budget=options.budget)
     table = {METHOD: processing(exchanges, settings, streams)}
@@ -50,7 +50,7 @@ def build_server(
 def processing(
     exchanges: Exchanges, settings: StreamSettings, streams: StreamMetrics | None = None
 ) -> Served:
-    """The method `Process`."""
+    """Create the receiver of each call of the method `Process`."""
 
     def serve(call: Call, metadata: Metadata) -> Receiver:
         chosen = exchanges

@@ -1,9 +1,9 @@
 """Protobuf bytes to events, actions to protobuf bytes; the only file that knows `envoy.*`.
 
-Stateless: what a message means depends on the message alone. Header names are lowered here, values
-are `raw_value` when that is not empty, else `value`. Envoy applies `remove_headers` before
-`set_headers`; a name that is set is left out of the removals all the same, so that the order does
-not matter.
+Stateless: the meaning of a message depends on the message alone. Header names become lower case;
+a value is `raw_value` unless that is empty, else `value`. Envoy applies `remove_headers` before
+`set_headers`; a name that is set is still omitted from the removals, so that the order does not
+matter.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ from picker.requestcontrol.headers import (
 from picker.types import Metadata
 
 METHOD = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
-# Envoy's name for the attributes that it was asked to send.
+# Envoy's key of the attributes that it is configured to send.
 ATTRIBUTES = "envoy.filters.http.ext_proc"
 UPSTREAM_ADDRESS = "upstream.address"
 UPSTREAM_ATTEMPTS = "upstream.request_attempt_count"
 
 _Message = Any  # the wheel with Envoy's messages carries no types
 _Mode = processing_mode_pb2.ProcessingMode
-# GRPC, whose messages come without their framing, and later modes are unknown here.
+# GRPC, whose messages arrive without framing, and later modes are unknown here.
 _BODY_MODES: Mapping[int, BodyMode] = {
     _Mode.NONE: BodyMode.ABSENT,
     _Mode.STREAMED: BodyMode.LOCKSTEP,
@@ -69,7 +69,7 @@ _BODY_MODES: Mapping[int, BodyMode] = {
     _Mode.BUFFERED_PARTIAL: BodyMode.PARTIAL,
     _Mode.FULL_DUPLEX_STREAMED: BodyMode.DUPLEX,
 }
-# Envoy insists on trailers in full duplex. The request is over when this is sent.
+# Envoy requires trailers in full duplex. The request is over when this is sent.
 _SHOW_BODY = _Mode(
     request_body_mode=_Mode.BUFFERED,
     request_trailer_mode=_Mode.SEND,
@@ -77,7 +77,7 @@ _SHOW_BODY = _Mode(
     response_body_mode=_Mode.FULL_DUPLEX_STREAMED,
     response_trailer_mode=_Mode.SEND,
 )
-# What Envoy compares with the overrides that it allows.
+# Envoy compares all of it with the overrides that it allows.
 _HIDE_BODIES = _Mode(
     request_body_mode=_Mode.NONE,
     request_trailer_mode=_Mode.SEND,
@@ -91,13 +91,13 @@ MAX_REMEMBERED = 4096  # destinations, and sets of response headers
 
 
 class MalformedMessageError(PickerError):
-    """Bytes that are no `ProcessingRequest`, or one that says nothing."""
+    """Bytes that are not a `ProcessingRequest`, or an empty one."""
 
 
 def decode(data: bytes) -> Event:
-    """One `ProcessingRequest` as an event. Raises `MalformedMessageError`.
+    """Decode one `ProcessingRequest`. Raises `MalformedMessageError`.
 
-    A message of a kind that the generated code does not know shows no kind, but unknown fields.
+    A message of a kind that the generated code does not know has no kind, but unknown fields.
     """
     try:
         message = pb.ProcessingRequest.FromString(data)
@@ -112,7 +112,7 @@ def decode(data: bytes) -> Event:
 
 
 def encode(reply: Reply) -> bytes:
-    """One reply as a `ProcessingResponse`."""
+    """Encode one reply as a `ProcessingResponse`."""
     data = _CONSTANTS.get(type(reply))
     return _ENCODERS[type(reply)](reply) if data is None else data
 
@@ -121,7 +121,7 @@ def encode(reply: Reply) -> bytes:
 
 
 def _request_headers(message: _Message) -> Event:
-    request_body = response_body = BodyMode.DUPLEX  # what a proxy uses that says nothing
+    request_body = response_body = BodyMode.DUPLEX  # the default of a proxy without this field
     if message.HasField("protocol_config"):
         config, unknown = message.protocol_config, BodyMode.UNKNOWN
         request_body = _BODY_MODES.get(config.request_body_mode, unknown)
@@ -183,7 +183,7 @@ _DECODERS: Mapping[str, Callable[[_Message], Event]] = {
 
 
 def _header_map(headers: Iterable[_Message]) -> dict[str, str]:
-    """Names to values; of a repeated header the last value counts."""
+    """Map names to values; of a repeated header the last value counts."""
     found: dict[str, str] = {}
     for header in headers:
         raw = header.raw_value
@@ -192,21 +192,21 @@ def _header_map(headers: Iterable[_Message]) -> dict[str, str]:
 
 
 def _status(headers: Mapping[str, str]) -> int | None:
-    """The HTTP status: `:status`, else `status`; None when there is no number in it."""
+    """Return the HTTP status of `:status`, else `status`; None if it is not a number."""
     text = headers.get(":status") or headers.get("status", "")
     return int(text) if text.isascii() and text.isdigit() and len(text) == 3 else None
 
 
 def _metadata(message: _Message, namespace: str, key: str) -> _Message | None:
     known = message.metadata_context.filter_metadata
-    # A look-up in a map of messages would insert what is not there.
+    # A look-up in a map of messages would insert a missing key.
     return known[namespace].fields.get(key) if namespace in known else None
 
 
 def _subset_hint(message: _Message) -> tuple[str, ...] | None:
-    """The endpoints that may serve: a list of strings or one string with commas.
+    """Return the endpoints that may serve, from a list of strings or one string with commas.
 
-    Entries that are no strings are skipped; a value of another kind counts as absent.
+    Entries other than strings are skipped; a value of another kind counts as absent.
     """
     value = _metadata(message, SUBSET_NAMESPACE, DESTINATION_SUBSET)
     if value is None:
@@ -228,9 +228,9 @@ def _served_by(message: _Message) -> str | None:
 
 
 def _upstream(message: _Message) -> tuple[str | None, bool]:
-    """Where the proxy got the response, by its attributes, and whether it says that it is nowhere.
+    """Return the origin of the response by the proxy's attributes; true if it reached no endpoint.
 
-    Only a proxy that sends its attempts as well as the address can say the latter.
+    The latter is known only if the proxy sends its attempts as well as the address.
     """
     attributes = message.attributes
     if ATTRIBUTES not in attributes:
@@ -279,7 +279,7 @@ def _unchanged_body_to(destination: str) -> bytes:
 
 
 def _direct(message: _Message, response: _Message, destination: str) -> None:
-    """Write a destination into `response`, a part of `message`, and into the metadata beside it."""
+    """Write a destination into `response`, a part of `message`, and into its metadata."""
     response.clear_route_cache = True
     _set(response.header_mutation, DESTINATION, destination)
     response.header_mutation.remove_headers.extend(_REMOVABLE)
@@ -292,7 +292,7 @@ def _add_destination(message: _Message, destination: str) -> None:
 
 
 def _directed(reply: SendRequestHeaders | SendBufferedRequest, to_destination: _Message) -> Any:
-    """What else `reply` says, added to a copy of the message that says where the request goes."""
+    """Add the rest of `reply` to a copy of the message with the destination."""
     message = pb.ProcessingResponse()
     message.CopyFrom(to_destination)
     part = getattr(message, message.WhichOneof("response"))
@@ -310,7 +310,7 @@ def _directed(reply: SendRequestHeaders | SendBufferedRequest, to_destination: _
 
 
 def _add_metadata(message: _Message, metadata: Metadata) -> None:
-    """Write `metadata` beside a reply."""
+    """Write `metadata` into a reply."""
     for namespace, values in metadata.items():
         fields = message.dynamic_metadata.fields[namespace].struct_value.fields
         for key, value in values.items():

@@ -41,7 +41,7 @@ class FlowHeap(Generic[K]):
         self._keys[flow] = key
         heappush(self._heap, (key, flow))
         if len(self._heap) > 2 * len(self._keys) + _FEW:
-            self._heap = [(kept, name) for name, kept in self._keys.items()]
+            self._heap = [(current, name) for name, current in self._keys.items()]
             heapify(self._heap)
 
     def remove(self, flow: str) -> None:

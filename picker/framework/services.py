@@ -37,7 +37,6 @@ class NoHttp:
     """An `HttpClient` for configurations that ask no server."""
 
     async def post_json(self, url: str, body: Any, **_: Any) -> Any:
-        """Raise `HttpError`."""
         raise HttpError(f"nothing may be asked of {url} here")
 
 
@@ -45,7 +44,7 @@ class Clock(Protocol):
     """A clock and timer for plugins that wait."""
 
     def now(self) -> float:
-        """Return monotonic seconds."""
+        """The monotonic time in seconds."""
 
     async def sleep(self, seconds: float) -> None:
         """Suspend for `seconds`. May be cancelled."""
@@ -55,7 +54,6 @@ class NoClock:
     """A `Clock` on which no time passes and nothing waits."""
 
     def now(self) -> float:
-        """Return 0."""
         return 0.0
 
     async def sleep(self, seconds: float) -> None:

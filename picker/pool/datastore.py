@@ -89,7 +89,6 @@ class Datastore:
         self._listeners.append(listener)
 
     def unsubscribe(self, listener: ChangeListener) -> None:
-        """Stop calling `listener`."""
         self._listeners.remove(listener)
 
     def watch(self, watcher: Callable[[], None]) -> None:

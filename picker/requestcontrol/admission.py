@@ -17,19 +17,18 @@ from picker.types import Candidate, InferenceRequest, SchedulingResult
 PREFER = "prefer"
 IF_AVAILABLE = "if-available"
 FULL = 1.0
-RETRY_AFTER_SECONDS = 1  # the least that can be said
+RETRY_AFTER_SECONDS = 1  # the minimum
 MAX_FAIRNESS_ID = 256  # characters
 _PREFIX = 64
-# Possessive, and content with a quotation without an end: else what a client writes takes the
-# square of its length to read.
+# Possessive, and accepts a quotation without an end: otherwise a header takes quadratic time.
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.?)*+"?', re.DOTALL)
 
 
 def fairness_id(request: InferenceRequest) -> str:
-    """The fairness id of a request's header, else the one that processors gave it.
+    """Return the fairness id of a request's header, else the one that processors set.
 
-    Of an id that is longer than `MAX_FAIRNESS_ID`, its beginning and a digest stand for it: flow
-    control remembers thousands of them, and clients choose them.
+    An id longer than `MAX_FAIRNESS_ID` is replaced by its beginning and a digest, because flow
+    control stores thousands of them, and clients choose them.
     """
     named = first_of(request.headers, FAIRNESS_ID) or request.fairness_id
     if len(named) > MAX_FAIRNESS_ID:
@@ -43,7 +42,7 @@ def refuse_if_full(
 ) -> None:
     """Shed a request of negative priority while the pool is full: 429, without a drop reason.
 
-    Nothing here knows how fast the pool empties; the metrics of a moment later may say otherwise.
+    The time until the pool has room is unknown; the next metrics may change the result.
     """
     if saturation.saturation(candidates, Attributes(), now_seconds) >= FULL:
         raise RefusedError(
@@ -57,10 +56,10 @@ def refuse_if_full(
 def refuse_if_not_cached(
     request: InferenceRequest, result: SchedulingResult, attributes: Attributes
 ) -> None:
-    """412 when the client wants to be served from a cache only and the endpoint has nothing.
+    """Refuse with 412 if the client accepts only cached prompts and the endpoint has no part.
 
-    An endpoint has something when any finding about prefix caches says so; where nobody looks,
-    nothing is cached as far as anyone knows.
+    Any finding about prefix caches may report a cached part; without findings nothing is known to
+    be cached.
     """
     if PREFER not in request.headers or not prefers_if_available(request.headers):
         return
@@ -87,7 +86,7 @@ def prefers_if_available(headers: Mapping[str, str]) -> bool:
 
 
 def scheduling_failed(error: Exception) -> RefusedError:
-    """What a scheduler that failed answers: the first refusal in a group of errors, else 429."""
+    """Convert the error of a scheduler: the first refusal in a group of errors, else 429."""
     refusal = _first_refusal(error)
     if refusal is not None:
         return refusal

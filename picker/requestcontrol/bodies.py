@@ -1,4 +1,4 @@
-"""Bodies: the one that leaves instead of the one that came, and how much one that waits takes."""
+"""Bodies: the one that leaves in place of the original, and the memory of a waiting one."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from picker.types import InferenceRequest, ParsedBody, RawRequest
 # Upper estimates of what the process holds, in bytes; a test measures them.
 REQUEST_BYTES = 16_384  # tasks, buffers, and the objects of every layer; 9 to 12 thousand
 SLACK = 4  # a quarter of a body more: room that large blocks leave unused between them
-TEXT_BYTES = 256  # of a header or a name, beside its characters
-PROMPT_BYTES = 128  # of a prompt of token ids, beside these
-FEATURE_BYTES = 512  # of an image or the like in a prompt
+TEXT_BYTES = 256  # for a header or a name, beyond its characters
+PROMPT_BYTES = 128  # for a prompt of token ids, beyond these
+FEATURE_BYTES = 512  # for an image or a similar item in a prompt
 _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _NO_MEMBERS: Mapping[str, object] = MappingProxyType({})
 
 
 def outgoing_body(body: bytes, parsed: ParsedBody, request: InferenceRequest) -> bytes | None:
-    """The body that leaves instead of `body`; None: that one, byte for byte.
+    """Return the body that replaces `body`; None: it leaves unchanged.
 
-    `parsed` is what the parser made of `body`. It changes when the model does, or when a plugin has
-    replaced members of the payload; never where the payload is what stands in a frame.
+    `parsed` is the parser's result for `body`. The body changes with the model, and if a plugin has
+    replaced members of the payload; never if the payload is the content of a frame.
     """
     before, after = parsed.payload, request.body.payload
     if before is None or after is None or not parsed.can_rewrite:
@@ -44,13 +44,13 @@ def outgoing_body(body: bytes, parsed: ParsedBody, request: InferenceRequest) ->
 def with_members(
     body: bytes, changed: Mapping[str, object] = _NO_MEMBERS, removed: Collection[str] = ()
 ) -> bytes:
-    """`body`, a JSON object, with some members replaced, added or removed.
+    """Replace, add or remove members of `body`, a JSON object.
 
-    Members come out sorted by name and without space between them, as the reference picker writes
-    them. Every other value keeps its very bytes: no number loses digits, which the reference's
-    passage through a float does, and nothing is escaped that was not. Of members with the same name
-    the last one stays. In a body with lone surrogates, escaped backslashes become `\\u005c`. Raises
-    `RefusedError` (400) when `body` is not a JSON object.
+    Members are sorted by name, without space between them, like in the reference picker. Every
+    other value retains its bytes: no number loses digits, as it does in the reference, and no
+    character becomes escaped. Of members with the same name the last one is used. In a body with
+    lone surrogates, escaped backslashes become `\\u005c`. Raises `RefusedError` (400) if `body` is
+    not a JSON object.
     """
     members, has_marks = decoded(body, _decode_members)
     for name, value in changed.items():
@@ -64,7 +64,7 @@ def with_members(
 def changes(
     before: Mapping[str, object], after: Mapping[str, object]
 ) -> tuple[dict[str, object], list[str]]:
-    """The members of `after` that are other objects than in `before`, and the names it lacks."""
+    """Return the members of `after` that are not the objects of `before`, and the removed names."""
     changed = {
         name: value
         for name, value in after.items()
@@ -74,7 +74,7 @@ def changes(
 
 
 def held_bytes(request: InferenceRequest, raw: RawRequest) -> int:
-    """What is held of a parked request, at most."""
+    """Estimate the memory of a parked request, at most."""
     headers, hint, body = raw.headers, raw.subset_hint or (), request.body
     # A character takes as much as the widest of its text: joined, at least what each takes alone.
     texts = ("".join(headers), "".join(headers.values()), "".join(hint))

@@ -1,4 +1,4 @@
-"""Which endpoints of the pool one request may use, each with the picker's own load on it."""
+"""The endpoints of the pool that one request may use, each with the picker's own load."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from ipaddress import ip_address
 
 from picker.types import Candidate
 
-_SLACK = 64  # endpoints that may be remembered although nothing runs there
+_SLACK = 64  # cached endpoints without load
 
 
 class LoadedCandidates:
-    """Candidates with their in-flight counts, kept from one decision to the next.
+    """Candidates with their in-flight counts, cached between decisions.
 
-    Between two decisions hardly anything changes, and in a pool of thousands to make all of them
-    anew would be most of a decision. Owned by the director.
+    Few counts change between two decisions, and in a pool of thousands most of a decision would go
+    into creating all candidates again. Owned by the director.
     """
 
     def __init__(self) -> None:
         self._made: dict[str, tuple[Candidate, Candidate]] = {}  # by key: without, and with load
 
     def of(self, pool: Sequence[Candidate], inflight: Mapping[str, int]) -> list[Candidate]:
-        """`pool` in its order, with the counts of `inflight` filled in."""
+        """Fill the counts of `inflight` into `pool`, in its order."""
         if len(self._made) > 2 * len(inflight) + _SLACK:
-            self._made.clear()  # of endpoints that are idle now, or gone
+            self._made.clear()  # it contains idle or removed endpoints
         made = self._made
         loaded = []
         for candidate in pool:
@@ -45,11 +45,11 @@ def candidates_for(
     inflight: Mapping[str, int],
     loaded: LoadedCandidates,
 ) -> Sequence[Candidate]:
-    """Narrow `pool` to `subset_hint` and fill in the in-flight counts; the pool's order is kept.
+    """Narrow `pool` to `subset_hint`, in its order, and fill in the in-flight counts.
 
-    An entry `ip:port` means exactly that endpoint, a bare `ip` every port of that address; IPv6
-    needs brackets before a port, and may be spelled in any way. Other entries mean nothing. No hint
-    (None) means the whole pool, an empty one nobody.
+    An entry `ip:port` selects exactly that endpoint, an `ip` alone every port of that address; IPv6
+    needs brackets before a port, in any spelling. Other entries are ignored. No hint (None) selects
+    the whole pool, an empty one no endpoint.
     """
     eligible = pool if subset_hint is None else _within(pool, subset_hint)
     if not inflight:
@@ -68,7 +68,7 @@ def _with_load(candidate: Candidate, count: int) -> Candidate:
 
 
 def _within(pool: Sequence[Candidate], subset_hint: Iterable[str]) -> list[Candidate]:
-    # Addresses of endpoints are in canonical form, so only the hint's need to be brought into it.
+    # Addresses of endpoints are in canonical form already.
     anywhere: set[str] = set()
     ports: dict[str, set[int]] = {}
     for entry in subset_hint:
@@ -86,9 +86,9 @@ def _within(pool: Sequence[Candidate], subset_hint: Iterable[str]) -> list[Candi
 
 
 def _read(entry: str) -> tuple[str, int | None]:
-    """`(address, port)` of a subset entry; port None when it names none.
+    """Return `(address, port)` of a subset entry; port None if it names none.
 
-    What is no such entry comes back as an address that no endpoint has.
+    A malformed entry becomes an address that no endpoint has.
     """
     if entry.startswith("["):
         host, bracket, rest = entry[1:].partition("]")
@@ -109,7 +109,7 @@ def _with_port(address: str, port: str | None) -> tuple[str, int | None]:
 
 
 def _canonical(address: str) -> str:
-    """One spelling per IPv6 address; anything else as it stands."""
+    """Normalize an IPv6 address; return other text unchanged."""
     if ":" not in address:
         return address
     try:

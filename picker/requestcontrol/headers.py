@@ -26,7 +26,7 @@ VIDEO_HINTS = (
     "x-llm-d-video-duration-seconds",
     "x-llm-d-video-resolution",
 )
-# They tell an endpoint to take a part of its work from an address: a picker's word alone.
+# They direct an endpoint to fetch a part of its work from an address: only a picker may set them.
 DISAGGREGATION = (
     "x-prefiller-host-port",
     "x-encoder-hosts-ports",
@@ -36,7 +36,7 @@ DISAGGREGATION = (
 
 DEFAULT_PATH = "/v1/completions"
 
-# Names that belong to the system in both directions: an endpoint must not send them to a client.
+# Names of the system in both directions: an endpoint must not send them to a client.
 SYSTEM_OWNED: tuple[str, ...] = (
     DESTINATION,
     DESTINATION_SUBSET,
@@ -56,7 +56,7 @@ PICKER_OWNED: tuple[str, ...] = (*SYSTEM_OWNED, *DISAGGREGATION)
 
 
 def first_of(headers: Mapping[str, str], names: tuple[str, ...]) -> str:
-    """The value of the first of `names` that is present and not empty, or ""; new name first."""
+    """Return the value of the first of `names` that is present and not empty, else ""."""
     for name in names:
         if value := headers.get(name):
             return value
@@ -64,7 +64,7 @@ def first_of(headers: Mapping[str, str], names: tuple[str, ...]) -> str:
 
 
 def path_of(headers: Mapping[str, str]) -> str:
-    """The path of a request without its query."""
+    """Return the path of a request without its query."""
     return target_of(headers).partition("?")[0]
 
 

@@ -68,7 +68,7 @@ class SnapshotSource(Protocol):
 
 
 class RequestScheduler(Protocol):
-    """Decides among candidates."""
+    """Chooses endpoints for a request; `scheduling.scheduler` in production."""
 
     def schedule(
         self,

@@ -1,4 +1,4 @@
-"""Failures of plugins: counted each, logged with moderation."""
+"""Failures of plugins: each is counted, few are logged."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from picker.decisions.decision import Watchers
 log = logging.getLogger(__name__)
 
 LOG_INTERVAL_SECONDS = 5.0
-# All that a client learns of a failure: what was raised is of the code, and may quote anything.
+# The only text for clients: an exception concerns the code, and may quote confidential values.
 PLUGIN_FAILED = "a plugin failed; see the endpoint picker's log"
 
 
 class PluginLog:
     """Counts every failure and logs one per plugin every few seconds.
 
-    A plugin that fails fails with every request; a traceback each would be the next failure. Owns
-    the times of the last log lines.
+    A broken plugin fails with every request; a traceback for each would fill the disk. Owns the
+    times of the last log lines.
     """
 
     __slots__ = ("_clock", "_logged", "_watchers")
@@ -29,7 +29,7 @@ class PluginLog:
         self._logged: dict[str, float] = {}
 
     def exception(self, name: str, error: Exception, consequence: str) -> None:
-        """The plugin called `name` raised `error`; `consequence` says what happens next."""
+        """Count and perhaps log `error` of the plugin `name`; `consequence` completes the log line."""
         for watch in self._watchers.plugin_failed:
             watch(name)
         now, last = self._clock(), self._logged.get(name)

@@ -1,10 +1,10 @@
-"""Gives a response back the model name that the client asked with.
+"""Restores in a response the model name that the client asked for.
 
 Theory of operation: a JSON response names its model in a member `"model"`; in a stream of events
-every event does. The bytes of that member are replaced wherever they stand, without decoding
-anything. The body comes in pieces cut anywhere, so the end of a piece that could be the beginning
-of such a member is held back until the next piece tells; it is never longer than the member itself.
-Pieces as servers send them end after an event, and nothing is held back then.
+every event does. The bytes of that member are replaced at any position, without decoding
+the body. Pieces may be cut anywhere, so the end of a piece that could begin such a member is held
+back until the next piece; it is never longer than the member itself. Servers usually end a piece
+after an event, and then no bytes are held back.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ _SEPARATORS = (b":", b": ", b" :", b" : ")
 
 
 class ModelRenamer:
-    """Replaces one model name by another in one response. Owns what is held back."""
+    """Replaces one model name by another in one response. Owns the bytes held back."""
 
     __slots__ = ("_held", "_longest", "_openings", "_replacement")
 
     def __init__(self, served: str, asked: str) -> None:
-        """`served` is the name that the endpoint knows, `asked` what the client is told."""
+        """`served` is the name that the endpoint uses, `asked` the name for the client."""
         texts = [json.dumps(served), json.dumps(served, ensure_ascii=False)]
         texts += [text.replace("/", "\\/") for text in texts]
-        # No regular expression: the name may come from a client, and to compile it takes far longer
-        # than to look for it. A spelling ends with its quotation mark, so none begins another one.
+        # No regular expression: the name may come from a client, and compiling takes far longer
+        # than searching. A spelling ends with its quotation mark, so none begins another one.
         self._openings = tuple(
             (_KEY + separator, _KEY + separator + name)
             for name in sorted({text.encode(errors="surrogatepass") for text in texts})
@@ -36,7 +36,7 @@ class ModelRenamer:
         self._held = b""
 
     def feed(self, data: bytes, is_last: bool) -> bytes:
-        """What can go on to the client of everything fed so far; all of it with the last piece."""
+        """Take a piece; return the bytes for the client, with the last piece all of them."""
         if self._held:
             data = self._held + data
             self._held = b""
@@ -57,7 +57,7 @@ class ModelRenamer:
         return b"".join(pieces)
 
     def _settled(self, data: bytes, start: int) -> int:
-        """Where in `data`, from `start` on, a member may begin that is not complete yet."""
+        """Return the position after `start` at which an incomplete member may begin."""
         at = data.find(b'"', max(start, len(data) - self._longest + 1))
         while at >= 0:
             if _KEY.startswith(data[at : at + len(_KEY)]):

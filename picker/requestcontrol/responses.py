@@ -30,7 +30,7 @@ from picker.types import Metadata, ResponseHead, ResponseProgress, SchedulingRes
 
 NO_METADATA: Metadata = MappingProxyType({})
 EVENT_STREAM = "text/event-stream"
-CONSEQUENCE = "the response goes on without it"
+CONSEQUENCE = "the response continues without it"
 SERVED_ENDPOINT = "x-pointsman-endpoint"
 # The `grpc-status` of a response that consists of headers alone, as a status of HTTP: unknown,
 # deadline exceeded, internal and unavailable.

@@ -11,9 +11,9 @@ from pathlib import Path
 from picker.rpc.options import ServerOptions
 
 BACKLOG = 1024  # connections not accepted yet
-UNIX_SOCKET_MODE = 0o660  # a proxy in a container of its own shares the group, not the user
-# A peer that vanished is noticed within two minutes: when nothing is sent, and when something is,
-# for which keepalive does not count and the system alone would try for a quarter of an hour.
+UNIX_SOCKET_MODE = 0o660  # a proxy in another container shares the group, not the user
+# Detect a vanished peer within two minutes, on an idle connection, and on one with unacknowledged
+# data, to which keepalive does not apply and for which the system would retry for 15 minutes.
 _PEER_LOSS = (
     ("TCP_KEEPIDLE", 60),
     ("TCP_KEEPINTVL", 15),
@@ -23,7 +23,7 @@ _PEER_LOSS = (
 
 
 def listen(options: ServerOptions) -> socket.socket:
-    """A listening socket where `options` say. Raises `OSError` when it cannot be had."""
+    """Create a listening socket. Raises `OSError` if that fails."""
     try:
         path = options.unix_path
         return _listen_tcp(options) if path is None else _listen_unix(path)
@@ -32,7 +32,7 @@ def listen(options: ServerOptions) -> socket.socket:
 
 
 def _listen_tcp(options: ServerOptions) -> socket.socket:
-    """On TCP; `::` takes IPv4 too, as with other gRPC servers."""
+    """Listen on TCP; `::` accepts IPv4 too, like other gRPC servers."""
     wide = options.host == "::" and socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     listening = socket.create_server(
@@ -45,7 +45,7 @@ def _listen_tcp(options: ServerOptions) -> socket.socket:
 def _notice_lost_peers(listening: socket.socket) -> None:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # connections inherit it
     for name, value in _PEER_LOSS:
-        option = getattr(socket, name, None)  # not every system has them all
+        option = getattr(socket, name, None)  # some systems lack some of them
         if option is not None:
             listening.setsockopt(socket.IPPROTO_TCP, option, value)
 
@@ -55,7 +55,7 @@ def _listen_unix(path: Path) -> socket.socket:
     listening = socket.socket(socket.AF_UNIX)
     try:
         listening.bind(str(path))
-        path.chmod(UNIX_SOCKET_MODE)  # before `listen`, so that no client comes in earlier
+        path.chmod(UNIX_SOCKET_MODE)  # before `listen`, so that no client connects earlier
         listening.listen(BACKLOG)
     except OSError:
         listening.close()
@@ -64,8 +64,8 @@ def _listen_unix(path: Path) -> socket.socket:
 
 
 def remove_stale(path: Path) -> None:
-    """Remove a socket on which no process listens any more. Raises `OSError` for one in use, and
-    for a file of another kind.
+    """Remove a socket without a listening process. Raises `OSError` for one in use, and for a file
+    of another kind.
     """
     try:
         kind = path.lstat().st_mode
@@ -83,13 +83,13 @@ def remove_stale(path: Path) -> None:
 
 
 def bound_port(listening: socket.socket) -> int:
-    """The port of a TCP socket; 0 for a unix socket."""
+    """Return the port of a TCP socket; 0 for a unix socket."""
     name = listening.getsockname()
     return int(name[1]) if isinstance(name, tuple) else 0
 
 
 def inode(path: Path) -> int | None:
-    """Which file `path` is at the moment, None when there is none."""
+    """Identify the file at `path`; None if there is none."""
     try:
         return path.lstat().st_ino
     except OSError:

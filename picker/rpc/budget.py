@@ -1,10 +1,10 @@
-"""A bound on what unfinished messages and bodies take together, over all calls."""
+"""A bound on the memory of unfinished messages and bodies, over all calls."""
 
 from __future__ import annotations
 
 
 class ByteBudget:
-    """Owns the count of bytes that all shares hold. `max_bytes` None: they are only counted."""
+    """Owns the count of bytes in all shares. `max_bytes` None: they are only counted."""
 
     __slots__ = ("held_bytes", "max_bytes")
 
@@ -14,7 +14,7 @@ class ByteBudget:
 
 
 class ByteShare:
-    """What one holder has of a budget. Owns the amount, and gives it back at most once."""
+    """The part of a budget that one holder reserved, and releases at most once."""
 
     __slots__ = ("_budget", "held_bytes")
 
@@ -23,7 +23,7 @@ class ByteShare:
         self.held_bytes = 0
 
     def grow(self, num_bytes: int) -> bool:
-        """Hold so much more; False where that does not fit, and nothing is taken then."""
+        """Reserve more bytes; False, without a reservation, if they do not fit."""
         budget = self._budget
         if budget.max_bytes is not None and budget.held_bytes + num_bytes > budget.max_bytes:
             return False
@@ -31,11 +31,11 @@ class ByteShare:
         return True
 
     def grow_beyond(self, num_bytes: int) -> None:
-        """Hold so much more whether it fits or not."""
+        """Reserve more bytes even if they do not fit."""
         self.held_bytes += num_bytes
         self._budget.held_bytes += num_bytes
 
     def release(self) -> None:
-        """Hold nothing."""
+        """Return all reserved bytes to the budget."""
         self._budget.held_bytes -= self.held_bytes
         self.held_bytes = 0

@@ -1,8 +1,8 @@
 """One call on an HTTP/2 connection, with its buffers, and methods as coroutines on top of it.
 
 A call hands each message to its receiver as soon as it is whole. While much is unsent, or the
-receiver has paused reading, messages wait here instead, and what has come is not acknowledged, so
-that a peer may have one window of data and one unfinished message here.
+receiver has paused reading, messages wait here instead, unacknowledged, so that a peer may have one
+window of data and one unfinished message here.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Opens the receiver of a new call. It must be quick, and may send and end the call at once.
+# Creates the receiver of a new call. It must be quick, and may send and end the call at once.
 Served: TypeAlias = Callable[["Call", Metadata], Receiver]
 
 MAX_UNREAD_BYTES = 256 * 1024  # beyond it a coroutine's call is paused
-MESSAGE_BYTES = 64  # what keeping an unread message costs beside its content; empty ones cost too
+MESSAGE_BYTES = 64  # the overhead of an unread message, even of an empty one
 MAX_UNSENT_BYTES = 256 * 1024  # beyond it `write` waits, and messages are held back
-# Smaller amounts wait for more: a window's update costs more than they do. All streams of a
-# connection together must stay below the connection's window, or it would never open again.
+# Smaller amounts accumulate, because a window update costs more. All streams of a connection
+# together must stay below the connection's window, or it would never open again.
 ACKNOWLEDGE_BYTES = 2048
 
 HEAD: Final = encode_fields(((b":status", b"200"), (b"content-type", b"application/grpc")))
@@ -38,56 +38,55 @@ _OK_TRAILERS: Final = trailers(Status.OK, "")
 
 
 class Outlet(Protocol):
-    """What a call needs of its connection."""
+    """The connection as seen by a call."""
 
     http2: Http2Engine
     is_paused: bool  # the transport takes no more for now
-    is_flush_due: bool  # what the engine has is written soon
+    is_flush_due: bool  # the engine's output is written soon
 
     @property
     def peer(self) -> str:
-        """Where the peer is, for the log."""
+        """The address of the peer, for the log."""
         ...
 
     def schedule(self, call: Call) -> None:
-        """`call` has something to send that could not be sent at once, or its end."""
+        """Schedule unsent data of `call`, or its end."""
         ...
 
     def schedule_flush(self) -> None:
-        """Something was given to the engine."""
+        """Schedule a write of the engine's output."""
         ...
 
     def spawn(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run it; the connection is not gone before it is over."""
+        """Run a coroutine in a task; the connection outlives it."""
         ...
 
     def on_reset(self, call: Call, is_unanswered: bool) -> None:
-        """The peer has ended `call`."""
+        """Called when the peer resets `call`."""
         ...
 
 
-class _Nobody:
-    """The receiver of what is refused without being opened."""
+class _NoReceiver:
+    """The receiver of a call that is refused before one exists; ignores everything."""
 
     def message(self, data: bytes) -> None:
-        """Nothing is received."""
+        pass
 
     def end_of_messages(self) -> None:
-        """Nothing is received."""
+        pass
 
     def refuses_large_message(self) -> bool:
-        """Nothing is received."""
         return True
 
     def abort(self, why: Abort) -> None:
-        """Nothing runs."""
+        pass
 
 
-_NOBODY: Final = _Nobody()
+_NO_RECEIVER: Final = _NoReceiver()
 
 
 class Call(Http2Stream):
-    """Owns the buffers of one call. One receiver, which sends by `send` and `end`."""
+    """Owns the buffers of one call. Its one receiver sends with `send` and `end`."""
 
     __slots__ = (
         "_has_refused",
@@ -123,19 +122,19 @@ class Call(Http2Stream):
         self.head_sent = False
         self.ending: bytes | None = None  # the header block sent last, once nothing else is unsent
         self.gone = False  # the peer has reset the stream, or the connection is lost
-        self.reads_on = False  # messages are handed on however much is unsent
+        self.reads_on = False  # messages are delivered even while much is unsent
         self.room: asyncio.Future[None] | None = None  # a writer waits for it
-        self.unsent = bytearray()  # what waits for the peer's window or for the transport
+        self.unsent = bytearray()  # data that waits for the peer's window or for the transport
         self._outlet = outlet
-        self._receiver: Receiver = _NOBODY
+        self._receiver: Receiver = _NO_RECEIVER
         self._splitter = MessageSplitter(max_message_bytes, budget)
-        self._messages: deque[bytes] | None = None  # those held back, while any have to be
+        self._messages: deque[bytes] | None = None  # messages held back, while there are any
         self._is_reading_paused = False
-        self._has_refused = False  # a message that has begun, and for which there is no room
+        self._has_refused = False  # a message without room that has begun
         self._unacknowledged = 0
         self._input_ended = False
 
-    # The receiver's half
+    # Called by the receiver
 
     def open(self, served: Served, headers: Metadata) -> None:
         """Open the receiver; called once, before anything else."""
@@ -166,7 +165,7 @@ class Call(Http2Stream):
         outlet.schedule(self)
 
     def end(self, status: Status = Status.OK, text: str = "") -> None:
-        """End the call once all is sent. Nothing is received any more."""
+        """End the call after all data is sent; no messages are received any longer."""
         if self.ending is None and not self.gone:
             self.ending = trailers(status, text) if status or text else _OK_TRAILERS
             self._splitter.discard()
@@ -179,54 +178,54 @@ class Call(Http2Stream):
         self._hold_back()
 
     def resume_reading(self) -> None:
-        """Hand on what was held back."""
+        """Deliver the messages held back."""
         if self._is_reading_paused:
             self._is_reading_paused = False
             self._catch_up()
 
     def spawn(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run what the receiver cannot do at once. It is the receiver that cancels it."""
+        """Run a coroutine of the receiver in a task, which the receiver may cancel."""
         return self._outlet.spawn(coroutine)
 
     @property
     def peer(self) -> str:
-        """Where the caller is, for the log."""
+        """The address of the caller, for the log."""
         return self._outlet.peer
 
     @property
     def is_congested(self) -> bool:
-        """True if so much is unsent that nothing should be added."""
+        """True if too much is unsent to add more."""
         return len(self.unsent) > MAX_UNSENT_BYTES
 
-    # The connection's half
+    # Called by the connection
 
     def refuse(self, block: bytes) -> None:
-        """Answer what is no call of gRPC with this header block alone."""
+        """Answer a request other than a gRPC call with this header block alone."""
         self.head_sent, self.ending = True, block
         self._outlet.schedule(self)
 
     def take(self, limit: int) -> bytes:
-        """Up to `limit` bytes to send."""
+        """Take up to `limit` bytes to send."""
         unsent, was_congested = self.unsent, self.is_congested
         taken = bytes(unsent[:limit])
         del unsent[:limit]
         if was_congested and not self.is_congested:
             _wake(self.room)
-            # Not now: the connection is in the middle of sending.
+            # Deferred: the connection is in the middle of sending.
             asyncio.get_running_loop().call_soon(self._catch_up)
         return taken
 
     def break_off(self, why: Abort, status: Status, text: str) -> None:
-        """End the call from outside: what is unsent is given up, the receiver is not asked."""
+        """End the call from outside: unsent data is dropped, and the receiver is only notified."""
         self.unsent.clear()
         if self.ending is None and not self.gone:
             self._receiver.abort(why)
             self.end(status, text)
         elif not self.gone:
-            self._outlet.schedule(self)  # the end waited for what is given up now
+            self._outlet.schedule(self)  # the end waited for the dropped data
 
     def drop(self) -> None:
-        """There is no peer any more; free everything."""
+        """Release everything, because the peer is gone."""
         if not self.gone:
             self.gone = True
             if self.ending is None:
@@ -234,7 +233,7 @@ class Call(Http2Stream):
             self.free()
 
     def free(self) -> None:
-        """Hold nothing: the last frame was given to the engine, or nothing can be sent."""
+        """Release all buffers: the engine has the last frame, or no data can be sent."""
         self.gone = True
         left, self._unacknowledged = self._unacknowledged, 0
         if left:
@@ -242,15 +241,15 @@ class Call(Http2Stream):
         self._splitter.discard()
         self._messages = None
         self.unsent.clear()
-        self._receiver = _NOBODY  # which refers to this
+        self._receiver = _NO_RECEIVER  # which refers to this
         _wake(self.room)
         if self.timer is not None:
             self.timer.cancel()
 
-    # What the peer does; see `Http2Stream`
+    # Called for the peer; see `Http2Stream`
 
     def on_data(self, data: bytes, flow_controlled_bytes: int) -> None:
-        """Cut messages out of it, and hand them on."""
+        """Extract messages from the data and deliver them."""
         self._unacknowledged += flow_controlled_bytes
         if self.ending is None and not self.gone:
             try:
@@ -265,23 +264,23 @@ class Call(Http2Stream):
             self._acknowledge()
 
     def on_end(self) -> None:
-        """The peer closed its half."""
+        """Called when the peer closes its half."""
         self._input_ended = True
         if self.ending is None and not self.gone:
             self._catch_up()
 
     def on_reset(self) -> None:
-        """The peer, or a breach of the protocol, ended the stream."""
+        """Called when the peer, or a breach of the protocol, ends the stream."""
         is_unanswered = not self.head_sent and not self.unsent
         self.drop()
         self._outlet.on_reset(self, is_unanswered)
 
     def on_window(self) -> None:
-        """More can be sent."""
+        """Called when the window has grown."""
         if self.unsent:
             self._outlet.schedule(self)
 
-    # Both
+    # Shared
 
     def _hand_on(self, messages: Iterable[bytes]) -> None:
         for message in messages:
@@ -295,7 +294,7 @@ class Call(Http2Stream):
             self._messages = deque()
 
     def _catch_up(self) -> None:
-        """Hand on what was held back, as far as that is possible now, and then the end."""
+        """Deliver the messages held back, as far as possible now, and then the end."""
         held = self._messages
         if held is not None:
             if self._is_reading_paused or (self.is_congested and not self.reads_on):
@@ -329,7 +328,7 @@ class Call(Http2Stream):
 
 
 def streaming(method: Method) -> Served:
-    """Serve a method that is a coroutine: each call runs it in a task of its own."""
+    """Serve a coroutine function: each call runs it in its own task."""
     return lambda call, metadata: _MethodCall(call, method)
 
 
@@ -384,7 +383,7 @@ class _MethodCall:
             await call.room
 
     def message(self, data: bytes) -> None:
-        """Keep it for the reader, which may be slow."""
+        """Store the message for the reader, which may be slow."""
         self._messages.append(data)
         self._unread_bytes += len(data) + MESSAGE_BYTES
         if self._unread_bytes > MAX_UNREAD_BYTES:
@@ -392,18 +391,17 @@ class _MethodCall:
         _wake(self._more)
 
     def end_of_messages(self) -> None:
-        """The reader gets None."""
+        """Return None to the reader."""
         self._has_ended = True
         _wake(self._more)
 
     def refuses_large_message(self) -> bool:
-        """Only ext_proc has an answer for a client whose body finds no room."""
+        """Fail the call; only ext_proc can answer a client for whose body there is no room."""
         self._failure = RpcError(Status.RESOURCE_EXHAUSTED, "there is no room for this message")
         _wake(self._more)
         return True
 
     def abort(self, why: Abort) -> None:
-        """Nothing more can be said."""
         self._task.cancel()
 
 

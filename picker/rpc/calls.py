@@ -1,6 +1,6 @@
-"""The terms of a gRPC call: its receiver, a method as a coroutine, how a call ends.
+"""The terms of a gRPC call: its receiver, a method as a coroutine, the ways in which a call ends.
 
-A unary call is a stream of one message, on the wire as here.
+A unary call is a stream of one message, here and on the wire.
 """
 
 from __future__ import annotations
@@ -11,51 +11,51 @@ from typing import Any, Protocol, TypeAlias
 
 from picker.errors import PickerError
 
-# What a call says of itself before its first message, by names in lower case; see `joined`.
+# The header fields of a call, by names in lower case; see `joined`.
 Metadata: TypeAlias = Mapping[bytes, bytes]
 
 # A method as a coroutine. `Read` returns the next message, None when the caller has ended its half;
-# it raises `RpcError` when what is coming cannot be received. `Write` waits while much is unsent.
+# it raises `RpcError` if the next message cannot be received. `Write` waits while much is unsent.
 Read: TypeAlias = Callable[[], Awaitable[bytes | None]]
 Write: TypeAlias = Callable[[bytes], Awaitable[None]]
 Method: TypeAlias = Callable[[Read, Write], Coroutine[Any, Any, None]]
 
 
 class Abort(Enum):
-    """Why a call ends before its receiver has ended it."""
+    """The reason why a call ends before its receiver ends it."""
 
     CANCELLED = "cancelled"  # the caller has reset it, its deadline passed, the connection is lost
-    BROKEN = "broken"  # the caller has sent what is no message
+    BROKEN = "broken"  # the caller has sent a malformed message
     SHUTDOWN = "shutdown"  # this server is stopping
 
 
 class Receiver(Protocol):
-    """One call as its owner sees it. All of it is called by the connection, in the event loop, and
-    must be quick. Nothing is called after `abort`, or after the receiver has ended the call.
+    """The consumer of one call. The connection calls its methods in the event loop; they must be
+    quick. No method is called after `abort`, or after the receiver has ended the call.
     """
 
     def message(self, data: bytes) -> None:
-        """The next message; not called while much is unsent."""
+        """Process the next message; not called while much is unsent."""
         ...
 
     def end_of_messages(self) -> None:
-        """The caller has ended its half in order."""
+        """Called when the caller ends its half in order."""
         ...
 
     def refuses_large_message(self) -> bool:
-        """A message has begun that does not fit into the budget; called once for each. Either the
-        receiver ends the call and returns True, or the message is received all the same.
+        """Called once for each message that does not fit into the budget, when it begins. Either
+        the receiver ends the call and returns True, or the message is still received.
         """
         ...
 
     def abort(self, why: Abort) -> None:
-        """The call is over, whatever the receiver was doing. Nothing can be sent any more."""
+        """Called when the call ends in the middle; no data can be sent any longer."""
         ...
 
 
 def joined(fields: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    """Names to values; those of a name that comes several times are joined by commas, as in HTTP.
-    None of them may hide another.
+    """Map names to values; the values of a repeated name are joined by commas, as in HTTP, so that
+    no value hides another.
     """
     found = dict(fields)
     if len(found) == len(fields):

@@ -2,20 +2,20 @@
 
 Theory of operation
 -------------------
-`data_received` gives the bytes to the HTTP/2 engine, which calls this and the streams; most calls
-are served right there. What is to be sent gathers in the engine, and the transport gets everything
-at once at the end of that, or in the next turn of the event loop when a task sends: replies of one
-turn leave in one system call.
+`data_received` passes the bytes to the HTTP/2 engine, which calls this and the streams; most calls
+are served there. Output accumulates in the engine, and the transport gets all of it at the end of
+that, or in the next turn of the event loop if a task sends: the replies of one turn leave in one
+system call.
 
-What a call sends waits for the peer's window and for the socket (while the transport is paused) in
-the call's own buffer, and then takes turns with that of others. A peer that makes us answer its
-control frames without reading the answers is cut off.
+The output of a call waits for the peer's window and for the socket (while the transport is paused)
+in the call's own buffer, and then takes turns with that of other calls. A peer that provokes
+answers to control frames without reading them is disconnected.
 
-A connection ends in order when it drains (the server stops, the peer says goodbye, no call came for
-long) and its last call is over; or at once when either end breaks it, when the peer does not shake
-hands in time, or does not answer a PING while it has calls. Calls that cross our GOAWAY on the way
-are served: a PING behind it tells when the peer has read it, and only then the end of the last call
-ends the connection.
+A connection ends in order when it drains (the server stops, the peer sends GOAWAY, no call arrived
+for long) and its last call is over; or at once if either end breaks it, if the peer does not
+complete the handshake in time, or does not answer a PING while it has calls. Calls that cross our
+GOAWAY are served: the answer to a PING behind it shows that the peer has read it, and only then the
+end of the last call ends the connection.
 """
 
 from __future__ import annotations
@@ -37,12 +37,14 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-KEEPALIVE_SECONDS = 60.0  # of silence before a peer that has calls is asked, and to answer in
+KEEPALIVE_SECONDS = (
+    60.0  # of silence before a PING to a peer with calls, and the time for its answer
+)
 LINGER_SECONDS = 5.0
-DRAIN_SECONDS = 1.0  # how long a peer may take to say that it has read our GOAWAY
+DRAIN_SECONDS = 1.0  # the time for a peer to confirm our GOAWAY
 HIGH_WATER_BYTES = 1024 * 1024  # unsent by the transport: calls wait
-# Unsent by the transport although calls wait: the peer does not read. More than the high water and
-# one call's turn, so that only control frames get there.
+# Unsent by the transport although calls wait: the peer does not read. More than the high water mark
+# and one call's turn, so that only control frames can reach it.
 ABORT_BYTES = 4 * 1024 * 1024
 TURN_BYTES = 128 * 1024  # of one call, before it is another's turn
 WRITE_BYTES = 256 * 1024  # given to the transport at once
@@ -50,18 +52,18 @@ _NOT_POST: Final = encode_fields(((b":status", b"405"), (b"allow", b"POST")))
 _NOT_GRPC: Final = encode_fields(((b":status", b"415"),))
 _DRAIN_PING = b"draining"
 _KEEPALIVE_PING = b"all well"
-# Calls that the peer gives up before anything was sent to it, within a moment of opening them, and
-# frames that only make work. One Envoy worker whose every client leaves at once was seen to give up
-# 3,300 calls a second; nearly all arrive in one read with what opened them, so that only their
-# number tells them from an attack, of which this process takes 100,000 a second (13,000 on `h2`).
-# The burst is what such an Envoy sends to a picker that was stopped for six seconds.
+# Calls that the peer resets before any reply, shortly after opening them, and frames that only
+# cause work. One Envoy worker whose clients all disconnect at once resets 3,300 calls a second
+# (measured); nearly all resets arrive in one read with the opening frames, so that only their
+# number distinguishes them from an attack, of which this process withstands 100,000 a second
+# (13,000 on `h2`). The burst is what such an Envoy sends to a picker that was stopped for 6 s.
 YOUNG_SECONDS = 1.0
 WASTE_PER_SECOND = 10_000
 WASTE_BURST = 20_000
 
 
 class WasteLimit:
-    """Owns how much a peer may waste now: a bucket that fills again with time."""
+    """Owns the work that a peer may waste now: a token bucket."""
 
     __slots__ = ("_filled_at", "_left")
 
@@ -69,7 +71,7 @@ class WasteLimit:
         self._left, self._filled_at = float(WASTE_BURST), now
 
     def takes_one_more(self, now: float) -> bool:
-        """Count one; False: it was one too many. `now` never goes back, in seconds."""
+        """Count one; False: it exceeds the limit. `now` is monotonic, in seconds."""
         refilled = self._left + (now - self._filled_at) * WASTE_PER_SECOND
         self._left = min(refilled, WASTE_BURST) - 1
         self._filled_at = now
@@ -79,9 +81,9 @@ class WasteLimit:
 class GrpcConnection(asyncio.Protocol):
     """Owns one connection and its calls. Implements `Http2Listener` and `Outlet`.
 
-    `served` maps paths to what opens their receivers, `options` say what a peer may take of space
-    and time. `on_made` is called once, when the connection stands, and then `on_gone` once, when it
-    is closed and no task of it runs any more.
+    `served` maps paths to factories of receivers, `options` limit the space and time of a peer.
+    `on_made` is called once, when the connection is established, and then `on_gone` once, when it
+    is closed and its last task has ended.
     """
 
     def __init__(
@@ -101,31 +103,30 @@ class GrpcConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._ready: dict[int, Call] = {}  # those that have something to send, in order
-        self._blocked: dict[int, Call] = {}  # those that wait for the connection's window
-        self._timer: asyncio.TimerHandle | None = None  # for a peer that does nothing
-        self._last_heard = self._idle_since = self._loop.time()
-        self._waste = WasteLimit(self._last_heard)
-        self._asked_at: float | None = None  # by a PING, whether the peer is there
+        self._ready: dict[int, Call] = {}  # calls with unsent data, in order
+        self._blocked: dict[int, Call] = {}  # calls that wait for the connection's window
+        self._timer: asyncio.TimerHandle | None = None  # for an idle peer
+        self._last_received_at = self._idle_since = self._loop.time()
+        self._waste = WasteLimit(self._last_received_at)
+        self._asked_at: float | None = None  # the time of an unanswered PING
         self._draining = False
-        self._no_more_calls = False  # the peer knows that it should open none
+        self._no_more_calls = False  # the peer has read our GOAWAY
         self._cancelled = False
 
     @property
     def peer(self) -> str:
-        """Where the peer is, for the log."""
+        """The address of the peer, for the log."""
         name = None if self._transport is None else self._transport.get_extra_info("peername")
         return "{}:{}".format(*name[:2]) if isinstance(name, tuple) else "a unix socket"
 
     @property
     def calls(self) -> tuple[Call, ...]:
-        """Those that are open."""
         return tuple(cast("Iterable[Call]", self.http2.streams.values()))
 
-    # asyncio's half
+    # Called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send the settings."""
+        """Send the settings of HTTP/2."""
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
         self.http2.start()
@@ -135,10 +136,10 @@ class GrpcConnection(asyncio.Protocol):
         self._flush()
 
     def data_received(self, data: bytes) -> None:
-        """Whatever the peer sent; of no interest once the connection closes."""
+        """Process bytes of the peer; ignored once the connection closes."""
         if self._transport is None or self._transport.is_closing():
             return
-        self._last_heard = self._loop.time()
+        self._last_received_at = self._loop.time()
         self.is_flush_due = True  # below, in one write
         try:
             self.http2.receive(data)
@@ -152,39 +153,39 @@ class GrpcConnection(asyncio.Protocol):
             self._flush()
 
     def eof_received(self) -> bool:
-        """The peer sends no more; a half-closed connection is of no use to HTTP/2.
+        """Close the connection: HTTP/2 has no use for a half-closed one.
 
-        The transport would first send all it holds, to a peer that perhaps reads no more either.
+        The transport would first send its buffer, to a peer that may have stopped reading as well.
         """
         self._break_off()
         return False
 
     def pause_writing(self) -> None:
-        """The peer reads slower than calls write."""
+        """Called when the peer reads more slowly than calls write."""
         self.is_paused = True
 
     def resume_writing(self) -> None:
-        """The transport takes more."""
+        """Called when the transport accepts more."""
         self.is_paused = False
         self.schedule_flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End every call."""
+        """Drop every call, because the peer is gone."""
         self._transport = None
         if self._timer is not None:
             self._timer.cancel()
         self._drop_all()
         self._report_when_gone()
 
-    # The server's half
+    # Called by the server
 
     def drain(self) -> None:
-        """Ask for no more calls, and close once those under way are over."""
+        """Ask the peer to open no more calls, and close after the last one."""
         transport = self._transport
         if self._draining or transport is None or transport.is_closing():
             return
         self._draining = True
-        # Not by `close`: that would name the last stream, and calls that cross this are served.
+        # Not `close`, which would name the last stream: calls that cross this are served.
         self.http2.out.append(graceful_goaway())
         self.http2.ping(_DRAIN_PING)
         self._set_timer(DRAIN_SECONDS, self._drained)
@@ -196,46 +197,46 @@ class GrpcConnection(asyncio.Protocol):
         for call in self.calls:
             call.break_off(Abort.SHUTDOWN, Status.UNAVAILABLE, "shutting down")
         self.drain()
-        self._drained()  # a call that comes later would be refused: nothing to wait for
+        self._drained()  # later calls would be refused: no reason to wait
 
     def abort(self) -> None:
-        """Close without a word to a peer that does not read."""
+        """Close at once, without a GOAWAY, because the peer does not read."""
         if self._transport is not None:
             self._transport.abort()
 
-    # The calls' half; see `Outlet`
+    # Called by calls; see `Outlet`
 
     def schedule(self, call: Call) -> None:
-        """`call` has something to send that could not be sent at once, or its end."""
+        """Schedule unsent data of `call`, or its end."""
         self._ready[call.stream_id] = call
         if not self.is_flush_due:
             self.schedule_flush()
 
     def schedule_flush(self) -> None:
-        """Something was given to the engine."""
+        """Schedule a write of the engine's output."""
         if not self.is_flush_due and self._transport is not None:
             self.is_flush_due = True
             self._loop.call_soon(self._flush)
 
     def spawn(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run it; the connection is not gone before it is over."""
+        """Run a coroutine in a task; the connection outlives it."""
         task = self._loop.create_task(coroutine, name="grpc call")
         self._tasks.add(task)
         task.add_done_callback(self._task_done)
         return task
 
     def on_reset(self, call: Call, is_unanswered: bool) -> None:
-        """The peer has ended `call`."""
+        """Called when the peer resets `call`."""
         self._forget(call)
-        if is_unanswered and self._last_heard - call.opened_at < YOUNG_SECONDS:
+        if is_unanswered and self._last_received_at - call.opened_at < YOUNG_SECONDS:
             self.on_chore()
 
-    # What the peer did; see `Http2Listener`
+    # Called for the peer; see `Http2Listener`
 
     def on_request(self, stream_id: int, send_window: int, headers: Metadata) -> Call:
-        """A call, or something that is none."""
+        """Open a call, or refuse another kind of request."""
         options, budget = self._options, self._options.budget
-        now = self._last_heard
+        now = self._last_received_at
         call = Call(stream_id, send_window, self, options.max_message_bytes, budget, now)
         if headers.get(b":method") != b"POST":
             call.refuse(_NOT_POST)
@@ -261,23 +262,23 @@ class GrpcConnection(asyncio.Protocol):
         call.open(served, headers)
 
     def on_chore(self) -> None:
-        """The peer has made work for nothing. Raises `Http2Error` when that is too much."""
-        if not self._waste.takes_one_more(self._last_heard):
+        """Count wasted work of the peer. Raises `Http2Error` if it is too much."""
+        if not self._waste.takes_one_more(self._last_received_at):
             self.http2.close(ErrorCode.ENHANCE_YOUR_CALM)
             raise Http2Error("it wastes work: resets, pings or other frames without end")
 
     def on_window(self) -> None:
-        """More can be sent on all streams, perhaps."""
+        """Called when streams that wait for the connection's window may continue."""
         self._ready |= self._blocked
         self._blocked.clear()
 
     def on_ping_answered(self, data: bytes) -> None:
-        """Our GOAWAY was read."""
+        """Called when the peer has read our GOAWAY."""
         if data == _DRAIN_PING:
             self._drained()
 
     def on_goaway(self, error_code: int) -> None:
-        """The peer opens no more calls."""
+        """Called when the peer will open no more calls."""
         if not error_code:
             self.drain()
             self._drained()
@@ -292,7 +293,7 @@ class GrpcConnection(asyncio.Protocol):
         if self._transport is None or self._transport.is_closing():
             return
         if self._ready and not self.is_paused:
-            self.is_flush_due = True  # what is sent meanwhile is written below
+            self.is_flush_due = True  # later output is written below
             try:
                 self._send_in_turns()
             except Exception:
@@ -305,7 +306,7 @@ class GrpcConnection(asyncio.Protocol):
             self._close()
 
     def _send_in_turns(self) -> None:
-        """Serve calls in turn until all is sent or the transport is full."""
+        """Serve calls in turn until all data is sent or the transport is full."""
         moved = 0
         while self._ready:
             for call in tuple(self._ready.values()):
@@ -316,7 +317,7 @@ class GrpcConnection(asyncio.Protocol):
                         return
 
     def _send_turn(self, call: Call) -> int:
-        """Move one call's share to the engine; its bytes."""
+        """Move one call's share to the engine; return the number of bytes."""
         moved, http2 = 0, self.http2
         if call.unsent:
             if not call.head_sent:
@@ -340,12 +341,12 @@ class GrpcConnection(asyncio.Protocol):
     def _send_ending(self, call: Call, ending: bytes) -> None:
         self.http2.send_headers(call, ending if call.head_sent else HEAD + ending, end_stream=True)
         if not call.input_closed:
-            self.http2.reset(call)  # the peer need not send the rest: nobody reads it
+            self.http2.reset(call)  # the rest of the request is not read
         call.free()
         self._forget(call)
 
     def _write_out(self) -> bool:
-        """Give the transport what the engine has; whether it takes more."""
+        """Pass the engine's output to the transport; return true if it accepts more."""
         transport, out = self._transport, self.http2.out
         if transport is None:
             return False
@@ -381,7 +382,7 @@ class GrpcConnection(asyncio.Protocol):
             self._report_when_gone()
 
     def _check(self) -> None:
-        """Look now and then whether the peer is there and still needs the connection."""
+        """Check periodically if the peer is alive and still needs the connection."""
         now, idle_seconds = self._loop.time(), self._options.idle_seconds
         wait = min(KEEPALIVE_SECONDS, idle_seconds)
         if not self.http2.has_met_peer:
@@ -391,7 +392,7 @@ class GrpcConnection(asyncio.Protocol):
                 return
             wait = min(wait, left)
         elif self.http2.streams:
-            if self._asked_at is not None and self._last_heard < self._asked_at:
+            if self._asked_at is not None and self._last_received_at < self._asked_at:
                 self._give_up("does not answer although it has calls")
                 return
             self._ask_after(now)
@@ -405,7 +406,7 @@ class GrpcConnection(asyncio.Protocol):
 
     def _ask_after(self, now: float) -> None:
         self._asked_at = None
-        if now - self._last_heard >= KEEPALIVE_SECONDS:
+        if now - self._last_received_at >= KEEPALIVE_SECONDS:
             self._asked_at = now
             self.http2.ping(_KEEPALIVE_PING)
             self.schedule_flush()
@@ -424,12 +425,12 @@ class GrpcConnection(asyncio.Protocol):
         self._timer = self._loop.call_later(seconds, callback)
 
     def _break_off(self) -> None:
-        """Say what was wrong, as far as the engine has prepared it, and close."""
+        """Send the engine's last frames, which may name an error, and close."""
         self._drop_all()
         if self._transport is not None and not self._transport.is_closing():
             self._write_out()
             self._transport.close()
-            # What the peer does not read would keep the connection open.
+            # Unread output would keep the connection open.
             self._set_timer(LINGER_SECONDS, self.abort)
 
     def _close(self) -> None:

@@ -24,10 +24,10 @@ _PRINTABLE = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%"
 
 
 class MessageSplitter(msgspec.Struct, eq=False):
-    """Cuts the data of one stream, in pieces of any size, into messages. Owns the unfinished one.
+    """Splits the data of one stream, in pieces of any size, into messages. Owns the unfinished one.
 
-    At most `max_message_bytes` and a prefix are held, and counted in a budget until the message is
-    whole. Where that does not fit, `lacks_room` is true; what is fed then is held all the same.
+    It holds at most `max_message_bytes` and a prefix, counted in a budget until the message is
+    complete. If that does not fit, `lacks_room` is true; data is then still held.
     """
 
     max_message_bytes: int
@@ -43,16 +43,16 @@ class MessageSplitter(msgspec.Struct, eq=False):
         return not self._held and self._wanted is None
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The messages that `data` completes.
+        """Return the messages that `data` completes.
 
-        Raises `RpcError` for a message that is compressed, too large or has a broken prefix; those
-        before it in `data` are lost, and so is the stream.
+        Raises `RpcError` for a message that is compressed, too large or has a malformed prefix; the
+        messages before it in `data` are lost, and so is the stream.
         """
         if self._held is None and len(data) >= PREFIX_BYTES:
             compressed, length = PREFIX.unpack_from(data)
             fits = length <= self.max_message_bytes
             if fits and not compressed and length + PREFIX_BYTES == len(data):
-                return [data[PREFIX_BYTES:]]  # most often a frame holds exactly one message
+                return [data[PREFIX_BYTES:]]  # the usual case: a frame holds exactly one message
         if self._held is None:
             self._held = bytearray()
         held = self._held
@@ -80,19 +80,19 @@ class MessageSplitter(msgspec.Struct, eq=False):
         return messages
 
     def make_room(self) -> None:
-        """Hold the message under way although it does not fit."""
+        """Hold the unfinished message although it does not fit."""
         self.lacks_room = False
         if self._share is not None:
             self._share.grow_beyond(self._wanted or 0)
 
     def discard(self) -> None:
-        """Hold nothing: what comes is not wanted any more."""
+        """Release the unfinished message; later data is not needed."""
         if self._share is not None:
             self._held, self._wanted, self.lacks_room = None, None, False
             self._share.release()
 
     def _check(self, compressed: int, length: int) -> int:
-        """The length of a message. Raises `RpcError` for one that cannot be received."""
+        """Return the length of a message. Raises `RpcError` for one that cannot be received."""
         if compressed == 1:
             raise RpcError(Status.UNIMPLEMENTED, "compressed messages are not supported")
         if compressed:
@@ -104,20 +104,20 @@ class MessageSplitter(msgspec.Struct, eq=False):
 
 
 def prefix(message: bytes) -> bytes:
-    """What stands before `message` on the wire."""
+    """Return the prefix of `message` on the wire."""
     return PREFIX.pack(0, len(message))
 
 
 def trailers(status: Status, text: str) -> bytes:
-    """The header block that a call ends with."""
+    """Encode the header block at the end of a call."""
     number = (b"grpc-status", str(int(status)).encode())
     return encode_fields((number, (b"grpc-message", status_text(text))) if text else (number,))
 
 
 def status_text(text: str) -> bytes:
-    """`text` as a `grpc-message` header carries it: percent-encoded UTF-8.
+    """Encode `text` for a `grpc-message` header, as percent-encoded UTF-8.
 
-    Of a text over `MAX_STATUS_TEXT_BYTES` only the whole characters that fit are kept.
+    A text over `MAX_STATUS_TEXT_BYTES` is truncated to the whole characters that fit.
     """
     data = text.encode("utf-8", "replace")
     if len(data) > MAX_STATUS_TEXT_BYTES:
@@ -126,6 +126,6 @@ def status_text(text: str) -> bytes:
 
 
 def timeout_seconds(value: bytes) -> float | None:
-    """The value of a `grpc-timeout` header; None for one that says nothing sensible."""
+    """Parse a `grpc-timeout` header; None if it is malformed."""
     match = _TIMEOUT.fullmatch(value)
     return int(match[1]) * _UNIT_SECONDS[match[2]] if match else None

@@ -1,4 +1,4 @@
-"""The gRPC health service: liveness is that it answers, readiness is what the application says.
+"""The gRPC health service: liveness is its answer, readiness is a state of the application.
 
 Source: `grpc.health.v1`, and the service names that gateways and kubelets ask for.
 """
@@ -27,10 +27,9 @@ _Response = health_pb2.HealthCheckResponse
 class HealthService:
     """Answers `Check`, `List` and `Watch`.
 
-    `is_ready` is asked for every answer, so that no copy of it can go stale; it must be quick. It
-    decides for the names in `READINESS`; `LIVENESS` is always serving. `Check` of another name is
-    NOT_FOUND. A watcher is sent a change within `watch_seconds`. One service may be on several
-    servers.
+    `is_ready` is called for every answer and must be quick. It decides for the names in
+    `READINESS`; `LIVENESS` is always serving. `Check` of another name is NOT_FOUND. A watcher
+    receives a change within `watch_seconds`. One service may be on several servers.
     """
 
     def __init__(
@@ -40,7 +39,7 @@ class HealthService:
         self._watch_seconds = watch_seconds
 
     def methods(self) -> Mapping[str, Served]:
-        """Paths to methods."""
+        """Return the coroutine functions by path."""
         return {
             f"/{HEALTH_SERVICE}/Check": streaming(self.check),
             f"/{HEALTH_SERVICE}/List": streaming(self.list_all),
@@ -48,7 +47,7 @@ class HealthService:
         }
 
     def status(self, service: str) -> int | None:
-        """The serving status of `service`, None for a name nobody serves."""
+        """Return the serving status of `service`; None for an unknown name."""
         if service == LIVENESS:
             return int(_Response.SERVING)
         if service not in READINESS:
@@ -56,7 +55,7 @@ class HealthService:
         return int(_Response.SERVING if self._is_ready() else _Response.NOT_SERVING)
 
     async def check(self, read: Read, write: Write) -> None:
-        """The status now."""
+        """Answer with the current status."""
         service = await _asked_for(read)
         status = self.status(service)
         if status is None:
@@ -64,15 +63,15 @@ class HealthService:
         await write(_response(status))
 
     async def list_all(self, read: Read, write: Write) -> None:
-        """The status of every service."""
+        """Answer with the status of every service."""
         await _asked_for(read)
         statuses = {name: _Response(status=self.status(name)) for name in (LIVENESS, *READINESS)}
         await write(health_pb2.HealthListResponse(statuses=statuses).SerializeToString())
 
     async def watch(self, read: Read, write: Write) -> None:
-        """The status now and after each change; SERVICE_UNKNOWN for an unknown name.
+        """Send the current status and each change; SERVICE_UNKNOWN for an unknown name.
 
-        Ends only by being cancelled.
+        Ends only on cancellation.
         """
         service = await _asked_for(read)
         last: int | None = None
@@ -86,7 +85,7 @@ class HealthService:
 
 
 async def _asked_for(read: Read) -> str:
-    """The service that the one message of a request names."""
+    """Decode the service name in a request."""
     data = await read()
     if data is None:
         raise RpcError(Status.INVALID_ARGUMENT, "a request without a message")

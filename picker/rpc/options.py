@@ -23,11 +23,11 @@ class TlsMaterial:
 
 @dataclass(frozen=True, slots=True)
 class TlsOptions:
-    """How a port speaks TLS. `cipher_suites`, in OpenSSL's names, are those for TLS 1.2.
+    """The TLS options of a port. `cipher_suites`, in OpenSSL's names, are those for TLS 1.2.
 
-    Empty: the library's choice. With `client_authority`, PEM certificates, only clients that have a
-    certificate by one of these may connect. `renewed` is asked at each handshake for what replaces
-    these options; it must be quick.
+    Empty: the library's choice. With `client_authority`, PEM certificates, only clients with a
+    certificate signed by one of these may connect. `renewed` is called at each handshake and
+    returns the options that replace these; it must be quick.
     """
 
     material: TlsMaterial
@@ -39,13 +39,14 @@ class TlsOptions:
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """Where to listen and what to accept.
+    """The address of a port and its limits.
 
-    `host` is an address, or a unix socket as `unix:///path` or by its absolute path; `port` then
-    means nothing. `port` 0 takes a free one. Without `tls` the port is plain text.
-    `max_message_bytes` bounds one gRPC message, `budget` what messages of all calls take together
-    until they are whole. A peer that has not shaken hands within `handshake_seconds`, TLS and
-    HTTP/2, is cut off; a connection without a call for `idle_seconds` is closed in order.
+    `host` is an address, or a unix socket as `unix:///path` or by its absolute path, without a
+    `port`. `port` 0 selects a free one. Without `tls` the port is plain text.
+    `max_message_bytes` bounds one gRPC message, `budget` the incomplete messages of all calls
+    together. A peer that has not completed the handshakes of TLS and HTTP/2 within
+    `handshake_seconds` is disconnected; a connection without a call for `idle_seconds` is closed in
+    order.
     """
 
     host: str = "0.0.0.0"
@@ -65,7 +66,7 @@ class ServerOptions:
 
     @property
     def address(self) -> str:
-        """Host and port, or the unix socket, as one text, for messages."""
+        """Host and port, or the unix socket, as text for messages."""
         if self.unix_path is not None:
             return f"{UNIX_SCHEME}{self.unix_path}"
         host = f"[{self.host}]" if ":" in self.host else self.host

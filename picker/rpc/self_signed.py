@@ -1,4 +1,4 @@
-"""A key and a certificate made on the spot. Imported only by those who need one: it costs time."""
+"""A generated key and certificate. Imported only on demand, because the import is slow."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _CLOCK_SKEW = timedelta(hours=1)
 
 
 def self_signed(names: Sequence[str] = ()) -> TlsMaterial:
-    """A new key and a certificate for this machine and `names`, signed by itself.
+    """Generate a key and a self-signed certificate for this machine and `names`.
 
-    Gateways that ask for one do not verify it: it hides the traffic, it does not say who serves.
+    Gateways that need one do not verify it: it encrypts the traffic without authentication.
     """
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "pointsman picker")])

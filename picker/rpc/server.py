@@ -12,12 +12,12 @@ from picker.rpc.connection import GrpcConnection
 from picker.rpc.options import ServerOptions, TlsMaterial
 from picker.rpc.tls import replace_certificate, server_context
 
-CLOSING_SECONDS = 1.0  # how long a peer may take to read the last frames
+CLOSING_SECONDS = 1.0  # the time for a peer to read the last frames
 
 
 class GrpcServer:
-    """One listening port, which serves what `served` opens, by the paths of the methods. Owns its
-    connections. Start it once, inside the event loop that serves it.
+    """One listening port for the methods in `served`, by their paths. Owns its connections. Start
+    it once, inside the event loop that serves it.
     """
 
     def __init__(self, options: ServerOptions, served: Mapping[str, Served]) -> None:
@@ -25,13 +25,13 @@ class GrpcServer:
         self._served = {path.encode(): one for path, one in served.items()}
         self._listener: asyncio.Server | None = None
         self._tls: ssl.SSLContext | None = None
-        self._socket_inode: int | None = None  # of the unix socket that is ours
+        self._socket_inode: int | None = None  # of our unix socket
         self._connections: set[GrpcConnection] = set()
         self._all_gone = asyncio.Event()
         self._stopping = False
 
     async def start(self) -> int:
-        """Listen; the port, 0 for a unix socket. Raises `OSError` when it cannot be had."""
+        """Listen; return the port, 0 for a unix socket. Raises `OSError` if that fails."""
         tls, path = self._options.tls, self._options.unix_path
         self._tls = server_context(tls) if tls is not None else None
         listening = listen(self._options)
@@ -49,14 +49,14 @@ class GrpcServer:
         return bound_port(listening)
 
     def use_certificate(self, material: TlsMaterial) -> None:
-        """Show `material` to new connections; nothing without TLS. Raises `OSError` when it cannot
-        be used, and goes on with what there is.
+        """Use `material` for new connections; no effect without TLS. Raises `OSError` if it is
+        unusable, and continues with the old one.
         """
         if self._tls is not None:
             replace_certificate(self._tls, material)
 
     async def stop(self, grace_seconds: float) -> None:
-        """Accept nothing new, let streams end for `grace_seconds`, then cancel what is left.
+        """Accept no new connections, let calls end for `grace_seconds`, then cancel the rest.
 
         A second call with less grace cuts the first one short.
         """
@@ -76,14 +76,14 @@ class GrpcServer:
                 await self._gone_within(CLOSING_SECONDS)
 
     def _remove_socket(self) -> None:
-        """Leave no unix socket behind, unless another process has put its own there."""
+        """Remove the unix socket, unless another process has replaced it."""
         path = self._options.unix_path
         own = self._socket_inode
         if path is not None and own is not None and own == inode(path):
             path.unlink(missing_ok=True)
 
     def accept(self) -> GrpcConnection:
-        """The protocol of one more connection; asyncio asks for it."""
+        """Create the protocol of a new connection; called by asyncio."""
         return GrpcConnection(self._served, self._options, self._connected, self._disconnected)
 
     def _connected(self, connection: GrpcConnection) -> None:

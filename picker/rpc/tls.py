@@ -19,7 +19,7 @@ from picker.rpc.options import TlsMaterial, TlsOptions
 log = logging.getLogger(__name__)
 
 CERTIFICATE_FILE, KEY_FILE = "tls.crt", "tls.key"
-DEBOUNCE_MS = 200  # the two files of a pair are rarely replaced in one moment
+DEBOUNCE_MS = 200  # the two files of a pair are rarely replaced at the same time
 
 MIN_VERSIONS: Mapping[str, ssl.TLSVersion] = MappingProxyType(
     {"VersionTLS12": ssl.TLSVersion.TLSv1_2, "VersionTLS13": ssl.TLSVersion.TLSv1_3}
@@ -38,14 +38,14 @@ CIPHER_SUITES: Mapping[str, str] = MappingProxyType(
 
 
 def min_version(name: str) -> ssl.TLSVersion:
-    """The version that `--tls-min-version` names. Raises `ConfigError`."""
+    """Parse `--tls-min-version`. Raises `ConfigError`."""
     if name in MIN_VERSIONS:
         return MIN_VERSIONS[name]
     raise ConfigError(f"'{name}' is no TLS version that is offered: {', '.join(MIN_VERSIONS)}")
 
 
 def cipher_suites(names: Sequence[str]) -> tuple[str, ...]:
-    """The suites that `--tls-cipher-suites` names, as OpenSSL calls them. Raises `ConfigError`."""
+    """Parse `--tls-cipher-suites` into OpenSSL's names. Raises `ConfigError`."""
     unknown = [name for name in names if name not in CIPHER_SUITES]
     if unknown:
         allowed = ", ".join(CIPHER_SUITES)
@@ -54,7 +54,9 @@ def cipher_suites(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def server_context(options: TlsOptions) -> ssl.SSLContext:
-    """TLS that offers HTTP/2 only. Raises `ssl.SSLError`, an `OSError`, for an unusable pair."""
+    """Create a context that offers only HTTP/2. Raises `ssl.SSLError`, an `OSError`, for an
+    unusable pair.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = options.min_version
     if options.cipher_suites:
@@ -89,9 +91,7 @@ class _Renewal:
 
 
 def replace_certificate(context: ssl.SSLContext, material: TlsMaterial) -> None:
-    """Show `material` to new connections. Raises `ssl.SSLError` and changes nothing if it cannot
-    be used.
-    """
+    """Use `material` for new connections; without an effect if it raises `ssl.SSLError`."""
     _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), material)  # half a pair would break `context`
     _load(context, material)
 
@@ -103,7 +103,7 @@ def _load(context: ssl.SSLContext, material: TlsMaterial) -> None:
 
 @contextmanager
 def _as_file(content: bytes) -> Iterator[str]:
-    """A path to `content`, which `ssl` takes from files only; in memory where that is possible."""
+    """Yield a path to `content`, because `ssl` only reads files; in memory where possible."""
     if hasattr(os, "memfd_create"):
         with os.fdopen(os.memfd_create("tls"), "wb") as memory:
             memory.write(content)
@@ -117,7 +117,7 @@ def _as_file(content: bytes) -> Iterator[str]:
 
 
 def _expiry(material: TlsMaterial) -> float:
-    """The unix time at which the first certificate of the chain ends, that of the server."""
+    """Return the unix time at which the server's certificate, the first of the chain, expires."""
     # Loaded on demand: it costs memory that starts without certificates do not need.
     from cryptography import x509  # noqa: PLC0415
 
@@ -126,9 +126,9 @@ def _expiry(material: TlsMaterial) -> float:
 
 
 class CertificateFolder:
-    """A folder with `tls.crt` and `tls.key`, named by `flag`. Owns the pair that was read last.
+    """A folder with `tls.crt` and `tls.key`, named by `flag`. Owns the last pair.
 
-    `expires` is called with the unix time at which a new certificate ends.
+    `expires` is called with the unix time at which a new certificate expires.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class CertificateFolder:
         self._last: TlsMaterial | None = None
 
     def load(self) -> TlsMaterial:
-        """The pair that is there now. Raises `ConfigError` when it cannot be read or used."""
+        """Read the pair. Raises `ConfigError` if it cannot be read or used."""
         material = TlsMaterial(self._read(KEY_FILE), self._read(CERTIFICATE_FILE))
         if material == self._last:
             return material
@@ -158,7 +158,7 @@ class CertificateFolder:
         return material
 
     async def watch(self, apply: Callable[[TlsMaterial], None]) -> None:
-        """Give each new pair to `apply`, until cancelled; an unusable one is logged once."""
+        """Pass each new pair to `apply`, until cancelled; an unusable one is logged once."""
         complaint = ""
         files = (CERTIFICATE_FILE, KEY_FILE)
         looking = moments_to_look(self._path.absolute(), *files, debounce_ms=DEBOUNCE_MS)
@@ -170,7 +170,7 @@ class CertificateFolder:
                     log.error("%s; keeping the certificate of before", complaint)
 
     def _reload(self, apply: Callable[[TlsMaterial], None]) -> str:
-        """Apply what is there if it is new; what is wrong with it, or ""."""
+        """Apply the pair if it is new; return its error, or ""."""
         before = self._last
         try:
             material = self.load()

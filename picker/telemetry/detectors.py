@@ -1,4 +1,4 @@
-"""Saturation detectors that measure themselves: flow control asks them outside of any decision."""
+"""Saturation detectors with timed calls, because flow control calls them outside of decisions."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ class MeasuredDetector:
     def saturation(
         self, candidates: Sequence[Candidate], attributes: Attributes, now_seconds: float
     ) -> float:
-        """As the plugin says."""
+        """Return the saturation that the plugin measures."""
         bound = self.bound
         seen = attributes if bound.scope is None else bound.scoped(attributes)
         return bound.measured(self._clock, bound.plugin.saturation, candidates, seen, now_seconds)
 
     @property
     def settle_seconds(self) -> float:
-        """As the plugin says, where it does."""
+        """The delay that the plugin declares, else the default."""
         plugin = self.bound.plugin
         return plugin.settle_seconds if isinstance(plugin, SettlesLate) else DEFAULT_SETTLE_SECONDS
 
 
 class MeasuredStalenessDetector(MeasuredDetector):
-    """One that also knows how much of what it says rests on old metrics."""
+    """A timed detector that also counts stale inputs."""
 
     def stale(self, candidates: Sequence[Candidate], now_seconds: float) -> int:
-        """How many candidates the plugin judges without fresh metrics."""
+        """Count the candidates without fresh metrics."""
         plugin = self.bound.plugin
         return plugin.stale(candidates, now_seconds) if isinstance(plugin, JudgesStaleness) else 0
 
@@ -45,6 +45,6 @@ class MeasuredStalenessDetector(MeasuredDetector):
 def measured(
     bound: BoundPlugin[SaturationDetector], clock: Callable[[], float]
 ) -> SaturationDetector:
-    """The detector; flow control tells by its kind whether it knows of old metrics."""
+    """Wrap a detector; flow control checks by its type if it counts stale inputs."""
     judges = isinstance(bound.plugin, JudgesStaleness)
     return (MeasuredStalenessDetector if judges else MeasuredDetector)(bound, clock)

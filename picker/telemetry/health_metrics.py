@@ -1,4 +1,4 @@
-"""Records what becomes of failing endpoints: series, and lines in the log."""
+"""Records ejections and returns of endpoints, in series and in the log."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ WINDOW_SECONDS = 10.0
 
 
 class HealthMetrics(OutlierWatcher):
-    """Owns the caps on labels and on lines.
+    """Owns the caps on labels and on log lines.
 
-    Of many changes in a short time only the first are told in the log, and how many were not.
+    Of many changes in a short time the log contains only the first, and the number of the others.
     """
 
     def __init__(self, metrics: PickerMetrics, clock: Callable[[], float]) -> None:
@@ -31,25 +31,25 @@ class HealthMetrics(OutlierWatcher):
             self._series.probes_total.labels(result.value)
 
     def ejected(self, key: str, failures: int, wait_seconds: float) -> None:
-        """Count it, and say so."""
-        told = self._labels.admit(key)
-        namespace, _, name = ("", "", OVERFLOW) if told == OVERFLOW else told.partition("/")
+        """Count and log an ejection."""
+        label = self._labels.admit(key)
+        namespace, _, name = ("", "", OVERFLOW) if label == OVERFLOW else label.partition("/")
         self._series.ejections_total.labels(name, namespace).inc()
         if self._may_log():
             text = "endpoint %s is ejected after %d failures in a row; tried out in %.1f s"
             log.warning(text, key, failures, wait_seconds)
 
     def probed(self, key: str, result: ProbeResult) -> None:
-        """Count it."""
+        """Count the result of a probe."""
         self._series.probes_total.labels(result.value).inc()
 
     def returned(self, key: str) -> None:
-        """Say so."""
+        """Log the return of an endpoint."""
         if self._may_log():
             log.info("endpoint %s answers well and is used as before", key)
 
     def counted(self, num_ejected: int) -> None:
-        """Tell how many there are."""
+        """Set the number of ejected endpoints."""
         self._series.ejected.set(num_ejected)
 
     def _may_log(self) -> bool:

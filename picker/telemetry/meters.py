@@ -1,4 +1,4 @@
-"""The meters of plugins of certain kinds: what is counted of what they leave behind in a decision.
+"""The meters of some kinds of plugins: series about their findings in a decision.
 
 A meter is called with each step of its plugin, when the request leaves or is over. It reads the
 decision, never the plugin. A step that failed is not measured.
@@ -29,7 +29,7 @@ UNKNOWN_MODEL = "unknown"
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatches:
-    """Where the best match of each request goes, as a ratio and in bytes.
+    """Observes the best match of each request, as a ratio and in bytes.
 
     `index` counts look-ups of an index that engines fill.
     """
@@ -40,7 +40,7 @@ class PrefixMatches:
     index: KvSeries | None = None
 
     def __call__(self, decision: Decision, step: PluginStep) -> Observed:
-        """The match; nothing for a request without prompts."""
+        """Observe the match; does nothing for a request without prompts."""
         info = found(decision, self.key)
         if info is None or not info.total_blocks:
             return ()
@@ -58,14 +58,14 @@ class PrefixMatches:
 
 @dataclass(frozen=True, slots=True)
 class DisaggregationDecisions:
-    """Counts which stages got an endpoint of their own. `labels` are those of the plugin."""
+    """Counts the stages with their own endpoint. `labels` are those of the plugin."""
 
     decisions: Counter
     metrics: PickerMetrics
     labels: tuple[str, str]
 
     def __call__(self, decision: Decision, step: PluginStep) -> None:
-        """Count what the profile handler left."""
+        """Count the decision of the profile handler."""
         stages = found(decision, DISAGGREGATION_DECISION_KEY)
         if stages is not None:
             model = self.metrics.labels.model(decision.target_model) or UNKNOWN_MODEL
@@ -74,7 +74,7 @@ class DisaggregationDecisions:
 
 @dataclass(slots=True)
 class StrictSelections:
-    """Counts requests whose header selected nothing, and knows what there was to choose from.
+    """Counts requests whose header selected no candidate.
 
     Owns the candidates of the last request, for `shares`.
     """
@@ -85,7 +85,7 @@ class StrictSelections:
     last: Sequence[Candidate] = ()
 
     def __call__(self, decision: Decision, step: PluginStep) -> None:
-        """The screener made `after` of `before`."""
+        """Count a request if the screener removed all candidates."""
         before, after = step.said
         if after is None:  # it failed
             return
@@ -95,7 +95,7 @@ class StrictSelections:
                 self.unmatched.labels(*self.labels, selector).inc()
 
     def shares(self) -> Mapping[str, float]:
-        """The chance of each revision, as of the last request."""
+        """Return the probability of each revision, as of the last request."""
         return self.gate.revision_shares(self.last)
 
 
@@ -106,7 +106,7 @@ class SchedulingAttempts:
     metrics: PickerMetrics
 
     def __call__(self, decision: Decision, step: PluginStep) -> None:
-        """One attempt; what failed by mistake is counted elsewhere."""
+        """Count one attempt; unexpected failures are counted elsewhere."""
         result, name = step.said, decision.target_model
         if isinstance(result, SchedulingResult):
             first = result.endpoints[0]
@@ -124,14 +124,14 @@ class Metered(Protocol):
     """A plugin that supplies its own meters, because only its type knows its findings."""
 
     def meter(self, point: str, labels: tuple[str, str], metrics: PickerMetrics) -> Meter | None:
-        """The meter of this plugin at an extension point; `labels` are its name and its type."""
+        """Return the meter of this plugin at an extension point; `labels` are its name and type."""
 
 
 def meter_of(
     point: str, name: str, type_name: str, plugin: object, metrics: PickerMetrics
 ) -> Meter | None:
-    """What is counted about a plugin at an extension point beyond its durations, if anything, by
-    what it is and produces.
+    """Return the meter of a plugin at an extension point beyond its durations, if any, by its
+    contracts and findings.
     """
     labels, series = (name, type_name), metrics.plugins
     if point == "Screener" and isinstance(plugin, RevisionGate):
@@ -151,18 +151,18 @@ def meter_of(
 
 
 def _key(plugin: object, data_type: str) -> DataKey[Any] | None:
-    """The key of the finding of this type that the plugin produces, if it does."""
+    """Return the key of the finding of this type that the plugin produces, if any."""
     keys = plugin.produces if isinstance(plugin, ProducesData) else ()
     return next((key for key in keys if key.data_type == data_type), None)
 
 
 def found(decision: Decision, key: DataKey[T]) -> T | None:
-    """The finding that the decision holds under `key`."""
+    """Return the finding of the decision under `key`."""
     return None if decision.attributes is None else decision.attributes.get(key)
 
 
 def picked_endpoint(decision: Decision) -> Endpoint | None:
-    """The first endpoint that the primary profile picked."""
+    """Return the first endpoint that the primary profile picked."""
     result = decision.result
     profile = None if result is None else result.profiles.get(result.primary_profile)
     return profile.picked[0].candidate.endpoint if profile and profile.picked else None

@@ -1,9 +1,9 @@
-"""Spans of requests for OpenTelemetry. Imported only where tracing is asked for.
+"""Spans of requests for OpenTelemetry. Imported only if tracing is enabled.
 
-What is sent where is set by the usual variables: `OTEL_TRACES_EXPORTER` (`otlp`, the default, which
+The usual variables configure the export: `OTEL_TRACES_EXPORTER` (`otlp`, the default, which
 is OTLP over HTTP here; `console`; `none`), `OTEL_EXPORTER_OTLP_…`, `OTEL_SERVICE_NAME`,
-`OTEL_TRACES_SAMPLER` and `OTEL_TRACES_SAMPLER_ARG` (a tenth of the traces that nobody else began).
-The SDK sends in a thread of its own.
+`OTEL_TRACES_SAMPLER` and `OTEL_TRACES_SAMPLER_ARG` (a tenth of the traces that begin here).
+The SDK sends in its own thread.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from picker.errors import ConfigError
 from picker.telemetry.spans import Span, Tracing
 
 REQUEST_SPAN = "gateway.request"
-DEFAULT_SERVICE_NAME = "llm-d-epp"  # as the reference calls itself, for its dashboards
+DEFAULT_SERVICE_NAME = "llm-d-epp"  # the name of the reference picker, for its dashboards
 DEFAULT_RATIO = "0.1"
-# They warn of every entry of a client's headers that they cannot read, with the whole of it.
+# They log every malformed entry of a client's headers, in full.
 _TALKATIVE = ("opentelemetry.baggage", "opentelemetry.trace", "opentelemetry.util.re")
 _PROPAGATOR = CompositePropagator([TraceContextTextMapPropagator(), W3CBaggagePropagator()])
 
 
 class OtelSpan:
-    """A span and the context that its children and the endpoint get."""
+    """A span and the context for its children and the endpoint."""
 
     __slots__ = ("_span", "context")
 
@@ -55,19 +55,19 @@ class OtelSpan:
         return self._span.is_recording()
 
     def set(self, name: str, value: str | int | float | bool) -> None:
-        """An attribute."""
+        """Set an attribute of the span."""
         self._span.set_attribute(name, value)
 
     def fail(self, description: str) -> None:
-        """The error status."""
+        """Set the error status with a description."""
         self._span.set_status(Status(StatusCode.ERROR, description))
 
     def end(self, at_ns: int | None = None) -> None:
-        """Send it, if it is sampled."""
+        """End the span; it is sent if it is sampled."""
         self._span.end(at_ns)
 
     def propagation(self) -> Mapping[str, str]:
-        """`traceparent`, and `tracestate` and `baggage` where the client sent them."""
+        """Return `traceparent`, and `tracestate` and `baggage` if the client sent them."""
         headers: dict[str, str] = {}
         _PROPAGATOR.inject(headers, context=self.context)
         return headers
@@ -80,7 +80,7 @@ class OtelTracer:
         self._tracer = provider.get_tracer("pointsman.picker")
 
     def begin_request(self, headers: Mapping[str, str], age_seconds: float) -> Span:
-        """A server span; its parent is what `traceparent` names."""
+        """Begin a server span, whose parent is in `traceparent`."""
         parent = _PROPAGATOR.extract(headers, context=Context())
         began = time.time_ns() - int(age_seconds * 1e9)
         kind = SpanKind.SERVER
@@ -88,7 +88,7 @@ class OtelTracer:
         return OtelSpan(span, parent)
 
     def begin(self, name: str, parent: Span, at_ns: int) -> Span:
-        """A span within `parent`."""
+        """Begin a span within `parent`."""
         if not isinstance(parent, OtelSpan):
             raise TypeError("the parent is a span of another tracer")
         span = self._tracer.start_span(name, context=parent.context, start_time=at_ns)
@@ -96,17 +96,17 @@ class OtelTracer:
 
 
 def tracing_from(environment: Mapping[str, str]) -> Tracing:
-    """A tracer as `environment` sets it up. Raises `ConfigError`."""
+    """Create the tracer that `environment` configures. Raises `ConfigError`."""
     try:
         return tracing_with(_exporter(environment), environment, in_background=True)
-    except ValueError as error:  # the library reads variables of its own
+    except ValueError as error:  # the library reads further variables
         raise ConfigError(f"--tracing: {error}") from error
 
 
 def tracing_with(
     exporter: SpanExporter | None, environment: Mapping[str, str], *, in_background: bool
 ) -> Tracing:
-    """A tracer that sends its spans with `exporter`; None sends none, but passes traces on."""
+    """Create a tracer that sends spans with `exporter`; None: it only propagates traces."""
     for talkative in _TALKATIVE:
         logging.getLogger(talkative).setLevel(logging.ERROR)
     name = environment.get("OTEL_SERVICE_NAME") or DEFAULT_SERVICE_NAME

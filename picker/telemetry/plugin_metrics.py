@@ -1,4 +1,4 @@
-"""Gauges of what plugins have in hand, computed from their own state whenever somebody asks."""
+"""Gauges of the state of plugins, computed on demand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from picker.metrics.picker_metrics import PickerMetrics
 from picker.pool.inflight import InflightLoad
 from picker.telemetry.meters import StrictSelections
 
-MAX_ROWS = 1000  # with a tenant of their own, on a page
+MAX_ROWS = 1000  # with a label for the tenant, on a page
 FLOW_LABELS = ("endpoint_name", "fairness_id", "namespace", "priority", "producer_name")
 PROGRAM = ("program_id",)
 Row = tuple[str, str, str, str, str]
@@ -28,18 +28,16 @@ class ConfiguredPlugin(Protocol):
 
     @property
     def name(self) -> str:
-        """What the configuration calls it."""
+        """Its name in the configuration."""
         ...
 
     @property
     def type_name(self) -> str:
-        """Its type."""
+        """Its type in the configuration."""
         ...
 
     @property
-    def plugin(self) -> object:
-        """Itself."""
-        ...
+    def plugin(self) -> object: ...
 
 
 class PluginsInUse(Protocol):
@@ -52,25 +50,25 @@ class PluginsInUse(Protocol):
 
     @property
     def screeners(self) -> Sequence[BoundPlugin[Any]]:
-        """Those that screen."""
+        """The screeners at their extension point."""
         ...
 
 
 @runtime_checkable
 class SizedIndex(Protocol):
-    """A plugin that keeps an index whose size is worth a gauge."""
+    """A plugin with an index whose size has a gauge."""
 
     @property
     def index_size(self) -> int:
-        """Entries held now."""
+        """The current number of entries."""
         ...
 
 
 class PluginCollector:
     """Reports the plugins of the configuration in use.
 
-    Where none of them counts what is under way, `inflight`, which always does, is reported instead,
-    with the last three labels empty: both would count every request twice.
+    If none of them counts the load in flight, it reports `inflight` instead, with the last three
+    labels empty: both would count every request twice.
     """
 
     def __init__(
@@ -113,9 +111,7 @@ class PluginCollector:
         return rows
 
     def _flows(self, producers: Mapping[str, FlowLoads]) -> dict[Row, EndpointLoad]:
-        """The load by labels; tenants that are too many, or at too many endpoints at once, fall
-        together.
-        """
+        """Sum up the load by labels; tenants beyond the limits share a label."""
         rows: dict[Row, EndpointLoad] = {}
         for producer, plugin in producers.items():
             for flow, load in plugin.flow_loads().items():
@@ -145,7 +141,7 @@ class PluginCollector:
         )
 
     def _programs(self, assembly: PluginsInUse) -> Iterator[Computed]:
-        """What fairness policies know of programs; those that are too many fall together."""
+        """Report the programs of fairness policies; those beyond the limit share a label."""
         shares: dict[str, list[ProgramShare]] = {}
         for one in assembly.instances.values():
             if isinstance(one.plugin, SharesByProgram):
@@ -188,7 +184,7 @@ def expose_sizes(
     now: Iterable[ConfiguredPlugin],
     before: Iterable[ConfiguredPlugin] = (),
 ) -> None:
-    """Show the sizes of the indexes in use, and no longer of those that are gone."""
+    """Report the sizes of the indexes in use, and remove those of dropped ones."""
     gauge = metrics.prefix_indexer_size
     sized = {
         (one.name, one.type_name): one.plugin for one in now if isinstance(one.plugin, SizedIndex)

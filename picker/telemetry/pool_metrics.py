@@ -1,4 +1,4 @@
-"""Gauges of the pool, computed from a snapshot whenever somebody asks."""
+"""Gauges of the pool, computed from a snapshot on demand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from picker.types import Candidate, EndpointMetrics
 class PoolCollector:
     """Averages and deviations over the endpoints that report a signal, and counts of all.
 
-    `clock` is the one that scrapes are timed with, in seconds.
+    `clock` is that of the scrapes, in seconds.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The watcher that counts decisions, the plugins' steps among them, and outcomes."""
+"""The watcher that counts decisions, calls of plugins and outcomes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from picker.types import FinishCause, Usage
 
 MODEL_SERVER_ERROR = "ModelServerError"
 Labels: TypeAlias = tuple[str, str, str, str]
-# What the labels of its series are made of.
+# The inputs of the labels of its series.
 _asked = attrgetter("incoming_model", "target_model", "fairness_id", "priority")
-# Members of bodies that ask for a form of the answer: vLLM's, and those it replaced.
+# Members of bodies that constrain the answer: vLLM's, and those it replaced.
 _CONSTRAINTS = (
     *("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
     "structural_tag",
@@ -29,10 +29,10 @@ _CODES = {status: code.value for code, status in HTTP_STATUS.items()}
 class RequestMetrics:
     """Feeds `PickerMetrics`.
 
-    A refused request appears in the error counter only; one that was routed counts as an error when
-    the endpoint answered anything but 200. What a response says about tokens is counted once, at
-    its end. Owns the labels under which requests count as running: a rewrite that is configured
-    meanwhile may change those that others get.
+    A refused request appears only in the error counter; a routed one counts as an error if the
+    endpoint's status is not 200. The usage of a response is counted once, at its end. Owns the
+    labels under which requests count as running, because a later rewrite rule may change the labels
+    of other requests.
     """
 
     def __init__(self, metrics: PickerMetrics) -> None:
@@ -43,11 +43,11 @@ class RequestMetrics:
 
     @property
     def decisions(self) -> int:
-        """Decisions seen so far; tells the drain whether requests still arrive."""
+        """The number of decisions so far; the drain checks by it if requests still arrive."""
         return self._decisions
 
     def decided(self, decision: Decision) -> None:
-        """Count a routed request, and what plugins did for it."""
+        """Count a routed request and the calls of plugins."""
         self._decisions += 1
         metrics, observed = self._metrics, _of_steps(decision)
         labels = metrics.labels.of(*_asked(decision))
@@ -97,11 +97,11 @@ class RequestMetrics:
             metrics.request_error_total.labels(*labels, error).inc()
 
     def plugin_failed(self, plugin: str) -> None:
-        """Count a plugin that raised by mistake."""
+        """Count an unexpected failure of a plugin."""
         self._metrics.plugin_failures_total.labels(plugin).inc()
 
     def _series(self, labels: Labels) -> tuple[Counter, Histogram, Gauge, Histogram]:
-        """The series of every routed request, found once; there are as many as label sets."""
+        """Look up the series of a label set, once for each."""
         metrics = self._metrics
         found = self._routed[labels] = (
             metrics.request_total.labels(*labels),
@@ -140,7 +140,7 @@ class RequestMetrics:
 
 
 def _features(payload: Mapping[str, Any]) -> Iterator[str]:
-    """What of `_FEATURES` a body asks for, in the terms of any API."""
+    """Yield the `_FEATURES` that a body of any API asks for."""
     tools = payload.get("tools")
     if isinstance(tools, list) and tools:
         yield "tools"
@@ -156,7 +156,7 @@ def _features(payload: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _of_steps(decision: Decision) -> list[tuple[Histogram | None, float]]:
-    """How long plugins took and what meters observed; what else meters count is counted."""
+    """Return the durations of calls and the observations of meters, which also count."""
     observed: list[tuple[Histogram | None, float]] = []
     for step in decision.steps:
         bound = step.bound
@@ -168,13 +168,13 @@ def _of_steps(decision: Decision) -> list[tuple[Histogram | None, float]]:
 
 
 def _error_code(decision: Decision) -> str | None:
-    """The word for what went wrong; None: nothing did."""
+    """Return the error code of a request; None: it succeeded."""
     if decision.refusal is not None:
         return decision.refusal.code.value
-    if decision.cause is FinishCause.EVICTED:  # whatever the response had begun with
+    if decision.cause is FinishCause.EVICTED:  # regardless of the beginning of the response
         return _CODES[EVICTED_STATUS]
     status = decision.response_status
-    if decision.cause is FinishCause.REFUSED:  # by the stream: too large
+    if decision.cause is FinishCause.REFUSED:  # by the stream, because it is too large
         return _CODES.get(status or 0)
     if decision.endpoint_key is None:  # the status is the proxy's own
         return None

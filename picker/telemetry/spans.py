@@ -1,8 +1,8 @@
 """Spans of requests and of the steps of their decisions, made when they are over.
 
-Only the request's own span is begun while the request is under way, because its endpoint is asked
-to go on with that trace. All others are made of the finished decision, with the times of its steps;
-of a trace that is not sampled there are none. Names and attributes are the reference picker's.
+Only the request's own span is begun while the request is under way, because its endpoint
+continues that trace. All others are made from the finished decision, with the times of its steps;
+a trace that is not sampled has none. Names and attributes are the reference picker's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SCORERS_SPAN = "llm_d.epp.scoring"
 SCORER_SPAN = "llm_d.epp.scorer"
 PICKER_SPAN = "pick_endpoints"
 STAGES_SPAN = "prepare_disaggregation"
-# Types of plugins whose calls have spans of their own.
+# Types of plugins whose calls have spans.
 HANDLER_SPANS: Mapping[str, str] = {
     "disagg-profile-handler": "pick_disagg_profile",
     "pd-profile-handler": "pick_pd_profile",
@@ -42,7 +42,7 @@ _IMPLEMENTATION = "picker.telemetry.otel"
 
 
 class Span(Protocol):
-    """A stretch of time of one request. Times are nanoseconds since 1970; None: now."""
+    """A span of one request. Times are nanoseconds since 1970; None: now."""
 
     @property
     def is_recorded(self) -> bool:
@@ -50,19 +50,19 @@ class Span(Protocol):
         ...
 
     def set(self, name: str, value: str | int | float | bool) -> None:
-        """Add an attribute."""
+        """Set an attribute of the span."""
         ...
 
     def fail(self, description: str) -> None:
-        """It ended in an error."""
+        """Mark the span as failed."""
         ...
 
     def end(self, at_ns: int | None = None) -> None:
-        """It is over; called once."""
+        """End the span; called once."""
         ...
 
     def propagation(self) -> Mapping[str, str]:
-        """Headers that make what the endpoint does a part of it."""
+        """Return the headers that make the endpoint's spans children of this one."""
         ...
 
 
@@ -70,14 +70,14 @@ class Tracer(Protocol):
     """Begins spans; must be quick and must not raise."""
 
     def begin_request(self, headers: Mapping[str, str], age_seconds: float) -> Span:
-        """The span of a whole request that began `age_seconds` ago.
+        """Begin the span of a whole request that began `age_seconds` ago.
 
-        Its parent is what `headers` (lower case) name, if anything.
+        Its parent is the span that `headers` (lower case) name, if any.
         """
         ...
 
     def begin(self, name: str, parent: Span, at_ns: int) -> Span:
-        """A span within `parent`, which this tracer began."""
+        """Begin a span within `parent`, which this tracer began."""
         ...
 
 
@@ -95,11 +95,11 @@ class RequestTracer:
         self._unix_ns = unix_ns
 
     def begin(self, headers: Mapping[str, str], age_seconds: float) -> Span:
-        """The span of a request that came so long ago."""
+        """Begin the span of a request that arrived `age_seconds` ago."""
         return self._tracer.begin_request(headers, age_seconds)
 
     def routed(self, request: Span, decision: Decision, begun_at: float) -> None:
-        """The decision is made, or has failed; it began at `begun_at`."""
+        """Make the spans of a decision that began at `begun_at`, also if it failed."""
         now = self._clock()
         made = _Spans(self._tracer, self._unix_ns() - int(now * 1e9))
         span = made.begin(ORCHESTRATION_SPAN, request, begun_at)
@@ -129,7 +129,7 @@ class _Spans:
         span.end(self.epoch_ns + int(at * 1e9))
 
     def steps(self, within: Span, decision: Decision) -> None:
-        """A span for each call that has one; those of a profile are within one for the profile."""
+        """Make a span for each call with one; those of a profile are within the profile's span."""
         for profile, steps in groupby(decision.steps, key=lambda step: step.bound.profile):
             if profile:
                 self._profile(within, profile, list(steps), decision.candidates)
@@ -163,7 +163,7 @@ class _Spans:
     def _profile(
         self, within: Span, name: str, steps: Sequence[PluginStep], seen: Sequence[Candidate]
     ) -> None:
-        """One run of a profile, which may have ended after any of its steps."""
+        """Make the spans of one run of a profile, which may have ended after any of its steps."""
         began, ended = steps[0].at - steps[0].seconds, steps[-1].at
         span = self.begin(PROFILE_SPAN, within, began)
         span.set("llm_d.epp.scheduling.profile.name", name)
@@ -182,7 +182,7 @@ class _Spans:
         self.end(span, ended)
 
     def _filters(self, within: Span, filters: Sequence[PluginStep], count: int) -> int:
-        """How many candidates they left."""
+        """Make the span of the filters; return the number of candidates left."""
         span = self.begin(FILTERS_SPAN, within, filters[0].at - filters[0].seconds)
         span.set("llm_d.epp.filter.candidate_endpoints", count)
         failure = _failure(filters)
@@ -234,7 +234,7 @@ class _Spans:
 
 
 def _producer_span(step: PluginStep, decision: Decision) -> str | None:
-    """The name of a producer's span; of the tokenizer only where it asks another server."""
+    """Name a producer's span; the tokenizer has one only if it asks another server."""
     name = PRODUCER_SPANS.get(step.bound.type_name)
     if name is None or step.bound.type_name != "token-producer":
         return name
@@ -244,7 +244,7 @@ def _producer_span(step: PluginStep, decision: Decision) -> str | None:
 
 
 def _failure(steps: Iterable[PluginStep]) -> str | None:
-    """Why a profile ended early; None: it did not."""
+    """Return the reason why a profile ended early, if it did."""
     for step in steps:
         if isinstance(step.said, Exception):
             return _text(step.said)
@@ -272,23 +272,22 @@ def _describe_stages(span: Span, headers: Mapping[str, str]) -> None:
 
 
 def _nothing() -> None:
-    """There is nothing to be closed."""
+    """The close function without tracing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tracing:
-    """A tracer (None: tracing is off), and how to send what it still holds at the end."""
+    """A tracer (None: tracing is off), and the function that sends its last spans."""
 
     tracer: Tracer | None = None
     close: Callable[[], None] = _nothing
 
 
 def build_tracing(enabled: bool, environment: Mapping[str, str]) -> Tracing:
-    """No tracer, or one that is set up by the `OTEL_…` variables of `environment`.
+    """Create the tracer that the `OTEL_…` variables of `environment` configure, if enabled.
 
-    OpenTelemetry is an extra (`pip install '.[otel]'`), imported only where tracing is asked
-    for. Raises `ConfigError` when it is not installed, or a variable has a value that is not
-    supported.
+    OpenTelemetry is an extra (`pip install '.[otel]'`), imported only if tracing is enabled. Raises
+    `ConfigError` if it is not installed, or a variable has an unsupported value.
     """
     if not enabled:
         return Tracing()

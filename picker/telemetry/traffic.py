@@ -1,16 +1,16 @@
-"""What the picker sent where lately, what became of it, and what endpoints say that they served.
+"""Recent traffic: requests to each endpoint, their outcomes, and the work that endpoints report.
 
 Theory of operation. All numbers are of one window, the last ten samples.
 
-Nobody tells the picker how many tokens an engine really found in its cache, unless responses pass
-through it. So prefix hits are what the configuration's prefix index *expected* at the endpoint that
-was picked: right as long as the index is, and there before the engine has begun.
+The picker does not know how many tokens an engine found in its cache, unless responses pass through
+it. So prefix hits are those that the configuration's prefix index *expected* at the endpoint that
+was picked: as accurate as the index, and available before the engine begins.
 
-Nor does it see first tokens. A client waits for one in the picker's queue, which the picker
-measures, and then at the endpoint, whose histogram is scraped. The two are independent, since an
-endpoint does not know how long a request has waited, so the times of clients are distributed as the
-sum of both: the endpoint's histogram moved by each wait, and weighted by the share of requests that
-waited so long. Waits are counted in buckets a fifth wide, of which the mean is exact.
+Nor does it see first tokens. A client waits in the picker's queue, which the picker measures, and
+then at the endpoint, whose histogram is scraped. The two are independent, because an endpoint does
+not know the earlier wait of a request, so the times of clients are distributed as the sum of both:
+the endpoint's histogram shifted by each wait, weighted by the share of requests with that wait.
+Waits are counted in buckets a fifth wide, whose mean is exact.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from picker.prefix.match import MATCH_INFO
 from picker.types import FinishCause, Percentiles, ServedTotals
 
 WINDOW_SAMPLES = 10
-LEAST_WAIT_SECONDS = 0.001  # shorter ones are the decision itself, and count as none
+MIN_WAIT_SECONDS = 0.001  # shorter ones are the decision itself, and count as no wait
 _BUCKETS_PER_DOUBLING = 4
 _REFUSED = (FinishCause.REFUSED, FinishCause.EVICTED)
 
 
 class Recent(msgspec.Struct, frozen=True):
-    """What was sent to an endpoint over the last ten samples, or since it was first seen, and how
-    many of the requests that ended meanwhile failed there.
+    """The requests to an endpoint over the last ten samples, or since it was first seen, and the
+    failures among the requests that ended in that time.
 
-    Of the prompts that were looked up in a prefix index: their tokens, and how many of these were
-    expected in its cache.
+    `prompt_tokens` are those of prompts that were looked up in a prefix index, `matched_tokens`
+    those that were expected in its cache.
     """
 
     requests_per_second: float = 0.0
@@ -49,13 +49,13 @@ class Recent(msgspec.Struct, frozen=True):
 
     @property
     def prefix_hit_share(self) -> float | None:
-        """In [0, 1]; None when no prompt was looked up."""
+        """In [0, 1]; None if no prompt was looked up."""
         return self.matched_tokens / self.prompt_tokens if self.prompt_tokens else None
 
 
 class PoolRecent(msgspec.Struct, frozen=True):
-    """Requests to a pool over the last ten samples: all that were decided or refused, those that
-    were refused (or evicted in favour of others), and those that failed at an endpoint.
+    """Requests to a pool over the last ten samples: all decided or refused ones, the refused (or
+    evicted) ones, and those that failed at an endpoint.
     """
 
     requests_per_second: float = 0.0
@@ -64,7 +64,7 @@ class PoolRecent(msgspec.Struct, frozen=True):
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """The waits in the picker of the requests that left, as shares."""
+    """A wait in the picker, and the share of the requests that left with that wait."""
 
     seconds: float
     share: float
@@ -74,9 +74,7 @@ NO_WAIT = (Wait(0.0, 1.0),)
 
 
 class Traffic(msgspec.Struct, frozen=True):
-    """The requests sent lately, to each endpoint, by key, and to the pool; and their waits, the
-    shortest first.
-    """
+    """Recent requests to each endpoint, by key, and to the pool; and their waits, shortest first."""
 
     endpoints: Mapping[str, Recent] = {}
     pool: PoolRecent = PoolRecent()
@@ -84,9 +82,7 @@ class Traffic(msgspec.Struct, frozen=True):
 
 
 class _Counts:
-    """Owns what was sent to one endpoint, or to all: totals, and what they were at the last
-    samples.
-    """
+    """Owns the totals of one endpoint, or of all, and their values at the last samples."""
 
     __slots__ = ("before", "failed", "matched", "prompt", "refused", "requests")
 
@@ -98,7 +94,7 @@ class _Counts:
         return (self.requests, self.prompt, self.matched, self.failed, self.refused)
 
     def grown(self, interval_seconds: float) -> tuple[list[int], float]:
-        """By how much each total grew, and in how many seconds."""
+        """Return the growth of each total, and the seconds that it took."""
         self.before.append(self._totals())
         grown = [now - then for now, then in zip(self._totals(), self.before[0], strict=True)]
         return grown, (len(self.before) - 1) * interval_seconds
@@ -113,7 +109,7 @@ class _Counts:
 
 
 class EndpointTraffic:
-    """Watches decisions and counts, and is looked at once a second by `sample`."""
+    """Counts decisions; `sample` is called once a second."""
 
     def __init__(self) -> None:
         self._counts: dict[str, _Counts] = {}
@@ -122,11 +118,11 @@ class EndpointTraffic:
         self._waits = deque([self._waits_now], maxlen=WINDOW_SAMPLES)
 
     def decided(self, decision: Decision) -> None:
-        """Count a request for the endpoint that it is meant for."""
+        """Count a request for its endpoint."""
         self._pool.requests += 1
         waits = self._waits_now
         waits.count += 1
-        if decision.decision_seconds >= LEAST_WAIT_SECONDS:
+        if decision.decision_seconds >= MIN_WAIT_SECONDS:
             waits.add(decision.decision_seconds)
         if decision.result is None:
             return  # any endpoint will do
@@ -140,20 +136,20 @@ class EndpointTraffic:
         counts.matched += matched
 
     def finished(self, decision: Decision) -> None:
-        """Count what ended without an answer that anybody wanted."""
+        """Count a request that was refused, evicted or failed."""
         cause, key = decision.cause, decision.endpoint_key
         if decision.refusal is not None or cause in _REFUSED:
             self._pool.refused += 1
-            self._pool.requests += key is None  # else it was decided first
+            self._pool.requests += key is None  # otherwise it was decided first
         elif cause is FinishCause.RESET or (decision.response_status or 200) >= 500:
             self._pool.failed += 1
             if key is not None and key in self._counts:
                 self._counts[key].failed += 1
 
     def sample(self, keys: Iterable[str], interval_seconds: float) -> Traffic:
-        """What was sent to each of `keys` lately; the other endpoints are forgotten.
+        """Return the recent traffic of each of `keys`; drop the other endpoints.
 
-        `interval_seconds` is what lies between two calls.
+        `interval_seconds` is the time between two calls.
         """
         before, self._counts = self._counts, {}
         for key in keys:
@@ -166,9 +162,7 @@ class EndpointTraffic:
 
 
 class _Waits:
-    """Owns how many requests left between two samples, and the waits of those that waited at all,
-    by bucket.
-    """
+    """Owns the number of requests that left between two samples, and their waits by bucket."""
 
     __slots__ = ("count", "long")
 
@@ -197,15 +191,15 @@ def _shares(samples: Iterable[_Waits]) -> Sequence[Wait]:
 
 
 def longest_wait(waits: Sequence[Wait], share: float) -> float:
-    """The wait that no more than this share of the requests exceeds."""
+    """Return the wait that at most this share of the requests exceeds."""
     upto = list(accumulate(one.share for one in waits))
     return waits[min(bisect_left(upto, share - 1e-9), len(waits) - 1)].seconds
 
 
 class Served(msgspec.Struct, frozen=True):
     """The work that endpoints report over the last ten samples; None: they report none, or no
-    request got its first token. `ttft` is that of clients, with the wait in the picker, for all of
-    them, and for one endpoint what passed there.
+    request got its first token. `ttft` for the pool includes the wait in the picker, as clients see
+    it; for one endpoint it is the time there.
     """
 
     ttft: Percentiles | None = None
@@ -213,7 +207,7 @@ class Served(msgspec.Struct, frozen=True):
 
 
 class ServedWindow:
-    """Owns what endpoints had served at the last samples."""
+    """Owns the reports of endpoints at the last samples."""
 
     def __init__(self) -> None:
         self._before: dict[str, deque[ServedTotals]] = {}
@@ -221,10 +215,10 @@ class ServedWindow:
     def sample(
         self, totals: Mapping[str, ServedTotals | None], waits: Sequence[Wait] = NO_WAIT
     ) -> tuple[dict[str, Served], Served]:
-        """Sum up each endpoint and all together; those that are absent are forgotten. `waits` are
-        those of the pool's requests, wherever they went.
+        """Sum up each endpoint and all together; drop absent ones. `waits` are those of all the
+        pool's requests.
 
-        An endpoint whose counts fell has restarted, and counts from there.
+        An endpoint whose counts fell has restarted, and counts from zero.
         """
         before, self._before = self._before, {}
         each: dict[str, Served] = {}
@@ -253,7 +247,7 @@ def _has_restarted(then: ServedTotals, now: ServedTotals) -> bool:
 
 
 def _grown(then: ServedTotals, now: ServedTotals) -> tuple[dict[float, float], float | None]:
-    """Requests by the upper edge of their bucket, and tokens a second."""
+    """Return requests by the upper edge of their bucket, and tokens a second."""
     edges = (*now.ttft_edges, math.inf)
     grown = dict(zip(edges, map(sub, now.ttft_counts, then.ttft_counts), strict=False))
     seconds = now.read_at_seconds - then.read_at_seconds
@@ -263,7 +257,7 @@ def _grown(then: ServedTotals, now: ServedTotals) -> tuple[dict[float, float], f
 
 
 def percentiles(buckets: Mapping[float, float]) -> Percentiles | None:
-    """Of requests by the upper edges of their buckets, of which the last is infinite."""
+    """Interpolate the percentiles of requests by the upper edges of buckets, the last infinite."""
     edges = sorted(buckets)
     upto = list(accumulate(buckets[edge] for edge in edges))
     if not upto or upto[-1] <= 0:
@@ -281,9 +275,9 @@ def _quantile(rank: float, edges: Sequence[float], upto: Sequence[float]) -> flo
 
 
 def percentiles_after(waits: Sequence[Wait], buckets: Mapping[float, float]) -> Percentiles | None:
-    """Like `percentiles`, of requests that waited before. Times are even within a bucket."""
-    # How the number of requests per second of latency changes from one place to the next; those
-    # beyond the last edge are all at it.
+    """Like `percentiles`, for requests with earlier waits. Times are uniform within a bucket."""
+    # The changes of the number of requests per second of latency; requests beyond the last edge
+    # are at that edge.
     bends, jumps, below = defaultdict[float, float](float), defaultdict[float, float](float), 0.0
     for edge in sorted(buckets):
         count = buckets[edge]
@@ -312,9 +306,9 @@ def percentiles_after(waits: Sequence[Wait], buckets: Mapping[float, float]) -> 
 
 
 def expected_hits(decision: Decision, key: str) -> tuple[int, int]:
-    """The tokens of a decision's prompt, and how many of them were expected at endpoint `key`.
+    """Return the tokens of a decision's prompt, and those expected in the cache of endpoint `key`.
 
-    Both are 0 when no prefix index was asked. Of several indexes the one counts that expects most.
+    Both are 0 without a prefix index. Of several indexes the highest expectation counts.
     """
     if decision.attributes is None or decision.request is None:
         return 0, 0

@@ -1,7 +1,7 @@
 """The vocabulary of one ext_proc stream, independent of protobuf and of the transport.
 
-Events are what happens to a stream, actions what its machine asks the shell to do. All frozen.
-Header names are lower case throughout.
+Events are the inputs of a stream's machine, actions its instructions to the shell. All frozen.
+Header names are lower case.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ def body_chunks(body: bytes) -> list[bytes]:
 
 
 class BodyMode(Enum):
-    """How the proxy shows bodies of one direction."""
+    """The mode in which the proxy shows bodies of one direction."""
 
-    DUPLEX = "duplex"  # pieces go both ways independently; what is not sent back is lost
+    DUPLEX = "duplex"  # pieces go both ways independently; a piece that is not sent back is lost
     BUFFERED = "buffered"  # one message with the whole body, which the proxy keeps until the reply
     PARTIAL = "partial"  # one message with as much as the proxy keeps; the rest is not shown
     LOCKSTEP = "lockstep"  # every piece waits for its reply, which may say "unchanged"
     ABSENT = "absent"  # bodies do not pass through the picker
-    UNKNOWN = "unknown"  # a mode of which the picker does not know what it may answer
+    UNKNOWN = "unknown"  # a mode whose replies the picker does not know
 
 
 class Ending(Enum):
-    """How a stream ended."""
+    """The way in which a stream ended."""
 
     END_OF_STREAM = "end of stream"  # the proxy closed its side in order
     CANCELLED = "cancelled"  # the proxy reset the stream
-    ERROR = "error"  # the transport, the peer's protocol, or we ourselves failed
+    ERROR = "error"  # the transport, the peer's protocol or the picker failed
     SHUTDOWN = "shutdown"  # this process is stopping
 
 
@@ -55,8 +55,8 @@ class Ending(Enum):
 class RequestHeaders(msgspec.Struct, frozen=True):
     """Headers of the client's request. `subset_hint` None: the whole pool may serve.
 
-    `num_headers` and `num_header_bytes` are what came, repeated names included. A proxy with
-    `only_observes` shows what happens and expects no answer to anything.
+    `num_headers` and `num_header_bytes` include repeated names. A proxy with `only_observes`
+    expects no reply to any message.
     """
 
     headers: Mapping[str, str]
@@ -78,16 +78,16 @@ class RequestBody(msgspec.Struct, frozen=True):
 
 
 class RequestTrailers(msgspec.Struct, frozen=True):
-    """The client's trailers; nothing of the request follows."""
+    """The client's trailers, the end of the request."""
 
 
 class ResponseHeaders(msgspec.Struct, frozen=True):
-    """Headers of the endpoint's response: its HTTP status and, where the proxy says so, who served.
+    """Headers of the response: its HTTP status and, if the proxy reports it, its origin.
 
-    `served_by` is `ip:port`; `has_destination_metadata` is true as soon as the proxy sent anything
-    in the namespace that it would be in. `headers` includes pseudo-headers. With
-    `reached_no_endpoint` the proxy says that no endpoint has seen the request. `response_body` and
-    `only_observes` count where a stream begins with this, as in `RequestHeaders`.
+    `served_by` is `ip:port`; `has_destination_metadata` is true if the proxy sent metadata in that
+    namespace. `headers` includes pseudo-headers. With `reached_no_endpoint` the proxy reports that
+    no endpoint has seen the request. `response_body` and `only_observes` apply if a stream begins
+    with this message, as in `RequestHeaders`.
     """
 
     status: int | None = None
@@ -108,7 +108,7 @@ class ResponseBody(msgspec.Struct, frozen=True):
 
 
 class ResponseTrailers(msgspec.Struct, frozen=True):
-    """The endpoint's trailers; nothing of the response follows."""
+    """The endpoint's trailers, the end of the response."""
 
 
 class UnknownMessage(msgspec.Struct, frozen=True):
@@ -122,19 +122,19 @@ class Closed(msgspec.Struct, frozen=True):
 
 
 class Routed(msgspec.Struct, frozen=True):
-    """The director decided."""
+    """The decision of the director."""
 
     decision: RouteDecision
 
 
 class Dropped(msgspec.Struct, frozen=True):
-    """The director refused, or there is no room for the body."""
+    """A refusal by the director, or for lack of room for the body."""
 
     refusal: RefusedError
 
 
 class Evicted(msgspec.Struct, frozen=True):
-    """The request has to make room, wherever it stands."""
+    """The request must make room for others, in any state."""
 
     reason: DropReason
 
@@ -157,8 +157,8 @@ OwnEvent: TypeAlias = Routed | Dropped | Evicted
 class Route(msgspec.Struct, frozen=True):
     """Ask the director where `request` goes; answer with `routed` or `dropped`.
 
-    With `is_timed` the proxy goes on without an answer that takes too long; `OverrideTimeout` asks
-    it to wait longer.
+    With `is_timed` the proxy continues without an answer that takes too long; `OverrideTimeout`
+    asks it to wait longer.
     """
 
     request: RawRequest
@@ -166,14 +166,14 @@ class Route(msgspec.Struct, frozen=True):
 
 
 class CancelRoute(msgspec.Struct, frozen=True):
-    """The decision that `Route` asked for is not needed any more; stop deciding."""
+    """Cancel the decision that `Route` asked for."""
 
 
 class Finish(msgspec.Struct, frozen=True):
-    """The request is over; release what it holds. Exactly one per stream.
+    """End the request and release its resources. Exactly one for each stream.
 
-    `response_status` is what the client was sent (None: no response was seen), `served_by` the
-    `ip:port` that the proxy reported.
+    `response_status` is the status that the client received (None: no response was seen),
+    `served_by` the `ip:port` that the proxy reported.
     """
 
     cause: FinishCause
@@ -182,9 +182,10 @@ class Finish(msgspec.Struct, frozen=True):
 
 
 class SendRequestHeaders(msgspec.Struct, frozen=True):
-    """Let the request go to `destination` with these headers set; None leaves the length alone.
+    """Let the request go to `destination` with these headers set; a length of None leaves it
+    unchanged.
 
-    `metadata` goes to the proxy beside the destination. `hides_bodies` asks a proxy that would wait
+    `metadata` goes to the proxy with the destination. `hides_bodies` asks a proxy that would wait
     for a whole body to pass bodies by the picker, in both directions; it may disregard that.
     """
 
@@ -196,21 +197,21 @@ class SendRequestHeaders(msgspec.Struct, frozen=True):
 
 
 class OverrideTimeout(msgspec.Struct, frozen=True):
-    """Ask a proxy that waits for a reply to wait for so long (Envoy's `override_message_timeout`).
-    One whose `max_message_timeout` is lower disregards it.
+    """Extend the wait of a proxy for a reply (Envoy's `override_message_timeout`). A proxy with a
+    lower `max_message_timeout` disregards it.
     """
 
     seconds: int
 
 
 class SendRequestHeadersUnchanged(msgspec.Struct, frozen=True):
-    """Tell a proxy that waits for this reply to go on to the body; nothing is decided yet."""
+    """Let a proxy that waits for this reply continue with the body, before a decision."""
 
 
 class SendBufferedRequest(msgspec.Struct, frozen=True):
-    """Let the request whose whole body the proxy holds go to `destination` with these headers set.
+    """Let a request that the proxy holds with its body go to `destination` with these headers set.
 
-    `body` None leaves the held body alone, `content_length` None the length.
+    `body` None leaves the held body unchanged, `content_length` None the length.
     """
 
     destination: str
@@ -234,8 +235,8 @@ class SendRequestTrailers(msgspec.Struct, frozen=True):
 class SendResponseHeaders(msgspec.Struct, frozen=True):
     """Forward the response headers with these set and those removed.
 
-    `show_body` asks a proxy that was not told to show response bodies to show this one, in full
-    duplex; it may disregard that.
+    `show_body` asks a proxy whose mode hides response bodies to show this one, in full duplex; it
+    may disregard that.
     """
 
     set_headers: tuple[tuple[str, str], ...]
@@ -252,9 +253,9 @@ class SendResponseBody(msgspec.Struct, frozen=True):
 
 
 class SendHeldResponseBody(msgspec.Struct, frozen=True):
-    """Replace what a proxy that waits for this reply holds of the response's body.
+    """Replace the part of the response's body that a proxy holds while it waits for this reply.
 
-    `content_length` None leaves the stated length alone.
+    `content_length` None leaves the stated length unchanged.
     """
 
     data: bytes
@@ -263,7 +264,7 @@ class SendHeldResponseBody(msgspec.Struct, frozen=True):
 
 
 class SendResponseBodyUnchanged(msgspec.Struct, frozen=True):
-    """Tell a proxy that waits for this reply to go on with what it holds."""
+    """Let a proxy that waits for this reply continue with the part of the body that it holds."""
 
     metadata: Metadata = msgspec.field(default_factory=lambda: _NOTHING)
 

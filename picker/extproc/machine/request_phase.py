@@ -1,4 +1,4 @@
-"""The request of one stream on its way through the picker: what came, and what is sent back."""
+"""The request of one stream on its way through the picker: its pieces and the replies to them."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from picker.types import RawRequest, RouteDecision
 DEFAULT_MAX_BODY_BYTES = 64 * 1024 * 1024
 DEFAULT_MAX_HEADERS = 1_000
 DEFAULT_MAX_HEADER_BYTES = 256 * 1024
-RETRY_AFTER_SECONDS = 1  # when other bodies will be complete is not known; the least there is
-# Envoy ignores overrides of its modes where one of them is full duplex (measured).
+RETRY_AFTER_SECONDS = 1  # the minimum: the time when other bodies are complete is unknown
+# Envoy ignores overrides of its modes if one of them is full duplex (measured).
 _NO_TUNNEL = (
     "upgrades need request bodies in FULL_DUPLEX_STREAMED mode, or in BUFFERED mode with "
     "allow_mode_override and response bodies in a mode other than FULL_DUPLEX_STREAMED"
@@ -37,7 +37,7 @@ _UNUSABLE = (BodyMode.LOCKSTEP, BodyMode.PARTIAL, BodyMode.UNKNOWN)
 
 
 def no_room() -> RefusedError:
-    """429: what is arriving already leaves no room for this body."""
+    """Create a 429: the bodies that are arriving leave no room for this one."""
     return RefusedError(
         Code.RESOURCE_EXHAUSTED,
         "the endpoint picker has no room for this request body while others are arriving",
@@ -47,7 +47,7 @@ def no_room() -> RefusedError:
 
 
 def mode_refusal() -> RefusedError:
-    """500: the gateway shows bodies in a way that leaves no room for a decision."""
+    """Create a 500: the gateway shows bodies in a mode that does not permit a decision."""
     return RefusedError(
         Code.INTERNAL,
         "the gateway must send request bodies to the endpoint picker in FULL_DUPLEX_STREAMED or "
@@ -59,11 +59,11 @@ def mode_refusal() -> RefusedError:
 class StreamSettings:
     """The limits of a request's size, and the wording of the picker's answers.
 
-    More of a body than `max_body_bytes` is a 413, more of headers a 431. `max_header_bytes` counts
-    the headers as the proxy sends them, a few bytes of framing each included. `budget` bounds the
-    bodies of all streams together while they arrive: a piece that does not fit, and is not the
-    last, is a 429. With `conformance` refusals have the reference picker's text, and responses its
-    mark.
+    A body beyond `max_body_bytes` is a 413, headers beyond their limits are a 431.
+    `max_header_bytes` counts the headers as the proxy sends them, a few bytes of framing each
+    included. `budget` bounds the bodies of all streams together while they arrive: a piece that
+    does not fit, and is not the last, is a 429. With `conformance` refusals have the reference
+    picker's text, and responses its mark.
     """
 
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
@@ -74,7 +74,7 @@ class StreamSettings:
 
 
 class RequestPhase(msgspec.Struct, eq=False):
-    """Owns what came of one request until it is answered."""
+    """Owns the pieces of one request until it is answered."""
 
     settings: StreamSettings
     mode: BodyMode = BodyMode.DUPLEX
@@ -111,14 +111,14 @@ class RequestPhase(msgspec.Struct, eq=False):
             raise RefusedError(Code.HEADERS_TOO_LARGE, large)
         if event.request_body in _UNUSABLE:
             raise mode_refusal()
-        kept = self.mode is BodyMode.BUFFERED and event.response_body is BodyMode.DUPLEX
-        if self.is_tunnel and kept:
+        stays_in_proxy = self.mode is BodyMode.BUFFERED and event.response_body is BodyMode.DUPLEX
+        if self.is_tunnel and stays_in_proxy:
             raise RefusedError(Code.INTERNAL, _NO_TUNNEL)
         self._subset_hint = event.subset_hint
 
     def add(self, event: RequestBody, is_last: bool) -> None:
-        """Take a piece of the body. Raises `RefusedError` when it becomes too large, and when there
-        is no room for what is to be held until the last piece comes.
+        """Take a piece of the body. Raises `RefusedError` if it becomes too large, and if there is
+        no room to hold it until the last piece.
         """
         if event.subset_hint is not None:
             self._subset_hint = event.subset_hint
@@ -134,13 +134,11 @@ class RequestPhase(msgspec.Struct, eq=False):
             self._body.append(event.data)
 
     def end_with_trailers(self) -> None:
-        """Trailers have come instead of a last piece of the body."""
+        """Take trailers instead of a last piece of the body."""
         self.trailers_seen = self.trailers_pending = self._trailers_end_body = True
 
     def complete(self) -> RawRequest:
-        """Everything that came, as the director wants it; it arrives no more. A body without bytes
-        is none.
-        """
+        """Return the complete request for the director. An empty body counts as none."""
         if self._share is not None:
             self._share.release()
         body = b"".join(self._body)
@@ -148,20 +146,19 @@ class RequestPhase(msgspec.Struct, eq=False):
         return RawRequest(self._headers, body or None, self._subset_hint)
 
     def drop_body(self) -> None:
-        """Nothing will be sent back."""
         if self._share is not None:
             self._share.release()
         self._body = []
 
     def refusal(self, error: RefusedError) -> SendImmediate:
-        """The reply that ends the request here, in the form of its API."""
+        """Return the reply that ends the request here, in the format of its API."""
         headers, form = self._headers, ErrorForm.REFERENCE
         if not self.settings.conformance:
             form = form_of(path_of(headers), headers.get("content-type", ""))
         return SendImmediate(error.status, *error.answer(form))
 
     def answer(self, decision: RouteDecision) -> list[Action]:
-        """The replies that let the request go; what is held of its body is let go of."""
+        """Return the replies that let the request go, and release its body."""
         original = b"".join(self._body)
         self.drop_body()
         if self.mode is BodyMode.BUFFERED and self.has_body:
@@ -169,7 +166,7 @@ class RequestPhase(msgspec.Struct, eq=False):
         body = original if decision.body is None else decision.body
         # A length next to trailers would make an HTTP/1 upstream drop the trailers.
         length = len(body) if self.has_body and body and not self.trailers_seen else None
-        # In full duplex what follows comes to the picker whatever it wishes, and goes back.
+        # In full duplex later data comes to the picker in any case, and goes back.
         hides_bodies = self.is_tunnel and self.mode is BodyMode.BUFFERED
         actions: list[Action] = [
             SendRequestHeaders(
@@ -185,15 +182,15 @@ class RequestPhase(msgspec.Struct, eq=False):
         return actions
 
     def add_behind(self, event: RequestBody) -> None:
-        """Take a piece that comes while the request is decided. That of a tunnel waits; another is
-        none of the body: some proxies repeat the last piece. Raises `RefusedError` as `add`.
+        """Take a piece that arrives during the decision. A tunnel's waits; otherwise it is a
+        repetition of the last piece by some proxies. Raises `RefusedError` like `add`.
         """
         if self.is_tunnel and not self._tunnel_has_ended:
             self.add(event, is_last=False)
             self._tunnel_has_ended = event.end_of_stream
 
     def pass_on(self, event: RequestBody) -> list[Action]:
-        """The replies to a piece that comes behind the decision."""
+        """Return the replies to a piece that arrives after the decision."""
         if not self.is_tunnel or self._tunnel_has_ended:
             return []
         self._tunnel_has_ended = event.end_of_stream

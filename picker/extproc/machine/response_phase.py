@@ -1,6 +1,6 @@
-"""The response of one stream on its way through the picker: passed on as it is, or as a tap says.
+"""The response of one stream on its way through the picker, unchanged or as a tap replaces it.
 
-A tap that raises is asked for nothing but what it still holds; then the response goes on unchanged.
+A tap that raises only returns the bytes it still holds; then the response continues unchanged.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from picker.types import Metadata, ResponseHead, ResponseTap, RouteDecision
 log = logging.getLogger(__name__)
 
 RESPONSE_MARK = ("x-went-into-resp-headers", "true")
-_FAILED = "watching a response failed; it goes on unchanged"
+_FAILED = "watching a response failed; it continues unchanged"
 _CONTENT_LENGTH = "content-length"
 _OWNED = frozenset(SYSTEM_OWNED)
 _ONE_MESSAGE = (BodyMode.BUFFERED, BodyMode.PARTIAL)
@@ -71,20 +71,18 @@ class ResponsePhase(msgspec.Struct, eq=False):
         return self._mode not in (BodyMode.DUPLEX, BodyMode.ABSENT)
 
     def expect(self, mode: BodyMode) -> None:
-        """How the proxy is going to show the response. Raises `RefusedError` for an
-        unusable mode.
-        """
+        """Set the mode of the response. Raises `RefusedError` for an unusable mode."""
         if mode is BodyMode.UNKNOWN:
             raise mode_refusal()
         self._mode = mode
 
     def watch(self, decision: RouteDecision, request: RequestPhase) -> None:
-        """`request` has been let go with `decision`."""
+        """Note that `request` has left with `decision`."""
         if request.is_tunnel and request.mode is not BodyMode.DUPLEX:
             self._mode = BodyMode.ABSENT  # as the proxy was asked
         self._tap = decision.response
         self._changes_body = decision.response is not None and decision.needs_response_body
-        # Envoy lets nobody change its modes whose request bodies are in full duplex (measured).
+        # Envoy ignores overrides of its modes if request bodies are in full duplex (measured).
         self._can_show_body = (
             self._changes_body
             and self._mode is BodyMode.ABSENT
@@ -92,14 +90,12 @@ class ResponsePhase(msgspec.Struct, eq=False):
         )
 
     def pass_on(self, event: ResponseHeaders) -> SendResponseHeaders:
-        """The reply to headers that the stream begins with; nothing of this response changes, in
-        any mode.
-        """
+        """Reply to headers that the stream begins with; this response passes unchanged in any mode."""
         self._mode = event.response_body
         return SendResponseHeaders(())
 
     def begin(self, event: ResponseHeaders) -> SendResponseHeaders:
-        """The reply to the headers."""
+        """Reply to the headers."""
         headers = event.headers
         self._has_length = _CONTENT_LENGTH in headers
         show_body = self._can_show_body and not event.end_of_stream
@@ -113,7 +109,7 @@ class ResponsePhase(msgspec.Struct, eq=False):
         if not _OWNED.isdisjoint(headers):
             set_names = {name for name, _ in set_headers}
             removed = [name for name in headers if name in _OWNED and name not in set_names]
-        # The stated length goes where the body may change after the headers have left.
+        # The stated length is removed if the body may change after the headers have left.
         changes_later = self._changes_body and self._mode in _STREAMED and not event.end_of_stream
         if changes_later and self._has_length:
             removed.append(_CONTENT_LENGTH)
@@ -122,9 +118,9 @@ class ResponsePhase(msgspec.Struct, eq=False):
         return SendResponseHeaders(set_headers, tuple(removed), show_body)
 
     def piece(self, event: ResponseBody) -> list[Action]:
-        """The replies to a piece of the body."""
+        """Reply to a piece of the body."""
         self._body_seen = True
-        # What a proxy shows in one message has no later piece that could bring what is held back.
+        # A body in one message has no later piece for bytes that are held back.
         is_last = event.end_of_stream or self._mode in _ONE_MESSAGE
         watched = self._tap is not None
         data, metadata = self._watch_body(event.data, is_last)
@@ -141,7 +137,7 @@ class ResponsePhase(msgspec.Struct, eq=False):
         return SendHeldResponseBody(data, len(data) if states_length else None, metadata)
 
     def trailers(self) -> list[Action]:
-        """The replies to trailers, which end the response; a second set gets none."""
+        """Reply to trailers, which end the response; a second set gets no reply."""
         if self._trailers_seen:
             return []
         self._trailers_seen = True
@@ -192,7 +188,7 @@ class ResponsePhase(msgspec.Struct, eq=False):
 
 
 def _pieces(data: bytes, end_of_stream: bool, metadata: Metadata) -> list[Action]:
-    """`data` in pieces; the last one has the end of the stream and the metadata."""
+    """Split `data`; the last piece has the end of the stream and the metadata."""
     pieces = body_chunks(data)
     actions: list[Action] = [SendResponseBody(piece, False) for piece in pieces[:-1]]
     actions.append(SendResponseBody(pieces[-1], end_of_stream, metadata))

@@ -7,7 +7,7 @@ of headers, body pieces and perhaps trailers. In full-duplex mode the proxy forw
 the picker has not sent back, so the picker may hold everything until it has seen the whole body.
 In buffered mode it is the proxy that holds: it waits for an answer to the headers before it reads
 the body, shows the body as one message, and keeps everything until that is answered, so that it can
-go on without a picker that fails. The headers are then answered at once, with nothing in the
+continue without a picker that fails. The headers are then answered at once, with nothing in the
 answer, and the decision is the answer to the body:
 
     START --headers, full duplex--> RECEIVING --end of body--> ROUTING --Routed--> ROUTED
@@ -24,32 +24,32 @@ answer, and the decision is the answer to the body:
 
 A request whose headers carry `end_of_stream` is routed at once and answered by its headers in
 either mode, and so is one that opens a tunnel (CONNECT, an upgrade): its client sends nothing until
-it has the response. What it sends then passes, in full duplex through the picker, and past it where
-the proxy lets bodies be hidden. Otherwise the end of the body is, in full duplex, a body message
+it has the response. What it sends then passes, in full duplex through the picker, and past it if
+the proxy allows to hide bodies. Otherwise the end of the body is, in full duplex, a body message
 with `end_of_stream` or trailers; in buffered mode it is the body message, whatever it says of the
 stream's end, since trailers may follow it. The end yields `Route`; the shell asks the director and
 comes back with `routed()` or `dropped()`. Other modes (pieces in lockstep, part of a body) are
 refused: there a decision would come too late.
 
 Replies leave in the order headers, body, trailers. Trailers that arrive while a decision is pending
-are answered after the body. Response messages are answered at once and pass
-through unchanged, or as the decision's tap says (see `response_phase`); what a tap holds back comes
-with a later piece. A response may start before the decision: a proxy that gives up on a request (a
-client too slow, say) shows its own error reply, and an error from us would hide it from the client.
-A stream that begins with a response has no request: a filter before the picker's has answered the
+are answered after the body. Response messages are answered at once and pass through unchanged, or
+as the decision's tap replaces them (see `response_phase`); bytes that a tap holds back come with a
+later piece. A response may start before the decision: a proxy that gives up on a request (a client
+too slow, say) shows its own error reply, and an error from us would hide it from the client. A
+stream that begins with a response has no request: a filter before the picker's has answered the
 client by itself (401, 403, 429), and only its answer passes here, unchanged. No request is counted,
-and no endpoint takes part.
-A response that is none of ours is not waited for: the stream ends with the answer to the request.
-Envoy loses pieces of a full-duplex response then (measured), so that one passes unwatched instead.
+and no endpoint takes part. A response that is none of ours is not waited for: the stream ends with
+the answer to the request. Envoy loses pieces of a full-duplex response then (measured), so that one
+passes unwatched instead.
 
 `_TRANSITIONS` is the whole protocol: a pair (state, event) that is not in it is an error, of the
 peer (`RemoteProtocolError`) or of our own shell (`LocalProtocolError`). After a refusal, and after
 the end of the body, messages that the proxy had already sent are ignored, not punished: proxies
 have been seen to repeat the last body message. A kind of message that is newer than this picker is
-ignored where the proxy goes on without an answer, and an error where it would wait for one.
+ignored if the proxy continues without an answer, and an error if it would wait for one.
 
 Whatever ends the request emits exactly one `Finish`, always before the replies of its batch, so
-that a shell whose writes fail has already let go of what the request held.
+that a shell whose writes fail has already released the resources of the request.
 
 Source: Endpoint Picker Protocol v1.0.0; Envoy `external_processor.proto` and
 `processing_mode.proto`, FULL_DUPLEX_STREAMED and BUFFERED.
@@ -102,7 +102,7 @@ log = logging.getLogger(__name__)
 
 
 class ProtocolError(PickerError):
-    """An event that has no place in the present state of a stream."""
+    """An event that is illegal in the current state of a stream."""
 
 
 class RemoteProtocolError(ProtocolError):
@@ -110,11 +110,11 @@ class RemoteProtocolError(ProtocolError):
 
 
 class LocalProtocolError(ProtocolError):
-    """Our own shell called the machine at the wrong time."""
+    """The shell called the machine at the wrong time."""
 
 
 class State(Enum):
-    """Where a stream stands; see the theory of operation."""
+    """The state of a stream; see the theory of operation."""
 
     START = "start"
     OBSERVING = "observing"
@@ -128,10 +128,10 @@ class State(Enum):
     REFUSED = "refused"
     CLOSED = "closed"
 
-    __hash__ = object.__hash__  # of the table below: the one of `Enum` is slower than the look-up
+    __hash__ = object.__hash__  # for the table below: that of `Enum` is slower than the look-up
 
 
-# The shell is to end the stream from its end once the replies are written.
+# The shell ends the stream after it has written the replies.
 SAID_EVERYTHING = (State.REFUSED, State.SKIPPED)
 
 
@@ -156,7 +156,7 @@ class StreamMachine:
 
     def __init__(self, settings: StreamSettings | None = None) -> None:
         settings = settings or StreamSettings()
-        self.state = State.START  # the present one; only the machine sets it
+        self.state = State.START  # only the machine sets it
         self._request = RequestPhase(settings)
         self._response = ResponsePhase(is_marked=settings.conformance)
         self._response_status: int | None = None
@@ -167,22 +167,22 @@ class StreamMachine:
         self._finished = False
 
     def receive(self, event: Event) -> list[Action]:
-        """Take what the proxy sent, or the end of the stream (`Closed`, legal at any time)."""
+        """Process a message of the proxy, or the end of the stream (`Closed`, legal at any time)."""
         action = _TRANSITIONS.get((self.state, type(event)))
         if action is None:
             raise RemoteProtocolError(_not_allowed(self.state, event))
         return action(self, event)
 
     def routed(self, decision: RouteDecision) -> list[Action]:
-        """Answer the request that `Route` handed out."""
+        """Answer the request of `Route` with a decision."""
         return self._take_own(Routed(decision))
 
     def dropped(self, refusal: RefusedError) -> list[Action]:
-        """Refuse the request that `Route` handed out, or one whose body is arriving."""
+        """Refuse the request of `Route`, or one whose body is arriving."""
         return self._take_own(Dropped(refusal))
 
     def evicted(self, reason: DropReason) -> list[Action]:
-        """Stop the request in favour of others; nothing happens to one that is over."""
+        """Stop the request in favour of others; has no effect on one that is over."""
         return self._take_own(Evicted(reason))
 
     def _take_own(self, event: OwnEvent) -> list[Action]:
@@ -229,8 +229,8 @@ class StreamMachine:
         return self._route()
 
     def _refuse_trailers_alone(self, _: RequestTrailers) -> list[Action]:
-        """A buffering proxy shows no body that is not there, and an answer to trailers cannot
-        change headers, so that a decision could not be told.
+        """A buffering proxy does not show an empty body, and a reply to trailers cannot change
+        headers, so that it could not carry a decision.
         """
         return self._refuse(_TRAILERS_ALONE_REFUSAL)
 
@@ -313,7 +313,7 @@ class StreamMachine:
         return [*finish, self._response.pass_on(event)]
 
     def _respond_early(self, event: ResponseHeaders) -> list[Action]:
-        """The proxy has answered the client itself; the request goes nowhere."""
+        """The proxy has answered the client itself; the request reaches no endpoint."""
         self._abandoned = True
         self._request.drop_body()
         cancel: list[Action] = [CancelRoute()] if self.state is State.ROUTING else []
@@ -340,7 +340,7 @@ class StreamMachine:
         is_skipped = self._skips_response or not self._has_request
         return FinishCause.SKIPPED if is_skipped else FinishCause.COMPLETED
 
-    # What no phase expects
+    # Messages outside of the phases
 
     def _pass_over(self, event: UnknownMessage) -> list[Action]:
         phase = self._response if self.state is State.RESPONDING else self._request
@@ -363,7 +363,7 @@ class StreamMachine:
         self._request.drop_body()
         if orderly and (before is State.OBSERVING or not self._has_request):
             return self._finish(FinishCause.SKIPPED)
-        # Without response bodies the proxy shows no end of the response but the end of the stream.
+        # Without response bodies the end of the stream is the only sign of the end of the response.
         if orderly and before is State.RESPONDING and self._response.end_is_unseen:
             return self._finish(self._cause_of_end())
         return self._finish(_CAUSE_OF_ENDING[event.ending])

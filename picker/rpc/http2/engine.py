@@ -1,15 +1,15 @@
-"""The protocol state of one HTTP/2 connection, made to cost little: bytes in, calls of methods out.
+"""The protocol state of one HTTP/2 connection, for speed: bytes in, calls of methods out.
 
 Theory of operation
 -------------------
-`receive` cuts bytes into frames and hands each to one method by its type. A stream is one object
-with its two windows, made by the listener, whose methods the engine calls; it exists from its
-HEADERS until both halves are closed or one end resets it, and a number below the highest one seen
-that has no object is a closed stream. What is to be sent gathers in `out`.
+`receive` cuts bytes into frames and passes each to one method by its type. A stream is one object
+with its two windows, which the listener creates and whose methods the engine calls; it exists from
+its HEADERS until both halves are closed or one end resets it. A number without an object below the
+highest one seen is a closed stream. Output accumulates in `out`.
 
-Errors: what breaks the rules of the connection raises `Http2Error`, with the GOAWAY queued; what
-concerns one stream resets that stream. PRIORITY, unknown frames and unknown settings are ignored.
-Server push does not exist here.
+Errors: a breach of the rules of the connection raises `Http2Error`, with the GOAWAY queued; one of
+a single stream resets that stream. PRIORITY, unknown frames and unknown settings are ignored.
+Server push is not supported.
 
 The tests compare it with the `h2` library. Source: RFC 9113.
 """
@@ -59,11 +59,11 @@ _DATA, _HEADERS, _SETTINGS, _CONTINUATION = (
 
 
 class Http2Error(PickerError):
-    """The peer broke HTTP/2; the GOAWAY that says so is queued."""
+    """The peer broke HTTP/2; the GOAWAY with the reason is queued."""
 
 
 class Http2Stream:
-    """One open stream. The engine owns the fields; a subclass says what its events mean."""
+    """One open stream. The engine owns the fields; a subclass handles the events."""
 
     __slots__ = (
         "credit",
@@ -78,52 +78,53 @@ class Http2Stream:
         self.stream_id = stream_id
         self.send_window = send_window
         self.receive_window = STREAM_WINDOW_BYTES
-        self.credit = 0  # bytes that were acknowledged, and not yet given back to the peer
+        self.credit = 0  # acknowledged bytes without a window update yet
         self.input_closed = False  # the peer sends no more
         self.output_closed = False  # nothing more can be sent
 
     def on_data(self, data: bytes, flow_controlled_bytes: int) -> None:
-        """Content, to be acknowledged with `flow_controlled_bytes` (padding counts)."""
+        """Process content; acknowledge `flow_controlled_bytes` later (padding counts)."""
         raise NotImplementedError
 
     def on_end(self) -> None:
-        """The peer has closed its half."""
+        """Called when the peer closes its half."""
         raise NotImplementedError
 
     def on_reset(self) -> None:
-        """The stream is over; both halves are closed."""
+        """Called when the stream is reset; both halves are closed."""
         raise NotImplementedError
 
     def on_window(self) -> None:
-        """The window to send in has grown."""
+        """Called when the send window has grown."""
         raise NotImplementedError
 
 
 class Http2Listener(Protocol):
-    """What a connection does beyond its streams, in the order in which the peer did it."""
+    """The events of a connection beyond its streams, in the order of the peer's actions."""
 
     def on_request(
         self, stream_id: int, send_window: int, headers: Mapping[bytes, bytes]
     ) -> Http2Stream:
-        """A stream was opened; what serves it. Names are lower case, repeated ones joined."""
+        """Return the object of a new stream. Names are lower case, repeated ones joined."""
         ...
 
     def on_window(self) -> None:
-        """The window of the connection, or that of all streams, has changed."""
+        """Called when the window of the connection, or of all streams, changes."""
         ...
 
     def on_ping_answered(self, data: bytes) -> None:
-        """The peer has read everything that was sent before the ping."""
+        """Called when the peer has read everything before the ping."""
         ...
 
     def on_chore(self) -> None:
-        """A frame came that costs work and brings no call on: a ping, settings, a priority, empty
-        content, one of an unknown kind, or a stream too many. May raise `Http2Error`.
+        """Called for a frame that costs work without progress of a call: a ping, settings, a
+        priority, empty content, one of an unknown kind, or a stream too many. May raise
+        `Http2Error`.
         """
         ...
 
     def on_goaway(self, error_code: int) -> None:
-        """The peer opens no more streams; 0: those that are open go on."""
+        """Called when the peer opens no more streams; with 0 the open ones continue."""
         ...
 
 
@@ -147,7 +148,7 @@ class Http2Engine:
         self._receive_window = CONNECTION_WINDOW_BYTES
         self._credit = 0
         self._headers = HeaderBlocks(Decoder(max_header_list_size=MAX_HEADER_LIST_BYTES))
-        self._block: list[bytes] | None = None  # of HEADERS that go on in CONTINUATION
+        self._block: list[bytes] | None = None  # of HEADERS that continue in CONTINUATION
         self._block_stream_id = self._block_flags = self._block_bytes = 0
         self._receivers: tuple[Callable[[int, int, bytes], None], ...] = (  # by type
             self._data,
@@ -177,7 +178,7 @@ class Http2Engine:
         self._grow_window(0, CONNECTION_WINDOW_BYTES - DEFAULT_WINDOW_BYTES)
 
     def window(self, stream: Http2Stream) -> int:
-        """How many bytes of content may be sent on `stream` now; 0 for one that is closed."""
+        """Return the bytes of content that `stream` may send now; 0 for a closed one."""
         return 0 if stream.output_closed else min(stream.send_window, self._send_window)
 
     def send_headers(self, stream: Http2Stream, block: bytes, end_stream: bool = False) -> None:
@@ -196,8 +197,8 @@ class Http2Engine:
                 self.streams.pop(stream.stream_id, None)
 
     def send_data(self, stream: Http2Stream, *pieces: bytes) -> bool:
-        """Queue content as one frame. False, and nothing is queued, where a window or the largest
-        frame does not allow all of it.
+        """Queue content as one frame. False, without queueing any, if a window or the maximum frame
+        size does not allow all of it.
         """
         length = sum(map(len, pieces))
         if length > self.max_frame_bytes or length > self._send_window:
@@ -213,24 +214,26 @@ class Http2Engine:
         return True
 
     def acknowledge(self, stream: Http2Stream, count: int) -> None:
-        """`count` flow-controlled bytes were dealt with; the stream may be closed."""
+        """Acknowledge `count` flow-controlled bytes, which were processed; the stream may be
+        closed.
+        """
         self._acknowledge_to_connection(count)
         if stream.input_closed:
             return
         stream.credit += count
-        # A quarter: seldom enough to cost nothing, and the peer never waits for it.
+        # A quarter: rare enough to cost little, and the peer never waits for it.
         if stream.credit >= STREAM_WINDOW_BYTES // 4:
             stream.receive_window += stream.credit
             self._grow_window(stream.stream_id, stream.credit)
             stream.credit = 0
 
     def reset(self, stream: Http2Stream, code: ErrorCode = ErrorCode.NO_ERROR) -> None:
-        """End a stream; NO_ERROR asks the peer to send no more of a request that was answered."""
+        """Reset a stream; NO_ERROR asks the peer to stop sending an answered request."""
         self._close(stream)
         self._send_reset(stream.stream_id, code)
 
     def ping(self, data: bytes) -> None:
-        """Ask for `on_ping_answered` with these eight bytes."""
+        """Queue a PING with these eight bytes; its answer causes `on_ping_answered`."""
         self.out.append(frame(FrameType.PING, 0, 0, data))
 
     def close(self, code: ErrorCode = ErrorCode.NO_ERROR) -> None:
@@ -240,7 +243,7 @@ class Http2Engine:
     # In
 
     def receive(self, data: bytes) -> None:
-        """Take bytes of the peer, cut anywhere. Raises `Http2Error`."""
+        """Process bytes of the peer, cut anywhere. Raises `Http2Error`."""
         buffer = self._rest + data if self._rest else data
         at = 0
         if not self._has_preface:
@@ -266,7 +269,7 @@ class Http2Engine:
         self._rest = buffer[at:]
 
     def _take_preface(self, buffer: bytes) -> int:
-        """The length of the preface, 0 while it is not whole."""
+        """Return the length of the preface; 0 while it is incomplete."""
         seen = buffer[: len(PREFACE)]
         if not PREFACE.startswith(seen):
             raise self._broken(ErrorCode.PROTOCOL_ERROR, "this is not HTTP/2")
@@ -297,7 +300,7 @@ class Http2Engine:
             self._end_input(stream)
 
     def _stray_data(self, stream_id: int, stream: Http2Stream | None) -> None:
-        """Content where there should be none: of a stream we closed it was on its way."""
+        """Handle content outside of an open stream; for one closed here it was in transit."""
         if stream is not None:
             self._fail_stream(stream, ErrorCode.STREAM_CLOSED)
         elif not self._was_opened(stream_id):
@@ -329,7 +332,7 @@ class Http2Engine:
 
     def _header_block(self, stream_id: int, flags: int, block: bytes) -> None:
         try:
-            # Also of a stream that is refused below: the decoder must see every block.
+            # Even for a stream that is refused below: the decoder must see every block.
             headers = self._headers.decode(block)
         except OversizedHeaderListError:
             raise self._broken(ErrorCode.ENHANCE_YOUR_CALM, "the headers are too long") from None
@@ -388,7 +391,7 @@ class Http2Engine:
         change = value - self._initial_send_window
         self._initial_send_window = value
         for stream in self.streams.values():
-            stream.send_window += change  # perhaps below zero, which the peer has to make up for
+            stream.send_window += change  # may be negative, until the peer sends window updates
             if stream.send_window > MAX_WINDOW_BYTES:
                 raise self._broken(ErrorCode.FLOW_CONTROL_ERROR, "a window grew too large")
 
@@ -433,7 +436,7 @@ class Http2Engine:
             self._fail_stream(stream, ErrorCode.FLOW_CONTROL_ERROR)
 
     def _ignore(self, stream_id: int, flags: int, payload: bytes) -> None:
-        """A frame that asks for nothing."""
+        """Ignore a frame without an effect."""
         self._listener.on_chore()
 
     # Both
@@ -443,7 +446,7 @@ class Http2Engine:
 
     def _end_input(self, stream: Http2Stream) -> None:
         if stream.input_closed:
-            return  # serving the last of the content has reset the stream
+            return  # the last piece of content caused a reset of the stream
         stream.input_closed = True
         if stream.output_closed:
             self.streams.pop(stream.stream_id, None)
@@ -485,7 +488,7 @@ class Http2Engine:
 
 
 def _split_headers(stream_id: int, block: bytes, flags: int) -> Iterator[bytes]:
-    """A block in as many frames as it needs, none longer than every peer must take."""
+    """Split a block into frames of at most the size that every peer must accept."""
     pieces = [block[at : at + MAX_FRAME_BYTES] for at in range(0, len(block), MAX_FRAME_BYTES)]
     yield frame(FrameType.HEADERS, flags, stream_id, pieces[0])
     for piece in pieces[1:-1]:

@@ -1,4 +1,4 @@
-"""The numbers of HTTP/2, and frames as they are sent. Source: RFC 9113."""
+"""The numbers of HTTP/2, and the encoding of frames. Source: RFC 9113."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ FRAME_HEADER = Struct(">BHBBI")  # 24 bits of length, type, flags, stream
 NUMBER = Struct(">I")
 TWO_NUMBERS = Struct(">II")
 
-# Flags; the first has two names, by the type of the frame.
+# Flags; the meaning of the first depends on the type of the frame.
 END_STREAM, ACK, END_HEADERS, PADDED, PRIORITY = 0x1, 0x1, 0x4, 0x8, 0x20
 
 
 class FrameType(IntEnum):
-    """Frame types."""
+    """The frame types that have a number in RFC 9113."""
 
     DATA = 0
     HEADERS = 1
@@ -35,7 +35,7 @@ class FrameType(IntEnum):
 
 
 class ErrorCode(IntEnum):
-    """Why a stream or a connection ends."""
+    """The reason why a stream or a connection ends."""
 
     NO_ERROR = 0
     PROTOCOL_ERROR = 1
@@ -48,7 +48,7 @@ class ErrorCode(IntEnum):
 
 
 class Setting(IntEnum):
-    """Settings that are sent or obeyed."""
+    """The settings that this server sends or obeys."""
 
     MAX_CONCURRENT_STREAMS = 3
     INITIAL_WINDOW_SIZE = 4
@@ -57,16 +57,15 @@ class Setting(IntEnum):
 
 
 def frame(kind: int, flags: int, stream_id: int, payload: bytes) -> bytes:
-    """One frame as it is sent."""
     length = len(payload)
     return FRAME_HEADER.pack(length >> 16, length & 0xFFFF, kind, flags, stream_id) + payload
 
 
 def goaway(last_stream_id: int, code: ErrorCode) -> bytes:
-    """The end of a connection: streams above `last_stream_id` were not served."""
+    """Encode the end of a connection: streams above `last_stream_id` were not served."""
     return frame(FrameType.GOAWAY, 0, 0, TWO_NUMBERS.pack(last_stream_id, code))
 
 
 def graceful_goaway() -> bytes:
-    """Asks the peer to open no more streams here, and gives up none that is under way."""
+    """Encode a request to open no more streams, which ends none that is under way."""
     return goaway(MAX_WINDOW_BYTES, ErrorCode.NO_ERROR)

@@ -1,9 +1,9 @@
 """Header blocks: read through the `hpack` library and a memo, written without a table.
 
 Theory of operation. A proxy opens thousands of streams with the same fields, which compression
-turns into the same bytes each time. A block that inserts nothing into the dynamic table means the
-same as long as nothing else changes the table, so such blocks are remembered by their bytes, and
-all are forgotten as soon as a block does insert.
+turns into the same bytes each time. The meaning of a block that inserts no field into the dynamic
+table is constant until the table changes, so such blocks are cached by their bytes, and the cache
+is cleared when a block does insert.
 
 Source: RFC 7541.
 """
@@ -23,21 +23,21 @@ _STATUS_200 = b"\x88"  # the one whole field of the static table that we send
 
 
 class HeaderBlocks:
-    """Owns the decoder of one connection, and the meaning of blocks that came before."""
+    """Owns the decoder of one connection, and the cache of decoded blocks."""
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
         self._remembered: dict[bytes, Mapping[bytes, bytes]] = {}
 
     def decode(self, block: bytes) -> Mapping[bytes, bytes]:
-        """Names to values, `joined`; the same object for the same block.
+        """Decode a block: names to values, `joined`; the same object for the same block.
 
-        Raises `hpack.HPACKError` for what is no block, after which nothing can be read any more.
+        Raises `hpack.HPACKError` for a malformed block, after which no block can be decoded.
         """
         known = self._remembered.get(block)
         if known is not None:
             return known
-        # Raw bytes: `hpack` would else decode every field as UTF-8, of which four are looked at.
+        # Raw bytes: `hpack` would otherwise decode every field as UTF-8, but only four are read.
         fields = joined(list(self._decoder.decode(block, raw=True)))
         if changes_table(block):
             self._remembered.clear()
@@ -55,7 +55,7 @@ def changes_table(block: bytes) -> bool:
             at = _after_number(block, at, 0x7F)
         elif first & 0x60:  # 01: a field to insert; 001: a new size
             return True
-        else:  # a field beside the table, its name perhaps from it
+        else:  # a field outside of the table, its name perhaps from it
             named = first & 0x0F
             at = _after_number(block, at, 0x0F)
             at = _after_text(block, at) if not named else at
@@ -87,7 +87,7 @@ def _after_text(block: bytes, at: int) -> int:
 
 
 def encode_fields(fields: Fields) -> bytes:
-    """A block that every peer reads, whatever its table: no field is inserted or compressed."""
+    """Encode a block that is independent of the table: no field is inserted or compressed."""
     return b"".join(
         _STATUS_200 if (name, value) == (b":status", b"200") else _encode_field(name, value)
         for name, value in fields
