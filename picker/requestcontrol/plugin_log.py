@@ -29,7 +29,7 @@ class PluginLog:
         self._logged: dict[str, float] = {}
 
     def exception(self, name: str, error: Exception, consequence: str) -> None:
-        """Count and perhaps log `error` of the plugin `name`; `consequence` completes the log line."""
+        """Count and perhaps log a failure of plugin `name`, with its `consequence`."""
         for watch in self._watchers.plugin_failed:
             watch(name)
         now, last = self._clock(), self._logged.get(name)

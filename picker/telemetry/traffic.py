@@ -74,7 +74,7 @@ NO_WAIT = (Wait(0.0, 1.0),)
 
 
 class Traffic(msgspec.Struct, frozen=True):
-    """Recent requests to each endpoint, by key, and to the pool; and their waits, shortest first."""
+    """Recent requests to each endpoint and to the pool, and their waits, shortest first."""
 
     endpoints: Mapping[str, Recent] = {}
     pool: PoolRecent = PoolRecent()

@@ -90,7 +90,7 @@ class ResponsePhase(msgspec.Struct, eq=False):
         )
 
     def pass_on(self, event: ResponseHeaders) -> SendResponseHeaders:
-        """Reply to headers that the stream begins with; this response passes unchanged in any mode."""
+        """Reply to headers that begin the stream; such a response passes unchanged."""
         self._mode = event.response_body
         return SendResponseHeaders(())
 

@@ -167,7 +167,7 @@ class StreamMachine:
         self._finished = False
 
     def receive(self, event: Event) -> list[Action]:
-        """Process a message of the proxy, or the end of the stream (`Closed`, legal at any time)."""
+        """Process a message, or the end of the stream (`Closed`, legal at any time)."""
         action = _TRANSITIONS.get((self.state, type(event)))
         if action is None:
             raise RemoteProtocolError(_not_allowed(self.state, event))
