@@ -284,7 +284,7 @@ class PeerSeries(Family):
     prefix = "peer_"
 
     connected = own_gauge("Replicas to which this one sends its state.", name="peers_connected")
-    heard = own_gauge("Replicas that send their state to this one.", name="peers_heard")
+    reporting = own_gauge("Replicas that send their state to this one.", name="peers_heard")
     calls_total = own_counter("Calls to replicas, by result.", ("result",))
     bytes_total = own_counter("Bytes of messages to and from replicas.", ("direction",))
     messages_total = own_counter("Messages to and from replicas.", ("direction",))

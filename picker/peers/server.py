@@ -55,7 +55,7 @@ class PoolReports:
     def begin(self, peer: bytes, address: str) -> None:
         """Count a call that begins."""
         self._callers[peer] = self._callers.get(peer, 0) + 1
-        self.series.heard.set(len(self._callers))
+        self.series.reporting.set(len(self._callers))
         log.info("peer %s reports (%s)", peer.hex()[:8], address)
 
     def end(self, peer: bytes) -> None:
@@ -63,7 +63,7 @@ class PoolReports:
         self._callers[peer] -= 1
         if not self._callers[peer]:
             del self._callers[peer]
-        self.series.heard.set(len(self._callers))
+        self.series.reporting.set(len(self._callers))
         log.info("peer %s has stopped reporting", peer.hex()[:8])
 
 

@@ -1,4 +1,4 @@
-"""Delays: short at first, doubling, bounded, never in step, and as long as a server asks."""
+"""Delays double, are bounded, differ between clients, and respect what a server asks for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from base.backoff import FIRST_SECONDS, MAX_ASKED_SECONDS, MAX_SECONDS, Backoff
 
 
 def test_delays_double_up_to_the_longest() -> None:
-    """Each lies between a half and the whole of what its number in the row allows."""
+    """Each is between half and all of its bound."""
     backoff = Backoff(Random(1))
     delays = [backoff.next_seconds() for _ in range(40)]
     for number, delay in enumerate(delays):
@@ -16,7 +16,7 @@ def test_delays_double_up_to_the_longest() -> None:
         assert whole / 2 <= delay <= whole
 
 
-def test_a_reset_makes_the_next_one_short() -> None:
+def test_the_first_delay_after_a_reset_is_short() -> None:
     backoff = Backoff(Random(1))
     for _ in range(10):
         backoff.next_seconds()
@@ -24,14 +24,13 @@ def test_a_reset_makes_the_next_one_short() -> None:
     assert backoff.next_seconds() <= FIRST_SECONDS
 
 
-def test_two_clients_do_not_wait_in_step() -> None:
-    """Seeds that differ give delays that differ."""
+def test_two_clients_have_different_delays() -> None:
     first, second = Backoff(Random(1)), Backoff(Random(2))
     assert all(first.next_seconds() != second.next_seconds() for _ in range(10))
 
 
-def test_what_a_server_asks_is_waited_and_a_little_more() -> None:
-    """Also when it is longer than any delay of ours, but not for a day."""
+def test_a_delay_that_a_server_asks_for_is_exceeded_a_little() -> None:
+    """Also a delay above the usual limit, but not one of a day."""
     backoff = Backoff(Random(1))
     assert 30 <= backoff.next_seconds(asked_seconds=30) <= 37.5
     assert backoff.next_seconds(asked_seconds=86_400) <= MAX_ASKED_SECONDS * 1.25
@@ -39,7 +38,7 @@ def test_what_a_server_asks_is_waited_and_a_little_more() -> None:
 
 
 def test_the_least_delay_holds_from_the_first_failure() -> None:
-    """With the spread that all delays have."""
+    """It is spread as all delays are."""
     delays = [Backoff(Random(seed)).next_seconds(at_least_seconds=15) for seed in range(20)]
     assert all(12 <= delay <= 15 for delay in delays)
     assert len(set(delays)) > 1

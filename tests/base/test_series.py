@@ -1,4 +1,4 @@
-"""Counting, and what the numbers of label sets that fall together in a twin become."""
+"""Series count as those of `prometheus_client`; a twin adds up label sets that coincide in it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_histogram_counts_as_the_library_does(values: list[float]) -> None:
         assert registry.get_sample_value(sample.name, sample.labels) == sample.value
 
 
-def test_a_twin_adds_up_what_it_cannot_tell_apart() -> None:
+def test_a_twin_adds_up_label_sets_that_coincide() -> None:
     """Its labels are fewer than those of the series."""
     counter = Counter(declared("model", "tenant", twin=("model",)))
     counter.labels("m", "a").inc()
@@ -67,8 +67,8 @@ def test_a_twin_adds_up_what_it_cannot_tell_apart() -> None:
     ]
 
 
-def test_a_gauge_is_what_it_was_set_to_or_what_its_function_says() -> None:
-    """The function is asked whenever somebody looks."""
+def test_a_gauge_has_its_last_value_or_that_of_its_function() -> None:
+    """The function is called for each page."""
     gauge = Gauge(Declaration("g", "Some text."))
     gauge.set(3)
     gauge.inc()
@@ -79,8 +79,8 @@ def test_a_gauge_is_what_it_was_set_to_or_what_its_function_says() -> None:
     assert ["".join(text_of(gauge)).split()[-1] for _ in range(2)] == ["7.0", "8.0"]
 
 
-def test_a_forgotten_label_set_is_gone() -> None:
-    """Forgetting what is not there is no error."""
+def test_a_removed_label_set_is_gone() -> None:
+    """Removing it again is no error."""
     gauge = Gauge(declared("name"))
     gauge.labels("a").set(1)
     gauge.remove("a")

@@ -318,7 +318,6 @@ class AdapterInfo:
         self._text = self._line(start_unix_seconds)
 
     def render(self, stats: EngineStats, now_unix_seconds: float) -> bytes:
-        """The family's text."""
         names = (stats.adapters.awaited, stats.adapters.loaded)
         if names != self._names:
             self._names = names

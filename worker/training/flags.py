@@ -11,7 +11,7 @@ from base.flags import Dialect, Parser, add_flags, defaults_of
 from worker.errors import ConfigError
 
 EPOCHS = 5
-# The largest part of `minutes` that goes into writing text.
+# The largest part of `minutes` that is spent on writing text.
 WRITING_SHARE = 0.5
 # Acceptance is reported for drafts of this many tokens.
 MEASURED_DRAFT = 4
@@ -23,14 +23,14 @@ text files. An interrupted run resumes when it is started again."""
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`pointsman train-draft`, resolved.
+    """The settings of a run; defaults are those of the flags.
 
-    `tokens` are those that the model writes itself; `text` is read besides. `steps` None: as many
-    as give `EPOCHS` rounds over the data. `minutes` None: no limit; else the run ends after about
-    so many, with what it has learned by then. `out` None: the place where a worker looks for a head
-    of this model. `start_from` is a head to go on with; its MLP keeps its size, the draft
-    vocabulary is chosen anew. `overwrite`: any head in `out` is replaced, also a better one.
-    `dtype` "auto": what writes text fastest.
+    `tokens` is the number that the model writes itself, in addition to `text`. `steps` None:
+    `EPOCHS` rounds over the data. `minutes` limits the run, which then saves the head as it is;
+    None: no limit. `out` None: the folder in which a worker finds a head of this model.
+    `start_from` is a head to train further; the size of its MLP stays, the draft vocabulary is
+    chosen anew. `overwrite`: replace any head in `out`, also a better one. `dtype` "auto": the
+    fastest for writing text.
     """
 
     model: Path
@@ -56,15 +56,15 @@ _FLAGS: Final = """
 --model PATH                  GGUF file or Hugging Face directory; the `pointsman` command also
                               takes a name, and without any the default model
 --text FILE                   learn from this text too; may be given several times
---tokens N[0..]               how many tokens the model writes to learn from
+--tokens N[0..]               number of tokens that the model writes to learn from
 --steps N[1..]                training steps (default: five rounds over the data)
---out DIR                     where to put the head, its card and what is under way (default:
+--out DIR                     folder of the head, its card and unfinished work (default:
                               ~/.cache/pointsman/heads/FINGERPRINT, where the worker looks)
---start-from HEAD             go on with this head's weights instead of new ones
+--start-from HEAD             start with the weights of this head instead of new ones
 --seed SEED
 --minutes M(0..]              end after about this time: half of it at most for gathering text, the
                               rest to learn
---overwrite                   replace an existing head, even by one that foresees less, or of
+--overwrite                   replace an existing head, even by one that predicts less, or of
                               another model
 
 tuning
@@ -72,9 +72,9 @@ tuning
 --num-rows N[1..]             conversations written side by side
 --batch-tokens N[16..]        tokens of a training step
 --learning-rate RATE(0..]     the highest
---passes N[1..]               drafts in a row that it is trained for
---draft-vocab-size N[1..]     tokens that it can say
---intermediate-size N[1..]    width of its MLP
+--passes N[1..]               drafts in a row for which the head is trained
+--draft-vocab-size N[1..]     tokens that the head can predict
+--intermediate-size N[1..]    width of the head's MLP
 --dtype auto|float32|bfloat16
                               of the model while it writes (default: the fastest here)
 """

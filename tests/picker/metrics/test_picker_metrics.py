@@ -1,4 +1,4 @@
-"""Series have the reference's names, and clients cannot make them grow without bound."""
+"""Series have the reference's names, and clients cannot multiply them without bound."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def count(metrics: PickerMetrics, attribute: str, *labels: str) -> None:
 
 
 def samples(page: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    """What `prometheus_client` reads on a page."""
+    """The samples that `prometheus_client` reads on a page."""
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(page.decode())
@@ -134,10 +134,10 @@ def samples(page: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 @pytest.mark.parametrize(("attribute", "labels", "twin", "twin_labels"), SERIES)
-def test_series_have_the_references_names_and_labels_old_and_new(
+def test_series_have_the_references_current_and_deprecated_names_and_labels(
     attribute: str, labels: tuple[str, ...], twin: str, twin_labels: tuple[str, ...]
 ) -> None:
-    """A dashboard made for either finds what it asks for."""
+    """Dashboards for either find their series."""
     metrics = PickerMetrics()
     count(metrics, attribute, *labels)  # each label's value is its name
     renamed = {"endpoint_name": "pod_name"}
@@ -160,7 +160,7 @@ def test_series_have_the_references_names_and_labels_old_and_new(
 
 @pytest.mark.parametrize("attribute", BUCKETS)
 def test_buckets_are_the_references(attribute: str) -> None:
-    """Also the one that is a slip of the pen: sums over pickers need equal buckets."""
+    """Also a mistyped one: sums over pickers need equal buckets."""
     metrics = PickerMetrics()
     labels = next(row[1] for row in SERIES if row[0] == attribute)
     count(metrics, attribute, *labels)
@@ -182,7 +182,7 @@ class Pool:
         yield Computed(Declaration("other", "…"), lambda: (((), 1),))
 
 
-def test_the_page_is_what_the_library_would_write() -> None:
+def test_the_page_equals_that_of_the_library() -> None:
     """Every family, sample and value, awkward label values included."""
     metrics = PickerMetrics()
     metrics.register(Pool())
@@ -227,8 +227,8 @@ SOURCES: dict[str, Callable[[RequestLabels, str], None]] = {
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_models_that_nothing_knows_share_one_label(source: str) -> None:
-    """Until a rule names one, or a worker; a name that was `other` before is itself from then."""
+def test_unknown_models_share_one_label(source: str) -> None:
+    """A model that a rule or a worker names later has its own label from then on."""
     labels = RequestLabels()
     assert labels.of("qwen", "qwen", "default-flow", 1) == ("other", "other", "default-flow", "1")
     SOURCES[source](labels, "qwen")
@@ -241,8 +241,8 @@ def test_the_default_tenant_is_that_of_requests_without_one() -> None:
     assert label_caps.DEFAULT_FLOW == DEFAULT_FAIRNESS_ID
 
 
-def test_what_is_configured_is_reported_however_much_clients_invent() -> None:
-    """Pairs of rules and models of workers, each without a tenant, take nothing of the room."""
+def test_configured_models_are_reported_whatever_clients_invent() -> None:
+    """Pairs of rules and models of workers, without a tenant, do not use up the budget."""
     labels = RequestLabels(PageRoom(100_000))
     labels.pin_rewrites([("ours", "ours-v2")])
     labels.add_served(["base", "adapter"])
@@ -257,7 +257,7 @@ def test_what_is_configured_is_reported_however_much_clients_invent() -> None:
 
 
 def test_models_of_workers_are_bounded() -> None:
-    """A worker may load adapters for as long as it runs."""
+    """A worker may load adapters without end."""
     labels = RequestLabels()
     for number in range(3000):
         labels.add_served([f"m{number}"])
@@ -269,10 +269,10 @@ NAMES = st.text(st.characters(), max_size=300)
 
 @examples(100)
 @given(st.lists(st.tuples(NAMES, NAMES.filter(bool)), min_size=1, max_size=60))
-def test_no_names_of_clients_make_the_page_larger_than_their_room(
+def test_names_of_clients_do_not_exceed_their_budget_of_the_page(
     names: list[tuple[str, str]],
 ) -> None:
-    """Whatever is counted of each, in every series that has a label of a client's choosing."""
+    """In all series with a label that clients choose."""
     metrics = PickerMetrics(PageRoom(300_000))
     metrics.labels.add_served(["m"])
     flow = FlowReporter(metrics, "pool", FlowController(None, lambda: (), lambda: 0.0, metrics))
@@ -290,7 +290,7 @@ def test_no_names_of_clients_make_the_page_larger_than_their_room(
 def _count_all(
     metrics: PickerMetrics, flow: FlowReporter, model: str, target: str, tenant: str, priority: int
 ) -> None:
-    """One request in each series of requests, and two ends of its time in the queue."""
+    """Count a request in each series of requests, and two ends of its time in the queue."""
     labels = metrics.labels.of(model, target, tenant, priority)
     own = dict(zip(REQUEST, labels, strict=True))
     for series in metrics.series:
@@ -309,8 +309,8 @@ def _count_all(
         flow.ended(labels, outcome, 0.1)
 
 
-def test_names_of_any_length_take_no_room() -> None:
-    """A body may name a model as long as itself; neither the page nor the picker keeps it."""
+def test_a_long_name_is_on_no_page() -> None:
+    """A model's name may be as long as a body."""
     metrics = PickerMetrics()
     names = ["m" * 256, *(str(i) + "m" * 100_000 for i in range(10))]
     metrics.labels.add_served(names)
@@ -321,8 +321,8 @@ def test_names_of_any_length_take_no_room() -> None:
     assert len(metrics.render()) < 100_000
 
 
-def test_long_names_are_not_kept() -> None:
-    """Nothing refers to them once the request is over."""
+def test_a_long_name_is_not_stored() -> None:
+    """Nothing refers to it after the request."""
 
     class Name(str):
         """A string that can be watched."""
@@ -330,14 +330,14 @@ def test_long_names_are_not_kept() -> None:
         __slots__ = ("__weakref__",)
 
     labels, name = RequestLabels(), Name("m" * 100_000)
-    kept = weakref.ref(name)
+    stored = weakref.ref(name)
     labels.of(name, name, name, 0)
     del name
-    assert kept() is None
+    assert stored() is None
 
 
-def test_labels_of_a_tenant_stay_what_they_were() -> None:
-    """A request's gauge goes down under the labels under which it went up."""
+def test_labels_of_a_tenant_do_not_change() -> None:
+    """A gauge is decremented under the labels under which it was incremented."""
     labels = RequestLabels()
     labels.add_served(["m", "n"])
     asked = [("mn"[i % 2], "m", f"f{i % 901}", i % 3) for i in range(3 * MAX_LABEL_SETS)]
@@ -353,9 +353,9 @@ def test_every_series_is_documented_and_nothing_else() -> None:
     metrics.register(PoolCollector("pool", Datastore()))
     assembly = build(default_config(), builtin_plugins(), metrics, lambda: 0.0)
     metrics.register(PluginCollector(lambda: assembly, InflightLoad(), metrics))
-    told = {
+    exported = {
         family.name + ("_total" if family.type == "counter" else "")
         for family in metrics.registry.collect()
     }
     written = set(SERIES_NAME.findall(METRICS_DOCUMENT.read_text()))
-    assert written - {"llm_d_epp_"} == told
+    assert written - {"llm_d_epp_"} == exported

@@ -31,7 +31,7 @@ class Pool:
     @property
     def num_reporting(self) -> float:
         """The number of replicas that report about it."""
-        return dict(self.series.heard.numbers()).get((), 0.0)
+        return dict(self.series.reporting.numbers()).get((), 0.0)
 
     @property
     def refused(self) -> float:

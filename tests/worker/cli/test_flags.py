@@ -24,7 +24,6 @@ TINY = Checkpoint(Path("/models/tiny.Q4_1.gguf"), "tiny", 2048, 49152, (2, 0), N
 def resolved(
     *flags: str, checkpoint: Checkpoint | None = TINY, environment: Mapping[str, str] | None = None
 ) -> ServeConfig:
-    """The configuration of a command line."""
     return resolve(build_parser().parse_args(flags), checkpoint, environment or {})
 
 
@@ -41,7 +40,7 @@ def test_defaults_come_from_the_model() -> None:
 
 
 def test_the_simulator_needs_no_model() -> None:
-    """Without a checkpoint the simulator speaks its own vocabulary."""
+    """Without a checkpoint the simulator has a vocabulary of its own."""
     config = resolved("--engine", "sim", checkpoint=None)
     assert config.api.served_model_names == ("sim",)
     assert config.api.vocab_size == sim.VOCAB_SIZE
@@ -50,14 +49,14 @@ def test_the_simulator_needs_no_model() -> None:
     assert config.engine.model_path is None
 
 
-def test_the_simulator_can_speak_a_models_vocabulary() -> None:
+def test_the_simulator_can_use_a_models_vocabulary() -> None:
     """With a model the drawn ids are ordinary tokens of it."""
     config = resolved("--engine", "sim").engine.sim
     assert 0 < config.first_word_id < config.first_word_id + config.num_words <= 49152
 
 
 def test_flags_reach_the_engine() -> None:
-    """Each flag lands in its field, milliseconds as seconds."""
+    """Each flag sets its field, milliseconds as seconds."""
     config = resolved(
         *("--max-model-len", "512", "--block-size", "32", "--num-gpu-blocks-override", "64"),
         *("--max-num-seqs", "4", "--max-num-batched-tokens", "256", "--no-enable-prefix-caching"),
@@ -85,7 +84,6 @@ def test_flags_reach_the_engine() -> None:
 
 
 def test_the_cache_and_the_scheduler_are_set_by_flags() -> None:
-    """What engines of this kind call by these names."""
     engine = resolved(
         *("--kv-cache-memory-bytes", "2G", "--gpu-memory-utilization", "0.5"),
         *("--prefix-caching-hash-algo", "xxhash_cbor", "--prefix-caching-hash-seed", "7"),
@@ -144,7 +142,7 @@ def test_parsers_of_answers_are_set_by_flags() -> None:
 
 
 def test_adapters_are_set_as_for_vllm() -> None:
-    """By name and path or in JSON; routes that load them are there if the environment says so."""
+    """By name and path or in JSON; the environment enables the routes that load them."""
     modules = ["sql=/a/sql", '{"name": "chat", "path": "/a/chat", "base_model_name": "base"}']
     flags = ("--enable-lora", "--max-loras", "3", "--max-lora-rank", "64", "--lora-modules")
     config = resolved(*flags, *modules)
@@ -160,8 +158,7 @@ def test_adapters_are_set_as_for_vllm() -> None:
     assert not resolved(environment=allowed).api.enable_adapter_routes
 
 
-def test_lists_may_be_given_in_parts() -> None:
-    """A flag that is given twice keeps what it was given first."""
+def test_a_list_flag_that_is_given_twice_has_all_values() -> None:
     for _ in range(2):  # nor does one command line leave something for the next
         config = resolved(
             *("--api-key", "k1", "--api-key", "k2", "k3"),
@@ -171,8 +168,7 @@ def test_lists_may_be_given_in_parts() -> None:
         assert config.api.served_model_names == ("a", "b")
 
 
-def test_the_environment_has_its_say() -> None:
-    """vLLM's variables work; a flag wins over a variable."""
+def test_variables_of_vllm_apply_and_flags_override_them() -> None:
     environment = {
         "PYTHONHASHSEED": "42",
         "VLLM_SERVER_DEV_MODE": "1",
@@ -203,7 +199,7 @@ def test_kv_events_are_set_as_for_vllm() -> None:
 
 
 def test_sampling_defaults_come_from_the_model_or_from_flags() -> None:
-    """generation_config.json, unless vllm's defaults are asked for; an override wins over both."""
+    """generation_config.json, unless vLLM's defaults are requested; an override wins over both."""
     model = replace(
         TINY, generation_config={"temperature": 0.6, "top_k": 20, "max_new_tokens": 9, "eos": [1]}
     )
@@ -216,9 +212,7 @@ def test_sampling_defaults_come_from_the_model_or_from_flags() -> None:
 
 
 def test_sampling_defaults_come_from_a_folder_or_the_catalogue(tmp_path: Path) -> None:
-    """A path stands for the model's own file; models that are known by name have an entry, which
-    their own file wins over.
-    """
+    """A path replaces the model's own file; that file wins over the entry of the catalogue."""
     folder = str(tmp_path)
     (tmp_path / "generation_config.json").write_text('{"temperature": 0.3, "eos_token_id": 1}')
     model = replace(TINY, generation_config={"temperature": 0.6, "top_k": 20})
@@ -237,7 +231,7 @@ def test_sampling_defaults_come_from_a_folder_or_the_catalogue(tmp_path: Path) -
 
 
 def test_a_chat_template_is_a_file_or_the_text_itself(tmp_path: Path) -> None:
-    """Anything with a brace is a template."""
+    """A text with a brace is a template."""
     parse = build_parser().parse_args
     file = tmp_path / "chat.jinja"
     file.write_text("from a file")
@@ -249,7 +243,7 @@ def test_a_chat_template_is_a_file_or_the_text_itself(tmp_path: Path) -> None:
 
 
 def test_https_needs_a_certificate_and_its_key(tmp_path: Path) -> None:
-    """Half of it, or a file that is not there, is found before anything starts."""
+    """A missing half or file is an error at the start."""
     certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
     certificate.touch()
     flags = ("--ssl-certfile", str(certificate), "--ssl-keyfile", str(key))
@@ -267,7 +261,6 @@ def test_https_needs_a_certificate_and_its_key(tmp_path: Path) -> None:
 
 @pytest.fixture
 def openssl() -> str:
-    """The command that makes certificates."""
     path = shutil.which("openssl")
     if path is None:
         pytest.skip("needs the openssl command to make a certificate")
@@ -275,10 +268,10 @@ def openssl() -> str:
 
 
 @pytest.mark.parametrize("password", [None, "secret"])
-def test_a_certificate_is_tried_before_anything_starts(
+def test_a_certificate_is_tried_at_the_start(
     tmp_path: Path, openssl: str, password: str | None
 ) -> None:
-    """One that works is taken; a key with a password, or CAs that are none, are one sentence."""
+    """A key with a password, and a file without CAs, are refused."""
     certificate, key = str(tmp_path / "tls.crt"), str(tmp_path / "tls.key")
     command = [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
     command += ["-days", "1", "-subj", "/CN=worker", "-out", certificate, "-keyout", key]
@@ -332,7 +325,7 @@ def test_a_certificate_is_tried_before_anything_starts(
         ),
     ],
 )
-def test_what_cannot_work_is_one_sentence(flags: list[str], message: str) -> None:
+def test_an_unusable_value_is_an_error(flags: list[str], message: str) -> None:
     """The error names the flag."""
     with pytest.raises(ConfigError, match=message):
         resolved(*flags)
@@ -369,14 +362,13 @@ def test_what_cannot_work_is_one_sentence(flags: list[str], message: str) -> Non
     ],
 )
 def test_unknown_flags_and_values_are_refused(flags: list[str]) -> None:
-    """A vLLM flag that is not built, an abbreviation, or a bad value exits with status 2."""
+    """A missing flag of vLLM, an abbreviation or a bad value ends with status 2."""
     with pytest.raises(SystemExit) as caught:
         build_parser().parse_args(flags)
     assert caught.value.code == 2
 
 
-def test_a_value_that_is_no_number_is_called_one(capsys: pytest.CaptureFixture[str]) -> None:
-    """The message names the wanted value, not the check."""
+def test_an_error_names_the_wanted_number(capsys: pytest.CaptureFixture[str]) -> None:
     for flag, wanted in (("--max-num-seqs", "whole number"), ("--heartbeat-timeout", "number")):
         with pytest.raises(SystemExit):
             build_parser().parse_args([flag, "abc"])
@@ -388,7 +380,7 @@ def test_a_value_that_is_no_number_is_called_one(capsys: pytest.CaptureFixture[s
 def test_the_model_is_found_by_flag_environment_or_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The flag wins, then the environment, then the cached default; else one sentence."""
+    """The flag wins over the environment, and that over the cached default."""
     monkeypatch.setenv("HOME", str(tmp_path))
     parse = build_parser().parse_args
     assert find_model(parse(["--model", "x"]), {"POINTSMAN_MODEL": "y"}) == Path("x")
@@ -425,16 +417,14 @@ def test_the_model_is_found_by_flag_environment_or_cache(
         ("{}", ("--kv-cache-dtype", "fp8"), "--kv-cache-dtype fp8"),
     ],
 )
-def test_transfers_that_cannot_be_are_refused(
-    given: str, flags: tuple[str, ...], message: str
-) -> None:
-    """In one sentence that names the field."""
+def test_an_invalid_transfer_is_refused(given: str, flags: tuple[str, ...], message: str) -> None:
+    """The error names the field."""
     with pytest.raises(ConfigError, match=re.escape(message)):
         resolved("--kv-transfer-config", given, *flags)
 
 
-def test_a_proxy_takes_kv() -> None:
-    """And asks in the networks that are given."""
+def test_a_proxy_needs_a_connector_that_takes_kv() -> None:
+    """It asks only workers in the given networks."""
     for given in ((), ("--kv-transfer-config", '{"kv_role": "kv_producer"}')):
         with pytest.raises(ConfigError, match=r"--pd-proxy needs .*kv_consumer or kv_both"):
             resolved("--pd-proxy", *given)
@@ -461,8 +451,8 @@ def test_a_proxy_takes_kv() -> None:
         (("--kv-offloading-path", ""), "--kv-offloading-path is empty"),
     ],
 )
-def test_offloading_that_cannot_be_is_refused(flags: tuple[str, ...], message: str) -> None:
-    """In one sentence that names the flag."""
+def test_impossible_offloading_is_refused(flags: tuple[str, ...], message: str) -> None:
+    """The error names the flag."""
     with pytest.raises(ConfigError, match=re.escape(message)):
         resolved("--kv-offloading-size", "1", *flags)
 
@@ -477,21 +467,21 @@ def test_offloading_that_cannot_be_is_refused(flags: tuple[str, ...], message: s
     ],
 )
 def test_a_part_of_offloading_alone_is_refused(flags: str, needed: str) -> None:
-    """Also with the value that it has by default."""
+    """Also with its default value."""
     given = flags.split()
     with pytest.raises(ConfigError, match=f"{given[0]} needs {needed}: "):
         resolved(*given)
 
 
 def test_offloading_is_off_by_default() -> None:
-    """And has a disk and a policy by default where it is not."""
+    """Disk size and policy have defaults."""
     assert resolved().engine.kv_offloading is None
     config = resolved("--kv-offloading-size", "1.5", "--kv-offloading-path", "/kv")
     assert config.engine.kv_offloading == KvOffloadingConfig(1.5, "/kv", 32.0, "lru")
 
 
 def test_transfers_have_an_engine_id_and_reach_the_api() -> None:
-    """Fields may stand where vLLM has its own connectors' extra ones."""
+    """Fields may be among vLLM's extra ones of a connector."""
     given = '{"kv_role": "kv_producer", "kv_connector_extra_config": {"kv_transfer_timeout": 3}}'
     config = resolved("--kv-transfer-config", given)
     transfer = config.engine.kv_transfer

@@ -1,4 +1,4 @@
-"""No flag of the worker is undocumented, nor any field of the one that takes a whole object."""
+"""Every flag of the worker is documented, and every field of `--speculative-config`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from worker.config import DRAFT_SAMPLE_METHODS, SPECULATIVE_METHODS, Speculative
 ROOT = Path(__file__).parents[3]
 
 
-def test_the_document_says_what_the_parser_says() -> None:
+def test_the_document_agrees_with_the_parser() -> None:
     """Names, choices, defaults and meanings; `scripts/document_flags.py --write` repairs it."""
     script = ROOT / "scripts" / "document_flags.py"
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
@@ -23,7 +23,7 @@ def test_the_document_says_what_the_parser_says() -> None:
 
 
 def speculation_rows() -> dict[str, tuple[str, str]]:
-    """Field → default and meaning, of the table in docs/speculation.md."""
+    """Defaults and meanings by field, from the table in docs/speculation.md."""
     text = (ROOT / "docs" / "speculation.md").read_text()
     table = text.split("| field | default | meaning |")[1].split("\n\n")[0]
     lines = [line for line in table.splitlines() if line.startswith("| `")]
@@ -36,7 +36,7 @@ def speculation_rows() -> dict[str, tuple[str, str]]:
 
 
 def test_every_field_of_speculation_is_documented_with_its_default() -> None:
-    """As the dataclass has it, and what depends on others as the parser does it."""
+    """Defaults are those of the dataclass, or of the parser where they depend on other fields."""
     rows = speculation_rows()
     fields = {field.name: field for field in dataclasses.fields(SpeculativeConfig)}
     assert set(rows) == {*fields, "draft_tensor_parallel_size"}
@@ -50,8 +50,8 @@ def test_every_field_of_speculation_is_documented_with_its_default() -> None:
     assert re.findall(r"`(\w+)`", named) == list(DRAFT_SAMPLE_METHODS)
 
 
-def test_the_examples_of_speculation_are_taken() -> None:
-    """Every object that a command of the documents is given; nothing is read from a disk for it."""
+def test_the_examples_of_speculation_are_valid() -> None:
+    """Every object in a command of the documents; no file is read for it."""
     pages = "".join((ROOT / name).read_text() for name in ("README.md", "docs/speculation.md"))
     given = re.findall(r"(?:--speculative-config|-sc) '(\{.*?\})'", pages)
     parsed = [parse(json.loads(config.replace('\\"', '"'))) for config in given]

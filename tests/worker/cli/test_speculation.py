@@ -24,27 +24,27 @@ TABLE = "num_speculative_tokens_per_batch_size"
 
 
 def resolved(config: object, *flags: str, name: str = "--speculative-config") -> Any:
-    """The whole configuration with this one, as JSON unless it is text."""
+    """The whole configuration with this value of the flag, in JSON unless it is text."""
     text = config if isinstance(config, str) else json.dumps(config)
     return resolve(build_parser().parse_args([name, text, *flags]), TINY, {})
 
 
 def test_there_is_no_speculation_without_the_flag() -> None:
-    """One token a step, and no series of positions."""
+    """A step computes one token, and no series of positions exists."""
     for config in (resolve(build_parser().parse_args([]), TINY, {}), resolved("null")):
         assert (config.engine.speculative, config.api.num_speculative_tokens) == (None, None)
 
 
 @pytest.mark.parametrize("flag", ["--speculative-config", "-sc"])
-def test_it_reaches_the_engine_and_the_front_end(flag: str) -> None:
-    """Under both of vLLM's names."""
+def test_a_configuration_reaches_the_engine_and_the_front_end(flag: str) -> None:
+    """With both of vLLM's spellings."""
     config = resolved(NGRAM, name=flag)
     assert config.engine.speculative == SpeculativeConfig("ngram", 8)
     assert config.api.num_speculative_tokens == 8
 
 
 def test_every_field_can_be_given() -> None:
-    """No field of the configuration is out of reach; null is as good as nothing."""
+    """Null counts as absent."""
     values: dict[str, dict[str, Any]] = {
         "ngram": {**NGRAM, "prompt_lookup_min": 2, "prompt_lookup_max": 4},
         "suffix": {
@@ -70,8 +70,8 @@ def test_every_field_can_be_given() -> None:
         config = parse({**given_values, "revision": None, "draft_tensor_parallel_size": 1})
         assert config.method == method
         for name, value in given_values.items():
-            told = getattr(config, name)
-            assert (list(map(list, told)) if name == TABLE else told) == value
+            found = getattr(config, name)
+            assert (list(map(list, found)) if name == TABLE else found) == value
         given_names |= set(given_values)
     assert given_names == {field.name for field in fields(SpeculativeConfig)}
 
@@ -80,17 +80,17 @@ def test_every_field_can_be_given() -> None:
     ("given_lengths", "expected"),
     [({}, (5, 5)), ({"min": 3}, (3, 3)), ({"max": 7}, (7, 7)), ({"min": 1, "max": 4}, (1, 4))],
 )
-def test_lookup_lengths_follow_each_other(
+def test_a_missing_lookup_length_follows_the_other_one(
     given_lengths: dict[str, int], expected: tuple[int, int]
 ) -> None:
-    """Neither is 5 and 5; one alone is both."""
+    """Both are 5 by default."""
     named = {f"prompt_lookup_{name}": value for name, value in given_lengths.items()}
     config = parse({**NGRAM, **named})
     assert (config.prompt_lookup_min, config.prompt_lookup_max) == expected
 
 
 def test_the_method_follows_from_the_model() -> None:
-    """A model is a draft model; the names of lookups are what vLLM lets a model be."""
+    """A model is a draft model, unless it is the name of a lookup, which vLLM allows."""
     config = parse({"model": "~/small.gguf"})
     assert (config.method, config.model) == ("draft_model", str(Path("~/small.gguf").expanduser()))
     for model in ("ngram", "[ngram]"):
@@ -98,8 +98,8 @@ def test_the_method_follows_from_the_model() -> None:
     assert parse({"model": "ngram", **NGRAM}).model is None
 
 
-def test_lengths_have_defaults_where_something_says_them() -> None:
-    """A suffix tree is as deep as it drafts; models draft a few tokens; a head needs no name."""
+def test_the_number_of_drafts_depends_on_the_method() -> None:
+    """A suffix drafts as many tokens as its tree is deep, a model a few; a head needs no name."""
     assert parse({"method": "suffix"}).num_speculative_tokens == 24
     deep = {"method": "suffix", "suffix_decoding_max_tree_depth": 500}
     assert parse(deep).num_speculative_tokens == 128
@@ -108,13 +108,13 @@ def test_lengths_have_defaults_where_something_says_them() -> None:
     assert parse({"model": "small.gguf"}).num_speculative_tokens == 5
 
 
-def test_a_relative_model_is_found_from_anywhere() -> None:
-    """The engine process gets a whole path."""
+def test_the_path_of_a_model_becomes_absolute() -> None:
+    """The engine process has another working directory."""
     assert parse({"model": "small.gguf"}).model == str(Path.cwd() / "small.gguf")
 
 
-def test_switches_of_vllm_that_are_off_say_what_is_so_anyway() -> None:
-    """False and null pass for what is not built; true does not."""
+def test_an_unsupported_switch_may_be_off() -> None:
+    """False and null are accepted, true is not."""
     off = {"parallel_drafting": False, "use_heterogeneous_vocab": None}
     assert parse({**NGRAM, **off}) == parse(NGRAM)
 
@@ -158,8 +158,8 @@ def test_switches_of_vllm_that_are_off_say_what_is_so_anyway() -> None:
         ({TABLE: [[1, 4, -1]]}, "not -1"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
-    """The flag, the field, and what it may be."""
+def test_an_invalid_field_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
+    """The error has the flag, the field, and the valid values."""
     with pytest.raises(ConfigError, match=f"^--speculative-config: .*{message}"):
         resolved({**NGRAM, **changes})
 
@@ -187,8 +187,7 @@ def test_what_cannot_be_is_refused_by_name(changes: dict[str, Any], message: str
         ("{", "not a JSON object"),
     ],
 )
-def test_other_methods_and_broken_json_are_refused_too(config: object, message: str) -> None:
-    """Whatever is wrong, it is one sentence."""
+def test_other_methods_and_broken_json_are_refused(config: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         resolved(config)
 
@@ -203,7 +202,7 @@ def test_other_methods_and_broken_json_are_refused_too(config: object, message: 
         ({"method": "eagle", "model": "someone/EAGLE"}, "'someone/EAGLE' is not .* train-draft"),
     ],
 )
-def test_a_model_that_is_not_here_is_said_before_anything_is_loaded(
+def test_a_missing_model_is_an_error_before_anything_is_loaded(
     config: dict[str, Any], message: str
 ) -> None:
     """By the name that was given, with what to do; where nothing is loaded, something else is
@@ -215,8 +214,8 @@ def test_a_model_that_is_not_here_is_said_before_anything_is_loaded(
         resolved(config, "--engine", "sim")
 
 
-def test_a_model_that_is_here_is_taken(tmp_path: Path) -> None:
-    """A file of any name, or a directory; what is in it is the loader's business."""
+def test_an_existing_model_is_accepted(tmp_path: Path) -> None:
+    """A file of any name, or a directory; the loader checks its contents."""
     file = tmp_path / "small"
     file.touch()
     for path in (tmp_path, file):
@@ -224,8 +223,8 @@ def test_a_model_that_is_here_is_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("config", [{"method": "eagle"}, {"model": "small.gguf"}])
-def test_the_simulator_has_no_model_to_draft_with(config: dict[str, Any]) -> None:
-    """It takes what needs tokens only, and says so."""
+def test_the_simulator_refuses_methods_with_a_model(config: dict[str, Any]) -> None:
+    """The error names the methods that need tokens only."""
     with pytest.raises(ConfigError, match=r"--engine sim has no model .* use ngram or suffix"):
         resolved(config, "--engine", "sim")
     assert resolved(NGRAM, "--engine", "sim").engine.speculative == parse(NGRAM)
@@ -242,8 +241,7 @@ NAMES = st.sampled_from([*(field.name for field in fields(SpeculativeConfig)), "
 # What is slow is hypothesis itself, when it lists all characters for the first time.
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(config=st.dictionaries(NAMES, JSON, max_size=5))
-def test_nothing_makes_it_fail_otherwise(config: dict[str, Any]) -> None:
-    """Any JSON object is a valid configuration or a `ConfigError`."""
+def test_any_object_is_a_configuration_or_an_error(config: dict[str, Any]) -> None:
     with suppress(ConfigError):
         parsed = parse(config)
         assert 1 <= parsed.num_speculative_tokens <= 128

@@ -146,7 +146,7 @@ def test_a_histogram_is_vllms(families: dict[str, Metric], name: str) -> None:
 
 
 def test_refusals_have_vllms_labels(families: dict[str, Metric]) -> None:
-    """The model's name and the reason, no engine; what vLLM has no word for is counted apart."""
+    """The model's name and the reason, no engine; reasons of our own are a separate series."""
     vllm = families["vllm:admission_rejections"].samples
     assert [(s.labels, s.value) for s in vllm] == [
         ({"model_name": "m", "reason": "max_num_queued_reqs"}, 1),
@@ -156,8 +156,8 @@ def test_refusals_have_vllms_labels(families: dict[str, Metric]) -> None:
     assert {s.labels["reason"]: s.value for s in own} == {"draining": 1, "memory": 0}
 
 
-def test_the_lora_gauge_says_that_there_are_no_adapters(families: dict[str, Metric]) -> None:
-    """A picker that scores by adapters finds the series, and nothing in it."""
+def test_the_lora_gauge_is_empty_without_adapters(families: dict[str, Metric]) -> None:
+    """A picker that scores by adapters finds the series, with empty labels."""
     (sample,) = families["vllm:lora_requests_info"].samples
     assert sample.labels == {
         "max_lora": "0",
@@ -177,8 +177,7 @@ def test_the_cache_is_described_by_every_label(families: dict[str, Metric]) -> N
     assert sample.labels["num_gpu_blocks_override"] == "None"
 
 
-def test_our_own_series_are_apart(families: dict[str, Metric]) -> None:
-    """What vLLM does not have is named after this project."""
+def test_other_series_have_the_prefix_of_this_project(families: dict[str, Metric]) -> None:
     own = {n.removeprefix("pointsman:"): f.samples for n, f in families.items() if "pointsm" in n}
     assert {name: sum(s.value for s in samples) for name, samples in own.items()} == {
         "engine_restarts": 1,
@@ -204,15 +203,13 @@ def test_our_own_series_are_apart(families: dict[str, Metric]) -> None:
     }
 
 
-def test_there_is_nothing_else(families: dict[str, Metric]) -> None:
-    """Every vLLM series of the page stands in a table above."""
+def test_every_vllm_series_of_the_page_is_in_a_table_above(families: dict[str, Metric]) -> None:
     known = {*GAUGES, *COUNTERS, *HISTOGRAMS}
     known |= {"admission_rejections", "lora_requests_info", "cache_config_info"}
     assert {n.removeprefix("vllm:") for n in families if n.startswith("vllm:")} == known
 
 
-def test_the_process_and_the_interpreter_are_shown(families: dict[str, Metric]) -> None:
-    """What `prometheus_client` tells by default."""
+def test_the_default_series_of_the_library_are_there(families: dict[str, Metric]) -> None:
     assert {"process_start_time_seconds", "process_resident_memory_bytes"} <= set(families)
     assert {"process_cpu_seconds", "process_open_fds", "process_max_fds"} <= set(families)
     assert {"python_info", "python_gc_objects_collected", "python_gc_collections"} <= set(families)

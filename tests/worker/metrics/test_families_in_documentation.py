@@ -1,4 +1,4 @@
-"""What is written about the metrics is about those there are."""
+"""Documentation and dashboards name the series of the page, and no others."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ Make = Callable[..., RequestRecord]
 
 
 def page(of: WorkerMetrics, stats: EngineStats | None = None) -> dict[str, dict[str, float]]:
-    """Series name → labels (without the constant ones, as text) → value."""
+    """Values by name of the series and by text of the labels, without the constant ones."""
     found: dict[str, dict[str, float]] = {}
     text = of.render(stats or EngineStats(), 0.0).decode()
     for family in text_string_to_metric_families(text):
@@ -26,8 +26,8 @@ def page(of: WorkerMetrics, stats: EngineStats | None = None) -> dict[str, dict[
     return found
 
 
-def test_adapters_are_shown_by_name_since_when_they_are_there() -> None:
-    """Loaded and awaited ones, between commas; the value grows with each change."""
+def test_loaded_and_awaited_adapters_are_labels() -> None:
+    """Their names are separated by commas; the value is the time of the last change."""
     subject = WorkerMetrics("m", 64, 123.5, max_loras=2)
     (first,) = page(subject)["vllm:lora_requests_info"].items()
     assert first == ("max_lora=2,waiting_lora_adapters=,running_lora_adapters=", 123.5)
@@ -38,8 +38,7 @@ def test_adapters_are_shown_by_name_since_when_they_are_there() -> None:
     assert page(subject, stats)["vllm:lora_requests_info"] == {labels: value}
 
 
-def test_the_engines_numbers_are_shown_as_they_are() -> None:
-    """Gauges and counters are the snapshot's."""
+def test_the_engines_numbers_are_those_of_the_snapshot() -> None:
     stats = EngineStats(
         2, 3, 0.25, scheduler=SchedulerCounters(100, 40, 5, prompt_tokens=600, generation_tokens=70)
     )
@@ -100,7 +99,7 @@ def test_an_ended_request_is_counted_by_reason_and_stage(make_record: Make) -> N
 
 
 def test_a_request_that_never_ran_has_no_stages(make_record: Make) -> None:
-    """What did not happen is not observed as zero."""
+    """A missing stage is not observed as zero."""
     subject = WorkerMetrics("m", 8192, 0.0)
     subject.request_ended(
         make_record(
@@ -124,8 +123,8 @@ def test_sizes_have_buckets_up_to_the_context() -> None:
     ]
 
 
-def test_places_of_drafts_are_there_from_the_start_with_speculation_alone() -> None:
-    """One series for each, at 0 before the first draft; none without drafts to come."""
+def test_positions_of_drafts_have_series_from_the_start_with_speculation_alone() -> None:
+    """Each is 0 before the first draft."""
     name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
     counted = page(WorkerMetrics("m", 64, 0.0, num_speculative_tokens=2))[name]
     assert counted == {"position=0": 0, "position=1": 0}
@@ -133,7 +132,7 @@ def test_places_of_drafts_are_there_from_the_start_with_speculation_alone() -> N
 
 
 def test_names_are_escaped_and_the_cache_is_described() -> None:
-    """Odd model names and percent signs do no harm; the cache's shape is in labels."""
+    """Also with percent signs; the shape of the cache is in labels."""
     subject = WorkerMetrics('a"b\\c%d', 64, 0.0)
     subject.set_cache_info({"block_size": "16", "num_gpu_blocks": "100"})
     text = subject.render(EngineStats(), 0.0).decode()
@@ -144,7 +143,7 @@ def test_names_are_escaped_and_the_cache_is_described() -> None:
 
 
 def test_steps_tokens_and_refusals_are_observed() -> None:
-    """The remaining observers land in the series of their names."""
+    """Each observer sets the series of its name."""
     subject = WorkerMetrics("m", 64, 0.0)
     subject.step_done(12)
     subject.first_token(0.5)

@@ -53,7 +53,7 @@ def test_the_page_equals_that_of_the_library() -> None:
 
 
 def test_probes_and_scrapes_are_not_counted() -> None:
-    """What is asked for many times a second would drown the rest."""
+    """They come many times a second and would hide other requests."""
     subject = HttpMetrics()
     for handler in EXCLUDED_HANDLERS:
         subject.done(handler, "GET", 200, 0.1, 0, 0)
@@ -61,7 +61,7 @@ def test_probes_and_scrapes_are_not_counted() -> None:
 
 
 def test_methods_cannot_add_series_without_bound() -> None:
-    """Whatever clients make up is one label value."""
+    """All invented methods share a label value."""
     subject = HttpMetrics()
     for number in range(50):
         subject.done("none", f"M{number}", 405, 0.1, 0, 0)

@@ -1,4 +1,4 @@
-"""Those who scrape vLLM read the worker's page."""
+"""Scrapers of vLLM can read the worker's page."""
 
 from __future__ import annotations
 
