@@ -1,4 +1,4 @@
-"""The file of `--autoscale`: which groups of workers are scaled, by what, and within which bounds.
+"""The file of `--autoscale`: the groups of workers to scale, their objectives and bounds.
 
 slo: {ttftSeconds: 1, itlSeconds: 0.05, share: 0.95}
 capacity: {prefillTokensPerSecond: 8000, decodeBaseSeconds: 0.02, decodePerSequenceSeconds: 0.001}
@@ -35,8 +35,8 @@ from picker.types import Endpoint
 MAX_BYTES = 1024 * 1024
 _Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?$")]
 _IntervalSeconds = Annotated[float, msgspec.Meta(ge=5)]
-# A plan tries numbers of replicas, at a cost that grows with them, beside the picker's requests.
-_MostReplicas = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
+# Planning time grows with the number of replicas, on the event loop that also decides.
+_MaxReplicas = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
 _SCALING = ("interval_seconds", "startup_seconds", "patience_intervals")
 _BOUNDS = ("min_replicas", "max_replicas", "max_step")
 
@@ -46,8 +46,8 @@ class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
 
 
 class GroupSection(_Section, frozen=True):
-    """One of `groups`: workers of a Deployment, or, without one, a number that is only reported.
-    `capacity` is the file's unless it has its own.
+    """One of `groups`: the workers of a Deployment or, without one, a number that is only reported.
+    A `capacity` overrides that of the file.
     """
 
     name: str = ""
@@ -55,15 +55,13 @@ class GroupSection(_Section, frozen=True):
     namespace: str = ""
     stage: Literal["both", "prefill", "decode"] = "both"
     min_replicas: NonNegativeInt = 1
-    max_replicas: _MostReplicas = 8
+    max_replicas: _MaxReplicas = 8
     max_step: PositiveInt | None = None
     cost_per_replica_hour: NonNegativeFloat = 0.0
     capacity: WorkerCapacity | None = None
 
 
 class AutoscaleSection(_Section, frozen=True):
-    """The whole file."""
-
     groups: tuple[GroupSection, ...]
     mode: Literal["slo", "thresholds"] = "slo"
     slo: LatencyObjective | None = None
@@ -76,7 +74,7 @@ class AutoscaleSection(_Section, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ScaledGroup:
-    """One group of workers. `deployment` "": nothing is written; `namespace` "": the pool's."""
+    """One group of workers; `deployment` "" writes nothing, `namespace` "" is that of the pool."""
 
     name: str
     deployment: str
@@ -85,7 +83,7 @@ class ScaledGroup:
     cost_per_replica_hour: float
 
     def has(self, endpoint: Endpoint) -> bool:
-        """True if a worker is one of the group, by its role (`llm-d.ai/role`)."""
+        """True if the worker belongs to the group, by its role (`llm-d.ai/role`)."""
         role, stage = endpoint.labels.get(ROLE_LABEL), self.scaling.stage
         if stage is Stage.PREFILL:
             return role in PREFILL_ROLES - DECODE_ROLES
@@ -95,7 +93,7 @@ class ScaledGroup:
 
 
 def read_autoscale_file(content: bytes, name: str) -> tuple[ScaledGroup, ...]:
-    """The groups, at least one; messages call the file `name`. Raises `ConfigError`."""
+    """Read the groups, at least one; messages call the file `name`. Raises `ConfigError`."""
     if len(content) > MAX_BYTES:
         raise unusable(name, f"the file is larger than {MAX_BYTES} bytes")
     with yaml_loader(content, name, "the file") as loader:
@@ -129,7 +127,7 @@ def _check(section: AutoscaleSection, findings: Findings) -> None:
             findings.error((*at, "minReplicas"), text)
         key = (_name(one), one.deployment, one.namespace)
         if key in seen:
-            findings.error(at, f"is called '{key[0]}' as another group is; give it a name")
+            findings.error(at, f"has the name '{key[0]}' of another group; give it a name")
         seen.add(key)
 
 

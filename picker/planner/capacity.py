@@ -1,21 +1,21 @@
-"""What a number of workers can serve, predicted from the latency of one.
+"""The service of a number of workers, predicted from the latency of one.
 
 Theory of operation
 -------------------
 A step of a worker takes the time of the simulator's linear model:
 
     seconds = step_overhead + chunk / prefill_tokens_per_second
-              + when anything decodes: decode_base + decode_per_sequence · B
+              + decode_base + decode_per_sequence · B    (if any sequence decodes)
 
-for a chunk of prompt tokens and B decoding sequences. With `r` requests a second at each worker, of
-P prompt tokens that are in no cache and O answer tokens, prompts take the share u = r·P /
+for a chunk of prompt tokens and B decoding sequences. With `r` requests per second at each worker,
+of P uncached prompt tokens and O output tokens, prompts take the share u = r·P /
 prefill_tokens_per_second of its time, and B = r·(O - 1)·step (Little's law), which gives
 
     step = (step_overhead + decode_base) / (1 - u - decode_per_sequence · r · (O - 1))
 
 A denominator of 0 or less is an overload. The mean time between the tokens of a request is `step`;
-its spread is that of B (negative binomial, evened out over the replicas, as the picker sends
-requests to the least loaded), of the answer's length, and of the prompts that join within its time.
+its spread is that of B (negative binomial, evened out over the replicas, because the picker sends
+requests to the least loaded one), of the output length, and of the prompts that join in that time.
 
 The time to the first token is that of an M/G/n queue of prompts: the wait exceeds t with the
 probability `C(n, a) · exp(-2 (n - a) t / ((1 + cv²) S))`, where S is the time of one prompt among
@@ -43,7 +43,7 @@ from picker.framework.registry import NonNegativeFloat, PositiveFloat, PositiveI
 
 _NORMAL: Final = NormalDist()
 _RESOLUTION_SECONDS: Final = 1e-4
-_LONGEST_SECONDS: Final = 1e6
+_MAX_SECONDS: Final = 1e6
 
 
 def _deviates(num: int) -> tuple[float, ...]:
@@ -51,15 +51,15 @@ def _deviates(num: int) -> tuple[float, ...]:
     return tuple(_NORMAL.inv_cdf((i + 0.5) / num) for i in range(num))
 
 
-_DEVIATES: Final = _deviates(40)
-_SOME_DEVIATES: Final = _deviates(12)
-_FEW_DEVIATES: Final = _deviates(3)
-_LEAST: Final = 1e-6  # a variation of nothing, for logarithms
+_PROMPT_DEVIATES: Final = _deviates(40)
+_OUTPUT_DEVIATES: Final = _deviates(12)
+_STEP_DEVIATES: Final = _deviates(3)
+_MIN_VARIATION: Final = 1e-6  # in place of 0, for logarithms
 _HALF_ROOT: Final = math.sqrt(0.5)
 
 
 class Stage(Enum):
-    """What the workers of a group run of each request."""
+    """The part of each request that the workers of a group run."""
 
     BOTH = "both"
     PREFILL = "prefill"
@@ -70,7 +70,7 @@ class WorkerCapacity(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel", kw_only=True
 ):
     """One worker: the speeds of the simulator's linear model, and its limits. `kv_tokens` None: the
-    KV cache is no limit.
+    KV cache sets no limit.
     """
 
     prefill_tokens_per_second: PositiveFloat
@@ -94,9 +94,9 @@ class WorkerCapacity(
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Requests a second to all workers together, and what one is like: mean tokens of its prompt,
-    of which `cached_tokens` are in a cache, and of its answer. The variations are squared
-    coefficients of variation, of the prompt tokens that are in no cache and of the answer's.
+    """The requests per second to all workers together, and the mean tokens of a prompt, of which
+    `cached_tokens` are in a cache, and of an answer. The variations are squared coefficients of
+    variation, of the uncached prompt tokens and of the output tokens.
     """
 
     rate: float
@@ -121,9 +121,9 @@ class LatencyObjective(
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What so many replicas would do. `within` is the share of requests within the objective;
-    the latencies are those at its `share`, infinite when the replicas are overloaded. `busy` is the
-    share of a worker's capacity that is used.
+    """The prediction for a number of replicas. `within` is the share of requests within the
+    objective; the latencies are quantiles at its `share`, infinite under overload. `busy` is the
+    used share of a worker's capacity.
     """
 
     replicas: int
@@ -137,7 +137,7 @@ class Prediction:
 def predict(
     load: Load, replicas: int, worker: WorkerCapacity, objective: LatencyObjective, stage: Stage
 ) -> Prediction:
-    """What `replicas` (at least 1) would do under `load`."""
+    """Predict the latencies of `replicas` (at least 1) under `load`."""
     pool = _Pool(load, replicas, worker, stage)
     if pool.is_overloaded:
         return Prediction(replicas, 0.0, math.inf, math.inf, math.inf, 1.0)
@@ -152,10 +152,10 @@ def predict(
 
 
 def replicas_for(
-    load: Load, worker: WorkerCapacity, objective: LatencyObjective, stage: Stage, most: int
+    load: Load, worker: WorkerCapacity, objective: LatencyObjective, stage: Stage, limit: int
 ) -> tuple[int, float]:
-    """The fewest replicas that keep the objective, or `most` of them where none do; and the share
-    of requests that will be within it.
+    """The fewest replicas that keep the objective, at most `limit`, and the share of requests
+    within it.
     """
 
     @cache
@@ -163,12 +163,12 @@ def replicas_for(
         pool = _Pool(load, replicas, worker, stage)
         return 0.0 if pool.is_overloaded else pool.within(objective)
 
-    found = bisect_left(range(1, most), True, key=lambda n: within(n) >= objective.share) + 1
+    found = bisect_left(range(1, limit), True, key=lambda n: within(n) >= objective.share) + 1
     return found, within(found)
 
 
 class _Pool:
-    """The steady state of `replicas`; but for `slack` nothing is defined when overloaded."""
+    """The steady state of `replicas`; under overload only `slack` is defined."""
 
     def __init__(self, load: Load, replicas: int, worker: WorkerCapacity, stage: Stage) -> None:
         self._load, self._worker, self._stage = load, worker, stage
@@ -184,7 +184,7 @@ class _Pool:
         base = worker.step_overhead_seconds + (worker.decode_base_seconds if tokens else 0.0)
         step = base / self.slack
         self.running = rate * tokens * step
-        # A negative binomial number, as more sequences take longer; evened out over the replicas.
+        # Negative binomial, because more sequences take longer; evened out over the replicas.
         self.running_spread = math.sqrt(self.running / self.slack / replicas)
         decode = base + slope * self.running
         chunks = max(1.0, fresh / worker.max_batched_tokens)
@@ -195,12 +195,12 @@ class _Pool:
         self.is_overloaded = self.prompts.is_overloaded
         if self.is_overloaded:
             return
-        # Alone in its worker a request is not slowed by others, but it runs.
+        # A request that is alone at its worker still counts as running.
         middle = base + slope * max(1.0, self.running)
         spread = slope * self.running_spread
         self.tokens = _NextTokens(
             (middle, spread),
-            _points(tokens, load.output_variation, _SOME_DEVIATES),
+            _points(tokens, load.output_variation, _OUTPUT_DEVIATES),
             (rate * step, self.prompts.waits),
             (self.prompt_seconds, variation),
         )
@@ -226,8 +226,8 @@ class _Pool:
 
 
 def _log_normal(mean: float, variation: float) -> tuple[float, float]:
-    """Mean and deviation of the logarithm of a positive number, by the number's own mean and
-    squared coefficient of variation.
+    """Mean and deviation of the logarithm of a log-normal number with this mean and squared
+    coefficient of variation.
     """
     square = math.log1p(variation)
     return math.log(mean) - square / 2, math.sqrt(square)
@@ -242,21 +242,21 @@ def _points(mean: float, variation: float, deviates: tuple[float, ...]) -> list[
 
 
 class _Latency(ABC):
-    """A latency whose distribution is known."""
+    """A latency with a known distribution."""
 
     is_overloaded = False
 
     @abstractmethod
     def within(self, seconds: float) -> float:
-        """The share of requests that it is at most so long for."""
+        """The share of requests with at most this latency."""
 
     def quantile(self, share: float) -> float:
-        """Found by halving, to 0.1 ms."""
+        """The latency of this share of requests, by bisection to 0.1 ms."""
         if self.is_overloaded:
             return math.inf
         low, high = 0.0, _RESOLUTION_SECONDS
         while self.within(high) < share:
-            if high > _LONGEST_SECONDS:
+            if high > _MAX_SECONDS:
                 return math.inf
             low, high = high, 2 * high
         while high - low > _RESOLUTION_SECONDS:
@@ -266,7 +266,7 @@ class _Latency(ABC):
 
 
 class _FirstTokens(_Latency):
-    """Prompts of `seconds` that queue for `replicas`, and then `rest_seconds`."""
+    """Time to first token: prompts of `seconds` queue for `replicas`, then take `rest_seconds`."""
 
     def __init__(
         self, replicas: int, rate: float, seconds: float, variation: float, rest_seconds: float
@@ -275,7 +275,7 @@ class _FirstTokens(_Latency):
         self.is_overloaded = offered >= replicas
         if self.is_overloaded:
             return
-        own = _points(seconds, variation, _DEVIATES)
+        own = _points(seconds, variation, _PROMPT_DEVIATES)
         self._own = [one + rest_seconds for one in own]
         self.waits = erlang_c(replicas, offered)
         slowness = (1 + variation) * seconds / 2
@@ -290,12 +290,12 @@ class _FirstTokens(_Latency):
 
 
 class _NextTokens(_Latency):
-    """Mean times between the tokens of an answer: the time of a step that only decodes (`step`:
-    mean and deviation), and what prompts that join (`joining`: for each token, and those that
-    waited behind its own) add to the answer.
+    """The mean time between the tokens of an answer: that of a pure decode step (`step`: mean and
+    deviation), plus the time of prompts that join (`joining`: per token, and those that waited
+    behind its own prompt).
 
-    How many join is a Poisson number; the sum of the times of k prompts, which are log-normal, is
-    taken for a log-normal number of its mean and variance (Fenton and Wilkinson).
+    The number of joining prompts is Poisson; the sum of k log-normal prompt times is approximated
+    by a log-normal number of equal mean and variance (Fenton and Wilkinson).
     """
 
     def __init__(
@@ -305,19 +305,19 @@ class _NextTokens(_Latency):
         joining: tuple[float, float],
         prompt: tuple[float, float],
     ) -> None:
-        """`answers` are points of the distribution of their tokens after the first, `prompt` the
-        mean of the time of one and its variation.
+        """`answers` are points of the distribution of output tokens after the first, `prompt` the
+        mean time of a prompt and its variation.
         """
         middle, spread = step
         each, behind = joining
         seconds, variation = prompt
-        self._steps = [max(0.0, middle + spread * z) for z in _FEW_DEVIATES]
+        self._steps = [max(0.0, middle + spread * z) for z in _STEP_DEVIATES]
         self._answers = [
             (tokens, *_poisson(each * tokens + behind if seconds else 0.0)) for tokens in answers
         ]
-        # Of k prompts for k from 1: the logarithm's middle, and the scale of its deviation.
-        most = max(first + len(chances) for _, first, chances in self._answers)
-        sums = (_log_normal(k * seconds, max(variation, _LEAST) / k) for k in range(1, most))
+        # For the sum of k = 1, 2, … prompts: the mean of the logarithm, the scale of its deviation.
+        end = max(first + len(chances) for _, first, chances in self._answers)
+        sums = (_log_normal(k * seconds, max(variation, _MIN_VARIATION) / k) for k in range(1, end))
         self._sums = [(middle, _HALF_ROOT / deviation) for middle, deviation in sums]
 
     def within(self, seconds: float) -> float:
@@ -330,7 +330,7 @@ class _NextTokens(_Latency):
                     continue
                 log = math.log(left)
                 if not first:
-                    found += chances[0]  # none joins
+                    found += chances[0]  # no prompt joins
                 some = chances[1:] if not first else chances
                 sums = self._sums[max(0, first - 1) :]
                 found += 0.5 * sum(
@@ -341,7 +341,7 @@ class _NextTokens(_Latency):
 
 
 def _poisson(mean: float) -> tuple[int, list[float]]:
-    """The least number that counts, and the chances of it and of those above it."""
+    """The first number with a relevant probability, and the probabilities from there."""
     first = max(0, int(mean - 4 * math.sqrt(mean)))
     last = int(mean + 4 * math.sqrt(mean)) + 2
     if not mean:
@@ -351,13 +351,13 @@ def _poisson(mean: float) -> tuple[int, list[float]]:
     for k in range(first + 1, last + 1):
         chance *= mean / k
         chances.append(chance)
-    known = sum(chances)  # the tails are left out
+    known = sum(chances)  # without the tails
     return first, [one / known for one in chances]
 
 
 def erlang_c(servers: int, offered: float) -> float:
-    """The probability of having to wait with `offered` < `servers` erlangs (Erlang C, by the
-    recursion of Erlang B).
+    """The probability of waiting with `offered` < `servers` erlangs (Erlang C, by the recursion of
+    Erlang B).
     """
     blocked = 1.0
     for k in range(1, servers + 1):

@@ -1,4 +1,4 @@
-"""What the requests of an interval were like: the watcher from which replicas are planned."""
+"""The requests of an interval as sums: the watcher that the planner reads."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from picker.types import BYTES_PER_TOKEN
 
 @dataclass(slots=True)
 class LoadWindow:
-    """Owns the sums since the last `take`: of tokens of prompts and answers, and of the mean times
-    between tokens, in seconds, where responses pass through the picker.
+    """Owns the sums since the last `take`: prompt and output tokens, and the mean times between
+    tokens, in seconds, of responses that pass through the picker.
     """
 
     arrivals: int = 0
@@ -23,8 +23,8 @@ class LoadWindow:
     gaps: Sums = NO_SUMS
 
     def decided(self, decision: Decision) -> None:
-        """Count a request that leaves for its endpoint. What is in that one's cache is what the
-        configuration's prefix index expects; a prompt of unknown tokens is judged by its bytes.
+        """Count a request that is sent to its endpoint. Cached tokens are those that the prefix
+        index expects; the tokens of an unknown prompt are estimated from its bytes.
         """
         self.arrivals += 1
         prompt, cached = 0, 0
@@ -34,27 +34,27 @@ class LoadWindow:
             known = decision.request
             prompt = known.num_tokens if known is not None else 0
             prompt = prompt or decision.size_bytes // BYTES_PER_TOKEN
-        self.fresh = self.fresh.and_one(prompt - cached)
-        self.cached = self.cached.and_one(cached)
+        self.fresh = self.fresh.plus(prompt - cached)
+        self.cached = self.cached.plus(cached)
 
     def finished(self, decision: Decision) -> None:
-        """Count a request that never left, or the answer of one that did."""
+        """Count a request that was refused, or the response of one that was sent."""
         if decision.endpoint_key is None:
             self.arrivals += decision.refusal is not None
             return
         tokens = 0 if decision.usage is None else decision.usage.completion_tokens
         if tokens <= 0:
             return
-        self.output = self.output.and_one(tokens)
+        self.output = self.output.plus(tokens)
         response = decision.response
         if tokens == 1 or response is None or response.ttft_seconds is None:
             return
         if response.is_streaming:
             decoding = max(0.0, decision.seconds - response.ttft_seconds)
-            self.gaps = self.gaps.and_one(decoding / (tokens - 1))
+            self.gaps = self.gaps.plus(decoding / (tokens - 1))
 
     def take(self) -> LoadWindow:
-        """What there was, to begin anew."""
+        """Return the sums and reset them."""
         taken = LoadWindow(self.arrivals, self.fresh, self.cached, self.output, self.gaps)
         self.arrivals = 0
         self.fresh = self.cached = self.output = self.gaps = NO_SUMS

@@ -1,22 +1,22 @@
-"""The decision of one interval: how many replicas a group of workers should have next.
+"""The decision of one interval: the next number of replicas of a group of workers.
 
 Theory of operation
 -------------------
-`slo` forecasts the rate of requests at the time when replicas that are asked for now have started:
-Holt's level and trend. The level moves slowly, because a minute of requests says
-little; a count that the forecast does not explain (more than three standard deviations of a Poisson
-number away) sets it anew, so that a burst is followed at once. To the forecast come one standard
-deviation of its own error, and what already waits, to be served within an interval. The fewest
-replicas whose predicted share of requests within the objective is enough are wanted; measured
-times between tokens correct the model.
+`slo` forecasts the rate of requests at the time when replicas that are requested now will have
+started, by Holt's level and trend. The level moves slowly, because a minute of requests is a small
+sample; a count that the forecast does not explain (more than three standard deviations of a Poisson
+number away) resets it, so that a burst is followed at once. One standard deviation of the
+forecast's error is added, and the waiting requests, to be served within an interval. The result is
+the fewest replicas whose predicted share of requests within the objective suffices; measured times
+between tokens correct the model.
 
-`thresholds` adds or removes one replica where the mean queue (prefill) or use of the KV cache
-(others) of an interval is beyond a threshold, unless replicas have yet to start; after an addition
-none is removed for three intervals. Thresholds and rules are those of Dynamo's load-based planner
-(its `docs/architecture/load_planner.md`).
+`thresholds` adds or removes one replica if the mean queue (prefill) or the use of the KV cache
+(others) of an interval exceeds a threshold, unless replicas have yet to start; after an addition it
+removes none for three intervals. Thresholds and rules are those of Dynamo's load-based planner (its
+`docs/architecture/load_planner.md`).
 
-Both are kept between `min_replicas` and `max_replicas`, change by at most `max_step`, and go down
-only to the most that any of the last `patience_intervals` wanted.
+Both results stay between `min_replicas` and `max_replicas`, change by at most `max_step`, and fall
+only to the maximum that any of the last `patience_intervals` wanted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from picker.planner.capacity import LatencyObjective, Load, Stage, WorkerCapacit
 
 LEVEL_GAIN: Final = 0.2
 TREND_GAIN: Final = 0.05
-SHAPE_GAIN: Final = 0.1  # of what a request is like
+SHAPE_GAIN: Final = 0.1  # of the mean request
 SURPRISE_DEVIATIONS: Final = 3.0
 GRACE_INTERVALS: Final = 3
 _SHAPE: Final = tuple(one.name for one in fields(Load) if one.name != "rate")
@@ -44,7 +44,7 @@ SLOWNESS_GAIN: Final = 0.1
 
 
 class Mode(Enum):
-    """How the number of replicas is found."""
+    """The method that finds the number of replicas."""
 
     SLO = "slo"
     THRESHOLDS = "thresholds"
@@ -53,8 +53,8 @@ class Mode(Enum):
 class Thresholds(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel", kw_only=True
 ):
-    """Beyond which one replica is added or removed: requests that wait at each replica (prefill),
-    share of the KV cache in use (others).
+    """The limits for adding or removing a replica: waiting requests per replica (prefill), share of
+    the KV cache in use (others).
     """
 
     queue_up: NonNegativeFloat = 5.0
@@ -69,9 +69,8 @@ DYNAMO_THRESHOLDS: Final = Thresholds()
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """How one group is scaled. `worker` None: only thresholds are possible. `max_step` None: any.
-
-    `startup_seconds` is from the wish for a replica to its first request.
+    """The settings of one group. Without a `worker` only thresholds are possible; `max_step` None
+    means no limit. `startup_seconds` is from the request for a replica to its first request.
     """
 
     mode: Mode
@@ -89,7 +88,7 @@ class Scaling:
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """Of some numbers: how many, their sum, and that of their squares (0: unknown)."""
+    """The count, sum and sum of squares (0: unknown) of some numbers."""
 
     count: int = 0
     total: float = 0.0
@@ -97,12 +96,10 @@ class Sums:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Sums:
-        """Of these numbers."""
         known = tuple(values)
         return cls(len(known), sum(known), sum(value * value for value in known))
 
-    def and_one(self, value: float) -> Sums:
-        """With one more number."""
+    def plus(self, value: float) -> Sums:
         return Sums(self.count + 1, self.total + value, self.squares + value * value)
 
     @property
@@ -122,13 +119,13 @@ NO_SUMS: Final = Sums()
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One interval. `prompt` and `cached` are of the tokens of its `arrivals`, the refused ones
-    among them, `fresh` of those that are in no cache, and `output` of the answers that ended.
+    """One interval. `arrivals` include refused requests; `cached` and `fresh` are their prompt
+    tokens that are in a cache or not, `output` the tokens of finished responses.
 
-    `waiting` is how many requests wait at the end, in the picker and at workers, and `replicas` how
-    many are asked for then, of which `ready` serve; the rest are means over the interval.
-    `itl_seconds` is None where nothing measures it. Without `is_whole` the metrics of some worker
-    were missing, and means are of the others.
+    At the end of the interval, `waiting` requests wait in the picker and at workers, and `ready` of
+    the requested `replicas` serve; all other values are means over the interval. `itl_seconds` is
+    None if nothing measures it. Without `is_whole` the metrics of some worker were missing, and the
+    means are those of the others.
     """
 
     seconds: float
@@ -148,7 +145,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is wanted next, and why. `rate` is the forecast, None where none was made."""
+    """The wanted replicas, and the reason. `rate` is the forecast, None without one."""
 
     replicas: int
     reason: str
@@ -156,7 +153,7 @@ class Plan:
 
 
 class Planner:
-    """Owns what is remembered of one group's intervals."""
+    """Owns the state of one group over its intervals."""
 
     def __init__(self, scaling: Scaling) -> None:
         """Raises `ValueError` for `slo` without a worker's capacity."""
@@ -171,7 +168,7 @@ class Planner:
         self._grace = 0
 
     def next(self, seen: Observation) -> Plan:
-        """The plan after an interval; called once for each, in order."""
+        """Plan after an interval; called once for each, in order."""
         self._rate.add(seen.arrivals, seen.seconds)
         self._shape = _mixed(self._shape, seen)
         idle = seen.is_whole and not (seen.arrivals or seen.waiting or seen.running)
@@ -182,24 +179,24 @@ class Planner:
     def _by_slo(self, seen: Observation) -> Plan:
         scaling = self._scaling
         if self._shape is None or scaling.worker is None:
-            return Plan(seen.replicas, "no request has come yet")
+            return Plan(seen.replicas, "no request has arrived yet")
         ahead = (scaling.startup_seconds + seen.seconds) / seen.seconds
         backlog = max(0, seen.waiting - seen.replicas)
         rate = self._rate.at(ahead) + self._rate.error + backlog / seen.seconds
         load = replace(self._shape, rate=rate)
         self._correct(seen)
         worker = scaling.worker.slowed(self._slowness)
-        most = max(1, scaling.max_replicas)
-        found, within = replicas_for(load, worker, scaling.objective, scaling.stage, most)
+        limit = max(1, scaling.max_replicas)
+        found, within = replicas_for(load, worker, scaling.objective, scaling.stage, limit)
         why = f"{rate:.3g} requests/s forecast, {within:.2%} within the objective"
         if not load.output_tokens and scaling.stage is not Stage.PREFILL:
-            why += "; how long answers are is unknown"
+            why += "; the length of answers is unknown"
         if within < scaling.objective.share:
-            why += f": more than maxReplicas ({most}) would be needed"
+            why += f": more than maxReplicas ({limit}) would be needed"
         return Plan(found, why, rate)
 
     def _correct(self, seen: Observation) -> None:
-        """Compare the measured time between tokens with the step that the model gives it."""
+        """Compare the measured time between tokens with the model's step."""
         worker = self._scaling.worker
         if seen.itl_seconds is None or worker is None or not seen.running or not seen.replicas:
             return
@@ -217,10 +214,10 @@ class Planner:
         limits, now = self._scaling.thresholds, seen.replicas
         if self._scaling.stage is Stage.PREFILL:
             value, up, down = seen.mean_waiting / max(1, now), limits.queue_up, limits.queue_down
-            what = f"{value:.3g} requests wait at each replica"
+            load = f"{value:.3g} requests wait at each replica"
         else:
             value, up, down = seen.kv_usage, limits.kv_up, limits.kv_down
-            what = f"{value:.0%} of the KV cache is in use"
+            load = f"{value:.0%} of the KV cache is in use"
         if seen.ready < now:
             return Plan(now, f"{now - seen.ready} replicas have yet to start")
         self._grace = max(0, self._grace - 1)
@@ -228,26 +225,26 @@ class Planner:
             return Plan(now, "metrics of workers are missing")
         if value > up:
             self._grace = GRACE_INTERVALS
-            return Plan(now + 1, f"{what}, more than {up:g}")
+            return Plan(now + 1, f"{load}, more than {up:g}")
         if value < down and not self._grace:
-            return Plan(now - 1, f"{what}, less than {down:g}")
-        return Plan(now, what)
+            return Plan(now - 1, f"{load}, less than {down:g}")
+        return Plan(now, load)
 
     def _bounded(self, plan: Plan, seen: Observation) -> Plan:
         scaling, now = self._scaling, seen.replicas
         wanted, reason = plan.replicas, plan.reason
         is_idle = self._idle_intervals >= scaling.patience_intervals
         if is_idle:
-            wanted, reason = 0, "no request came"
+            wanted, reason = 0, "no request arrived"
         elif not self._idle_intervals:
             wanted = max(1, wanted)
         self._wanted.append(wanted)
         if wanted < now and not is_idle:
             is_known = len(self._wanted) == scaling.patience_intervals
-            held = min(now, max(self._wanted)) if is_known else now
-            if held > wanted:
-                reason += f"; held at {held}, as wanted lately"
-            wanted = held
+            recent = min(now, max(self._wanted)) if is_known else now
+            if recent > wanted:
+                reason += f"; stays at {recent}, as wanted recently"
+            wanted = recent
         if scaling.max_step is not None:
             wanted = min(max(wanted, now - scaling.max_step), now + scaling.max_step)
         wanted = min(max(wanted, scaling.min_replicas), scaling.max_replicas)
@@ -255,7 +252,7 @@ class Planner:
 
 
 class RateForecast:
-    """Owns level and trend of the rate of arrivals, in requests a second and interval."""
+    """Owns level and trend of the arrival rate, in requests per second (and interval)."""
 
     def __init__(self) -> None:
         self._level: float | None = None
@@ -263,7 +260,7 @@ class RateForecast:
         self.error = 0.0  # standard deviation of the level
 
     def add(self, arrivals: int, seconds: float) -> None:
-        """Take in the count of an interval of `seconds`."""
+        """Add the count of an interval of `seconds`."""
         rate = arrivals / seconds
         if self._level is None:
             self._level, self.error = rate, math.sqrt(arrivals) / seconds
@@ -282,14 +279,14 @@ class RateForecast:
         )
 
     def at(self, intervals: float) -> float:
-        """The rate so many intervals after the last one."""
+        """The forecast rate, `intervals` after the last one."""
         if self._level is None:
             return 0.0
         return max(0.0, self._level + intervals * self._trend)
 
 
 def _mixed(before: Load | None, seen: Observation) -> Load | None:
-    """What a request is like, with those of an interval; None: no interval had one."""
+    """Update the mean request with those of an interval; None until there is one."""
     if not seen.fresh.count:
         return before
     fresh, cached, output = seen.fresh, seen.cached, seen.output
@@ -297,12 +294,12 @@ def _mixed(before: Load | None, seen: Observation) -> Load | None:
     if before is None:
         return Load(0.0, *now)
     known = Load(0.0, *now)
-    kept = {
+    mixed = {
         name: getattr(before, name) + SHAPE_GAIN * (getattr(known, name) - getattr(before, name))
         for name in _SHAPE
     }
     if not output.count or not before.output_tokens:
         answers = known if output.count else before
-        kept["output_tokens"] = answers.output_tokens
-        kept["output_variation"] = answers.output_variation
-    return Load(0.0, **kept)
+        mixed["output_tokens"] = answers.output_tokens
+        mixed["output_variation"] = answers.output_variation
+    return Load(0.0, **mixed)

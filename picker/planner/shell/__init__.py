@@ -1,1 +1,1 @@
-"""The loop that plans at each interval, and the scale of Deployments that it writes."""
+"""The loop that plans at each interval, and the scale of the Deployments that it writes."""

@@ -1,4 +1,4 @@
-"""Plans the replicas of a pool's workers at each interval, and writes them to the cluster."""
+"""The autoscaling loop: plan the replicas of a pool at each interval, and write them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,6 @@ class Autoscaling:
             self._access.load()
 
     async def run(self) -> None:
-        """Plan until cancelled."""
         async with AsyncExitStack() as stack:
             api = None
             if self._access is not None:
@@ -84,7 +83,7 @@ class Autoscaling:
             group.sample(workers)
 
     def _must_wake(self) -> bool:
-        """True if requests have come to workers of which there are none."""
+        """True if requests wait for a group without workers."""
         is_wanted = self.watcher.arrivals > 0 or self._sight.waiting() > 0
         return is_wanted and any(group.replicas == 0 for group in self._groups)
 
@@ -100,18 +99,20 @@ class Autoscaling:
 
 @dataclass(slots=True)
 class _Samples:
-    """Of one group's workers, once a second."""
+    """The sums of one group's metrics, sampled once a second."""
 
     waiting: Sums = NO_SUMS
     running: Sums = NO_SUMS
     kv_usage: Sums = NO_SUMS
     last_waiting: int = 0
-    is_whole: bool = True  # no worker's queue or running requests were unknown
-    tokens: dict[str, tuple[float, float]] = field(default_factory=dict)  # first and last totals
+    is_whole: bool = True  # the queue and the running requests of every worker were known
+    tokens: dict[str, tuple[float, float]] = field(
+        default_factory=dict
+    )  # first and last totals, by endpoint
 
 
 class _Group:
-    """Owns one group's planner, and what was sampled of its workers."""
+    """Owns the planner and the samples of one group."""
 
     def __init__(self, group: ScaledGroup, sight: PoolSight, series: AutoscaleSeries) -> None:
         self._group, self._sight, self._series = group, sight, series
@@ -119,7 +120,7 @@ class _Group:
         self._labels = (group.name, sight.name)
         self._samples = _Samples()
         self._problem = ""
-        self.replicas: int | None = None  # asked for
+        self.replicas: int | None = None  # requested
         self._ready = 0
         self._scale: DeploymentScale | None = None
         if group.deployment:
@@ -127,19 +128,19 @@ class _Group:
             self._scale = DeploymentScale(namespace, group.deployment)
 
     def sample(self, workers: Sequence[Candidate]) -> None:
-        """Look at the workers' last metrics."""
+        """Add the last metrics of the workers."""
         mine = [one.metrics for one in workers if self._group.has(one.endpoint)]
         known, seen = [one for one in mine if one is not None], self._samples
         waiting = [one.waiting_requests for one in known if one.waiting_requests is not None]
         running = [one.running_requests for one in known if one.running_requests is not None]
         usages = [one.kv_cache_usage for one in known if one.kv_cache_usage is not None]
         seen.last_waiting = sum(waiting)
-        seen.waiting = seen.waiting.and_one(seen.last_waiting)
-        seen.running = seen.running.and_one(sum(running))
-        # A worker that does not report what runs there must not be taken for an idle one.
+        seen.waiting = seen.waiting.plus(seen.last_waiting)
+        seen.running = seen.running.plus(sum(running))
+        # A worker without metrics must not count as idle.
         seen.is_whole &= len(waiting) == len(running) == len(mine)
         if usages:
-            seen.kv_usage = seen.kv_usage.and_one(sum(usages) / len(usages))
+            seen.kv_usage = seen.kv_usage.plus(sum(usages) / len(usages))
         for one in workers:
             totals = None if one.metrics is None else one.metrics.served
             tokens = None if totals is None else totals.generated_tokens
@@ -148,14 +149,14 @@ class _Group:
                 seen.tokens[one.key] = (tokens if tokens < last else first, tokens)
 
     def stand_by(self) -> None:
-        """Forget an interval in which another replica of the picker planned."""
+        """Discard an interval in which another replica of the picker planned."""
         self._begin()
         self._planner = Planner(self._group.scaling)
         for gauge in self._gauges():
             gauge.remove(*self._labels)
 
     async def plan(self, api: KubernetesApi | None, taken: LoadWindow, seconds: float) -> None:
-        """Decide, report and write."""
+        """Decide on the replicas, report and write them."""
         known = await self._read(api)
         seen = self._observation(taken, seconds)
         self._begin()
@@ -166,7 +167,7 @@ class _Group:
         cost.labels(*self._labels).set(plan.replicas * self._group.cost_per_replica_hour)
         if plan.replicas == seen.replicas:
             if known is not None:
-                self._went_well()
+                self._count_success()
             return
         self.replicas = seen.replicas if known is not None else plan.replicas
         text = "group %s: %d replicas wanted, %d now: %s"
@@ -178,11 +179,11 @@ class _Group:
                 self._failed(error)
             else:
                 self.replicas = plan.replicas
-                self._went_well()
+                self._count_success()
 
     async def _read(self, api: KubernetesApi | None) -> dict[str, Any] | None:
-        """The scale, where one can be read. Without it as many replicas are asked for as were
-        wanted last, or are there.
+        """Read the scale, if there is one. Without it the requested replicas are the last wanted
+        ones, or those that serve if they are more.
         """
         self._ready = sum(self._group.has(one.endpoint) for one in self._sight.endpoints())
         self.replicas = max(self._ready, self.replicas or 0)
@@ -197,8 +198,8 @@ class _Group:
         return found
 
     def _observation(self, taken: LoadWindow, seconds: float) -> Observation:
-        """Tokens of answers are those that responses state, else those that workers say they have
-        generated; the time between tokens likewise, by Little's law.
+        """Output tokens come from responses, else from the workers' counters; so does the time
+        between tokens, then by Little's law.
         """
         samples = self._samples
         running = samples.running.mean
@@ -235,12 +236,12 @@ class _Group:
         series = self._series
         return series.wanted_replicas, series.current_replicas, series.wanted_cost_per_hour
 
-    def _went_well(self) -> None:
+    def _count_success(self) -> None:
         self._problem = ""
         self._series.writes_total.labels(*self._labels, "ok").inc()
 
     def _failed(self, error: ScaleError) -> None:
-        """Count it, and log what is new."""
+        """Count a failure, and log a new one."""
         self._series.writes_total.labels(*self._labels, error.result).inc()
         if str(error) != self._problem:
             self._problem = str(error)
@@ -248,7 +249,7 @@ class _Group:
 
 
 def read_groups(path: Path) -> tuple[ScaledGroup, ...]:
-    """The groups that the file of `--autoscale` names. Raises `ConfigError`."""
+    """Read the groups from the file of `--autoscale`. Raises `ConfigError`."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -259,7 +260,7 @@ def read_groups(path: Path) -> tuple[ScaledGroup, ...]:
 def access_for(
     groups: Sequence[ScaledGroup], flags: KubernetesFlags | None, path: Path
 ) -> ClusterAccess | None:
-    """The way to the Deployments of the groups; None: they have none. Raises `ConfigError`."""
+    """The access to the Deployments of the groups; None if they have none. Raises `ConfigError`."""
     named = [one.deployment for one in groups if one.deployment]
     if not named:
         return None

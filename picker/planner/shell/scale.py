@@ -1,7 +1,7 @@
-"""The number of replicas of a Deployment, read and written by its scale subresource.
+"""The number of replicas of a Deployment, read and written through its scale subresource.
 
-A write names the version that was read, as another program (a person, an HPA) may have written
-meanwhile: then it is refused (409), and the next interval decides on what that one wrote.
+A write names the version that was read. If another writer (an operator, an HPA) was faster, the
+server refuses it (409), and the next interval decides on the new number.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ _CONFLICT, _NOT_FOUND, _FORBIDDEN = 409, 404, 403
 
 
 class ScaleError(Exception):
-    """A scale that cannot be read or written, in a sentence for people. `result` is the HTTP
-    status, or `unreachable`.
-    """
+    """A scale cannot be read or written. `result` is the HTTP status, or `unreachable`."""
 
     def __init__(self, text: str, result: str) -> None:
         super().__init__(text)
@@ -33,14 +31,14 @@ class DeploymentScale:
     name: str
 
     async def read(self, api: KubernetesApi) -> dict[str, Any]:
-        """The scale as the server has it. Raises `ScaleError`."""
+        """Read the scale. Raises `ScaleError`."""
         try:
             return await api.get(DEPLOYMENTS, self.namespace, f"{self.name}/scale")
         except (ApiError, UnreachableError) as error:
             raise self._failed(error, "read") from error
 
     async def write(self, api: KubernetesApi, known: dict[str, Any], replicas: int) -> None:
-        """Ask for so many replicas in place of what `known` says. Raises `ScaleError`."""
+        """Write `replicas` into the scale that was read as `known`. Raises `ScaleError`."""
         document = {**known, "spec": {**_spec(known), "replicas": replicas}}
         path = f"{DEPLOYMENTS.path(self.namespace, self.name)}/scale"
         try:
@@ -63,7 +61,7 @@ class DeploymentScale:
         if error.status == _NOT_FOUND:
             return ScaleError(
                 f"there is no deployment {self.namespace}/{self.name}: correct the group of "
-                "--autoscale, or make the deployment",
+                "--autoscale, or create the deployment",
                 result,
             )
         if error.status == _CONFLICT:
@@ -72,7 +70,7 @@ class DeploymentScale:
 
 
 def replicas_of(scale: dict[str, Any]) -> int:
-    """How many replicas a scale asks for; Kubernetes leaves a 0 out."""
+    """The replicas that a scale requests; Kubernetes omits a 0."""
     found = _spec(scale).get("replicas")
     return found if isinstance(found, int) else 0
 

@@ -17,8 +17,8 @@ CAPACITY = (
 SLO = "slo: {ttftSeconds: 1, share: 0.95}\n"
 
 
-def test_groups_share_what_the_file_says() -> None:
-    """And may have a capacity of their own."""
+def test_groups_share_the_settings_of_the_file() -> None:
+    """A group may have a capacity of its own."""
     text = f"""{SLO}{CAPACITY}intervalSeconds: 30
 groups:
 - {{deployment: prefillers, stage: prefill, maxReplicas: 4, costPerReplicaHour: 2.5}}
@@ -54,7 +54,7 @@ def test_thresholds_need_nothing_else() -> None:
         (f"{CAPACITY}slo: {{}}\ngroups: [{{}}]", "slo: mode slo needs ttftSeconds"),
         (f"{SLO}{CAPACITY}groups: [{{minReplicas: 9}}]", "is 9, more than maxReplicas \\(8\\)"),
         ("mode: thresholds\ngroups: [{maxReplicas: 10001}]", "maxReplicas: .* 10000"),
-        ("mode: thresholds\ngroups: [{}, {}]", "is called 'both' as another group is"),
+        ("mode: thresholds\ngroups: [{}, {}]", "has the name 'both' of another group"),
         ("mode: thresholds\ngroups: [{deploymnt: a}]", "did you mean 'deployment'"),
         ("mode: thresholds\ngroups: [{deployment: A_}]", "groups\\[0\\].deployment"),
         ("mode: thresholds\nintervalSeconds: 1\ngroups: [{}]", "intervalSeconds"),
@@ -77,7 +77,7 @@ def test_mistakes_are_named(text: str, error: str) -> None:
         ("decode", "decode"),
     ],
 )
-def test_workers_are_of_the_group_of_their_role(role: str | None, stage: str) -> None:
+def test_a_worker_belongs_to_the_group_of_its_role(role: str | None, stage: str) -> None:
     text = "mode: thresholds\ngroups: [{}, {stage: prefill}, {stage: decode}]"
     labels = {} if role is None else {"llm-d.ai/role": role}
     worker = Endpoint("w", "10.0.0.1", 8000, labels=labels)

@@ -1,4 +1,4 @@
-"""Predictions against a queueing model of the workers, and what they have to be by themselves."""
+"""Predictions against a queueing model of the workers, and their own invariants."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LOAD = Load(
 
 
 def simulated(rate: float, replicas: int, num_requests: int) -> list[Ask]:
-    """Requests like those of `LOAD` to so many workers; the first tenth is left out."""
+    """Requests of `LOAD` to `replicas` workers, without the first tenth."""
     rng, fleet, at = Random(1), QueueingFleet(WORKER, 0.0, replicas), 0.0
     asks = []
     for _ in range(num_requests):
@@ -54,18 +54,18 @@ def simulated(rate: float, replicas: int, num_requests: int) -> list[Ask]:
     ("replicas", "rate", "error"),
     [(1, 0.5, 0.03), (2, 1.2, 0.02), (4, 2.8, 0.015), (8, 6.4, 0.015), (8, 7.2, 0.035)],
 )
-def test_the_share_within_the_objective_is_what_workers_do(
+def test_the_predicted_share_within_the_objective_matches_the_model(
     replicas: int, rate: float, error: float
 ) -> None:
-    """From 98 % to 84 % of the requests; the model is a little too hopeful for few workers."""
+    """From 98 % to 84 % of the requests; slightly optimistic for few workers."""
     asks = simulated(rate, replicas, 6000)
     measured = sum(one.is_within(OBJECTIVE) for one in asks) / len(asks)
     found = predict(replace(LOAD, rate=rate), replicas, WORKER, OBJECTIVE, Stage.BOTH)
     assert found.within == pytest.approx(measured, abs=error)
 
 
-def test_latencies_at_a_quantile_are_what_workers_do() -> None:
-    """At the 95th percentile of four busy workers."""
+def test_predicted_quantiles_match_the_model() -> None:
+    """The 95th percentile of four busy workers."""
     asks = simulated(2.8, 4, 6000)
     first = sorted(one.first_at - one.at for one in asks)
     rest = sorted((one.ended_at - one.first_at) / (one.output - 1) for one in asks)
@@ -76,15 +76,15 @@ def test_latencies_at_a_quantile_are_what_workers_do() -> None:
     assert found.itl_seconds == pytest.approx(rest[at], rel=0.1)
 
 
-def test_an_overload_is_infinite() -> None:
-    """Prompts alone may be too many, or prompts and answers together."""
+def test_latencies_under_overload_are_infinite() -> None:
+    """Too many prompts alone, or prompts and answers together."""
     found = predict(replace(LOAD, rate=5.0), 1, WORKER, OBJECTIVE, Stage.PREFILL)
     assert (found.within, found.ttft_seconds, found.busy) == (0.0, math.inf, 1.0)
     assert predict(replace(LOAD, rate=2.0), 1, WORKER, OBJECTIVE, Stage.BOTH).within == 0.0
 
 
 def test_each_stage_has_its_own_bound() -> None:
-    """Prefill workers have no time between tokens, decode workers no time to the first."""
+    """Prefill workers have no time between tokens, decode workers no time to first token."""
     load = replace(LOAD, rate=2.0)
     prefill = predict(load, 4, WORKER, OBJECTIVE, Stage.PREFILL)
     decode = predict(load, 4, WORKER, OBJECTIVE, Stage.DECODE)
@@ -94,8 +94,7 @@ def test_each_stage_has_its_own_bound() -> None:
 
 
 @pytest.mark.parametrize("limit", [{"kv_tokens": 4_000}, {"max_sequences": 4}])
-def test_sequences_have_to_fit(limit: dict[str, int]) -> None:
-    """What a worker has no room for waits, however fast it is."""
+def test_sequences_beyond_the_limits_of_a_worker_miss_the_objective(limit: dict[str, int]) -> None:
     small = structs.replace(WORKER, **limit)
     load = replace(LOAD, rate=2.4)
     assert predict(load, 4, WORKER, OBJECTIVE, Stage.BOTH).within > 0.9
@@ -113,8 +112,8 @@ def test_cached_prompts_need_fewer_replicas() -> None:
 
 @examples(50)
 @given(rate=st.floats(0, 20), prompt=st.floats(1, 20_000), output=st.floats(1, 2_000))
-def test_the_fewest_replicas_are_found(rate: float, prompt: float, output: float) -> None:
-    """They keep the objective, unless none do, and one fewer does not."""
+def test_replicas_for_finds_the_minimum(rate: float, prompt: float, output: float) -> None:
+    """It keeps the objective if any number does, and one fewer does not."""
     load = Load(rate, prompt, output)
     found, within = replicas_for(load, WORKER, OBJECTIVE, Stage.BOTH, 16)
     assert within >= OBJECTIVE.share or found == 16
@@ -123,15 +122,15 @@ def test_the_fewest_replicas_are_found(rate: float, prompt: float, output: float
         assert fewer.within < OBJECTIVE.share
 
 
-def test_erlang_c_is_that_of_the_tables() -> None:
-    """Two servers at 1 erlang: a third of the callers wait; one server: its use."""
+def test_erlang_c_matches_the_tables() -> None:
+    """Two servers at 1 erlang: a third of the callers wait; one server: its utilization."""
     assert erlang_c(2, 1.0) == pytest.approx(1 / 3)
     assert erlang_c(1, 0.4) == pytest.approx(0.4)
     assert erlang_c(10, 8.0) == pytest.approx(0.4092, abs=1e-4)
 
 
-def test_a_share_near_one_has_its_quantile() -> None:
-    """However few are left out, and though the model's own sums are cut somewhere."""
+def test_a_share_near_one_has_a_finite_quantile() -> None:
+    """Although the sums of the model are truncated."""
     objective = structs.replace(OBJECTIVE, share=1 - 1e-7)
     found = predict(replace(LOAD, rate=0.5), 4, WORKER, objective, Stage.BOTH)
     assert found.itl_seconds is not None

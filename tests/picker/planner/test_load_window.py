@@ -1,4 +1,4 @@
-"""What requests were like since it was last asked."""
+"""The sums of the requests since the last `take`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from picker.types import Usage
 from tests.support.picker.admin_scene import decision
 
 
-def test_prompts_count_by_what_is_expected_in_a_cache() -> None:
-    """Of 64 tokens 32 are; of a prompt that no index knows, none."""
+def test_prompts_are_split_into_cached_and_fresh_tokens() -> None:
+    """32 of 64 tokens; none of a prompt that no index knows."""
     window = LoadWindow()
     window.decided(decision("a", 64, 32))
     window.decided(decision("a", 64, None))
@@ -22,8 +22,8 @@ def test_prompts_count_by_what_is_expected_in_a_cache() -> None:
     assert window.take() == LoadWindow()
 
 
-def test_answers_count_where_they_pass_through_the_picker() -> None:
-    """Eleven tokens, the first after one of three seconds: 0.2 seconds between them."""
+def test_answers_that_pass_through_the_picker_count() -> None:
+    """Eleven tokens in three seconds, the first after one: 0.2 seconds between them."""
     window = LoadWindow()
     usage = Usage(prompt_tokens=64, completion_tokens=11)
     times = ResponseTimes(is_streaming=True, ttft_seconds=1.0)
@@ -38,8 +38,8 @@ def test_answers_count_where_they_pass_through_the_picker() -> None:
     assert taken.gaps == Sums.of((0.2,))
 
 
-def test_refused_requests_have_come_too() -> None:
-    """What workers are too few for is wanted all the same; nothing else is known of it."""
+def test_refused_requests_count_as_arrivals() -> None:
+    """They are load that needs more workers."""
     window = LoadWindow()
     refused = replace(
         decision("a", 64, 32),

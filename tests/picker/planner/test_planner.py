@@ -1,4 +1,4 @@
-"""Bounds, patience, bursts, idleness and thresholds: decisions on made-up intervals."""
+"""Bounds, patience, bursts, idleness and thresholds: decisions on synthetic intervals."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def minute(arrivals: int, replicas: int, waiting: int = 0) -> Observation:
     )
 
 
-def test_more_requests_want_more_replicas_at_once() -> None:
-    """A five-fold minute is more than chance, so its rate is the forecast from then on."""
+def test_a_burst_raises_the_replicas_at_once() -> None:
+    """Chance does not explain a five-fold minute, so its rate is the forecast from then on."""
     planner = Planner(SLO)
     for _ in range(5):
         steady = planner.next(minute(60, 2)).replicas
@@ -56,7 +56,7 @@ def test_more_requests_want_more_replicas_at_once() -> None:
 
 
 def test_a_minute_that_chance_explains_changes_little() -> None:
-    """Two standard deviations more than before move the forecast by a fraction of that."""
+    """Two standard deviations move the forecast by a fraction of that."""
     forecast = RateForecast()
     for _ in range(20):
         forecast.add(100, 60.0)
@@ -64,15 +64,15 @@ def test_a_minute_that_chance_explains_changes_little() -> None:
     assert 100 / 60 < forecast.at(2) < 106 / 60
 
 
-def test_a_trend_is_followed_to_when_replicas_have_started() -> None:
-    """A count that grows by one each minute is more in two minutes than it is now."""
+def test_a_trend_is_extrapolated_to_the_start_of_new_replicas() -> None:
+    """A count that grows by one per minute is higher in two minutes."""
     forecast = RateForecast()
     for number in range(60):
         forecast.add(100 + number, 60.0)
     assert 158 / 60 < forecast.at(2) < 165 / 60
 
 
-def test_replicas_go_only_once_they_were_not_wanted_for_some_intervals() -> None:
+def test_replicas_are_removed_only_after_some_intervals_without_need() -> None:
     planner = Planner(SLO)
     for _ in range(4):
         busy = planner.next(minute(300, 5)).replicas
@@ -81,14 +81,14 @@ def test_replicas_go_only_once_they_were_not_wanted_for_some_intervals() -> None
     assert held[2] < busy
 
 
-def test_a_planner_that_has_just_begun_takes_nothing_away() -> None:
-    """It has not seen what the replicas that are there were asked for."""
+def test_a_new_planner_removes_no_replicas() -> None:
+    """It does not know why they were requested."""
     planner = Planner(SLO)
     assert [planner.next(minute(30, 9)).replicas for _ in range(2)] == [9, 9]
     assert planner.next(minute(30, 9)).replicas < 9
 
 
-def test_what_waits_is_to_be_served_too() -> None:
+def test_waiting_requests_count_as_load() -> None:
     calm, behind = Planner(SLO), Planner(SLO)
     assert behind.next(minute(60, 1, waiting=120)).replicas > calm.next(minute(60, 1)).replicas
 
@@ -103,32 +103,32 @@ def test_what_waits_is_to_be_served_too() -> None:
     ],
 )
 def test_bounds_hold(bounds: dict[str, int], wanted: int) -> None:
-    """Also at the first interval; those on the number go before that on the step."""
+    """From the first interval; bounds on the number precede the one on the step."""
     planner = Planner(replace(SLO, **bounds))
     assert planner.next(minute(600, 2)).replicas == wanted
 
 
-def test_too_few_replicas_are_said_to_be_too_few() -> None:
+def test_a_plan_reports_that_the_limit_is_too_low() -> None:
     plan = Planner(replace(SLO, max_replicas=1)).next(minute(600, 1))
     assert plan.reason.endswith("more than maxReplicas (1) would be needed")
 
 
-def test_idle_workers_go_only_where_none_are_allowed() -> None:
+def test_idle_workers_are_removed_only_if_the_minimum_is_zero() -> None:
     """After `patience_intervals` without a request; the first one wants a worker again."""
     planner = Planner(replace(SLO, min_replicas=0))
     planner.next(minute(5, 1))
     assert [planner.next(minute(0, 1)).replicas for _ in range(3)] == [1, 1, 0]
     assert planner.next(minute(1, 0)).replicas == 1
-    kept = Planner(SLO)
-    assert [kept.next(minute(0, 1)).replicas for _ in range(6)] == [1] * 6
+    before = Planner(SLO)
+    assert [before.next(minute(0, 1)).replicas for _ in range(6)] == [1] * 6
 
 
-def test_slow_workers_are_measured() -> None:
-    """Steps that take twice as long as the capacity says want more replicas after a while."""
-    planner, told = Planner(SLO), Planner(SLO)
+def test_measured_slowness_raises_the_replicas() -> None:
+    """If steps take twice as long as the capacity says."""
+    planner, measured = Planner(SLO), Planner(SLO)
     for _ in range(30):
         seen = replace(minute(300, 6), running=30.0)
-        fast = told.next(seen).replicas
+        fast = measured.next(seen).replicas
         slow = planner.next(replace(seen, itl_seconds=0.09)).replicas
     assert slow > fast
 
@@ -151,15 +151,16 @@ def test_without_a_capacity_only_thresholds_are_possible() -> None:
         (Stage.BOTH, {"kv_usage": 0.95, "ready": 2}, 3),
     ],
 )
-def test_thresholds_change_by_one(stage: Stage, seen: dict[str, float], wanted: int) -> None:
-    """Those of Dynamo, of three replicas; none while replicas start."""
+def test_thresholds_change_the_replicas_by_one(
+    stage: Stage, seen: dict[str, float], wanted: int
+) -> None:
+    """Dynamo's thresholds, at three replicas; no change while replicas start."""
     planner = Planner(replace(THRESHOLDS, stage=stage))
     assert planner.next(replace(minute(60, 3), **seen)).replicas == wanted
 
 
 @pytest.mark.parametrize("scaling", [THRESHOLDS, replace(THRESHOLDS, stage=Stage.PREFILL), SLO])
-def test_workers_whose_metrics_are_missing_are_not_removed(scaling: Scaling) -> None:
-    """What they do is unknown: neither that they are idle nor that they have little to do."""
+def test_workers_without_metrics_are_not_removed(scaling: Scaling) -> None:
     planner = Planner(replace(scaling, min_replicas=0, patience_intervals=2))
     for _ in range(3):
         planner.next(minute(300, 6))
@@ -170,8 +171,8 @@ def test_workers_whose_metrics_are_missing_are_not_removed(scaling: Scaling) -> 
         assert [planner.next(unknown).replicas for _ in range(3)] == [6] * 3
 
 
-def test_after_an_addition_none_is_removed_for_a_while() -> None:
-    """New workers have an empty cache, which looks like too many of them."""
+def test_after_an_addition_no_replica_is_removed_for_a_while() -> None:
+    """A new worker has an empty cache, which looks like too many workers."""
     planner = Planner(THRESHOLDS)
     planner.next(replace(minute(60, 3), kv_usage=0.95))
     calm = replace(minute(60, 4), kv_usage=0.1)
@@ -179,8 +180,8 @@ def test_after_an_addition_none_is_removed_for_a_while() -> None:
     assert wanted == [4] * (GRACE_INTERVALS - 1) + [3]
 
 
-def test_answers_count_from_the_first_that_ended() -> None:
-    """The first interval ends before its answers do; their length is not mixed with nothing."""
+def test_the_first_finished_answers_set_the_output_length() -> None:
+    """The first interval may end before its answers do."""
     late, known = Planner(SLO), Planner(SLO)
     late.next(replace(minute(300, 6), output=Sums()))
     known.next(minute(300, 6))

@@ -34,19 +34,19 @@ DRAIN_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of all requests the share within the objective, and what was paid for."""
+    """The share of requests within the objective, and the replica-hours."""
 
     within: float
     replica_hours: float
 
 
 def a_day(at: float) -> float:
-    """Requests a second: 0.12 at four in the morning, 1.2 at four in the afternoon."""
+    """Requests per second: 0.12 at 4:00, 1.2 at 16:00."""
     return 0.66 - 0.54 * math.cos(2 * math.pi * (at - 4 * 3600) / DAY_SECONDS)
 
 
 def bursts(at: float) -> float:
-    """Five times as many for ten minutes of every two hours."""
+    """Five-fold for ten minutes of every two hours."""
     return 1.25 if at % 7200 < 600 else 0.25
 
 
@@ -73,7 +73,7 @@ def share_within(asks: list[Ask]) -> float:
 
 
 def planned(asks: list[Ask], seconds: float, scaling: Scaling) -> Outcome:
-    """What the planner makes of a trace, of which it sees each interval when that is over."""
+    """Run the planner on a trace; it sees each interval after its end."""
     planner, fleet = Planner(scaling), QueueingFleet(WORKER, scaling.startup_seconds, 1)
     every = coming = [copy.copy(one) for one in asks]
     interval, known = scaling.interval_seconds, 0
@@ -136,10 +136,10 @@ def foreseen(asks: list[Ask], seconds: float) -> Outcome:
 
 
 @pytest.mark.full
-def test_a_day_keeps_its_objective_at_little_more_than_what_an_oracle_pays(
+def test_a_day_keeps_its_objective_at_the_cost_of_an_oracle_plus_15_percent(
     record_property: Callable[[str, object], None],
 ) -> None:
-    """99 % of the requests of a day, at 1.15 times the oracle's replica-hours at most."""
+    """99 % of the requests are within the objective."""
     day = trace(a_day, DAY_SECONDS, 1.2)
     ours, oracle = planned(day, DAY_SECONDS, SCALING), foreseen(day, DAY_SECONDS)
     record_property("figures", f"{len(day)} requests, {ours}, oracle {oracle}")
@@ -151,13 +151,13 @@ def test_a_day_keeps_its_objective_at_little_more_than_what_an_oracle_pays(
 @pytest.mark.parametrize(
     ("rate", "hours", "least"), [(bursts, 8, 0.90), (a_ramp, 3, 0.98)], ids=["bursts", "a ramp"]
 )
-def test_what_no_forecast_sees_costs_the_start_of_the_burst(
+def test_an_unforeseeable_burst_costs_its_first_requests(
     rate: Callable[[float], float],
     hours: int,
     least: float,
     record_property: Callable[[str, object], None],
 ) -> None:
-    """Late are the requests of the interval in which a burst is noticed, and of the start-up."""
+    """Late are the requests of the interval that detects the burst, and of the start-up."""
     asks, seconds = trace(rate, hours * 3600.0, 1.25), hours * 3600.0
     ours, oracle = planned(asks, seconds, SCALING), foreseen(asks, seconds)
     record_property("figures", f"{len(asks)} requests, {ours}, oracle {oracle}")

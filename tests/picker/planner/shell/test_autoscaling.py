@@ -1,4 +1,4 @@
-"""The loop that plans replicas and writes them, at an API server in virtual time."""
+"""The autoscaling loop with an API server in virtual time."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ LABELS = {"group": "workers", "inference_pool": "pool"}
 
 @dataclass
 class Scene:
-    """A pool of workers, its requests, and the Deployment that they are of."""
+    """A pool of workers, its requests, and their Deployment."""
 
     server: KubeApi
     more: str = ""
@@ -60,7 +60,7 @@ class Scene:
         self.server.write({**head, "spec": {"replicas": replicas}})
 
     def work(self, number: int, **metrics: Any) -> None:
-        """A worker is there, or says something else."""
+        """Add a worker, or replace its metrics."""
         endpoint = Endpoint(f"w{number}", f"10.0.0.{number + 1}", 8000)
         found = Candidate(endpoint, EndpointMetrics(**metrics))
         self.workers = [one for one in self.workers if one.key != found.key] + [found]
@@ -79,7 +79,6 @@ class Scene:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[InProcessKubeApi]:
-        """As an `ApiAccess`."""
         yield self.api
 
     async def requests(self, each_second: int, seconds: int) -> None:
@@ -118,7 +117,7 @@ def scene(more: str = "") -> Scene:
 
 
 async def test_a_load_scales_the_deployment_up_and_back() -> None:
-    """Up at once, down after three intervals that want less; the series say the same."""
+    """Up at once, down after three intervals that want less; the series match."""
     pool = scene()
     pool.deploy(1)
     pool.work(0)
@@ -136,7 +135,7 @@ async def test_a_load_scales_the_deployment_up_and_back() -> None:
 
 
 async def test_a_standby_writes_and_reports_nothing() -> None:
-    """It gets no requests, and would take the workers away."""
+    """It receives no requests, and would remove the workers."""
     pool = scene()
     pool.deploy(4)
     async with pool.running():
@@ -147,8 +146,8 @@ async def test_a_standby_writes_and_reports_nothing() -> None:
         assert pool.api.requests == []
 
 
-async def test_the_first_request_wakes_workers_of_which_there_are_none() -> None:
-    """Without waiting for the end of the interval; idle ones are put to sleep."""
+async def test_the_first_request_wakes_a_group_without_workers() -> None:
+    """Before the end of the interval."""
     pool = scene("minReplicas: 0")
     pool.deploy(1)
     pool.work(0)
@@ -161,8 +160,7 @@ async def test_the_first_request_wakes_workers_of_which_there_are_none() -> None
         assert pool.replicas == 1
 
 
-async def test_a_worker_that_does_not_say_what_runs_there_is_not_put_to_sleep() -> None:
-    """It has no queue, and no request has come."""
+async def test_a_worker_without_metrics_does_not_count_as_idle() -> None:
     pool = scene("minReplicas: 0")
     pool.deploy(1)
     pool.work(0, running_requests=None)
@@ -171,8 +169,8 @@ async def test_a_worker_that_does_not_say_what_runs_there_is_not_put_to_sleep() 
         assert pool.replicas == 1
 
 
-async def test_slow_workers_are_noticed_in_what_they_say() -> None:
-    """Of as many answers twice as many are under way where steps take twice as long."""
+async def test_slow_workers_are_detected_by_their_metrics() -> None:
+    """For equal answers twice as many requests run if steps take twice as long."""
     fast, slow = scene(), scene()
     for pool in (fast, slow):
         pool.deploy(4)
@@ -188,10 +186,10 @@ async def test_slow_workers_are_noticed_in_what_they_say() -> None:
         assert (slow.series("wanted_replicas") or 0) > (fast.series("wanted_replicas") or 0)
 
 
-async def test_what_cannot_be_written_is_said_once_and_counted(
+async def test_a_missing_deployment_is_logged_once_and_counted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The loop goes on, and writes when it can; without a scale the workers are counted."""
+    """The loop continues, and writes as soon as it can."""
     pool = scene()
     pool.work(0)
     with caplog.at_level(logging.WARNING):
@@ -206,10 +204,10 @@ async def test_what_cannot_be_written_is_said_once_and_counted(
     assert len(said) == 1
 
 
-async def test_a_denied_write_is_said_once(
+async def test_a_denied_write_is_logged_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Although the scale can be read in between."""
+    """Although reads succeed in between."""
 
     async def deny(*_: object) -> None:
         raise ScaleError("may not write", "403")
@@ -225,7 +223,7 @@ async def test_a_denied_write_is_said_once(
     assert caplog.messages.count("may not write") == 1
 
 
-async def test_a_server_that_is_away_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_loop_survives_an_unreachable_server(caplog: pytest.LogCaptureFixture) -> None:
     pool = scene()
     pool.deploy(1)
     async with pool.running():
@@ -238,7 +236,7 @@ async def test_a_server_that_is_away_ends_nothing(caplog: pytest.LogCaptureFixtu
 
 
 def test_a_deployment_needs_a_cluster(tmp_path: Path) -> None:
-    """Without one the number may only be reported."""
+    """Without one the number is only reported."""
     path = tmp_path / "a.yaml"
     path.write_text(FILE % "minReplicas: 1")
     groups = read_groups(path)

@@ -22,7 +22,7 @@ SCALE = DeploymentScale("default", "workers")
 
 
 def deployment(replicas: int) -> dict[str, Any]:
-    """The Deployment of `SCALE`."""
+    """Write the Deployment of `SCALE`."""
     metadata = {"name": "workers", "namespace": "default"}
     spec = {"replicas": replicas, "template": {}}
     return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec}
@@ -42,7 +42,7 @@ async def client(api: KubeApi) -> AsyncIterator[KubernetesClient]:
 
 
 @pytest.mark.parametrize("replicas", [5, 0])
-async def test_a_number_is_written_and_nothing_else(
+async def test_a_write_changes_nothing_but_the_replicas(
     api: KubeApi, client: KubernetesClient, replicas: int
 ) -> None:
     known = await SCALE.read(client)
@@ -52,8 +52,9 @@ async def test_a_number_is_written_and_nothing_else(
     assert replicas_of(await SCALE.read(client)) == replicas
 
 
-async def test_another_programs_write_is_not_undone(api: KubeApi, client: KubernetesClient) -> None:
-    """What was read is outdated, so the write is refused."""
+async def test_the_write_of_another_program_is_not_undone(
+    api: KubeApi, client: KubernetesClient
+) -> None:
     known = await SCALE.read(client)
     api.write(deployment(7))
     with pytest.raises(ScaleError, match="changed by another program") as caught:
@@ -69,7 +70,7 @@ async def test_an_absent_deployment_is_named(client: KubernetesClient) -> None:
 
 
 async def test_missing_rights_are_named(api: KubeApi) -> None:
-    """As a rule that can be copied; it is enough."""
+    """The message has a sufficient rule to copy."""
     api.access.grant("token", "picker", [])
     async with client_of(Access(api.url, "Bearer token")) as client:
         with pytest.raises(ScaleError, match=r"resources: \[deployments/scale\]") as caught:
@@ -81,7 +82,7 @@ async def test_missing_rights_are_named(api: KubeApi) -> None:
     assert api.read("deployments", "workers")["spec"]["replicas"] == 3
 
 
-async def test_a_server_that_fails_or_is_away_is_said_to(
+async def test_an_error_of_the_server_is_a_scale_error(
     api: KubeApi, client: KubernetesClient
 ) -> None:
     api.faults.answer(statuses.bad_request("no"), "get", plural="deployments", times=1)
