@@ -1,11 +1,9 @@
 """Commands to the engine as a whole: pause, sleep, reset, dump.
 
-Theory of operation
--------------------
-A command is carried out between steps, when none is in flight; the core sees to that. One whose
-state is reached later (a pause that lets everything finish) stands by until then and is answered
-then; commands that come meanwhile are not held up by it. What stands by is called off by whatever
-undoes it, and answered with an error.
+Theory of operation ------------------- A command is carried out between steps, when none is in
+flight; the core sees to that. One whose state is reached later (a pause that lets everything
+finish) is pending and is answered then; it does not hold up later commands. A command that undoes a
+pending one cancels it: it is answered with an error.
 
 Pausing and sleeping are two reasons not to schedule, and each is undone by its own command: an
 engine that is resumed while it sleeps still sleeps, one that wakes up while paused stays paused.
@@ -61,8 +59,8 @@ class CommandRunner:
     replies: list[CommandReply] = field(default_factory=list)
     loading: list[tuple[LoadAdapter, Future[Any]]] = field(default_factory=list)
     _paused: PauseState = PauseState.UNPAUSED
-    _missing: frozenset[str] = frozenset()  # what sleep gave away and wake has not taken back
-    _standing_by: list[Pause | Sleep] = field(default_factory=list)
+    _missing: frozenset[str] = frozenset()  # memory that sleep released and wake has not restored
+    _pending: list[Pause | Sleep] = field(default_factory=list)
 
     def run(self, command: Command) -> None:
         """Carry a command out, or begin to."""
@@ -73,7 +71,7 @@ class CommandRunner:
                 self._pause(command)
             case Resume():
                 self._paused = PauseState.UNPAUSED
-                self._call_off(Pause, "the engine was resumed before everything had finished")
+                self._cancel(Pause, "the engine was resumed before everything had finished")
                 self._reply(command)
             case Sleep():
                 self._sleep(command)
@@ -90,10 +88,10 @@ class CommandRunner:
         self.look()
 
     def look(self) -> None:
-        """Answer what stands by for everything to finish, once it has."""
-        if not self._standing_by or self.scheduler.has_begun or self.scheduler.has_promised:
+        """Answer the pending commands once everything has finished."""
+        if not self._pending or self.scheduler.has_begun or self.scheduler.has_promised:
             return
-        reached, self._standing_by = self._standing_by, []
+        reached, self._pending = self._pending, []
         for command in reached:
             if isinstance(command, Sleep):
                 self._fall_asleep(command)
@@ -102,8 +100,8 @@ class CommandRunner:
         self._update_pause_state()
 
     def configure(self, command: Configure) -> None:
-        """Hand settings to the executor; unlike all others, this may be done at any time: it is how
-        a simulated step that hangs is let go.
+        """Hand settings to the executor. Unlike all others, this may be done at any time: it
+        releases a simulated step that hangs.
         """
         if not hasattr(self.executor, "configure"):
             self._reply(command, "this engine has no settings that can change while it runs")
@@ -141,9 +139,9 @@ class CommandRunner:
         self.loading = waiting
 
     def _update_pause_state(self) -> None:
-        """Tell the scheduler what may be scheduled after all this."""
+        """Set the scheduler's pause state after a command."""
         state = self._paused
-        if any(isinstance(command, Sleep) for command in self._standing_by):
+        if any(isinstance(command, Sleep) for command in self._pending):
             state = PauseState.PAUSED_NEW if state is PauseState.UNPAUSED else state
         if self.sleep_level is not None:
             state = PauseState.PAUSED_ALL
@@ -152,11 +150,11 @@ class CommandRunner:
     def _reply(self, command: Command, error: str | None = None) -> None:
         self.replies.append(CommandReply(command.command_id, error is None, error))
 
-    def _call_off(self, kind: type[Pause | Sleep], error: str) -> None:
-        for command in self._standing_by:
+    def _cancel(self, kind: type[Pause | Sleep], error: str) -> None:
+        for command in self._pending:
             if isinstance(command, kind):
                 self._reply(command, error)
-        self._standing_by = [c for c in self._standing_by if not isinstance(c, kind)]
+        self._pending = [c for c in self._pending if not isinstance(c, kind)]
 
     def _reset(self, command: ResetPrefixCache) -> None:
         if command.reset_running:
@@ -170,13 +168,13 @@ class CommandRunner:
             return
         if command.mode == "keep":
             self._paused = PauseState.PAUSED_ALL
-            self._call_off(Pause, "the engine was paused before everything had finished")
+            self._cancel(Pause, "the engine was paused before everything had finished")
             self._reply(command)
             return
         if command.mode == "abort":
             self.outputs += self.scheduler.abort_all()
         self._paused = PauseState.PAUSED_NEW
-        self._standing_by.append(command)
+        self._pending.append(command)
 
     def _sleep(self, command: Sleep) -> None:
         if command.mode not in MODES:
@@ -184,19 +182,19 @@ class CommandRunner:
         elif command.level not in (0, 1, 2):
             self._reply(command, f"level {command.level} is not one of 0, 1, 2")
         elif command.mode == "wait" and self.sleep_level is None:
-            self._standing_by.append(command)
+            self._pending.append(command)
         else:
             if command.mode == "abort":
                 self.outputs += self.scheduler.abort_all()
             self._fall_asleep(command)
 
     def _fall_asleep(self, command: Sleep) -> None:
-        """Give back what is still held; from a lighter sleep into a deeper one too."""
+        """Release memory that is still held; also from a lighter sleep into a deeper one."""
         level = self.sleep_level or 0
         if command.level > level or (command.level and self._missing != MEMORY_TAGS):
             self.scheduler.preempt_all()
             if command.level > 1:
-                self.scheduler.leave_model()  # what is loaded again may be another
+                self.scheduler.leave_model()  # another model may be loaded
             self.scheduler.reset_prefix_cache(forget_tiers=command.level > 1)
             self.executor.sleep(command.level)
             self._missing = MEMORY_TAGS
@@ -210,7 +208,7 @@ class CommandRunner:
             known = ", ".join(sorted(MEMORY_TAGS))
             self._reply(command, f"tags {sorted(unknown)} are not among {known}")
             return
-        self._call_off(Sleep, "the engine was woken up before everything had finished")
+        self._cancel(Sleep, "the engine was woken up before everything had finished")
         back = tags & self._missing
         if back:
             self.executor.wake(back)

@@ -1,15 +1,13 @@
 """The engine without its process: schedule, execute, update; and commands in between.
 
-Theory of operation
--------------------
-Without overlap a step is scheduled, run and taken in by one call of `step`. With overlap the call
-schedules step N+1 and hands it over while step N still runs, then waits for N and takes it in: so
-whatever the engine does besides running the model (bookkeeping, sending, receiving) happens while a
-step runs. When there is nothing to schedule until N is known, N is waited for at once; so nothing
-is held back, and the last steps drain by themselves.
+Theory of operation ------------------- Without overlap a step is scheduled, run and taken in by one
+call of `step`. With overlap the call schedules step N+1 and hands it over while step N still runs,
+then waits for N and takes it in: so all work besides the model (bookkeeping, sending, receiving)
+happens while a step runs. When there is nothing to schedule until N is known, N is waited for at
+once; so nothing is held back, and the last steps drain by themselves.
 
 A command waits until no step is in flight (nothing is scheduled meanwhile), and ends its call of
-`step`: what that call reports, events of the cache included, is the state it was done in.
+`step`: that call reports the state that the command left, events of the cache included.
 """
 
 from __future__ import annotations
@@ -92,7 +90,7 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` has something to run or to report, or a reply is to be taken."""
+        """True if `step` has something to run or to report, or a reply is to be taken."""
         return bool(
             self._ended
             or self._in_flight
@@ -106,7 +104,7 @@ class EngineCore:
 
     @property
     def is_compiling(self) -> bool:
-        """Whether `step` has nothing to do until a grammar is compiled, an adapter is read, or a
+        """True if `step` has nothing to do until a grammar is compiled, an adapter is read, or a
         disk for another engine.
         """
         if self._in_flight or self._ended:
@@ -121,25 +119,25 @@ class EngineCore:
 
     @property
     def modelled_seconds(self) -> float:
-        """How long the step that runs takes, as far as the executor knows beforehand: a simulator
-        does, a device does not (0). May be read from any thread.
+        """The duration of the running step, if the executor knows it beforehand: a simulator does,
+        a device does not (0). May be read from any thread.
         """
         seconds: float = getattr(self._control.executor, "modelled_seconds", 0.0)
         return seconds
 
     def take_vocabulary(self, vocabulary: Vocabulary) -> None:
-        """From now on outputs can be constrained by grammars."""
+        """Accept requests with grammars from now on."""
         self._grammars = GrammarCompiler(vocabulary)
         self._scheduler.attach(ConstrainedOutputs(self._grammars))
 
     def add(self, request: AddRequest) -> None:
-        """Queue a request. One that can never run is answered by the next `step`."""
+        """Queue a request. The next `step` reports an error if it can never run."""
         self._ended += self._scheduler.add(request)
         self._is_changed = True
 
     def abort(self, request_ids: Iterable[str], hands_over: bool = False) -> None:
-        """End answers and free their blocks now; the next `step` reports it. Unknown ids pass. With
-        `hands_over` another engine will ask for what the caches have of them.
+        """End answers and free their blocks now; the next `step` reports it. Unknown ids are
+        ignored. With `hands_over` another engine will ask for their cached KV.
         """
         for request_id in request_ids:
             output = self._scheduler.abort(request_id, hands_over)
@@ -164,7 +162,7 @@ class EngineCore:
         return replies
 
     def take_events(self) -> list[CacheEvent]:
-        """What changed in the prefix cache since the last call, in order."""
+        """The changes of the prefix cache since the last call, in order."""
         return self._scheduler.blocks.take_events()
 
     def announce(self) -> Sequence[CacheEvent]:
@@ -173,14 +171,14 @@ class EngineCore:
         return [*self._scheduler.blocks.announcement(), *below]
 
     def step(self) -> StepOutputs | None:
-        """Go on by one step and return all there is to report; None when there is nothing, which
-        does not mean that there is no more work.
+        """Advance by one step and return everything to report; None if there is nothing, which does
+        not mean that there is no more work.
 
-        Blocks until a step has ended, except when the first one of a row is handed over. A step for
-        which memory is too small is taken back. Whatever else the executor raises goes through: the
-        KV cache is in doubt then, and the engine must end.
+        Blocks until a step has ended, except when the first of several is submitted. A step for
+        which memory is too small is taken back. Any other error of the executor propagates: the KV
+        cache is in doubt then, and the engine must end.
         """
-        tell = bool(self._ended) or self._is_changed or self._has_moved()
+        has_report = bool(self._ended) or self._is_changed or self._has_moved()
         outputs, self._ended = self._ended, []
         self._is_changed = False
         num_tokens = 0
@@ -188,10 +186,10 @@ class EngineCore:
         if self._in_flight and (not submitted or len(self._in_flight) >= self._pipeline.depth):
             num_tokens = self._in_flight[0].num_tokens
             outputs += self._take_in()
-            tell = True
+            has_report = True
         if not self._in_flight:
-            tell = self._run_commands(outputs) or tell
-        return StepOutputs(outputs, self._stats(), num_tokens) if tell else None
+            has_report = self._run_commands(outputs) or has_report
+        return StepOutputs(outputs, self._stats(), num_tokens) if has_report else None
 
     def _has_moved(self) -> bool:
         reported = self._reported_totals

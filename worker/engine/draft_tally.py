@@ -10,7 +10,7 @@ from worker.engine.messages import SpeculationFigures
 
 @dataclass(slots=True)
 class DraftTally:
-    """How the verification of drafts went, of one sequence or of all.
+    """Counts of verified drafts, of one sequence or of all.
 
     `accepted_histogram[i]` counts the runs (one sequence's share of a step with drafts) of which
     exactly i drafts were accepted, whether or not a stop cut the answer short before the last.
@@ -25,7 +25,7 @@ class DraftTally:
         return cls([0] * (most + 1))
 
     def count(self, num_drafts: int, num_accepted: int) -> None:
-        """One more run, of which the first `num_accepted` of `num_drafts` drafts stood."""
+        """One more run, of which the first `num_accepted` of `num_drafts` drafts were accepted."""
         self.num_draft_tokens += num_drafts
         self.accepted_histogram[num_accepted] += 1
 
@@ -39,11 +39,11 @@ class DraftTally:
 
     @property
     def num_accepted_by_position(self) -> tuple[int, ...]:
-        """How often the first draft stood, the second, and so on."""
+        """How many times the first draft was accepted, the second, and so on."""
         return tuple(accumulate(self.accepted_histogram[:0:-1]))[::-1]
 
     def figures(self) -> SpeculationFigures:
-        """What the client of one answer is told."""
+        """The figures for the client of one answer."""
         return SpeculationFigures(
             self.num_runs,
             self.num_draft_tokens,

@@ -27,15 +27,15 @@ class AddRequest(msgspec.Struct, frozen=True, array_like=True, tag="add"):
 
     `branch_ids` names further sequences that continue the same prompt (n > 1): the prompt is run
     once, then `request_id` draws with the seed of `params` and branch i with that seed + 1 + i.
-    Each has its own outputs and is aborted by its own id. `tenant` is whom the blocks it leaves in
-    the prefix cache are counted for; what it says shows in the drafts of that tenant's requests of
-    the same `cache_salt` alone. So two clients must not be able to pass for one tenant.
+    Each has its own outputs and is aborted by its own id. The blocks that it leaves in the prefix
+    cache count for `tenant`; its text is used for drafts of that tenant's requests of the same
+    `cache_salt` alone. So two clients must not be able to pass for one tenant.
 
     With `pooling` the prompt is embedded: no token is drawn, and one output has `pooled`.
 
     The prompt's KV may come from `kv_source`, or from what the caches of `kv_peer` have of it. With
-    `keeps_kv` it is kept for another engine when the answer has ended: as `kv_name`, or (None)
-    under a name that is told with the answer.
+    `keeps_kv` it is exported for another engine when the answer has ended: as `kv_name`, or (None)
+    under a name that is reported with the answer.
 
     `output_token_ids` is the beginning of the answer, which another engine has drawn; they count as
     drawn here in all but the outputs, which begin after them. Only without branches.
@@ -59,7 +59,7 @@ class AddRequest(msgspec.Struct, frozen=True, array_like=True, tag="add"):
 
 
 class Vocabulary(msgspec.Struct, frozen=True, array_like=True, tag="vocabulary"):
-    """What each token of the model stands for, an entry for every embedding (empty: nothing); sent
+    """The bytes of each token of the model, an entry for every embedding (empty: none); sent
     once, before any request whose output a grammar constrains. Control tokens are `special_ids`:
     their bytes are not text. At least one of `eos_token_ids` is there.
     """
@@ -128,7 +128,7 @@ class WakeUp(msgspec.Struct, frozen=True, array_like=True, tag="wake"):
 
 
 class DumpCache(msgspec.Struct, frozen=True, array_like=True, tag="dump"):
-    """Tell every block in the prefix cache: `CommandReply.blocks`, parents before children."""
+    """Report every block in the prefix cache: `CommandReply.blocks`, parents before children."""
 
     command_id: int
 
@@ -194,7 +194,7 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
     """The engine process is alive: sent several times a second by a thread of its own, whatever
     the step does. `stalled_seconds` is how long the current step has run beyond its budget of
     `budget_seconds`; 0.0 while all is well or there is no work. `sent_seconds` is the machine's
-    monotonic clock, which the reader shares: it may have been kept from reading for a while.
+    monotonic clock, which the reader shares: it may have been delayed.
     """
 
     stalled_seconds: float = 0.0
@@ -227,7 +227,7 @@ class CommandReply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
 
 
 class SpeculationFigures(msgspec.Struct, frozen=True, array_like=True):
-    """How speculation went for one answer so far.
+    """The figures of speculation for one answer so far.
 
     `accepted_histogram[i]` counts the steps with drafts of which exactly i were accepted: there is
     an entry for every i up to the most drafts that a step verifies.
@@ -243,13 +243,13 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
     """New tokens of one sequence since its last output; the last one carries `finish_reason`.
 
     `stop_token_id` is the token that ended it, when one did (it is also the last of `token_ids`).
-    `num_cached_tokens` counts prompt tokens served from the prefix cache at first admission.
-    The three times are on the engine's monotonic clock; None until they have happened.
-    `error` says why, for the user, when `finish_reason` is `ERROR`, or `ABORT` without a
-    request for it. `logprobs` has one entry for each of `token_ids` when the request asked for
-    them. `prompt_logprobs`, when asked for, comes in order with the outputs up to and with that of
-    the first token, one entry for each prompt token but the first; an output with prompt logprobs
-    may have no tokens. They are told once for a request: with the outputs of its first answer, its
+    `num_cached_tokens` counts prompt tokens served from the prefix cache at first admission. The
+    three times are on the engine's monotonic clock; None until they have happened. `error` says
+    why, for the user, when `finish_reason` is `ERROR`, or `ABORT` without a request for it.
+    `logprobs` has one entry for each of `token_ids` when the request asked for them.
+    `prompt_logprobs`, when asked for, comes in order with the outputs up to and with that of the
+    first token, one entry for each prompt token but the first; an output with prompt logprobs may
+    have no tokens. They are reported once for a request: with the outputs of its first answer, its
     branches repeat none. `num_steps` is how many steps the tokens came in: more than one only where
     a consumer that lags gets several outputs as one. `pooled` [hidden_size] is the embedding of a
     prompt, before it is cut or normalised; it comes with `finish_reason`, and so does `kv_offer`,
@@ -275,7 +275,7 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="step"):
-    """Everything one engine step has to tell, in one message. `num_scheduled_tokens` is 0 for an
+    """The report of one engine step, in one message. `num_scheduled_tokens` is 0 for an
     idle notice.
     """
 

@@ -1,18 +1,16 @@
 """Runs the steps of an executor one after the other, the next one handed in early or not.
 
-Theory of operation
--------------------
-A step may be submitted before the one in front of it has ended. Where it then says `takes_pending`,
-the token is not known yet: the executor takes it from what the step before drew. What a sequence
-does whose draw failed there has no meaning; the scheduler ends it when it sees that result, and
-discards whatever the next step gives.
+Theory of operation ------------------- A step may be submitted before the one in front of it has
+ended. Where it then says `takes_pending`, the token is not known yet: the executor takes it from
+what the step before drew. The share of a sequence whose draw failed there has no meaning; the
+scheduler ends it when it sees that result, and discards its result from the next step.
 
 Steps run strictly in the order of `submit`, each after the one before it has ended. The scheduler
 relies on that when it gives away blocks that a step in flight still writes.
 
-Behind a step that the device has too little memory for none is run: the tokens that it was to draw
-are missing. Only block copies, loads and saves are made, since they are ordered once: so a step
-that is taken back leaves nothing to undo.
+No step is run behind one that the device has too little memory for: the tokens that it was to draw
+are missing. Only block copies, loads and saves are made, since each is ordered once: so a step that
+is taken back leaves nothing to undo.
 """
 
 from __future__ import annotations
@@ -60,7 +58,7 @@ class InlinePipeline:
         self._steps: deque[SchedulerOutput] = deque()
 
     def submit(self, step: SchedulerOutput) -> None:
-        """Keep the step until it is waited for."""
+        """Queue the step."""
         self._steps.append(step)
 
     def wait(self) -> ModelOutput:
@@ -73,14 +71,14 @@ class InlinePipeline:
             raise
 
     def shutdown(self) -> None:
-        """Drop what was not run."""
+        """Drop the steps that were not run."""
         self._steps.clear()
         self._executor.shutdown()
 
 
 class OverlappedPipeline:
     """Submits the steps on a thread of its own, two deep, and collects them on the caller's, which
-    thus goes on with one step's results while the next one runs. Implements `Pipeline`.
+    thus works on one step's results while the next one runs. Implements `Pipeline`.
     """
 
     depth = 2
@@ -100,7 +98,7 @@ class OverlappedPipeline:
         try:
             return self._running.popleft().result().collect()
         except DeviceMemoryError:
-            while self._running:  # whatever comes of it
+            while self._running:  # their results do not count
                 with suppress(DeviceMemoryError):
                     self._running.popleft().result().collect()
             self._failure = None

@@ -1,5 +1,5 @@
-"""Every choice the scheduler makes, as functions of values: who goes first, who gives way, when a
-sequence ends. Nothing here is remembered or changed.
+"""The scheduler's choices as functions of values: the order of service, the victim, the end of a
+sequence. No state.
 
 Theory of operation
 -------------------
@@ -7,7 +7,7 @@ Theory of operation
 blocks, waits again and re-runs its tokens. Among which ones a policy may choose:
 
 - only within the lowest priority class that runs;
-- not the first-ranked one (the oldest of the best class), which therefore goes on whatever happens;
+- not the first-ranked one (the oldest of the best class), which therefore always continues;
 - not a *guaranteed* one. A sequence becomes guaranteed when it is admitted after `MAX_PREEMPTIONS`
   preemptions; the scheduler admits it only when the greatest needs of all guaranteed sequences fit
   in the pool together (`may_guarantee`), as in the banker's algorithm. It reserves nothing: others
@@ -27,7 +27,7 @@ fits.
 
 The default policy takes the sequence that was preempted least, then the one that costs least to
 compute again. What was preempted comes back only when there is room for it and for some growth of
-everybody (`readmission_reserve`); the room asked for doubles each time.
+every sequence (`readmission_reserve`); the room asked for doubles each time.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from worker.engine.cache.block_hash import BlockHash
 from worker.types import FinishReason, RepetitionDetection, SamplingParams
 
 MAX_PREEMPTIONS = 3
-# Tokens by which everybody should be able to grow before a preempted sequence comes back.
+# Tokens by which every sequence should be able to grow before a preempted sequence comes back.
 READMISSION_TOKENS = 32
 # Above this many waiting sequences, looking up every prefix at every step costs too much.
 MAX_ORDERED_BY_PREFIX = 128
@@ -112,7 +112,8 @@ VICTIM_POLICIES: Mapping[str, VictimPolicy] = {
 def choose_victim(
     policy: VictimPolicy, requester: VictimCandidate, running: Sequence[VictimCandidate]
 ) -> VictimCandidate:
-    """Who loses its blocks so that `requester` can go on; itself when no other has to.
+    """Choose the sequence that loses its blocks so that `requester` can continue; itself when no
+    other has to.
 
     `running` is every sequence that holds blocks, the requester among them, in order of rank.
     """
@@ -127,7 +128,7 @@ def choose_victim(
 
 
 def may_guarantee(need: int, guaranteed_needs: Iterable[int], num_blocks: int) -> bool:
-    """Whether a sequence that may come to need `need` blocks can be guaranteed besides others.
+    """True if a sequence that may come to need `need` blocks can be guaranteed besides others.
 
     The first always can: no sequence is longer than the pool.
     """
@@ -171,7 +172,7 @@ def lpm_key(waiting: WaitingRank) -> tuple[int, bool, int, int]:
 
 
 def may_pass(blocked: Iterable[tuple[int, int]], priority: int, max_bypasses: int) -> bool:
-    """Whether a sequence of `priority` may be admitted before sequences that do not fit now.
+    """True if a sequence of `priority` may be admitted before sequences that do not fit now.
 
     `blocked` has (priority, times passed already) of each. Only equals are passed: room that a
     better class waits for is not given to a lower one.
@@ -190,8 +191,8 @@ def chunk_limit(budget: int, long_prefill_tokens: int, num_eligible: int) -> int
 
 
 def common_blocks(one: Sequence[BlockHash], other: Sequence[BlockHash]) -> int:
-    """How many leading blocks two chains have in common. Chained hashes agree up to a point and
-    never after it, so it is found by bisection.
+    """The number of leading blocks that two chains have in common. Chained hashes agree up to a
+    point and never after it, so it is found by bisection.
     """
     low, high = 0, min(len(one), len(other))
     while low < high:
@@ -204,7 +205,7 @@ def common_blocks(one: Sequence[BlockHash], other: Sequence[BlockHash]) -> int:
 
 
 def should_defer(num_cached: int, num_shared: int, threshold: int | None) -> bool:
-    """Whether to wait until another has computed the `num_shared` leading tokens we share, of which
+    """True if to wait until another has computed the `num_shared` leading tokens we share, of which
     `num_cached` are there already.
     """
     return threshold is not None and num_shared - num_cached >= max(threshold, 1)
@@ -220,11 +221,11 @@ def check_stop(
     num_prompt: int,
     max_tokens_total: int,
 ) -> tuple[FinishReason | None, int | None]:
-    """Whether the last of `token_ids` ends the sequence, and which stop token did.
+    """True if the last of `token_ids` ends the sequence, and which stop token did.
 
     In vLLM's order: end token, stop token, length, then (from `min_tokens` on) repetition. Before
     `min_tokens` outputs the sampler draws no stop token; one that is there all the same is a token
-    like any other, but for the end token of an output that its grammar does not let go on.
+    like any other, but for the end token of an output that its grammar does not let continue.
     """
     token = token_ids[-1]
     num_outputs = len(token_ids) - num_prompt
@@ -246,7 +247,7 @@ def check_stop(
 def is_repeating(
     token_ids: Sequence[int], num_outputs: int, detection: RepetitionDetection
 ) -> bool:
-    """Whether the last of the outputs are one pattern, repeated at least `min_count` times."""
+    """True if the last of the outputs are one pattern, repeated at least `min_count` times."""
     end = len(token_ids)
     for size in range(max(1, detection.min_pattern_size), detection.max_pattern_size + 1):
         span = size * detection.min_count

@@ -35,12 +35,12 @@ def read_key(config: KvTransferConfig, environment: Mapping[str, str]) -> bytes:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is this machine's own. Raises `ValueError` for what is no address."""
+    """True if an address is this machine's own. Raises `ValueError` for what is no address."""
     return ipaddress.ip_address(host).is_loopback
 
 
 def may_ask(host: str, networks: Sequence[str] | None) -> bool:
-    """Whether an address that a request names may be connected to: one of `networks`; without them
+    """True if an address that a request names may be connected to: one of `networks`; without them
     a private one, but no link-local one. Raises `ValueError` for what is no address.
     """
     address = ipaddress.ip_address(host)

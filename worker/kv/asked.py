@@ -41,7 +41,7 @@ class KvQuestion:
 
     @property
     def is_open(self) -> bool:
-        """Whether the other engine still waits."""
+        """True if the other engine still waits."""
         return not self.answered.done()
 
     def answer(self, data: memoryview | None) -> None:

@@ -124,7 +124,7 @@ class DiskRead:
 
     @property
     def done(self) -> bool:
-        """Whether it has ended, or its time is up."""
+        """True if it has ended, or its time is up."""
         return self.is_finished or self._disk.is_late(self)
 
     def close(self) -> None:
@@ -172,12 +172,12 @@ class BlockFiles:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether a read takes so long that others should not be begun."""
+        """True if a read takes so long that others should not be begun."""
         since = self._reading_since
         return since is not None and self._clock() - since > READ_SECONDS
 
     def is_late(self, read: DiskRead) -> bool:
-        """Whether a read was not done in time."""
+        """True if a read was not done in time."""
         return self._clock() >= read.until_seconds
 
     def write(self, slot: int, block: StoredBlock, data: memoryview, generation: int) -> None:

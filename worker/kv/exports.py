@@ -42,7 +42,7 @@ class Exports:
         return transfer_id in self._exports
 
     def make_room(self, size: int, now: float) -> bool:
-        """Whether `size` bytes can be exported; the oldest exports give way if there is no room."""
+        """True if `size` bytes can be exported; the oldest exports give way if there is no room."""
         with self._lock:
             self.expire(now)
             if size > self._limit_bytes:
@@ -82,7 +82,7 @@ class Exports:
         self.given_back(exported.data.nbytes)
 
     def lend(self, size: int, now: float) -> bool:
-        """Whether `size` bytes may be sent at once; no export gives way to them."""
+        """True if `size` bytes may be sent at once; no export gives way to them."""
         with self._lock:
             self.expire(now)
             if self.num_bytes + size > self._limit_bytes:

@@ -12,7 +12,7 @@ class Pull(Protocol):
 
     @property
     def done(self) -> bool:
-        """Whether it has arrived, or is known not to."""
+        """True if it has arrived, or is known not to."""
         ...
 
     @property

@@ -88,7 +88,7 @@ class TcpConnector:
         self._thread.start()
 
     def has_room(self, num_tokens: int) -> bool:
-        """Whether KV of `num_tokens` tokens can be exported; older exports give way to it."""
+        """True if KV of `num_tokens` tokens can be exported; older exports give way to it."""
         size = num_tokens * self._state.token_bytes
         has_room = self._exports.make_room(size, time.monotonic())
         if not has_room:
@@ -142,7 +142,7 @@ class TcpConnector:
 
     @property
     def has_questions(self) -> bool:
-        """Whether another engine waits for an answer."""
+        """True if another engine waits for an answer."""
         return len(self._state.questions) > 0
 
     def next_question(self) -> KvQuestion | None:
@@ -156,7 +156,7 @@ class TcpConnector:
         )
 
     def lend(self, question: KvQuestion, num_tokens: int) -> bool:
-        """Whether there is room for `num_tokens` more tokens of an answer."""
+        """True if there is room for `num_tokens` more tokens of an answer."""
         size = num_tokens * self._state.token_bytes
         has_room = self._exports.lend(size, time.monotonic())
         question.num_lent_bytes += size * has_room

@@ -1,7 +1,7 @@
 """Names for the contents of full KV blocks: the same tokens after the same prefix, the same name.
 
 Block i's digest is H((digest of block i−1, its token ids, its extra keys)), as vLLM 0.32 computes
-it, byte for byte; before block 0 stands the *root*, H(seed). H first serializes its argument (by
+it, byte for byte; the parent of block 0 is the *root*, H(seed). H first serializes its argument (by
 pickle protocol 5, or by canonical CBOR, which other languages can reproduce), then hashes the bytes
 (by SHA-256, or by the faster 128-bit XXH3, which is no defence against crafted collisions):
 
@@ -44,7 +44,7 @@ class BlockHash:
     """The name of one full block, and all that was hashed into it.
 
     A lookup by `digest` compares the whole value, so that two blocks whose digests
-    collide are told apart and never answer for each other. `parent` is the digest of the block
+    collide are distinguished and never stand in for each other. `parent` is the digest of the block
     before it, the root for block 0.
     """
 
@@ -90,7 +90,7 @@ def extra_keys(
 
 
 def key_of(extra: ExtraKeys | None, tag: str) -> str | None:
-    """What a block's extra keys say behind a tag: the salt, or the adapter's name."""
+    """The extra key of a block behind `tag`: the salt, or the adapter's name."""
     return next((key[1] for key in extra or () if key[0] == tag), None)
 
 

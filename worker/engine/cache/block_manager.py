@@ -4,7 +4,7 @@ Theory of operation
 -------------------
 The KV cache is `num_blocks` blocks of `block_size` tokens. A sequence owns a *table*, the ordered
 ids of its blocks; a block may stand in several tables and counts them (`references`). A block that
-stands in none is *idle*: it is in the free queue, and only there:
+is in no table is *idle*: it is in the free queue, and only there:
 
     in the free queue  ⇔  references == 0
 
@@ -51,9 +51,9 @@ from worker.types import Adapter
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
-    """What the cache has of a sequence: `blocks` to share, and of `partial_block` the beginning to
-    copy. `num_tokens` is what both cover together; or `blocks` and `num_loaded` tokens behind them,
-    whose KV comes from elsewhere: from the `slots` of the host tier, then from what has `arrived`.
+    """The cached KV of a sequence: `blocks` to share, and the beginning of `partial_block` to copy.
+    `num_tokens` is what both cover together; or `blocks` and `num_loaded` tokens behind them, whose
+    KV comes from elsewhere: from the `slots` of the host tier, then from what has `arrived`.
     """
 
     blocks: tuple[int, ...] = ()
@@ -80,8 +80,8 @@ NO_HIT = PrefixHit()
 
 @dataclass(slots=True)
 class _Holding:
-    """What a sequence holds; its first `num_sealed` blocks are sealed under its own chain. `copy`
-    is of the table as it is; None: not made yet.
+    """The blocks of a sequence; its first `num_sealed` blocks are sealed under its own chain.
+    `copy` is of the table as it is; None: not made yet.
     """
 
     table: list[int]
@@ -114,7 +114,7 @@ class BlockManager:
 
     @property
     def num_empty(self) -> int:
-        """Those of them that cache nothing, and are taken first."""
+        """The number of free blocks that cache nothing; they are taken first."""
         return self._free.num_empty
 
     @property
@@ -124,7 +124,7 @@ class BlockManager:
 
     @property
     def num_hash_collisions(self) -> int:
-        """How often two contents met under one digest; each time it was a miss, never an answer."""
+        """The number of lookups that met other content under the same digest: each was a miss."""
         return self._cache.num_collisions
 
     def table(self, seq_id: int) -> Sequence[int]:
@@ -254,8 +254,8 @@ class BlockManager:
         No other sequence holds them then, and nothing in them is sealed.
         """
         holding = self._holding(seq_id)
-        num_kept = max(-(-end // self._block_size), holding.num_sealed)
-        while len(holding.table) > num_kept:
+        num_left = max(-(-end // self._block_size), holding.num_sealed)
+        while len(holding.table) > num_left:
             holding.copy = None
             block = holding.table.pop()
             self._references[block] -= 1
@@ -320,7 +320,7 @@ class BlockManager:
         table, num_sealed = holding.table, holding.num_sealed
         # Where a collision ended the sealing, the next block is not the one that `tail` names.
         is_named = tail is not None and tail.index == num_sealed < len(table)
-        kept = table[num_sealed] if is_named else None
+        tail_block = table[num_sealed] if is_named else None
         for block in reversed(table):
             self._references[block] -= 1
             if self._references[block]:
@@ -330,7 +330,7 @@ class BlockManager:
                 self._free.put_empty(block)
             elif self._cache.holds(block):
                 self._free.put_cached(block)
-            elif tail is not None and block == kept and copied and not forget:
+            elif tail is not None and block == tail_block and copied and not forget:
                 self._keep_tail(block, tail, table[num_sealed - 1] if num_sealed else None)
             else:
                 self._free.put_empty(block)
@@ -345,11 +345,11 @@ class BlockManager:
         return True
 
     def record(self, event: CacheEvent) -> None:
-        """A change in a tier below, to be told by `take_events`."""
+        """Report a change in a tier below by `take_events`."""
         self._cache.record(event)
 
     def take_events(self) -> list[CacheEvent]:
-        """What changed in the prefix cache since the last call, in order; empty unless the config
+        """The changes of the prefix cache since the last call, in order; empty unless the config
         says `record_events`.
 
         The contents that a step's allocations throw out come before those that it stores, as blocks
@@ -374,7 +374,7 @@ class BlockManager:
         ]
 
     def announcement(self) -> list[CacheEvent]:
-        """Events that tell a mirror in whatever state all that is cached now."""
+        """Events that bring a mirror, in whatever state, to all that is cached now."""
         return announcement(self._cache.full_blocks())
 
     def check_integrity(self) -> None:
@@ -432,8 +432,8 @@ class BlockManager:
             self._copies[destination] = source
 
     def _keep_tail(self, block: int, tail: PartialBlock, after: int | None) -> None:
-        kept, superseded = self._cache.store_partial(block, tail, after)
-        if kept:
+        is_stored, superseded = self._cache.store_partial(block, tail, after)
+        if is_stored:
             self._free.put_cached(block)
         else:
             self._free.put_empty(block)

@@ -40,7 +40,7 @@ MAX_TENANTS = 64
 class _Account:
     """One tenant's blocks: how many count for it, and which of them are cached and idle."""
 
-    tenant: str | None  # None: everybody beyond `MAX_TENANTS`
+    tenant: str | None  # None: all tenants beyond `MAX_TENANTS`
     num_blocks: int = 0
     idle: OrderedDict[int, int] = field(default_factory=OrderedDict)  # block → stamp, oldest first
 
@@ -68,12 +68,12 @@ class FreeQueue:
         self.last_loser = ""  # the tenant for which the cached block counted that was taken last
 
     def __len__(self) -> int:
-        """How many blocks are idle."""
+        """The number of idle blocks."""
         return self._num_idle
 
     @property
     def num_empty(self) -> int:
-        """How many of them cache nothing; these are taken first."""
+        """The number of idle blocks that cache nothing; they are taken first."""
         return len(self._empty)
 
     def __iter__(self) -> Iterator[int]:
@@ -133,7 +133,7 @@ class FreeQueue:
         self._empty.append(block)
 
     def num_blocks_of(self, tenant: str) -> int:
-        """How many held or cached blocks count for a tenant that has an account of its own."""
+        """The number of held or cached blocks of a tenant that has an account of its own."""
         account = self._accounts.get(tenant if self._fair else "")
         return account.num_blocks if account is not None else 0
 

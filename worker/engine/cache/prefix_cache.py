@@ -2,7 +2,7 @@
 
 Theory of operation
 -------------------
-A *full* block is cached under its digest. As a digest says what stands in the block and, through
+A *full* block is cached under its digest. As a digest names the contents of the block and, through
 its parent, everything before it, a chain of digests that are all present is a prefix whose KV is
 there. That holds only as long as a digest stands for one lineage. So the cache keeps a `_Name` for
 each digest, and keeps it as long as a block has that content *or anything cached comes after it*:
@@ -64,7 +64,7 @@ class PrefixCache:
         self.num_collisions = 0
 
     def holds(self, block: int) -> bool:
-        """Whether a block has contents that can be hit."""
+        """True if a block has contents that can be hit."""
         return self._contents[block] is not None
 
     def find_chain(self, chain: Sequence[BlockHash]) -> list[int]:
@@ -187,7 +187,7 @@ class PrefixCache:
             self._events.append(event)
 
     def take_events(self) -> list[CacheEvent]:
-        """What changed since the last call, in the order in which it happened."""
+        """The changes since the last call, in order."""
         events, self._events = self._events, []
         return events
 
@@ -223,7 +223,7 @@ class PrefixCache:
         children = dict.fromkeys(self._names, 0)
         for digest, name in self._names.items():
             if name.content.digest != digest:
-                raise IntegrityError("a name stands under a digest not its own")
+                raise IntegrityError("a content is filed under a digest not its own")
             self._count_child(children, name.content.parent)
         for content in partial.values():
             self._count_child(children, content.parent)

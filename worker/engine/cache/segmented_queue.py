@@ -33,12 +33,12 @@ class SegmentedQueue:
         self.last_loser = ""
 
     def __len__(self) -> int:
-        """How many slots are idle."""
+        """The number of idle slots."""
         return len(self._empty) + sum(map(len, self._levels))
 
     @property
     def num_empty(self) -> int:
-        """How many of them hold nothing; these are taken first."""
+        """The number of idle slots that hold nothing; they are taken first."""
         return len(self._empty)
 
     def coldest(self) -> int | None:

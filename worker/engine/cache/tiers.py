@@ -1,13 +1,11 @@
 """Tiers below the device: what the prefix cache evicts goes to host memory, and from there to disk.
 
-Theory of operation
--------------------
-The host tier is a number of slots, each the size of a block. When the block manager throws a
-content out, the step that takes its block copies it to a slot first (`save`, then
-`SchedulerOutput.kv_saves`). When a waiting sequence continues in the host tier where the prefix
-cache ends, the step that admits it loads those slots into its blocks, just as KV that has arrived
-from another engine. So the block manager knows of no tier, no step waits, and the order of steps
-makes all of it safe:
+Theory of operation ------------------- The host tier is a number of slots, each the size of a
+block. When the block manager evicts a content, the step that takes its block copies it to a slot
+first (`save`, then `SchedulerOutput.kv_saves`). When a waiting sequence continues in the host tier
+where the prefix cache ends, the step that admits it loads those slots into its blocks, just as KV
+that has arrived from another engine. So the block manager knows no tier, no step waits, and the
+order of steps makes it safe:
 
 - Steps run one after the other, and within one the saves are read first, then loads are written. A
   slot can be loaded by the step that fills it, or by any later one.
@@ -20,13 +18,12 @@ eviction counts as a hit; of what is evicted together the tail of a chain goes f
 
 Below that is the disk. When fewer slots are free than the most that a step has saved, or than an
 eighth, the coldest are written to disk by a thread, and free when that is done; meanwhile they are
-held, and still hits. A slot is only written when a
-step behind the one that fills it has ended: then its bytes are there, on any device. A slot that
-must give way before that is lost. A sequence whose next blocks are on disk waits without blocks
-while a thread reads them, like one whose KV comes from another engine. What cannot be read, or not
-in time, is computed.
+held, and still hits. A slot is only written when a step behind the one that fills it has ended:
+then its bytes are there, on any device. The content of a slot that must give way before that is
+lost. A sequence whose next blocks are on disk waits without blocks while a thread reads them, like
+one whose KV comes from another engine. Blocks that cannot be read in time are computed.
 
-What an adapter computed stays off the disk: the files behind its name may be others by the next
+KV of adapters stays off the disk: the files behind an adapter's name may be others at the next
 start.
 """
 
@@ -52,7 +49,7 @@ from worker.types import KvSave, TierStats
 
 logger = logging.getLogger(__name__)
 
-# One of so many slots of the host is kept free by writing others to disk.
+# One of this number of host slots stays free: others are written to disk.
 _FREE_SHARE = 8
 
 
@@ -69,7 +66,7 @@ class Disk(Protocol):
 
     @property
     def is_stuck(self) -> bool:
-        """Whether a read takes so long that others should not be begun."""
+        """True if a read takes so long that others should not be begun."""
         ...
 
     def write(self, slot: int, block: StoredBlock, data: memoryview, generation: int) -> None:
@@ -85,7 +82,7 @@ class Disk(Protocol):
         ...
 
     def take_reports(self) -> Seq[Written | Found | Lost | Left]:
-        """What has happened since the last call."""
+        """The events since the last call."""
         ...
 
     def close(self) -> None:
@@ -94,7 +91,7 @@ class Disk(Protocol):
 
 
 class _Tier:
-    """Sole owner of the contents of some slots, of their order and of the events that tell them."""
+    """Sole owner of the contents of some slots, of their order and of the events about them."""
 
     def __init__(
         self, num_slots: int, policy: str, medium: str, record: Callable[[CacheEvent], None]
@@ -137,7 +134,7 @@ class _Tier:
         self._record(self._event(content, is_first))
 
     def forget(self, slot: int) -> BlockHash | None:
-        """What a slot held, which it holds no more; the order does not change."""
+        """Remove the content of a slot and return it; the order does not change."""
         content = self.contents.pop(slot, None)
         if content is not None:
             del self.slots[content.digest]
@@ -154,7 +151,7 @@ class _Tier:
             raise IntegrityError(f"tier {self._medium} miscounts its empty slots")
 
     def events(self, root: bytes) -> dict[bytes, tuple[BlockHash, CacheEvent]]:
-        """For each digest its content, and the event that tells of it."""
+        """Each content by its digest, with the event that reports it."""
         return {c.digest: (c, self._event(c, c.parent == root)) for c in self.contents.values()}
 
     def _event(self, content: BlockHash, is_first: bool) -> BlocksStored:
@@ -206,7 +203,7 @@ class Tiers:
         return tuple(slots)
 
     def peek(self, chain: Iterable[BlockHash]) -> list[memoryview]:
-        """What the host has of the longest beginning of `chain`, where its bytes are there already.
+        """The longest beginning of `chain` in host memory, as far as its bytes are there already.
         Valid until the next step is scheduled.
         """
         slots = self.find(chain)
@@ -214,11 +211,11 @@ class Tiers:
         return [self._view(slot) for slot in there]
 
     def is_on_disk(self, content: BlockHash) -> bool:
-        """Whether a block can be read from there."""
+        """True if a block can be read from there."""
         return self._disk is not None and self._on_disk.find(content) is not None
 
     def load(self, slots: Seq[int]) -> list[memoryview]:
-        """What the step being scheduled loads."""
+        """Load slots in the step that is being scheduled; the memory that it reads."""
         for slot in reversed(slots):  # the tail of the chain gives way first
             if slot not in self._loading and slot not in self._writing:
                 self._host.order.touch(slot)
@@ -249,7 +246,7 @@ class Tiers:
     # ---- steps ------------------------------------------------------------------------------
 
     def save(self, evicted: Seq[Evicted], step: int) -> tuple[KvSave, ...]:
-        """What step `step`, which is scheduled now, saves of what its blocks held."""
+        """The saves of step `step`, which is being scheduled: evicted contents and their slots."""
         host = self._host
         blocks: list[int] = []
         slots: list[int] = []
@@ -293,7 +290,7 @@ class Tiers:
                 self._left(report)
 
     def reset(self) -> None:
-        """Forget everything, on disk too. Call `announce` when that was told."""
+        """Forget everything, on disk too. Call `announce` once that was reported."""
         if self._disk is not None:
             writing = (self._host.contents.get(slot) for slot in self._writing)
             gone = [*self._on_disk.contents.values(), *(c for c in writing if c is not None)]
@@ -311,15 +308,15 @@ class Tiers:
         self._forget()
 
     def announce(self) -> list[CacheEvent]:
-        """Events that tell everything that is here, parents before children."""
-        told: dict[bytes, list[CacheEvent]] = {}
+        """Events that report every content of the tiers, parents before children."""
+        events: dict[bytes, list[CacheEvent]] = {}
         contents: dict[bytes, BlockHash] = {}
         for tier in (self._host, self._on_disk):
             for digest, (content, event) in tier.events(self._root).items():
                 contents[digest] = content
-                told.setdefault(digest, []).append(event)
+                events.setdefault(digest, []).append(event)
         ordered = _parents_first(contents.values())
-        return [event for content in ordered for event in told[content.digest]]
+        return [event for content in ordered for event in events[content.digest]]
 
     def close(self) -> None:
         """End the disk's threads. Idempotent."""
@@ -328,11 +325,11 @@ class Tiers:
 
     @property
     def totals(self) -> tuple[int, ...]:
-        """What changes while the engine has nothing to do."""
+        """The counts that change while the engine is idle."""
         return len(self._on_disk.contents), *self._disk_counts()
 
     def stats(self) -> TierStats:
-        """What there is in the tiers, and what was done."""
+        """Contents of the tiers, and traffic since start."""
         written, read, failures = self._disk_counts()
         return TierStats(
             host_blocks=len(self._host.contents),
@@ -374,8 +371,8 @@ class Tiers:
                 return
             content = host.contents[slot]
             place = None
-            is_kept_off = key_of(content.extra, "lora") is not None
-            if content.digest not in self._on_disk.slots and not is_kept_off:
+            is_adapters = key_of(content.extra, "lora") is not None
+            if content.digest not in self._on_disk.slots and not is_adapters:
                 place, loser = self._on_disk.take(host.tenants[slot])
                 if loser is not None:
                     disk.delete([loser.digest])
@@ -402,19 +399,19 @@ class Tiers:
 
     def _found(self, contents: Seq[BlockHash]) -> None:
         # Nothing, where all was forgotten before it was found.
-        num_kept = 0 if self._generation else len(self._on_disk.order)
-        superfluous = contents[: max(0, len(contents) - num_kept)]
+        num_places = 0 if self._generation else len(self._on_disk.order)
+        superfluous = contents[: max(0, len(contents) - num_places)]
         if superfluous and self._disk is not None:
             self._disk.delete([content.digest for content in superfluous])
-        kept = contents[len(superfluous) :]
+        rest = contents[len(superfluous) :]
         places = {}
-        for content in _parents_first(kept):
+        for content in _parents_first(rest):
             if content.digest not in self._on_disk.slots:
                 place, _ = self._on_disk.take("")
                 if place is not None:
                     self._on_disk.put(place, content, content.parent == self._root)
                     places[content.digest] = place
-        for content in kept:
+        for content in rest:
             if content.digest in places:
                 self._on_disk.order.put_cached(places[content.digest])
 

@@ -201,7 +201,7 @@ class OutputText:
 
     @property
     def is_empty(self) -> bool:
-        """Whether every output is gone."""
+        """True if every output is gone."""
         return self._gone - self._start == len(self.text) and not self._coming
 
     @property

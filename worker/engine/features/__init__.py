@@ -1,7 +1,10 @@
-"""What attaches to the scheduler; nothing here is imported by it.
+"""Features that attach to the scheduler, which imports their interface alone.
 
-adapters          LoRA adapters and their slots on the device
-beam_sequences    beam searches: the sequences that hold live beams
-remote_kv         KV taken from other engines, and kept for them
-speculation       drafts: where they come from and how many a step verifies
+    interface         the hooks of a feature
+    adapters          LoRA adapters and their slots on the device
+
+remote_kv         KV fetched from other engines, and exported for them
+    grammars          outputs that must match a grammar
+    tiered_cache      tiers below the prefix cache
+    speculation       drafts: where they come from and how many a step verifies
 """

@@ -1,13 +1,11 @@
-"""Which LoRA adapters are where: read from files into the host's memory, and from there into slots
-of the device.
+"""LoRA adapters: read from files into the host's memory, and from there into slots of the device.
 
-Theory of operation
--------------------
-A step runs sequences of as many adapters as there are slots. An adapter keeps its slot while a
-sequence runs with it, and longer, until the slot is wanted for another: the one that was used least
-recently gives way. A sequence whose adapter has no slot is passed over when others are admitted,
-and holds no blocks meanwhile; the one that finds a slot but not the adapter has it read first. Only
-as many are read as could have a slot, so that no two throw each other out again and again.
+Theory of operation ------------------- A step runs sequences of as many adapters as there are
+slots. An adapter keeps its slot while a sequence runs with it, and longer, until the slot is wanted
+for another: the one that was used least recently gives way. A sequence whose adapter has no slot is
+passed over when others are admitted, and holds no blocks meanwhile; one that finds a slot but not
+the adapter has the adapter read first. Only as many are read as could have a slot, so that no two
+evict each other again and again.
 
 The host keeps the adapters that were used last, up to a number of its own; slots do not count.
 """
@@ -29,7 +27,7 @@ from worker.types import Adapter, AdapterStats
 
 
 class Access(Enum):
-    """Whether a sequence can have its adapter now."""
+    """True if a sequence can have its adapter now."""
 
     READY = auto()  # in a slot, or there is one for it
     READING = auto()
@@ -59,7 +57,7 @@ class AdapterSlots:
         return tuple(adapter.name for _, adapter in sorted(self._slots.values(), key=_slot))
 
     def is_missing(self, adapter: Adapter) -> bool:
-        """Whether it is neither in a slot nor read."""
+        """True if it is neither in a slot nor read."""
         held = self._held.get(adapter.number)
         return adapter.number not in self._slots and (held is None or not held.done())
 
@@ -69,7 +67,7 @@ class AdapterSlots:
         return next((adapter for adapter in loaded if adapter.digest == digest), None)
 
     def load(self, adapter: Adapter) -> Future[Any]:
-        """Have an adapter in the host's memory, whether or not a sequence wants it."""
+        """Read an adapter into the host's memory, whether or not a sequence wants it."""
         held = self._held.get(adapter.number)
         if held is None:
             self._make_room()
@@ -78,8 +76,8 @@ class AdapterSlots:
         return held
 
     def place(self, adapter: Adapter, users: Collection[int]) -> Access:
-        """Whether a sequence could run with an adapter in the next step. If all it lacks is to be
-        read, that begins.
+        """True if a sequence could run with an adapter in the next step. If it only has to be read,
+        that begins.
         """
         number = adapter.number
         if number in self._slots:
@@ -99,7 +97,9 @@ class AdapterSlots:
         return str(self._held.pop(adapter.number).exception())
 
     def take(self, adapter: Adapter, users: Collection[int]) -> int:
-        """The slot of an adapter that is ready, from now on its own while one of `users`."""
+        """The slot of an adapter that is ready; it stays the adapter's while that is one of
+        `users`.
+        """
         number = adapter.number
         if number not in self._slots:
             slot = self._free.pop() if self._free else self._evict(users)
@@ -109,17 +109,17 @@ class AdapterSlots:
         return self._slots[number][0]
 
     def take_puts(self) -> tuple[tuple[int, Any], ...]:
-        """What has to be put into slots before the next step, once."""
+        """Adapters to put into slots before the next step; each is returned once."""
         puts, self._puts = tuple(self._puts.items()), {}
         return puts
 
     def give_up(self, adapter: Adapter) -> None:
-        """No request will ask for it any more; `prune` frees what it takes."""
+        """Accept no more requests for an adapter; `prune` frees its memory."""
         self._given_up.add(adapter.number)
 
     @property
     def has_given_up(self) -> bool:
-        """Whether there may be anything to prune."""
+        """True if there may be anything to prune."""
         return bool(self._given_up)
 
     def prune(self, wanted: Collection[int]) -> None:
@@ -173,7 +173,7 @@ class Adapters(Feature):
         self._max_bypasses = state.limits.max_bypasses
 
     def waits(self, sequence: Sequence) -> bool:
-        """Whether the adapter is still to be read."""
+        """True if the adapter is still to be read."""
         adapter = sequence.request.adapter
         return adapter is not None and self.slots.is_missing(adapter)
 
@@ -184,7 +184,7 @@ class Adapters(Feature):
             self._prune()
 
     def may_join(self, sequence: Sequence) -> bool:
-        """Whether the adapter is in a slot or there is one for it. Sequences with other adapters
+        """True if the adapter is in a slot or there is one for it. Sequences with other adapters
         pass one that has no slot `max_bypasses` times.
         """
         adapter = sequence.request.adapter

@@ -21,7 +21,7 @@ class ConstrainedOutputs(Feature):
             sequence.grammar = self.grammars.compile(sequence.request.params.grammar)
 
     def waits(self, sequence: Sequence) -> bool:
-        """Whether the grammar is still being compiled."""
+        """True if the grammar is still being compiled."""
         return sequence.grammar is not None and not sequence.grammar.done()
 
     def admitted(self, sequence: Sequence) -> None:

@@ -49,14 +49,14 @@ class Feature:
         """A request was accepted; it is not in line yet."""
 
     def waits(self, sequence: Sequence) -> bool:
-        """Whether a waiting sequence lacks something that comes from outside the scheduler."""
+        """True if a waiting sequence lacks something that comes from outside the scheduler."""
         return False
 
     def hand_over(self, request_id: str) -> None:
         """An answer is about to be aborted because another engine continues it."""
 
     def offer(self, sequence: Sequence) -> KvOffer | None:
-        """A running sequence has its whole answer: where its KV can be had, if that is kept."""
+        """A running sequence has its whole answer: the offer of its KV, if that is exported."""
         return None
 
     def ended(self, sequence: Sequence, is_sound: bool) -> None:
@@ -70,7 +70,7 @@ class Feature:
         """The line is about to be walked."""
 
     def may_join(self, sequence: Sequence) -> bool:
-        """Whether a waiting sequence can take part in the next step, as far as this feature is
+        """True if a waiting sequence can take part in the next step, as far as this feature is
         concerned. May begin to load what the sequence needs. Not called if an earlier feature said
         no.
         """
@@ -89,7 +89,7 @@ class Feature:
         """The next step is about to be planned, or nothing runs."""
 
     def must_wait(self, step: StepInFlight) -> bool:
-        """Whether the next step cannot be planned before the results of `step` are there."""
+        """True if the next step cannot be planned before the results of `step` are there."""
         return False
 
     def plan(self, plan: StepPlan) -> None:
@@ -109,7 +109,7 @@ class Feature:
 
     @property
     def has_promised(self) -> bool:
-        """Whether the engine must stay awake because another engine will ask for its KV."""
+        """True if the engine must stay awake because another engine will ask for its KV."""
         return False
 
     def leave_model(self) -> None:
@@ -131,12 +131,12 @@ class BackgroundFeature(Feature):
 
     @property
     def is_asked(self) -> bool:
-        """Whether `before_step` has something to do, or will have once a disk has been read."""
+        """True if `before_step` has something to do, or will have once a disk has been read."""
         return False
 
     @property
     def is_reading(self) -> bool:
-        """Whether an answer to another engine waits for a disk."""
+        """True if an answer to another engine waits for a disk."""
         return False
 
     @property

@@ -1,4 +1,4 @@
-"""KV of other engines, as the scheduler sees it: what to ask for, what has come, what to keep."""
+"""KV of other engines, attached to the scheduler: what to fetch, and what to export."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class KvConnector(Protocol):
 
     @property
     def num_expired(self) -> int:
-        """What was kept and not taken."""
+        """The number of exports and promises that were not fetched."""
         ...
 
     def has_room(self, num_tokens: int) -> bool:
-        """Whether KV of so many tokens can be kept."""
+        """True if KV of `num_tokens` tokens can be exported."""
         ...
 
     def keep(
@@ -41,43 +41,41 @@ class KvConnector(Protocol):
         blocks: tuple[int, ...],
         name: str | None = None,
     ) -> KvOffer | None:
-        """Keep KV for another engine, as `name` if that is given; where it can be had. None: it
-        cannot be kept.
-        """
+        """Export KV for another engine, as `name` if that is given. None: there is no room."""
         ...
 
     def pull(self, source: KvSource, digest: bytes, start: int) -> Pull:
-        """Begin to take KV from token `start` on."""
+        """Begin to fetch exported KV from token `start` on."""
         ...
 
     def ask(self, peer: KvPeer, wanted: WantedKv) -> Pull:
-        """Begin to take what another engine's caches have."""
+        """Begin to fetch cached KV of another engine."""
         ...
 
     @property
     def has_questions(self) -> bool:
-        """Whether another engine asks."""
+        """True if another engine asks."""
         ...
 
     def next_question(self) -> KvQuestion | None:
-        """What it asks of the caches here."""
+        """The oldest question that another engine waits on."""
         ...
 
     def lend(self, question: KvQuestion, num_tokens: int) -> bool:
-        """Whether there is room for so many tokens of an answer."""
+        """True if there is room for `num_tokens` tokens of an answer."""
         ...
 
     def promise(self, name: str) -> None:
-        """Another engine will ask for a sequence that ends here."""
+        """Reserve: a peer will fetch this sequence's cached KV."""
         ...
 
     @property
     def num_promised(self) -> int:
-        """Promises that are open."""
+        """The number of open promises."""
         ...
 
     def leave_model(self) -> None:
-        """The weights may be others from now on: give and take nothing."""
+        """Give and take nothing: the weights may be others from now on."""
         ...
 
     @property
@@ -103,7 +101,7 @@ class _Reading:
     pull: Pull | None
 
     def data(self) -> memoryview | None:
-        """From the first token that was asked for on; None: nothing."""
+        """The KV from the first token that was asked for; None: there is none."""
         if not self.num_tokens:
             return None
         is_whole = self.pull is None and len(self.parts) == 1
@@ -112,7 +110,7 @@ class _Reading:
         return data[num_before * (data.nbytes // self.num_tokens) :]
 
     def close(self) -> None:
-        """What the disk has read is not needed any more."""
+        """Drop the blocks that a disk is reading."""
         if self.pull is not None:
             self.pull.close()
 
@@ -147,7 +145,7 @@ class RemoteKv(BackgroundFeature):
 
     @property
     def totals(self) -> tuple[int, ...]:
-        """The connector's counts."""
+        """Transfers since start: expired, then as `TransferCounts` has them."""
         return (self._connector.num_expired, *dataclasses.astuple(self._connector.counts))
 
     def stats(self) -> dict[str, Any]:
@@ -166,7 +164,6 @@ class RemoteKv(BackgroundFeature):
         self._connector.leave_model()
 
     def close(self) -> None:
-        """End all transfers."""
         self._connector.close()
 
     def hand_over(self, request_id: str) -> None:
@@ -174,22 +171,22 @@ class RemoteKv(BackgroundFeature):
         self._connector.promise(request_id)
 
     def waits(self, sequence: Sequence) -> bool:
-        """Whether KV is on its way to the sequence."""
+        """True if KV is on its way to the sequence."""
         return sequence.is_awaiting_kv
 
     @property
     def is_asked(self) -> bool:
-        """Whether another engine asks, or waits for a disk."""
+        """True if another engine asks, or waits for a disk."""
         return self._connector.has_questions or self.is_reading
 
     @property
     def is_reading(self) -> bool:
-        """Whether an answer waits for a disk."""
+        """True if an answer waits for a disk."""
         return bool(self._reading)
 
     @property
     def has_promised(self) -> bool:
-        """Whether another engine will ask for what is here."""
+        """True if another engine will ask for what is here."""
         return self._connector.num_promised > 0
 
     def add(self, sequence: Sequence) -> None:
@@ -213,7 +210,7 @@ class RemoteKv(BackgroundFeature):
         start = num_local // self._block_size * self._block_size
         is_short = len(token_ids) - 1 - num_local < self._block_size
         if is_on_disk or is_short or sequence.num_readable < len(token_ids):
-            if peer.promise:  # nothing of it is needed
+            if peer.promise:  # the peer holds KV that is not needed
                 wanted = WantedKv(token_ids, len(token_ids), request.cache_salt, adapter)
                 self._connector.ask(peer, wanted)
             return 0
@@ -229,7 +226,7 @@ class RemoteKv(BackgroundFeature):
         is_read = sequence.num_readable >= sequence.num_prompt >= source.num_tokens
         digest = _digest(sequence, min(source.num_tokens, sequence.num_prompt))
         if not is_read or end - num_local < self._block_size:
-            # Nothing of it is needed, which its keeper is told.
+            # No token of it is needed: the exporter frees it.
             self._connector.pull(source, digest, source.num_tokens)
             return 0
         start = num_local // self._block_size * self._block_size
@@ -299,7 +296,7 @@ class RemoteKv(BackgroundFeature):
             self._reading.append(reading)
 
     def _take_in(self, reading: _Reading) -> None:
-        """A disk was read, or the other engine has left."""
+        """Answer a question whose disk was read, or whose peer has disconnected."""
         pull = reading.pull
         part = None if pull is None else pull.part
         if part is not None and self._connector.lend(reading.question, part.end - part.start):

@@ -1,11 +1,10 @@
-"""Speculation: where drafts come from, how many are verified, and how that went.
+"""Speculation: the source of drafts, how many are verified, and the count of both.
 
-Theory of operation
--------------------
-Drafts come from one of two places. A *drafter* that guesses from tokens alone is asked when a step
-is planned. The executor's own (a draft model, a trained head) is told with a step how many drafts
-to make, and they come with the step's result; they are kept here until the sequence is planned
-again, and are of use only if it still stands where it stood.
+Theory of operation ------------------- Drafts come from one of two places. A *drafter* that guesses
+from tokens alone is asked when a step is planned. The executor's own (a draft model, a trained
+head) gets the number of drafts to make with a step, and returns them with its result; they are
+stored here until the sequence is planned again, and are used only if its last token is still the
+same.
 
 What a grammar forces comes before what a drafter that guesses from tokens proposes, and of its
 proposals the grammar keeps those that may follow. Without any drafter there is what grammars force
@@ -13,9 +12,9 @@ proposals the grammar keeps those that may follow. Without any drafter there is 
 ever, and nothing is lost for constrained ones, whose masks wait for each step's tokens anyway.
 
 Nothing that a drafter does changes an answer: the executor verifies every draft against what it
-would have drawn anyway. So a drafter is not trusted either. One that raises is done with for that
-sequence; what it proposes is cut at the first thing that is no token. One that raises when it is to
-learn is not told to learn again.
+would have drawn anyway. So a drafter is not trusted either. One that raises is not asked again for
+that sequence; its proposals are cut at the first invalid token. One that raises while learning is
+not asked to learn again.
 
 A drafter learns from outputs a few tokens a step, so that no step waits for all that ended with the
 one before it. The more sequences decode, the more comes, and the longer steps are: so it grows.
@@ -23,12 +22,12 @@ one before it. The more sequences decode, the more comes, and the longer steps a
 Drafts that were themselves drawn from a distribution are verified against that distribution, which
 is exact only if whether a draft is verified does not depend on which token it is. How many are
 verified depends on their number, on what was accepted before, and on their confidences: so those
-of drawn drafts must be constant (see `ops.draft`). Those of all others may tell what they like.
+of drawn drafts must be constant (see `ops.draft`). Other drafters may report any confidence.
 
-Drafts take nothing from anybody who runs or can be admitted. They come after everybody's share, out
-of what is left of the token budget. They take a block only while one block stays free for each
-sequence that runs; else they are cut to what fits in the blocks that are there. None is preempted
-for them. What room they took and did not need is given back when the step's results are there, so
+Drafting never delays a running or admissible sequence. Drafts come after all shares, out of the
+rest of the token budget. They take a block only while one block stays free for each sequence that
+runs; else they are cut to what fits in the blocks that are there. No sequence is preempted for
+them. Room that they took and did not need is given back when the step's results are there, so
 between steps no sequence holds more than without drafts. No drafts are made that the step after has
 no room to verify.
 
@@ -37,7 +36,7 @@ use only blocks that cache nothing. That one block they may take from the cache'
 tokens before the sequence would: a cache in use has no empty blocks, and drafts that stop at each
 block's end are a tenth to a third fewer tokens a step (measured, blocks of 16). It comes back empty
 and is taken first by the next that needs one. So drafts have never emptied more blocks than one for
-each sequence that can run at a time, and a sequence that goes on takes its own anyway.
+each sequence that can run at a time, and a sequence that continues takes its own anyway.
 
 How many tokens a sequence has after a step with drafts is known only with its results; so is what a
 device drafter made. Nothing is scheduled before that. While drafts may be worth it in the next
@@ -78,12 +77,12 @@ JUMP_FORWARD = SpeculativeConfig("grammar", 16, enable_adaptive_verification=Fal
 
 
 class Speculation(Feature):
-    """Sole owner of the drafter, of drafts not used yet, and of what is counted about all of them.
+    """Sole owner of the drafter, of unused drafts, and of the counts of all drafts.
 
-    `drafter` None, with `has_device_drafter`: the executor makes the drafts; without: there are
-    those that grammars force. Drafts of ids that are
-    not below `vocab_size` are refused; None: whatever is not negative is a token. `costs` are step
-    times measured at start; None: they are learned from the first steps on.
+    `drafter` None, with `has_device_drafter`: the executor makes the drafts; without: the only
+    drafts are those that grammars force. Drafts of ids that are not below `vocab_size` are refused;
+    None: every id that is not negative is a token. `costs` are step times measured at start; None:
+    they are learned from the first steps on.
     """
 
     name = "speculation"
@@ -101,7 +100,7 @@ class Speculation(Feature):
         self._has_device_drafter = has_device_drafter
         self._vocab_size = math.inf if vocab_size is None else vocab_size
         self._lengths = DraftLengths(config, costs, has_device_drafter)
-        self._kept: dict[int, Drafts] = {}  # from the device, not used yet
+        self._unused: dict[int, Drafts] = {}  # from the device, not used yet
         self._given_up: set[int] = set()  # sequences for which the drafter raised
         self._faulted: set[int] = set()  # sequences of whose drafter something was logged
         self._failed_tasks: set[str] = set()  # what the drafter raised at, sequences aside
@@ -118,7 +117,7 @@ class Speculation(Feature):
     # ---- planning ---------------------------------------------------------------------------
 
     def must_wait(self, step: StepInFlight) -> bool:
-        """Whether the results of the step in flight are needed to schedule the next one."""
+        """True if the results of the step in flight are needed to schedule the next one."""
         if step.looks_ahead:
             return True
         decoding = [s for s in self._live.running if _will_decode(s)]
@@ -143,7 +142,7 @@ class Speculation(Feature):
                 self._draft(plan, sequence, wanted[sequence.seq_id])
 
     def may_draft(self, decoding: Seq[Sequence]) -> bool:
-        """Whether drafts may be verified or made in a step in which these sequences decode."""
+        """True if drafts may be verified or made in a step in which these sequences decode."""
         if not any(self._has_drafter(s) and self._room(s) > 0 for s in decoding):
             return False
         return self._lengths.may_pay([sequence.seq_id for sequence in decoding])
@@ -156,10 +155,10 @@ class Speculation(Feature):
         reach: Callable[[Sequence], float] = lambda _: math.inf,
         is_crowded: bool = False,
     ) -> dict[int, Guess]:
-        """What to verify in a step that runs the last token of each of these sequences, and
-        `num_other_tokens` of prompts; by sequence id. No answer gets longer than it may. There is
-        `room` for so many drafts (None: for all), and for each sequence up to position `reach`.
-        `is_crowded`: others wait for a place.
+        """The drafts to verify in a step that runs the last token of each of these sequences, and
+        `num_other_tokens` of prompts; by sequence id. No answer gets longer than it may. The step
+        has `room` for that many drafts (None: for all), and for each sequence up to position
+        `reach`. `is_crowded`: other sequences wait for admission.
         """
         if room == 0 or not self.may_draft(decoding):
             return {}
@@ -179,8 +178,9 @@ class Speculation(Feature):
     def to_draft(
         self, drawing: Seq[Sequence], num_other_tokens: int, room: int | None = None
     ) -> dict[int, int]:
-        """How many drafts the executor should make after a step that draws a token for each of
-        these sequences; by sequence id. The next step has `room` for so many (None: for all).
+        """The numbers of drafts that the executor should make after a step that draws a token for
+        each of these sequences; by sequence id. The next step has `room` for that many (None: for
+        all).
         """
         if room == 0 or not self._has_device_drafter or not self.may_draft(drawing):
             return {}
@@ -191,7 +191,7 @@ class Speculation(Feature):
     # ---- results ----------------------------------------------------------------------------
 
     def verified(self, sequence: Sequence, guess: Guess, num_accepted: int) -> None:
-        """Of a sequence's drafts the first `num_accepted` stood."""
+        """Count accepted drafts, and learn from them."""
         num_drafts = len(guess.token_ids)
         if sequence.draft_tally is None:
             sequence.draft_tally = DraftTally.up_to(self._most)
@@ -215,13 +215,13 @@ class Speculation(Feature):
 
     def _keep(self, sequence: Sequence, drafts: Drafts) -> None:
         if drafts.position == len(sequence.token_ids):
-            self._kept[sequence.seq_id] = self._checked(sequence, drafts, self._most)
+            self._unused[sequence.seq_id] = self._checked(sequence, drafts, self._most)
 
     def observe_step(
         self, known: tuple[int, int], num_drafts: int, seconds: float, result: ModelOutput
     ) -> None:
-        """A step took `seconds` for `known` tokens (the last ones of sequences; all others) and
-        `num_drafts` drafts.
+        """Learn that a step took `seconds` for `known` tokens (the last ones of sequences; all
+        others) and `num_drafts` drafts.
         """
         num_decoding, num_other = known
         self._num_per_sequence = num_drafts / num_decoding if num_decoding else 0.0
@@ -237,13 +237,13 @@ class Speculation(Feature):
         """Forget the sequence; the drafter learns from a sound one."""
         seq_id = sequence.seq_id
         self._lengths.forget(seq_id)
-        self._kept.pop(seq_id, None)
-        self._tell("the end of a sequence", lambda d: d.end(_context(sequence), is_sound))
+        self._unused.pop(seq_id, None)
+        self._notify("the end of a sequence", lambda d: d.end(_context(sequence), is_sound))
         self._given_up.discard(seq_id)
         self._faulted.discard(seq_id)
 
     def stats(self) -> dict[str, Any]:
-        """How the drafts of all sequences fared."""
+        """The verification of all drafts since start."""
         tally = self._tally
         stats = SpeculationStats(
             tally.num_runs,
@@ -259,7 +259,7 @@ class Speculation(Feature):
         """Raise IntegrityError when drafts hold blocks that they should not, or are remembered for
         a sequence that has ended.
         """
-        remembered = {*self._kept, *self._given_up, *self._faulted}
+        remembered = {*self._unused, *self._given_up, *self._faulted}
         if remembered - {sequence.seq_id for sequence in self._live}:
             raise IntegrityError("drafts are remembered for a sequence that has ended")
         looking_ahead = [step.looks_ahead for step in in_flight]
@@ -273,8 +273,8 @@ class Speculation(Feature):
                 raise IntegrityError(f"sequence {sequence.seq_id} holds room for drafts")
 
     def _room_ahead(self, plan: StepPlan) -> int:
-        """For how many drafts the step after `plan` has room: what it runs besides is known. Who
-        waits takes part in it if only this step's budget kept them waiting.
+        """The number of drafts that the step after `plan` has room for: its other tokens are known.
+        Waiting sequences take part in it if only this step's budget was too small for them.
         """
         planned = {sequence.seq_id: num_tokens for sequence, num_tokens in plan.planned}
         known = 0
@@ -293,8 +293,8 @@ class Speculation(Feature):
             plan.verify(sequence, fitting)
 
     def _draft(self, plan: StepPlan, sequence: Sequence, num_tokens: int) -> None:
-        """Room is for the case that all that is verified stands; one token is drawn behind it, and
-        one more would follow the new drafts.
+        """Reserve room for the case that all verified drafts are accepted; one token is drawn
+        behind them, and one more would follow the new drafts.
         """
         end = len(sequence.token_ids) + plan.num_drafts(sequence) + 1
         most = min(num_tokens, sequence.max_tokens_total - end - 1, self._reach(sequence) - end)
@@ -312,7 +312,7 @@ class Speculation(Feature):
         return sequence.seq_id not in self._given_up
 
     def _room(self, sequence: Sequence) -> int:
-        """The most drafts that can stand: one more token always follows them."""
+        """The most drafts that can be accepted: one more token always follows them."""
         return min(self._most, sequence.max_tokens_total - sequence.num_tokens - 1)
 
     def _drafts_of(self, sequence: Sequence, reach: float) -> Drafts:
@@ -324,9 +324,9 @@ class Speculation(Feature):
             if forced is not None or self._drafter is None:
                 return forced or _NO_DRAFTS
             return _allowed(sequence, self._ask(self._drafter, sequence, limit))
-        drafts = self._kept.get(sequence.seq_id)
+        drafts = self._unused.get(sequence.seq_id)
         if drafts is None or drafts.position != len(sequence.token_ids):
-            self._kept.pop(sequence.seq_id, None)
+            self._unused.pop(sequence.seq_id, None)
             return _NO_DRAFTS
         return Drafts(drafts.position, drafts.token_ids[:limit], drafts.confidences[:limit])
 
@@ -342,19 +342,19 @@ class Speculation(Feature):
         except Exception:
             self._num_failures += 1
             self._given_up.add(sequence.seq_id)
-            logger.exception("sequence %d goes on without its drafter", sequence.seq_id)
+            logger.exception("sequence %d continues without its drafter", sequence.seq_id)
             return _NO_DRAFTS
 
     def _learn(self, num_tokens: int) -> None:
         if "learning" not in self._failed_tasks:
-            self._tell("learning", lambda drafter: drafter.learn(num_tokens))
+            self._notify("learning", lambda drafter: drafter.learn(num_tokens))
 
-    def _tell(self, task: str, tell: Callable[[Drafter], None]) -> None:
-        """Tell the drafter something. Of failures the first of each task is logged, all count."""
+    def _notify(self, task: str, call: Callable[[Drafter], None]) -> None:
+        """Call the drafter. All failures are counted; the first of each task is logged."""
         if self._drafter is None:
             return
         try:
-            tell(self._drafter)
+            call(self._drafter)
         except Exception:
             self._num_failures += 1
             if task not in self._failed_tasks:
@@ -362,7 +362,7 @@ class Speculation(Feature):
                 logger.exception("the drafter failed at %s; from now on that only counts", task)
 
     def _checked(self, sequence: Sequence, drafts: Drafts, limit: int) -> Drafts:
-        """The drafts up to the first that is none, `limit` at most."""
+        """The drafts up to the first invalid one, `limit` at most."""
         num_sound = 0
         for token, confidence in zip(drafts.token_ids, drafts.confidences, strict=False):
             if type(token) is not int or not 0 <= token < self._vocab_size:
@@ -389,7 +389,9 @@ def _context(sequence: Sequence) -> DraftContext:
 
 
 def _forced(sequence: Sequence, limit: int) -> Drafts | None:
-    """What the sequence's grammar leaves no choice about; None where it does. They always stand."""
+    """The tokens that the sequence's grammar forces; None if it leaves a choice. They are always
+    accepted.
+    """
     if sequence.matcher is None:
         return None
     tokens = tuple(sequence.matcher.forced(sequence.token_ids[sequence.num_prompt :])[:limit])
@@ -408,6 +410,6 @@ def _allowed(sequence: Sequence, drafts: Drafts) -> Drafts:
 
 
 def _will_decode(sequence: Sequence) -> bool:
-    """Whether a running sequence's next share, once the step in flight has ended, is one token."""
+    """True if a running sequence's next share, once the step in flight has ended, is one token."""
     begun = sequence.num_outputs or sequence.num_pending
     return bool(begun) and sequence.num_unscheduled == 1

@@ -33,7 +33,7 @@ class TieredCache(BackgroundFeature):
         self.tiers = state.kv.tiers = self._make(state.kv.root, state.kv.blocks.record)
 
     def waits(self, sequence: Sequence) -> bool:
-        """Whether a disk is being read for the sequence."""
+        """True if a disk is being read for the sequence."""
         return sequence.is_awaiting_kv
 
     def before_step(self) -> None:

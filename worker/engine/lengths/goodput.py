@@ -86,7 +86,7 @@ class DraftLengths:
         return len(self._tracks)
 
     def may_pay(self, seq_ids: Sequence[int]) -> bool:
-        """Whether drafts may be verified, made or tried in the next step, were these sequences
+        """True if drafts may be verified, made or tried in the next step, were these sequences
         (all that decode) in it. False: that step can be scheduled ahead.
         """
         if not seq_ids or not self._limit(len(seq_ids)):
@@ -268,7 +268,7 @@ class DraftLengths:
         return best
 
     def _note(self, pays: bool) -> None:
-        """Whether drafts pay in this step."""
+        """True if drafts pay in this step."""
         self._pays = pays
         if pays:
             self._try_at, self._try_distance = min(self._try_at, self._now + 4), 1

@@ -63,7 +63,7 @@ _Batch = tuple[int, float, Sequence[CacheEvent]]  # number, wall-clock seconds, 
 
 
 def publishes(config: KvEventsConfig) -> bool:
-    """Whether a configuration asks for a publisher at all."""
+    """True if a configuration asks for a publisher at all."""
     return config.enable_kv_cache_events and config.publisher != "null"
 
 

@@ -4,14 +4,14 @@ Theory of operation
 -------------------
 The line is walked in order (of arrival within a priority, or of the longest cached prefix) until
 the step's budget or the seats are used up. A sequence that does not fit is passed over: later ones
-may be admitted before it, `max_bypasses` times in its life, then none is until it fits. Only
+may be admitted before it, `max_bypasses` times in its life, then no sequence is until it fits. Only
 sequences of the same priority pass each other this way. A step passes over `max_bypasses` at most,
-since looking at one costs a look-up of its whole prompt.
+since each costs a look-up of its whole prompt.
 
 A sequence that shares a long beginning with one whose prompt is being run right now is deferred:
-when the other's blocks are sealed it finds them in the cache instead of computing them again. That
-is decided anew in every step, from who runs at that moment, so an end, an abort or a preemption of
-the other sets it free; and the one it waits for runs, so it makes progress.
+when the other's blocks are sealed it finds them in the cache instead of computing them again. The
+decision is taken anew in every step from the running sequences, so an end, an abort or a preemption
+of the other sets it free; and the sequence that it waits for runs, so it makes progress.
 
 A sequence that waits for a feature is passed over and holds up no other: its grammar is being
 compiled, its adapter is being read, its KV is on its way from another engine or a disk. KV that has
@@ -41,7 +41,7 @@ MAX_DEFERRED = 16
 
 
 class PauseState(Enum):
-    """What may be scheduled: everything, only what has begun, nothing (vLLM's states)."""
+    """vLLM's pause states: everything may be scheduled, only what has begun, nothing."""
 
     UNPAUSED = auto()
     PAUSED_NEW = auto()
@@ -88,7 +88,7 @@ class Admitter:
         for feature in self._features:
             feature.begin_admission()
         if plan.budget <= 0 or live.num_running >= plan.max_num_seqs:
-            return  # none can join, so the order of the line does not matter
+            return  # no sequence can join, so the order of the line does not matter
         prefilling = [s for s in live.running if s.num_written < s.num_prompt]
         walk = _Walk(now, prefilling)
         for sequence in self._in_order():
@@ -117,7 +117,7 @@ class Admitter:
         return policies.may_pass(held, sequence.priority, self._limits.max_bypasses)
 
     def _in_order(self) -> Iterable[Sequence]:
-        """The line as it is now, in the order of admission."""
+        """The waiting sequences in the order of admission."""
         waiting = self._live.waiting
         if self._limits.waiting_order == "fcfs" or not self._kv.caching:
             return _as_of_now(waiting)
@@ -162,7 +162,7 @@ class Admitter:
         if sequence.scheduled_seconds is not None:
             return
         sequence.scheduled_seconds = now
-        # Of the prompt: an answer that goes on here may have more in the cache.
+        # Prompt tokens only: an answer that is resumed here may have more in the cache.
         num_local = min(hit.num_tokens - hit.num_loaded, sequence.num_prompt)
         sequence.num_cached = min(hit.num_tokens, sequence.num_prompt)
         sequence.num_external = sequence.num_cached - num_local
@@ -208,7 +208,9 @@ class Admitter:
         return sequence.num_preemptions >= policies.MAX_PREEMPTIONS
 
     def _reserve(self, sequence: Sequence) -> int:
-        """Blocks that must stay free when it is admitted; none when no other runs."""
+        """The number of blocks that must stay free when the sequence is admitted; 0 if no other
+        runs.
+        """
         running = self._live.running
         if not running:
             return 0

@@ -1,13 +1,11 @@
-"""The sequences of beam searches: what each step of a search does to them.
+"""Beam searches: each step moves live beams among the sequences of a search.
 
-Theory of operation
--------------------
-A search has as many sequences as it may have live beams, from the step that ends its prompt to its
-end. With each step of the search some beams go on in several, others end there. A beam's sequence
-goes on with the likeliest of the beams that follow from it. The sequences of beams that ended give
-up their blocks and take over the others by a fork: the blocks are shared, and the partial one at
-the end is copied when one of them is about to write to it. So sequences keep their ids, their
-places in line and their seats.
+Theory of operation ------------------- A search has as many sequences as it may have live beams,
+from the step that ends its prompt to its end. In each step of the search some beams continue in
+several, others end. A beam's sequence continues with the likeliest of the beams that follow from
+it. The sequences of beams that ended give up their blocks and take over the others by a fork: the
+blocks are shared, and the partial one at the end is copied when one of them is about to write to
+it. So sequences keep their ids, their places in line and their seats.
 
 A beam may have lost its blocks while it was held. What follows from it waits then, and finds in the
 prefix cache what is left; a sequence that runs and takes over such a beam gives up its place.
@@ -78,8 +76,8 @@ class BeamSequences:
         )
 
     def abort(self, search: BeamSearch, request_id: str) -> RequestOutput | None:
-        """Give up an answer, which is what has its rank so far; the search ends with its last one.
-        None if it was given up before.
+        """Give up an answer: the output is the beam that has its rank so far. The search ends with
+        its last answer. None if it was given up before.
         """
         index = next((i for i, name in search.wanted.items() if name == request_id), None)
         if index is None:
@@ -107,7 +105,7 @@ class BeamSequences:
         for search in {id(s.search): s.search for s in self._live if s.search is not None}.values():
             sequences = {s.seq_id: s for s in self._live.of(search.slots)}
             if not search.wanted or not set(search.members) <= sequences.keys():
-                raise IntegrityError("a search goes on without answers or sequences")
+                raise IntegrityError("a search has no answers or no sequences")
             if not search.found.keys() < set(search.members):
                 raise IntegrityError("a search has not taken its step")
             for seq_id, beam in zip(search.members, search.beams.live, strict=True):
@@ -169,7 +167,7 @@ class BeamSequences:
             self._kv.fork(parent, member)
 
     def _leave(self, sequence: Sequence) -> None:
-        """A sequence without blocks waits."""
+        """Move a sequence without blocks back to the waiting line."""
         if sequence.state is SequenceState.RUNNING:
             self._live.preempt(sequence)
 

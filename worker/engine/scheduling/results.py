@@ -1,4 +1,4 @@
-"""What the results of a step do to its sequences."""
+"""Apply the results of a step to its sequences."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from worker.types import Draw, FinishReason, KvOffer, ModelOutput, TokenLogprobs
 class Results:
     """Applies results to the sequences of a step, whatever happened to these since it was planned.
 
-    - One that has ended meanwhile gets nothing: its token is discarded, and what the step wrote for
-      it lies in blocks that only later steps use.
-    - One that was preempted meanwhile gets its token all the same; it has lost the KV.
+    - A sequence that has ended meanwhile gets nothing: its token is discarded, and the step wrote
+      to blocks that only later steps use.
+    - A sequence that was preempted meanwhile gets its token; it has lost the KV.
 
-    A share with drafts has a run of draws: the drafts that stood, and one token more. The KV of
-    those that stood is there already, and counts from then on.
+    A share with drafts has a run of draws: the accepted drafts and one token more. The KV of
+    accepted drafts is written already and counts from then on.
     """
 
     def __init__(self, state: EngineState, features: Seq[Feature]) -> None:
@@ -34,7 +34,7 @@ class Results:
         self.beams = BeamSequences(state.live, state.kv, self.end)
 
     def apply(self, step: StepInFlight, result: ModelOutput, now: float) -> list[RequestOutput]:
-        """Take in one step; what there is to tell."""
+        """Take in the results of one step; the outputs for clients."""
         outputs: list[RequestOutput] = []
         for share in step.shares:
             sequence = share.sequence
@@ -52,7 +52,7 @@ class Results:
         return outputs
 
     def undo(self, step: StepInFlight) -> None:
-        """Put the sequences of a step back to where they stood. Call it for the last step first."""
+        """Restore the sequences of a step that did not run. Called for the last step first."""
         for share in step.shares:
             sequence = share.sequence
             if sequence.state is SequenceState.FINISHED:
@@ -78,7 +78,7 @@ class Results:
 
     @staticmethod
     def _has_blocks(share: StepShare) -> bool:
-        """Whether the sequence still has the blocks that the step wrote."""
+        """True if the sequence still has the blocks that the step wrote."""
         running = share.sequence.state is SequenceState.RUNNING
         return running and share.sequence.num_preemptions == share.num_preemptions
 
@@ -91,18 +91,20 @@ class Results:
             self._kv.written(sequence, share.end)
         if sequence.request.pooling is not None:
             return self._take_pooled(share, result.pooled.get(seq_id), now)
-        told = self._new_prompt_logprobs(share, result.prompt_logprobs.get(seq_id, ()))
+        logprobs = self._new_prompt_logprobs(share, result.prompt_logprobs.get(seq_id, ()))
         if sequence.search is not None:
-            return self._take_beam(share, sequence.search, result.sampled.get(seq_id), told, now)
+            draws = result.sampled.get(seq_id)
+            return self._take_beam(share, sequence.search, draws, logprobs, now)
         if share.answers:
-            return self._take_draws(share, result.sampled[seq_id], told, now)
-        return [sequence.output(prompt_logprobs=told)] if told else []
+            return self._take_draws(share, result.sampled[seq_id], logprobs, now)
+        return [sequence.output(prompt_logprobs=logprobs)] if logprobs else []
 
     def _take_pooled(
         self, share: StepShare, sums: list[float] | None, now: float
     ) -> list[RequestOutput]:
-        """What a step has summed, also for a sequence that has lost its blocks since: it does not
-        run those positions again for their sake. The step that ends the prompt ends the sequence.
+        """Add the hidden states that a step has summed, also for a sequence that has lost its
+        blocks since: it does not run those positions again. The step that ends the prompt ends the
+        sequence.
         """
         sequence = share.sequence
         if sums is not None:
@@ -142,7 +144,9 @@ class Results:
     def _new_prompt_logprobs(
         share: StepShare, logprobs: tuple[TokenLogprobs, ...]
     ) -> tuple[TokenLogprobs, ...]:
-        """Those not told before: after a preemption the same positions may be run again."""
+        """The prompt's log probabilities that were not reported yet: a preemption re-runs
+        positions.
+        """
         sequence = share.sequence
         new = logprobs[max(0, sequence.num_prompt_logprobs - share.start) :]
         sequence.num_prompt_logprobs += len(new)
@@ -152,11 +156,11 @@ class Results:
         self,
         share: StepShare,
         draws: tuple[Draw, ...],
-        told: tuple[TokenLogprobs, ...],
+        logprobs: tuple[TokenLogprobs, ...],
         now: float,
     ) -> list[RequestOutput]:
-        """One token for each answer that is still wanted; branches become sequences first, while
-        the first answer still has the blocks.
+        """Append one token to each answer that is still wanted; branches become sequences first,
+        while the first answer still has the blocks.
         """
         parent = share.sequence
         parent.num_pending -= 1
@@ -173,7 +177,7 @@ class Results:
             member = members.get(index)  # None: aborted since
             if member is not None:
                 outputs.append(
-                    self._take_token(member, draw, told if member is parent else (), now)
+                    self._take_token(member, draw, logprobs if member is parent else (), now)
                 )
         return outputs
 
@@ -182,12 +186,12 @@ class Results:
         share: StepShare,
         search: BeamSearch,
         draws: tuple[Draw, ...] | None,
-        told: tuple[TokenLogprobs, ...],
+        logprobs: tuple[TokenLogprobs, ...],
         now: float,
     ) -> list[RequestOutput]:
         """Record the candidates of one beam; with the last ones the search takes its step."""
         sequence = share.sequence
-        outputs = [self.beams.report(search, prompt_logprobs=told)] if told else []
+        outputs = [self.beams.report(search, prompt_logprobs=logprobs)] if logprobs else []
         if not draws:
             return outputs
         sequence.num_pending -= 1
@@ -196,14 +200,14 @@ class Results:
         return outputs + self.beams.take(search, sequence, draws[0], now)
 
     def _take_token(
-        self, sequence: Sequence, draw: Draw, told: tuple[TokenLogprobs, ...], now: float
+        self, sequence: Sequence, draw: Draw, logprobs: tuple[TokenLogprobs, ...], now: float
     ) -> RequestOutput:
         reason, stop_token = self._append(sequence, draw, now)
         offer = None if reason is None else self._end_well(sequence)
-        return sequence.output((draw,), reason, stop_token, told, kv_offer=offer)
+        return sequence.output((draw,), reason, stop_token, logprobs, kv_offer=offer)
 
     def _end_well(self, sequence: Sequence) -> KvOffer | None:
-        """End a sequence that has its answer; where its KV is, if that is kept for another."""
+        """End a sequence that has its answer; the offer of its KV, if it was exported."""
         offer = None
         if sequence.state is SequenceState.RUNNING:
             for feature in self._features:
@@ -214,7 +218,7 @@ class Results:
     def _take_run(
         self, share: StepShare, guess: Guess, draws: tuple[Draw, ...], now: float
     ) -> RequestOutput:
-        """The draws one by one, up to one that ends the sequence; those after it never were."""
+        """Append the draws one by one, up to one that ends the sequence; the rest is discarded."""
         sequence = share.sequence
         sequence.num_pending -= 1
         self._count_prompt(sequence)
@@ -234,7 +238,7 @@ class Results:
     def _append(
         self, sequence: Sequence, draw: Draw, now: float
     ) -> tuple[FinishReason | None, int | None]:
-        """Append a token; why that ends the sequence, if it does, and by which stop token."""
+        """Append a token; the reason why that ends the sequence, and the stop token, if any."""
         self._counters.generation_tokens += 1
         sequence.append(draw.token_id, now)
         return policies.check_stop(
@@ -247,11 +251,11 @@ class Results:
 
 
 def _num_accepted(guess: Guess, draws: tuple[Draw, ...]) -> int:
-    """How many of the drafts stood. Raises IntegrityError when the draws are no run behind them:
-    the KV that was written would be that of other tokens.
+    """The number of accepted drafts. Raises IntegrityError if the draws do not follow them: the KV
+    that was written would be that of other tokens.
     """
     num_accepted = len(draws) - 1
     accepted = tuple(draw.token_id for draw in draws[:-1])
     if not draws or accepted != guess.token_ids[:num_accepted]:
-        raise IntegrityError(f"drafts {guess.token_ids} cannot have stood as {accepted}")
+        raise IntegrityError(f"drafts {guess.token_ids} cannot have been accepted as {accepted}")
     return num_accepted

@@ -1,18 +1,16 @@
 """The scheduler: which tokens run in the next step, by continuous batching under a token budget.
 
-Theory of operation
--------------------
-There is no prefill or decode phase. Every sequence has tokens and a count of those given to steps
-already; a step raises that count for as many sequences as `max_num_batched_tokens` allows. A
-sequence that reaches its last token has the next one drawn. Running sequences come first, in order
-of *rank*: priority value, then arrival; then waiting ones are admitted (`admission`). A prompt
-longer than what is left of the budget runs in chunks.
+Theory of operation ------------------- There is no prefill or decode phase. Every sequence has
+tokens and a count of those given to steps already; a step raises that count for as many sequences
+as `max_num_batched_tokens` allows. A sequence that reaches its last token draws the next one.
+Running sequences come first, in order of *rank*: priority value, then arrival; then waiting ones
+are admitted (`admission`). A prompt longer than the rest of the budget runs in chunks.
 
-Admitter reserves blocks for everything a sequence knows at that moment, so that two half-run
-prompts cannot starve each other; only outputs need blocks later. When there is none, a running
-sequence is preempted (`policies` says which, and why that ends): its blocks are freed, it waits
-again in its old place in line, and re-runs its tokens when it is back (its contents stay hits until
-they are re-used, which makes that cheap). None is admitted in a step that preempted.
+Admission reserves blocks for all tokens known so far, so that two half-run prompts cannot starve
+each other; only outputs need blocks later. When no block is free, a running sequence is preempted
+(`policies` chooses it, and proves that this ends): its blocks are freed, it waits again in its old
+place in line, and re-runs its tokens when it is back (its contents stay hits until the blocks are
+re-used, which makes that cheap). No sequence is admitted in a step that preempted.
 
 A request with n answers is one sequence until its prompt has been run. That step draws n first
 tokens; then the sequence forks, sharing the prompt's blocks.
@@ -20,34 +18,35 @@ tokens; then the sequence forks, sharing the prompt's blocks.
 *Overlap.* A step may be scheduled while the one before it still runs (not more than one):
 `schedule`, `schedule`, `update`, `schedule`, `update`, … Tokens count as computed when they are
 scheduled, as written when the step's results are there. A sequence whose token is being drawn by
-the step in flight goes on all the same: its next step `takes_pending`, that is, the
-pipeline puts the token in. Steps run strictly one after the other, and from that it follows that:
+the step in flight takes part in the next step nevertheless: that step `takes_pending`, that is, the
+pipeline puts the token in. Steps run strictly one after the other, from which follows:
 
-- A sequence that turns out to have ended in step N may stand in step N+1. Its token from there is
-  discarded. What N+1 writes for it lands after its last written token, in a block that is free by
-  then; its next owner writes to it in step N+2 at the earliest, which runs after N+1, and
-  a slot is only ever read after its new owner has written it. Sealed blocks are full, and a partial
-  block is a hit only as far as it was written, so the stray write is never looked at.
+- A sequence that turns out to have ended in step N may be part of step N+1. Its token from there is
+  discarded. N+1 writes its KV after its last written token, to a block that is already free; the
+  next owner writes to that block in step N+2 at the earliest, which runs after N+1, and a slot is
+  only read after its new owner has written it. Sealed blocks are full, and a partial block is a hit
+  only as far as it was written, so the stray write is never read.
 - The same holds for an abort, and for a preemption at the time when N+1 is scheduled: blocks that
   step N still writes may be given away in N+1, which runs later.
-- What step N writes is sealed when its results are there, not before. A sequence that was preempted
-  in between has lost those blocks: it only takes the token.
+- Blocks that step N fills are sealed when its results are there, not before. A sequence that was
+  preempted in between has lost those blocks: it only takes the token.
 
-*Grammars.* What a constrained sequence may draw depends on its last token, so nothing is scheduled
-while a step in flight draws one: if its neighbours went on without it, it would run in every other
-step only.
+*Grammars.* The tokens that a constrained sequence may draw depend on its last token, so nothing is
+scheduled while a step in flight draws one: if other sequences were scheduled without it, it would
+run in every other step only.
 
-*Beam search.* So it is with beams (see `beams`): what they run next depends on all of them. The
-sequences of a search take part in steps like others, and may do so in different steps: one whose
-next tokens are found is held until they are of all, with its blocks or without (`beam_sequences`).
-Those held may hold the blocks that the others wait for: where nothing else can run, they give way.
+*Beam search.* The same holds for beams (see `beams`): their next tokens depend on all beams of the
+search. The sequences of a search take part in steps like others, possibly in different ones: a
+sequence whose candidates are known is held until those of all are, with its blocks or without
+(`beam_sequences`). Held sequences may own the blocks that the others wait for: where nothing else
+can run, they give way.
 
 *Speculation.* A sequence that runs only its last token may have drafts run behind it, to be
-verified in the same step; see `lookahead`. They do not count as computed: those that stand are
-added with the step's results, the KV of the others is written over. Such a step is not overlapped.
+verified in the same step; see `lookahead`. They do not count as computed: the accepted ones are
+added with the step's results, the KV of the others is overwritten. Such a step is not overlapped.
 
-*Memory.* A step that the device has too little memory for is taken back, with those behind it. What
-it wrote lies behind `num_written`, and is written again before it is read; block copies are made.
+*Memory.* A step that the device has too little memory for is taken back, with those behind it. Its
+writes are behind `num_written`, and are repeated before they are read; block copies are made.
 """
 
 from __future__ import annotations
@@ -84,8 +83,8 @@ F = TypeVar("F", bound=Feature)
 class Scheduler:
     """Sole owner of the sequences and, through its block manager, of the KV blocks. Pure: no clock.
 
-    `schedule` and `update` alternate, or one step is ahead (see above); everything else may come
-    between any two calls. `features` attach in this order; None stands for one that is off.
+    `schedule` and `update` alternate, or one step is ahead (see above); every other method may be
+    called in between. `features` attach in this order; None stands for one that is off.
     """
 
     def __init__(
@@ -100,7 +99,7 @@ class Scheduler:
         self._victim_policy = policies.VICTIM_POLICIES[limits.victim]
         self._eos_token_ids = frozenset(eos_token_ids)
         self.max_model_len = min(limits.max_model_len, cache.num_blocks * cache.block_size)
-        if not limits.enable_chunked_prefill:  # whatever was preempted must fit in one step again
+        if not limits.enable_chunked_prefill:  # a preempted sequence must fit in one step again
             self.max_model_len = min(self.max_model_len, limits.max_num_batched_tokens)
         self._counters = SchedulerCounters()
         self._live = LiveSequences()
@@ -131,8 +130,8 @@ class Scheduler:
         return self._kv.blocks
 
     def reset_prefix_cache(self, forget_tiers: bool = True) -> bool:
-        """Forget every cached content; see `SequenceKv.reset`. What is on its way to a waiting
-        sequence is given up too.
+        """Forget every cached content; see `SequenceKv.reset`. KV on its way to waiting sequences
+        is dropped too.
         """
         if not self._kv.reset(forget_tiers):
             return False
@@ -142,29 +141,29 @@ class Scheduler:
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether any request has not ended."""
+        """True if any request has not ended."""
         return len(self._live) > 0
 
     @property
     def has_begun(self) -> bool:
-        """Whether any unfinished request has ever run."""
+        """True if any unfinished request has ever run."""
         return any(sequence.scheduled_seconds is not None for sequence in self._live)
 
     @property
     def has_promised(self) -> bool:
-        """Whether another engine will ask for what is in the caches."""
+        """True if another engine will ask for what is in the caches."""
         return any(feature.has_promised for feature in self.features)
 
     @property
     def is_runnable(self) -> bool:
-        """Whether there is anything that may be scheduled, now or when the step in flight ends."""
+        """True if there is anything that may be scheduled, now or when the step in flight ends."""
         if self.pause_state is PauseState.PAUSED_ALL:
             return False
         return self.has_unfinished if self.pause_state is PauseState.UNPAUSED else self.has_begun
 
     @property
     def is_compiling(self) -> bool:
-        """Whether every sequence waits for a feature: a grammar to be compiled, an adapter to be
+        """True if every sequence waits for a feature: a grammar to be compiled, an adapter to be
         read, KV to arrive.
         """
         waiting = self._live.waiting
@@ -209,11 +208,11 @@ class Scheduler:
     # ---- requests come and go ---------------------------------------------------------------
 
     def add(self, request: AddRequest) -> list[RequestOutput]:
-        """Queue a request; or refuse it, with the outputs that tell so, one for each answer.
+        """Queue a request; or refuse it, with one error output for each answer.
 
-        Refused are an empty prompt, a prompt with no room for an output, more answers than may run
-        together, and ids in use. Outputs are cut at `max_model_len` tokens (of the whole sequence)
-        if that comes first.
+        An empty prompt is refused, and so are a prompt with no room for an output, more answers
+        than may run together, and ids in use. Outputs end at `max_model_len` tokens (of the whole
+        sequence) if that comes first.
         """
         sequence = new_sequence(
             request,
@@ -234,10 +233,10 @@ class Scheduler:
         ]
 
     def abort(self, request_id: str, hands_over: bool = False) -> RequestOutput | None:
-        """End an answer now and free its blocks; with `hands_over` another engine will ask for what
-        the caches have of it. None when it is unknown or has ended.
+        """End an answer now and free its blocks; with `hands_over` another engine will ask for its
+        cached KV. None when it is unknown or has ended.
 
-        The other answers of its request go on.
+        The other answers of its request continue.
         """
         sequence = self._live.find(request_id)
         if sequence is None:
@@ -264,7 +263,7 @@ class Scheduler:
         return [output for name in names if (output := self.abort(name)) is not None]
 
     def preempt_all(self) -> None:
-        """Take the blocks of all that run, the last first; they go on later, with the same output.
+        """Preempt all running sequences, the last first; they continue later, with the same output.
 
         Only while no step is in flight.
         """
@@ -272,8 +271,8 @@ class Scheduler:
             self._preempt(sequence)
 
     def leave_model(self) -> None:
-        """What was computed elsewhere or is on disk is of no use to what comes. Only while no step
-        is in flight.
+        """Drop KV from other engines and from disk: the weights may be others from now on. Only
+        while no step is in flight.
         """
         for sequence in self._live.waiting:
             sequence.drop_pull()
@@ -283,8 +282,8 @@ class Scheduler:
     # ---- steps ------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> SchedulerOutput | None:
-        """The next step, or None when nothing can run now: the step in flight may change that, and
-        may have to be known first.
+        """The next step, or None when nothing can run now: the results of the step in flight may be
+        needed first.
 
         Token budget, `max_num_seqs` and the pool are never exceeded. The result shares nothing
         with the scheduler. At most one step may be in flight already.
@@ -330,8 +329,8 @@ class Scheduler:
         return outputs
 
     def take_back(self) -> list[RequestOutput]:
-        """The oldest step in flight failed for lack of memory; those behind it do not count either.
-        Some sequences are preempted; one that fails alone, and again, ends. What there is to tell.
+        """The oldest step in flight failed for lack of memory; those behind it are void too.
+        Some sequences are preempted; one that fails twice alone ends. The outputs for clients.
         """
         shares = self._in_flight[0].shares
         self._counters.num_out_of_memory += 1
@@ -341,7 +340,7 @@ class Scheduler:
         if not self._ceiling.lower(num_tokens, len(shares)):
             self._ceiling.lift()
             live = [s.sequence for s in shares if s.sequence.state is not SequenceState.FINISHED]
-            return [told for sequence in live for told in self._results.fail(sequence, NO_MEMORY)]
+            return [end for sequence in live for end in self._results.fail(sequence, NO_MEMORY)]
         running = self._live.running
         while len(running) > 1 and self.num_running > self._ceiling.num_seqs:
             self._preempt(running[-1])
@@ -354,7 +353,7 @@ class Scheduler:
         self.blocks.check_integrity()
         self._live.check_integrity()
         if self.num_running > self._limits.max_num_seqs:
-            raise IntegrityError("more run than may")
+            raise IntegrityError("more sequences run than are allowed")
         pending: dict[int, int] = {}
         for step in self._in_flight:
             for share in step.shares:
@@ -383,14 +382,16 @@ class Scheduler:
         for sequence in self._live.running[:]:
             if plan.budget <= 0:
                 return
-            if sequence.state is not SequenceState.RUNNING:  # preempted for one before it
+            if sequence.state is not SequenceState.RUNNING:  # preempted for a sequence before it
                 continue
             num_tokens = plan.affordable(sequence.num_unscheduled)
             if num_tokens and self._make_room(plan, sequence, sequence.num_computed + num_tokens):
                 plan.add(sequence, num_tokens)
 
     def _make_room(self, plan: StepPlan, sequence: Sequence, end: int) -> bool:
-        """Get a running sequence the blocks up to `end`; False when it had to give way itself."""
+        """Allocate the blocks of a running sequence up to `end`; False when it was preempted
+        itself.
+        """
         while not self._kv.grow(sequence, end):
             if len(self._live.running) == 1:
                 raise IntegrityError(f"sequence {sequence.seq_id} does not fit in an empty pool")
@@ -428,7 +429,7 @@ class Scheduler:
         self._counters.num_preemptions += 1
 
     def _give_way_held(self) -> bool:
-        """Preempt a held beam where nothing can run before another one of its search has room;
+        """Preempt a held beam when nothing can run before another beam of its search has room;
         False if there is none.
         """
         held = [s for s in self._live.running if s.is_held] if not self._in_flight else []

@@ -1,19 +1,17 @@
 """Grammars that outputs must match: compiled from text, followed token by token.
 
-Theory of operation
--------------------
-A grammar is a text of llguidance: Lark, or JSON with schemas in it. `GrammarCompiler` compiles it
-on threads of its own and keeps what was used last. A `Matcher` is the state of one sequence. It is
-a function of the sequence's outputs and is brought up to date when it is asked, so preemption,
-prefix hits and drafts that fell need nothing here.
+Theory of operation ------------------- A grammar is a text of llguidance: Lark, or JSON with
+schemas in it. `GrammarCompiler` compiles it on threads of its own and keeps what was used last. A
+`Matcher` is the state of one sequence. It is a function of the sequence's outputs and catches up
+when it is used, so preemption, prefix hits and rejected drafts need nothing here.
 
 What the grammar allows next is a mask: bit t % 8 of byte t // 8 stands for token t. Once the
 grammar may end, the model's end tokens and the request's stop tokens are allowed too; when it
-cannot go on, they alone are. Where the grammar forces a text, the library allows only the tokens of
-one spelling: the longest that fits, then the longest again.
+cannot continue, they alone are. Where the grammar forces a text, the library allows only the tokens
+of one spelling: the longest that fits, then the longest again.
 
-Compiling and masking are bounded by `LLParserLimits` in work and memory, not by time: what is too
-large fails the same way on every machine.
+Compiling and masking are bounded by `LLParserLimits` in work and memory, not by time: a grammar
+that is too large fails the same way on every machine.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ _MESSAGE_CHARS = 500
 
 
 class Grammars(Protocol):
-    """Where the scheduler gets matchers from."""
+    """The source of the scheduler's matchers."""
 
     def compile(self, grammar: str) -> Future[Matcher]:
         """The state before the first token, to be forked. A grammar that fails gives a matcher too,
@@ -54,24 +52,26 @@ class GrammarCompiler:
         self._vocabulary: Vocabulary | None = vocabulary
         self._pool = ThreadPoolExecutor(num_threads, "grammar")
         self._tokenizer: Future[LLTokenizer] | None = None
-        self._kept: OrderedDict[str, Future[Matcher]] = OrderedDict()
+        self._compiled_grammars: OrderedDict[str, Future[Matcher]] = OrderedDict()
 
     def compile(self, grammar: str) -> Future[Matcher]:
         """See `Grammars`. `Matcher.error` says why a grammar failed."""
-        found = self._kept.get(grammar)
+        found = self._compiled_grammars.get(grammar)
         if found is None:
-            found = self._kept[grammar] = self._pool.submit(self._compiled, self._words(), grammar)
-            if len(self._kept) > _CACHED_GRAMMARS:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(grammar)
+            found = self._compiled_grammars[grammar] = self._pool.submit(
+                self._compiled, self._words(), grammar
+            )
+            if len(self._compiled_grammars) > _CACHED_GRAMMARS:
+                self._compiled_grammars.popitem(last=False)
+        self._compiled_grammars.move_to_end(grammar)
         return found
 
     def shutdown(self) -> None:
-        """Compile nothing more. Idempotent."""
+        """Stop compiling. Idempotent."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _words(self) -> Future[LLTokenizer]:
-        """The vocabulary as the library wants it: a third of a second of work for 152k tokens."""
+        """The library's tokenizer: it takes a third of a second to build for 152k tokens."""
         if self._tokenizer is None:
             vocabulary, self._vocabulary = self._vocabulary, None
             assert vocabulary is not None  # noqa: S101 (given up only here)
@@ -83,10 +83,10 @@ class GrammarCompiler:
         limits = LLParserLimits(verbose_errors=False)
         matcher = LLMatcher(tokenizer.result(), grammar, log_level=0, limits=limits)
         warnings = matcher.get_grammar_warnings()
-        if warnings:  # what the library would leave out
+        if warnings:  # parts that the library would ignore
             return Matcher(matcher, "; ".join(warnings)[:_MESSAGE_CHARS])
         if not matcher.is_error():
-            matcher.compute_bitmask()  # also finds what nothing matches
+            matcher.compute_bitmask()  # also finds grammars that nothing matches
         return Matcher(matcher, _cut(matcher.get_error()) if matcher.is_error() else None)
 
 
@@ -98,7 +98,7 @@ def _cut(message: str) -> str:
 
 @dataclass(slots=True)
 class _Words:
-    """What `TokenizerWrapper` asks for; called, it gives the tokens of a text."""
+    """The vocabulary as `TokenizerWrapper` wants it; a call returns the tokens of a text."""
 
     tokens: list[bytes]
     special_token_ids: list[int]
@@ -119,7 +119,7 @@ def _tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
 
 
 class Matcher:
-    """Where in its grammar one sequence stands. `error`: the grammar is none, and why."""
+    """The state of one sequence in its grammar. `error`: why the grammar is invalid."""
 
     def __init__(self, matcher: LLMatcher, error: str | None = None, num_taken: int = 0) -> None:
         self.error = error
@@ -127,11 +127,11 @@ class Matcher:
         self._num_taken = num_taken
 
     def fork(self) -> Matcher:
-        """The same state, to go on by itself."""
+        """Copy the state."""
         return Matcher(self._matcher.deep_copy(), self.error, self._num_taken)
 
     def num_allowed(self, outputs: Sequence[int], drafts: Sequence[int]) -> int:
-        """How many of `drafts` may follow `outputs` one after the other."""
+        """The number of `drafts` that may follow `outputs` one after the other."""
         self._follow(outputs)
         return 0 if self._matcher.is_error() else self._matcher.validate_tokens(list(drafts))
 
@@ -149,9 +149,9 @@ class Matcher:
         params: SamplingParams,
         end_ids: Sequence[int] = (),
     ) -> Masks:
-        """What may follow `outputs`, then what may follow the first draft, and so on; up to the
-        first draft that the grammar forbids. Filled when they are looked at, which is to be before
-        anything else is asked.
+        """The mask of the token after `outputs`, then of the token after the first draft, and so
+        on; up to the first draft that the grammar forbids. Computed when first read, which must be
+        before any other call.
 
         `end_ids`, which would end the sequence, are left out until `params.min_tokens` outputs are
         there, unless nothing else is allowed.
@@ -197,13 +197,13 @@ class Matcher:
             if not stop_ids or not matcher.is_accepting():
                 return mask
             return _with_bits(mask, stop_ids, True)
-        kept = _with_bits(mask, banned_ids, False)
-        return kept if kept.count(0) < len(kept) else mask
+        rest = _with_bits(mask, banned_ids, False)
+        return rest if rest.count(0) < len(rest) else mask
 
 
 class Masks(Sequence[bytes]):
-    """Masks that are filled when one is looked at: by then a device has the model to run. At least
-    one.
+    """Masks that are computed when the first one is read, while the device already runs the model.
+    At least one.
     """
 
     def __init__(self, fill: Callable[[], tuple[bytes, ...]]) -> None:
@@ -228,7 +228,7 @@ class Masks(Sequence[bytes]):
 
 
 def allows(mask: bytes, token: int) -> bool:
-    """Whether the mask has the token's bit."""
+    """True if the mask has the token's bit."""
     return token >> 3 < len(mask) and bool(mask[token >> 3] >> (token & 7) & 1)
 
 

@@ -1,4 +1,4 @@
-"""Every unfinished sequence: by id, and in the line it stands in."""
+"""Every unfinished sequence: by id, and in the line of waiting or running ones."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class LiveSequences:
         return self._next_seq_id
 
     def start(self, sequence: Sequence) -> None:
-        """From the waiting to the running."""
+        """Move a sequence from the waiting to the running."""
         self._remove(self.waiting, sequence)
         self._num_waiting -= sequence.num_answers
         sequence.state = SequenceState.RUNNING
@@ -95,7 +95,7 @@ class LiveSequences:
         self._num_running += sequence.num_answers
 
     def preempt(self, sequence: Sequence) -> None:
-        """From the running back to its old place among the waiting."""
+        """Move a running sequence back to its old place among the waiting."""
         self._remove(self.running, sequence)
         self._num_running -= sequence.num_answers
         sequence.preempt()
@@ -118,7 +118,7 @@ class LiveSequences:
         return children
 
     def drop_branch(self, sequence: Sequence, request_id: str) -> None:
-        """One answer less of a sequence that has several: a branch, or the one that leads, whose
+        """Drop one answer of a sequence that has several: a branch, or the leading answer, whose
         place the first branch takes.
         """
         if request_id == sequence.request_id:
@@ -132,7 +132,7 @@ class LiveSequences:
             self._num_waiting -= 1
 
     def remove(self, sequence: Sequence) -> None:
-        """It has ended, and its branches with it."""
+        """Remove a sequence that has ended, with its branches."""
         if sequence.state is SequenceState.RUNNING:
             self._remove(self.running, sequence)
             self._num_running -= sequence.num_answers
@@ -152,8 +152,13 @@ class LiveSequences:
         ):
             ranks = [sequence.rank for sequence in line]
             _require(ranks == sorted(set(ranks)), f"the {state.name} line is out of order")
-            _require(all(s.state is state for s in line), f"a stranger is in the {state.name} line")
-            _require(sum(s.num_answers for s in line) == count, f"{state.name} are miscounted")
+            _require(
+                all(s.state is state for s in line),
+                f"a sequence of another state is in the {state.name} line",
+            )
+            _require(
+                sum(s.num_answers for s in line) == count, f"the {state.name} line is miscounted"
+            )
         lines = {s.seq_id: s for s in (*self.waiting, *self.running)}
         _require(lines == self._by_seq_id, "ids and lines name different sequences")
         ids = {
@@ -175,7 +180,7 @@ def new_sequence(
     max_model_len: int,
     eos_token_ids: frozenset[int],
 ) -> Sequence:
-    """The record of a request that has just come, `max_model_len` tokens long at most."""
+    """The record of a new request, at most `max_model_len` tokens long."""
     wanted = len(request.prompt_token_ids) + request.params.max_tokens
     branches = [Branch(name, index) for index, name in enumerate(request.branch_ids, 1)]
     sequence = Sequence(

@@ -1,4 +1,4 @@
-"""One step under construction, and what has to be remembered of it until its results are there."""
+"""The step under construction, and its record while it is in flight."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from worker.types import ScheduledSequence
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """The drafts of one sequence that a step verifies: the first ones of what was on `offer`."""
+    """The drafts of one sequence that a step verifies: the first ones of the `offer`."""
 
     token_ids: tuple[int, ...]
     offer: Offer
@@ -27,13 +27,13 @@ class Guess:
 
 @dataclass(frozen=True, slots=True)
 class StepShare:
-    """What one sequence takes part in a step with.
+    """The share of one sequence in a step.
 
     `end` is the position after its last token. `answers` are the indices of the request's answers
-    that get a token, in the order of the draws. `num_preemptions` tells whether the sequence still
-    has the blocks that the step writes: it is counted up when it loses them.
+    that get a token, in the order of the draws. `num_preemptions` is the sequence's count at
+    planning: it is higher once the sequence has lost the blocks that the step writes.
 
-    `guess` are drafts that are verified behind the last token; `end` does not count them. For
+    `guess` are drafts that are verified after the last token; `end` does not count them. For
     `num_to_draft` and `num_pooled` see `ScheduledSequence`.
     """
 
@@ -53,12 +53,12 @@ class StepShare:
 
     @property
     def is_decode(self) -> bool:
-        """Whether it runs the last token alone, drafts aside."""
+        """True if it runs the last token alone, drafts aside."""
         return len(self.answers) == 1 and self.end - self.start == 1
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether it has room beyond what its sequence knows, and nothing can be scheduled before
+        """True if it has room beyond what its sequence knows, and nothing can be scheduled before
         its results are there.
         """
         return self.guess is not None or self.num_to_draft > 0
@@ -74,7 +74,7 @@ class StepInFlight:
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether any share does."""
+        """True if any share does."""
         return any(share.looks_ahead for share in self.shares)
 
 
@@ -82,13 +82,13 @@ NO_MEMORY = (
     "the device has too little memory for this request, even alone: shorten it, or lower"
     " --gpu-memory-utilization or --kv-cache-memory-bytes, which leaves steps more"
 )
-# After so many steps that the device had memory for, they may be twice as large.
+# After this number of steps that the device had memory for, they may be twice as large.
 _STEPS_TO_GROWTH = 32
 
 
 class StepCeiling:
-    """How large a step may be since the device had too little memory for one: `num_tokens` tokens,
-    and `num_seqs` answers that run.
+    """The largest step allowed after the device had too little memory for one: `num_tokens` tokens,
+    and `num_seqs` running answers.
     """
 
     def __init__(self, limits: SchedulerConfig) -> None:
@@ -96,14 +96,14 @@ class StepCeiling:
         self.lift()
 
     def lift(self) -> None:
-        """As large as the limits say."""
+        """Allow steps as large as the limits say."""
         self.num_tokens = self._limits.max_num_batched_tokens
         self.num_seqs = self._limits.max_num_seqs
         self._num_passed = 0
         self._num_stuck = 0  # steps in a row that failed and cannot be smaller
 
     def lower(self, num_tokens: int, num_seqs: int) -> bool:
-        """A step of so many failed. False if none is smaller, and one like it failed before it."""
+        """A step of this size failed. False if no step is smaller and one like it failed before."""
         self._num_passed = 0
         is_least = num_seqs == 1 and (num_tokens == 1 or not self._limits.enable_chunked_prefill)
         self._num_stuck = self._num_stuck + 1 if is_least else 0
@@ -113,7 +113,7 @@ class StepCeiling:
         return self._num_stuck < 2
 
     def passed(self) -> None:
-        """A step ended well."""
+        """A step succeeded."""
         self._num_stuck = 0
         self._num_passed += 1
         if self._num_passed % _STEPS_TO_GROWTH == 0:
@@ -123,10 +123,10 @@ class StepCeiling:
 
 
 class StepPlan:
-    """How many tokens of which sequences run in the next step, under one budget; for one
+    """The sequences of the next step and the number of tokens of each, under one budget; for one
     `schedule`.
 
-    Nothing of a sequence changes until `commit`, so that one that gives way can be dropped again.
+    No sequence changes until `commit`, so that one that is preempted can be dropped again.
     """
 
     def __init__(self, limits: SchedulerConfig, num_eligible: int, ceiling: StepCeiling) -> None:
@@ -150,7 +150,7 @@ class StepPlan:
         return [(sequence, self._num_tokens[sequence.seq_id]) for sequence in self._sequences]
 
     def affordable(self, num_tokens: int) -> int:
-        """How many of a sequence's `num_tokens` tokens can run in this step."""
+        """The number of a sequence's `num_tokens` tokens that can run in this step."""
         most = min(num_tokens, self._cap, self.budget)
         return most if self._chunked or most == num_tokens else 0
 
@@ -161,7 +161,7 @@ class StepPlan:
         self.budget -= num_tokens
 
     def drop(self, sequence: Sequence) -> None:
-        """The sequence lost its blocks: what it had of the budget is free again."""
+        """The sequence lost its blocks: its part of the budget is free again."""
         self.preempted = True
         num_tokens = self._num_tokens.pop(sequence.seq_id, None)
         if num_tokens is not None:
@@ -175,7 +175,7 @@ class StepPlan:
 
     def verify(self, sequence: Sequence, guess: Guess) -> None:
         """Verify drafts behind a share that ends with the sequence's last token; it has the blocks
-        for it. None may be dropped after this.
+        for it. No sequence may be dropped after this.
         """
         self._guesses[sequence.seq_id] = guess
         self.budget -= len(guess.token_ids)
@@ -187,7 +187,7 @@ class StepPlan:
     def commit(
         self, table_of: Callable[[int], tuple[int, ...]]
     ) -> tuple[tuple[ScheduledSequence, ...], tuple[StepShare, ...]]:
-        """The step as the executor and as we see it; from now on it counts as computed.
+        """The step for the executor and for the scheduler; from now on it counts as computed.
 
         Everything mutable is copied: the step may run while sequences and tables change.
         """

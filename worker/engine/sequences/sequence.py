@@ -1,4 +1,4 @@
-"""A request inside the engine: its tokens, how far they have been run, and what to draw next."""
+"""A request inside the engine: its tokens, how far they have been run, and the next draw."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from worker.types import (
 
 
 class SequenceState(Enum):
-    """Where a sequence is. A preempted one waits again."""
+    """The state of a sequence. A preempted one waits again."""
 
     WAITING = auto()
     RUNNING = auto()
@@ -51,8 +51,8 @@ class Sequence:
     `token_ids` is the prompt and, appended, the outputs, `max_tokens_total` of them at most. Of
     these the first `num_computed` were given to steps, the KV of the first `num_written` is there
     (the steps that wrote it have ended), and `num_pending` more tokens are being drawn by steps in
-    flight. `block_hashes` names the leading full blocks of `token_ids`, as far as anybody has
-    asked. Times are on the engine's clock.
+    flight. `block_hashes` names the leading full blocks of `token_ids`, as far as they were needed.
+    Times are on the engine's clock.
 
     `branches` are the request's other answers until the prompt has been run: the step that ends it
     draws for all of them, then each becomes a sequence that shares the prompt's blocks. Whichever
@@ -60,8 +60,7 @@ class Sequence:
 
     `grammar` is being compiled while the sequence waits; `matcher` follows its outputs from then on
     (both None: nothing constrains them). `kv_pull` brings KV from another engine or a disk while
-    the sequence waits, without blocks: what has arrived is loaded into them by the step that admits
-    it.
+    the sequence waits, without blocks: the step that admits it loads them.
 
     The sequences of one beam `search` hold its live beams, and trade contents with every step of it
     (None: the answer is drawn). Their request ids are those of its answers, then ids of our own.
@@ -93,7 +92,7 @@ class Sequence:
     guaranteed: bool = False  # never a victim within its class, see `engine.policies`
     num_bypassed: int = 0
     num_overtaken: int = 0
-    num_prompt_logprobs: int = 0  # prompt tokens whose log probabilities were told
+    num_prompt_logprobs: int = 0  # prompt tokens whose log probabilities were reported
     num_pooled: int = field(init=False, default=0)
     pooled: list[float] = field(init=False, default_factory=list)
     draft_tally: DraftTally | None = None  # None: no draft of it was verified
@@ -103,7 +102,7 @@ class Sequence:
     matcher: Matcher | None = None
     search: BeamSearch | None = None
     kv_pull: Pull | None = None
-    asks_peer: bool = False  # what it waits for, or had, comes from another engine's caches
+    asks_peer: bool = False  # its external KV comes from another engine's caches
     num_external: int = 0  # of `num_cached`, those whose KV was not on the device
     num_from_host: int = 0  # of those, what came from the host tier
     num_from_disk: int = 0
@@ -122,7 +121,7 @@ class Sequence:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Who goes first: the lower priority value, then the earlier arrival. Unique."""
+        """The order of service: the lower priority value, then the earlier arrival. Unique."""
         return (self.priority, self.seq_id)
 
     @property
@@ -166,7 +165,7 @@ class Sequence:
         return child
 
     def hold(self, beam: Beam, chain: Seq[BlockHash]) -> None:
-        """Be the sequence of a live beam, whose leading full blocks `chain` names."""
+        """Take over a live beam, whose leading full blocks `chain` names."""
         self.token_ids = [*self.request.prompt_token_ids, *beam.token_ids]
         self.block_hashes = list(chain)
         self.is_branching = False
@@ -186,10 +185,10 @@ class Sequence:
     def num_unscheduled(self) -> int:
         """Tokens that the next step could run.
 
-        None while the step in flight is drawing the last token that fits, or those that make
-        branches of this sequence: nothing may be written into the shared blocks before that, and
-        which of the tokens is the next one depends on whose answer is still wanted then. None of a
-        beam until its search has taken its next step.
+        0 while the step in flight is drawing the last token that fits, or those that make branches
+        of this sequence: nothing may be written into the shared blocks before that, and the next
+        token depends on which answers are still wanted then. 0 for a beam until its search has
+        taken its next step.
         """
         if self.is_branching or (self.num_pending and self.num_tokens >= self.max_tokens_total):
             return 0
@@ -200,7 +199,7 @@ class Sequence:
         """Leading tokens that may come from the prefix cache, were they all there.
 
         A prompt's log probabilities come only with running it, so tokens whose successors' are
-        still to be told are run; and so are those whose hidden states are still to be summed.
+        still to be reported are run; and so are those whose hidden states are still to be summed.
         """
         if self.request.pooling is not None:
             return self.num_pooled + 1
@@ -212,7 +211,7 @@ class Sequence:
 
     @property
     def is_awaiting_kv(self) -> bool:
-        """Whether KV for it is on its way."""
+        """True if KV for it is on its way."""
         return self.kv_pull is not None and not self.kv_pull.done
 
     @property
@@ -226,13 +225,13 @@ class Sequence:
         return self.matcher is not None or self.search is not None
 
     def drop_pull(self) -> None:
-        """What has arrived for it is loaded, or of no use any more."""
+        """Close the pull: its KV was loaded, or is not needed any more."""
         if self.kv_pull is not None:
             self.kv_pull.close()
             self.kv_pull = None
 
     def preempt(self) -> None:
-        """Lose the blocks and start over; what a step in flight draws still counts."""
+        """Start over without blocks; the token that a step in flight draws still counts."""
         self.state = SequenceState.WAITING
         self.num_computed = self.num_written = 0
         self.num_preemptions += 1
@@ -241,8 +240,8 @@ class Sequence:
     # ---- drawing ----------------------------------------------------------------------------
 
     def sample_specs(self, position: int, drafts: Seq[int] = ()) -> tuple[SampleSpec, ...]:
-        """How to draw the token at `position`, which is the next, and those after each of `drafts`;
-        once for each answer.
+        """The specs to draw the token at `position`, which is the next, and those after each of
+        `drafts`; one for each answer.
         """
         masks: Seq[bytes] = ()
         if self.matcher is not None:
@@ -268,7 +267,7 @@ class Sequence:
 
     def prompt_targets(self, start: int, end: int) -> list[int]:
         """The prompt tokens that follow positions `start` … `end`−1, if their log probabilities are
-        wanted and one of them was not told yet.
+        wanted and one of them was not reported yet.
         """
         if self.params.prompt_logprobs is None:
             return []
@@ -277,7 +276,7 @@ class Sequence:
         return self.token_ids[start + 1 : min(end + 1, self.num_prompt)]
 
     def pool_rows(self, start: int, end: int) -> int:
-        """How many of the last positions of `start` … `end`−1 the step that runs them has to sum.
+        """The number of the last positions of `start` … `end`−1 that the step has to sum.
         A position counts once, however often it is run after preemptions.
         """
         if self.request.pooling is None:
@@ -287,16 +286,16 @@ class Sequence:
         return count
 
     def pool(self, sums: list[float]) -> None:
-        """Take in what a step has summed."""
+        """Add the hidden states that a step has summed."""
         self.pooled = list(map(add, self.pooled, sums)) if self.pooled else sums
 
     def embedding(self) -> list[float]:
-        """What all of the prompt's positions that count add up to, divided by their number."""
+        """The mean of the hidden states that count."""
         count = self.num_prompt if self.request.pooling is Pooling.MEAN else 1
         return [value / count for value in self.pooled]
 
     def append(self, token: int, now: float) -> None:
-        """Take a token that was drawn."""
+        """Append a token that was drawn."""
         self.token_ids.append(token)
         if self.first_token_seconds is None:
             self.first_token_seconds = now
@@ -316,7 +315,7 @@ class Sequence:
         pooled: Seq[float] = (),
         kv_offer: KvOffer | None = None,
     ) -> RequestOutput:
-        """What to tell the client about new `draws`, with everything else as it is now.
+        """The output with new `draws`, and with everything else as it is now.
 
         `request_id` names a branch; without it the output is this sequence's own.
         """

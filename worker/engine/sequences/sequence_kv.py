@@ -35,8 +35,8 @@ class HeldKv:
 class SequenceKv:
     """Translates between sequences and the block manager, which it owns, and the `tiers` below it.
 
-    Only what ended steps have written (`num_written`) is ever offered to others: sealed as full
-    blocks, or, when a sequence lets go of its blocks, as a partial one.
+    Only KV that ended steps have written (`num_written`) is ever offered to others: sealed as full
+    blocks, or, when a sequence releases its blocks, as a partial one.
     """
 
     def __init__(self, config: CacheConfig) -> None:
@@ -58,9 +58,8 @@ class SequenceKv:
         return self._hasher.root
 
     def lookup(self, sequence: Sequence) -> PrefixHit:
-        """What there is of a waiting sequence, as far as it may be used: what the prefix cache has;
-        behind its whole blocks, what the host tier has; and behind those what has arrived from
-        elsewhere.
+        """The usable KV of a waiting sequence: from the prefix cache; behind its whole blocks, from
+        the host tier; and behind those, KV that has arrived from elsewhere.
         """
         hit = self._cached(sequence) if self.caching else PrefixHit()
         first = len(hit.blocks)
@@ -81,8 +80,8 @@ class SequenceKv:
         return PrefixHit(hit.blocks, end, None, end - first * self.block_size, hit.slots, arrived)
 
     def read(self, sequence: Sequence, hit: PrefixHit) -> bool:
-        """Begin to read what a disk has of a waiting sequence behind the whole blocks of `hit`;
-        False if there is nothing, or KV is on its way already, or has come.
+        """Begin to read the KV of a waiting sequence that is on disk behind the whole blocks of
+        `hit`; False if there is none, or KV is on its way or has arrived.
         """
         if self.tiers is None or sequence.kv_pull is not None:
             return False
@@ -92,13 +91,13 @@ class SequenceKv:
         return sequence.kv_pull is not None
 
     def is_on_disk(self, sequence: Sequence, hit: PrefixHit) -> bool:
-        """Whether `read` would begin something behind `hit`."""
+        """True if `read` would begin something behind `hit`."""
         first = len(hit.blocks) + len(hit.slots)
         chain = sequence.block_hashes[first : self._num_usable(sequence)]
         return self.tiers is not None and any(map(self.tiers.is_on_disk, chain[:1]))
 
     def held(self, wanted: WantedKv, adapter: Adapter | None) -> HeldKv:
-        """What there is of what another engine wants; see `HeldKv`."""
+        """The KV here of the tokens that another engine wants; see `HeldKv`."""
         size, chain = self.block_size, list[BlockHash]()
         num_blocks = (len(wanted.token_ids) - 1) // size if self.caching else 0
         self._hasher.extend(chain, wanted.token_ids, num_blocks, wanted.cache_salt, adapter)
@@ -112,7 +111,7 @@ class SequenceKv:
         return HeldKv(first * size, blocks, views, self.tiers.read(chain[place:], place, size))
 
     def _num_usable(self, sequence: Sequence) -> int:
-        """How many whole blocks of a sequence may be had instead of computed."""
+        """The number of whole blocks of a sequence that need not be computed."""
         return (sequence.num_readable - 1) // self.block_size
 
     def _cached(self, sequence: Sequence) -> PrefixHit:
@@ -142,8 +141,8 @@ class SequenceKv:
         return True
 
     def _load(self, sequence: Sequence, hit: PrefixHit) -> None:
-        """Have the next step write what is not in its blocks yet. It can be hit by others when that
-        step's results are there.
+        """Have the next step load the KV that is not in the sequence's blocks yet. Others can hit
+        it when that step's results are there.
         """
         table = self.blocks.table_copy(sequence.seq_id)[: self.blocks_for(hit.num_tokens)]
         first = len(hit.blocks)
@@ -157,7 +156,7 @@ class SequenceKv:
             self._loads.append(KvLoad(table[first:], (hit.arrived,)))
 
     def take_saves(self, step: int) -> tuple[KvSave, ...]:
-        """What step `step` saves of what its blocks held, once."""
+        """The saves of step `step`: contents that its blocks held. Each is returned once."""
         return () if self.tiers is None else self.tiers.save(self.blocks.take_evicted(), step)
 
     def reset(self, forget_tiers: bool = True) -> bool:
@@ -174,7 +173,7 @@ class SequenceKv:
         return True
 
     def take_loads(self) -> tuple[KvLoad, ...]:
-        """What the next step has to load, once."""
+        """The loads of the next step; each is returned once."""
         loads, self._loads = tuple(self._loads), []
         return loads
 
@@ -183,8 +182,8 @@ class SequenceKv:
         return self.blocks.allocate(sequence.seq_id, sequence.num_computed, end)
 
     def reach(self, sequence: Sequence, reserve: int) -> int:
-        """How far a running sequence may get room ahead of its tokens while `reserve` blocks stay
-        free, in tokens: in blocks that cache nothing, and in the one that it comes to next whatever
+        """The position up to which a running sequence may get room ahead of its tokens while
+        `reserve` blocks stay free: in blocks that cache nothing, and in its next block whatever
         that one caches.
         """
         num_spare = max(0, self.blocks.num_free - reserve)
@@ -218,7 +217,9 @@ class SequenceKv:
         if not 0 <= sequence.num_written <= sequence.num_computed <= sequence.num_tokens:
             raise IntegrityError(f"sequence {sequence.seq_id} miscounts its tokens")
         if len(sequence.block_hashes) > len(sequence.token_ids) // self.block_size:
-            raise IntegrityError(f"sequence {sequence.seq_id} named blocks that are not full")
+            raise IntegrityError(
+                f"sequence {sequence.seq_id} has hashes of blocks that are not full"
+            )
         if sequence.state is SequenceState.RUNNING:
             table = self.blocks.table(sequence.seq_id)
             if len(table) < self.blocks_for(sequence.num_computed):
@@ -230,7 +231,7 @@ class SequenceKv:
         """Raise IntegrityError unless exactly the blocks of `running` are in use."""
         used = {block for s in running for block in self.blocks.table(s.seq_id)}
         if len(used) + self.blocks.num_free != self.num_blocks:
-            raise IntegrityError("blocks are held by none that runs")
+            raise IntegrityError("blocks are held by no running sequence")
 
     def _tail(self, sequence: Sequence) -> PartialBlock | None:
         """Names what is written after the last full block."""

@@ -98,5 +98,5 @@ def test_draws_that_are_no_run_are_refused(make_request: Make) -> None:
     engine.add(make_request("a", [1, 2, 3], max_tokens=20))
     advance(engine, {0: 4})
     step = scheduled(engine)
-    with pytest.raises(IntegrityError, match="cannot have stood"):
+    with pytest.raises(IntegrityError, match="cannot have been accepted"):
         engine.update(step, drawn({0: (8, 6, 9)}), 0.0)
