@@ -31,7 +31,6 @@ class Turns:
 
 
 def as_json(value: Any, status: int = 200) -> web.Response:
-    """Encode any value that msgspec supports."""
     return web.Response(
         body=msgspec.json.encode(value), status=status, content_type="application/json"
     )

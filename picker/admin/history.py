@@ -108,7 +108,6 @@ class _Ring:
         self.number = 0
 
     def add(self, sample: EndpointSample | PoolSample, number: int) -> None:
-        """Add the sample of this number."""
         self.number = number
         for name, row in zip(self._fields, self._rows, strict=True):
             value = getattr(sample, name)

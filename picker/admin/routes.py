@@ -61,31 +61,19 @@ class AdminSource(Protocol):
     """The data behind the pages of one pool."""
 
     @property
-    def metrics(self) -> PickerMetrics:
-        """The series of the pool."""
-        ...
+    def metrics(self) -> PickerMetrics: ...
 
     @property
-    def datastore(self) -> Datastore:
-        """The endpoints of the pool."""
-        ...
+    def datastore(self) -> Datastore: ...
 
     @property
-    def inflight(self) -> InflightLoad:
-        """The requests under way."""
-        ...
+    def inflight(self) -> InflightLoad: ...
 
-    def about(self) -> AboutView:
-        """The identity of this picker."""
-        ...
+    def about(self) -> AboutView: ...
 
-    def queues(self) -> QueuesView:
-        """Show the queues of flow control."""
-        ...
+    def queues(self) -> QueuesView: ...
 
-    def decisions(self, limit: int) -> Iterable[RecordSummary]:
-        """List the last requests, the newest first."""
-        ...
+    def decisions(self, limit: int) -> Iterable[RecordSummary]: ...
 
     def decision(self, request_id: str | None) -> RecordView | None:
         """Find a request, for None the last one; None if it is not in the ring."""
@@ -99,9 +87,7 @@ class AdminSource(Protocol):
         """Sample the traffic by endpoint; called once a second."""
         ...
 
-    def configuration(self) -> ConfigView:
-        """The configuration in use."""
-        ...
+    def configuration(self) -> ConfigView: ...
 
     def problem(self) -> str | None:
         """Describe what is wrong with the pool or its discovery; None: nothing."""
@@ -153,7 +139,6 @@ class PoolPages:
             self.sample()
 
     def sample(self) -> None:
-        """Add a sample to the history."""
         traffic = self.source.traffic()
         candidates = self.source.datastore.snapshot().candidates
         known = {one.key: one.metrics for one in candidates if one.metrics is not None}
@@ -344,7 +329,6 @@ def page_files() -> dict[str, bytes]:
 
 
 def pools_page() -> bytes:
-    """Return the page that lists several pools."""
     return page_files()[_POOLS]
 
 

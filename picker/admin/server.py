@@ -53,7 +53,6 @@ class AdminServer:
 
     @classmethod
     def of_one(cls, pool: PoolPages, is_ready: Callable[[], bool]) -> AdminServer:
-        """Create the server of a picker of one pool."""
         return cls(pool.routes(is_ready), [pool], pool.source.metrics.admin_failures_total)
 
     def protect(self, authorize: Authorize) -> None:
@@ -83,7 +82,6 @@ class AdminServer:
         await asyncio.gather(*(pool.watch() for pool in self._pools))
 
     async def stop(self) -> None:
-        """Close the port, if it is open."""
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None

@@ -56,7 +56,6 @@ class ConfigInUse:
 
     @property
     def assembly(self) -> Assembly:
-        """The assembly in use now."""
         return self._assembly
 
     @property
@@ -65,7 +64,6 @@ class ConfigInUse:
         return self._context.options.services.hash_seed
 
     def subscribe(self, listener: Callable[[Assembly], None]) -> None:
-        """Call `listener` with every later assembly."""
         self._listeners.append(listener)
 
     def apply(self, loaded: LoadedConfig) -> tuple[Finding, ...]:
@@ -109,18 +107,15 @@ class LoopClock:
     """The event loop's time, for plugins that wait."""
 
     def now(self) -> float:
-        """Return the time in seconds."""
         return asyncio.get_running_loop().time()
 
     async def sleep(self, seconds: float) -> None:
-        """Suspend the calling task for `seconds`."""
         await asyncio.sleep(seconds)
 
 
 def config_in_use(
     options: Options, loaded: LoadedConfig, outbound: Outbound, metrics: PickerMetrics
 ) -> ConfigInUse:
-    """Build the objects of `loaded`. Raises `ConfigError`."""
     seed = hash_seed_of(options.hash_seed_file)
     building = BuildOptions(
         services=Services(

@@ -70,7 +70,6 @@ class KnownPool:
         metrics.register(RememberedCollector(gauges, interval, time.monotonic))
 
     def use(self, assembly: Assembly) -> None:
-        """Use the plugins of another configuration."""
         described = tuple(describers(assembly.data_layer.bindings))
         self.datastore.use((*assembly.observers, *self._observers), described)
 

@@ -61,7 +61,6 @@ class Leadership:
         return f"on standby; the leader is {keeper.holder or 'unknown'}"
 
     def resign(self) -> None:
-        """Release the lead to another replica."""
         if self._keeper is not None:
             self._keeper.resign()
 

@@ -193,7 +193,6 @@ class Listeners:
         )
 
     def works(self) -> list[tuple[str, Coroutine[None, None, None]]]:
-        """Return the background tasks, which run until cancelled."""
         every = (self._ext_proc, *self._own.values())
         following = [one.follow_certificates() for one in every if one.follows_certificates]
         folder, context = self._http_certificates, self._http_tls

@@ -125,7 +125,6 @@ class Serving:
         return self._serves() and self.is_known()
 
     def of_pool(self, pool: ServedPool) -> Callable[[], bool]:
-        """Return the readiness check of one pool."""
         return lambda: self._serves() and pool.is_known()
 
     def is_known(self) -> bool:

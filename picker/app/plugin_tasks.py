@@ -37,7 +37,6 @@ class PluginTasks(Generic[P]):
         self._is_over = False
 
     def use(self, plugins: Mapping[str, P]) -> None:
-        """Replace the plugins, by name."""
         self._wanted = plugins
         self._changed.set()
 

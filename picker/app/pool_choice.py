@@ -100,4 +100,4 @@ class _Refusing:
         response_status: int | None = None,
         served_by: str | None = None,
     ) -> None:
-        """Do nothing: the exchange holds nothing."""
+        pass

@@ -210,7 +210,6 @@ class ServedPool:
 
     @property
     def warnings(self) -> tuple[Finding, ...]:
-        """The warnings of the first configuration."""
         return self.config.assembly.warnings
 
     @property
@@ -220,21 +219,17 @@ class ServedPool:
 
     @property
     def unfinished(self) -> int:
-        """The number of requests under way or waiting."""
         return self.inflight.own_total + self.waiting
 
     @property
     def waiting(self) -> int:
-        """The number of requests that wait for admission."""
         return self.flow.num_waiting
 
     @property
     def num_decisions(self) -> int:
-        """The number of decisions since the start."""
         return self._requests.decisions
 
     def is_known(self) -> bool:
-        """True once its endpoints were discovered."""
         return self.datastore.synced
 
     def load(self) -> None:
@@ -273,11 +268,9 @@ class ServedPool:
             await self._record_file.close(time.monotonic())
 
     def queues(self) -> QueuesView:
-        """Show the queues of flow control."""
         return self.flow.queues()
 
     def decisions(self, limit: int) -> Iterable[RecordSummary]:
-        """List the last requests, the newest first."""
         return () if self.records is None else self.records.last(limit)
 
     def decision(self, request_id: str | None) -> RecordView | None:

@@ -145,7 +145,6 @@ class Assembly:
 
 
 def default_config() -> LoadedConfig:
-    """Load the configuration that applies when none is given."""
     return load_config(DEFAULT_CONFIG, "built-in configuration")
 
 

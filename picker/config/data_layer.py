@@ -36,8 +36,6 @@ READS_LOAD = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class BoundSource:
-    """A data source with its extractors."""
-
     source: Instance
     extractors: tuple[Instance, ...]
     path: Path = ()

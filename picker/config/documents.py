@@ -151,7 +151,6 @@ def duplicate_keys(root: yaml.Node) -> Iterator[DuplicateKey]:
 
 
 def unusable(name: str, text: str, mark: yaml.Mark | None = None) -> InvalidConfigError:
-    """Make the error for an unusable file."""
     line, column = (mark.line + 1, mark.column + 1) if mark else (None, None)
     return InvalidConfigError((Finding(Severity.ERROR, text, name, line, column),))
 

@@ -158,17 +158,14 @@ class Findings:
 
     @property
     def has_errors(self) -> bool:
-        """True if the configuration is unusable."""
         return self._has_errors
 
     def error(
         self, path: Path, text: str, allowed: Sequence[str] = (), nearest: str | None = None
     ) -> None:
-        """Add an error at `path`."""
         self._add(Severity.ERROR, path, text, allowed, nearest)
 
     def warn(self, path: Path, text: str) -> None:
-        """Add a warning at `path`."""
         self._add(Severity.WARNING, path, text)
 
     def unknown(self, path: Path, text: str, given: object, known: Iterable[str]) -> None:
@@ -188,7 +185,6 @@ class Findings:
         return found
 
     def add(self, finding: Finding) -> None:
-        """Add a finding, unless it is a duplicate."""
         if not self._is_left_out(finding.severity):
             self._found[finding] = None
             self._has_errors |= finding.severity is Severity.ERROR

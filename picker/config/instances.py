@@ -95,7 +95,6 @@ class PluginInstances:
         )
 
     def add(self, spec: PluginSpec, path: Path, origin: Origin = Origin.CONFIGURED) -> None:
-        """Create the plugin of one entry."""
         name = spec.name or spec.type
         if name in self._by_name or name in self._broken:
             if name and origin is Origin.CONFIGURED:

@@ -43,8 +43,6 @@ DEFAULT_PROFILE = "default"
 
 @dataclass(frozen=True, slots=True)
 class ProfilePart:
-    """A plugin of a profile; `weight` is for scorers."""
-
     instance: Instance
     weight: float = 1.0
     path: Path = ()
@@ -183,6 +181,5 @@ class ProfilePlanner:
 
 
 def names_in(plans: Iterable[ProfilePlan]) -> set[str]:
-    """Return the names of all plugins in profiles."""
     parts = (part for plan in plans for part in (*plan.filters, *plan.scorers, plan.picker))
     return {part.instance.name for part in parts if part is not None}

@@ -38,8 +38,6 @@ class PluginSpec(Section, frozen=True):
 
 
 class PluginRef(Section, frozen=True):
-    """A reference to an entry of `plugins`."""
-
     plugin_ref: Name
 
 
@@ -51,15 +49,11 @@ class ProfilePlugin(Section, frozen=True):
 
 
 class SchedulingProfile(Section, frozen=True):
-    """Filters, scorers and a picker, in order."""
-
     name: Name
     plugins: tuple[ProfilePlugin, ...] = ()
 
 
 class SourceSpec(Section, frozen=True):
-    """A data source and its extractors."""
-
     plugin_ref: Name
     extractors: tuple[PluginRef, ...] = ()
 
@@ -73,8 +67,6 @@ class Discovery(Section, frozen=True):
 
 
 class CrossReplica(Section, frozen=True):
-    """The exchange between replicas."""
-
     syncer_plugin_ref: str | None = None
     sync_interval: str | None = None
     publish_timeout: str | None = None
@@ -108,8 +100,6 @@ class PriorityBandTemplate(Section, frozen=True):
 
 
 class PriorityBand(PriorityBandTemplate, frozen=True, kw_only=True):
-    """The band of one priority."""
-
     priority: Int32
 
 

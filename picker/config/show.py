@@ -42,7 +42,6 @@ class ConfigLine:
 
 
 def effective_lines(loaded: LoadedConfig, assembly: Assembly) -> list[ConfigLine]:
-    """Show the whole effective configuration."""
     shown = _Shown(loaded.source)
     version = loaded.config.api_version
     if version not in schema.API_VERSIONS:

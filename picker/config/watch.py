@@ -61,7 +61,6 @@ class ConfigWatch:
         return self._problem or None
 
     async def run(self) -> None:
-        """Follow the file until cancelled."""
         folder, name = self._path.parent.absolute(), self._path.name
         async with aclosing(moments_to_look(folder, name)) as moments:
             async for _ in moments:

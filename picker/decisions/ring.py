@@ -43,11 +43,9 @@ class DecisionRing:
     # A watcher of decisions
 
     def waits(self, decision: Decision) -> None:
-        """Show it as waiting."""
         self._under_way[decision.number] = decision
 
     def decided(self, decision: Decision) -> None:
-        """Show it as under way."""
         at = decision.at_seconds
         decision.is_alone = at - self._decided_at >= ALONE_SECONDS
         self._decided_at = at
@@ -70,7 +68,6 @@ class DecisionRing:
 
     @property
     def size(self) -> int:
-        """The number of stored requests."""
         return len(self._over) + len(self._under_way)
 
     def last(self, limit: int) -> Iterator[RecordSummary]:

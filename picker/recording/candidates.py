@@ -132,7 +132,6 @@ class CandidateMemory:
             raise ValueError(f"nothing is known of the candidate {error}") from None
 
     def forget(self, key: str) -> None:
-        """Drop an endpoint that left."""
         self._known.pop(key, None)
 
 

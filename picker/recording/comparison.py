@@ -23,8 +23,6 @@ class Move(msgspec.Struct, frozen=True):
 
 
 class Share(msgspec.Struct, frozen=True):
-    """The requests of an endpoint, before and now."""
-
     endpoint: str
     before: int
     now: int

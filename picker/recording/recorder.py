@@ -70,9 +70,7 @@ class LineSink(Protocol):
         """Accept a line; called by the event loop, must not block."""
         ...
 
-    def lose(self, why: str, now_seconds: float) -> None:
-        """Count a line that could not be made."""
-        ...
+    def lose(self, why: str, now_seconds: float) -> None: ...
 
 
 class Recorder:
@@ -131,7 +129,6 @@ class Recorder:
             self._write(self._config)
 
     def endpoints_changed(self, changes: EndpointChanges) -> None:
-        """Record the changes of the pool."""
         self._settle()
         self._headers.know_endpoints((*changes.added, *changes.updated), changes.removed)
         for endpoint in changes.removed:
@@ -143,19 +140,16 @@ class Recorder:
             self._endpoint(endpoint.key, "updated", endpoint)
 
     def endpoint_removed(self, key: str) -> None:
-        """Record that plugins discard the state of the endpoint."""
         self._settle()
         self._endpoint(key, "forgotten")
 
     def flush(self) -> None:
-        """Write the pending line."""
         self._settle()
 
     # Decisions
 
     @property
     def is_recording(self) -> bool:
-        """False once the recording has ended."""
         return self._sink.is_open
 
     def scheduling(self, decision: Decision, config: int) -> None:
@@ -204,7 +198,6 @@ class Recorder:
             log.exception(error)
 
     def first_piece(self, attributes: Attributes, progress: ResponseProgress) -> None:
-        """Record the beginning of a response."""
         number = attributes.get(_NUMBER)
         if number is not None:
             self._settle()
@@ -276,15 +269,12 @@ class _PipelineRecorder:
 
     @property
     def is_recording(self) -> bool:
-        """False once the recording has ended."""
         return self._recorder.is_recording
 
     def scheduling(self, decision: Decision) -> None:
-        """Take the inputs of a decision."""
         self._recorder.scheduling(decision, self._config)
 
     def response_progress(self, flight: Flight, progress: ResponseProgress) -> None:
-        """Record the first piece of a response."""
         if progress.is_first:
             self._recorder.first_piece(flight.attributes, progress)
 

@@ -132,7 +132,6 @@ class Replay:
     """Repeats the decisions of one recording. Owns the plugins and their state."""
 
     def __init__(self, path: str, other: OtherConfig | None = None) -> None:
-        """`path` is for messages."""
         self._path = path
         self._other = other
         self._run: _Run | None = None

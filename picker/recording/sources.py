@@ -164,7 +164,6 @@ class _Plan:
         self.notes: list[str] = []
 
     def note(self, instance: Instance, text: str) -> None:
-        """Add a note about a plugin."""
         self.notes.append(f"'{instance.name}' {text}")
 
     def is_unchanged(self, instance: Instance) -> bool:
