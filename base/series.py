@@ -105,18 +105,17 @@ class _Series(Generic[N]):
         return child
 
 
-class Counter(_Series[float]):
-    """A number that only grows."""
+class _Number(_Series[float]):
+    """A series whose label sets have a single sample."""
 
     __slots__ = ("_value",)
-    kind = "counter"
 
     def __init__(self, declaration: Declaration) -> None:
         super().__init__(declaration)
         self._value: float = 0
 
     def inc(self, amount: float = 1) -> None:
-        """Count `amount`, which is not negative."""
+        """Add `amount`, which is not negative for a counter."""
         self._value += amount
 
     def samples(self, number: float) -> Iterator[tuple[str, str, float]]:
@@ -129,21 +128,24 @@ class Counter(_Series[float]):
         return self._value
 
 
-class Gauge(_Series[float]):
+class Counter(_Number):
+    """A number that only grows."""
+
+    __slots__ = ()
+    kind = "counter"
+
+
+class Gauge(_Number):
     """A number that goes up and down."""
 
-    __slots__ = ("_function", "_value")
+    __slots__ = ("_function",)
     kind = "gauge"
 
     def __init__(self, declaration: Declaration) -> None:
         super().__init__(declaration)
-        self._value = 0.0
         self._function: Callable[[], float] | None = None
 
-    def inc(self, amount: float = 1.0) -> None:
-        self._value += amount
-
-    def dec(self, amount: float = 1.0) -> None:
+    def dec(self, amount: float = 1) -> None:
         self._value -= amount
 
     def set(self, value: float) -> None:
@@ -153,12 +155,6 @@ class Gauge(_Series[float]):
         """Take the value from `function` whenever the page is rendered."""
         self._function = function
 
-    def samples(self, number: float) -> Iterator[tuple[str, str, float]]:
-        yield "", "", number
-
-    def added(self, one: float, other: float) -> float:
-        return one + other
-
     def _number(self) -> float:
         return self._value if self._function is None else float(self._function())
 
@@ -166,7 +162,7 @@ class Gauge(_Series[float]):
 Rows: TypeAlias = Callable[[], Iterable[tuple[Labels, float]]]
 
 
-class Computed(_Series[float]):
+class Computed(_Number):
     """A gauge whose label sets are computed whenever they are read, and never stored: the samples
     of thousands of endpoints would hold up the requests.
     """
@@ -184,12 +180,6 @@ class Computed(_Series[float]):
 
     def numbers(self) -> Iterable[tuple[Labels, float]]:
         return self
-
-    def samples(self, number: float) -> Iterator[tuple[str, str, float]]:
-        yield "", "", number
-
-    def added(self, one: float, other: float) -> float:
-        return one + other
 
 
 Tally: TypeAlias = tuple[tuple[int, ...], float]
