@@ -293,6 +293,11 @@ class Bench:
         """A client that calls the application without a socket."""
         return client_of(self.api(**settings))
 
+    async def post(self, path: str, body: Any, **settings: object) -> httpx.Response:
+        """The response to one request, of a server with these settings."""
+        async with self.client(**settings) as client:
+            return await client.post(path, json=body)
+
     client_of = staticmethod(client_of)
     listening = staticmethod(listening)
 

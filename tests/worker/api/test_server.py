@@ -19,7 +19,6 @@ STREAM = {"prompt": "a", "stream": True}
 
 @pytest.mark.parametrize("failure", ["dies", "error"])
 async def test_a_stream_that_fails_is_cut_after_the_error(bench: Any, failure: str) -> None:
-    """The error is the last event: no [DONE], and no regular end of the HTTP body."""
     step = {
         "dies": EngineDeadError("gone"),
         "error": bench.say([], FinishReason.ERROR, error="no blocks"),
@@ -46,8 +45,7 @@ async def test_a_stream_that_fails_is_cut_after_the_error(bench: Any, failure: s
 
 
 @pytest.mark.parametrize("step", ["dies", "shuts down"])
-async def test_what_was_let_in_and_lost_has_a_type_of_its_own(bench: Any, step: str) -> None:
-    """Whether the engine died or the server stops; a refusal at the door has another."""
+async def test_a_lost_request_has_an_error_type_of_its_own(bench: Any, step: str) -> None:
     api = bench.api()
     bench.engine.steps = [
         EngineDeadError("gone")
@@ -144,7 +142,6 @@ async def test_routes_are_exact(bench: Any, method: str, path: str, status: int)
 async def test_a_slash_at_the_end_of_a_path_does_not_count(
     bench: Any, path: str, status: int
 ) -> None:
-    """Keys are needed there too."""
     async with bench.client(api_keys=["k"]) as client:
         assert (await client.get(path, headers={"x-api-key": "k"})).status_code == status
         guarded = 401 if path.startswith("/v1") else status
@@ -165,16 +162,15 @@ async def test_bodies_are_bounded_and_json(bench: Any) -> None:
             TEXT, content=trickle(), headers={"content-type": "application/json"}
         )
         form = await client.post(TEXT, data={"prompt": "a"})
-        bare = await client.post(TEXT, content=b'{"prompt":"a"}')
-    answers = (announced, long, unannounced, form, bare)
+        plain = await client.post(TEXT, content=b'{"prompt":"a"}')
+    answers = (announced, long, unannounced, form, plain)
     assert [r.status_code for r in answers] == [413, 413, 413, 400, 200]
-    # A short body is read away, and the connection goes on.
+    # A short body is discarded, and the connection continues.
     closes = [r.headers.get("connection") == "close" for r in answers]
     assert closes == [False, True, True, False, False]
 
 
 async def test_headers_are_bounded(bench: Any) -> None:
-    """More than 100 headers, or 64 KiB of them, are refused."""
     async with bench.client() as client:
         many = await client.get("/health", headers={f"x-{n}": "1" for n in range(120)})
         long = await client.get("/health", headers={"x-long": "x" * 70_000})
@@ -184,10 +180,7 @@ async def test_headers_are_bounded(bench: Any) -> None:
 KEY = {"authorization": "Bearer two"}
 
 
-async def test_keys_guard_what_costs_or_tells(bench: Any) -> None:
-    """With --api-key, whatever begins with /v1, /v2 or /inference asks for one, known or not, and
-    so does /invocations; probes, metrics and tokenization do not.
-    """
+async def test_keys_guard_routes_that_cost_or_reveal(bench: Any) -> None:
     async with bench.client(api_keys=["one", "two"]) as client:
         statuses = [
             (await client.get("/v1/models", headers=headers)).status_code
@@ -229,7 +222,6 @@ async def test_keys_guard_what_costs_or_tells(bench: Any) -> None:
 
 
 async def test_methods_can_be_asked_for(bench: Any) -> None:
-    """OPTIONS tells what a path takes; an unknown path takes nothing."""
     async with bench.client() as client:
         known, unknown = await client.options("/ping"), await client.options("/nope")
     assert (known.status_code, known.headers["allow"]) == (200, "GET, POST, OPTIONS")
@@ -265,7 +257,6 @@ async def test_request_ids_are_used_and_echoed(bench: Any, given: str | None) ->
     ],
 )
 async def test_invocations_go_by_the_body(bench: Any, body: dict[str, Any], kind: Any) -> None:
-    """One route for hosts that know only one."""
     async with bench.client() as client:
         answer = await client.post("/invocations", json=body)
         neither = await client.post("/invocations", json={"input": "a"})
@@ -313,7 +304,6 @@ async def test_exchanges_are_counted_by_route(bench: Any) -> None:
 async def test_load_comes_in_a_header_when_asked_for(
     bench: Any, form: str, value: str | None
 ) -> None:
-    """Balancers may read the load off an answer."""
     from worker.types import EngineStats
 
     bench.engine.stats = EngineStats(num_waiting=3, kv_cache_usage=0.25)
@@ -325,7 +315,6 @@ async def test_load_comes_in_a_header_when_asked_for(
 
 
 async def test_an_unexpected_error_is_counted_and_said(bench: Any) -> None:
-    """A bug is a 500 that tells the client nothing of the inside, and a counter."""
     bench.engine.steps = [KeyError("secret")]
     api = bench.api()
     async with bench.client_of(api) as client:
@@ -381,8 +370,7 @@ async def test_unknown_fields_are_ignored_with_a_warning(
 async def test_every_route_ignores_unknown_fields(
     bench: Any, path: str, body: dict[str, Any], ignored: str
 ) -> None:
-    async with bench.client() as client:
-        response = await client.post(path, json=body)
+    response = await bench.post(path, body)
     warning = f'299 - "ignored unknown fields: {ignored}"'
     assert (response.status_code, response.headers["warning"]) == (200, warning), response.text
 
@@ -445,8 +433,7 @@ async def test_hints_are_ignored_with_a_warning(
     bench: Any, path: str, body: dict[str, Any], ignored: str, strict: bool
 ) -> None:
     """They are part of the APIs, so strictness takes them too."""
-    async with bench.client(strict_fields=strict) as client:
-        response = await client.post(path, json=body)
+    response = await bench.post(path, body, strict_fields=strict)
     assert response.status_code == 200, response.text
     warning = response.headers["warning"]
     assert warning.startswith(f'299 - "ignored fields without effect: {ignored}')
@@ -483,11 +470,10 @@ async def test_a_warning_of_many_fields_has_a_bound(bench: Any) -> None:
         (False, {"nope": 1, "temperature": 9}, "temperature"),
     ],
 )
-async def test_what_is_refused_all_the_same(
+async def test_some_bodies_are_refused_in_any_mode(
     bench: Any, strict: bool, body: dict[str, Any], param: str
 ) -> None:
     """Unknown fields with --strict-fields; known fields that are not built, or out of range."""
-    async with bench.client(strict_fields=strict) as client:
-        response = await client.post(TEXT, json={"prompt": "a", **body})
+    response = await bench.post(TEXT, {"prompt": "a", **body}, strict_fields=strict)
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
     assert bench.engine.requests == []

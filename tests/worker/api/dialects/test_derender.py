@@ -16,7 +16,6 @@ TEXT, CHAT, GENERATE = "/v1/completions", "/v1/chat/completions", "/inference/v1
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    """Of a worker that says what it is sent."""
     flags = write_echo_model(tmp_path_factory.mktemp("echo"))
     with (
         sim_worker(*flags, "--reasoning-parser", "qwen3") as worker,
@@ -60,7 +59,6 @@ def comparable(body: dict[str, Any]) -> dict[str, Any]:
     ],
 )
 def test_the_three_parts_of_a_chat_are_the_chat(client: httpx.Client, body: dict[str, Any]) -> None:
-    """Rendered, run by token ids, derendered: reasoning, calls, stops and log probabilities."""
     whole = answer(client, CHAT, body)
     rendered = answer(client, CHAT + "/render", body)
     generated = answer(client, GENERATE, rendered)
@@ -74,7 +72,6 @@ def test_the_three_parts_of_a_chat_are_the_chat(client: httpx.Client, body: dict
 
 
 def test_the_three_parts_of_a_text_completion_are_it(client: httpx.Client) -> None:
-    """With an answer for each prompt, and log probabilities by their places in the text."""
     body = {"model": "echo", "prompt": ["ab", "Zürich"], "seed": 1, "logprobs": 1, "max_tokens": 9}
     whole = answer(client, TEXT, body)
     rendered = answer(client, TEXT + "/render", body)
@@ -87,17 +84,16 @@ def test_the_three_parts_of_a_text_completion_are_it(client: httpx.Client) -> No
     assert comparable(parts) == comparable(whole)
 
 
-def test_without_the_request_there_is_the_text_alone(client: httpx.Client) -> None:
-    """As vLLM's `derender` answers: with the caller's count of the prompt, and nothing parsed."""
+def test_without_the_request_the_answer_is_only_text(client: httpx.Client) -> None:
     ids = answer(client, "/tokenize", {"prompt": "<think>a</think>b"})["tokens"]
     given = {"request_id": "req-42", "choices": [{"index": 0, "token_ids": ids}]}
     body = {"model": "echo", "prompt_tokens": 5, "generate_response": given}
-    told = answer(client, CHAT + "/derender", body)
-    [choice] = told["choices"]
-    assert (told["id"], told["object"]) == ("req-42", "chat.completion")
+    answered = answer(client, CHAT + "/derender", body)
+    [choice] = answered["choices"]
+    assert (answered["id"], answered["object"]) == ("req-42", "chat.completion")
     assert (choice["message"]["content"], choice["finish_reason"]) == ("ab", "stop")
-    assert told["usage"]["prompt_tokens"] == 5
-    assert told["usage"]["completion_tokens"] == len(ids)
+    assert answered["usage"]["prompt_tokens"] == 5
+    assert answered["usage"]["completion_tokens"] == len(ids)
     body = {"generate_responses": [given], "prompt_tokens": [5]}
     assert answer(client, TEXT + "/derender", body)["choices"][0]["text"] == "ab"
 
@@ -122,10 +118,9 @@ ENTRY = {"token": "token_id:1", "logprob": -1.0}
         ),
     ],
 )
-def test_what_no_worker_generated_is_refused(
+def test_answers_that_no_worker_generated_are_refused(
     client: httpx.Client, choice: dict[str, Any], param: str | None
 ) -> None:
-    """By its place in the body."""
     given = {"request_id": "r", "choices": [choice]}
     response = client.post(CHAT + "/derender", json={"generate_response": given})
     assert response.status_code == 400, response.text

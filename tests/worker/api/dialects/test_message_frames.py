@@ -38,7 +38,7 @@ async def client_of(
 
 
 def plain(message: Any) -> Any:
-    """What of a message does not differ from one to the next."""
+    """Events without ids and times."""
     content = [block.model_dump(exclude={"id"}) for block in message.content]
     return content, message.stop_reason, message.stop_sequence, message.usage.model_dump()
 
@@ -70,7 +70,6 @@ def plain(message: Any) -> Any:
 async def test_streamed_is_whole(
     bench: Any, text: str, settings: dict[str, Any], kinds: list[str], reason: str, size: int
 ) -> None:
-    """Block by block, however the answer is cut, in the client's own account of the events."""
     says(bench, text, size=size)
     asked = {**ASKED, "tools": [TOOL], "stop_sequences": ["STOP"]}
     async with client_of(bench, **settings) as client:
@@ -114,8 +113,10 @@ async def test_a_tool_is_used_and_answered(bench: Any) -> None:
             ],
         )
     assert second.content[0].text == "It is a letter."
-    told = '<|im_start|>assistant\nI look.<tool_call>{"name": "look_up", "arguments": {"word": "é"'
-    assert told in prompt_of(bench)
+    counted = (
+        '<|im_start|>assistant\nI look.<tool_call>{"name": "look_up", "arguments": {"word": "é"'
+    )
+    assert counted in prompt_of(bench)
     answered = "<|im_start|>user\n<tool_response>a letter</tool_response><|im_end|>\n"
     assert answered + "<|im_start|>user\nSo?" in prompt_of(bench)
 
@@ -128,7 +129,6 @@ async def test_a_tool_is_used_and_answered(bench: Any) -> None:
     ],
 )
 async def test_a_tool_can_be_forced(bench: Any, choice: Any, text: str) -> None:
-    """Any, or a named one."""
     says(bench, text)
     async with client_of(bench) as client:
         answer = await client.messages.create(**ASKED, tools=[TOOL], tool_choice=choice)
@@ -137,7 +137,6 @@ async def test_a_tool_can_be_forced(bench: Any, choice: Any, text: str) -> None:
 
 
 async def test_a_cut_call_is_no_object(bench: Any) -> None:
-    """What there is of its arguments is there all the same."""
     says(bench, CALL[:50], FinishReason.LENGTH)
     async with client_of(bench) as client:
         answer = await client.messages.create(**ASKED, tools=[TOOL])
@@ -145,8 +144,7 @@ async def test_a_cut_call_is_no_object(bench: Any) -> None:
     assert answer.content[0].input == {"_incomplete": '{"word'}
 
 
-async def test_cached_tokens_are_counted_apart(bench: Any) -> None:
-    """As Anthropic counts them; all tokens of a prompt are those that are counted beforehand."""
+async def test_cached_tokens_are_counted_separately(bench: Any) -> None:
     bench.engine.steps = [bench.say("x", FinishReason.LENGTH, cached=4)]
     async with client_of(bench) as client:
         usage = (await client.messages.create(**ASKED)).usage
@@ -165,7 +163,6 @@ async def test_cached_tokens_are_counted_apart(bench: Any) -> None:
 async def test_errors_are_the_clients(
     bench: Any, error: type[Exception], fields: dict[str, Any], settings: dict[str, Any]
 ) -> None:
-    """In Anthropic's envelope."""
     async with client_of(bench, **settings) as client:
         with pytest.raises(error) as failure:
             await client.messages.create(**{**ASKED, **fields})
@@ -175,14 +172,12 @@ async def test_errors_are_the_clients(
 
 
 async def test_the_clients_key_is_taken(bench: Any) -> None:
-    """Its header is not OpenAI's."""
     says(bench, "Hello.")
     async with client_of(bench, key="y", api_keys=["y"]) as client:
         assert (await client.messages.create(**ASKED)).content[0].text == "Hello."
 
 
 async def test_a_lost_engine_ends_a_stream_with_an_error(bench: Any) -> None:
-    """An event that the client raises."""
     bench.engine.steps = [bench.say("h"), EngineDeadError("it is gone")]
     async with client_of(bench) as client:
         with pytest.raises(anthropic.APIStatusError, match="it is gone"):
@@ -209,7 +204,6 @@ def asked_with(place: str, mark: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("place", ["block", "line", "text", "turn"])
 async def test_a_line_that_differs_each_time_is_not_in_the_prompt(bench: Any, place: str) -> None:
-    """Claude Code's, wherever the system speaks first."""
     prompts = []
     async with client_of(bench) as client:
         for mark in ("a1", "b22"):
@@ -271,9 +265,6 @@ TURNS = "{% for m in messages %}…<{{ m.role }}>{{ m.content }}{% endfor %}<ass
 async def test_the_system_speaks_within_a_conversation(
     bench: Any, turns: list[Any], in_place: str, folded: str
 ) -> None:
-    """Its text is a turn of its own where the template has such, else it is in the turn beside it;
-    nothing ahead of it changes, and tokens are counted alike.
-    """
     bench.tokenizer = ByteTokenizer()
     for refusal, expected in (("", in_place), (REFUSES, folded)):
         bench.template_source = TURNS.replace("…", refusal)
@@ -287,7 +278,6 @@ async def test_the_system_speaks_within_a_conversation(
 
 @pytest.mark.parametrize("name", ["output_config", "output_format"])
 async def test_an_answer_has_the_form_that_was_asked_for(bench: Any, name: str) -> None:
-    """Both names of the field work; an error in the schema names it."""
     says(bench, '{"word": "hello"}')
     form = {"type": "json_schema", "schema": TOOL["input_schema"]}
     broken = {"type": "json_schema", "schema": {"type": "letter"}}
@@ -304,7 +294,6 @@ async def test_an_answer_has_the_form_that_was_asked_for(bench: Any, name: str) 
 
 
 async def test_the_effort_reaches_the_template(bench: Any) -> None:
-    """Its name is that of chats; the count is of the same prompt."""
     bench.template_source, bench.tokenizer = "{{ reasoning_effort }}…", ByteTokenizer()
     async with bench.client(max_model_len=64) as client:
         body = {**ASKED, "max_tokens": 8, "output_config": {"effort": "xhigh"}}
@@ -315,7 +304,6 @@ async def test_the_effort_reaches_the_template(bench: Any) -> None:
 
 
 async def test_a_tool_that_a_search_has_found_is_named(bench: Any) -> None:
-    """The model has seen it from the beginning."""
     found = [{"type": "tool_reference", "tool_name": "look_up"}, "beside"]
     turns = [
         *USER,

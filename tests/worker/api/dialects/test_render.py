@@ -1,4 +1,4 @@
-"""What a request would ask of the engine, and that asking it gives the same."""
+"""Rendered requests ask the same of the engine as the requests themselves."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SAMPLING = {
         (TEXT, {"prompt": [1, 2, 3]}),
     ],
 )
-async def test_what_is_rendered_asks_the_same_of_the_engine(
+async def test_a_rendered_request_asks_the_same_of_the_engine(
     bench: Any, path: str, body: dict[str, Any]
 ) -> None:
     """A rendered request, sent to token-level generation as it is, is the request itself."""
@@ -65,7 +65,6 @@ async def test_what_is_rendered_asks_the_same_of_the_engine(
 
 
 async def test_several_prompts_have_an_entry_each(bench: Any) -> None:
-    """Text completions render to an array in order, with ids that tell its entries apart."""
     async with bench.client() as client:
         body = {"prompt": ["shono.", [1, 2]], "request_id": "r"}
         mixed = await client.post(TEXT + "/render", json={**body, "prompt": ["shono.", "hi"]})
@@ -75,8 +74,7 @@ async def test_several_prompts_have_an_entry_each(bench: Any) -> None:
     assert (first["stream"], first["priority"], first["token_offsets"]) == (False, 0, None)
 
 
-async def test_offsets_are_told_when_asked_for(bench: Any) -> None:
-    """Each token has the characters it came from; token ids came from none."""
+async def test_offsets_are_returned_when_asked_for(bench: Any) -> None:
     ask = {"return_token_offsets": True}
     async with bench.client() as client:
         text = await client.post(TEXT + "/render", json={"prompt": "shono.", **ask})
@@ -102,7 +100,6 @@ async def test_offsets_are_told_when_asked_for(bench: Any) -> None:
 async def test_rendering_is_as_strict_as_generating(
     bench: Any, path: str, body: dict[str, Any], status: int
 ) -> None:
-    """What would be refused is refused here too."""
     async with bench.client() as client:
         answers = [await client.post(path + end, json=body) for end in ("", "/render")]
     assert [a.status_code for a in answers] == [status, status]
@@ -121,8 +118,7 @@ async def test_offsets_cost_no_second_look_at_the_text(
 ) -> None:
     """Every text is encoded once, and a long one off the event loop."""
     body = {**body, "return_token_offsets": True, "bad_words": ["hi"]}
-    async with bench.client(max_model_len=4096) as client:
-        response = await client.post(path + "/render", json=body)
+    response = await bench.post(path + "/render", body, max_model_len=4096)
     assert response.status_code == 200
     answer = response.json()
     entries = answer if path == TEXT else [answer]

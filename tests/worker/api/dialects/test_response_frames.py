@@ -38,7 +38,7 @@ async def client_of(bench: Any, **settings: Any) -> AsyncIterator[openai.AsyncOp
 
 
 def plain(response: Any) -> Any:
-    """What of a response does not differ from one to the next."""
+    """Events without ids and times."""
     dumped = (item.model_dump(exclude_none=True) for item in response.output)
     output = [{k: v for k, v in item.items() if k not in ("id", "call_id")} for item in dumped]
     return output, response.usage.model_dump(), response.status, response.incomplete_details
@@ -74,7 +74,6 @@ def plain(response: Any) -> Any:
 async def test_streamed_is_whole(
     bench: Any, text: str, settings: dict[str, Any], kinds: list[str], size: int
 ) -> None:
-    """Item by item, however the answer is cut, and in the client's own account of the events."""
     says(bench, text, size=size)
     asked: dict[str, Any] = {"model": "tiny", "input": "hi", "tools": [TOOL]}
     async with client_of(bench, **settings) as client:
@@ -127,7 +126,7 @@ def ended_in_order(events: list[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("size", [1, 5, 1000])
-async def test_what_turns_out_to_be_no_call_is_text_behind_it(bench: Any, size: int) -> None:
+async def test_a_broken_call_becomes_text_behind_it(bench: Any, size: int) -> None:
     """The incomplete item of a stream ends before the text; the response has the text alone."""
     bad = CALL.replace('"é"', '"é", nope')
     says(bench, f"One.{bad}Two.", size=size)
@@ -143,7 +142,6 @@ async def test_what_turns_out_to_be_no_call_is_text_behind_it(bench: Any, size: 
 
 
 async def test_a_cut_answer_is_incomplete(bench: Any) -> None:
-    """Both forms say why."""
     says(bench, "Hel", FinishReason.LENGTH)
     async with client_of(bench) as client:
         whole = await client.responses.create(input="hi", max_output_tokens=3)
@@ -182,8 +180,10 @@ async def test_a_tool_is_called_and_answered(bench: Any) -> None:
             input=[{"role": "user", "content": "hi"}, *first.output, results], tools=[TOOL]
         )
     assert second.output_text == "It is a letter."
-    told = '<|im_start|>assistant\nI look.<tool_call>{"name": "look_up", "arguments": {"word": "é"'
-    assert told in prompt_of(bench)
+    counted = (
+        '<|im_start|>assistant\nI look.<tool_call>{"name": "look_up", "arguments": {"word": "é"'
+    )
+    assert counted in prompt_of(bench)
     assert "<|im_start|>user\n<tool_response>a letter</tool_response>" in prompt_of(bench)
 
 
@@ -219,7 +219,6 @@ async def test_parts_of_earlier_turns_are_read(bench: Any) -> None:
     ],
 )
 async def test_a_call_can_be_forced(bench: Any, choice: Any, text: str) -> None:
-    """By any function, or by a named one."""
     says(bench, text)
     async with client_of(bench) as client:
         answer = await client.responses.create(input="hi", tools=[TOOL], tool_choice=choice)
@@ -228,7 +227,6 @@ async def test_a_call_can_be_forced(bench: Any, choice: Any, text: str) -> None:
 
 
 async def test_log_probabilities_are_included(bench: Any) -> None:
-    """Where `include` asks for them, in both forms."""
     bench.engine.steps = [
         bench.say("h", logprobs=[bench.logprob("h", ("h", -0.5), ("x", -2.0))]),
         bench.say("i", FinishReason.STOP, logprobs=[bench.logprob("i", ("i", -0.5), ("y", -2.0))]),

@@ -16,23 +16,20 @@ ENDS = [ord("h"), ord("i"), sim.IM_END_ID]
 
 async def post(bench: Any, body: dict[str, Any], path: str = PATH) -> Any:
     """The answer's JSON; 200."""
-    async with bench.client() as client:
-        response = await client.post(path, json=body)
+    response = await bench.post(path, body)
     assert response.status_code == 200, response.text
     return response.json()
 
 
 async def streamed(bench: Any, body: dict[str, Any]) -> list[Any]:
     """The events, without the end."""
-    async with bench.client() as client:
-        response = await client.post(PATH, json={**body, "stream": True})
+    response = await bench.post(PATH, {**body, "stream": True})
     *frames, done = response.text.strip().split("\n\n")
     assert done == "data: [DONE]"
     return [json.loads(frame.removeprefix("data: ")) for frame in frames]
 
 
 async def test_forge_has_its_own_form(bench: Any) -> None:
-    """Greedy, of 32 tokens unless it says otherwise."""
     answer = await post(bench, {"prompt": "a"})
     assert answer == {"text": "hi", "prompt_tokens": 1, "completion_tokens": 3}
     await post(bench, {"prompt": "a", "max_tokens": 5})
@@ -41,7 +38,6 @@ async def test_forge_has_its_own_form(bench: Any) -> None:
 
 
 async def test_sglangs_fields_are_those_of_completions(bench: Any) -> None:
-    """Under other names, with another default length."""
     sampling = {
         "max_new_tokens": 7,
         "min_new_tokens": 2,
@@ -93,7 +89,6 @@ async def test_sglangs_streams_repeat_the_whole(
 
 
 async def test_sglangs_log_probabilities(bench: Any) -> None:
-    """Of each token `[logprob, id, text]`, whole and streamed."""
     bench.engine.steps = [
         bench.say("h", logprobs=[bench.logprob("h", ("x", -2.0))]),
         bench.say("i", FinishReason.LENGTH, logprobs=[bench.logprob("i", ("y", -3.0))]),
@@ -113,7 +108,6 @@ async def test_sglangs_log_probabilities(bench: Any) -> None:
 
 
 async def test_a_batch_answers_each_conversation(bench: Any) -> None:
-    """In order, as one response."""
     conversations = [[{"role": "user", "content": text}] for text in ("a", "b b")]
     answer = await post(bench, {"messages": conversations, "max_tokens": 4}, BATCH)
     assert [choice["index"] for choice in answer["choices"]] == [0, 1]

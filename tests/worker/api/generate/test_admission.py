@@ -1,4 +1,4 @@
-"""Who is let in, and when the worker counts as empty."""
+"""Admission by queues, memory and draining."""
 
 from __future__ import annotations
 
@@ -14,17 +14,15 @@ from worker.types import EngineStats
 TEXT = "/v1/completions"
 
 
-async def test_a_dead_engine_lets_nobody_in(bench: Any) -> None:
+async def test_a_dead_engine_admits_no_request(bench: Any) -> None:
     """503 with a hint to come back, before anything is tokenized."""
     bench.engine.is_alive = False
-    async with bench.client() as client:
-        response = await client.post(TEXT, json={"prompt": "a"})
+    response = await bench.post(TEXT, {"prompt": "a"})
     assert response.status_code == 503
     assert response.headers["retry-after"] == "1"
 
 
 async def test_a_full_queue_refuses(bench: Any) -> None:
-    """The engine's waiting count at the limit is a 503, counted by reason."""
     bench.engine.stats = EngineStats(num_running=1, num_waiting=2)
     api = bench.api(max_num_queued_reqs=2)
     async with bench.client_of(api) as client:
@@ -49,7 +47,6 @@ async def test_a_burst_is_counted_before_the_engine_knows_it(bench: Any) -> None
 async def test_a_queue_of_none_still_uses_every_slot(
     bench: Any, inside: int, refused: bool
 ) -> None:
-    """With a limit of 0 nobody waits, but whoever finds a free slot is let in."""
     admission = bench.api(max_num_queued_reqs=0, max_num_seqs=4).admission
     with admission.entered(inside):
         if refused:
@@ -61,7 +58,6 @@ async def test_a_queue_of_none_still_uses_every_slot(
 
 
 async def test_each_of_n_counts(bench: Any) -> None:
-    """A request for three answers needs three places in the queue."""
     bench.engine.stats = EngineStats(num_running=4, num_waiting=1)
     api = bench.api(max_num_queued_reqs=3, max_num_seqs=4)
     async with bench.client_of(api) as client:
@@ -96,7 +92,6 @@ async def test_a_backlog_of_tokens_refuses(bench: Any) -> None:
 
 
 async def test_a_lack_of_memory_refuses(bench: Any) -> None:
-    """Before anything is read or tokenized."""
     api = bench.api()
     guard = MemoryGuard(100, lambda: 101, lambda: 0.0)
     admission = Admission(
@@ -140,5 +135,4 @@ def test_memory_is_read_now_and_then() -> None:
 
 
 def test_resident_memory_is_plausible() -> None:
-    """A Python process has more than a mebibyte and less than a terabyte."""
     assert 1 << 20 < resident_bytes() < 1 << 40

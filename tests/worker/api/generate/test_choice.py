@@ -94,7 +94,6 @@ def test_tokens_after_a_stop_string_do_not_count(bench: Any) -> None:
 
 
 def test_logprobs_follow_the_tokens_that_count(bench: Any) -> None:
-    """Each token that counts has its entry once: held back, cut off or without text."""
     entries = [bench.logprob(c) for c in "xabcd"]
     subject = choice(TextParams(stop=("bc", "cz")))
     first = subject.take(bench.say("xab", logprobs=entries[:3]))
@@ -142,14 +141,12 @@ def test_an_echo_alone_shows_no_token(bench: Any) -> None:
 def test_only_text_that_begins_a_sequence_loses_its_space(
     bench: Any, prompt: list[int], text: str
 ) -> None:
-    """SentencePiece's first space is kept after a prompt with text, and dropped without one."""
     started = AddRequest("r", prompt, SamplingParams(max_tokens=9), 0.5)
-    told = Choice(0, started, TextParams(), OneByteTokens())
-    assert told.take(bench.say(" x")).text == text
+    pieces_of = Choice(0, started, TextParams(), OneByteTokens())
+    assert pieces_of.take(bench.say(" x")).text == text
 
 
 def test_an_abort_that_was_asked_for_is_an_ending(bench: Any) -> None:
-    """What had come stays, with the reason; held-back text too, and no stop token as the reason."""
     subject = choice(TextParams(stop=("bc",)), stop_token_ids=(98,))
     assert subject.take(bench.say("ab")).text == "a"
     assert subject.take(bench.say([], FinishReason.ABORT)).text == "b"
@@ -179,7 +176,6 @@ def test_an_abort_for_the_servers_own_reasons_is_an_error(bench: Any) -> None:
 def test_the_models_own_end_is_no_stop_reason_even_when_asked_for(
     bench: Any, eos_id: int | None, reported: int | None
 ) -> None:
-    """It comes before the client's own stop tokens, unless ends are ignored."""
     subject = choice(TextParams(eos_id=eos_id), stop_token_ids=(98,))
     subject.take(bench.say("ab", FinishReason.STOP, stop_token=98))
     assert subject.ending is not None

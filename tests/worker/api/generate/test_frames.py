@@ -31,7 +31,6 @@ USAGE_JSON = {
 
 
 def test_the_first_chat_chunk_names_the_role() -> None:
-    """The opening chunk is byte for byte vLLM's."""
     assert ChatFrames(HEAD).opening(0, None) == (
         b'data: {"id":"id-1","object":"chat.completion.chunk","created":7,"model":"tiny",'
         b'"choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,'
@@ -79,7 +78,6 @@ def test_usage_comes_in_a_chunk_without_choices(
 
 
 def test_a_whole_chat_answer_has_every_null() -> None:
-    """Keys are present with null where there is nothing to say."""
     body = json.loads(ChatFrames(HEAD).body([Answer("hi", Ending("length"))], USAGE, None))
     assert body["object"] == "chat.completion"
     choice = body["choices"][0]
@@ -108,15 +106,15 @@ def test_a_whole_completion_has_a_choice_for_every_prompt() -> None:
 
 
 @pytest.mark.parametrize("kind", [ChatFrames, CompletionFrames])
-def test_what_was_asked_for_is_in_the_frames(
+def test_facts_that_were_asked_for_are_in_the_frames(
     kind: type[ChatFrames] | type[CompletionFrames],
 ) -> None:
     """Log probabilities, token ids and metrics stand where clients of vLLM look for them."""
     frames = kind(HEAD, PromptFacts([[1, 2], [3]], choices_each=2))
-    told = {"content": [{"token": "a"}]}
-    delta = Delta(3, "a", Ending("stop"), told, [5, 6], metrics={"queue_time_ms": 1.5})
+    fields = {"content": [{"token": "a"}]}
+    delta = Delta(3, "a", Ending("stop"), fields, [5, 6], metrics={"queue_time_ms": 1.5})
     chunk = json.loads(frames.delta(delta).removeprefix(b"data: "))
-    assert chunk["choices"][0]["logprobs"] == told
+    assert chunk["choices"][0]["logprobs"] == fields
     assert chunk["choices"][0]["token_ids"] == [5, 6]
     assert chunk["metrics"] == {"queue_time_ms": 1.5}
     opening = json.loads(frames.opening(3, USAGE).removeprefix(b"data: "))
@@ -140,8 +138,7 @@ def test_a_chat_that_goes_on_begins_with_what_it_continues() -> None:
     assert body["choices"][0]["message"]["role"] == "user"
 
 
-def test_cached_tokens_may_be_kept_secret() -> None:
-    """Without the flag the details are null in a body and absent in a frame."""
+def test_cached_tokens_may_be_left_out() -> None:
     usage = TokenCounts(3, 2, None)
     assert b"prompt_tokens_details" not in CompletionFrames(HEAD).usage(usage, None)
     body = json.loads(CompletionFrames(HEAD).body([], usage, None))

@@ -1,4 +1,4 @@
-"""Several tokens at once are told as if each had come by itself, whatever was asked for."""
+"""Several tokens at once are events_of as if each had come by itself, whatever was asked for."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ENDINGS = (
 
 
 def answer(bench: Any, tokens: list[int], ending: tuple[FinishReason, int | None]) -> list[Any]:
-    """One output for each token, the last one with the end; times go on by a second each."""
+    """One output for each token, the last one with the end; times advance by a second each."""
     reason, stop_token = ending
     if stop_token is not None:
         tokens = [*tokens, stop_token]
@@ -117,8 +117,8 @@ class Teller:
     api: Any
     bench: Any
 
-    def told(self, steps: list[Any], path: str, body: Body) -> tuple[Any, Body]:
-        """What the client gets, and what the metrics hear of sizes and ends."""
+    def events_of(self, steps: list[Any], path: str, body: Body) -> tuple[Any, Body]:
+        """The events of a stream, decoded."""
         echoed = [self.bench.logprob("h")] if body.get("echo") else []
         first = msgspec.structs.replace(steps[0], prompt_logprobs=echoed)
         self.bench.engine.script = lambda request, branch: [first, *steps[1:]]
@@ -180,7 +180,7 @@ def streamed(text: str) -> Body:
     echo=st.booleans(),
 )
 @examples(60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
-def test_a_run_is_told_like_its_tokens(
+def test_a_run_is_written_like_its_tokens(
     teller: Teller,
     path: str,
     stream: bool,
@@ -197,7 +197,9 @@ def test_a_run_is_told_like_its_tokens(
     if stream:
         body |= {"stream": True, **streaming}
     outputs = answer(teller.bench, tokens, ending)
-    assert teller.told(in_runs(outputs, cuts), path, body) == teller.told(outputs, path, body)
+    assert teller.events_of(in_runs(outputs, cuts), path, body) == teller.events_of(
+        outputs, path, body
+    )
 
 
 @given(
@@ -219,8 +221,8 @@ def test_a_stream_of_runs_says_what_the_body_says(
     """The frames put together are the answer that comes as one."""
     runs = in_runs(answer(teller.bench, tokens, ending), cuts)
     body = asked(TEXT, {**fields, "return_token_ids": True}, True, False)
-    frames, sizes = teller.told(runs, TEXT, {**body, "stream": True, **streaming})
-    answered, same_sizes = teller.told(runs, TEXT, body)
+    frames, sizes = teller.events_of(runs, TEXT, {**body, "stream": True, **streaming})
+    answered, same_sizes = teller.events_of(runs, TEXT, body)
     (choice,) = answered["choices"]
     assert sizes == same_sizes
     assert frames["text"] == choice["text"]
@@ -230,12 +232,10 @@ def test_a_stream_of_runs_says_what_the_body_says(
 
 
 async def test_usage_goes_on_with_every_frame(bench: Any) -> None:
-    """Each frame counts the tokens that have come, the one of a stop string its own included."""
     bench.engine.steps = [bench.say("a"), bench.say("bcd"), bench.say("efENDgh")]
     options = {"include_usage": True, "continuous_usage_stats": True}
     asked_for = {"prompt": "a", "stream": True, "stop": "END", "stream_options": options}
-    async with bench.client() as client:
-        response = await client.post(TEXT, json=asked_for)
+    response = await bench.post(TEXT, asked_for)
     frames = [json.loads(f[6:]) for f in response.text.split("\n\n") if f.startswith("data: {")]
     assert [f["usage"]["completion_tokens"] for f in frames] == [4, 9, 9]  # the first is held back
 
@@ -254,7 +254,6 @@ async def test_a_stop_string_comes_before_whatever_ended_the_sequence_later(benc
 
 
 async def test_gaps_are_between_steps_and_not_between_tokens(bench: Any) -> None:
-    """As in vLLM: a run is one observation; what a lagging reader gets as one counts as it came."""
     outputs = answer(bench, [*b"abcdefgh"], (FinishReason.LENGTH, None))
     runs = in_runs(outputs, {1, 4, 6})
     bench.engine.steps = [runs[0], runs[1], merge(runs[2], runs[3])]
@@ -274,7 +273,7 @@ def speculated(output: RequestOutput, *histogram: int, drafted: int) -> RequestO
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_drafts_are_told_with_the_metrics(bench: Any, stream: bool) -> None:
+async def test_drafts_are_reported_with_the_metrics(bench: Any, stream: bool) -> None:
     """vLLM's figures, over all answers, with an entry for every number of accepted drafts."""
 
     def script(request: Any, branch: int) -> list[Any]:
@@ -289,8 +288,7 @@ async def test_drafts_are_told_with_the_metrics(bench: Any, stream: bool) -> Non
 
     bench.engine.script = script
     asked_for = {"prompt": "a", "n": 3, "stop": "END", "stream": stream}
-    async with bench.client(enable_per_request_metrics=True) as client:
-        response = await client.post(TEXT, json=asked_for)
+    response = await bench.post(TEXT, asked_for, enable_per_request_metrics=True)
     payloads = [response.text]
     if stream:
         payloads = [f[6:] for f in response.text.split("\n\n") if f.startswith("data: {")]
@@ -307,7 +305,5 @@ async def test_drafts_are_told_with_the_metrics(bench: Any, stream: bool) -> Non
 
 
 async def test_without_drafts_there_are_no_figures(bench: Any) -> None:
-    """Null, as without speculation."""
-    async with bench.client(enable_per_request_metrics=True) as client:
-        response = await client.post(TEXT, json={"prompt": "a"})
+    response = await bench.post(TEXT, {"prompt": "a"}, enable_per_request_metrics=True)
     assert response.json()["metrics"]["speculative_decoding"] is None

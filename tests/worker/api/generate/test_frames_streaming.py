@@ -1,4 +1,4 @@
-"""What each engine step gave, as events: intervals, facts, usage, keep-alives."""
+"""The frames of a stream, and when they are written."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ async def stream(bench: Any, path: str = TEXT, **body: Any) -> list[Any]:
     """The parsed events of a stream, without [DONE]."""
     settings = body.pop("settings", {})
     base = {"messages": USER} if path == CHAT else {"prompt": "a"}
-    async with bench.client(**settings) as client:
-        response = await client.post(path, json={**base, "stream": True, **body})
+    response = await bench.post(path, {**base, "stream": True, **body}, **settings)
     assert response.status_code == 200, response.text
     payloads = [f.removeprefix("data: ") for f in response.text.split("\n\n") if "data: " in f]
     assert payloads.pop() == "[DONE]"
@@ -29,7 +28,6 @@ async def stream(bench: Any, path: str = TEXT, **body: Any) -> list[Any]:
 
 @pytest.mark.parametrize("by_request", [False, True])
 async def test_tokens_can_be_gathered_into_fewer_frames(bench: Any, by_request: bool) -> None:
-    """The first token comes at once, then so many together, and the rest with the end."""
     bench.engine.steps = [*(bench.say(c) for c in "abcdefg"), bench.say("h", END)]
     asked: dict[str, Any] = {"stream_interval": 3} if by_request else {}
     found = await stream(bench, settings={"stream_interval": 1 if by_request else 3}, **asked)
@@ -37,7 +35,6 @@ async def test_tokens_can_be_gathered_into_fewer_frames(bench: Any, by_request: 
 
 
 async def test_logprobs_come_with_their_tokens_exactly_once(bench: Any) -> None:
-    """Also of tokens whose text is held back for a stop string, or belongs to half a character."""
     euro = "€".encode()
     tokens = [*b"aEN", *euro, *b"b"]
     entries = [bench.logprob(t) for t in tokens]
@@ -157,15 +154,14 @@ async def test_metrics_and_fingerprint_come_at_the_end(bench: Any, with_usage: b
 
 
 @pytest.mark.looptime
-async def test_a_silent_stream_is_kept_alive(bench: Any) -> None:
+async def test_a_silent_stream_gets_comments(bench: Any) -> None:
     """A comment for every interval without an event, and none after the end."""
     first, second = asyncio.Event(), asyncio.Event()
     bench.engine.steps = [first, bench.say("a"), second, bench.say("b", END)]
     loop = asyncio.get_running_loop()
     loop.call_later(25, first.set)
     loop.call_later(32, second.set)
-    async with bench.client(sse_keep_alive_seconds=10.0) as client:
-        response = await client.post(TEXT, json={"prompt": "a", "stream": True})
+    response = await bench.post(TEXT, {"prompt": "a", "stream": True}, sse_keep_alive_seconds=10.0)
     frames = response.text.split("\n\n")[:-1]
     kinds = ["comment" if f == ": keep-alive" else f[:14] for f in frames]
     assert kinds == ["comment", "comment", 'data: {"id":"c', 'data: {"id":"c', "data: [DONE]"]

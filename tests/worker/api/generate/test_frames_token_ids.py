@@ -28,7 +28,6 @@ async def test_an_answer_is_in_tokens(bench: Any) -> None:
 
 
 async def test_without_a_limit_the_context_is_filled(bench: Any) -> None:
-    """Not the sixteen tokens of text completions."""
     async with bench.client() as client:
         await client.post(PATH, json={"token_ids": [1, 2, 3]})
     assert bench.engine.requests[0].params.max_tokens == 61
@@ -107,10 +106,8 @@ async def test_everything_a_client_library_sends_is_taken(bench: Any) -> None:
         ({"token_ids": [1, -1]}, "body.token_ids.1"),
     ],
 )
-async def test_what_cannot_be_done_is_refused(
+async def test_unsupported_fields_are_refused(
     bench: Any, body: dict[str, Any], param: str | None
 ) -> None:
-    """With the field at fault."""
-    async with bench.client(strict_fields=True) as client:
-        answer = await client.post(PATH, json=body)
+    answer = await bench.post(PATH, body, strict_fields=True)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)

@@ -173,10 +173,8 @@ CASES = [
 async def test_a_hostile_body_is_refused_by_name(
     bench: Any, path: str, body: Any, named: str
 ) -> None:
-    """400 in the envelope of its API, and the engine hears of nothing."""
     settings = {"embedding_size": 4, "enable_priority": False, "strict_fields": True}
-    async with bench.client(**settings) as client:
-        response = await client.post(path, json=body)
+    response = await bench.post(path, body, **settings)
     assert response.status_code == 400, response.text
     error = response.json()["error"]
     assert named in error["message"]
@@ -185,7 +183,6 @@ async def test_a_hostile_body_is_refused_by_name(
 
 @pytest.mark.parametrize("path", sorted({path for path, *_ in CASES}))
 async def test_a_foreign_model_is_not_found(bench: Any, path: str) -> None:
-    """404, whatever else the body says."""
     bodies: dict[str, Any] = {
         "/v1/responses": {"input": "a"},
         "/v1/messages": {"messages": [USER], "max_tokens": 4},

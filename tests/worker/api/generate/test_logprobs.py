@@ -52,7 +52,6 @@ def test_a_fixed_token_that_is_also_likely_shows_once() -> None:
 
 
 def test_minus_infinity_is_written_as_a_number() -> None:
-    """JSON has no infinity."""
     impossible = TokenLogprobs((1, 4), (-math.inf, -math.inf), 3)
     (content,) = ChatLogprobs(TABLE.__getitem__, as_ids=False).take([impossible])["content"]
     assert (content["logprob"], content["top_logprobs"][0]["logprob"]) == (-9999.0, -9999.0)
@@ -82,7 +81,6 @@ def test_the_drawn_token_wins_where_texts_are_alike() -> None:
 
 
 def test_an_echoed_prompt_begins_with_null() -> None:
-    """Nothing is known of the first token; the answer's offsets go on behind the prompt."""
     writer = completion()
     echoed = Columns().followed_by(writer.prompt([1, 4], " Hi!", [entry(4, 1)]))
     assert msgspec.json.decode(echoed.raw()) == {
@@ -97,15 +95,15 @@ def test_an_echoed_prompt_begins_with_null() -> None:
 
 def test_the_models_prefix_takes_no_room_in_an_echo() -> None:
     """A bos token is a token of the prompt, but no part of its text."""
-    _, told = completion().prompt([0, 1, 4], " Hi!", [entry(1), entry(4)])
-    assert told["text_offset"] == [0, 3]
+    _, written_as = completion().prompt([0, 1, 4], " Hi!", [entry(1), entry(4)])
+    assert written_as["text_offset"] == [0, 3]
 
 
 @pytest.mark.parametrize(("asked", "fixed_rank"), [(1, None), (-1, 2)])
 def test_prompt_logprobs_are_ranked(asked: int, fixed_rank: int | None) -> None:
     """The prompt's own token has its rank, the likeliest theirs, others none."""
-    told = prompt_logprobs([entry(4, 1, 3, rank=7)], 3, asked, TABLE.__getitem__)
-    first, second, unknown = msgspec.json.decode(told)
+    written_as = prompt_logprobs([entry(4, 1, 3, rank=7)], 3, asked, TABLE.__getitem__)
+    first, second, unknown = msgspec.json.decode(written_as)
     assert first is unknown is None
     assert second == {
         "4": {"logprob": -1.4, "rank": 7, "decoded_token": "!"},

@@ -1,4 +1,4 @@
-"""What is open in the engine: aborts by the ids clients know, and the tokens that wait."""
+"""Open sequences: aborts by id, and the count of waiting tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from worker.types import SamplingParams
 
 
 def request(request_id: str, num_tokens: int = 5, branches: tuple[str, ...] = ()) -> AddRequest:
-    """A request with so many prompt tokens."""
+    """A request with a number of prompt tokens."""
     ids = list(range(num_tokens))
     return AddRequest(request_id, ids, SamplingParams(4), 0.0, branch_ids=list(branches))
 
@@ -56,7 +56,6 @@ async def test_aborts_reach_every_sequence_of_a_response(
 
 
 async def test_closed_sequences_are_forgotten(subject: Any, bench: Any) -> None:
-    """An abort that comes too late finds nothing."""
     engine, _ = subject
     (stream,) = engine.open(request("cmpl-a-0-1f"))
     stream.close()

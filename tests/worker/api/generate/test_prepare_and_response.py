@@ -26,8 +26,7 @@ def events(body: str) -> list[Any]:
 
 async def test_a_chat_is_rendered_run_and_answered(bench: Any) -> None:
     """The template's prompt reaches the engine; its text comes back without the end token."""
-    async with bench.client() as client:
-        response = await client.post(CHAT, json={"messages": USER, "model": "alias"})
+    response = await bench.post(CHAT, {"messages": USER, "model": "alias"})
     body = response.json()
     assert response.status_code == 200
     assert body["model"] == "tiny"
@@ -49,8 +48,7 @@ async def test_a_chat_is_rendered_run_and_answered(bench: Any) -> None:
 async def test_a_chat_streams_role_text_and_ending(bench: Any) -> None:
     """Role first, a chunk for each step, the reason on the last, then usage and [DONE]."""
     asked = {"messages": USER, "stream": True, "stream_options": {"include_usage": True}}
-    async with bench.client() as client:
-        response = await client.post(CHAT, json=asked)
+    response = await bench.post(CHAT, asked)
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
     role, first, last, usage, done = events(response.text)
     assert role["choices"][0]["delta"] == {"role": "assistant", "content": ""}
@@ -63,17 +61,14 @@ async def test_a_chat_streams_role_text_and_ending(bench: Any) -> None:
 
 
 async def test_usage_can_come_with_every_chunk(bench: Any) -> None:
-    """`continuous_usage_stats` counts along."""
     options = {"include_usage": True, "continuous_usage_stats": True}
     asked = {"prompt": "a", "stream": True, "stream_options": options}
-    async with bench.client() as client:
-        response = await client.post(TEXT, json=asked)
+    response = await bench.post(TEXT, asked)
     counts = [e["usage"]["completion_tokens"] for e in events(response.text)[:-1]]
     assert counts == [1, 3, 3]
 
 
 async def test_cached_tokens_are_reported(bench: Any) -> None:
-    """`prompt_tokens_details` tells what the prefix cache saved."""
     bench.engine.steps = [bench.say("x", FinishReason.LENGTH, cached=16)]
     async with bench.client() as client:
         body = (await client.post(TEXT, json={"prompt": "a"})).json()
@@ -84,12 +79,10 @@ async def test_cached_tokens_are_reported(bench: Any) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_several_prompts_are_several_choices(bench: Any, stream: bool) -> None:
-    """Each prompt is its own engine request and choice; usage adds up."""
     asked: dict[str, Any] = {"prompt": ["a", "b b"], "stream": stream}
     if stream:
         asked["stream_options"] = {"include_usage": True}
-    async with bench.client() as client:
-        response = await client.post(TEXT, json=asked)
+    response = await bench.post(TEXT, asked)
     assert len({r.request_id for r in bench.engine.requests}) == 2
     if not stream:
         body = response.json()
@@ -105,7 +98,6 @@ async def test_several_prompts_are_several_choices(bench: Any, stream: bool) -> 
 
 
 async def test_token_ids_are_a_prompt(bench: Any) -> None:
-    """Ids go to the engine as they are."""
     async with bench.client() as client:
         await client.post(TEXT, json={"prompt": [5, 6, 7]})
         await client.post(TEXT, json={"prompt": [[5], [6]]})
@@ -117,8 +109,7 @@ async def test_a_stop_string_across_chunks_ends_and_aborts(bench: Any, stream: b
     """The text ends before the stop string, the engine stops, the string is the reason."""
     never = asyncio.Event()
     bench.engine.steps = [bench.say(t) for t in ("one E", "N", "D two")] + [never]
-    async with bench.client() as client:
-        response = await client.post(TEXT, json={"prompt": "a", "stop": ["END"], "stream": stream})
+    response = await bench.post(TEXT, {"prompt": "a", "stop": ["END"], "stream": stream})
     if stream:
         *chunks, done = events(response.text)
         choices = [c["choices"][0] for c in chunks]
@@ -139,12 +130,10 @@ async def test_a_stop_token_of_the_client_is_reported(bench: Any) -> None:
 
 
 async def test_characters_cut_by_tokens_arrive_whole(bench: Any) -> None:
-    """No chunk shows half a character; one that never completes shows at the end."""
     raw = "€".encode()
     steps = [bench.say([b]) for b in raw]
     bench.engine.steps = [*steps, bench.say([raw[0]], FinishReason.LENGTH)]
-    async with bench.client() as client:
-        response = await client.post(TEXT, json={"prompt": "a", "stream": True})
+    response = await bench.post(TEXT, {"prompt": "a", "stream": True})
     texts = [e["choices"][0]["text"] for e in events(response.text)[:-1]]
     assert texts == ["€", "�"]
 
@@ -154,8 +143,7 @@ async def test_the_clients_request_id_is_in_ours(bench: Any) -> None:
     async with bench.client(enable_request_id_headers=True) as client:
         first = await client.post(TEXT, json={"prompt": "a"}, headers={"x-request-id": "r-1"})
         await client.post(CHAT, json={"messages": USER}, headers={"x-request-id": "r-1"})
-    async with bench.client() as client:
-        third = await client.post(TEXT, json={"prompt": "a", "request_id": "r-2"})
+    third = await bench.post(TEXT, {"prompt": "a", "request_id": "r-2"})
     assert first.json()["id"] == "cmpl-r-1"
     assert first.headers["x-request-id"] == "r-1"
     assert third.json()["id"] == "cmpl-r-2"
@@ -199,9 +187,7 @@ async def test_max_tokens_is_clamped_to_the_room(bench: Any) -> None:
 async def test_errors_have_a_status_and_a_field(
     bench: Any, path: str, body: dict[str, Any], status: int, param: str | None, message: str
 ) -> None:
-    """Each mistake is answered before the engine hears of it."""
-    async with bench.client() as client:
-        response = await client.post(path, json=body)
+    response = await bench.post(path, body)
     error = response.json()["error"]
     assert (response.status_code, error["code"], error["param"]) == (status, status, param)
     assert error["message"].startswith(message)
@@ -211,8 +197,7 @@ async def test_errors_have_a_status_and_a_field(
 @pytest.mark.parametrize("model", [None, "", "tiny", "alias", "/models/tiny"])
 async def test_every_name_of_the_model_is_taken(bench: Any, model: str | None) -> None:
     """Served names, the path, and no name at all mean this model."""
-    async with bench.client() as client:
-        response = await client.post(TEXT, json={"prompt": "a", "model": model})
+    response = await bench.post(TEXT, {"prompt": "a", "model": model})
     assert response.status_code == 200
 
 
@@ -221,7 +206,6 @@ async def test_every_name_of_the_model_is_taken(bench: Any, model: str | None) -
 async def test_a_failure_before_the_first_token_has_a_status(
     bench: Any, stream: bool, failure: str
 ) -> None:
-    """Also a stream is an ordinary error as long as nothing was sent."""
     step, status = {
         "dies": (EngineDeadError("gone"), 503),
         "error": (bench.say([], FinishReason.ERROR, error="no blocks"), 500),

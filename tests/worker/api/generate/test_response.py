@@ -17,8 +17,7 @@ async def whole(bench: Any, path: str = TEXT, **body: Any) -> Any:
     """The body of an answer."""
     settings = body.pop("settings", {})
     base = {"messages": USER} if path == CHAT else {"prompt": "a"}
-    async with bench.client(**settings) as client:
-        response = await client.post(path, json={**base, **body})
+    response = await bench.post(path, {**base, **body}, **settings)
     assert response.status_code == 200, response.text
     return response.json()
 
@@ -41,7 +40,6 @@ async def test_a_chat_shows_how_likely_its_tokens_were(bench: Any) -> None:
 
 
 async def test_tokens_can_be_named_by_their_ids(bench: Any) -> None:
-    """By the request, or by the worker's own flag unless the request says no."""
     bench.engine.steps = [bench.say("a", END, logprobs=[bench.logprob("a")])]
     flag = {"return_tokens_as_token_ids": True}
     by_request = await whole(bench, logprobs=0, return_tokens_as_token_ids=True)
@@ -52,7 +50,6 @@ async def test_tokens_can_be_named_by_their_ids(bench: Any) -> None:
 
 
 async def test_prompt_logprobs_stand_where_each_endpoint_has_them(bench: Any) -> None:
-    """At the top of a chat's answer, in each choice of a completion; the first is null."""
     bench.engine.steps = [
         bench.say([], prompt_logprobs=[bench.logprob("y", ("q", -1.0))]),
         bench.say("a", prompt_logprobs=[bench.logprob("z")]),
@@ -91,14 +88,13 @@ async def test_an_echo_repeats_the_prompt_as_it_was_given(bench: Any) -> None:
     assert [c["text"] for c in body["choices"]] == ["Hello  there!", "x!"]
 
 
-async def test_cached_tokens_are_told_unless_switched_off(bench: Any) -> None:
-    """The details are null when the worker is not to tell."""
+async def test_cached_tokens_are_reported_unless_switched_off(bench: Any) -> None:
     bench.engine.steps = [bench.say("x", END, cached=16)]
-    told = await whole(bench)
+    reported = await whole(bench)
     secret = await whole(bench, settings={"enable_prompt_tokens_details": False})
-    assert told["usage"]["prompt_tokens_details"] == {"cached_tokens": 16}
+    assert reported["usage"]["prompt_tokens_details"] == {"cached_tokens": 16}
     assert secret["usage"]["prompt_tokens_details"] is None
-    assert list(told["usage"]) == [
+    assert list(reported["usage"]) == [
         "prompt_tokens",
         "total_tokens",
         "completion_tokens",
@@ -107,7 +103,7 @@ async def test_cached_tokens_are_told_unless_switched_off(bench: Any) -> None:
     ]
 
 
-async def test_a_requests_own_metrics_are_told_when_switched_on(bench: Any) -> None:
+async def test_a_requests_own_metrics_are_reported_when_switched_on(bench: Any) -> None:
     """Times in milliseconds, from the engine's clock; null without the flag."""
     body = await whole(bench, settings={"enable_per_request_metrics": True})
     assert (await whole(bench))["metrics"] is None
@@ -128,13 +124,12 @@ async def test_a_requests_own_metrics_are_told_when_switched_on(bench: Any) -> N
 async def test_a_prompts_log_probabilities_are_written_once_for_all_answers(
     bench: Any, watched: Any, echo: bool, stream: bool
 ) -> None:
-    """However many answers repeat them; and what is long is not written on the event loop."""
     size, rivals = 800, 20
     scores = [bench.logprob("y", *((i, -1.0 - i) for i in range(1, rivals + 1)))] * (size - 1)
 
     def script(request: Any, branch: int) -> list[Any]:
-        told = [] if branch else scores
-        return [bench.say("a", END, logprobs=[bench.logprob("a")], prompt_logprobs=told)]
+        reported = [] if branch else scores
+        return [bench.say("a", END, logprobs=[bench.logprob("a")], prompt_logprobs=reported)]
 
     bench.engine.script = script
     asked = {"echo": True, "logprobs": rivals} if echo else {"prompt_logprobs": rivals}

@@ -1,4 +1,4 @@
-"""Streams that go on at another worker: byte for byte what the first one would have written."""
+"""A stream continues at another worker, exactly where it was cut."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
 
 
 def script(bench: Any, text: str, size: int) -> None:
-    """An engine that says a text byte by byte, `size` in a step, from where the answer stands."""
+    """An engine that gives a text byte by byte, `size` in a step, from the end of the answer."""
     raw = text.encode()
 
     def steps(request: AddRequest, _: int) -> Sequence[Any]:
@@ -78,7 +78,7 @@ def client_of(bench: Any, case: str) -> Any:
 
 
 async def ask(client: Any, case: str, resume: Any) -> tuple[dict[str, Any], bytes]:
-    """What the header says, and the stream."""
+    """A body that resumes."""
     path, _, fields, _ = CASES[case]
     base = {"messages": [{"role": "user", "content": "hi"}]} if path == CHAT else {"prompt": "a"}
     body = {"max_tokens": 200, **base, **fields, "stream": True, "resume": resume}
@@ -98,7 +98,7 @@ def cuts(stream: bytes) -> list[tuple[bytes, list[int]]]:
 
 
 def same_calls(stream: bytes) -> bytes:
-    """With the ids of calls by their order: a worker that goes on with a call never names it."""
+    """With the ids of calls by their order: a worker that continues a call never names it."""
     numbers = itertools.count()
     return re.sub(rb"chatcmpl-tool-[0-9a-f]+", lambda _: b"call-%d" % next(numbers), stream)
 
@@ -106,7 +106,6 @@ def same_calls(stream: bytes) -> bytes:
 @pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize("case", CASES)
 async def test_it_goes_on_after_every_mark(bench: Any, case: str, size: int) -> None:
-    """Text, marks, usage, and the end."""
     script(bench, CASES[case][1], size)
     async with client_of(bench, case) as client:
         state, stream = await ask(client, case, {})
@@ -121,7 +120,6 @@ async def test_it_goes_on_after_every_mark(bench: Any, case: str, size: int) -> 
 
 
 async def test_one_that_has_not_begun_begins_anew_under_its_id(bench: Any) -> None:
-    """The seed that was drawn for it is kept, too."""
     script(bench, "hi", 1)
     async with client_of(bench, "chat") as client:
         state, stream = await ask(client, "chat", {})
@@ -130,7 +128,7 @@ async def test_one_that_has_not_begun_begins_anew_under_its_id(bench: Any) -> No
     assert first.params.seed == second.params.seed == state["seed"]
 
 
-async def test_the_marks_stand_behind_what_they_tell_of(bench: Any) -> None:
+async def test_marks_follow_the_text_of_their_tokens(bench: Any) -> None:
     """The opening alone is marked with no tokens; half a character is no text of its own yet."""
     script(bench, "é!", 1)
     async with client_of(bench, "chat") as client:
@@ -141,10 +139,9 @@ async def test_the_marks_stand_behind_what_they_tell_of(bench: Any) -> None:
 @pytest.mark.parametrize(
     "fields", [{"n": 2}, {"prompt": ["a", "b"]}, {"echo": True}, {"stream": False}]
 )
-async def test_what_cannot_go_on_elsewhere_has_no_header_and_no_marks(
+async def test_a_stream_that_cannot_continue_has_no_header_and_no_marks(
     bench: Any, fields: dict[str, Any]
 ) -> None:
-    """And is refused where it is to go on."""
     body = {"prompt": "a", "stream": True, "temperature": 1.0, **fields}
     async with bench.client() as client:
         answer = await client.post(TEXT, json={**body, "resume": {}})
@@ -170,10 +167,9 @@ async def test_what_cannot_go_on_elsewhere_has_no_header_and_no_marks(
         ({"nope": 1}, "nope"),
     ],
 )
-async def test_what_no_header_has_said_is_refused(
+async def test_facts_of_no_header_are_refused(
     bench: Any, changes: dict[str, Any], reason: str
 ) -> None:
-    """Before the engine hears of it."""
     script(bench, "a E", 1)
     body = {"prompt": "a", "stream": True, "stop": "END", "max_tokens": 40}
     async with bench.client(strict_fields=True) as client:
@@ -187,7 +183,7 @@ async def test_what_no_header_has_said_is_refused(
 
 
 async def until_cut(response: httpx.Response) -> bytes:
-    """What comes of a stream that has no regular end."""
+    """The events up to the cut."""
     found = b""
     try:
         async for chunk in response.aiter_raw():
@@ -198,7 +194,6 @@ async def until_cut(response: httpx.Response) -> bytes:
 
 
 async def test_a_worker_that_drains_hands_its_streams_over(bench: Any) -> None:
-    """Those that can go on elsewhere end at once, behind a mark; others have their time."""
     may_end = asyncio.Event()
     bench.engine.steps = [bench.say("a"), may_end, bench.say("b", FinishReason.STOP)]
     api = bench.api()

@@ -22,7 +22,7 @@ def events(body: str) -> list[Any]:
     return [p if p == "[DONE]" else json.loads(p) for p in payloads]
 
 
-def tell_apart(bench: Any) -> None:
+def outputs_of(bench: Any) -> None:
     """Make every sequence say its prompt's first token and its number; later ones end first."""
 
     def script(request: AddRequest, branch: int) -> list[Any]:
@@ -36,12 +36,11 @@ def tell_apart(bench: Any) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_choices_are_numbered_by_prompt_then_answer(bench: Any, stream: bool) -> None:
     """Two prompts with three answers each: index = prompt × 3 + answer, counted once each."""
-    tell_apart(bench)
+    outputs_of(bench)
     asked: dict[str, Any] = {"prompt": [[1, 2], [7]], "n": 3, "stream": stream}
     if stream:
         asked["stream_options"] = {"include_usage": True}
-    async with bench.client() as client:
-        response = await client.post(TEXT, json=asked)
+    response = await bench.post(TEXT, asked)
     if stream:
         *chunks, last, done = events(response.text)
         texts = dict.fromkeys(range(6), "")
@@ -66,10 +65,9 @@ async def test_choices_are_numbered_by_prompt_then_answer(bench: Any, stream: bo
 
 async def test_a_streamed_chat_opens_every_answer_once(bench: Any) -> None:
     """n roles, n endings, one [DONE], and nothing after it."""
-    tell_apart(bench)
+    outputs_of(bench)
     asked = {"messages": USER, "n": 3, "stream": True}
-    async with bench.client() as client:
-        response = await client.post(CHAT, json=asked)
+    response = await bench.post(CHAT, asked)
     found = events(response.text)
     assert found.count("[DONE]") == 1
     assert found[-1] == "[DONE]"
@@ -79,8 +77,7 @@ async def test_a_streamed_chat_opens_every_answer_once(bench: Any) -> None:
 
 
 async def test_the_last_record_of_a_request_carries_its_n(bench: Any) -> None:
-    """Each sequence is recorded once; n and the longest answer once per request."""
-    tell_apart(bench)
+    outputs_of(bench)
     api = bench.api()
     async with bench.client_of(api) as client:
         await client.post(TEXT, json={"prompt": [[1], [2]], "n": 3})
@@ -129,7 +126,6 @@ async def test_an_engine_that_is_gone_fails_every_sequence_once(bench: Any) -> N
 
 
 async def test_a_stop_string_ends_one_answer_and_not_the_others(bench: Any) -> None:
-    """Only the sequence that matched is aborted in the engine."""
 
     def script(request: AddRequest, branch: int) -> list[Any]:
         if branch == 0:
@@ -148,7 +144,6 @@ async def test_a_stop_string_ends_one_answer_and_not_the_others(bench: Any) -> N
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_abort_by_id_ends_the_answers_it_names(bench: Any, stream: bool) -> None:
-    """With what they had and the reason "abort", whole or streamed; others go on."""
     saw, aborted = asyncio.Event(), asyncio.Event()
 
     def script(request: AddRequest, branch: int) -> list[Any]:

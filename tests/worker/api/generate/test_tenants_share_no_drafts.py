@@ -1,4 +1,4 @@
-"""From HTTP headers to the drafter's memory: what one tenant was told is not drafted to another."""
+"""From HTTP headers to the drafter's memory: one tenant's answers are not drafted to another."""
 
 from __future__ import annotations
 
@@ -30,23 +30,20 @@ class Watched:
         self.groups: list[tuple[str, str]] = []
 
     def propose(self, context: DraftContext, num_tokens: int) -> Drafts | None:
-        """As the suffix drafter does."""
         drafts = self._drafter.propose(context, num_tokens)
         self.drafted.append(() if drafts is None else drafts.token_ids)
         return drafts
 
     def end(self, context: DraftContext, learns: bool) -> None:
-        """As the suffix drafter does."""
         self.groups.append(context.group)
         self._drafter.end(context, learns)
 
     def learn(self, num_tokens: int) -> None:
-        """As the suffix drafter does."""
         self._drafter.learn(num_tokens)
 
 
 def key(index: int, **more: str) -> Headers:
-    """The headers of whoever has that key; `fairness_id` may be among `more`."""
+    """The headers of the client with that key; `fairness_id` may be among `more`."""
     headers = {"authorization": f"Bearer {KEYS[index]}".encode()}
     return headers | (named(more["fairness_id"]) if more else {})
 
@@ -108,7 +105,6 @@ LONG = "t" * 200
 async def test_tenants_share_no_group(
     bench: Any, first: Headers, second: Headers, keys: list[str]
 ) -> None:
-    """Not by another's key in a header, nor by ids that begin alike or are hard to print."""
     drafter = await run(bench, first, second, keys, (None, None))
     one, other = drafter.groups
     assert one != other
@@ -129,7 +125,6 @@ async def test_tenants_share_no_group(
 async def test_one_tenant_gets_its_own_answers_drafted(
     bench: Any, first: Headers, second: Headers, keys: list[str]
 ) -> None:
-    """Everybody is one tenant where there are neither keys nor names; a cache salt parts them."""
     drafter = await run(bench, first, second, keys, (None, None))
     assert len(set(drafter.groups)) == 1
     assert any(101 in tokens for tokens in drafter.drafted)

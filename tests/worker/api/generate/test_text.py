@@ -30,7 +30,6 @@ def side(source: str | None = SOURCE) -> ModelText:
 
 
 async def test_the_template_sees_documents_and_the_clients_variables() -> None:
-    """Documents, template variables and the reasoning effort reach the template."""
     options = TokenizeRequest(
         documents=[{"title": "t"}], chat_template_kwargs={"mood": "!"}, reasoning_effort="low"
     )
@@ -40,13 +39,11 @@ async def test_the_template_sees_documents_and_the_clients_variables() -> None:
 
 
 async def test_a_model_without_a_template_does_not_chat() -> None:
-    """The refusal names the way out."""
     with pytest.raises(RequestError, match="/v1/completions"):
         await side(None).chat_prompt(HELLO, TokenizeRequest())
 
 
 async def test_the_number_of_documents_is_bounded() -> None:
-    """A template is not asked to show more than 1,024 documents."""
     documents = [{"title": "t"}] * 1025
     await side().chat_prompt(HELLO, TokenizeRequest(documents=documents[1:]))
     with pytest.raises(RequestError) as caught:
@@ -66,12 +63,10 @@ async def test_the_number_of_documents_is_bounded() -> None:
 def test_a_prompt_opens_a_turn_unless_the_last_one_goes_on(
     options: TokenizeRequest, opens: bool
 ) -> None:
-    """Asking to continue the last message is asking for no new turn."""
     assert opens_a_turn(options) is opens
 
 
 async def test_a_long_text_is_encoded_like_a_short_one() -> None:
-    """The thread that spares the event loop gives the same ids."""
     text = "foko lasa " * 1000
     ids = await side().encode(text, add_special_tokens=True)
     assert ids == sim.SimTokenizer().encode(text, add_special_tokens=True)

@@ -130,7 +130,6 @@ UNCLOSED = {
 async def test_a_call_that_is_not_closed_is_whole_in_a_stream_too(
     bench: Any, tool_format: str, size: int
 ) -> None:
-    """Its arguments are an object, no mark is in them, and none is content."""
     says(bench, UNCLOSED[tool_format], size=size)
     settings = {"tool_call_parser": tool_format}
     choice = (await answer(bench, settings))["choices"][0]
@@ -155,7 +154,6 @@ async def test_arguments_are_streamed_as_they_come(bench: Any) -> None:
 
 
 async def test_an_answer_of_calls_alone_has_no_content(bench: Any) -> None:
-    """Null, as OpenAI's; without calls nothing is changed."""
     says(bench, f" {CALL}\n")
     message = (await answer(bench))["choices"][0]["message"]
     assert (message["content"], len(message["tool_calls"])) == (None, 1)
@@ -167,7 +165,6 @@ async def test_an_answer_of_calls_alone_has_no_content(bench: Any) -> None:
 
 
 async def test_an_answer_that_is_cut_off_keeps_its_reason(bench: Any) -> None:
-    """By the limit: the call as far as it goes, and "length"."""
     says(bench, TWO[: TWO.rindex("🙂")], FinishReason.LENGTH)
     choice = (await answer(bench))["choices"][0]
     calls = [call["function"]["arguments"] for call in choice["message"]["tool_calls"]]
@@ -179,7 +176,6 @@ async def test_an_answer_that_is_cut_off_keeps_its_reason(bench: Any) -> None:
 
 
 async def test_a_stop_string_cuts_before_calls_are_looked_for(bench: Any) -> None:
-    """What it leaves of a call is content; a call before it counts."""
     says(bench, CALL)
     choice = (await answer(bench, stop=["🙂"]))["choices"][0]
     assert choice["message"]["content"] == CALL[: CALL.index("🙂")]
@@ -196,7 +192,6 @@ async def test_a_stop_string_cuts_before_calls_are_looked_for(bench: Any) -> Non
 
 
 async def test_answers_are_parsed_each_for_itself(bench: Any) -> None:
-    """With `n`, one calls and the other does not; so it is in the stream."""
     says(bench, TWO)
     calling = bench.engine.steps
     says(bench, "no call")
@@ -213,7 +208,6 @@ async def test_answers_are_parsed_each_for_itself(bench: Any) -> None:
 
 
 async def test_every_token_has_its_log_probability(bench: Any) -> None:
-    """Those of calls and marks too, in the frame of their step, although it has no text."""
     says(bench, CALL)
     for step in bench.engine.steps:
         step.logprobs.append(bench.logprob(step.token_ids[0]))
@@ -228,7 +222,6 @@ async def test_every_token_has_its_log_probability(bench: Any) -> None:
 
 @pytest.mark.parametrize("skip", [True, False])
 async def test_marks_that_are_control_tokens_are_seen(bench: Any, skip: bool) -> None:
-    """Although control tokens have no text otherwise; they are content only if asked for."""
     bench.tokenizer = MarkingTokenizer()
     inner = CALL.removeprefix("<tool_call>").removesuffix("</tool_call>")
     tokens = [*b"Hi", 2002, 2000, *inner.encode(), 2001, 2000, *b"oops", 2001]
@@ -275,7 +268,6 @@ async def test_a_conversation_with_tools_goes_on(bench: Any) -> None:
 
 
 async def test_a_template_may_want_arguments_as_text(bench: Any) -> None:
-    """One that writes them as they are gets JSON, not an object."""
     bench.template_source = (
         "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}"
         "{{ c.function.name + c.function.arguments }}{% endfor %}|{% endfor %}"
@@ -299,7 +291,6 @@ async def test_no_tool_may_be_wanted(bench: Any) -> None:
 
 
 async def test_a_parser_can_be_chosen(bench: Any) -> None:
-    """Over the one that the template shows; ids have the form that the model's template wants."""
     says(bench, 'Yes[TOOL_CALLS]look_up{"word": "x"}')
     body = await answer(bench, {"tool_call_parser": "mistral"})
     message = body["choices"][0]["message"]
@@ -341,8 +332,7 @@ async def test_a_choice_that_cannot_be_met_is_refused(
     assert bench.engine.requests == []
 
 
-async def test_reasoning_is_apart_from_content(bench: Any) -> None:
-    """Under both its names, before content and calls, streamed or not."""
+async def test_reasoning_is_not_content(bench: Any) -> None:
     says(bench, f"<think>\nhm é\n</think>\n\nI look.\n{CALL}")
     qwen = {"reasoning_parser": "qwen3"}
     message = (await answer(bench, qwen))["choices"][0]["message"]
@@ -355,7 +345,6 @@ async def test_reasoning_is_apart_from_content(bench: Any) -> None:
 
 
 async def test_reasoning_may_take_all_tokens(bench: Any) -> None:
-    """Then there is no content; that of the simulator's template begins unasked."""
     says(bench, "hm", FinishReason.LENGTH)
     choice = (await answer(bench, {"reasoning_parser": "deepseek_r1"}, tools=None))["choices"][0]
     assert (choice["message"]["reasoning"], choice["message"]["content"]) == ("hm", None)
@@ -363,7 +352,6 @@ async def test_reasoning_may_take_all_tokens(bench: Any) -> None:
 
 
 async def test_a_template_may_begin_or_end_reasoning(bench: Any) -> None:
-    """The end of the prompt tells."""
     bench.template_source = (
         "{{ messages[0].content }}"
         "{{ '<think>\\n' if enable_thinking else '<think>\\n\\n</think>\\n' }}"

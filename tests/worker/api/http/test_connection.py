@@ -57,7 +57,7 @@ class Peer:
             return await self._reader.read()
 
     def half_close(self) -> None:
-        """Tell that we send no more."""
+        """Close our side."""
         self._writer.write_eof()
 
     def stop_reading(self) -> None:
@@ -118,9 +118,6 @@ SMUGGLING = {
 
 @pytest.mark.parametrize("name", SMUGGLING)
 async def test_ambiguous_requests_are_refused(bench: Any, name: str) -> None:
-    """What two parsers may read differently is a 400 and the end of the connection, and what
-    follows it is no request.
-    """
     async with peers(bench) as [peer]:
         peer.send(SMUGGLING[name] + GET)
         status, headers, body = await peer.reply()
@@ -178,7 +175,6 @@ async def test_half_a_connection_does_not_generate(bench: Any) -> None:
 async def test_a_cut_answer_is_no_error_of_ours(
     bench: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A stream that breaks is told and cut, without the server's complaint about it."""
     bench.engine.steps = [bench.say("x"), bench.say("", FinishReason.ERROR, error="broken")]
     async with peers(bench) as [peer]:
         peer.send(post(msgspec.json.encode({"prompt": "a", "stream": True})))
@@ -189,7 +185,6 @@ async def test_a_cut_answer_is_no_error_of_ours(
 
 
 async def test_a_client_that_stops_reading_is_dropped(bench: Any) -> None:
-    """Its connection does not wait for it to read what is on its way."""
     bench.engine.steps = [bench.say("x" * 60_000)] * 1000
     api = bench.api(write_stall_seconds=0.05, max_connections=1)
     async with bench.listening(api) as url, asyncio.timeout(LIMIT_SECONDS):
@@ -209,7 +204,6 @@ async def test_a_client_that_stops_reading_is_dropped(bench: Any) -> None:
 
 
 async def test_old_versions_are_named(bench: Any) -> None:
-    """HTTP/0.9 has no headers to answer with; it is refused all the same."""
     async with peers(bench) as [peer]:
         peer.send(b"GET /health\r\n\r\n")
         assert (await peer.reply())[0] == 505
@@ -244,14 +238,13 @@ async def test_a_slow_head_times_out(bench: Any) -> None:
         slow.send(b"GET /health HTTP/1.1\r\nHost:")
         assert (await slow.reply())[0] == 408
         assert await slow.rest() == b""
-        idle.send(GET)  # nor does the time of the first head go on
+        idle.send(GET)  # nor does the time of the first head run
         assert (await idle.reply())[0] == 200
         idle.reset()
     assert 'http_requests_total{handler="none",method="other",status="4xx"} 1\n' in api.page()
 
 
 async def test_a_slow_body_times_out(bench: Any) -> None:
-    """A body that does not end is a 408 after its time."""
     async with peers(bench, body_timeout_seconds=0.05) as [peer]:
         peer.send(post(b'{"prompt": "a"}')[:-3])
         status, headers, _ = await peer.reply()
@@ -269,8 +262,7 @@ async def test_an_endless_body_is_cut_off(bench: Any) -> None:
         assert await peer.rest() == b""
 
 
-async def test_a_body_nobody_reads_ends_the_connection(bench: Any) -> None:
-    """An endless body of a request that wants none is answered, and not read for ever."""
+async def test_an_unread_body_ends_the_connection(bench: Any) -> None:
     async with peers(bench) as [peer]:
         peer.send(b"GET /health HTTP/1.1\r\n" + HOST + CHUNKED + b"\r\n3\r\nabc\r\n")
         status, headers, _ = await peer.reply()
@@ -335,7 +327,6 @@ WEBSOCKET = (b"Connection: upgrade", b"Upgrade: websocket", b"Sec-WebSocket-Vers
 async def test_an_offer_to_upgrade_is_ignored(
     bench: Any, offer: tuple[bytes, ...], is_chunked: bool, size: int
 ) -> None:
-    """With a body or without one, in any pieces: the request and those behind it are HTTP/1.1."""
     body = b'{"prompt": "a"}'
     request = post(body, *offer)
     if is_chunked:
@@ -362,7 +353,6 @@ async def test_garbage_behind_an_offer_to_upgrade_ends_the_connection(bench: Any
 
 
 async def test_a_stream_over_http_1_0_has_no_chunks(bench: Any) -> None:
-    """It ends with its connection."""
     bench.engine.steps = [bench.say("ab"), bench.say("c", FinishReason.LENGTH)]
     request = post(msgspec.json.encode({"prompt": "a", "stream": True}), b"Connection: keep-alive")
     async with peers(bench) as [peer]:
@@ -385,7 +375,6 @@ async def test_an_answer_of_known_length_over_http_1_0_has_that_length(bench: An
 
 
 async def test_trailers_are_not_headers(bench: Any) -> None:
-    """What comes after the body cannot authorize it."""
     async with peers(bench, api_keys=["k"]) as [peer]:
         body = b'{"prompt": "a"}'
         peer.send(
@@ -397,8 +386,7 @@ async def test_trailers_are_not_headers(bench: Any) -> None:
         assert (await peer.reply())[0] == 401
 
 
-async def test_too_many_connections_are_told_so(bench: Any) -> None:
-    """Beyond the limit a connection gets a 503 before it asks; the others go on."""
+async def test_too_many_connections_get_an_error(bench: Any) -> None:
     async with peers(bench, 3, max_connections=2) as [first, second, third]:
         for peer in (first, second):
             peer.send(GET)
@@ -423,7 +411,7 @@ def test_connections_leave_files_for_others(monkeypatch: pytest.MonkeyPatch) -> 
     ]
 
 
-def test_nobody_can_ask_for_more_connections_than_files(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_are_bounded_by_the_file_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """A limit by flag is lowered to what leaves files for others, and never raised."""
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 256))
     assert (allowed_connections(100_000), allowed_connections(5)) == (192, 5)

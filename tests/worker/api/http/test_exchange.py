@@ -53,7 +53,6 @@ async def test_a_body_in_pieces_is_joined() -> None:
 
 @pytest.mark.looptime
 async def test_a_body_has_its_time() -> None:
-    """However steadily it drips, it is a 408 when the time is up."""
     loop = asyncio.get_running_loop()
 
     async def receive() -> Message:
@@ -81,10 +80,9 @@ async def test_a_body_has_its_time() -> None:
         ([(b"transfer-encoding", b"chunked")], 1, True),
     ],
 )
-async def test_a_short_body_is_read_away(
+async def test_a_short_unread_body_is_discarded(
     headers: list[tuple[bytes, bytes]], waiting: int, closes: bool
 ) -> None:
-    """So that the connection goes on; what is long, endless or not yet sent ends it instead."""
     incoming: list[Message] = [{"type": "http.request", "body": b"ab"}]
     sent: list[Message] = []
     subject = exchange(incoming, sent, headers=headers)
@@ -106,7 +104,6 @@ async def test_a_short_body_is_read_away(
     ],
 )
 async def test_only_json_is_read(given: bytes, taken: bool) -> None:
-    """By its media type, whatever its parameters."""
     incoming: list[Message] = [{"type": "http.request", "body": b"{}"}]
     subject = exchange(incoming, [], headers=[(b"content-type", given)])
     if taken:
@@ -160,20 +157,17 @@ async def test_a_byte_order_mark_is_skipped() -> None:
 
 
 def test_queries_are_read_in_order() -> None:
-    """Repeated and empty fields are kept."""
     assert exchange([], [], query=b"a=1&b=&a=%20x").query() == [("a", "1"), ("b", ""), ("a", " x")]
     assert exchange([], []).query() == []
 
 
 @pytest.mark.parametrize("query", [b"a", b"a=%ff", b"\xff=1", b"&".join([b"a=1"] * 40)])
-def test_what_is_no_query_is_refused(query: bytes) -> None:
-    """Nothing is guessed."""
+def test_a_malformed_query_is_refused(query: bytes) -> None:
     with pytest.raises(RequestError, match="query string"):
         exchange([], [], query=query).query()
 
 
 async def test_both_sizes_are_known() -> None:
-    """For the metrics: what was read and what was written."""
     subject = exchange([{"type": "http.request", "body": b"{}"}], [])
     await subject.json_body(10)
     await subject.write_event(b"one", last=False)
@@ -182,7 +176,6 @@ async def test_both_sizes_are_known() -> None:
 
 
 async def test_a_client_that_leaves_while_sending_is_gone() -> None:
-    """Half a body is no request."""
     parts: list[Message] = [
         {"type": "http.request", "body": b"ab", "more_body": True},
         {"type": "http.disconnect"},
@@ -192,7 +185,6 @@ async def test_a_client_that_leaves_while_sending_is_gone() -> None:
 
 
 async def test_waiting_for_the_end_skips_what_else_comes() -> None:
-    """Only a disconnect is one."""
     parts: list[Message] = [{"type": "http.request"}, {"type": "http.disconnect"}]
     with pytest.raises(ClientGoneError):
         await exchange(parts, []).disconnected()

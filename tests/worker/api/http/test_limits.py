@@ -1,4 +1,4 @@
-"""What a body may cost, where a broken one is broken, and when memory is short."""
+"""Bodies are refused by their structure before decoding, and the place of a fault is named."""
 
 from __future__ import annotations
 
@@ -51,7 +51,6 @@ def test_depth_is_counted_as_a_parser_would(value: Any, wrapping: int) -> None:
 
 
 def test_the_members_of_objects_are_counted() -> None:
-    """Each costs the decoder as much as a small object does; a colon in a text costs nothing."""
     most = {str(n): 0 for n in range(MAX_JSON_MEMBERS)}
     check_json(json.dumps(most).encode())
     check_json(json.dumps([":" * MAX_JSON_MEMBERS, most]).encode())
@@ -62,14 +61,12 @@ def test_the_members_of_objects_are_counted() -> None:
 @examples(200)
 @given(st.binary(max_size=64), st.sampled_from([b"[", b'{"', b'"\\', b"]}"]))
 def test_any_bytes_are_taken(body: bytes, more: bytes) -> None:
-    """Whatever is not JSON is the decoder's to refuse; counting its brackets never fails."""
     for given_bytes in (body, body + more * 100, more * 40 + body):
         with suppress(RequestError):
             check_json(given_bytes)
 
 
 def test_containers_are_bounded() -> None:
-    """A flat body may have so many objects and arrays, and not one more."""
     check_json(b"[" + b",".join([b"{}"] * (MAX_JSON_CONTAINERS - 1)) + b"]")
     with pytest.raises(RequestError, match="65536 objects and arrays"):
         check_json(b"[" + b",".join([b"{}"] * MAX_JSON_CONTAINERS) + b"]")
@@ -79,7 +76,7 @@ LONE = "an escaped surrogate without its other half"
 
 
 def refusal(body: bytes) -> RequestError:
-    """How the decoder's refusal of a body is told."""
+    """The message of a refused body."""
     with pytest.raises((msgspec.DecodeError, UnicodeDecodeError)) as caught:
         msgspec.json.decode(body)
     return malformed_json(body, str(caught.value))
@@ -126,7 +123,6 @@ class Sliced(bytes):
 
 @pytest.mark.parametrize("end", [b"", b'\\ud83d x y z"]', b'\\ude00"]'])
 def test_a_broken_body_is_not_searched_for_surrogates(end: bytes) -> None:
-    """However many pairs there are, only the place where the decoder stopped is looked at."""
     Sliced.copied = 0
     body = Sliced(b'["' + b"\\ud83d\\ude00" * 1000 + end)
     assert ("surrogate" in refusal(body).message) is bool(end)

@@ -1,4 +1,4 @@
-"""Where work is done depends on its size."""
+"""Long work runs in a thread, short work on the loop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ async def test_large_work_leaves_the_event_loop(size: int, stays: bool) -> None:
 
 
 @pytest.mark.parametrize("size", [1, INLINE + 1])
-async def test_what_the_work_raises_is_raised(size: int) -> None:
-    """From a thread as from here."""
+async def test_an_error_of_the_work_is_raised(size: int) -> None:
     with pytest.raises(ZeroDivisionError):
         await off_loop_when_large(size, lambda: 1 // 0)

@@ -42,7 +42,7 @@ def ids_of(text: str) -> list[int]:
 
 
 class Unseen(list[int]):
-    """Token ids that nobody may look at but the first."""
+    """Token ids that fail a test when each is read."""
 
     def __iter__(self) -> Any:
         raise AssertionError("each was looked at")
@@ -51,8 +51,7 @@ class Unseen(list[int]):
 async def asked(bench: Any, path: str, settings: dict[str, Any] | None = None, **body: Any) -> Any:
     """The request that reaches the engine."""
     base = {"messages": USER} if path == CHAT else {"prompt": "a"}
-    async with bench.client(**(settings or {})) as client:
-        response = await client.post(path, json={**base, **body})
+    response = await bench.post(path, {**base, **body}, **(settings or {}))
     assert response.status_code == 200, response.text
     return bench.engine.requests[-1]
 
@@ -61,8 +60,7 @@ async def refused(bench: Any, path: str, **body: Any) -> dict[str, Any]:
     """The error of a body that is refused; the engine hears nothing of it."""
     base = {"messages": USER} if path == CHAT else {"prompt": "a"}
     settings = body.pop("settings", {})
-    async with bench.client(**settings) as client:
-        response = await client.post(path, json={**base, **body})
+    response = await bench.post(path, {**base, **body}, **settings)
     assert response.status_code == 400, response.text
     assert bench.engine.requests == []
     error: dict[str, Any] = response.json()["error"]
@@ -70,12 +68,11 @@ async def refused(bench: Any, path: str, **body: Any) -> dict[str, Any]:
 
 
 async def test_floats_that_are_whole_numbers_are_taken(bench: Any) -> None:
-    """`max_tokens: 3.0` is 3."""
     request = await asked(bench, TEXT, max_tokens=3.0, top_k=5.0, seed=7.0)
     assert (request.params.max_tokens, request.params.top_k, request.params.seed) == (3, 5, 7)
 
 
-async def test_the_models_defaults_stand_behind_the_request(bench: Any) -> None:
+async def test_the_models_defaults_fill_in_for_the_request(bench: Any) -> None:
     """Sampling values and the limit of the generation config apply where nothing is said."""
     settings = {"default_sampling": [("temperature", 0.6), ("top_k", 7), ("max_tokens", 5)]}
     request = await asked(bench, CHAT, settings)
@@ -95,7 +92,6 @@ async def test_several_answers_are_branches_of_one_request(bench: Any) -> None:
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 async def test_a_beam_search_is_asked_of_the_engine(bench: Any, path: str) -> None:
-    """With the width of `best_of`; draws, and the model's defaults of them, mean nothing to it."""
     settings = {"default_sampling": [("temperature", 0.6), ("repetition_penalty", 1.3)]}
     beams = {"use_beam_search": True, "n": 2, "temperature": 0, "top_p": 0.5, "max_tokens": 5}
     request = await asked(bench, path, settings, **beams)
@@ -109,7 +105,6 @@ async def test_a_beam_search_is_asked_of_the_engine(bench: Any, path: str) -> No
 
 
 async def test_a_beam_search_of_token_ids_shows_log_probabilities(bench: Any) -> None:
-    """As many as were asked for, whatever the search looks at."""
     sampling = {"use_beam_search": True, "best_of": 3, "logprobs": 2, "early_stopping": True}
     async with bench.client() as client:
         body = {"token_ids": [5, 6], "sampling_params": {**sampling, "max_tokens": 4}}
@@ -121,7 +116,6 @@ async def test_a_beam_search_of_token_ids_shows_log_probabilities(bench: Any) ->
 
 
 async def test_the_leg_that_runs_a_prompt_does_not_search(bench: Any) -> None:
-    """Its one token is not the answer's."""
     body = {"prompt": [1, 2], "use_beam_search": True, "n": 2, "best_of": 4}
     body |= {"bootstrap_host": "10.0.0.1", "bootstrap_port": 7, "bootstrap_room": 5}
     for role in ("kv_producer", "kv_consumer"):
@@ -155,8 +149,9 @@ async def test_the_leg_that_runs_a_prompt_does_not_search(bench: Any) -> None:
         ("guided_regex", "a"),
     ],
 )
-async def test_what_a_beam_search_cannot_have_is_named(bench: Any, name: str, value: Any) -> None:
-    """Whatever would change its answers and does not is a 400 with the field."""
+async def test_fields_that_exclude_a_beam_search_are_named(
+    bench: Any, name: str, value: Any
+) -> None:
     error = await refused(bench, TEXT, use_beam_search=True, n=2, **{name: value})
     assert error["param"] == name
 
@@ -165,10 +160,9 @@ async def test_what_a_beam_search_cannot_have_is_named(bench: Any, name: str, va
     ("name", "value"),
     [("best_of", 2), ("best_of", 4), ("length_penalty", 0.5), ("early_stopping", True)],
 )
-async def test_fields_of_a_beam_search_have_no_effect_without_one(
+async def test_fields_of_a_beam_search_are_refused_without_one(
     bench: Any, name: str, value: Any
 ) -> None:
-    """So they are refused, unless they ask for nothing."""
     error = await refused(bench, TEXT, **{name: value})
     assert error["param"] == name
     neutral = {"best_of": 3, "length_penalty": 1.0, "early_stopping": False}
@@ -179,7 +173,6 @@ async def test_fields_of_a_beam_search_have_no_effect_without_one(
 async def test_answers_to_several_prompts_are_bounded(
     bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By their number in all; with one more prompt they are refused."""
     monkeypatch.setattr("worker.api.schema.params.MAX_PROMPTS", 4)
     error = await refused(bench, TEXT, n=2, temperature=1.0, prompt=["a", "b", "c"])
     assert error["message"].startswith("n × the number of prompts must be at most 4.")
@@ -188,7 +181,6 @@ async def test_answers_to_several_prompts_are_bounded(
 
 
 def test_a_request_id_may_be_as_long_as_the_limit() -> None:
-    """One that is a character longer, or empty, is refused."""
     arrival = Arrival(None, 0.0)
     longest = "x" * MAX_REQUEST_ID_CHARS
     assert response_id("cmpl", longest, arrival) == f"cmpl-{longest}"
@@ -222,7 +214,6 @@ async def test_headers_name_the_tenant_and_the_priority(bench: Any) -> None:
 
 @pytest.mark.parametrize("priority", [-(2**63) - 1, 2**63])
 async def test_a_priority_has_at_most_64_bits(bench: Any, priority: int) -> None:
-    """The engine takes no wider one, from whichever side it comes."""
     async with bench.client() as client:
         headers = {"x-vllm-priority": str(priority)}
         by_header = await client.post(TEXT, json={"prompt": "a"}, headers=headers)
@@ -340,7 +331,6 @@ async def test_workers_of_a_room_do_their_part_of_one_body(bench: Any, path: str
 
 
 async def test_a_short_prompt_does_not_excuse_min_tokens_of_a_long_one(bench: Any) -> None:
-    """Every prompt must leave room for the tokens it is told to give."""
     error = await refused(bench, TEXT, prompt=[[1], [1] * 60], max_tokens=32, min_tokens=16)
     assert error["message"].startswith("min_tokens must be less than or equal to max_tokens=4")
 
@@ -357,7 +347,7 @@ async def test_a_short_prompt_does_not_excuse_min_tokens_of_a_long_one(bench: An
 async def test_a_prompts_log_probabilities_are_bounded(
     bench: Any, body: dict[str, Any], param: str
 ) -> None:
-    """What an answer would have to tell of its prompts is known, and refused, beforehand."""
+    """The size of an answer's log probabilities is known, and refused, before the run."""
     settings = {"max_model_len": 8192, **body.pop("settings", {})}
     asked = {"prompt": [1] * 8000, "max_tokens": 1, "settings": settings, **body}
     error = await refused(bench, TEXT, **asked)
@@ -378,10 +368,8 @@ async def test_a_prompts_log_probabilities_are_bounded(
 async def test_errors_are_short_whatever_was_sent(
     bench: Any, path: str, body: dict[str, Any], status: int
 ) -> None:
-    """A client's values are repeated, but not at any length."""
     base = {"messages": USER} if path == CHAT else {"prompt": "a"}
-    async with bench.client(strict_fields=True) as client:
-        response = await client.post(path, json={**base, **body})
+    response = await bench.post(path, {**base, **body}, strict_fields=True)
     assert response.status_code == status
     assert len(response.content) < 1000
 
@@ -389,7 +377,6 @@ async def test_errors_are_short_whatever_was_sent(
 async def test_texts_that_are_long_together_are_encoded_in_a_thread(
     bench: Any, watched: Any
 ) -> None:
-    """Each of them may be short; and so are the tokens decoded that are echoed."""
     settings = {"max_model_len": 256}
     await asked(bench, TEXT, settings, prompt=["a" * 100] * 50, max_tokens=1)
     assert (watched.elsewhere["encode"], watched.on_loop["encode"]) == (50, 0)
@@ -427,9 +414,6 @@ VALUES = JSON | st.sampled_from(
 )
 @examples(300)
 def test_any_values_are_prepared_or_refused(fields: dict[str, Any], is_chat: bool) -> None:
-    """Whatever stands in the fields, a request is ready for the engine or a 4xx; nothing else, and
-    what is ready can be sent.
-    """
     config = ApiConfig(("tiny",), 64, sim.VOCAB_SIZE)
     template = ChatTemplate(sim.CHAT_TEMPLATE, bos_token="", eos_token="", now=datetime.now)
     text = ModelText(sim.SimTokenizer(), template, ModelLimits(64, sim.VOCAB_SIZE))
@@ -496,7 +480,6 @@ def test_a_prompt_must_leave_room() -> None:
 def test_prompts_come_in_four_forms(
     prompt: str | list[str | int | list[int]], expected: list[str | list[int]]
 ) -> None:
-    """A string, strings, token ids, or lists of token ids."""
     assert checks.prompts_of(prompt) == expected
 
 
@@ -514,7 +497,6 @@ def test_prompts_come_in_four_forms(
 def test_other_prompts_are_refused(
     prompt: str | list[str | int | list[int]], param: str | None
 ) -> None:
-    """Nothing, mixtures, and too many prompts are 400s."""
     with pytest.raises(RequestError, match="prompt") as caught:
         checks.prompts_of(prompt)
     assert caught.value.param == param
@@ -546,7 +528,6 @@ def test_token_ids_of_a_prompt_must_exist(ids: list[int], param: str | None) -> 
 def test_a_prompt_is_truncated_at_the_side_asked_for(
     asked: int | None, side: str | None, max_tokens: int, expected: list[int]
 ) -> None:
-    """The end of a prompt is kept unless told otherwise; -1 leaves room for the answer."""
     assert checks.truncated(list(range(120)), asked, side, max_tokens, LIMITS) == expected
 
 
@@ -559,7 +540,6 @@ def test_a_prompt_is_truncated_at_the_side_asked_for(
     ],
 )
 def test_senseless_truncations_are_refused(asked: int, param: str | None) -> None:
-    """Nothing, and more than the context, are 400s."""
     with pytest.raises(RequestError, match="truncate_prompt_tokens") as caught:
         checks.truncated([1], asked, None, 1, LIMITS)
     assert caught.value.param == param
@@ -567,7 +547,6 @@ def test_senseless_truncations_are_refused(asked: int, param: str | None) -> Non
 
 @pytest.mark.parametrize("prompt", [Unseen([1] * 100), [Unseen([1] * 100), [1]]])
 def test_too_many_token_ids_are_refused_by_their_number(prompt: Any) -> None:
-    """Millions of them are not looked at one by one."""
     with pytest.raises(RequestError, match="contains 100 input tokens"):
         checks.prompts_of(prompt, LIMITS)
 
@@ -589,7 +568,6 @@ def test_the_output_limit_is_checked_and_defaults_to_none() -> None:
 
 @pytest.mark.parametrize("salt", ["", "x" * 129, "a@b", "a/b"])
 def test_salts_are_bounded(salt: str) -> None:
-    """An empty, long or ambiguous cache salt is refused."""
     with pytest.raises(RequestError) as caught:
         checks.check_cache_salt(salt)
     assert caught.value.param == "cache_salt"

@@ -1,4 +1,4 @@
-"""Embeddings: what reaches the engine, and what becomes of its hidden states."""
+"""Inputs are embedded and answered in both forms."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ def bench(bench: Any) -> Any:
 
 async def post(bench: Any, body: dict[str, Any], path: str = PATH, **settings: Any) -> Any:
     """The answer's JSON; 200."""
-    async with bench.client(embedding_size=4, **settings) as client:
-        response = await client.post(path, json=body)
+    response = await bench.post(path, body, embedding_size=4, **settings)
     assert response.status_code == 200, response.text
     return response.json()
 
@@ -45,7 +44,6 @@ async def post(bench: Any, body: dict[str, Any], path: str = PATH, **settings: A
     ],
 )
 async def test_inputs_have_four_forms(bench: Any, given: Any, prompts: list[Any]) -> None:
-    """Each is a prompt of its own, of which nothing is drawn; usage counts their tokens."""
     answer = await post(bench, {"input": given, "model": "tiny"})
     encode = sim.SimTokenizer().encode
     ids = [encode(p, add_special_tokens=True) if isinstance(p, str) else p for p in prompts]
@@ -74,7 +72,6 @@ async def test_inputs_have_four_forms(bench: Any, given: Any, prompts: list[Any]
 async def test_embeddings_are_cut_then_normalised(
     bench: Any, fields: dict[str, Any], settings: dict[str, Any], expected: list[float] | None
 ) -> None:
-    """Unless the request, or else the server, says otherwise."""
     answer = await post(bench, {"input": "a", **fields}, **settings)
     expected = expected or [value / 13 for value in STATES]
     assert answer["data"][0]["embedding"] == pytest.approx(expected)
@@ -83,14 +80,12 @@ async def test_embeddings_are_cut_then_normalised(
 
 
 async def test_base64_is_of_little_endian_float32(bench: Any) -> None:
-    """As numpy reads it."""
     answer = await post(bench, {"input": "a", "encoding_format": "base64"})
     floats = array("f", base64.b64decode(answer["data"][0]["embedding"]))
     assert floats.tolist() == pytest.approx([value / 13 for value in STATES], rel=1e-6)
 
 
 async def test_pooling_has_a_form_of_its_own(bench: Any) -> None:
-    """Under other names."""
     answer = await post(bench, {"input": "a", "task": "embed"}, "/pooling")
     assert answer["data"][0].keys() == {"index", "object", "data"}
     assert answer["data"][0]["object"] == "pooling"
@@ -98,10 +93,8 @@ async def test_pooling_has_a_form_of_its_own(bench: Any) -> None:
 
 
 async def test_a_context_can_be_filled(bench: Any) -> None:
-    """No room for an answer is needed; a longer input is refused, or cut to fit."""
     await post(bench, {"input": [1] * 64})
-    async with bench.client() as client:
-        refused = await client.post(PATH, json={"input": [1] * 65})
+    refused = await bench.post(PATH, {"input": [1] * 65})
     assert refused.status_code == 400
     assert "maximum context length is 64" in refused.json()["error"]["message"]
     await post(bench, {"input": [1] * 65, "truncate_prompt_tokens": -1})
@@ -109,7 +102,6 @@ async def test_a_context_can_be_filled(bench: Any) -> None:
 
 
 async def test_openais_client_reads_them(bench: Any) -> None:
-    """It asks for base64 by itself."""
     async with (
         bench.listening(bench.api(embedding_size=4)) as url,
         openai.AsyncOpenAI(base_url=url + "/v1", api_key="x", max_retries=0) as client,
@@ -120,7 +112,6 @@ async def test_openais_client_reads_them(bench: Any) -> None:
 
 
 async def test_they_are_counted_as_other_requests(bench: Any) -> None:
-    """By route, and as requests that ended well without a token."""
     api = bench.api(embedding_size=4)
     async with bench.client_of(api) as client:
         await client.post(PATH, json={"input": "a"})

@@ -20,7 +20,6 @@ def folder(tmp_path: Path) -> str:
 
 
 async def test_an_adapter_is_loaded_asked_for_and_unloaded(bench: Any, folder: str) -> None:
-    """It is listed under the model; answers carry its name; what came before is not cut off."""
     async with bench.client(enable_adapter_routes=True) as client:
         loaded = await client.post(LOAD, json={"lora_name": "sql", "lora_path": folder})
         assert (loaded.status_code, loaded.text) == (
@@ -83,16 +82,15 @@ async def test_a_name_is_loaded_again_only_in_place(bench: Any, folder: str) -> 
         (UNLOAD, {"lora_name": ""}, 400, "InvalidUserInput"),
     ],
 )
-async def test_mistakes_are_told_as_vllm_tells_them(
+async def test_mistakes_are_named_in_vllms_words(
     bench: Any, route: str, body: dict[str, Any], status: int, kind: str
 ) -> None:
-    async with bench.client(enable_adapter_routes=True) as client:
-        answer = await client.post(route, json=body)
+    answer = await bench.post(route, body, enable_adapter_routes=True)
     assert (answer.status_code, answer.json()["error"]["type"]) == (status, kind)
     assert bench.engine.commands == []
 
 
-async def test_what_the_engine_refuses_is_served_under_no_name(bench: Any, folder: str) -> None:
+async def test_an_adapter_that_the_engine_refuses_is_not_served(bench: Any, folder: str) -> None:
     bench.engine.reply = CommandReply(0, False, "bias 'all' is not supported")
     async with bench.client(enable_adapter_routes=True) as client:
         answer = await client.post(LOAD, json={"lora_name": "sql", "lora_path": folder})

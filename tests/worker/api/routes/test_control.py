@@ -1,4 +1,4 @@
-"""What operators may do, and who is an operator."""
+"""Operators pause, put to sleep, reset and inspect a worker."""
 
 from __future__ import annotations
 
@@ -49,7 +49,6 @@ ADMIN = {"enable_admin_routes": True}
 async def test_routes_become_commands(
     bench: Any, route: str, commands: list[Any], answer: dict[str, Any]
 ) -> None:
-    """The query says what the engine is told; the answer is vLLM's."""
     async with bench.client(**ADMIN) as client:
         response = await client.post(route)
     assert (response.status_code, response.json()) == (200, answer)
@@ -81,7 +80,7 @@ async def test_wrong_queries_are_refused(bench: Any, route: str) -> None:
     assert bench.engine.commands == []
 
 
-async def test_the_engines_state_is_told(bench: Any) -> None:
+async def test_the_engines_state_is_reported(bench: Any) -> None:
     """Pausing and sleeping are read from the engine, not remembered."""
     async with bench.client(**ADMIN) as client:
 
@@ -99,7 +98,6 @@ async def test_the_engines_state_is_told(bench: Any) -> None:
 
 
 async def test_a_refusal_of_the_engine_is_passed_on(bench: Any) -> None:
-    """What the engine cannot do is a 400 in its words; a cache in use is no error."""
     bench.engine.reply = CommandReply(0, ok=False, error="not while asleep")
     async with bench.client(**ADMIN) as client:
         refused = await client.post("/resume")
@@ -124,7 +122,6 @@ async def test_the_cache_is_dumped(bench: Any) -> None:
 
 
 async def test_operators_need_the_flag_and_the_key(bench: Any) -> None:
-    """Without the flag the routes are not there; with keys they ask for one."""
     async with bench.client() as client:
         assert (await client.post("/sleep")).status_code == 404
     async with bench.client(**ADMIN, api_keys=["k"]) as client:

@@ -16,7 +16,7 @@ from tests.support.waiting import pass_time
 from worker.types import KvSource
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-KEPT = {
+STORED = {
     "do_remote_prefill": True,
     "remote_engine_id": "e",
     "remote_request_id": "r",
@@ -29,7 +29,7 @@ ASKED = {"prompt": "abc", "max_tokens": 7}
 
 
 async def keeps(_: web.Request) -> web.StreamResponse:
-    return web.json_response({"choices": [], "kv_transfer_params": KEPT})
+    return web.json_response({"choices": [], "kv_transfer_params": STORED})
 
 
 async def refuses(_: web.Request) -> web.StreamResponse:
@@ -52,7 +52,6 @@ def api(bench: Any, **settings: object) -> Any:
 
 
 async def test_the_leg_is_the_sidecars(bench: Any, prefiller: Server) -> None:
-    """One, also where the body has a field that is ignored; the decode takes its KV from there."""
     headers = {"x-prefiller-host-port": prefiller.address, "authorization": "Bearer ü".encode()}
     async with bench.client_of(api(bench)) as client:
         body = {**ASKED, "min_tokens": 2, "stream": True, "unheard_of": 1}
@@ -88,7 +87,6 @@ async def test_without_a_prefill_the_prompt_is_run_here(
 
 
 async def test_only_allowed_prefillers_are_asked(bench: Any, prefiller: Server) -> None:
-    """Private ones, or those of the networks; the same error as the sidecar's."""
     async with bench.client_of(api(bench)) as client:
         headers = {"x-prefiller-host-port": "8.8.8.8:80"}
         answer = await client.post(TEXT, json=ASKED, headers=headers)
@@ -101,9 +99,8 @@ async def test_only_allowed_prefillers_are_asked(bench: Any, prefiller: Server) 
 
 
 async def test_a_client_does_not_say_where_kv_is_taken_from(bench: Any) -> None:
-    """Nor does one without the header."""
     async with bench.client_of(api(bench)) as client:
-        body = json.dumps({**ASKED, "kv_transfer_params": KEPT, "x": 7})
+        body = json.dumps({**ASKED, "kv_transfer_params": STORED, "x": 7})
         # 1e999 is more than a number can be.
         for path, number in ((TEXT, "7"), (TEXT, "1e999"), ("/invocations", "7")):
             content = body.replace('"x": 7', f'"x": {number}')

@@ -60,7 +60,6 @@ async def test_ready_says_why_not(bench: Any, fault: dict[str, Any], reason: str
 
 
 async def test_models_have_cards(bench: Any) -> None:
-    """One card for every served name, with the length clients plan by."""
     async with bench.client(model_root="/models/tiny") as client:
         body = (await client.get("/v1/models")).json()
     assert body["object"] == "list"
@@ -71,7 +70,6 @@ async def test_models_have_cards(bench: Any) -> None:
 
 @pytest.mark.parametrize("url", [ESCAPED, "/v1/models/org/tiny-v1.0", "/v1/models/alias"])
 async def test_one_model_is_the_card_of_the_list(bench: Any, url: str) -> None:
-    """By any served name, whose slashes may be escaped; it counts under one path in the metrics."""
     api = bench.api(served_model_names=["org/tiny-v1.0", "alias"])
     async with bench.listening(api) as base, httpx.AsyncClient(base_url=base, timeout=60) as client:
         listed = (await client.get("/v1/models")).json()["data"]
@@ -83,7 +81,6 @@ async def test_one_model_is_the_card_of_the_list(bench: Any, url: str) -> None:
 
 @pytest.mark.parametrize("url", ["/v1/models/other", "/v1/models/org/other", "/v1/models/tiny/"])
 async def test_an_unknown_model_is_an_error_of_openai(bench: Any, url: str) -> None:
-    """404 with the envelope that clients raise as `NotFoundError`."""
     async with bench.client() as client:
         answer = await client.get(url)
     error = answer.json()["error"]
@@ -93,7 +90,6 @@ async def test_an_unknown_model_is_an_error_of_openai(bench: Any, url: str) -> N
 
 
 async def test_one_model_needs_the_key(bench: Any) -> None:
-    """As the list does."""
     async with bench.client(api_keys=["k"]) as client:
         refused = await client.get("/v1/models/tiny")
         taken = await client.get("/v1/models/tiny", headers={"authorization": "Bearer k"})
@@ -127,15 +123,13 @@ async def test_version_and_load_are_small_objects(bench: Any) -> None:
 
 
 async def test_health_means_progress(bench: Any) -> None:
-    """An engine that is alive but hangs in a step is not healthy."""
     bench.engine.is_stalled = True
     async with bench.client() as client:
         probes = [await client.get(path) for path in ("/health", "/ping", "/health/ready")]
     assert [p.status_code for p in probes] == [503, 503, 503]
 
 
-async def test_event_sources_are_told(bench: Any) -> None:
-    """By rank, in vLLM's fields; nothing when no events are published."""
+async def test_event_sources_are_listed(bench: Any) -> None:
     async with bench.client() as client:
         assert (await client.get("/kv_event_sources")).json() == {}
     config = KvEventsConfig(enable_kv_cache_events=True, publisher="zmq", endpoint="tcp://*:1")
@@ -167,6 +161,5 @@ async def test_event_sources_are_told(bench: Any) -> None:
 
 
 async def test_the_documentation_is_pointed_to(bench: Any) -> None:
-    """No page that would load scripts from elsewhere, just the way to the document."""
     async with bench.client() as client:
         assert "/openapi.json" in (await client.get("/docs")).text

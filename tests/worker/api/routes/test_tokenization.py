@@ -57,16 +57,13 @@ async def test_a_text_has_ids_and_names(bench: Any) -> None:
     ids=lambda value: str(value)[:40],
 )
 async def test_wrong_questions_are_refused(bench: Any, path: str, body: dict[str, Any]) -> None:
-    """These routes are as strict as the others."""
-    async with bench.client() as client:
-        response = await client.post(path, json=body)
+    response = await bench.post(path, body)
     assert response.status_code in (400, 404)
     if path == "/detokenize":
         assert response.json()["error"]["param"] in (None, "tokens", "body.tokens", "body.tokens.0")
 
 
 async def test_the_tokenizer_is_described_when_allowed(bench: Any) -> None:
-    """The route needs its flag."""
     async with bench.client() as client:
         assert (await client.get("/tokenizer_info")).status_code == 404
     async with bench.client(enable_tokenizer_info=True) as client:
@@ -77,7 +74,6 @@ async def test_the_tokenizer_is_described_when_allowed(bench: Any) -> None:
 
 
 async def test_long_answers_are_looked_up_off_the_loop(bench: Any, watched: Any) -> None:
-    """Short ones are not worth a thread, and names nobody asked for are not looked up."""
     long = {"prompt": "a " * 5000, "return_token_strs": True}
     async with bench.client(max_model_len=8192) as client:
         await client.post("/detokenize", json={"tokens": [1] * 10})

@@ -145,13 +145,11 @@ def test_an_answer_of_ours_can_be_sent_back() -> None:
 
 @pytest.mark.parametrize("messages", [[], [ChatMessage(role="user", content="x")] * 4097])
 def test_the_number_of_messages_is_bounded(messages: list[ChatMessage]) -> None:
-    """No messages, or more than 4,096, are refused."""
     with pytest.raises(RequestError, match="messages"):
         template_messages(messages)
 
 
 def test_an_assistants_reasoning_reaches_the_template() -> None:
-    """By either name, as clients send back what servers told them; their notes say nothing."""
     for name in ("reasoning", "reasoning_content"):
         turn = ChatMessage(
             role="assistant",

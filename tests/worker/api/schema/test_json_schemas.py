@@ -1,4 +1,4 @@
-"""What the grammar library takes of a JSON Schema and does not enforce is refused or reworded."""
+"""Schemas are rewritten so that the library enforces them, or refused."""
 
 from __future__ import annotations
 
@@ -49,12 +49,10 @@ def test_a_reference_that_only_leads_back_to_itself_is_refused(schema: dict[str,
     ],
 )
 def test_a_reference_that_can_end_is_not(schema: dict[str, Any]) -> None:
-    """And one to nowhere, or none at all, is left to the library."""
     enforceable(schema)
 
 
 def test_a_long_chain_of_references_takes_no_time_to_speak_of() -> None:
-    """It is looked at once, whichever way it goes."""
     for step in (1, -1):
         names = {f"n{i}": {"$ref": f"#/$defs/n{i + step}"} for i in range(1, 4_000)}
         back = [{"$ref": "#/$defs/n1"} for _ in range(4_000)]
@@ -75,7 +73,6 @@ def test_a_long_chain_of_references_takes_no_time_to_speak_of() -> None:
     ],
 )
 def test_patterns_with_control_characters_are_refused(pattern: str, is_refused: bool) -> None:
-    """Unless they end a range; those with an escape of one letter are none."""
     for schema in ({"pattern": pattern}, {"patternProperties": {pattern: {}}}):
         if is_refused:
             with pytest.raises(ValueError, match="control character"):
@@ -110,7 +107,6 @@ def test_times_have_no_leap_seconds() -> None:
 
 
 def test_forms_stand_beside_what_else_a_schema_says() -> None:
-    """Also within other schemas, but not in data."""
     date = enforceable({"format": "date"})["allOf"]
     inner = {"format": "date", "allOf": [{"minLength": 3}]}
     found = enforceable({"properties": {"format": inner}, "const": inner})
@@ -137,7 +133,6 @@ NUMBERS = ("7", "-7", "+07.5", ".25", "3.", "0.0", "99.125", "099.1250", "1234",
 
 @pytest.mark.parametrize("pattern", DECIMALS)
 def test_a_decimal_is_one_with_or_without_its_look_ahead(pattern: str) -> None:
-    """Digits beyond the bounds are excluded, which pydantic's own expression forgets."""
     found = patterns_of(pattern)
     for text in (*NUMBERS, "", "-", "+", ".", "-.", "a", "7a", "1.2.3", "1e5", "99.12345", "6 "):
         is_allowed = all(re.search(each, text) for each in found)
@@ -188,7 +183,6 @@ def test_other_look_arounds_stay_as_they_are(pattern: str) -> None:
     ],
 )
 def test_classes_let_in_what_is_of_ascii(pattern: str, expected: str) -> None:
-    """And keep out what is of Unicode."""
     assert patterns_of(pattern) == [expected]
     assert enforceable({"patternProperties": {pattern: {}}})["patternProperties"] == {expected: {}}
 
@@ -211,8 +205,7 @@ def test_two_patterns_of_names_that_mean_the_same_are_refused() -> None:
         {"then": False, "else": False, "maxContains": 0},
     ],
 )
-def test_what_demands_nothing_is_left_out(idle: dict[str, Any]) -> None:
-    """Wherever it stands, but not where it is a name or data."""
+def test_keywords_without_effect_are_left_out(idle: dict[str, Any]) -> None:
     names = {"properties": {name: {"const": {**idle}} for name in idle}}
     schema = {**idle, **names, "items": {**idle, "type": "string"}}
     notes = {name: value for name, value in idle.items() if name == "writeOnly"}
@@ -225,5 +218,5 @@ def test_what_demands_nothing_is_left_out(idle: dict[str, Any]) -> None:
     [{"uniqueItems": True}, {"format": "regex"}, {"not": {}}, {"if": {}, "then": {}},
      {"contains": {}, "minContains": 0}, {"dependentRequired": {"a": []}}],
 )  # fmt: skip
-def test_what_may_demand_something_stays(schema: dict[str, Any]) -> None:
+def test_keywords_with_an_effect_stay(schema: dict[str, Any]) -> None:
     assert schema.items() <= enforceable(schema).items()

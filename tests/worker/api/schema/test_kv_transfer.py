@@ -40,14 +40,13 @@ def asked(
 
 
 def test_the_answer_to_a_prefill_is_what_a_decode_is_sent() -> None:
-    """With vLLM's names; block ids are in a list for each group of layers, of which we have one."""
     assert asked(PREFILL) == KvTransfer(keeps=True)
     assert asked(DECODE, streams=True) == KvTransfer(source=SOURCE)
     assert DECODE["remote_block_ids"] == [[4, 2, 9]]
     assert (DECODE["do_remote_prefill"], DECODE["do_remote_decode"]) == (True, False)
 
 
-def test_what_others_add_is_theirs() -> None:
+def test_fields_of_other_connectors_are_ignored() -> None:
     """Fields of another engine's connector; numbers as floats."""
     more = {**DECODE, "remote_port": 14579.0, "dcp_size": 1, "transfer_id": "x"}
     assert asked(more) == KvTransfer(source=SOURCE)
@@ -89,10 +88,9 @@ ROOM = {"bootstrap_host": "10.0.0.1", "bootstrap_port": 7, "bootstrap_room": 5}
 
 
 def test_both_workers_are_sent_to_the_same_room() -> None:
-    """Each by its role; the decode worker has the same prompt, and so knows its length."""
-    kept = asked(None, "kv_producer", streams=True, **ROOM)
+    stored = asked(None, "kv_producer", streams=True, **ROOM)
     taken = asked(None, "kv_consumer", streams=True, **ROOM).source
-    assert kept == KvTransfer(keeps=True, name="room 5")
+    assert stored == KvTransfer(keeps=True, name="room 5")
     assert taken == KvSource("10.0.0.1", 7, None, "room 5", 33)
     default = asked(None, "kv_consumer", **{**ROOM, "bootstrap_port": None}).source
     assert default.port == 8998
@@ -110,9 +108,7 @@ def test_both_workers_are_sent_to_the_same_room() -> None:
         ({"bootstrap_host": None}, {}, "bootstrap_host", "printable characters"),
     ],
 )
-def test_what_is_no_room_is_refused_by_name(
-    change: Any, how: Any, field: str, message: str
-) -> None:
+def test_a_wrong_room_is_refused_by_name(change: Any, how: Any, field: str, message: str) -> None:
     with pytest.raises(RequestError) as caught:
         asked(**{"given": None, "role": "kv_consumer", **ROOM, **change, **how})
     assert caught.value.param == field
@@ -149,13 +145,13 @@ def test_the_more_exact_word_says_whom_to_ask() -> None:
 
 
 @pytest.mark.parametrize(("role", "address"), [(None, None), ("kv_producer", HERE)])
-def test_a_worker_that_takes_no_kv_asks_nobody(role: str | None, address: KvAddress | None) -> None:
-    """Whatever a picker or a front says: it computes."""
+def test_a_worker_that_takes_no_kv_asks_no_peer(
+    role: str | None, address: KvAddress | None
+) -> None:
     assert peer({"remote_host": "x"}, None, "x", role, address) is None
 
 
 def test_a_worker_says_how_it_is_asked_if_it_gives() -> None:
-    """Which another takes as it is."""
     said = kv_peer_answer("r-0", "kv_producer", HERE)
     assert peer(said) == KvPeer("10.0.0.1", 14579, "r-0")
     assert kv_peer_answer("r-0", "kv_consumer", HERE) is kv_peer_answer("r-0", None, None) is None

@@ -23,7 +23,6 @@ DOCUMENT = document(all_routes(), has_keys=True)
 
 
 def test_the_document_is_valid() -> None:
-    """It is OpenAPI 3.1 to a tool made for it, and its schemas are JSON schemas."""
     schema = schemathesis.openapi.from_dict(DOCUMENT)
     schema.validate()
     assert schema.specification.version == "3.1.0"
@@ -33,7 +32,6 @@ def test_the_document_is_valid() -> None:
 
 
 def test_every_route_is_described() -> None:
-    """By its method, with an id of its own and no status left out that a route of its kind has."""
     described = {(p, m.upper()) for p, path in DOCUMENT["paths"].items() for m in path}
     assert described == {(r.path, r.method) for r in all_routes()}
     operations = [o for path in DOCUMENT["paths"].values() for o in path.values()]
@@ -88,7 +86,6 @@ def body_schema(name: str) -> dict[str, Any]:
 async def test_bounds_are_the_servers_own(
     bench: Any, name: str, body: dict[str, Any], right: bool
 ) -> None:
-    """What the schema takes the server takes, and the other way round."""
     validator = jsonschema.Draft202012Validator(body_schema(name))
     assert validator.is_valid(body) is right
     path = {
@@ -129,12 +126,11 @@ async def test_the_document_is_built_once_when_it_is_first_requested(
         together = await asyncio.gather(*(client.get("/openapi.json") for _ in range(2)))
         answers = [*together, await client.get("/openapi.json")]
     assert len(builds) == 1
-    assert builds[0] != threading.get_ident()  # the event loop goes on meanwhile
+    assert builds[0] != threading.get_ident()  # the event loop runs meanwhile
     assert len({answer.content for answer in answers}) == 1
 
 
 def test_the_document_can_be_printed() -> None:
-    """Without a server, every route included."""
     command = [sys.executable, "-m", "worker.api.schema.openapi"]
     printed = subprocess.run(command, capture_output=True, check=True).stdout
     assert msgspec.json.decode(printed) == msgspec.json.decode(msgspec.json.encode(DOCUMENT))

@@ -31,7 +31,6 @@ def sampling(
 
 
 def test_defaults_are_those_of_the_openai_api() -> None:
-    """A request that says nothing samples at temperature 1 with every filter off."""
     got = sampling()
     assert (got.temperature, got.top_p, got.top_k, got.min_tokens) == (1.0, 1.0, 0, 0)
     assert got.max_tokens == 10
@@ -42,21 +41,18 @@ def test_defaults_are_those_of_the_openai_api() -> None:
     ("asked", "used"), [(0, 0.0), (1e-6, 0.0), (0.001, 0.01), (0.5, 0.5), (2, 2.0)]
 )
 def test_small_temperatures_are_greedy_or_raised(asked: float, used: float) -> None:
-    """Below 1e-5 is greedy; between that and 0.01 is raised to 0.01."""
     got = sampling(temperature=asked, top_p=0.5, top_k=3)
     assert got.temperature == used
     assert (got.top_p, got.top_k) == ((1.0, 0) if used == 0 else (0.5, 3))
 
 
-def test_seeds_are_kept_and_minus_one_means_none() -> None:
-    """A given seed is used as it is; -1 asks for a drawn one."""
+def test_a_seed_is_used_and_minus_one_means_none() -> None:
     assert sampling(seed=5).seed == 5
     assert sampling(seed=-1).seed == sampling().seed
     assert sampling(top_k=-1).top_k == 0
 
 
 def test_every_sampling_field_reaches_the_engine() -> None:
-    """What a client asks for stands in the engine's parameters."""
     got = sampling(
         logprobs=3,
         temperature=0.5,
@@ -87,7 +83,6 @@ def test_every_sampling_field_reaches_the_engine() -> None:
 
 
 def test_the_request_wins_over_the_models_defaults() -> None:
-    """Request, then generation config, then OpenAI."""
     defaults = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.1}
     got = sampling(defaults=defaults, top_p=0.5)
     assert (got.temperature, got.top_p, got.top_k) == (0.6, 0.5, 20)
@@ -167,12 +162,10 @@ def test_values_out_of_range_are_refused(fields: dict[str, object], message: str
 
 
 def test_a_pattern_of_no_tokens_is_not_looked_for() -> None:
-    """`max_pattern_size` 0 switches the detection off."""
     assert sampling(repetition_detection={"max_pattern_size": 0}).repetition_detection is None
 
 
 def test_a_worker_may_allow_the_whole_vocabulary() -> None:
-    """`--max-logprobs -1` lifts the limit."""
     unlimited = ModelLimits(max_model_len=100, vocab_size=50, max_logprobs=-1)
     assert params.check_logprobs("logprobs", -1, unlimited) == -1
     with pytest.raises(RequestError, match="Requested sample logprobs of 50"):
@@ -180,7 +173,6 @@ def test_a_worker_may_allow_the_whole_vocabulary() -> None:
 
 
 def test_several_answers_need_randomness() -> None:
-    """n is 1 to 16, and 1 when every answer would be the same."""
     assert params.num_sequences(request(), 1.0) == 1
     assert params.num_sequences(request(n=16), 1.0) == 16
     for n, temperature, message in (
@@ -196,20 +188,17 @@ def test_several_answers_need_randomness() -> None:
     ("stop", "param"), [([""], None), (["x"] * 17, "body.stop"), (["y" * 257], "stop")]
 )
 def test_stop_strings_are_bounded(stop: list[str], param: str | None) -> None:
-    """At most 16 non-empty stop strings of at most 256 bytes."""
     with pytest.raises(RequestError, match="stop") as caught:
         params.text_params(request(stop=stop))
     assert caught.value.param == param
 
 
 def test_stop_strings_are_taken_up_to_their_limits() -> None:
-    """In number, and in bytes, of which a character may have two."""
     strings = ["é" * 128, *map(str, range(15))]
     assert params.text_params(request(stop=strings)).stop == tuple(strings)
 
 
 def test_one_stop_string_needs_no_list() -> None:
-    """`stop` is a string or a list of them."""
     assert params.text_params(request(stop="a")).stop == ("a",)
     assert params.text_params(request(stop=["a", "b"])).stop == ("a", "b")
 
@@ -218,7 +207,6 @@ def test_one_stop_string_needs_no_list() -> None:
 def test_the_log_probabilities_of_prompts_are_bounded(
     num_likeliest: int, num_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As many as the limit are fine; those of one more token are refused."""
     each = 1 + (50 if num_likeliest == -1 else num_likeliest)
     monkeypatch.setattr(params, "MAX_PROMPT_LOGPROBS", each * num_tokens)
     params.check_prompt_logprobs_size(num_likeliest, num_tokens, "logprobs", LIMITS)

@@ -40,7 +40,6 @@ class Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     ("text", "expected"), [("3", 3), ("3.0", 3), ("-2e2", -200), ("1e18", 10**18)]
 )
 def test_whole_numbers_may_be_written_as_floats(text: str, expected: int) -> None:
-    """Clients whose numbers are all floats send 3.0 for 3."""
     body = decode(f'{{"count": {text}, "counts": [{text}]}}'.encode(), Body)
     assert (body.count, body.counts) == (expected, [expected])
     assert isinstance(body.count, int)
@@ -66,8 +65,7 @@ def test_whole_numbers_may_be_written_as_floats(text: str, expected: int) -> Non
         ('{"count": ' + "[" * 100_000, "body", "JSON|deep"),
     ],
 )
-def test_no_number_does_more_than_be_refused(body: str, param: str, reason: str) -> None:
-    """Whatever stands in a number's place is a 400 that names the field."""
+def test_any_number_is_taken_or_refused(body: str, param: str, reason: str) -> None:
     with pytest.raises(RequestError, match=reason) as caught:
         decode(body.encode(), Body)
     assert (caught.value.status, caught.value.type, caught.value.param) == (
@@ -95,8 +93,7 @@ class Outer(msgspec.Struct, forbid_unknown_fields=True):
         ({"kind": "x` - at `$.inner`"}, "kind"),
     ],
 )
-def test_what_a_client_writes_is_not_read_as_a_place(body: Any, param: str) -> None:
-    """The place stands at the end of the decoder's message; the client's words come before."""
+def test_a_clients_text_is_not_read_as_a_place(body: Any, param: str) -> None:
     with pytest.raises(RequestError) as caught:
         decode(msgspec.json.encode(body), Outer)
     assert caught.value.param == f"body.{param}"
@@ -111,7 +108,6 @@ def test_refusals_do_not_repeat_all_that_was_sent(body: Any) -> None:
 
 
 def test_the_json_schema_of_a_whole_number_is_an_integer() -> None:
-    """An API document can be made of the structs."""
     schema = msgspec.json.schema(Body, schema_hook=schema_hook)
     count = schema["$defs"]["Body"]["properties"]["count"]
     assert {"type": "null"} in count["anyOf"]
@@ -119,7 +115,6 @@ def test_the_json_schema_of_a_whole_number_is_an_integer() -> None:
 
 
 def test_long_values_are_cut_in_messages() -> None:
-    """An error repeats a short value whole and the start of a long one."""
     assert shown(5) == "5"
     assert shown("x" * 500) == "x" * 80 + "…"
 
@@ -222,7 +217,7 @@ def test_hints_are_found_and_left_out_at_any_depth(
         (MessagesRequest, {"max_tokens": 1, "cache_control": {}, "context_management": {}}),
     ],
 )
-def test_what_asks_for_nothing_more_is_decoded_at_once(
+def test_a_body_without_ignored_fields_is_decoded_once(
     kind: type[msgspec.Struct], fields: dict[str, object]
 ) -> None:
     given = {"input": "x"} if kind is ResponsesRequest else {"messages": [TURN]}

@@ -73,7 +73,6 @@ def test_a_refusal_names_the_field(extra: str, param: str) -> None:
 
 
 def test_values_that_ask_for_nothing_are_taken() -> None:
-    """Fields that are not built yet are accepted with their neutral value or null."""
     neutral = (
         '"n":1,"logprobs":false,"top_logprobs":null,"kv_transfer_params":{},"documents":[],'
         '"presence_penalty":0,"frequency_penalty":0.0,'
@@ -105,7 +104,6 @@ def test_values_that_ask_for_nothing_are_taken() -> None:
     ],
 )
 def test_a_body_that_is_not_a_request_is_refused(body: bytes, part: str) -> None:
-    """Whatever is wrong with the JSON itself is a 400 that says so."""
     with pytest.raises(RequestError, match=part):
         decode_supported(body, ChatRequest)
 
@@ -113,14 +111,12 @@ def test_a_body_that_is_not_a_request_is_refused(body: bytes, part: str) -> None
 @given(st.binary(max_size=200) | st.text(max_size=100).map(lambda t: b'{"prompt":' + t.encode()))
 @examples(150)
 def test_any_bytes_parse_or_are_refused(body: bytes) -> None:
-    """No body makes the parser raise anything but a refusal."""
     for kind in (ChatRequest, CompletionRequest):
         with suppress(RequestError):
             assert isinstance(decode_supported(body, kind), kind)
 
 
 def test_tokenize_refuses_what_it_does_not_know() -> None:
-    """The admin bodies are as strict as the others."""
     with pytest.raises(RequestError, match="nope"):
         decode(b'{"prompt":"a","nope":1}', TokenizeRequest)
 

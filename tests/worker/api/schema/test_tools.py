@@ -38,7 +38,6 @@ def request(**fields: Any) -> ChatRequest:
 
 
 def test_tools_reach_the_template_as_they_came() -> None:
-    """With their own keys alone; none is None."""
     sent = [tool("f"), tool("mcp.server:f/g-h_1", SUM)]
     assert template_tools(request(tools=sent).tools) == sent
     assert template_tools(request(tools=[]).tools) is None
@@ -60,14 +59,12 @@ def test_tools_reach_the_template_as_they_came() -> None:
     ],
 )
 def test_tools_are_bounded(tools: list[Any], param: str) -> None:
-    """Names, numbers and size."""
     with pytest.raises(RequestError) as caught:
         template_tools(request(tools=tools).tools)
     assert (caught.value.param, caught.value.status) == (param, 400)
 
 
 def test_the_choice_is_auto_where_there_are_tools() -> None:
-    """Without tools there is none to make."""
     use = tool_use(request(tools=[tool("f")]))
     assert use is not None
     assert (use.choice, use.named, use.parallel, answer_schema(use)) == ("auto", None, True, None)
@@ -85,7 +82,6 @@ def schema_of(**fields: Any) -> dict[str, Any]:
 
 
 def test_a_named_function_is_answered_with_its_arguments() -> None:
-    """Its own schema; without one, an object that has none."""
     named = {"type": "function", "function": {"name": "sum"}}
     assert schema_of(tools=[tool("sum", SUM), tool("g")], tool_choice=named) == SUM
     for absent in (tool("sum"), tool("sum", {}), {"function": {"name": "sum", "parameters": None}}):
@@ -138,7 +134,6 @@ def test_arguments_are_an_object_whatever_else_a_schema_allows(schema: dict[str,
     ],
 )
 def test_required_calls_are_an_array(answer: object, right: bool) -> None:
-    """Each with the arguments of its function, whose references lead to its own parts."""
     tools = [tool("sum", SUM), tool("tree/1", TREE), tool("other")]
     schema = schema_of(tools=tools, tool_choice="required")
     assert jsonschema.Draft202012Validator(schema).is_valid(answer) is right
@@ -148,7 +143,6 @@ def test_required_calls_are_an_array(answer: object, right: bool) -> None:
 
 
 def test_one_call_may_be_all_that_is_wanted() -> None:
-    """`parallel_tool_calls: false`."""
     fields = {"tools": [tool("f")], "tool_choice": "required", "parallel_tool_calls": False}
     call = {"name": "f", "parameters": {}}
     validator = jsonschema.Draft202012Validator(schema_of(**fields))

@@ -37,9 +37,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Parsed:
-    """What an answer said, all together; of calls the names and arguments, as a client of a stream
-    has them, and those that were broken off again.
-    """
+    """The parts of an answer."""
 
     content: str = ""
     reasoning: str = ""
@@ -61,7 +59,7 @@ def parse(
     stopped: bool = False,
     **form: Any,
 ) -> Parsed:
-    """What comes of pieces of text, which end by themselves, at a limit or at a stop string."""
+    """Parse an answer that comes in pieces."""
     numbers = count()
     parser = AnswerForm(
         lambda: f"call-{next(numbers)}",
@@ -327,7 +325,6 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_answers_are_parsed_alike_however_they_are_cut(name: str) -> None:
-    """Whole, by characters, in two pieces cut anywhere, and in pieces of three."""
     case = CASES[name]
     text = case.text
     whole = parse([text], case.tool_format)
@@ -340,10 +337,6 @@ def test_answers_are_parsed_alike_however_they_are_cut(name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_an_answer_may_end_anywhere(name: str) -> None:
-    """Cut off by a limit or a stop string, each beginning of an answer is parsed alike in pieces
-    and whole, and so it is at its own end. What is not a whole call is content; only at its own end
-    may the last one lack what closes it.
-    """
     case = CASES[name]
     for end in range(len(case.text)):
         text = case.text[:end]
@@ -375,7 +368,6 @@ _PARTS = ("<tool_call>", "</tool_call>", "<function=now>", "<parameter=city>", "
 def test_any_text_is_parsed_alike_however_it_is_cut(
     tool_format: str, text: str, data: st.DataObject, reasons: bool | None, truncated: bool
 ) -> None:
-    """Nothing raises, the pieces add up to the whole, and no text is lost without a call."""
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=8).map(sorted))
     pieces = [text[i:j] for i, j in pairwise([0, *cuts, len(text)])]
     asked: dict[str, Any] = {"reasons": reasons, "truncated": truncated}
@@ -394,7 +386,6 @@ def test_any_text_is_parsed_alike_however_it_is_cut(
 ))  # fmt: skip
 @examples(150)
 def test_any_arguments_arrive_as_they_were_written(value: object) -> None:
-    """Whatever JSON can say: in JSON and as a literal of Python's."""
     for ascii_only in (True, False):
         written = json.dumps({"where": value}, ensure_ascii=ascii_only)
         text = f'<tool_call>{{"name": "now", "arguments": {written}}}</tool_call>'
@@ -440,7 +431,6 @@ def test_any_arguments_arrive_as_they_were_written(value: object) -> None:
     ],
 )
 def test_a_malformed_call_is_content(tool_format: str, text: str) -> None:
-    """Not a character is lost, whether or not its arguments had begun."""
     parsed = parse([text], tool_format)
     assert parsed.good == []
     assert parsed.content == text
@@ -448,7 +438,6 @@ def test_a_malformed_call_is_content(tool_format: str, text: str) -> None:
 
 
 def test_a_call_in_python_is_sent_once_it_is_one() -> None:
-    """Nothing of what turns out to be none has to be taken back."""
     for text in ("[now('x')]", "[now(a=1, 'x')]", "[now(a=1, b=c)]"):
         assert parse(text, "pythonic") == Parsed(content=text)
     cut = parse("[now(a=1, b=[2", "pythonic", truncated=True)
@@ -456,7 +445,6 @@ def test_a_call_in_python_is_sent_once_it_is_one() -> None:
 
 
 def test_a_stop_string_within_a_call_leaves_no_call() -> None:
-    """It is not the model that ended it, so what is missing is not only what closes it."""
     for tool_format, text in (
         ("hermes", '<tool_call>{"name": "now", "arguments": {"a": 1'),
         ("qwen3_coder", "<function=now><parameter=a>1"),
@@ -534,8 +522,8 @@ def test_calls_are_complete_whatever_closes_them(
     cut anywhere then: what came is whole calls, or content.
     """
     parts = written(tool_format, calls, as_text)
-    kept = [data.draw(st.integers(1, len(part)), "kept") for part in parts]
-    text = "".join("".join(part[:number]) for part, number in zip(parts, kept, strict=True))
+    left = [data.draw(st.integers(1, len(part)), "left") for part in parts]
+    text = "".join("".join(part[:number]) for part, number in zip(parts, left, strict=True))
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=8).map(sorted))
     whole = parse([text], tool_format)
     assert (whole.good, whole.broken, whole.content.strip()) == (calls, set(), "")
@@ -550,7 +538,6 @@ def test_calls_are_complete_whatever_closes_them(
 
 
 def test_a_call_after_a_malformed_one_is_found() -> None:
-    """In the same answer, also right behind its mark."""
     text = '<tool_call>oh <tool_call>{"name": <tool_call>{"name": "now"}</tool_call>'
     parsed = parse([text], "hermes")
     assert parsed.good == [("now", {})]
@@ -558,7 +545,6 @@ def test_a_call_after_a_malformed_one_is_found() -> None:
 
 
 def test_a_call_that_a_limit_cuts_off_stays_as_far_as_it_goes() -> None:
-    """What came of its arguments; before they begin, its text is content."""
     text = 'Yes.\n<tool_call>{"name": "now", "arguments": {"a": "b'
     cut = parse(text, "hermes", truncated=True)
     assert (cut.content, cut.calls, cut.broken) == ("Yes.", {0: ["now", '{"a": "b']}, set())
@@ -567,7 +553,6 @@ def test_a_call_that_a_limit_cuts_off_stays_as_far_as_it_goes() -> None:
 
 
 def test_arguments_come_as_they_are_written() -> None:
-    """Piece by piece, long before the call is complete."""
     parser = AnswerForm(lambda: "x", SCHEMAS, "hermes").parser()
     assert not parser.feed('<tool_call>{"name": "now", "arguments": ').calls
     first = parser.feed('{"a": "one')
@@ -613,6 +598,5 @@ def test_control_tokens_are_no_content() -> None:
         ("{{ tools | tojson }}", None),
     ],
 )
-def test_a_template_tells_the_format(source: str, expected: str | None) -> None:
-    """By what only templates of such models write."""
+def test_a_template_shows_the_format(source: str, expected: str | None) -> None:
     assert format_of_template(source) == expected

@@ -40,7 +40,6 @@ def parse(pieces: Any, **form: Any) -> tuple[str, str, list[str]]:
     ],
 )
 def test_reasoning_is_taken_out(text: str, has_begun: bool, reasoning: str, content: str) -> None:
-    """Without the blanks around it, wherever the text is cut."""
     assert parse([text], reasons=has_begun) == (reasoning, content, [])
     assert parse(text, reasons=has_begun) == (reasoning, content, [])
     for at in range(len(text)):
@@ -49,7 +48,6 @@ def test_reasoning_is_taken_out(text: str, has_begun: bool, reasoning: str, cont
 
 
 def test_calls_come_after_reasoning() -> None:
-    """What looks like one before the end of it is thought, not said."""
     call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
     text = f"<think>I could {call}</think>\n\n{call}"
     for pieces in ([text], text):
@@ -58,7 +56,6 @@ def test_calls_come_after_reasoning() -> None:
 
 
 def test_reasoning_can_be_left_out() -> None:
-    """`include_reasoning: false`."""
     assert parse("<think>hm</think>Two.", reasons=False, shows_reasoning=False)[:2] == ("", "Two.")
 
 
@@ -72,9 +69,8 @@ def test_reasoning_can_be_left_out() -> None:
         ("<|im_start|>assistant\nOnce upon", False, False, False),
     ],
 )
-def test_the_prompt_tells_whether_reasoning_has_begun(
+def test_the_prompt_shows_whether_reasoning_has_begun(
     prompt: str, opens: bool, deepseek: bool, qwen: bool
 ) -> None:
-    """By its end alone: what users write in it does not count."""
     assert begins_with_reasoning("deepseek_r1", prompt, opens_a_turn=opens) is deepseek
     assert begins_with_reasoning("qwen3", prompt, opens_a_turn=opens) is qwen
