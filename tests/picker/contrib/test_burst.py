@@ -26,7 +26,7 @@ BLOCK = 64 * 4  # bytes
 
 
 def producer(**parameters: Any) -> BurstPrefixCacheProducer:
-    """One on the loop's time."""
+    """A producer on the loop's time."""
     made = configured(NAME, parameters, services=Services(NoHttp(), clock=LoopClock()))
     assert isinstance(made, BurstPrefixCacheProducer)
     assert isinstance(made, AsyncDataProducer)
@@ -47,14 +47,14 @@ async def ask(
 
 
 def where(info: PrefixCacheMatchInfo | None) -> str:
-    """The endpoint that everything is said to be at."""
+    """The endpoint of the match."""
     assert list(info.match_blocks.values()) == [info.total_blocks]
     return next(iter(info.match_blocks))
 
 
 @pytest.mark.looptime
-async def test_requests_of_one_window_go_together() -> None:
-    """Alike ones to one endpoint, when the window of the first one ends."""
+async def test_requests_of_one_window_are_placed_together() -> None:
+    """Requests with a common prefix get one endpoint when the window of the first one ends."""
     one, loop = producer(), asyncio.get_running_loop()
     began = loop.time()
     found = await asyncio.gather(
@@ -76,16 +76,15 @@ async def test_a_later_request_opens_the_next_window() -> None:
 
 
 @pytest.mark.looptime
-async def test_a_full_window_takes_no_more() -> None:
-    """Six alike requests in windows of three: each window is distributed by itself."""
+async def test_a_full_window_takes_no_more_requests() -> None:
+    """Six equal requests in windows of three: each window is distributed by itself."""
     one = producer(maxBatchSize=3, maxPerReplica=2)
     found = await asyncio.gather(*(ask(one, "x") for _ in range(6)))
     assert Counter(map(where, found)) == {"default/a": 4, "default/b": 2}
 
 
 @pytest.mark.looptime
-async def test_who_leaves_is_not_counted() -> None:
-    """A client that is gone takes nobody's place."""
+async def test_a_disconnected_client_is_not_counted() -> None:
     one = producer(maxPerReplica=1)
     gone = asyncio.create_task(ask(one, "x"))
     staying = asyncio.create_task(ask(one, "x", 0.01))
@@ -97,8 +96,8 @@ async def test_who_leaves_is_not_counted() -> None:
 
 
 @pytest.mark.looptime
-async def test_who_has_no_choice_does_not_wait() -> None:
-    """One candidate, or nothing to compare."""
+async def test_a_request_without_a_choice_does_not_wait() -> None:
+    """With one candidate, or without a prompt."""
     one, loop = producer(), asyncio.get_running_loop()
     began = loop.time()
     assert where(await ask(one, "x", endpoints="b")) == "default/b"
@@ -107,8 +106,7 @@ async def test_who_has_no_choice_does_not_wait() -> None:
 
 
 @pytest.mark.looptime
-async def test_salts_and_models_are_not_alike() -> None:
-    """As in the other prefix caches."""
+async def test_salts_and_models_share_no_blocks() -> None:
     one, pool = producer(), [candidate("a"), candidate("b"), candidate("c")]
     every = [Attributes() for _ in range(3)]
     differing: list[dict[str, Any]] = [{}, {"salt": "s"}, {"model": "other"}]
@@ -117,8 +115,8 @@ async def test_salts_and_models_are_not_alike() -> None:
     assert len({where(a.get(match_info_key(NAME))) for a in every}) == 3
 
 
-def test_the_director_waits_longer_than_the_window() -> None:
-    """Else the window would never end in time."""
+def test_the_time_limit_is_longer_than_the_window() -> None:
+    """Otherwise the window would never end in time."""
     assert producer(windowDurationMs=10_000).timeout_seconds > 10
 
 
@@ -133,49 +131,49 @@ def requests(*prompts: str, pool: tuple[tuple[str, int], ...] = POOL) -> list[Bu
     ]
 
 
-def test_requests_that_begin_alike_go_together() -> None:
+def test_requests_with_a_common_prefix_form_a_group() -> None:
     found = assign(requests("xab", "yab", "xcd", "zab", "yef"), BurstRules())
     assert found[0] == found[2]
     assert found[1] == found[4]
     assert len(set(found)) == 3
 
 
-def test_so_much_has_to_be_alike_as_is_asked_for() -> None:
-    """One block is not enough for two; prompts that are shorter stand alone."""
+def test_a_group_needs_the_configured_number_of_common_blocks() -> None:
+    """One block is not enough for two; shorter prompts stay alone."""
     found = assign(requests("xa", "xb", "xa", "x"), BurstRules(colocate_blocks=2))
     assert found[0] == found[2]
     assert len({found[0], found[1], found[3]}) == 3
 
 
-def test_the_heaviest_group_is_placed_first() -> None:
+def test_the_largest_group_is_placed_first() -> None:
     """Three requests at one endpoint, two and one and one at the others."""
     found = assign(requests("p", "q", "x1", "x2", "x3", "y1", "y2"), BurstRules())
     assert sorted(Counter(found).values()) == [2, 2, 3]
 
 
-def test_blocks_can_weigh_instead() -> None:
-    """What has to be computed once for all counts once."""
+def test_blocks_can_be_the_weight() -> None:
+    """Blocks that several requests share count once."""
     prompts = ("x1", "x2", "x3", "abcdefgh", "y")
     found = assign(requests(*prompts, pool=POOL[:2]), BurstRules(weigh_blocks=True))
     assert found[:3] == [found[0]] * 3
     assert found[3] != found[0] == found[4]
 
 
-def test_an_endpoint_takes_no_more_than_it_may() -> None:
-    """The rest of a group goes on together; once all are full, everybody is served all the same."""
+def test_an_endpoint_takes_no_more_than_its_limit() -> None:
+    """The rest of a group stays together; once all endpoints are full, the limit is ignored."""
     rules = BurstRules(max_per_endpoint=2)
     found = assign(requests("x1", "x2", "x3", "x4"), rules)
     assert Counter(found) == {"a": 2, "b": 2}
     assert Counter(assign(requests(*["x"] * 9), rules)) == {"a": 3, "b": 3, "c": 3}
 
 
-def test_of_equal_endpoints_the_idle_one_is_next() -> None:
+def test_the_idle_endpoint_is_next_among_equal_ones() -> None:
     """Then the first one."""
     pool = (("a", 5), ("b", 1), ("c", 1))
     assert assign(requests("x", pool=pool), BurstRules()) == ["b"]
 
 
-def test_requests_with_other_candidates_are_no_group() -> None:
+def test_requests_with_other_candidates_form_no_group() -> None:
     alike = [*requests("x", pool=POOL[:1]), *requests("x", pool=POOL[1:2])]
     assert assign(alike, BurstRules()) == ["a", "b"]
 
@@ -191,10 +189,9 @@ def test_requests_with_other_candidates_are_no_group() -> None:
     ),
     st.builds(BurstRules, st.integers(1, 3), st.none() | st.integers(1, 4), st.booleans()),
 )
-def test_everybody_goes_to_a_candidate(
+def test_every_request_gets_one_of_its_candidates(
     burst: list[tuple[str, list[str]]], rules: BurstRules
 ) -> None:
-    """One of its own, whatever the others may."""
     asked = [requests(prompt, pool=tuple((k, 0) for k in pool))[0] for prompt, pool in burst]
     found = assign(asked, rules)
     for request, endpoint in zip(asked, found, strict=True):
@@ -203,10 +200,10 @@ def test_everybody_goes_to_a_candidate(
 
 @examples(100)
 @given(st.lists(st.text("xy", max_size=3), max_size=12), st.integers(1, 5), st.booleans())
-def test_nobody_gets_too_many_while_others_have_room(
+def test_no_endpoint_exceeds_the_limit_while_others_have_room(
     prompts: list[str], limit: int, weigh_blocks: bool
 ) -> None:
-    """Of endpoints that may all serve."""
+    """All endpoints may serve all requests here."""
     counts = Counter(assign(requests(*prompts), BurstRules(1, limit, weigh_blocks)))
     if len(prompts) <= limit * len(POOL):
         assert max(counts.values(), default=0) <= limit

@@ -1,4 +1,4 @@
-"""context-length-aware: prompts go where their length is expected."""
+"""context-length-aware: endpoints by the expected length of prompts."""
 
 from __future__ import annotations
 
@@ -53,39 +53,39 @@ def request_of(tokens: int) -> InferenceRequest:
     ],
 )
 def test_the_score_follows_the_formula(text: str | None, length: int, expected: float) -> None:
-    """In range, out of range, without a range, with a bad one."""
+    """In range, out of range, without the label, with an invalid one."""
     plugin = ContextLengthAware(ContextLengthAwareParameters())
     scores = plugin.score(request_of(length), _candidates([text]), Attributes())
     assert list(scores) == pytest.approx([expected])
 
 
-def test_specialists_come_before_generalists_before_strangers() -> None:
-    """Whatever is out of range scores below everything in range."""
+def test_narrow_ranges_score_above_wide_ones_and_misses() -> None:
+    """Every range that misses scores below every range that fits."""
     plugin = ContextLengthAware(ContextLengthAwareParameters())
     candidates = _candidates(["0-20", "0-10000", "11-20"])
     special, general, stranger = plugin.score(request_of(10), candidates, Attributes())
     assert special > general > 0.3 > stranger
 
 
-def test_filtering_is_off_until_it_is_asked_for() -> None:
-    """Then ranges count, the label's absence does not, and nobody may be left."""
+def test_filtering_is_off_by_default() -> None:
+    """With it, ranges count, an absent label passes, and the result may be empty."""
     candidates = _candidates(["0-20", None, "11-20", "bad", "10-10"])
     request = request_of(10)
     idle = ContextLengthAware(ContextLengthAwareParameters())
     assert idle.filter(request, candidates, Attributes(), Random(0)) == candidates
     active = ContextLengthAware(ContextLengthAwareParameters(enable_filtering=True))
-    kept = active.filter(request, candidates, Attributes(), Random(0))
-    assert [candidate.endpoint.name for candidate in kept] == ["0", "1", "4"]
+    remaining = active.filter(request, candidates, Attributes(), Random(0))
+    assert [candidate.endpoint.name for candidate in remaining] == ["0", "1", "4"]
     assert active.filter(request, candidates[2:4], Attributes(), Random(0)) == []
 
 
-def test_the_label_may_be_another() -> None:
+def test_the_label_is_configurable() -> None:
     plugin = ContextLengthAware(ContextLengthAwareParameters(label="range"))
     assert list(plugin.score(request_of(1), _candidates(["1-1"], "range"), Attributes())) == [1.0]
 
 
-def test_digits_beyond_any_length_are_no_range() -> None:
-    """Nor are digits that only look like some."""
+def test_absurd_numbers_are_no_range() -> None:
+    """Nor are digits of other scripts."""
     assert parse_range("0-" + "9" * 5000) is None
     assert parse_range("0-" + "9" * (MAX_DIGITS + 1)) is None
     assert parse_range("0-" + "9" * MAX_DIGITS) == (0, 10**MAX_DIGITS - 1)

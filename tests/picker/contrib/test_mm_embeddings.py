@@ -1,4 +1,4 @@
-"""mm-embeddings-cache-producer: what was sent where is encoded there."""
+"""mm-embeddings-cache-producer: an endpoint has encoded the items that it was sent."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_items_are_found_where_they_were_sent() -> None:
     assert _found(producer, request_with("w"), POOL) == EncoderMatch(1.0, {})
 
 
-def test_a_request_without_items_finds_and_leaves_nothing() -> None:
+def test_a_request_without_items_has_no_match() -> None:
     producer = _producer()
     assert _found(producer, request_with(""), POOL) is None
     _send(producer, request_with(""), POOL[0])
@@ -61,7 +61,7 @@ def test_a_request_without_items_finds_and_leaves_nothing() -> None:
 
 
 def test_the_memory_of_an_endpoint_is_bounded() -> None:
-    """2 MiB an item; what was not sent for longest is forgotten."""
+    """2 MiB per item; the least recently sent item is forgotten."""
     producer = _producer(5)
     for items in ("x", "y", "x", "z"):
         _send(producer, request_with(items), POOL[0])
@@ -79,15 +79,14 @@ def test_endpoints_that_left_are_forgotten() -> None:
 
 
 def test_the_size_is_named_as_in_the_reference() -> None:
-    """`cacheSizeInMBPerServer`."""
     producer = configured(NAME, {"cacheSizeInMBPerServer": 2})
     for items in "xy":
         _send(producer, request_with(items), POOL[0])
     assert producer.remembered(POOL[0].key) == ("y",)
 
 
-def test_what_clients_call_their_items_does_not_choose_our_memory() -> None:
-    """Hashes may come from the request itself; a long one is remembered by its digest."""
+def test_long_hashes_are_remembered_by_their_digests() -> None:
+    """Clients may send hashes themselves."""
     producer = _producer()
     items = tuple(MultiModalFeature("image", letter * 100_000, 0, 1) for letter in "pqr")
     request = request_for(features=(items,))
@@ -97,8 +96,8 @@ def test_what_clients_call_their_items_does_not_choose_our_memory() -> None:
     assert sum(map(len, producer.remembered(POOL[0].key))) < 1000
 
 
-def test_items_with_characters_of_no_encoding_are_items() -> None:
-    """JSON may say half a surrogate pair; two of them are not the same."""
+def test_hashes_may_have_lone_surrogates() -> None:
+    """Two different ones are not equal."""
     producer = _producer()
     one, other = (
         request_for(features=((MultiModalFeature("image", half * 500, 0, 1),),))

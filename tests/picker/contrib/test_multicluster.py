@@ -29,12 +29,12 @@ USAGE = "llm-d.ai/multicluster-kv-cache-utilization/multicluster-metrics-extract
 
 
 def findings(plugin: Any, page: str) -> Extraction:
-    """What the page says about a pool."""
+    """The extraction of a page about a pool."""
     return plugin.extract(Scrape(page.encode(), Endpoint("p", "10.0.0.1", 80), 0.0))
 
 
 def page_of(waiting: int, usage: float) -> str:
-    """The page of a picker of ours whose pool is so busy."""
+    """The metrics page of our own picker with such a load."""
     store, metrics = Datastore(), PickerMetrics()
     store.set_endpoints([Endpoint("w", "10.0.0.9", 8000)])
     store.update_metrics("default/w", EndpointMetrics(waiting, 0, usage))
@@ -42,8 +42,7 @@ def page_of(waiting: int, usage: float) -> str:
     return metrics.render().decode()
 
 
-def test_pickers_understand_each_other() -> None:
-    """One's averages are what the other one scores by."""
+def test_a_picker_scores_by_the_averages_of_another_one() -> None:
     extractor = configured("multicluster-metrics-extractor")
     pools = [
         Candidate(Endpoint(name, "10.0.0.1", 80), attributes=findings(extractor, page).attributes)
@@ -60,8 +59,8 @@ def test_pickers_understand_each_other() -> None:
     assert [list(one) for one in scores] == [[0.0, 1.0], [0.25, 0.75]]
 
 
-def test_other_names_can_be_read() -> None:
-    """With labels; of several samples the greatest."""
+def test_the_series_are_configurable() -> None:
+    """With labels; of several samples the greatest counts."""
     extractor = configured(
         "multicluster-metrics-extractor",
         {"queueSizeMetric": "q{pool=a}", "kvCacheUtilizationMetric": "u"},
@@ -71,21 +70,21 @@ def test_other_names_can_be_read() -> None:
 
 
 @pytest.mark.parametrize("bad", ["NaN", "-1", "+Inf", "1.5"])
-def test_unusable_numbers_are_reported_and_left_out(bad: str) -> None:
-    """The other number counts all the same."""
+def test_an_unusable_number_is_a_problem(bad: str) -> None:
+    """The other number still counts."""
     page = f"llm_d_epp_average_kv_cache_utilization {bad}\nllm_d_epp_average_queue_size 1\n"
     found = findings(configured("multicluster-metrics-extractor"), page)
     assert found.attributes == {QUEUE: 1.0}
     assert len(found.problems) == 1
 
 
-def test_a_page_without_either_is_an_error() -> None:
+def test_a_page_without_both_numbers_is_an_error() -> None:
     with pytest.raises(ExtractError, match=r"average_queue_size.*average_kv_cache_utilization"):
         findings(configured("multicluster-metrics-extractor"), "up 1\n")
 
 
-def test_the_way_between_clusters_is_guarded() -> None:
-    """https with certificates that are checked."""
+def test_pages_of_other_clusters_use_https() -> None:
+    """Certificates are checked by default."""
     location = configured("multicluster-metrics-data-source").location
     assert (location.scheme, location.path, location.tls.verify) == ("https", "/metrics", True)
     plain = configured(
@@ -124,7 +123,7 @@ endpoints:
 
 
 def test_pools_are_found_by_name(tmp_path: Path) -> None:
-    """Through a whole configuration; where their numbers are is said by labels."""
+    """In a whole configuration; labels give the address of their metrics."""
     path = tmp_path / "pools.yaml"
     path.write_text(POOLS)
     loaded, metrics = load_config(CONFIG.format(path=path).encode(), "test"), PickerMetrics()
@@ -142,13 +141,13 @@ def test_pools_are_found_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("address", ["10.0.0.256", "a_b", "-a", "a..b", "", "a:80", "a" * 254])
-def test_what_is_neither_an_address_nor_a_name_is_refused(address: str) -> None:
-    """A mistyped address is no name."""
+def test_an_invalid_host_is_refused(address: str) -> None:
+    """A mistyped address is not a name."""
     text = f'endpoints: [{{name: a, address: "{address}", port: 80}}]'
     assert pool_contents(text.encode(), "f", "p").endpoints == ()
 
 
-def test_only_names_of_pools_stay_names() -> None:
-    """Those of workers are resolved: a proxy cannot route to them."""
+def test_only_the_names_of_pools_stay_unresolved() -> None:
+    """Names of workers are resolved, because a proxy cannot route to them."""
     assert not configured("file-discovery", {"path": "f"}).routes_to_names
     assert configured("multicluster-file-discovery", {"path": "f"}).routes_to_names

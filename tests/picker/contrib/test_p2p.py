@@ -1,4 +1,4 @@
-"""p2p-source-producer: the engine is told who has more of the prompt."""
+"""p2p-source-producer: the engine gets the address of a peer that has more of the prompt."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.support.picker.plugin_scenes import request_for
 
 
 def endpoint(name: str, queue: int | None = 0) -> Candidate:
-    """The port tells endpoints apart: `a` is 8097, `b` 8098."""
+    """The port identifies the endpoint: `a` is 8097, `b` 8098."""
     metrics = None if queue is None else EndpointMetrics(waiting_requests=queue)
     return Candidate(Endpoint(name, "10.0.0.1", 8000 + ord(name)), metrics)
 
@@ -41,7 +41,7 @@ def header(
     picked: dict[str, str],
     **parameters: Any,
 ) -> str | None:
-    """The name of the endpoint that the header gives; `tiers` in blocks of 16 tokens."""
+    """The name of the endpoint in the header; `tiers` are in blocks of 16 tokens."""
     plugin = P2pSourceProducer("p2p", P2pSourceParameters(**parameters))
     attributes = Attributes()
     if tiers is not None:
@@ -69,7 +69,7 @@ def header(
         ({"a": {"cpu": 2}, "b": {"cpu": 3}}, 16, "b"),
         ({"a": {"cpu": 2}, "b": {"cpu": 3}}, 17, None),
         ({"a": {"cpu": 3}, "b": {"cpu": 3}}, 1, None),
-        ({"b": {"gpu": 9}}, 1, None),  # nobody can copy from there
+        ({"b": {"gpu": 9}}, 1, None),  # no endpoint can copy from there
         ({"a": {"gpu": 9}, "b": {"cpu": 1}}, 1, "b"),
         ({"a": {"cpu": 9}, "b": {"cpu": 1}}, 1, None),
         ({}, 1, None),
@@ -79,7 +79,7 @@ def header(
 def test_a_peer_must_have_enough_more_in_its_cpu_tier(
     tiers: dict[str, dict[str, int]] | None, delta: int, expected: str | None
 ) -> None:
-    """Than `a`, which computes."""
+    """More than `a`, which computes."""
     candidates = [endpoint("a"), endpoint("b")]
     chosen = header(
         request_for(), candidates, tiers, {"default": "a"}, min_cached_token_delta=delta
@@ -88,8 +88,8 @@ def test_a_peer_must_have_enough_more_in_its_cpu_tier(
 
 
 @pytest.mark.parametrize(("profile", "expected"), [("prefill", "a"), ("other", "b")])
-def test_with_a_prefill_profile_its_endpoint_computes(profile: str, expected: str) -> None:
-    """It has most itself, and so has nobody to copy from but `a`."""
+def test_the_endpoint_of_a_prefill_profile_computes(profile: str, expected: str) -> None:
+    """It has most of the prompt itself, and so copies only from `a`."""
     tiers = {"a": {"cpu": 4}, "b": {"cpu": 5}}
     picked = {"decode": "a", "prefill": "b"}
     chosen = header(
@@ -98,8 +98,8 @@ def test_with_a_prefill_profile_its_endpoint_computes(profile: str, expected: st
     assert chosen == (None if expected == "a" else "b")
 
 
-def test_a_queue_that_a_page_lacks_is_the_mean_of_the_others() -> None:
-    """Of queues 1, 0, 2 and a missing one, the missing one is drawn as one of 1 would be."""
+def test_a_missing_queue_is_the_mean_of_the_others() -> None:
+    """Among queues 1, 0, 2 and a missing one, the missing one has the weight of 1."""
     missing = Candidate(endpoint("d").endpoint, EndpointMetrics(waiting_requests=None))
     tiers = {name: {"cpu": 8} for name in "bcd"}
     body, rng = request_for().body, Random(2)
@@ -117,7 +117,7 @@ def test_a_queue_that_a_page_lacks_is_the_mean_of_the_others() -> None:
 
 
 def test_peers_near_the_best_are_drawn_by_their_queues() -> None:
-    """Within one block; the same request always draws the same; an unknown queue is a long one."""
+    """Within one block; a request always draws the same peer; an unknown queue is a long one."""
     candidates = [
         endpoint("a"),
         endpoint("b", 0),

@@ -1,4 +1,4 @@
-"""program-aware-fairness: least attained service, and who waits long."""
+"""program-aware-fairness: least attained service, deep sessions and long waits."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _serve(band: Any, program: str, usage: Usage) -> None:
     band.complete(band.dispatch(), usage)
 
 
-def test_the_program_that_was_served_least_goes_first() -> None:
+def test_the_least_served_program_goes_first() -> None:
     """A completion token counts twice."""
     band = Queue(_policy().for_band(0))
     _serve(band, "a", Usage(100, 10))
@@ -42,7 +42,7 @@ def test_the_program_that_was_served_least_goes_first() -> None:
 
 
 def test_without_service_the_longest_wait_decides_and_then_the_id() -> None:
-    """Nothing depends on the order of a table."""
+    """The order of a table does not matter."""
     band = Queue(_policy().for_band(0))
     for program, at in (("c", 2.0), ("b", 1.0), ("d", 2.0), ("a", 2.0)):
         band.now = at
@@ -51,7 +51,7 @@ def test_without_service_the_longest_wait_decides_and_then_the_id() -> None:
 
 
 def test_service_fades() -> None:
-    """What was served ten half-lives ago counts less than a little now, also after years."""
+    """Service of ten half-lives ago counts less than a little service now, also after years."""
     band = Queue(_policy().for_band(0))
     for begun in (0.0, 400.0 * HALF_LIFE, 10_000.0 * HALF_LIFE):
         band.now = begun
@@ -63,7 +63,7 @@ def test_service_fades() -> None:
 
 
 def test_a_program_is_the_same_in_all_bands() -> None:
-    """What it was served at one priority counts at another."""
+    """Service at one priority counts at another."""
     policy = _policy()
     one, other = Queue(policy.for_band(1)), Queue(policy.for_band(0))
     _serve(one, "a", Usage(100, 0))
@@ -73,7 +73,7 @@ def test_a_program_is_the_same_in_all_bands() -> None:
 
 
 def test_programs_are_forgotten() -> None:
-    """Those that faded at the next sweep, the others after their time to live."""
+    """Faded ones at the next sweep, the others after their time to live."""
     policy = _policy(las_half_life_seconds=1e6)
     band = Queue(policy.for_band(0))
     _serve(band, "big", Usage(1000, 0))
@@ -100,7 +100,7 @@ def _take_turns(band: Any, program: str, number: int) -> None:
 
 
 def test_the_deepest_session_goes_first() -> None:
-    """Whatever it was served; each turn makes it deeper, in all bands."""
+    """Its service does not matter; each turn makes it deeper, in all bands."""
     policy = _turns()
     band, other = Queue(policy.for_band(0)), Queue(policy.for_band(-1))
     _take_turns(band, "a", 1)
@@ -123,10 +123,8 @@ def test_a_shallow_session_that_waits_overtakes_a_deeper_one(weight: float, orde
 @pytest.mark.parametrize(
     ("limit", "idle", "order"), [(120.0, 119.0, "ba"), (120.0, 121.0, "ab"), (0.0, 1e3, "ba")]
 )
-def test_a_session_that_was_idle_for_long_begins_again(
-    limit: float, idle: float, order: str
-) -> None:
-    """From its last end to when the head came; the time that it waits is not idle."""
+def test_a_long_idle_session_begins_again(limit: float, idle: float, order: str) -> None:
+    """Idle time lasts from its last end to the arrival of the head; waiting is not idle."""
     policy = _turns(turn_priority_inactivity_seconds=limit)
     band, other = Queue(policy.for_band(0)), Queue(policy.for_band(-1))
     _take_turns(band, "b", 2)
@@ -136,8 +134,8 @@ def test_a_session_that_was_idle_for_long_begins_again(
     assert band.drain() == order
 
 
-def test_requests_of_no_session_have_no_depth() -> None:
-    """Those without a fairness id share one, and are as many clients."""
+def test_requests_without_a_session_have_no_depth() -> None:
+    """Requests without a fairness id share one, and come from many clients."""
     band = Queue(_turns().for_band(0))
     _take_turns(band, DEFAULT_FAIRNESS_ID, 9)
     _take_turns(band, "a", 1)
@@ -146,8 +144,8 @@ def test_requests_of_no_session_have_no_depth() -> None:
     assert band.drain() == f"a{DEFAULT_FAIRNESS_ID}"
 
 
-def test_a_session_keeps_its_depth_while_it_is_remembered() -> None:
-    """Also one whose responses say nothing of tokens."""
+def test_a_remembered_session_retains_its_depth() -> None:
+    """Also without usage in its responses."""
     policy = _turns(eviction_ttl_seconds=3600.0)
     band = Queue(policy.for_band(0))
     for at in (0.0, 1000.0, 4100.0):
@@ -159,8 +157,8 @@ def test_a_session_keeps_its_depth_while_it_is_remembered() -> None:
     assert "0.0" not in policy.program_shares()
 
 
-def test_it_says_what_each_program_got() -> None:
-    """Its service, faded as it counts now, and how long its requests waited on average."""
+def test_the_shares_of_programs_are_reported() -> None:
+    """The current service, and the mean wait."""
     policy = _policy()
     assert isinstance(policy, SharesByProgram)
     band = Queue(policy.for_band(0))
@@ -203,10 +201,10 @@ def _best(
     waiting=st.dictionaries(st.sampled_from("abcd"), st.integers(0, 50), min_size=1),
     weights=st.sampled_from([(0.8, 0.2), (1.0, 0.0), (0.0, 1.0), (0.3, 0.7)]),
 )
-def test_it_is_what_the_formula_says(
+def test_selections_follow_the_formula(
     served: list[tuple[str, int, int]], waiting: dict[str, int], weights: tuple[float, float]
 ) -> None:
-    """Service that halves with time, waits, and both among those that wait only."""
+    """With service that halves, and waits, among the waiting flows only."""
     chosen = {"las_weight_service": weights[0], "las_weight_head_wait": weights[1]}
     band = Queue(_policy(**chosen).for_band(0))
     services: dict[str, float] = {}
@@ -230,8 +228,8 @@ def test_it_is_what_the_formula_says(
         )
 
 
-def test_programs_that_are_made_up_do_not_fill_the_memory() -> None:
-    """Those of which nothing was heard for longest are forgotten before their time."""
+def test_the_number_of_programs_is_limited() -> None:
+    """The least recent ones are forgotten before their time."""
     policy = _policy()
     band = policy.for_band(0)
     for number in (*range(MAX_PROGRAMS), 0, MAX_PROGRAMS, MAX_PROGRAMS + 1):

@@ -29,7 +29,7 @@ def last(usage: Usage | None) -> ResponseProgress:
 
 
 def test_the_last_piece_carries_the_number() -> None:
-    """And only the last, in the namespace envoy.lb."""
+    """Only the last one, in the namespace envoy.lb."""
     reporter = configured("request-attribute-reporter", reporting("usage.completion_tokens"))
     assert isinstance(reporter, ResponseProgressHook)
     usage = Usage(7, 10, 17)
@@ -37,7 +37,7 @@ def test_the_last_piece_carries_the_number() -> None:
     assert reporter.response_progress(flight(), last(usage)) == {"envoy.lb": {COST: 10}}
 
 
-def test_the_namespace_can_be_another() -> None:
+def test_the_namespace_is_configurable() -> None:
     reporter = configured(
         "request-attribute-reporter", reporting("usage.total_tokens", namespace="billing")
     )
@@ -65,14 +65,13 @@ def test_a_condition_has_to_hold(condition: str, reported: bool) -> None:
 
 
 @pytest.mark.parametrize("usage", [None, Usage(7, 0, 7)])
-def test_zero_and_silence_are_not_reported(usage: Usage | None) -> None:
-    """A response that tells no usage costs nobody knows what."""
+def test_zero_and_missing_usage_are_not_reported(usage: Usage | None) -> None:
     reporter = configured("request-attribute-reporter", reporting("usage.completion_tokens"))
     assert reporter.response_progress(flight(), last(usage)) is None
 
 
-def test_an_expression_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """And nothing is reported; the response goes on."""
+def test_a_failed_expression_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """No number is reported, and the response continues."""
     reporter = configured("request-attribute-reporter", reporting("100 / usage.completion_tokens"))
     with caplog.at_level(logging.WARNING):
         assert reporter.response_progress(flight(), last(Usage(7, 0, 7))) is None
@@ -80,14 +79,14 @@ def test_an_expression_that_fails_is_logged(caplog: pytest.LogCaptureFixture) ->
 
 
 def test_a_value_of_another_kind_is_not_reported() -> None:
-    """Whatever it was for the sample."""
+    """Even if the sample gave the right kind."""
     odd = "usage.completion_tokens < 100 ? dyn(1) : dyn(usage.completion_tokens > 5)"
     reporter = configured("request-attribute-reporter", reporting(odd))
     assert reporter.response_progress(flight(), last(Usage(0, 500, 0))) is None
 
 
 def test_without_the_library_the_configuration_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the way to install it."""
+    """The error says how to install it."""
     blocked: Any = None
     monkeypatch.setitem(sys.modules, "cel", blocked)
     with pytest.raises(ValueError, match=r"pip install '\.\[cel\]'"):
@@ -136,8 +135,8 @@ def test_a_condition_is_true_or_false() -> None:
         ("1 / 0", int, "^here: "),
     ],
 )
-def test_what_cannot_work_is_refused_when_it_is_compiled(source: str, kind: type, why: str) -> None:
-    """With the place and the library's reason, in one line."""
+def test_an_invalid_expression_is_refused(source: str, kind: type, why: str) -> None:
+    """The error has the place and the library's reason, in one line."""
     with pytest.raises(ValueError, match=why) as error:
         UsageExpression(source, kind, where="here")
     assert "\n" not in str(error.value)
@@ -151,15 +150,15 @@ def test_what_cannot_work_is_refused_when_it_is_compiled(source: str, kind: type
         ("9223372036854775000 + usage.completion_tokens", Usage(0, 2000, 0)),
     ],
 )
-def test_what_fails_on_a_response_says_so(source: str, usage: Usage) -> None:
-    """A field that was not told, a division by zero, a number that is too large."""
+def test_an_expression_may_fail_on_a_response(source: str, usage: Usage) -> None:
+    """For a missing field, a division by zero, or a number that is too large."""
     expression = UsageExpression(source, int, where="here")
     with pytest.raises(ExpressionError, match=r"^here: "):
         expression.evaluate(usage)
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is imported by the first expression, not before."""
+    """The first expression imports it."""
     blocked: Any = None
     monkeypatch.setitem(sys.modules, "cel", blocked)
     with pytest.raises(ValueError, match=r"pip install '\.\[cel\]'"):

@@ -1,4 +1,4 @@
-"""disaggregatedset-rollout-screener: one revision a request, by weight or by header."""
+"""disaggregatedset-rollout-screener: one revision per request, by weight or by header."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SELECTORS = [
 
 
 def parameters(mode: str = "sum", *roles: str, **more: Any) -> dict[str, Any]:
-    """Parameters for the set `s`, both roles unless others are named."""
+    """Parameters for the set `s`, with both roles by default."""
     gating: dict[str, Any] = {"mode": mode}
     if mode != "disabled":
         gating["requireRoles"] = {"values": list(roles or ("prefill", "decode"))}
@@ -35,7 +35,7 @@ def parameters(mode: str = "sum", *roles: str, **more: Any) -> dict[str, Any]:
 
 
 def rollout(**revisions: tuple[int, int]) -> list[Candidate]:
-    """`rollout(a=(2, 9), b=(1, 1))`: so many prefill and decode endpoints of each revision."""
+    """`rollout(a=(2, 9), b=(1, 1))`: numbers of prefill and decode endpoints by revision."""
     return [
         placed(f"{revision}-{role}-{index}", {NAME: "s", REVISION: revision, ROLE: role})
         for revision, counts in revisions.items()
@@ -45,12 +45,12 @@ def rollout(**revisions: tuple[int, int]) -> list[Candidate]:
 
 
 def shares(screener: Any, candidates: list[Candidate], times: int = 2000) -> dict[str, float]:
-    """How often each revision is chosen; each time whole and alone."""
+    """The frequency of each revision; every result is one whole revision."""
     rng, counts = Random(5), Counter[str]()
     for _ in range(times):
-        kept = screener.screen(request_for(), candidates, rng)
-        (revision,) = {one.endpoint.labels[REVISION] for one in kept}
-        assert kept == [one for one in candidates if one.endpoint.labels[REVISION] == revision]
+        passed = screener.screen(request_for(), candidates, rng)
+        (revision,) = {one.endpoint.labels[REVISION] for one in passed}
+        assert passed == [one for one in candidates if one.endpoint.labels[REVISION] == revision]
         counts[revision] += 1
     return {revision: count / times for revision, count in counts.items()}
 
@@ -74,7 +74,9 @@ def test_complete_revisions_are_drawn_by_weight(
     revisions: dict[str, tuple[int, int]],
     expected: dict[str, float],
 ) -> None:
-    """A revision without one of the roles gets nothing; the dominant role is that of all."""
+    """A revision without one of the roles is never drawn; the dominant role is that of all
+    revisions.
+    """
     screener = configured("disaggregatedset-rollout-screener", parameters(mode, *roles))
     assert isinstance(screener, Screener)
     drawn = shares(screener, rollout(**revisions))
@@ -82,8 +84,8 @@ def test_complete_revisions_are_drawn_by_weight(
     assert drawn == pytest.approx(expected, abs=0.04)
 
 
-def test_without_a_complete_revision_nobody_remains() -> None:
-    """So that the request is refused rather than split."""
+def test_without_a_complete_revision_no_endpoint_remains() -> None:
+    """The request is refused rather than split."""
     screener = configured("disaggregatedset-rollout-screener", parameters())
     split = rollout(a=(2, 0), b=(0, 2))
     assert not screener.screen(request_for(), split, Random(1))
@@ -91,31 +93,31 @@ def test_without_a_complete_revision_nobody_remains() -> None:
 
 
 def test_a_strict_header_chooses_its_revision() -> None:
-    """If it is complete; an unknown one leaves nobody, an empty header asks for nothing."""
+    """If it is complete; an unknown value excludes all endpoints, an empty header none."""
     screener, candidates = (
         configured("disaggregatedset-rollout-screener", parameters()),
         rollout(a=(2, 9), b=(1, 1), c=(0, 3)),
     )
 
-    def kept(value: str) -> set[str]:
+    def passed(value: str) -> set[str]:
         request = replace(request_for(), headers={"x-disagg-revision": value})
         answer = screener.screen(request, candidates, Random(1))
         return {one.endpoint.labels[REVISION] for one in answer}
 
-    assert kept("b") == {"b"}
-    assert kept("c") == set()
-    assert kept("z") == set()
-    assert len(kept("")) == 1
+    assert passed("b") == {"b"}
+    assert passed("c") == set()
+    assert passed("z") == set()
+    assert len(passed("")) == 1
 
 
-def test_a_preferred_header_narrows_nothing() -> None:
+def test_a_preferred_header_excludes_no_endpoint() -> None:
     screener = configured("disaggregatedset-rollout-screener", parameters())
     request = replace(request_for(), headers={"x-disagg-slice": "7"})
     assert len(screener.screen(request, rollout(a=(2, 3)), Random(1))) == 5
 
 
 def test_other_strict_labels_narrow_within_the_revision() -> None:
-    """The revision is drawn among those that have such an endpoint, by their whole weight."""
+    """The revision is drawn, by its whole weight, among those that have such an endpoint."""
     selectors = [{**SELECTORS[1], "mode": "strict"}]
     screener = configured(
         "disaggregatedset-rollout-screener", {**parameters(), "headerSelectors": selectors}
@@ -128,12 +130,12 @@ def test_other_strict_labels_narrow_within_the_revision() -> None:
     ]
     request = replace(request_for(), headers={"x-disagg-slice": "1"})
     for seed in range(20):
-        kept = screener.screen(request, candidates, Random(seed))
-        assert [one.endpoint.name for one in kept] == ["aprefill1", "adecode1"]
+        passed = screener.screen(request, candidates, Random(seed))
+        assert [one.endpoint.name for one in passed] == ["aprefill1", "adecode1"]
 
 
 def test_two_strict_headers_about_one_label_have_to_agree() -> None:
-    """Neither is passed over; an endpoint cannot be of two revisions."""
+    """An endpoint cannot have two revisions."""
     other = {**SELECTORS[0], "name": "other", "headerName": "x-other-revision"}
     screener = configured(
         "disaggregatedset-rollout-screener",
@@ -141,17 +143,17 @@ def test_two_strict_headers_about_one_label_have_to_agree() -> None:
     )
     candidates = rollout(a=(1, 1), b=(1, 1))
 
-    def kept(one: str, two: str) -> set[str]:
+    def passed(one: str, two: str) -> set[str]:
         headers = {"x-disagg-revision": one, "x-other-revision": two}
         answer = screener.screen(replace(request_for(), headers=headers), candidates, Random(1))
         return {candidate.endpoint.labels[REVISION] for candidate in answer}
 
-    assert kept("a", "a") == {"a"}
-    assert kept("a", "b") == kept("b", "a") == set()
+    assert passed("a", "a") == {"a"}
+    assert passed("a", "b") == passed("b", "a") == set()
 
 
-def test_disabled_gating_leaves_selectors_alone() -> None:
-    """Without a header everybody remains, complete or not."""
+def test_selectors_work_without_gating() -> None:
+    """Without a header every endpoint remains, of complete and incomplete revisions."""
     screener = configured("disaggregatedset-rollout-screener", parameters("disabled"))
     candidates = rollout(a=(2, 0), b=(0, 1))
     assert screener.screen(request_for(), candidates, Random(1)) == candidates
@@ -159,18 +161,18 @@ def test_disabled_gating_leaves_selectors_alone() -> None:
     assert screener.screen(request, candidates, Random(1)) == candidates[2:]
 
 
-def test_only_the_scope_is_counted() -> None:
-    """An endpoint outside of it, or one that names no revision, makes no revision complete."""
+def test_only_endpoints_of_the_scope_are_counted() -> None:
+    """An endpoint outside of it, or without a revision, completes no revision."""
     outside = placed("outside", {NAME: "other", REVISION: "b", ROLE: "prefill"})
     nameless = placed("nameless", {NAME: "s", ROLE: "prefill"})
     candidates = [*rollout(a=(1, 1), b=(0, 5)), outside, nameless]
     screener = configured("disaggregatedset-rollout-screener", parameters())
     for seed in range(20):
-        kept = screener.screen(request_for(), candidates, Random(seed))
-        assert [one.endpoint.name for one in kept] == ["a-prefill-0", "a-decode-0"]
+        passed = screener.screen(request_for(), candidates, Random(seed))
+        assert [one.endpoint.name for one in passed] == ["a-prefill-0", "a-decode-0"]
 
 
-def test_labels_can_have_other_keys() -> None:
+def test_the_labels_are_configurable() -> None:
     gating = {
         "mode": "sum",
         "revisionLabelKey": "rev",
@@ -179,16 +181,16 @@ def test_labels_can_have_other_keys() -> None:
     }
     screener = configured("disaggregatedset-rollout-screener", parameters(revisionGating=gating))
     candidates = [placed("x", {NAME: "s", "rev": "1", "role": "decode"}), placed("y", {NAME: "s"})]
-    kept = screener.screen(request_for(), candidates, Random(1))
-    assert [one.endpoint.name for one in kept] == ["x"]
+    passed = screener.screen(request_for(), candidates, Random(1))
+    assert [one.endpoint.name for one in passed] == ["x"]
 
 
-def test_responses_tell_the_labels_of_their_endpoint() -> None:
-    """Of both modes, whatever the gating; a label it has not is not told."""
+def test_responses_report_the_labels_of_their_endpoint() -> None:
+    """For both modes, whatever the gating; an absent label is not reported."""
     screener = configured("disaggregatedset-rollout-screener", parameters("disabled"))
     assert isinstance(screener, ResponseHeadHook)
 
-    def told(**labels: str) -> object:
+    def reported(**labels: str) -> object:
         keys = {"revision": REVISION, "slice": SLICE}
         endpoint = placed("w", {keys[word]: value for word, value in labels.items()}).endpoint
         decided = SchedulingResult((endpoint,), "decode")
@@ -196,6 +198,6 @@ def test_responses_tell_the_labels_of_their_endpoint() -> None:
             Flight(request_for(), decided, Attributes()), ResponseHead(200)
         )
 
-    assert told(revision="a", slice="7") == {"x-disagg-revision": "a", "x-disagg-slice": "7"}
-    assert told(revision="a") == {"x-disagg-revision": "a"}
-    assert told() == {}
+    assert reported(revision="a", slice="7") == {"x-disagg-revision": "a", "x-disagg-slice": "7"}
+    assert reported(revision="a") == {"x-disagg-revision": "a"}
+    assert reported() == {}

@@ -1,4 +1,4 @@
-"""probabilistic-admitter: the fuller, the more is shed."""
+"""probabilistic-admitter: shedding grows with saturation."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_probability_follows_the_curve(
 
 
 def test_the_pool_is_as_full_as_its_mean() -> None:
-    """An endpoint whose load is unknown counts as full."""
+    """An endpoint of unknown load counts as full."""
     admitter = _admitter(power=1.0, k=1.0)
     assert admitter.refusal_probability([candidate(known=False), candidate()]) == 0.5
     assert admitter.refusal_probability([candidate(inflight=1), candidate()]) == 0.1
@@ -62,7 +62,7 @@ def test_a_missing_signal_does_not_count(
 
 
 def test_sheddable_requests_are_refused_by_chance() -> None:
-    """As often as the curve says, with 429; others never are."""
+    """With the probability of the curve, by 429; others never are."""
     admitter = _admitter(power=1.0, k=0.5)
     pool = [candidate(waiting_requests=5)]
     rng = Random(7)

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from picker.framework.interfaces import ResponseHeadHook
 from picker.types import ResponseHead
-from tests.support.picker.plugin_scenes import configured, flight, kept, placed, request_for
+from tests.support.picker.plugin_scenes import configured, flight, passed, placed, request_for
 
 
 @pytest.mark.parametrize(
@@ -41,8 +41,10 @@ from tests.support.picker.plugin_scenes import configured, flight, kept, placed,
         (":3000", []),
     ],
 )
-def test_the_header_lists_what_is_kept(header: str | None, expected: list[str]) -> None:
-    """In its order, each once; a bare address is all its ports; no header is no list."""
+def test_the_listed_endpoints_pass(header: str | None, expected: list[str]) -> None:
+    """In the header's order, each once; an address without a port is all its ports; no header is no
+    list.
+    """
     candidates = [
         placed("a0", address="10.0.0.1", port=3000),
         placed("a1", address="10.0.0.1", port=3001),
@@ -52,14 +54,15 @@ def test_the_header_lists_what_is_kept(header: str | None, expected: list[str]) 
     ]
     headers = {} if header is None else {"test-epp-endpoint-selection": header}
     request = replace(request_for(), headers=headers)
-    assert kept(configured("header-based-testing-filter"), candidates, request=request) == expected
+    assert (
+        passed(configured("header-based-testing-filter"), candidates, request=request) == expected
+    )
 
 
-def test_an_address_that_is_a_name_is_never_listed() -> None:
-    """Not even by something that is no address either."""
+def test_a_host_name_is_never_listed() -> None:
     request = replace(request_for(), headers={"test-epp-endpoint-selection": "nonsense,host"})
     assert (
-        kept(
+        passed(
             configured("header-based-testing-filter"),
             [placed("n", address="host")],
             request=request,
@@ -79,8 +82,8 @@ def test_an_address_that_is_a_name_is_never_listed() -> None:
         (ResponseHead(None), "fail: missing envoy lb metadata"),
     ],
 )
-def test_every_response_says_who_has_served(head: ResponseHead, expected: str) -> None:
-    """Or what the proxy left out."""
+def test_every_response_names_the_endpoint_that_served(head: ResponseHead, expected: str) -> None:
+    """Or the missing metadata."""
     plugin = configured("destination-endpoint-served-verifier")
     assert isinstance(plugin, ResponseHeadHook)
     answer = plugin.response_head(flight(), head)

@@ -1,4 +1,4 @@
-"""Data sources say where pages are."""
+"""Data sources give the locations of pages."""
 
 from __future__ import annotations
 
@@ -27,12 +27,11 @@ def location(plugin: str, **parameters: object) -> PageLocation | None:
 def test_sources_have_the_defaults_of_the_reference(
     plugin: str, expected: PageLocation | None
 ) -> None:
-    """Plain http, the endpoint's own port but for DCGM."""
+    """Plain http at the endpoint's own port, except for DCGM."""
     assert location(plugin) == expected
 
 
-def test_everything_can_be_said_otherwise() -> None:
-    """Scheme, path, port, interval, certificates."""
+def test_every_default_can_be_replaced() -> None:
     assert location(
         "metrics-data-source",
         scheme="https",
@@ -56,16 +55,16 @@ def test_everything_can_be_said_otherwise() -> None:
         ({"port": 9}, Endpoint("a", "10.0.0.1", 8000, metrics_host_port="h:90"), "h:9"),
     ],
 )
-def test_where_an_endpoint_is_asked_about(
+def test_a_page_is_at_the_metrics_address_of_the_endpoint(
     parameters: dict[str, object], endpoint: Endpoint, address: str
 ) -> None:
-    """At its metrics address; a port of the source's replaces the endpoint's."""
+    """A port of the source replaces the endpoint's."""
     where = location("metrics-data-source", **parameters)
     assert where.address(endpoint) == address
 
 
 def test_an_exporter_on_the_node_needs_the_node() -> None:
-    """Its address, or the endpoint cannot be asked about."""
+    """Without its address there is no page."""
     where = location("dcgm-data-source", useNodeAddress=True)
     assert where.address(Endpoint("a", "10.0.0.1", 1, node_address="10.9.0.1")) == "10.9.0.1:9400"
     assert where.address(Endpoint("a", "10.0.0.1", 1, node_address="fd00::1")) == "[fd00::1]:9400"

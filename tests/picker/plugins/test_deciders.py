@@ -1,4 +1,4 @@
-"""Deciders: when a stage of a request is worth an endpoint of its own."""
+"""Deciders: whether a stage of a request is worth an endpoint of its own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def matched(
     return attributes
 
 
-def test_the_always_decider_always_wants_it() -> None:
+def test_the_always_decider_runs_every_stage() -> None:
     decider = configured("always-disagg-pd-decider")
     assert isinstance(decider, Decider)
     assert decider.should_run(request_for(), None, Attributes())
@@ -36,10 +36,10 @@ def test_the_always_decider_always_wants_it() -> None:
     ("features", "expected"),
     [((), False), (((),), False), (((), (IMAGE,)), True), (((IMAGE, IMAGE),), True)],
 )
-def test_the_multimodal_decider_wants_it_for_any_item(
+def test_the_multimodal_decider_runs_the_stage_for_any_item(
     features: tuple[tuple[MultiModalFeature, ...], ...], expected: bool
 ) -> None:
-    """In any prompt, known to the tokenizer or to the parser alone."""
+    """In any prompt, found by the tokenizer or only by the parser."""
     decider = configured("always-disagg-multimodal-decider")
     assert isinstance(decider, Decider)
     request = request_for(features=features)
@@ -67,10 +67,10 @@ def test_the_multimodal_decider_wants_it_for_any_item(
         ({"nonCachedTokens": 10, "promptTokens": 5}, 9, {}, False),
     ],
 )
-def test_the_prefix_decider_wants_it_when_enough_is_not_cached(
+def test_the_prefix_decider_runs_the_stage_for_enough_uncached_tokens(
     parameters: dict[str, int], tokens: int, blocks: dict[str, int], expected: bool
 ) -> None:
-    """Blocks have ten tokens here; the tokens of all prompts count."""
+    """Blocks have ten tokens; the tokens of all prompts count."""
     decider = configured("prefix-based-pd-decider", parameters)
     first = tokens // 3
     request = request_for(prompts=(bytes(4 * first), bytes(4 * (tokens - first))))
@@ -78,7 +78,7 @@ def test_the_prefix_decider_wants_it_when_enough_is_not_cached(
 
 
 def test_the_prefix_decider_needs_an_endpoint_and_a_finding() -> None:
-    """Of the approximate producer: another one's is not looked at."""
+    """The finding of another producer than the approximate one does not count."""
     decider = configured("prefix-based-pd-decider", {"nonCachedTokens": 1})
     request = request_for(prompts=(bytes(400),))
     assert not decider.should_run(request, None, matched({}))

@@ -9,7 +9,7 @@ import pytest
 
 from picker.plugins.endpoint_attribute import attribute_number, check_attribute
 from picker.types import Candidate, Endpoint, EndpointMetrics
-from tests.support.picker.plugin_scenes import configured, kept, placed
+from tests.support.picker.plugin_scenes import configured, passed, placed
 
 ENDPOINT = Endpoint("w", "10.0.0.1", 8000)
 
@@ -25,7 +25,7 @@ ENDPOINT = Endpoint("w", "10.0.0.1", 8000)
     ],
 )
 def test_core_metrics_are_known_by_name(attribute: str, number: float | None) -> None:
-    """As long as the endpoint's load is known."""
+    """While the endpoint's load is known."""
     metrics = EndpointMetrics(3, 2, 0.5)
     producer = "core-metrics-extractor"
     assert attribute_number(Candidate(ENDPOINT, metrics), attribute, producer) == number
@@ -92,38 +92,40 @@ def candidates() -> list[Candidate]:
 def test_each_operator_compares_the_number_with_the_value(
     candidates: list[Candidate], operator: str, expected: list[str]
 ) -> None:
-    """The endpoint without the number is kept with Pass, the default, and dropped with Fail."""
-    assert kept(configured("endpoint-attribute-filter", threshold(operator)), candidates) == [
+    """An endpoint without the number passes with Pass, the default, and not with Fail."""
+    assert passed(configured("endpoint-attribute-filter", threshold(operator)), candidates) == [
         *expected,
         "none",
     ]
     strict = configured("endpoint-attribute-filter", threshold(operator, onMissing="Fail"))
-    assert kept(strict, candidates) == expected
+    assert passed(strict, candidates) == expected
 
 
-def test_all_are_kept_instead_of_none_where_that_is_asked_for(candidates: list[Candidate]) -> None:
+def test_all_pass_instead_of_none_with_the_fallback(candidates: list[Candidate]) -> None:
     """fallbackOnEmpty is off by default."""
     none = threshold("LessThan", -1, onMissing="Fail")
-    assert kept(configured("endpoint-attribute-filter", none), candidates) == []
+    assert passed(configured("endpoint-attribute-filter", none), candidates) == []
     fallback = configured("endpoint-attribute-filter", {**none, "fallbackOnEmpty": True})
-    assert kept(fallback, candidates) == ["low", "mid", "high", "none"]
-    assert kept(fallback, []) == []
+    assert passed(fallback, candidates) == ["low", "mid", "high", "none"]
+    assert passed(fallback, []) == []
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, True, "0.1", None, [0.1], object()])
-def test_what_is_no_number_is_missing(value: object) -> None:
+def test_another_value_than_a_number_is_missing(value: object) -> None:
     odd = [placed("odd", attributes={"gpu/dcgm": value})]
     assert (
-        kept(
+        passed(
             configured("endpoint-attribute-filter", threshold("LessThan", 9, onMissing="Fail")), odd
         )
         == []
     )
-    assert kept(configured("endpoint-attribute-filter", threshold("LessThan", -9)), odd) == ["odd"]
+    assert passed(configured("endpoint-attribute-filter", threshold("LessThan", -9)), odd) == [
+        "odd"
+    ]
 
 
-def test_core_metrics_are_known_by_name_while_the_load_is_known() -> None:
-    """The producer is the core metrics extractor unless another is named."""
+def test_the_filter_reads_core_metrics_by_default() -> None:
+    """Another producer must be named."""
     parameters = {**threshold("LessThan", 5, onMissing="Fail"), "attribute": "WaitingQueueSize"}
     del parameters["producer"]
     candidates = [
@@ -131,12 +133,12 @@ def test_core_metrics_are_known_by_name_while_the_load_is_known() -> None:
         placed("long", metrics=EndpointMetrics(waiting_requests=5)),
         placed("unknown", metrics=None),
     ]
-    assert kept(configured("endpoint-attribute-filter", parameters), candidates) == ["short"]
+    assert passed(configured("endpoint-attribute-filter", parameters), candidates) == ["short"]
 
 
-def test_a_slash_is_fine_once_the_producer_is_named() -> None:
+def test_an_attribute_may_have_a_slash_if_its_producer_is_named() -> None:
     """The key is the attribute, a slash, the producer."""
     plugin = configured(
         "endpoint-attribute-filter", {**threshold(onMissing="Fail"), "attribute": "a/b"}
     )
-    assert kept(plugin, [placed("w", attributes={"a/b/dcgm": 0.1})]) == ["w"]
+    assert passed(plugin, [placed("w", attributes={"a/b/dcgm": 0.1})]) == ["w"]

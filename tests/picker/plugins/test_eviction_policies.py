@@ -1,4 +1,4 @@
-"""Eviction policies: who may be stopped, and in which order."""
+"""Eviction policies: the requests that may be stopped, and their order."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from tests.support.picker.plugin_scenes import configured, queued
     ("priority", "expected"), [(-10, True), (-1, True), (0, False), (7, False)]
 )
 def test_only_negative_priorities_may_be_stopped(priority: int, expected: bool) -> None:
-    """Those that would be shed without flow control as well."""
     policy = configured("sheddable-eviction-filter")
     assert isinstance(policy, EvictionFilter)
     assert policy.is_evictable(queued(priority=priority)) is expected
 
 
 def test_the_lowest_priority_goes_first_and_then_the_youngest() -> None:
-    """By when it was let in, not by when it came."""
+    """By the time of dispatch, not of arrival."""
     policy = configured("priority-then-time-eviction-order-policy")
     assert isinstance(policy, EvictionOrder)
     under_way = [(-1, 5.0), (-1, 9.0), (-3, 1.0), (-3, 2.0)]

@@ -1,4 +1,4 @@
-"""Ordering policies: by arrival, by deadline, by what clients ask of the first token."""
+"""Ordering policies: by arrival, by deadline, by the objective of the first token."""
 
 from __future__ import annotations
 
@@ -31,12 +31,11 @@ TTFT = "x-llm-d-slo-ttft-ms"
         (SLO, {"headers": {TTFT: "nan"}}, (inf, 0.0)),
     ],
 )
-def test_a_rank_is_what_the_formula_says(plugin: str, item: dict[str, Any], expected: Rank) -> None:
-    """Without a deadline, or with one that makes no sense, a request comes last."""
+def test_a_rank_follows_the_formula(plugin: str, item: dict[str, Any], expected: Rank) -> None:
+    """Without a deadline, or with an invalid one, a request comes last."""
     assert configured(plugin).rank(queued(**item)) == expected
 
 
 @pytest.mark.parametrize("plugin", [FCFS, EDF, SLO])
 def test_a_policy_fulfils_its_contract(plugin: str) -> None:
-    """So that a configuration may name it."""
     assert isinstance(configured(plugin), OrderingPolicy)

@@ -1,4 +1,4 @@
-"""Pickers draw as their formulas say, from the generator they are given."""
+"""Pickers draw by their formulas, from the given generator."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def names(picked: object) -> list[str]:
 
 
 def first_picks(make: Make, scores: list[float], count: int = 1) -> Counter[str]:
-    """Of 4000 draws."""
+    """The counts of first picks in 4000 draws."""
     picker, rng = make(PickerParameters(count)), Random(7)
     return Counter(names(picker.pick(scored(*scores), rng))[0] for _ in range(4000))
 
@@ -67,15 +67,14 @@ def first_picks(make: Make, scores: list[float], count: int = 1) -> Counter[str]
 def test_every_picker_picks_distinct_endpoints_and_repeats_itself(
     make: Make, scores: list[float], count: int, seed: int
 ) -> None:
-    """As many as asked for and there are, at least one; the same seed gives the same pick."""
+    """The configured number if available, at least one; the same seed gives the same pick."""
     picked = picks(make, count, *scores, seed=seed)
     assert len(picked) == len(set(picked)) == min(max(1, count), len(scores))
     assert picks(make, count, *scores, seed=seed) == picked
 
 
 @pytest.mark.parametrize("make", [*ALL, RoundRobinPicker])
-def test_nothing_to_pick_from_picks_nothing(make: Make) -> None:
-    """The profile never asks, but asking does no harm."""
+def test_an_empty_list_gives_no_pick(make: Make) -> None:
     assert picks(make, 1) == []
 
 
@@ -87,14 +86,14 @@ def test_max_score_takes_the_best_in_order() -> None:
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_max_score_breaks_ties_at_random(count: int) -> None:
-    """Every one of the best is first about equally often, no other ever."""
+    """Each of the best is first about equally often, no other ever."""
     firsts = first_picks(MaxScorePicker, [2.0, 7.0, 7.0, 7.0], count)
     assert set(firsts) == {"w1", "w2", "w3"}
     assert min(firsts.values()) > 4000 / 3 * 0.85
 
 
 def test_random_ignores_scores() -> None:
-    """Each about equally often."""
+    """Each endpoint is first about equally often."""
     firsts = first_picks(RandomPicker, [0.0, 100.0])
     assert 0.45 < firsts["w0"] / 4000 < 0.55
 
@@ -107,8 +106,8 @@ def test_weighted_random_draws_in_proportion() -> None:
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-9, 1e9])
-def test_weighted_random_orders_as_drawing_without_putting_back(scale: float) -> None:
-    """The pair (i, j) has the chance wi / W · wj / (W − wi): chi-square below its 99.9 %."""
+def test_weighted_random_draws_without_replacement(scale: float) -> None:
+    """The pair (i, j) has the probability wi / W · wj / (W − wi): chi-square below its 99.9 %."""
     weights, draws, rng = [1.0, 2.0, 3.0, 4.0], 20_000, Random(11)
     endpoints, total = scored(*(weight * scale for weight in weights)), sum(weights)
     picker = WeightedRandomPicker(PickerParameters(2))
@@ -121,8 +120,8 @@ def test_weighted_random_orders_as_drawing_without_putting_back(scale: float) ->
 
 
 @pytest.mark.parametrize("make", ALL)
-def test_equal_scores_are_put_in_every_order_alike(make: Make) -> None:
-    """Also where a score is below zero, and at the end of a list."""
+def test_all_orders_of_equal_scores_are_equally_likely(make: Make) -> None:
+    """Also below zero, and at the end of a list."""
     draws, rng, endpoints = 12_000, Random(5), scored(-1.0, -1.0, -1.0)
     picker = make(PickerParameters(3))
     seen = Counter(tuple(names(picker.pick(endpoints, rng))) for _ in range(draws))
@@ -132,13 +131,13 @@ def test_equal_scores_are_put_in_every_order_alike(make: Make) -> None:
 
 
 def test_max_score_orders_negative_totals() -> None:
-    """Weights may be negative, and totals with them."""
+    """Weights may be negative."""
     assert picks(MaxScorePicker, 9, -3, -1, -2) == ["w1", "w2", "w0"]
     assert picks(MaxScorePicker, 1, -3, -1, -2) == ["w1"]
 
 
 def test_weighted_random_without_any_score_is_uniform() -> None:
-    """Zero and negative scores are all the same."""
+    """Zero and negative scores are equal."""
     firsts = first_picks(WeightedRandomPicker, [0.0, -1.0])
     assert 0.45 < firsts["w0"] / 4000 < 0.55
 
@@ -149,7 +148,7 @@ def test_weighted_random_fills_a_longer_list_with_the_scoreless() -> None:
 
 
 def loaded(*loads: int) -> list[ScoredEndpoint]:
-    """Without scores, with requests in flight."""
+    """Candidates without scores, with requests in flight."""
     return [
         ScoredEndpoint(Candidate(one.candidate.endpoint, None, load), 0.0)
         for one, load in zip(scored(*[0.0] * len(loads)), loads, strict=True)
@@ -158,7 +157,7 @@ def loaded(*loads: int) -> list[ScoredEndpoint]:
 
 @pytest.mark.parametrize("endpoints", [scored(1, 2, 3, 4), loaded(3, 2, 1, 0)])
 def test_power_of_two_takes_the_better_one_of_two(endpoints: list[ScoredEndpoint]) -> None:
-    """Of four, the best is picked in 3 of the 6 pairs, the next in 2, the third in 1."""
+    """Among four, the best is picked in 3 of the 6 pairs, the next in 2, the third in 1."""
     picker, rng = PowerOfTwoPicker(PickerParameters()), Random(3)
     seen = Counter(names(picker.pick(endpoints, rng))[0] for _ in range(6000))
     assert set(seen) == {"w1", "w2", "w3"}
@@ -166,7 +165,7 @@ def test_power_of_two_takes_the_better_one_of_two(endpoints: list[ScoredEndpoint
         assert seen[name] == pytest.approx(expected, abs=150)
 
 
-def test_power_of_two_looks_at_the_load_only_where_scores_are_equal() -> None:
+def test_power_of_two_compares_loads_only_for_equal_scores() -> None:
     busy, idle = loaded(9, 0)
     assert names(PowerOfTwoPicker(PickerParameters(2)).pick([busy, idle], Random(1))) == [
         "w1",
@@ -190,7 +189,7 @@ def test_softmax_draws_as_dynamo_does(weight: float) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-300])
 def test_softmax_without_temperature_takes_the_best(temperature: float) -> None:
-    """With next to none as well."""
+    """Also with a tiny temperature."""
     picker = SoftmaxPicker(SoftmaxParameters(2, temperature=temperature))
     assert names(picker.pick(scored(1, 5, 3), Random(1))) == ["w1", "w2"]
 
@@ -208,8 +207,8 @@ def test_round_robin_is_fair_within_one(count: int, picks: int, seed: int) -> No
 
 
 def test_round_robin_serves_filtered_pools_and_newcomers() -> None:
-    """Two profiles with endpoints of their own do not disturb each other, one that was left out is
-    next, and so is one that restarted.
+    """Two profiles with endpoints of their own do not disturb each other; an endpoint that was left
+    out is next, and so is one that restarted.
     """
     picker, rng = RoundRobinPicker(PickerParameters()), Random(1)
     pool = scored(0, 0, 0, 0)
@@ -222,7 +221,7 @@ def test_round_robin_serves_filtered_pools_and_newcomers() -> None:
 
 
 @pytest.mark.parametrize("make", [*ALL, RoundRobinPicker])
-def test_only_what_filters_left_is_picked(make: Make) -> None:
+def test_only_endpoints_that_filters_left_are_picked(make: Make) -> None:
     """In a random walk over subsets of a pool."""
     picker, rng, pool = make(PickerParameters(2)), Random(9), scored(*range(8))
     for _ in range(300):

@@ -1,4 +1,4 @@
-"""Session affinity: tokens that clients carry, sessions that are remembered, and both plugins."""
+"""Session affinity: tokens that clients carry, remembered sessions, and both plugins."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def token_of(strategy: SessionAffinity, decided: SchedulingResult) -> dict[str, 
 def send(
     strategy: SessionAffinity, asked: InferenceRequest, candidates: Candidates, *to: Candidate
 ) -> Candidate | None:
-    """One request: what was chosen; it goes there, else to `to`."""
+    """One request: returns the chosen endpoint; it goes there, else to `to`."""
     attributes = Attributes()
     chosen = strategy.session_endpoint(asked, candidates, attributes)
     strategy.pre_request(asked, went_to(*(to or ((chosen,) if chosen else ()))), attributes)
@@ -74,7 +74,7 @@ def send(
 # Tokens
 
 
-def test_a_token_names_the_endpoint_that_was_picked() -> None:
+def test_a_token_names_the_picked_endpoint() -> None:
     """Standard base64 of namespace/name, of the first endpoint, in the configured header."""
     headers = token_of(affinity(), went_to(B, A))
     assert headers == {"x-session-token": base64.b64encode(b"default/b").decode()}
@@ -83,7 +83,7 @@ def test_a_token_names_the_endpoint_that_was_picked() -> None:
 
 
 def test_a_repeated_token_chooses_its_endpoint() -> None:
-    """As long as it is a candidate."""
+    """While it is a candidate."""
     strategy = affinity()
     token = token_of(strategy, went_to(B))["x-session-token"]
     assert strategy.session_endpoint(request(x_session_token=token), [A, B, C], Attributes()) is B
@@ -94,12 +94,12 @@ def test_a_repeated_token_chooses_its_endpoint() -> None:
 @pytest.mark.parametrize(
     "token", ["", "%%%", "ZGVmYXVsdC9", "default/b", "ZGVmYXVsdC9i!", "/w==", "é", "Lw==", "YQ=="]
 )
-def test_a_token_that_says_nothing_is_no_token(token: str) -> None:
+def test_an_invalid_token_is_ignored(token: str) -> None:
     assert affinity().session_endpoint(request(x_session_token=token), [A, B], Attributes()) is None
 
 
-def test_the_token_is_about_the_profile_that_is_named() -> None:
-    """Nothing is written when that profile picked nothing."""
+def test_the_token_names_the_endpoint_of_the_configured_profile() -> None:
+    """Without a pick of that profile there is no token."""
     strategy = affinity(profileName="prefill")
     token = base64.b64encode(b"default/c").decode()
     assert token_of(strategy, went_to(A, prefill=C)) == {"x-session-token": token}
@@ -109,8 +109,8 @@ def test_the_token_is_about_the_profile_that_is_named() -> None:
 # Bindings
 
 
-def test_a_session_stays_where_it_went_first() -> None:
-    """Whoever would have been picked otherwise; other sessions know nothing of it."""
+def test_a_session_stays_at_its_first_endpoint() -> None:
+    """Other sessions are independent."""
     strategy = by_id()
     assert send(strategy, request(x_session_id="s"), [A, B, C], B) is None
     for _ in range(10):
@@ -120,7 +120,7 @@ def test_a_session_stays_where_it_went_first() -> None:
     assert token_of(strategy, went_to(A)) == {}
 
 
-def test_a_session_ends_when_it_is_not_used() -> None:
+def test_an_unused_session_expires() -> None:
     """By the time of its requests."""
     strategy = by_id(evictionTtlSeconds=60, evictionSweepSeconds=1)
     send(strategy, request(0, x_session_id="s"), [A, B], A)
@@ -131,7 +131,7 @@ def test_a_session_ends_when_it_is_not_used() -> None:
 
 
 def test_a_session_moves_only_when_its_endpoint_was_no_candidate() -> None:
-    """Outvoted is not gone: it stays bound, and its time runs on."""
+    """An outvoted session stays bound, and its time continues."""
     strategy = by_id(evictionTtlSeconds=60)
     send(strategy, request(0, x_session_id="s"), [A, B], A)
     send(strategy, request(30, x_session_id="s"), [A, B], B)
@@ -142,8 +142,8 @@ def test_a_session_moves_only_when_its_endpoint_was_no_candidate() -> None:
     assert strategy.session_endpoint(request(93, x_session_id="s"), [A, B, C], Attributes()) is None
 
 
-def test_all_candidates_that_were_shown_count() -> None:
-    """A plugin may be part of several profiles, which see different candidates."""
+def test_the_candidates_of_all_profiles_count() -> None:
+    """A plugin may be part of several profiles with different candidates."""
     strategy, attributes = by_id(), Attributes()
     send(strategy, request(x_session_id="s"), [A, B], A)
     asked = request(x_session_id="s")
@@ -153,7 +153,7 @@ def test_all_candidates_that_were_shown_count() -> None:
     assert strategy.session_endpoint(asked, [A, B], Attributes()) is A
 
 
-def test_a_decision_nobody_asked_about_moves_nothing() -> None:
+def test_a_decision_without_the_plugin_moves_no_session() -> None:
     """It does bind a session that is not bound."""
     strategy = by_id()
     strategy.pre_request(request(x_session_id="s"), went_to(A), Attributes())
@@ -161,8 +161,8 @@ def test_a_decision_nobody_asked_about_moves_nothing() -> None:
     assert strategy.session_endpoint(request(x_session_id="s"), [A, B], Attributes()) is A
 
 
-def test_the_session_is_about_the_profile_that_is_named() -> None:
-    """A decision in which that profile picked nothing binds nothing."""
+def test_a_session_is_bound_to_the_endpoint_of_the_configured_profile() -> None:
+    """Without a pick of that profile nothing is bound."""
     strategy = affinity(strategy="session_id", profileName="prefill")
     strategy.pre_request(request(x_session_id="s"), went_to(A), Attributes())
     assert strategy.session_endpoint(request(x_session_id="s"), [A, B], Attributes()) is None
@@ -170,8 +170,8 @@ def test_the_session_is_about_the_profile_that_is_named() -> None:
     assert strategy.session_endpoint(request(x_session_id="s"), [A, B], Attributes()) is B
 
 
-def test_the_first_source_that_has_an_id_wins() -> None:
-    """Headers and attributes alike; an empty value is none."""
+def test_the_first_source_with_an_id_wins() -> None:
+    """Headers and attributes alike; an empty value counts as none."""
     sources = [{"header": "X-Session-Id"}, {"attribute": "SessionID"}, {"header": "x-other"}]
     strategy = by_id(sources=sources)
     assert strategy.consumes == (session_id_key(),)
@@ -179,11 +179,11 @@ def test_the_first_source_that_has_an_id_wins() -> None:
     found[session_id_key()] = "from-attribute"
     for session, to in (("from-header", A), ("from-attribute", B), ("from-other", C)):
         strategy.pre_request(request(x_session_id=session), went_to(to), Attributes())
-    everybody = [A, B, C]
-    assert strategy.session_endpoint(request(x_session_id="from-header"), everybody, found) is A
-    assert strategy.session_endpoint(request(x_session_id=""), everybody, found) is B
-    assert strategy.session_endpoint(request(x_other="from-other"), everybody, found) is B
-    assert strategy.session_endpoint(request(x_other="from-other"), everybody, Attributes()) is C
+    pool = [A, B, C]
+    assert strategy.session_endpoint(request(x_session_id="from-header"), pool, found) is A
+    assert strategy.session_endpoint(request(x_session_id=""), pool, found) is B
+    assert strategy.session_endpoint(request(x_other="from-other"), pool, found) is B
+    assert strategy.session_endpoint(request(x_other="from-other"), pool, Attributes()) is C
 
 
 @pytest.mark.parametrize(
@@ -195,26 +195,24 @@ def test_the_first_source_that_has_an_id_wins() -> None:
         ({"attribute": "Tenant", "producer": "tenants"}, DataKey("Tenant", "tenants")),
     ],
 )
-def test_sources_that_are_attributes_are_consumed(
-    source: dict[str, str], key: DataKey[Any]
-) -> None:
-    """So that a configuration without their producer is refused."""
+def test_attribute_sources_are_declared(source: dict[str, str], key: DataKey[Any]) -> None:
+    """A configuration without their producer is refused."""
     assert by_id(sources=[source]).consumes == (key,)
 
 
 @pytest.mark.parametrize(
     "type_name", ["session-affinity-filter", "multicluster-session-affinity-filter"]
 )
-def test_the_filter_keeps_the_endpoint_of_the_session_or_all(type_name: str) -> None:
+def test_the_filter_passes_the_endpoint_of_the_session_or_all(type_name: str) -> None:
     narrow = configured(type_name)
     token = request(x_session_token=base64.b64encode(b"default/b").decode())
-    for asked, shown, kept in ((token, [A, B], [B]), (token, [A, C], [A, C]), (token, [], [])):
-        assert list(narrow.filter(asked, shown, Attributes(), Random(1))) == kept
+    for asked, shown, passed in ((token, [A, B], [B]), (token, [A, C], [A, C]), (token, [], [])):
+        assert list(narrow.filter(asked, shown, Attributes(), Random(1))) == passed
     assert list(narrow.filter(request(), [A, B], Attributes(), Random(1))) == [A, B]
 
 
 def test_the_scorer_prefers_the_endpoint_of_the_session() -> None:
-    """1.0 for it, 0.0 for others; a plugin of another name remembers for itself."""
+    """1.0 for it, 0.0 for others; a plugin of another name has its own memory."""
     parameters = {"strategy": "session_id"}
     one, other = (configured("session-affinity-scorer", parameters, name) for name in "ab")
     asked = request(x_session_id="s")
@@ -230,7 +228,7 @@ def test_the_scorer_prefers_the_endpoint_of_the_session() -> None:
 # What is remembered
 
 
-def test_a_binding_lasts_as_long_as_it_is_used() -> None:
+def test_a_binding_lasts_while_it_is_used() -> None:
     """The time to live counts from the last use, and its end is exact."""
     bindings = SessionBindings(ttl_seconds=300, sweep_seconds=10)
     bindings.bind("s", "default/a", 0.0)
@@ -243,7 +241,7 @@ def test_a_binding_lasts_as_long_as_it_is_used() -> None:
 
 
 def test_expired_bindings_are_swept_at_the_interval() -> None:
-    """They take memory until then, but are never answered with."""
+    """They take memory until then, but are never used."""
     bindings = SessionBindings(ttl_seconds=5, sweep_seconds=10)
     bindings.bind("s", "default/a", 0.0)
     assert bindings.endpoint("s", 6.0) is None
@@ -254,7 +252,7 @@ def test_expired_bindings_are_swept_at_the_interval() -> None:
 
 
 def test_time_never_goes_back() -> None:
-    """A request that waited long does not revive what is over, nor age what is new."""
+    """A request that waited long neither revives an expired binding nor ages a new one."""
     bindings = SessionBindings(ttl_seconds=5, sweep_seconds=1)
     bindings.bind("late", "default/a", 100.0)
     assert bindings.endpoint("late", 50.0) == "default/a"
@@ -263,19 +261,19 @@ def test_time_never_goes_back() -> None:
     assert bindings.endpoint("early", 105.1) is None
 
 
-def test_the_least_recently_used_session_makes_room() -> None:
-    """Use is binding; there are never more than the limit."""
+def test_the_least_recently_used_session_is_dropped() -> None:
+    """Binding is use; the limit is never exceeded."""
     bindings = SessionBindings(ttl_seconds=300, sweep_seconds=10, max_bindings=2)
     bindings.bind("a", "default/x", 0.0)
     bindings.bind("b", "default/x", 1.0)
     bindings.bind("a", "default/x", 2.0)
     bindings.bind("c", "default/x", 3.0)
-    kept = [s for s in ("a", "b", "c") if bindings.endpoint(s, 3.0) is not None]
-    assert kept == ["a", "c"]
+    passed = [s for s in ("a", "b", "c") if bindings.endpoint(s, 3.0) is not None]
+    assert passed == ["a", "c"]
 
 
 def test_long_ids_take_no_more_memory_than_short_ones() -> None:
-    """They are reported apart all the same."""
+    """They stay distinct."""
     bindings = SessionBindings(ttl_seconds=300, sweep_seconds=10)
     for last in ("a", "b"):
         bindings.bind("x" * 60_000 + last, f"default/{last}", 0.0)
@@ -295,8 +293,8 @@ def test_long_ids_take_no_more_memory_than_short_ones() -> None:
         max_size=60,
     )
 )
-def test_it_answers_like_a_plain_map_with_ages(steps: list[tuple[str, str, float]]) -> None:
-    """Against a model without order, sweeps or a limit that is reached."""
+def test_bindings_equal_a_plain_map_with_ages(steps: list[tuple[str, str, float]]) -> None:
+    """A model without order, sweeps or a limit."""
     bindings = SessionBindings(ttl_seconds=10, sweep_seconds=7)
     model: dict[str, tuple[str, float]] = {}
     now = 0.0
@@ -313,10 +311,10 @@ def test_it_answers_like_a_plain_map_with_ages(steps: list[tuple[str, str, float
 
 @examples(60)
 @given(st.permutations([("x", 1), ("y", 1), ("y", 2), ("x", 3), ("z", 3), ("a", 2)]))
-def test_replicas_that_hear_the_same_bindings_end_with_the_same_one(
+def test_replicas_with_the_same_bindings_agree(
     order: list[tuple[str, int]],
 ) -> None:
-    """In whatever order: the most moves, then the least key."""
+    """In whatever order: the most moves win, then the least key."""
     bindings = SessionBindings(ttl_seconds=10, sweep_seconds=7)
     for endpoint, moves in order:
         bindings.bound_elsewhere("s", endpoint, moves, 1.0, 5.0)
@@ -324,8 +322,8 @@ def test_replicas_that_hear_the_same_bindings_end_with_the_same_one(
     assert bindings.endpoint("s", 5.0) == "x"
 
 
-def test_bindings_of_replicas_that_are_too_old_do_not_count() -> None:
-    """And one's own are reported with the number of moves, those of others are not reported on."""
+def test_expired_bindings_of_replicas_are_ignored() -> None:
+    """Own bindings are reported with the number of moves, remote ones are not reported again."""
     bindings = SessionBindings(ttl_seconds=10, sweep_seconds=7)
     reported: list[tuple[str, str, int]] = []
     bindings.report_bindings(lambda *binding: reported.append(binding))

@@ -1,4 +1,4 @@
-"""A configuration with stages, sessions and topology, as a whole."""
+"""A whole configuration with stages, sessions and topology."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ Decide = Callable[[InferenceRequest], SchedulingResult]
 
 @pytest.fixture
 def assembly() -> Assembly:
-    """The configuration, as strict about findings as can be."""
+    """The configuration, with strict scopes."""
     options = BuildOptions(allow_experimental=True, strict_data_scope=True)
     loaded = load_config(CONFIG, "test.yaml")
     return build(loaded, builtin_plugins(), PickerMetrics(), lambda: 0.0, options)
@@ -104,7 +104,7 @@ def completion(prompt: str, **headers: str) -> InferenceRequest:
 
 
 def test_a_long_prompt_is_prefilled_in_the_rack_of_its_decode_endpoint(decide: Decide) -> None:
-    """Once; what is then cached at the decode endpoint of the session is not prefilled again."""
+    """Once; the tokens cached at the decode endpoint of the session are not prefilled again."""
     racks = set()
     for session in range(12):
         first = completion(f"{session} " * 400, cookie=f"sid={session}")
@@ -127,16 +127,14 @@ def test_a_short_prompt_is_not_worth_a_prefill_endpoint(decide: Decide) -> None:
 
 
 def test_an_agents_turns_stay_together(decide: Decide) -> None:
-    """By the header that the agent sends anyhow."""
+    """By the header that agents send."""
     for agent in range(6):
         headers = {"x-claude-code-session-id": f"agent-{agent}"}
         turns = [decide(completion(f"turn {turn}", **headers)) for turn in range(4)]
         assert len({turn.endpoints[0].key for turn in turns}) == 1
 
 
-def test_no_plugin_touches_a_finding_that_it_does_not_declare(
-    decide: Decide, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Undeclared ones would have been dropped, and told."""
+def test_every_finding_is_declared(decide: Decide, caplog: pytest.LogCaptureFixture) -> None:
+    """Undeclared ones would be dropped, and logged."""
     decide(completion("long " * 400, cookie="sid=1"))
     assert "declared" not in caplog.text

@@ -9,7 +9,7 @@ import pytest
 from picker.framework.attributes import PEER_ENDPOINT_KEY, Attributes, Topology
 from picker.plugins.topology import Tier, shared_tier
 from picker.types import Candidate
-from tests.support.picker.plugin_scenes import configured, kept, placed
+from tests.support.picker.plugin_scenes import configured, passed, placed
 
 PEER = Topology("h1", "r1", "z1", "g1")
 
@@ -42,14 +42,13 @@ def test_missing_values_equal_nothing() -> None:
 
 
 def test_tiers_are_ordered_by_nearness() -> None:
-    """Host is nearer than rack, than zone, than region."""
     tiers = [Tier.HOST, Tier.RACK, Tier.ZONE, Tier.REGION]
     assert all(near > far for near, far in pairwise(tiers))
 
 
 @pytest.fixture
 def candidates() -> list[Candidate]:
-    """One at each distance from `PEER`, and one of which nothing is known."""
+    """One at each distance from `PEER`, and one of unknown location."""
     places = {
         "region": Topology("h4", "r3", "z2", "g1"),
         "host": Topology("h1", "r1", "z1", "g1"),
@@ -65,7 +64,7 @@ def candidates() -> list[Candidate]:
 
 
 def beside(place: Topology | None) -> Attributes:
-    """The findings after a stage that was given an endpoint at `place`."""
+    """The findings after a stage with an endpoint at `place`."""
     attributes = Attributes()
     known = {} if place is None else {"Topology/topology-extractor": place}
     attributes[PEER_ENDPOINT_KEY] = placed("peer", attributes=known)
@@ -82,34 +81,34 @@ def beside(place: Topology | None) -> Attributes:
         ("region", ["region", "host", "zone", "rack"]),
     ],
 )
-def test_it_keeps_that_tier_and_nearer_ones(
+def test_the_filter_passes_the_tier_and_nearer_ones(
     candidates: list[Candidate], floor: str | None, expected: list[str]
 ) -> None:
     """Host is the default; the peer itself need not be a candidate."""
     plugin = configured("topology-affinity-filter", {"minAffinity": floor} if floor else {})
     attributes = beside(Topology("h1", "r1", "z1", "g1"))
-    assert kept(plugin, candidates, attributes) == expected
+    assert passed(plugin, candidates, attributes) == expected
 
 
-def test_nothing_is_dropped_where_nearness_says_nothing(candidates: list[Candidate]) -> None:
-    """No peer, a peer nobody knows the place of, nobody near, nobody known."""
+def test_all_pass_where_nearness_is_unknown(candidates: list[Candidate]) -> None:
+    """Without a peer, without its location, without a near endpoint, without any location."""
     plugin = configured("topology-affinity-filter")
-    everybody = [candidate.endpoint.name for candidate in candidates]
-    assert kept(plugin, candidates) == everybody
-    assert kept(plugin, candidates, beside(None)) == everybody
-    assert kept(plugin, candidates, beside(Topology())) == everybody
-    assert kept(plugin, candidates, beside(Topology("h9", "r1"))) == everybody
+    all_endpoints = [candidate.endpoint.name for candidate in candidates]
+    assert passed(plugin, candidates) == all_endpoints
+    assert passed(plugin, candidates, beside(None)) == all_endpoints
+    assert passed(plugin, candidates, beside(Topology())) == all_endpoints
+    assert passed(plugin, candidates, beside(Topology("h9", "r1"))) == all_endpoints
     near = beside(Topology("h1"))
-    assert kept(plugin, [placed("a"), placed("b")], near) == ["a", "b"]
-    assert kept(plugin, [], near) == []
+    assert passed(plugin, [placed("a"), placed("b")], near) == ["a", "b"]
+    assert passed(plugin, [], near) == []
 
 
-def test_another_extractor_can_be_named() -> None:
-    """Of the peer and of the candidates alike."""
+def test_the_extractor_is_configurable() -> None:
+    """For the peer and for the candidates."""
     plugin = configured("topology-affinity-filter", {"topologyProducerName": "mine"})
     mine = {"Topology/mine": Topology("h1"), "Topology/topology-extractor": Topology("h2")}
     theirs = {"Topology/mine": Topology("h2"), "Topology/topology-extractor": Topology("h1")}
     attributes = Attributes()
     attributes[PEER_ENDPOINT_KEY] = placed("peer", attributes={"Topology/mine": Topology("h1")})
     candidates = [placed("theirs", attributes=theirs), placed("mine", attributes=mine)]
-    assert kept(plugin, candidates, attributes) == ["mine"]
+    assert passed(plugin, candidates, attributes) == ["mine"]

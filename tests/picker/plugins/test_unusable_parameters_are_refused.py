@@ -1,4 +1,4 @@
-"""Parameters that cannot work: refused when a plugin is made, by a message that names them."""
+"""Invalid parameters are refused when a plugin is created, by a message that names them."""
 
 from __future__ import annotations
 
@@ -354,7 +354,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     ("type_name", "parameters", "named"),
     [(name, parameters, named) for name, rows in REFUSED.items() for parameters, named in rows],
 )
-def test_parameters_that_cannot_work_are_refused(
+def test_invalid_parameters_are_refused(
     type_name: str, parameters: dict[str, Any], named: str
 ) -> None:
     """When the picker starts, not when it decides."""

@@ -1,4 +1,4 @@
-"""Usage limits: how full the pool may be for each priority."""
+"""Usage limits: the share of the pool for each priority."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ VALUE = {"minCeiling": 0.5, "domain": "value"}
         (HOLDBACK, {**VALUE, "maxCeiling": 0.9}, [2, 1, 0], [0.9, 0.7, 0.5]),
     ],
 )
-def test_ceilings_are_what_the_formula_says(
+def test_ceilings_follow_the_formula(
     plugin: str,
     parameters: dict[str, Any],
     priorities: list[int],
@@ -61,7 +61,7 @@ def test_ceilings_are_what_the_formula_says(
         (1.7, 1, [1.0, 0.0, 0.0]),
     ],
 )
-def test_lower_priorities_go_the_less_often_the_fuller_the_pool_is(
+def test_lower_priorities_are_dispatched_less_often_in_a_fuller_pool(
     saturation: float, times: int, expected: list[float]
 ) -> None:
     """The highest may always fill it."""
@@ -71,7 +71,6 @@ def test_lower_priorities_go_the_less_often_the_fuller_the_pool_is(
 
 
 def test_a_single_priority_may_fill_the_pool() -> None:
-    """There is nobody to hold it back for."""
     assert SoftReflectiveCeilingPolicy().ceilings(0.99, [-5]) == [1.0]
 
 
@@ -84,7 +83,7 @@ def test_a_single_priority_may_fill_the_pool() -> None:
 def test_a_lower_priority_never_has_the_higher_ceiling(
     saturation: float, priorities: list[int], domain: str
 ) -> None:
-    """Whatever the policy; and the highest priority has the policy's greatest."""
+    """For any policy; the highest priority has the policy's greatest ceiling."""
     ordered = sorted(priorities, reverse=True)
     holdback = configured(HOLDBACK, {"minCeiling": 0.1, "maxCeiling": 0.9, "domain": domain})
     for policy in (configured(STATIC), holdback, SoftReflectiveCeilingPolicy()):

@@ -38,7 +38,7 @@ _ROLES = {"decode": DECODE_ROLES, "prefill": PREFILL_ROLES, "encode": ENCODE_ROL
 def candidate(
     name: str = "w", *, inflight: int = 0, known: bool = True, **metrics: Any
 ) -> Candidate:
-    """With these metrics; `known=False` for unknown load."""
+    """A candidate with these metrics; `known=False` for unknown load."""
     endpoint = Endpoint(name, "10.0.0.1", 8000)
     return Candidate(endpoint, EndpointMetrics(**metrics) if known else None, inflight)
 
@@ -86,13 +86,13 @@ def configured(
 def queued(
     flow: str = "f", *, at: float = 0.0, tokens: int = 0, ttl: float | None = None, **fields: Any
 ) -> QueuedRequest:
-    """A request of `flow` that came at that time, each with its own sequence."""
+    """A request of `flow` that arrived at that time, each with its own sequence."""
     request = request_for(fairness_id=flow, **fields)
     return QueuedRequest(request, next(_SEQUENCES), at, tokens=tokens, ttl_seconds=ttl)
 
 
 def decided(**profiles: Candidates) -> SchedulingResult:
-    """Each profile picked those, best first; the first profile is primary."""
+    """The decision in which each profile picked these, best first; the first profile is primary."""
     made = {
         name: ProfileResult(tuple(ScoredEndpoint(one, 1.0) for one in picked))
         for name, picked in profiles.items()
@@ -102,11 +102,11 @@ def decided(**profiles: Candidates) -> SchedulingResult:
 
 
 def flight() -> Flight:
-    """A request that is under way at one endpoint."""
+    """A request in flight at one endpoint."""
     return Flight(request_for(), SchedulingResult((placed().endpoint,), "default"), Attributes())
 
 
-def kept(
+def passed(
     plugin: Any,
     candidates: Candidates,
     attributes: Attributes | None = None,
@@ -114,7 +114,7 @@ def kept(
     request: InferenceRequest | None = None,
     rng: Random | None = None,
 ) -> list[str]:
-    """The names of what a filter keeps, in its order."""
+    """The names of the endpoints that a filter passes, in its order."""
     answer = plugin.filter(
         request or request_for(), candidates, attributes or Attributes(), rng or Random(1)
     )
@@ -124,15 +124,15 @@ def kept(
 # Decisions with a real scheduler, and deciders that say what they are made to say.
 
 
-class EverybodyPicker:
-    """Picks all, in the order given."""
+class AllPicker:
+    """Picks all, in their order."""
 
     def pick(self, scored: Sequence[ScoredEndpoint], rng: Random) -> Sequence[ScoredEndpoint]:
         return scored
 
 
 class SetDecider:
-    """Says what it was made to say, and remembers what it was shown."""
+    """Gives a set answer, and records the endpoints that it gets."""
 
     def __init__(self, answer: bool) -> None:
         self.answer = answer
@@ -146,7 +146,7 @@ class SetDecider:
 
 
 class Watch:
-    """A filter that keeps all and writes down that its profile ran, and with which peer."""
+    """A filter that passes all and records that its profile ran, and with which peer."""
 
     def __init__(self, profile: str, runs: list[tuple[str, str | None]]) -> None:
         self._profile, self._runs = profile, runs
@@ -173,14 +173,14 @@ def schedule(
     candidates: Candidates,
     request: InferenceRequest | None = None,
 ) -> tuple[SchedulingResult, list[tuple[str, str | None]]]:
-    """The decision, and the profiles that ran in order, each with the peer that it saw. A profile
-    filters by the role that it is called after.
+    """The decision, and the profiles that ran in order, each with its peer. A profile filters by
+    the role of its name.
     """
     runs: list[tuple[str, str | None]] = []
     made = [
         Profile(
             name,
-            BoundPlugin(EverybodyPicker()),
+            BoundPlugin(AllPicker()),
             (
                 BoundPlugin(Watch(name, runs)),
                 BoundPlugin(LabelValueFilter(ROLE_LABEL, _ROLES.get(name.removeprefix("my-"), ()))),

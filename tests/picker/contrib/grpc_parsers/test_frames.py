@@ -28,15 +28,14 @@ def frame(message: bytes, flag: int = 0) -> bytes:
         b"no healthy upstream",
     ],
 )
-def test_anything_else_is_no_frame(data: bytes) -> None:
-    """Cut off, compressed, or followed by something."""
+def test_a_broken_frame_is_an_error(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"prefix|compressed"):
         only_message(pb.HttpBody, data)
 
 
 @given(st.lists(st.binary(max_size=9), max_size=5), st.lists(st.integers(0, 60), max_size=5))
-def test_messages_come_whole_however_they_are_cut(messages: list[bytes], cuts: list[int]) -> None:
-    """In order, each with the piece that completes it."""
+def test_pieces_of_a_stream_become_whole_messages(messages: list[bytes], cuts: list[int]) -> None:
+    """Messages come in order, each with the piece that completes it."""
     stream = b"".join(map(frame, messages))
     places = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
     splitter = FrameSplitter()
@@ -46,7 +45,7 @@ def test_messages_come_whole_however_they_are_cut(messages: list[bytes], cuts: l
 
 
 def test_compressed_and_large_messages_are_skipped() -> None:
-    """Without being held: those after them are read."""
+    """The messages after them are read."""
     stream = (
         frame(b"zip", flag=1)
         + frame(b"x" * 11)

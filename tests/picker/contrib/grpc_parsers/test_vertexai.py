@@ -31,7 +31,7 @@ def request(document: object) -> bytes:
 
 
 def test_a_chat_completion_is_read_and_cannot_be_changed() -> None:
-    """As openai-parser reads it."""
+    """The result is that of openai-parser."""
     parsed = VertexAIParser().parse(f"{SERVICE}/ChatCompletions", {}, request(CHAT))
     assert parsed == ParsedBody(
         api=Api.CHAT_COMPLETIONS, model="m", stream=True, payload=CHAT, can_rewrite=False
@@ -39,8 +39,7 @@ def test_a_chat_completion_is_read_and_cannot_be_changed() -> None:
 
 
 @pytest.mark.parametrize("method", ["RawPredict", "StreamRawPredict"])
-def test_a_raw_prediction_is_a_response_of_the_responses_api(method: str) -> None:
-    """It has an input."""
+def test_a_raw_prediction_is_a_request_of_the_responses_api(method: str) -> None:
     parsed = VertexAIParser().parse(f"{SERVICE}/{method}", {}, request({"input": "hi"}))
     assert (parsed.api, parsed.can_rewrite) == (Api.RESPONSES, False)
 
@@ -62,8 +61,10 @@ def test_other_methods_are_not_read() -> None:
         request([1]),
     ],
 )
-def test_what_cannot_be_read_is_the_endpoints_business(body: bytes) -> None:
-    """Broken frames, broken messages and broken JSON; no model in them can be replaced."""
+def test_an_unreadable_body_is_forwarded(body: bytes) -> None:
+    """Broken frames, messages and JSON are the endpoint's business; no model in them can be
+    replaced.
+    """
     parsed = VertexAIParser().parse(f"{SERVICE}/ChatCompletions", {}, body)
     assert parsed == ParsedBody(Api.RAW, can_rewrite=False)
 
@@ -81,8 +82,8 @@ USAGE = b'{"usage":{"prompt_tokens":5,"completion_tokens":10}}'
         ([], None),
     ],
 )
-def test_responses_tell_their_usage(data: list[bytes], expected: Usage | None) -> None:
-    """Put together from frames that are cut anywhere; JSON or events, as they begin."""
+def test_usage_is_read_from_json_and_from_events(data: list[bytes], expected: Usage | None) -> None:
+    """Frames may be cut anywhere; the first data decide between JSON and events."""
     body = b"".join(frame(field(1, b"type") + field(2, piece)) for piece in data) + frame(b"\xff")
     reader = VertexAIParser().response_reader(ParsedBody(Api.CHAT_COMPLETIONS), "application/grpc")
     for byte in body:

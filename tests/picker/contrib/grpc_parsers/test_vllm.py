@@ -1,4 +1,4 @@
-"""vLLM's gRPC messages, written here by hand as its descriptions say."""
+"""vLLM's gRPC messages, encoded by hand from its descriptors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EMBED = "/vllm.grpc.engine.VllmEngine/Embed"
 
 
 def varint(value: int) -> bytes:
-    """A number in seven bits a byte."""
+    """A number in seven bits per byte."""
     low, rest = value & 0x7F, value >> 7
     return bytes([low | 0x80]) + varint(rest) if rest else bytes([low])
 
@@ -51,7 +51,7 @@ PROMPT = pack("<3I", 1, 300, 2**32 - 1)
 
 
 def test_a_text_request_is_read() -> None:
-    """Its text stands where a completion's prompt stands; the body cannot be changed."""
+    """The text is the prompt of a completion; the body cannot be changed."""
     data = message((1, "id"), (3, "hello"), (4, message((8, 100), (1, 2))), (5, 1), (99, "new"))
     assert parse(GENERATE, data) == ParsedBody(
         api=Api.VLLM_GRPC,
@@ -63,7 +63,7 @@ def test_a_text_request_is_read() -> None:
 
 
 def test_a_tokenized_request_is_read_with_its_items() -> None:
-    """Every item counts as an image; those without a hash are left out."""
+    """Every item counts as an image; items without a hash are skipped."""
     places = [message((1, 4), (2, 8)), message((2, 1)), message((1, 9), (2, 9))]
     items = message(*((5, place) for place in places), (6, "a"), (6, "b"))
     assert parse(GENERATE, message((2, TOKENIZED), (7, items))) == ParsedBody(
@@ -81,34 +81,33 @@ def test_a_tokenized_request_is_read_with_its_items() -> None:
         field(6, "") * (MAX_ITEMS + 1),
     ],
 )
-def test_what_a_short_request_costs_is_bounded(items: bytes) -> None:
-    """With items larger than the prompt, and more than anyone means, it has no prefix."""
+def test_the_cost_of_a_short_request_is_bounded(items: bytes) -> None:
+    """A request with items larger than the prompt, or with too many items, has no prefix."""
     parsed = parse(GENERATE, message((2, TOKENIZED), (7, items)))
     assert parsed == ParsedBody(api=Api.VLLM_GRPC, can_rewrite=False)
 
 
 def test_token_ids_may_be_packed_or_not() -> None:
-    """Both are valid protobuf, mixed as well."""
+    """Both are valid protobuf, also mixed."""
     tokenized = message((2, 1), (2, varint(300)), (2, 2**32 - 1))
     assert parse(GENERATE, message((2, tokenized))).prompts == (PROMPT,)
 
 
-def test_of_text_and_tokens_the_last_counts() -> None:
-    """They exclude each other, as protobuf resolves it."""
+def test_the_last_of_text_and_tokens_counts() -> None:
+    """Protobuf resolves their exclusion in this way."""
     assert parse(GENERATE, message((3, "x"), (2, TOKENIZED))).payload is None
     assert parse(GENERATE, message((2, TOKENIZED), (3, "x"))).prompts == ()
 
 
 def test_an_embedding_request_is_read() -> None:
-    """Its tokens are in the same place."""
     parsed = parse(EMBED, message((1, "id"), (2, TOKENIZED)))
     assert (parsed.api, parsed.prompts, parsed.can_rewrite) == (Api.VLLM_GRPC, (PROMPT,), False)
 
 
 @pytest.mark.parametrize("path", [GENERATE, EMBED])
 @pytest.mark.parametrize("tokenized", [b"", message((1, "original")), message((2, b""))])
-def test_a_prompt_without_tokens_is_the_endpoints_business(path: str, tokenized: bytes) -> None:
-    """It is there, though nothing is known of it; items have no place in it."""
+def test_a_prompt_without_tokens_is_forwarded(path: str, tokenized: bytes) -> None:
+    """Items have no place in it."""
     items = message((5, message((1, 0), (2, 2**63))), (6, "a"))
     parsed = parse(path, message((2, tokenized), (7, items)))
     assert parsed == ParsedBody(api=Api.VLLM_GRPC, can_rewrite=False)
@@ -139,8 +138,10 @@ def test_other_methods_are_not_read() -> None:
         (EMBED, frame(b"\xff")),
     ],
 )
-def test_what_cannot_be_read_is_the_endpoints_business(path: str, body: bytes) -> None:
-    """Broken and compressed frames, broken messages, and messages without a prompt."""
+def test_an_unreadable_body_is_forwarded(path: str, body: bytes) -> None:
+    """Broken and compressed frames, broken messages, and messages without a prompt are the
+    endpoint's business.
+    """
     parsed = VllmGrpcParser().parse(path, {}, body)
     assert parsed == ParsedBody(api=Api.VLLM_GRPC, can_rewrite=False)
 
@@ -151,7 +152,7 @@ EMBEDDED = frame(message((1, pack("<3f", 0.5, -1.0, 2.0)), (2, 9)))
 
 
 def usage_of(*pieces: bytes) -> Usage | None:
-    """What the pieces of a response say."""
+    """The usage that a reader finds in the pieces of a response."""
     reader = VllmGrpcParser().response_reader(ParsedBody(Api.VLLM_GRPC), "application/grpc")
     for piece in pieces:
         reader.feed(piece, False)
@@ -172,14 +173,14 @@ def usage_of(*pieces: bytes) -> Usage | None:
         (b"", None),
     ],
 )
-def test_responses_tell_their_usage(body: bytes, expected: Any) -> None:
-    """What cannot be read tells nothing, and raises nothing."""
+def test_usage_is_read_from_frames(body: bytes, expected: Any) -> None:
+    """Unreadable messages are skipped."""
     assert usage_of(body) == expected
 
 
 @examples(50)
 @given(st.lists(st.integers(0, len(CHUNK + COMPLETE)), max_size=5).map(sorted))
-def test_frames_are_put_together_again(cuts: list[int]) -> None:
+def test_pieces_of_frames_are_joined(cuts: list[int]) -> None:
     body = CHUNK + COMPLETE
     pieces = [body[a:b] for a, b in pairwise([0, *cuts, len(body)])]
     assert usage_of(*pieces) == Usage(7, 10, 17, 3)

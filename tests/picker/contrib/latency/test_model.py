@@ -1,4 +1,4 @@
-"""The online model of latencies, held against laws that it does not know."""
+"""The online model of latencies, compared with laws that it does not know."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tests.depth import worlds
 
 Sample = tuple[Request, LoadFeatures]
 Law = Callable[[Sample], float]
-SIGMA = 0.2  # of the noise, lognormal: a perfect model is off by 16 % on average
+SIGMA = 0.2  # of the lognormal noise: the mean error of a perfect model is 16 %
 BEST_MAPE = 0.16
 
 
 def _load(prompt: float, cached: float = 0, pending: float = 0, waiting: int = 0) -> LoadFeatures:
-    """Of tokens and requests; twenty run."""
+    """The load of an endpoint with twenty running requests, in tokens and requests."""
     uncached = (prompt - cached) / 1024
     return LoadFeatures(
         1.0, uncached, cached / 1024, pending / 1024, waiting / 8, 2.5, 0.3, 2.5 * uncached
@@ -38,7 +38,7 @@ def _load(prompt: float, cached: float = 0, pending: float = 0, waiting: int = 0
 
 
 def _sample(rng: Random) -> Sample:
-    """Short and long prompts, partly cached, at idle and at busy endpoints."""
+    """A random sample: short and long prompts, partly cached, at idle and at busy endpoints."""
     prompt = rng.choice((100, 500, 2000, 8000)) * rng.uniform(0.5, 1.5)
     load = _load(
         prompt,
@@ -54,7 +54,7 @@ def _sample(rng: Random) -> Sample:
 
 
 def _ttft_ms(sample: Sample) -> float:
-    """20 prompt tokens a millisecond, attention, what waits, and a step."""
+    """The law: 20 prompt tokens per millisecond, attention, waiting requests, and a step."""
     request, load = sample
     work = 1024 * (load.uncached + load.pending)
     attention = 2.6 * load.uncached * request.prompt
@@ -69,7 +69,7 @@ def _predicted(
 
 
 class Trial:
-    """Owns a model that learns one request after the other, and how it did."""
+    """Owns a model that learns request by request, and its errors."""
 
     def __init__(self, seed: int = 1, sigma: float = SIGMA) -> None:
         self.sigma = sigma
@@ -97,8 +97,8 @@ class Trial:
 
 
 @pytest.mark.parametrize("seed", range(worlds(4)))
-def test_it_is_as_good_as_the_noise_allows(seed: int) -> None:
-    """On the half that comes after what it has learned; nine of ten stay below the p90."""
+def test_errors_are_those_of_the_noise(seed: int) -> None:
+    """In the second half of the samples; nine of ten stay below the p90."""
     trial = Trial(seed)
     trial.run(2000)
     assert trial.mape(last=1000) < 1.1 * BEST_MAPE
@@ -106,8 +106,8 @@ def test_it_is_as_good_as_the_noise_allows(seed: int) -> None:
     assert trial.changes == 0
 
 
-def test_it_says_nothing_before_it_has_seen_enough() -> None:
-    """And is of use from then on."""
+def test_a_model_predicts_nothing_before_it_has_enough_samples() -> None:
+    """Predictions are useful from then on."""
     trial = Trial()
     trial.run(MIN_SAMPLES)
     assert trial.errors == []
@@ -116,8 +116,8 @@ def test_it_says_nothing_before_it_has_seen_enough() -> None:
 
 
 @pytest.mark.parametrize("times", [0.3, 3.0])
-def test_a_law_that_changes_is_learned_anew(times: float) -> None:
-    """At once, and not bit by bit as the old samples fade."""
+def test_a_changed_law_is_learned_at_once(times: float) -> None:
+    """Learning does not wait until the old samples fade."""
     trial = Trial()
     trial.run(1000)
     trial.run(40, lambda sample: times * _ttft_ms(sample))
@@ -127,8 +127,8 @@ def test_a_law_that_changes_is_learned_anew(times: float) -> None:
     assert trial.coverage(last=200) == pytest.approx(0.9, abs=0.06)
 
 
-def test_many_changes_leave_what_never_showed_learnable() -> None:
-    """Limits of answers were 0 through all of them; then they are not."""
+def test_unseen_features_stay_learnable_through_many_changes() -> None:
+    """The limits of answers are 0 during all changes, and positive afterwards."""
     trial = Trial()
     trial.run(400)
     for change in range(12):
@@ -149,15 +149,15 @@ def test_many_changes_leave_what_never_showed_learnable() -> None:
 
 @pytest.mark.parametrize("times", [0.3, 3.0])
 def test_a_change_is_seen_through_noise(times: float) -> None:
-    """Where single errors are as large as the change, all of them have one sign."""
+    """All errors have one sign, although single ones are as large as the change."""
     trial = Trial(sigma=0.5)
     trial.run(100)
     trial.run(25, lambda sample: times * _ttft_ms(sample))
     assert trial.changes == 1
 
 
-def test_a_slow_endpoint_is_told_from_the_others() -> None:
-    """Until it leaves: what comes under its name may be another one."""
+def test_a_slow_endpoint_has_a_factor_of_its_own() -> None:
+    """The factor ends when the endpoint leaves, because its name may be reused."""
     trial = Trial()
     for _ in range(300):
         trial.run(1, endpoint="a")
@@ -175,8 +175,8 @@ def test_a_slow_endpoint_is_told_from_the_others() -> None:
     assert ratio() < 1.5
 
 
-def test_what_was_never_seen_is_not_predicted_to_take_no_time() -> None:
-    """A straight line leads below nothing."""
+def test_predictions_have_a_floor() -> None:
+    """A straight line does not lead below zero."""
     trial = Trial()
     trial.run(200, lambda sample: 100 + 1000 * sample[1].kv_usage)
     idle = LoadFeatures(1.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0, 0.0)
@@ -184,15 +184,15 @@ def test_what_was_never_seen_is_not_predicted_to_take_no_time() -> None:
 
 
 @pytest.mark.parametrize("latency", [0.0, -1.0, float("nan"), float("inf")])
-def test_what_is_no_latency_is_no_sample(latency: float) -> None:
+def test_an_invalid_latency_is_not_learned(latency: float) -> None:
     """It would spoil the weights for good."""
     model = LatencyModel(TERMS[Latency.WHOLE])
     assert not model.learn(Request.of(1), _load(1), "a", latency)
     assert model.num_samples == 0
 
 
-def test_each_model_and_each_latency_is_learned_on_its_own() -> None:
-    """Of so many models that clients cannot fill the memory with names."""
+def test_each_model_and_each_latency_is_learned_separately() -> None:
+    """The number of models is limited, because clients choose their names."""
     models, request, load = LatencyModels(), Request.of(100), _load(100)
     for name, kind, latency in (
         ("m", Latency.FIRST_TOKEN, 100.0),
@@ -220,15 +220,15 @@ def _fitted(factors: Mapping[str, float], **weights: float) -> Fitted:
     return Fitted(LoadFeatures(**nothing | weights), 0.0, factors, 1.0)
 
 
-# 1024 tokens that are not cached, at an endpoint with 16 requests that run and 8 that wait; and one
-# that is idle, twice as slow, and has all of the prompt.
+# 1024 uncached tokens at an endpoint with 16 running and 8 waiting requests; and an idle endpoint,
+# half as fast, with the whole prompt cached.
 _BUSY = LoadFeatures(1.0, 1.0, 0.0, 0.0, 1.0, 2.0, 0.0, 2.0)
 _IDLE = LoadFeatures(1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 _LOADS = {"busy": _BUSY, "idle": _IDLE}
 
 
-def test_an_answer_costs_what_it_takes_and_what_it_takes_from_others() -> None:
-    """Its prompt once, and a part of each of its tokens, for each of the 24 there."""
+def test_a_cost_is_the_time_of_the_request_and_the_time_that_others_lose() -> None:
+    """Each of 24 others loses the time of the prompt, and a part of each token."""
     first = _fitted({"idle": 2.0}, uncached=60.0, cached=10.0, uncached_running=5.0)
     each = _fitted({"idle": 2.0}, one=10.0, running=0.8)
     first_ms, each_ms = first.predict(_LOADS), each.predict(_LOADS)
@@ -239,15 +239,15 @@ def test_an_answer_costs_what_it_takes_and_what_it_takes_from_others() -> None:
     assert costs == pytest.approx([70 + 100 * 11.6 + 24 * (prompt + 100 * token), 20 + 2000])
 
 
-def test_a_whole_answer_costs_others_what_one_more_costs_it() -> None:
-    """There is no time per token; and nothing is cheaper for others than nothing."""
+def test_the_cost_of_a_whole_answer_has_no_time_per_token() -> None:
+    """No request makes the others faster."""
     whole = _fitted({}, one=500.0, uncached=40.0, cached=90.0, running=80.0)
     whole_ms = whole.predict(_LOADS)
     assert costs_ms(_LOADS, whole_ms, whole, whole, 1.0) == pytest.approx([700 + 24 * 80 / 8, 590])
 
 
 def test_the_load_over_time_is_a_mean_between_two_moments() -> None:
-    """Of what was known when; of a time of which nothing is known, it is as it was."""
+    """Without known load in between, it is unchanged."""
     integral = LoadIntegral(0.0)
     since = integral.until(1.0, _IDLE._replace(running=9.0))
     integral.until(2.0, _IDLE._replace(running=1.0, kv_usage=0.2))
@@ -258,8 +258,8 @@ def test_the_load_over_time_is_a_mean_between_two_moments() -> None:
     assert mean_load(_BUSY, until, integral.until(9.0, None)) == _BUSY
 
 
-def test_answers_are_expected_to_be_as_long_as_those_before() -> None:
-    """At most as long as they may be."""
+def test_the_expected_length_is_the_mean_of_earlier_answers() -> None:
+    """It is at most the request's limit."""
     models = LatencyModels()
     assert models.num_tokens("m", 100) is None
     for num_tokens in (100, 300, 200):

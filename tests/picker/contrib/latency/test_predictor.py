@@ -1,4 +1,4 @@
-"""What is exchanged with a latency predictor."""
+"""The protocol of latency predictors: rows, samples, answers and settings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ FEATURES = Features(0.5, 100, 3, 2, 0.25)
 
 
 def test_a_row_has_the_names_of_the_wire() -> None:
-    """All of them, whatever is known."""
     assert FEATURES.row() == {
         "kv_cache_percentage": 0.5,
         "input_token_length": 100,
@@ -36,8 +35,8 @@ def test_a_row_has_the_names_of_the_wire() -> None:
     }
 
 
-def test_an_entry_says_when_it_was_measured_in_time_of_day() -> None:
-    """Although the clock of the hooks is another; what was not measured is 0."""
+def test_an_entry_has_the_time_of_day_of_its_sample() -> None:
+    """The hooks use another clock; an unmeasured latency is 0."""
     entry = Sample(FEATURES, 98.5, 120.0, None, 7).entry(100.0, 1_700_000_000.0)
     assert entry["timestamp"] == "2023-11-14T22:13:18.500+00:00"
     assert entry["actual_ttft_ms"] == 120.0
@@ -47,7 +46,7 @@ def test_an_entry_says_when_it_was_measured_in_time_of_day() -> None:
 
 
 def test_a_whole_response_is_measured_to_its_end() -> None:
-    """As time to the first token, which is when the client sees any."""
+    """The end is its time to the first token, because the client sees no token before."""
     measurement = Measurement("default/a", None)
     sample = measurement.whole(FEATURES, 10.0, 12.5, 0)
     assert sample == Sample(FEATURES, 12.5, 2500.0, None, 1)
@@ -65,15 +64,15 @@ def test_a_whole_response_is_measured_to_its_end() -> None:
 def test_a_streamed_response_is_measured_per_token(
     first: float, last: float | None, generated: int, ttft_ms: float, tpot_ms: float | None
 ) -> None:
-    """The first token's time does not count among the others'."""
+    """The first token's time is not part of the others'."""
     measurement = Measurement("default/a", None)
     measurement.first, measurement.last = first, last
     sample = measurement.streamed(FEATURES, 10.0, 13.0, generated)
     assert sample == Sample(FEATURES, 13.0, ttft_ms, tpot_ms, generated)
 
 
-def test_a_response_of_which_nothing_was_seen_is_no_sample() -> None:
-    """Where the proxy shows no bodies, say."""
+def test_a_response_without_pieces_is_no_sample() -> None:
+    """For example, where the proxy shows no bodies."""
     assert Measurement("default/a", None).streamed(FEATURES, 10.0, 13.0, 5) is None
 
 
@@ -91,22 +90,21 @@ def test_a_response_of_which_nothing_was_seen_is_no_sample() -> None:
         ({"predictions": [None]}, (None,)),
     ],
 )
-def test_a_prediction_is_a_time_or_nothing(
+def test_an_unusable_prediction_is_none(
     answer: Any, expected: tuple[Predicted | None, ...]
 ) -> None:
-    """One that is unusable does not spoil the others."""
+    """It does not spoil the others."""
     assert read_predictions(answer, 1) == expected
 
 
 @pytest.mark.parametrize("answer", [None, [], {}, {"predictions": None}, {"predictions": []}])
-def test_an_answer_about_something_else_is_refused(answer: Any) -> None:
-    """There has to be one prediction a row."""
+def test_an_answer_needs_one_prediction_per_row(answer: Any) -> None:
     with pytest.raises(ValueError, match="1 predictions"):
         read_predictions(answer, 1)
 
 
 def test_settings_come_from_the_configuration_before_the_environment() -> None:
-    """With the reference's variables and defaults."""
+    """Variables and defaults are the reference's."""
     environment = {
         "PREDICTION_SERVER_URL": "http://p1:8001/, https://p2",
         "TRAINING_SERVER_URL": "http://t:8000",
@@ -134,6 +132,6 @@ def test_settings_come_from_the_configuration_before_the_environment() -> None:
         {"LATENCY_HTTP_TIMEOUT_SEC": "-1"},
     ],
 )
-def test_settings_that_cannot_be_understood_are_refused(environment: dict[str, str]) -> None:
+def test_invalid_settings_are_refused(environment: dict[str, str]) -> None:
     with pytest.raises(ValueError, match=r"URL|LATENCY"):
         predictor_settings("", "", environment)

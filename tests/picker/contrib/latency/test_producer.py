@@ -1,4 +1,4 @@
-"""predicted-latency-producer: what it learns by itself, what a server predicts and is taught."""
+"""predicted-latency-producer: local learning, and prediction servers."""
 
 from __future__ import annotations
 
@@ -103,8 +103,10 @@ def _answer(producer: PredictedLatencyProducer, flight: Flight, tokens: int = 5)
     producer.request_ended(flight, FinishCause.COMPLETED, Usage(100, tokens, 100 + tokens), 11.5)
 
 
-def test_it_reads_findings_that_its_features_are_made_of(predictor: FakeLatencyPredictor) -> None:
-    """Those of encoders only where that is asked for."""
+def test_the_findings_of_features_are_declared(
+    predictor: FakeLatencyPredictor,
+) -> None:
+    """Findings about encoders are only declared when they are configured."""
     plugin = make(predictor)
     assert plugin.flush_interval_seconds == 1.0
     assert latency_predictions_key() in plugin.produces
@@ -114,7 +116,7 @@ def test_it_reads_findings_that_its_features_are_made_of(predictor: FakeLatencyP
 
 
 async def test_each_known_endpoint_gets_a_row(predictor: FakeLatencyPredictor) -> None:
-    """With everything that is known of it; unknown load is not asked about."""
+    """Endpoints of unknown load have no row."""
     producer = make(predictor, endpoint_role_label="role", use_encoder_cache_features=True)
     attributes = Attributes()
     loads = {"default/a": EndpointLoad(3, 70), "default/b": EndpointLoad(1, 30)}
@@ -150,10 +152,10 @@ async def test_each_known_endpoint_gets_a_row(predictor: FakeLatencyPredictor) -
     assert predictions["default/a"].dispatched == 3
 
 
-async def test_a_signal_that_a_page_lacks_is_the_mean_of_the_others(
+async def test_a_missing_signal_is_the_mean_of_the_others(
     predictor: FakeLatencyPredictor,
 ) -> None:
-    """And at least what this picker has under way."""
+    """It is at least this picker's load in flight."""
     pool = [
         candidate("a", kv_cache_usage=None, waiting_requests=8),
         candidate("b", kv_cache_usage=0.25, waiting_requests=2),
@@ -166,7 +168,9 @@ async def test_a_signal_that_a_page_lacks_is_the_mean_of_the_others(
     assert [row["num_request_waiting"] for row in rows] == [8, 2, 5, 9]
 
 
-async def test_predictions_are_held_against_the_objectives(predictor: FakeLatencyPredictor) -> None:
+async def test_predictions_of_servers_are_compared_with_objectives(
+    predictor: FakeLatencyPredictor,
+) -> None:
     """TPOT counts in streaming mode only."""
     pool = [candidate("a"), candidate("b")]
     whole = (await _look_up(make(predictor), ASKING, *pool)).get(latency_predictions_key())
@@ -182,16 +186,16 @@ async def test_predictions_are_held_against_the_objectives(predictor: FakeLatenc
     }
 
 
-async def test_nothing_meets_an_objective_that_is_not_named(
+async def test_a_missing_objective_is_zero_for_servers(
     predictor: FakeLatencyPredictor,
 ) -> None:
-    """It is 0."""
+    """No prediction meets it."""
     found = await _look_up(make(predictor), replace(ASKING, headers={}), candidate("a"))
     predictions = found.get(latency_predictions_key())
     assert predictions == {"default/a": LatencyPrediction(100.0, 10.0, -100.0, 0.0, False)}
 
 
-async def test_a_stricter_request_under_way_tightens_the_objective(
+async def test_a_stricter_request_in_flight_tightens_the_objective(
     predictor: FakeLatencyPredictor,
 ) -> None:
     """Until it ends, or vanishes, or its endpoint leaves."""
@@ -217,8 +221,8 @@ async def test_a_stricter_request_under_way_tightens_the_objective(
     assert await headroom() == 2.0
 
 
-async def test_servers_are_asked_in_turn_and_in_batches(predictor: FakeLatencyPredictor) -> None:
-    """One server a request, as many rows at once as it takes."""
+async def test_servers_are_used_in_turn_and_in_batches(predictor: FakeLatencyPredictor) -> None:
+    """One request uses one server, with the rows of a batch at once."""
     producer = make(predictor)
     found = await _look_up(producer, ASKING, *(candidate(name) for name in "abc"))
     predictions = found.get(latency_predictions_key())
@@ -231,10 +235,10 @@ async def test_servers_are_asked_in_turn_and_in_batches(predictor: FakeLatencyPr
 @pytest.mark.parametrize(
     ("failing", "answer"), [(True, None), (False, {"predictions": []}), (False, ["?"])]
 )
-async def test_a_server_that_fails_predicts_nothing(
+async def test_a_failed_server_is_logged_once(
     predictor: FakeLatencyPredictor, caplog: pytest.LogCaptureFixture, failing: bool, answer: Any
 ) -> None:
-    """And says so once, until it answers again."""
+    """Until it works again."""
     producer = make(predictor)
     predictor.failing, predictor.answer = failing, answer
     for _ in range(2):
@@ -246,10 +250,10 @@ async def test_a_server_that_fails_predicts_nothing(
     assert ["fail from now on" in text for text in caplog.messages] == [True, False]
 
 
-async def test_a_batch_that_fails_leaves_those_before_it(
+async def test_a_failed_batch_leaves_the_earlier_batches(
     predictor: FakeLatencyPredictor, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Two rows are answered as they should be, of which one is unusable; the third is not."""
+    """Two rows are answered, one of them with an unusable prediction; the third fails."""
     predictor.answer = {"predictions": [{"ttft_ms": 80.0, "tpot_ms": 8.0}, {"ttft_ms": "fast"}]}
     found = await _look_up(make(predictor), ASKING, *(candidate(name) for name in "abc"))
     predictions = found.get(latency_predictions_key())
@@ -264,10 +268,10 @@ async def test_a_batch_that_fails_leaves_those_before_it(
         (ENVIRONMENT, {"predict_in_produce": False}),
     ],
 )
-async def test_nobody_is_asked_unless_that_is_wanted(
+async def test_servers_are_optional(
     predictor: FakeLatencyPredictor, environment: dict[str, str], parameters: dict[str, Any]
 ) -> None:
-    """Without a prediction server, or with `predictInProduce: false`."""
+    """Without a prediction server, and with `predictInProduce: false`, no server is used."""
     found = await _look_up(make(predictor, environment, **parameters), ASKING, candidate("a"))
     assert found.get(latency_predictions_key()) is None
     assert predictor.asked == []
@@ -277,10 +281,10 @@ async def test_nobody_is_asked_unless_that_is_wanted(
     ("streaming", "tokens", "ttft_ms", "tpot_ms"),
     [(True, 5, 200.0, 200.0), (True, 1, 200.0, 0.0), (False, 5, 1500.0, 0.0)],
 )
-async def test_samples_say_what_a_request_saw(
+async def test_a_sample_has_the_latencies_of_a_request(
     predictor: FakeLatencyPredictor, streaming: bool, tokens: int, ttft_ms: float, tpot_ms: float
 ) -> None:
-    """Sent in the background, once, with the features of its endpoint."""
+    """It is sent once, in the background, with the features of its endpoint."""
     producer = make(predictor, streaming_mode=streaming)
     endpoint = candidate("a", kv_cache_usage=0.5)
     attributes = await _look_up(producer, ASKING, endpoint)
@@ -302,7 +306,7 @@ async def test_samples_say_what_a_request_saw(
 
 
 async def test_failed_requests_are_no_samples(predictor: FakeLatencyPredictor) -> None:
-    """Nor those whose endpoint nothing was known of, nor those that nobody collects."""
+    """Nor are requests at endpoints of unknown load, nor any without a training server."""
     producer = make(predictor)
     known, unknown = candidate("a"), candidate("b", known=False)
     refused = _leave(producer, ASKING, known, await _look_up(producer, ASKING, known))
@@ -320,8 +324,8 @@ async def test_failed_requests_are_no_samples(predictor: FakeLatencyPredictor) -
     assert predictor.asked == []
 
 
-async def test_a_server_that_keeps_failing_is_spared(predictor: FakeLatencyPredictor) -> None:
-    """After three failures for ten seconds; then one request tries it."""
+async def test_the_breaker_opens_after_three_failures(predictor: FakeLatencyPredictor) -> None:
+    """For ten seconds; then one request tries the server."""
     producer = make(predictor)
     predictor.failing = True
 
@@ -338,8 +342,7 @@ async def test_a_server_that_keeps_failing_is_spared(predictor: FakeLatencyPredi
     assert [await was_asked(at) for at in (24.0, 24.1, 24.2, 24.3)] == [True] * 3 + [False]
 
 
-async def test_what_was_learned_stands_in_for_a_server(predictor: FakeLatencyPredictor) -> None:
-    """While it fails."""
+async def test_the_local_model_replaces_a_failed_server(predictor: FakeLatencyPredictor) -> None:
     producer = make(predictor)
     for _ in range(MIN_SAMPLES):
         attributes = await _look_up(producer, STREAMING, candidate("a"))
@@ -350,8 +353,8 @@ async def test_what_was_learned_stands_in_for_a_server(predictor: FakeLatencyPre
     assert prediction.ttft_ms == pytest.approx(200.0, rel=0.02)
 
 
-async def test_samples_wait_for_a_server_that_is_away(predictor: FakeLatencyPredictor) -> None:
-    """The latest three of them, and go in batches of two."""
+async def test_samples_wait_for_a_failed_server(predictor: FakeLatencyPredictor) -> None:
+    """The latest three samples are sent later, in batches of two."""
     producer = make(predictor)
     for index in range(5):
         endpoint = candidate("a", waiting_requests=index)
@@ -394,8 +397,8 @@ def _serve(
     return flight
 
 
-def test_nothing_is_predicted_before_enough_was_seen() -> None:
-    """Of the model that is asked for, at an endpoint whose load is known."""
+def test_a_model_without_enough_samples_has_no_predictions() -> None:
+    """Predictions are for endpoints of known load only."""
     producer = own()
     for _ in range(MIN_SAMPLES):
         assert _predicted(producer, STREAMING, candidate("a")) is None
@@ -417,10 +420,10 @@ def test_nothing_is_predicted_before_enough_was_seen() -> None:
         ({"x-llm-d-slo-ttft-ms": "250", "x-llm-d-slo-tpot-ms": "190"}, (50.0, -10.0), False),
     ],
 )
-def test_what_was_learned_is_held_against_the_objectives(
+def test_local_predictions_are_compared_with_the_objectives(
     headers: dict[str, str], headrooms: tuple[float, float], is_valid: bool
 ) -> None:
-    """An objective that is not named does not count beside one that is."""
+    """A missing objective does not count beside a named one."""
     producer = own()
     for _ in range(2 * MIN_SAMPLES):
         _serve(producer, STREAMING, candidate("a"))
@@ -433,7 +436,7 @@ def test_what_was_learned_is_held_against_the_objectives(
 
 
 def test_a_whole_answer_is_predicted_to_its_end() -> None:
-    """A client that does not stream sees nothing before."""
+    """A client that does not stream sees no token before."""
     producer = own()
     for _ in range(MIN_SAMPLES):
         _serve(producer, ASKING, candidate("a"))
@@ -444,8 +447,8 @@ def test_a_whole_answer_is_predicted_to_its_end() -> None:
     assert _predicted(producer, STREAMING, candidate("a")) is None
 
 
-def test_headers_stand_for_the_first_token_where_bodies_are_not_shown() -> None:
-    """And what an endpoint has generated, by the requests that ran, for the time per token."""
+def test_headers_replace_the_first_token_where_bodies_are_not_shown() -> None:
+    """The counter of generated tokens, with the running requests, gives the time per token."""
     producer = own()
     for second in range(MIN_SAMPLES + 1):
         served = ServedTotals(float(second), generated_tokens=second * 80.0)
@@ -462,8 +465,10 @@ def test_headers_stand_for_the_first_token_where_bodies_are_not_shown() -> None:
 
 
 @pytest.mark.parametrize("shows_body", [True, False])
-def test_the_first_token_teaches_before_the_answer_ends(shows_body: bool) -> None:
-    """And where it never does. Headers say nothing where a body follows: some send them at once."""
+def test_the_first_token_is_learned_before_the_answer_ends(shows_body: bool) -> None:
+    """Even if it never ends. Headers do not count before a body, because some servers send them at
+    once.
+    """
     producer = own()
     for number in range(MIN_SAMPLES):
         assert _predicted(producer, STREAMING, candidate("a")) is None
@@ -480,8 +485,8 @@ def test_the_first_token_teaches_before_the_answer_ends(shows_body: bool) -> Non
     assert found["default/a"].ttft_ms == pytest.approx(200.0, rel=0.02)
 
 
-def test_a_time_per_token_is_learned_by_the_load_of_the_whole_answer() -> None:
-    """In a burst, an answer sees at its beginning none of those that slow it down."""
+def test_a_time_per_token_is_learned_with_the_mean_load_of_the_answer() -> None:
+    """At its beginning, an answer of a burst has seen none of those that slow it down."""
     producer, rng = own(), Random(7)
     for number in range(4 * MIN_SAMPLES):
         running, at = rng.randrange(40), 10.0 * number
@@ -499,8 +504,8 @@ def test_a_time_per_token_is_learned_by_the_load_of_the_whole_answer() -> None:
 
 
 @pytest.mark.parametrize("shows_body", [True, False])
-def test_what_an_answer_costs_is_known_when_its_length_is(shows_body: bool) -> None:
-    """Which the usage tells, or how long answers took, by the time per token."""
+def test_costs_need_the_length_of_answers(shows_body: bool) -> None:
+    """Usage gives the length, or else the duration and the time per token."""
     producer, busy = own(), candidate("a", running_requests=8)
     for second in range(2 * MIN_SAMPLES):
         if not shows_body:
@@ -523,7 +528,7 @@ def test_what_an_answer_costs_is_known_when_its_length_is(shows_body: bool) -> N
     assert one.cost_ms >= one.ttft_ms + 5 * 200 * 0.98
 
 
-def test_prompts_that_are_being_read_make_the_next_one_wait() -> None:
+def test_pending_prompts_delay_the_next_one() -> None:
     """Until the first piece, where bodies are shown; else until the headers, or the end."""
     producer, rng = own(), Random(5)
     endpoint = candidate("a")
@@ -572,8 +577,8 @@ class FakeClock:
         self.now_seconds += seconds
 
 
-def test_time_waited_is_part_of_the_time_to_the_first_token() -> None:
-    """Flow control may have had the request wait; the engine is not to blame."""
+def test_time_waited_reduces_the_headroom() -> None:
+    """A wait in flow control is not part of the engine's latency."""
     clock = FakeClock(10.0)
     producer = PLUGINS[0].make(NAME, PredictedLatencyParameters(), Services(NoHttp(), clock=clock))
     for _ in range(2 * MIN_SAMPLES):

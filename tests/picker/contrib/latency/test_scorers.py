@@ -38,7 +38,7 @@ def _found(headrooms: Mapping[str, tuple[float, float]], dispatched: int = 1) ->
 def score(
     scorer: LatencyScorer, headrooms: Mapping[str, tuple[float, float]], dispatched: int = 1
 ) -> list[float]:
-    """Scores of the endpoints a, b, c… that the headrooms are given of."""
+    """Scores of the endpoints a, b, c… that have the headrooms."""
     candidates = [candidate(name) for name in sorted(headrooms)]
     return list(scorer.score(request_for(), candidates, _found(headrooms, dispatched)))
 
@@ -60,7 +60,7 @@ def test_positive_endpoints_are_rated_by_the_strategy(
 
 
 def test_a_dimension_without_a_range_has_no_weight() -> None:
-    """Beside one that has; when none has, all are in the middle."""
+    """Beside a dimension with one; without any range, all scores are in the middle."""
     scorer = _scorer()
     assert score(scorer, {"a": (5.0, 1.0), "b": (5.0, 2.0)}) == [1.0, 0.01]
     assert score(scorer, {"a": (1.0, 5.0), "b": (2.0, 5.0)}) == [1.0, 0.01]
@@ -68,14 +68,14 @@ def test_a_dimension_without_a_range_has_no_weight() -> None:
     assert score(scorer, {"a": (5.0, 5.0)}) == [0.51]
 
 
-def test_positive_endpoints_shut_out_negative_ones() -> None:
+def test_positive_endpoints_exclude_negative_ones() -> None:
     """One missed objective makes an endpoint negative."""
     headrooms = {"a": (-1.0, 5.0), "b": (5.0, 5.0), "c": (5.0, -1.0)}
     assert score(_scorer(), headrooms) == [0.0, 0.51, 0.0]
 
 
-def test_of_negative_endpoints_the_idle_ones_are_rated() -> None:
-    """However they miss; the candidate's own count may say that one is busy."""
+def test_idle_endpoints_are_rated_first_among_negative_ones() -> None:
+    """The candidate's own count may show that one is busy."""
     found = _found({"a": (-10.0, 5.0), "b": (-20.0, -5.0), "c": (5.0, -5.0)}, dispatched=0)
     candidates = [candidate("a"), candidate("b"), candidate("c", inflight=1)]
     scores = _scorer().score(request_for(), candidates, found)
@@ -90,15 +90,15 @@ def test_of_negative_endpoints_the_idle_ones_are_rated() -> None:
         ({"a": (-5.0, -1.0), "b": (-9.0, -9.0)}, [1.0, 0.01]),
     ],
 )
-def test_of_busy_negative_endpoints_the_least_bad_group_is_rated(
+def test_the_least_bad_group_of_busy_negative_endpoints_is_rated(
     headrooms: dict[str, tuple[float, float]], expected: list[float]
 ) -> None:
-    """TPOT only, TTFT only, both; within it the least miss, whatever the strategy."""
+    """TPOT only, TTFT only, both; within a group the least miss, whatever the strategy."""
     assert score(_scorer(headroomSelectionStrategy="most"), headrooms) == expected
 
 
-def test_an_endpoint_that_lacks_a_prediction_alone_has_the_mean_of_the_others() -> None:
-    """As does one whose prediction is no number; one whose load is unknown scores nothing."""
+def test_an_endpoint_without_a_prediction_has_the_mean_of_the_others() -> None:
+    """An invalid prediction counts as none; an endpoint of unknown load scores 0."""
     candidates = [*(candidate(name) for name in "abcd"), candidate("e", known=False)]
     found = _found({"a": (5.0, 5.0), "b": (float("nan"), 5.0), "d": (-5.0, 5.0)})
     scores = _scorer().score(request_for(), candidates, found)
@@ -145,8 +145,8 @@ def test_without_predictions_a_missing_signal_is_the_mean_of_the_others() -> Non
     assert list(scores) == pytest.approx([0.65, 0.7, 0.3])
 
 
-def test_without_anything_queues_are_equal() -> None:
-    """No match, no queues: free cache and equal queues, two thirds."""
+def test_without_findings_queues_are_equal() -> None:
+    """Free cache and equal queues give two thirds."""
     candidates = [candidate("a"), candidate("b")]
     assert list(_scorer().score(request_for(), candidates, Attributes())) == [0.67, 0.67]
 
@@ -154,7 +154,7 @@ def test_without_anything_queues_are_equal() -> None:
 def _scores(
     costs: Mapping[str, float | None], *, producer: str = "learned", known: str = "abc"
 ) -> list[float]:
-    """Of the endpoints a, b and c, of which the load of some is `known`."""
+    """Scores of the endpoints a, b and c; `known` names those of known load."""
     attributes = Attributes()
     predictions = {
         f"default/{name}": LatencyPrediction(1.0, 1.0, 0.0, 0.0, True, cost_ms=cost)
@@ -171,13 +171,13 @@ def test_scores_are_in_proportion_to_the_least_cost() -> None:
 
 
 def test_an_endpoint_without_a_cost_has_the_mean_of_the_others() -> None:
-    """One whose load is unknown scores nothing."""
+    """An endpoint of unknown load scores 0."""
     assert _scores({"a": 400.0, "b": 800.0}) == [1.0, 0.5, 0.75]
     assert _scores({"a": 400.0, "b": 800.0, "c": None}) == [1.0, 0.5, 0.75]
     assert _scores({"a": 400.0, "b": 800.0}, known="ab") == [1.0, 0.5, 0.0]
 
 
-def test_what_is_not_known_scores_nothing() -> None:
-    """All of them, while nothing was learned: other scorers decide."""
+def test_endpoints_without_any_cost_score_nothing() -> None:
+    """Other scorers decide until costs are known."""
     assert _scores({"a": None}) == [0.0, 0.0, 0.0]
     assert _scores({"a": 400.0}, producer="another") == [0.0, 0.0, 0.0]

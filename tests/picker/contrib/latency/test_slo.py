@@ -13,7 +13,7 @@ from picker.contrib.latency.slo import (
 )
 from picker.errors import RefusedError
 from picker.framework.attributes import Attributes, LatencyPrediction, latency_predictions_key
-from tests.support.picker.plugin_scenes import candidate, configured, kept, placed, request_for
+from tests.support.picker.plugin_scenes import candidate, configured, passed, placed, request_for
 
 OBJECTIVE = {"x-llm-d-slo-ttft-ms": "100"}
 
@@ -38,15 +38,15 @@ BUSY = candidate("0", running_requests=3, kv_cache_usage=0.5)
 
 
 def test_a_hopeless_request_is_refused() -> None:
-    """With 429, and as saturation."""
+    """With 429, for saturation."""
     with pytest.raises(RefusedError) as refused:
         ADMITTER.admit(SHEDDABLE, [BUSY], _found(False), Random(0))
     assert refused.value.status == 429
     assert refused.value.headers == (("x-llm-d-request-dropped-reason", "rejected-saturated"),)
 
 
-def test_one_endpoint_that_can_is_enough() -> None:
-    """By prediction, by being idle, or by being cold."""
+def test_one_suitable_endpoint_is_enough() -> None:
+    """By its prediction, by being idle, or by being cold."""
     ADMITTER.admit(SHEDDABLE, [BUSY], _found(True), Random(0))
     idle = candidate("1", kv_cache_usage=0.5)
     cold = candidate("1", running_requests=3, kv_cache_usage=0.019)
@@ -67,8 +67,8 @@ def test_unknown_and_loaded_endpoints_are_neither_idle_nor_cold() -> None:
             ADMITTER.admit(SHEDDABLE, [other], _found(False), Random(0))
 
 
-def test_others_are_not_asked_about() -> None:
-    """Critical requests, those without an objective, and all while there are no predictions."""
+def test_other_requests_are_admitted() -> None:
+    """Critical requests, requests without an objective, and all requests without predictions."""
     ADMITTER.admit(replace(SHEDDABLE, priority=0), [BUSY], _found(False), Random(0))
     ADMITTER.admit(replace(SHEDDABLE, headers={}), [BUSY], _found(False), Random(0))
     ADMITTER.admit(SHEDDABLE, [BUSY], Attributes(), Random(0))
@@ -102,32 +102,32 @@ def predicted(headrooms: Headrooms, producer: str = "predicted-latency-producer"
         ({}, "abc", "abc"),
     ],
 )
-def test_a_tier_is_kept_by_headroom(headrooms: Headrooms, positive: str, negative: str) -> None:
-    """Without a prediction: negative. A tier on its own is everybody."""
+def test_a_tier_passes_by_headroom(headrooms: Headrooms, positive: str, negative: str) -> None:
+    """An endpoint without a prediction is negative; a single tier passes."""
     candidates = [placed(name) for name in "abc"]
     never = configured("slo-headroom-tier-filter", {"epsilonExploreNeg": 0})
     always = configured("slo-headroom-tier-filter", {"epsilonExploreNeg": 1})
-    assert "".join(kept(never, candidates, predicted(headrooms))) == positive
-    assert "".join(kept(always, candidates, predicted(headrooms))) == negative
+    assert "".join(passed(never, candidates, predicted(headrooms))) == positive
+    assert "".join(passed(always, candidates, predicted(headrooms))) == negative
 
 
 def test_the_negative_tier_is_explored_at_its_rate() -> None:
     """One percent by default."""
     plugin, rng = configured("slo-headroom-tier-filter"), Random(3)
     candidates, attributes = [placed("a"), placed("b")], predicted({"a": (1, 1)})
-    answers = [kept(plugin, candidates, attributes, rng=rng) for _ in range(5000)]
+    answers = [passed(plugin, candidates, attributes, rng=rng) for _ in range(5000)]
     assert 25 < answers.count(["b"]) < 80
     assert answers.count(["a"]) + answers.count(["b"]) == 5000
 
 
-def test_without_findings_all_are_kept() -> None:
-    """Or with findings of another producer."""
+def test_without_findings_all_pass() -> None:
+    """Findings of another producer do not count."""
     candidates = [placed("a"), placed("b")]
-    assert kept(configured("slo-headroom-tier-filter"), candidates) == ["a", "b"]
+    assert passed(configured("slo-headroom-tier-filter"), candidates) == ["a", "b"]
     mine = configured(
         "slo-headroom-tier-filter",
         {"latencyPredictionInfoProducerName": "mine", "epsilonExploreNeg": 0},
     )
-    assert kept(mine, candidates, predicted({"a": (1, 1)})) == ["a", "b"]
-    assert kept(mine, candidates, predicted({"a": (1, 1)}, "mine")) == ["a"]
+    assert passed(mine, candidates, predicted({"a": (1, 1)})) == ["a", "b"]
+    assert passed(mine, candidates, predicted({"a": (1, 1)}, "mine")) == ["a"]
     assert mine.consumes == (latency_predictions_key("mine"),)

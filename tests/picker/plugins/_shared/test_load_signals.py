@@ -31,10 +31,10 @@ def _candidate(waiting: int | None, running: int = 0, inflight: int = 0) -> Cand
         (_candidate(None, inflight=4), None, None),
     ],
 )
-def test_a_signal_is_at_least_what_no_scrape_has_seen(
+def test_unseen_own_requests_are_the_lower_bound_of_a_signal(
     candidate: Candidate, waiting: int | None, running: int | None
 ) -> None:
-    """Own requests beyond those that the other series shows; unknown stays unknown."""
+    """Own requests beyond those of the other series; unknown stays unknown."""
     assert waiting_requests(candidate) == waiting
     assert running_requests(candidate) == running
     known = _candidate(2)
@@ -42,7 +42,7 @@ def test_a_signal_is_at_least_what_no_scrape_has_seen(
     assert running_loads([candidate, known]) == [running, 0]
 
 
-def test_own_counts_stand_in_only_when_nothing_is_known() -> None:
+def test_own_counts_are_the_loads_while_no_load_is_known() -> None:
     """One known endpoint is enough for unknown to stay unknown."""
     unknown = [_candidate(None, inflight=count) for count in (4, 0)]
     assert waiting_loads(unknown) == [4, 0]
@@ -64,12 +64,11 @@ def test_own_counts_stand_in_only_when_nothing_is_known() -> None:
     ],
 )
 def test_the_least_scores_one(values: list[float | None], scores: list[float]) -> None:
-    """Relative to the known values, at the ends of the number range as well."""
+    """Relative to the known values, also at the ends of the number range."""
     assert least_first(values) == scores
 
 
 def test_own_requests_are_the_greater_of_both_counts() -> None:
-    """Neither count knows of everything."""
     counted = {"default/w": EndpointLoad(3, 10)}
     assert own_requests(_candidate(0, inflight=1), counted) == 3
     assert own_requests(_candidate(0, inflight=5), counted) == 5

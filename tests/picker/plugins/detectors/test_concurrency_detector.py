@@ -26,7 +26,7 @@ NAME = "inflight-load-producer"
 
 
 class _Counter:
-    """Counts what a test says."""
+    """A producer with the loads of a test."""
 
     def __init__(self, loads: Mapping[str, EndpointLoad]) -> None:
         self.loads = loads
@@ -55,7 +55,7 @@ LIMITS: dict[str, Any] = {"max_concurrency": 10, "max_token_concurrency": 1000}
 def test_saturation_is_the_share_of_the_limits_in_use(
     mode: str, loads: dict[str, tuple[int, int]], expected: float
 ) -> None:
-    """Of requests, of tokens, or the worse of both per endpoint; also before anything is found."""
+    """Requests, tokens, or the worse of both per endpoint count; also without a finding."""
     detector = _detector(loads, concurrency_mode=mode, **LIMITS)
     candidates = [candidate("a"), candidate("b")]
     assert detector.saturation(candidates, Attributes(), 0.0) == pytest.approx(expected)
@@ -71,10 +71,10 @@ def test_saturation_is_the_share_of_the_limits_in_use(
         ("tokens", {}, 0.4),
     ],
 )
-def test_what_was_let_in_and_has_not_left_counts(
+def test_dispatched_requests_count_before_they_leave(
     mode: str, loads: dict[str, tuple[int, int]], expected: float
 ) -> None:
-    """Once: the candidate's own count knows of it, that of its tokens nobody but flow control."""
+    """Once: the candidate's own count has the requests, only flow control has their tokens."""
     attributes = Attributes()
     attributes[LET_IN_LOAD_KEY] = {"default/a": EndpointLoad(2, 400)}
     detector = _detector(loads, concurrency_mode=mode, **LIMITS)
@@ -84,27 +84,26 @@ def test_what_was_let_in_and_has_not_left_counts(
 
 
 @pytest.mark.parametrize(
-    ("mode", "kept"), [("requests", "abd"), ("tokens", "abc"), ("hybrid", "ab")]
+    ("mode", "expected"), [("requests", "abd"), ("tokens", "abc"), ("hybrid", "ab")]
 )
-def test_the_filter_keeps_endpoints_below_their_limit(mode: str, kept: str) -> None:
-    """int(limit · 1.25) is itself too many."""
+def test_the_filter_passes_endpoints_below_their_limit(mode: str, expected: str) -> None:
+    """int(limit · 1.25) itself is too many."""
     loads = {"b": (11, 1249), "c": (12, 0), "d": (0, 1250)}
     detector = _detector(loads, concurrency_mode=mode, headroom=0.25, **LIMITS)
     candidates = [candidate(name) for name in "abcd"]
     passed = detector.filter(request_for(), candidates, Attributes(), Random(0))
-    assert "".join(one.endpoint.name for one in passed) == kept
+    assert "".join(one.endpoint.name for one in passed) == expected
 
 
-def test_a_full_pool_lets_nothing_through() -> None:
-    """Unlike the utilization-detector; the candidate's own count is a lower bound."""
+def test_no_endpoint_of_a_full_pool_passes() -> None:
+    """Unlike with the utilization-detector; the candidate's own count is a lower bound."""
     detector = _detector({"a": (10, 0)}, **LIMITS)
     candidates = [candidate("a"), candidate("b", inflight=10)]
     assert list(detector.filter(request_for(), candidates, Attributes(), Random(0))) == []
     assert detector.saturation(candidates, Attributes(), 0.0) == 1.0
 
 
-def test_unconnected_it_takes_what_was_found() -> None:
-    """The finding of the producer that it names."""
+def test_an_unconnected_detector_uses_the_finding() -> None:
     parameters = ConcurrencyDetectorParameters(in_flight_load_producer_name="mine", **LIMITS)
     detector = ConcurrencyDetector(parameters)
     attributes = Attributes()
@@ -113,8 +112,8 @@ def test_unconnected_it_takes_what_was_found() -> None:
     assert detector.saturation([candidate("a")], Attributes(), 0.0) == 0.0
 
 
-def test_it_names_the_plugin_that_counts() -> None:
-    """So that it is made when nobody configured it, and connected."""
+def test_the_detector_names_its_producer() -> None:
+    """The producer is created if not configured, and connected."""
     plugin = PLUGIN.make("d", ConcurrencyDetectorParameters())
     assert plugin.consumes == (inflight_load_key(NAME),)
     assert plugin.references == {"inFlightLoadProducerName": NAME}

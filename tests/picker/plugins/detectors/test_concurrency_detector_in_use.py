@@ -1,4 +1,4 @@
-"""A concurrency-detector in a configuration counts what really is under way."""
+"""A concurrency-detector in a configuration counts the real load in flight."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ flowControl:
 
 
 async def test_saturation_follows_tokens_from_departure_to_first_piece() -> None:
-    """Outside of decisions, although nobody configured the producer that counts."""
+    """Outside of decisions, although the producer is not configured."""
     loaded = load_config(CONFIG, "test")
     assembly = build(loaded, builtin_plugins(), PickerMetrics(), time.monotonic)
     datastore = Datastore()

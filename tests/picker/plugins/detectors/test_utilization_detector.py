@@ -1,4 +1,4 @@
-"""utilization-detector: queues and caches against thresholds; what was known when scrapes fail."""
+"""utilization-detector: queues and caches against thresholds, and estimates while scrapes fail."""
 
 from __future__ import annotations
 
@@ -67,13 +67,16 @@ def detector() -> UtilizationDetector:
 def test_saturation_is_the_mean_of_the_worse_signal(
     detector: UtilizationDetector, seen: list[Seen | None], expected: float
 ) -> None:
-    """No endpoints are full; one that is idle and stale is not. A missing signal does not count."""
+    """A pool without endpoints is full, an idle and stale endpoint is not. A missing signal does
+    not count.
+    """
     candidates = _candidates(seen)
     assert detector.saturation(candidates, Attributes(), NOW) == pytest.approx(expected, abs=1e-4)
 
 
-def test_an_endpoint_that_is_asked_less_often_is_not_stale(detector: UtilizationDetector) -> None:
-    """An idle pool is not full because nobody asks it every 50 ms."""
+def test_a_long_scrape_interval_makes_no_metrics_stale(
+    detector: UtilizationDetector,
+) -> None:
     idle = candidate(updated_at_seconds=NOW - 1.05, interval_seconds=1.0)
     late = candidate(updated_at_seconds=NOW - 1.2, interval_seconds=1.0)
     assert detector.stale([idle], NOW) == 0
@@ -87,7 +90,7 @@ def test_own_requests_count_before_a_scrape_sees_them(detector: UtilizationDetec
 
 
 @pytest.mark.parametrize(
-    ("seen", "kept"),
+    ("seen", "expected"),
     [
         ([_fresh(5, 0.8), _fresh(5, 0.9)], [0, 1]),
         ([_fresh(5, 0.8), _fresh(6, 0.1), _fresh(7, 0.1), _fresh(1, 0.97)], [0]),
@@ -98,26 +101,25 @@ def test_own_requests_count_before_a_scrape_sees_them(detector: UtilizationDetec
         ([_fresh(None, None), _fresh(1, 0.1)], [1]),
     ],
 )
-def test_the_filter_keeps_fresh_endpoints_with_room(
-    seen: list[Seen | None], kept: list[int]
+def test_the_filter_passes_fresh_endpoints_with_room(
+    seen: list[Seen | None], expected: list[int]
 ) -> None:
-    """Below the thresholds with their headroom; everybody when there is no such endpoint."""
+    """Below the thresholds with their headroom; all endpoints without any such."""
     detector = UtilizationDetector(UtilizationDetectorParameters(headroom=0.2))
     candidates = _candidates(seen)
     request = request_for(received_at_seconds=NOW)
     passed = detector.filter(request, candidates, Attributes(), Random(0))
-    assert list(passed) == [candidates[index] for index in kept]
+    assert list(passed) == [candidates[index] for index in expected]
 
 
-def test_a_great_headroom_is_fine() -> None:
-    """And it says what flow control has to know of it."""
+def test_a_large_headroom_is_allowed() -> None:
     plugin = PLUGIN.make("d", UtilizationDetectorParameters(headroom=2.0))
     assert isinstance(plugin, JudgesStaleness)
     assert isinstance(plugin, SettlesLate)
 
 
 class Blackout:
-    """One endpoint whose scrapes end; `saturation` is asked as time goes on without them."""
+    """One endpoint whose scrapes end; `saturation` is read as time passes without them."""
 
     def __init__(self, **parameters: Any) -> None:
         self.detector = UtilizationDetector(UtilizationDetectorParameters(**parameters))
@@ -125,7 +127,7 @@ class Blackout:
         self.last: EndpointMetrics | None = None
 
     def scraped(self, inflight: int, times: int = 1, **metrics: Any) -> None:
-        """The endpoint was asked `times` times, and judged each time."""
+        """Scrape the endpoint `times` times, and read the saturation each time."""
         for _ in range(times):
             self.now += 0.05
             self.last = EndpointMetrics(updated_at_seconds=self.now, **metrics)
@@ -136,16 +138,16 @@ class Blackout:
         return Candidate(Endpoint("w", "10.0.0.1", 8000), metrics, inflight, self.last)
 
     def after(self, seconds: float, inflight: int, is_marked: bool = False) -> float:
-        """The saturation with so much under way, `seconds` after the last scrape."""
+        """The saturation with these requests in flight, `seconds` after the last scrape."""
         candidate = self.candidate(inflight, is_marked)
         return self.detector.saturation([candidate], Attributes(), self.now + seconds)
 
 
 @pytest.mark.parametrize("is_marked", [False, True])
-def test_an_endpoint_that_was_full_is_full_no_longer_once_its_requests_are_over(
+def test_a_full_endpoint_is_free_again_when_its_requests_end(
     is_marked: bool,
 ) -> None:
-    """Whether the scrapes are merely old or were given up."""
+    """For old scrapes, and for scrapes that have been given up."""
     pool = Blackout()
     pool.scraped(45, times=30, running_requests=40, waiting_requests=5)
     assert pool.after(1.0, 45, is_marked) == 1.0
@@ -153,8 +155,8 @@ def test_an_endpoint_that_was_full_is_full_no_longer_once_its_requests_are_over(
     assert pool.after(1.0, 0, is_marked) == 0.0
 
 
-def test_an_endpoint_that_was_idle_takes_what_it_usually_takes() -> None:
-    """Not what it had when the scrapes ended."""
+def test_an_idle_endpoint_takes_its_usual_load() -> None:
+    """Not the load that it had when the scrapes ended."""
     pool = Blackout()
     pool.scraped(45, times=30, running_requests=40, waiting_requests=5)
     pool.scraped(0, times=10)
@@ -162,8 +164,8 @@ def test_an_endpoint_that_was_idle_takes_what_it_usually_takes() -> None:
     assert pool.after(1.0, 45) == 1.0
 
 
-def test_a_cache_that_is_full_is_a_limit_as_well() -> None:
-    """Of what used more of the cache than the threshold, the part counts that would not have."""
+def test_a_full_cache_is_a_limit_as_well() -> None:
+    """Requests at a usage above the threshold count in proportion."""
     pool = Blackout()
     pool.scraped(20, times=30, running_requests=20, kv_cache_usage=1.0)
     assert pool.after(1.0, 15) < 1.0
@@ -179,8 +181,8 @@ def test_without_any_metrics_a_default_decides() -> None:
     assert pool.detector.stale([pool.candidate(0)], NOW) == 1
 
 
-def test_a_queue_in_the_middle_of_a_burst_is_not_believed_at_once() -> None:
-    """A worker that has only begun to take requests in shows few running and many waiting."""
+def test_a_single_queue_does_not_show_the_room_of_an_endpoint() -> None:
+    """A worker at the beginning of a burst has few running and many waiting requests."""
     pool = Blackout()
     pool.scraped(30, times=SCRAPES_TO_BELIEVE - 1, running_requests=1, waiting_requests=29)
     assert pool.after(1.0, 30) < 0.5
@@ -189,14 +191,14 @@ def test_a_queue_in_the_middle_of_a_burst_is_not_believed_at_once() -> None:
 
 
 def test_an_endpoint_that_was_never_full_may_take_more_than_the_default() -> None:
-    """The most that was seen there counts when it is more."""
+    """The greatest load seen there counts when it is more."""
     pool = Blackout(assumed_concurrency=10)
     pool.scraped(50, running_requests=50)
     assert pool.after(1.0, 49) < 1.0
 
 
 def test_the_requests_of_others_are_remembered_for_a_while() -> None:
-    """Another picker's, or clients' that come past all pickers."""
+    """For example, those of another picker, or of clients that bypass all pickers."""
     pool = Blackout()
     pool.scraped(10, times=30, running_requests=40, waiting_requests=5)
     assert pool.after(0.3, 10) == pytest.approx(1.0, abs=0.02)
@@ -204,8 +206,8 @@ def test_the_requests_of_others_are_remembered_for_a_while() -> None:
     assert pool.after(20 * FADE_SECONDS, 0) == pytest.approx(0.0, abs=1e-3)
 
 
-def test_what_was_known_of_an_endpoint_goes_with_it() -> None:
-    """Another server may stand in its place."""
+def test_a_removed_endpoint_is_forgotten() -> None:
+    """Another server may take its place."""
     pool = Blackout(assumed_concurrency=10)
     pool.scraped(45, times=30, running_requests=40, waiting_requests=5)
     pool.last = None

@@ -1,4 +1,4 @@
-"""What a pool achieves behind the utilization-detector when all scrapes fail."""
+"""The throughput of a pool behind the utilization-detector when all scrapes fail."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Pool:
         self.now = 0.0
 
     def run(self, seconds: float, *, scraped: bool, demand: bool = True) -> int:
-        """Requests that were over within `seconds`."""
+        """The number of requests that ended within `seconds`."""
         until, done = self.now + seconds, 0
         while self.now < until:
             self.now += SCRAPE_SECONDS
@@ -72,8 +72,8 @@ class Pool:
 
 @pytest.mark.parametrize("slots", [4, 100])
 @pytest.mark.parametrize("ends_idle", [False, True])
-def test_a_pool_without_metrics_achieves_what_it_did_with_them(slots: int, ends_idle: bool) -> None:
-    """Whether the last scrape found it full or idle; and no queue grows longer than it was."""
+def test_a_pool_retains_its_throughput_without_metrics(slots: int, ends_idle: bool) -> None:
+    """The last scrape may have found it full or idle; no queue becomes longer than before."""
     pool = Pool(3, slots)
     normal = pool.run(10.0, scraped=True)
     longest = max(pool.under_way)
@@ -87,5 +87,5 @@ def test_a_pool_without_metrics_achieves_what_it_did_with_them(slots: int, ends_
 
 @pytest.mark.parametrize("slots", [4, 32])
 def test_a_pool_that_never_had_metrics_is_used(slots: int) -> None:
-    """As far as the default goes, which is more than what these endpoints take."""
+    """Up to the default, which is more than the room of these endpoints."""
     assert Pool(3, slots).run(10.0, scraped=False) >= 0.95 * Pool(3, slots).run(10.0, scraped=True)

@@ -1,4 +1,4 @@
-"""Models, GPUs and places of endpoints become attributes."""
+"""Attributes of endpoints: models, GPU load and location."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def gpu(page: bytes) -> Extraction:
 
 
 def test_models_are_listed_in_order() -> None:
-    """What is missing or of another type is left empty."""
+    """Missing values, and values of another type, are empty."""
     page = b"""{"object": "list", "data": [
         {"id": "base", "object": "model", "created": 7, "owned_by": "vllm", "parent": null},
         {"id": "lora", "object": 5, "created": true, "parent": "base"},
@@ -40,14 +40,13 @@ def test_models_are_listed_in_order() -> None:
 
 
 @pytest.mark.parametrize("page", [b"", b"{", b"[]", b"{}", b'{"data": {}}', b"\xff", b"[" * 9999])
-def test_what_is_no_list_of_models_is_an_error(page: bytes) -> None:
-    """The models of before stay known."""
+def test_another_body_than_a_list_of_models_is_an_error(page: bytes) -> None:
     with pytest.raises(ExtractError, match="list of models"):
         models(page)
 
 
 def test_the_busiest_gpu_of_the_pod_counts() -> None:
-    """Samples without a pod are the endpoint's as well; nonsense is nobody's."""
+    """Samples without a pod belong to the endpoint as well; impossible values are ignored."""
     page = b"""DCGM_FI_DEV_GPU_UTIL{gpu="0",pod="pod"} 40
 DCGM_FI_DEV_GPU_UTIL{gpu="1",pod="other"} 90
 DCGM_FI_DEV_GPU_UTIL{gpu="2"} 35
@@ -58,7 +57,6 @@ DCGM_FI_DEV_GPU_UTIL{gpu="4"} NaN
 
 
 def test_a_page_without_the_pods_gpus_is_an_error() -> None:
-    """The GPUs of others say nothing."""
     with pytest.raises(ExtractError, match="DCGM_FI_DEV_GPU_UTIL"):
         gpu(b'DCGM_FI_DEV_GPU_UTIL{pod="other"} 90\n')
 
@@ -69,8 +67,8 @@ def topology(endpoint: Endpoint, **parameters: str) -> object:
     return extractor.describe(endpoint)["Topology/where"]
 
 
-def test_a_place_is_read_from_labels() -> None:
-    """The usual names, or those of the parameters; unknown tiers are empty."""
+def test_a_location_is_read_from_labels() -> None:
+    """By the usual names, or those of the parameters; unknown tiers are empty."""
     labels = {
         "kubernetes.io/hostname": "h",
         "topology.kubernetes.io/rack": "r",
@@ -82,7 +80,6 @@ def test_a_place_is_read_from_labels() -> None:
     assert topology(endpoint, rack="nvl", hostname="none") == Topology("", "domain", "z", "")
 
 
-def test_the_node_stands_in_for_the_hostname() -> None:
-    """It tells hosts apart as well."""
+def test_the_node_address_replaces_a_missing_hostname() -> None:
     endpoint = Endpoint("a", "10.0.0.1", 1, node_address="10.9.0.1")
     assert topology(endpoint) == Topology("10.9.0.1")

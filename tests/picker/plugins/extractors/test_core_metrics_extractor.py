@@ -1,4 +1,4 @@
-"""The core-metrics-extractor picks the engine and takes engines from the configuration."""
+"""core-metrics-extractor: the choice of the engine, and engines of the configuration."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def waiting(findings: Extraction) -> int:
 
 
 def test_the_label_chooses_the_engine() -> None:
-    """vLLM without one, and for one that nobody knows."""
+    """vLLM without a label, and for an unknown engine."""
     extractor = made()
     assert waiting(read(extractor)) == 1
     assert waiting(read(extractor, engine="sglang")) == 2
@@ -59,14 +59,14 @@ def test_the_label_chooses_the_engine() -> None:
     assert waiting(read(made(defaultEngine="sglang"))) == 2
 
 
-def test_the_label_may_be_called_otherwise() -> None:
-    """Then the usual one has no say."""
+def test_the_label_is_configurable() -> None:
+    """It comes before the usual one."""
     extractor = made(engineLabelKey="runs")
     assert waiting(read(extractor, runs="sglang")) == 2
     assert waiting(read(extractor, engine="sglang")) == 1
 
 
-def test_an_engine_of_ones_own_adds_to_the_built_in_ones() -> None:
+def test_a_configured_engine_adds_to_the_built_in_ones() -> None:
     """With its own series, geometry and numbers."""
     extractor = made(engineConfigs=[MINE])
     findings = read(extractor, engine="mine")

@@ -1,4 +1,4 @@
-"""How many places are kept for whom, against sums over all requests."""
+"""The number of reserved places, compared with sums over all requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.depth import examples
 
 
 def steady(load: CalmLoad, rate: float, seconds: float, flow: str = "calm") -> float:
-    """Requests at random that last a quarter of a second; returns when the last of them ended."""
+    """Random requests that last a quarter of a second; returns the end of the last one."""
     rng, at, ends = Random(1), 0.0, list[float]()
     while (at := at + rng.expovariate(rate)) < seconds:
         while ends and ends[0] <= at:
@@ -38,16 +38,16 @@ def steady(load: CalmLoad, rate: float, seconds: float, flow: str = "calm") -> f
     return ends[-1]
 
 
-def test_nothing_is_kept_for_nobody() -> None:
-    """Nor for those who use more than their share."""
+def test_no_place_is_reserved_without_calm_flows() -> None:
+    """Flows above their share do not count."""
     load = CalmLoad()
     assert load.places(0.0) == 0
     load.began("flood", False, 1.0)
     assert load.places(1.0) == 0
 
 
-def test_bursts_are_some_roots_of_what_is_under_way() -> None:
-    """Of 16 on the average, a place and three times four of them, before anything is known."""
+def test_reserved_places_grow_with_the_root_of_the_load() -> None:
+    """With a mean of 16, one place and three times four, before anything is learned."""
     load = CalmLoad()
     steady(load, 64.0, 20.0)
     load.began("calm", True, 20.3)
@@ -62,8 +62,8 @@ def test_a_crowd_counts_at_once() -> None:
     assert load.places(1.0) == 1 + FIRST_DEVIATIONS * 3
 
 
-def test_whoever_asks_now_and_then_has_one_place() -> None:
-    """For ten seconds after the last time; also between two requests."""
+def test_an_occasional_flow_has_one_place() -> None:
+    """For ten seconds after its last request, also between two requests."""
     load = CalmLoad()
     for second in (0.0, 8.0, 16.0):
         load.began("calm", True, second)
@@ -72,16 +72,16 @@ def test_whoever_asks_now_and_then_has_one_place() -> None:
     assert load.places(16.1 + MEMORY_SECONDS) == 0
 
 
-def test_nothing_is_kept_for_those_who_have_gone() -> None:
-    """Whoever asked many times a second and does no more is soon known to have gone."""
+def test_no_place_is_reserved_for_a_flow_that_left() -> None:
+    """A flow with many requests per second counts as having left soon after the last one."""
     load = CalmLoad()
     ended = steady(load, 50.0, 5.0)
     assert load.places(ended) > 1
     assert load.places(ended + 0.25) == 0
 
 
-def test_a_place_that_comes_free_is_kept_for_whoever_had_it_long() -> None:
-    """One that asks again when it has its answer, however long that takes."""
+def test_the_place_of_a_long_request_stays_reserved_after_its_end() -> None:
+    """For a client that sends the next request when it has its answer."""
     load = CalmLoad()
     for second in (0.0, 60.0, 120.0):
         load.began("agent", True, second)
@@ -90,8 +90,8 @@ def test_a_place_that_comes_free_is_kept_for_whoever_had_it_long() -> None:
         assert load.places(second + 60.0) >= 1
 
 
-def test_one_that_has_gone_takes_along_what_was_kept_for_it() -> None:
-    """What is kept for others remains, by what they have under way."""
+def test_a_forgotten_flow_takes_its_places_along() -> None:
+    """The places of other flows remain, by their load."""
     load = CalmLoad()
     load.began("rare", True, 0.0)
     load.ended("rare", True, 0.1)
@@ -102,7 +102,7 @@ def test_one_that_has_gone_takes_along_what_was_kept_for_it() -> None:
 
 
 def test_pauses_between_bursts_are_no_absence() -> None:
-    """Ten requests at once every second are looked forward to."""
+    """Ten requests at once every second stay expected."""
     load = CalmLoad()
     for second in range(5):
         for _ in range(10):
@@ -113,16 +113,16 @@ def test_pauses_between_bursts_are_no_absence() -> None:
     assert load.places(4.1 + 5.1) == 0
 
 
-def test_who_is_new_is_known_by_what_it_has_had_since_it_came() -> None:
-    """Not taken for one that had nothing in the seconds before it came."""
+def test_the_mean_of_a_new_flow_begins_with_its_first_request() -> None:
+    """The seconds before do not count as idle."""
     load = CalmLoad()
     ended = steady(load, 64.0, 1.0)
     load.began("calm", True, ended)
     assert load.places(ended) > 1 + FIRST_DEVIATIONS * 0.75 * 4
 
 
-def test_of_few_requests_it_is_not_known_how_often_they_come() -> None:
-    """Three that came soon after each other say little; thirty do."""
+def test_a_few_gaps_say_less_than_many() -> None:
+    """After three requests in a row the flow is expected for longer than after thirty."""
     few, many = CalmLoad(), CalmLoad()
     for load, number in ((few, 3), (many, 30)):
         for place in range(number):
@@ -132,8 +132,8 @@ def test_of_few_requests_it_is_not_known_how_often_they_come() -> None:
     assert many.places(2.9 + 0.6) == 0
 
 
-def test_no_more_is_kept_than_is_left() -> None:
-    """Whoever asks for most of a pool has not the rest of it too; one place is for bursts."""
+def test_no_more_is_reserved_than_calm_flows_leave() -> None:
+    """A flow with most of a pool does not get the rest of it too; one place is for bursts."""
     load = CalmLoad()
     steady(load, 64.0, 20.0)
     load.began("calm", True, 20.3)
@@ -141,8 +141,8 @@ def test_no_more_is_kept_than_is_left() -> None:
     assert load.places(20.3, 5) == 1
 
 
-def test_as_much_is_kept_as_was_needed() -> None:
-    """It balances where one request in five hundred waits, and it has limits."""
+def test_reserved_places_follow_the_need() -> None:
+    """In balance one request in five hundred waits; there are limits."""
     load = CalmLoad()
     steady(load, 64.0, 20.0)
     load.began("calm", True, 20.2)
@@ -165,7 +165,7 @@ def test_as_much_is_kept_as_was_needed() -> None:
 
 @dataclass
 class Known:
-    """One flow, by all that has happened to it."""
+    """The history of one flow."""
 
     since: float
     number: int = 0
@@ -181,7 +181,7 @@ class Known:
         self.mean = self.number + (self.mean - self.number) * remembered
 
     def seen(self, is_calm: bool, now: float) -> None:
-        """It is judged, and expected for a while."""
+        """The flow is calm or not, and expected for a while."""
         self.is_calm = is_calm
         self.mean = self.faded / -math.expm1(-(now - self.since + UNSEEN_SECONDS) / MEAN_SECONDS)
         gaps = [two - one for one, two in pairwise(self.came) if two - one < MEMORY_SECONDS]
@@ -206,10 +206,10 @@ STEPS = st.lists(
 
 @examples(100)
 @given(STEPS)
-def test_places_are_for_those_who_are_calm_and_have_not_gone(
+def test_places_are_for_calm_flows_that_have_not_left(
     steps: list[tuple[str, str, bool, float]],
 ) -> None:
-    """By what they have under way, or had over three seconds; whatever they were before."""
+    """By their load now, or over three seconds; their earlier state does not matter."""
     load, now, flows = CalmLoad(), 0.0, dict[str, Known]()
     for step, flow, is_calm, seconds in steps:
         now += seconds

@@ -1,4 +1,4 @@
-"""What holds for every fairness policy, whatever comes: something goes when something waits."""
+"""The contract of every fairness policy: a request is selected whenever one waits."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def _policy(plugin: str) -> FairnessPolicy:
 @pytest.mark.parametrize("plugin", POLICIES)
 @examples(40)
 @given(steps=STEPS)
-def test_something_goes_whenever_something_waits(
+def test_a_waiting_flow_is_selected_whenever_one_waits(
     plugin: str, steps: list[tuple[str, str, int]]
 ) -> None:
-    """The flow that is named has somebody waiting, and asked twice it is the same one."""
+    """A repeated selection is the same."""
     band = Queue(_policy(plugin).for_band(0))
     for step, flow, value in steps:
         if step == "push":
@@ -69,8 +69,8 @@ def test_something_goes_whenever_something_waits(
 
 
 @pytest.mark.parametrize("plugin", POLICIES)
-def test_bands_know_nothing_of_each_other(plugin: str) -> None:
-    """One policy serves several; what waits in one is not named in another."""
+def test_bands_are_independent(plugin: str) -> None:
+    """One policy serves several bands."""
     policy = _policy(plugin)
     one, other = Queue(policy.for_band(1)), Queue(policy.for_band(0))
     one.push("a")
@@ -79,8 +79,8 @@ def test_bands_know_nothing_of_each_other(plugin: str) -> None:
 
 
 @pytest.mark.parametrize("plugin", POLICIES)
-def test_a_request_of_another_time_may_complete(plugin: str) -> None:
-    """Bands come and go while requests are under way."""
+def test_a_request_may_complete_in_a_new_band(plugin: str) -> None:
+    """Bands come and go while requests are in flight."""
     before, after = (Queue(_policy(plugin).for_band(0)) for _ in range(2))
     before.push("a", 100)
     item = before.dispatch()
@@ -90,8 +90,8 @@ def test_a_request_of_another_time_may_complete(plugin: str) -> None:
 
 
 @pytest.mark.parametrize("plugin", POLICIES)
-def test_requests_may_be_let_in_that_never_waited(plugin: str) -> None:
-    """While the pool has room nobody has to queue, but policies are told."""
+def test_requests_may_be_dispatched_without_waiting(plugin: str) -> None:
+    """While the pool has room, policies are notified of requests that were never queued."""
     band = Queue(_policy(plugin).for_band(0))
     item = band.push("a", 50)
     band.cancel("a")

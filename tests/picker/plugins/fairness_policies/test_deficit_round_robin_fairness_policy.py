@@ -36,14 +36,14 @@ def _jain(shares: list[float]) -> float:
 
 @dataclass(frozen=True)
 class Tenant:
-    """Requests of about `size` tokens, which are taken to cost `estimate` times as much."""
+    """Requests of about `size` tokens, estimated as `estimate` times as many."""
 
     size: int
     estimate: float = 1.0
     spread: float = 0.0
 
     def draw(self, rng: Random) -> tuple[int, int]:
-        """The tokens of a request: really, and as estimated."""
+        """The tokens of a request: actual and estimated."""
         real = max(1, round(self.size * (1 + self.spread * rng.uniform(-1, 1))))
         noise = 2 ** (self.spread * rng.uniform(-2, 2))
         return real, max(1, round(self.size * self.estimate * noise))
@@ -98,8 +98,8 @@ def test_equal_tenants_are_served_equally(tenants: list[Tenant], slots: int, see
     assert _jain([served[name] for name in named]) >= 0.95
 
 
-def test_an_estimate_that_is_always_wrong_costs_nobody_anything() -> None:
-    """It is learned; the first requests are made up for."""
+def test_a_constant_error_of_estimates_is_learned() -> None:
+    """The first requests are compensated."""
     tenants = {"low": Tenant(1000, 0.1), "right": Tenant(1000), "high": Tenant(1000, 10.0)}
     served = served_by(Queue(_band()), tenants, 16, 600_000)
     assert _jain([served[name] for name in tenants]) >= 0.99
@@ -111,8 +111,8 @@ def test_an_estimate_that_is_always_wrong_costs_nobody_anything() -> None:
     sizes=st.lists(st.integers(50, 800), min_size=4, max_size=4),
     slots=st.integers(1, 8),
 )
-def test_shares_are_as_the_weights(weights: list[float], sizes: list[int], slots: int) -> None:
-    """Of what is served, within what is under way and a turn."""
+def test_shares_follow_the_weights(weights: list[float], sizes: list[int], slots: int) -> None:
+    """Shares of service, up to the load in flight and a turn."""
     chosen = {f"t{index}": weight for index, weight in enumerate(weights)}
     tenants = {name: Tenant(size) for name, size in zip(chosen, sizes, strict=False)}
     band = Queue(_band(weights=chosen))
@@ -128,10 +128,10 @@ def test_shares_are_as_the_weights(weights: list[float], sizes: list[int], slots
         st.tuples(st.sampled_from("abc"), st.integers(1, 3000)), min_size=3, max_size=200
     )
 )
-def test_no_two_who_wait_are_further_apart_than_a_turn_and_a_request(
+def test_waiting_tenants_differ_by_at_most_a_turn_and_a_request(
     costs: list[tuple[str, int]],
 ) -> None:
-    """At any moment at which both have waited from the beginning; so nobody starves."""
+    """At any moment at which both have waited from the beginning, so no tenant starves."""
     weights = {"a": 1.0, "b": 2.0, "c": 0.5}
     band, served = Queue(_band(weights=weights)), Counter[str]()
     greatest = dict.fromkeys(weights, 0)
@@ -144,13 +144,13 @@ def test_no_two_who_wait_are_further_apart_than_a_turn_and_a_request(
         served[item.flow] += item.tokens
         for one in backlogged:
             for other in backlogged:
-                apart = served[one] / weights[one] - served[other] / weights[other]
-                assert apart <= 2 * QUANTUM + greatest[one] / weights[one]
+                distance = served[one] / weights[one] - served[other] / weights[other]
+                assert distance <= 2 * QUANTUM + greatest[one] / weights[one]
         backlogged = {flow for flow in backlogged if band.flows[flow]}
 
 
 def test_a_turn_is_worth_a_quantum() -> None:
-    """Whoever has used it up, or more, is next when the others have had theirs."""
+    """A tenant that has used it up is next when the others have had theirs."""
     band = Queue(_band(quantum_tokens=100, weights={"b": 2.0}))
     for _ in range(6):
         band.push("a", 50)
@@ -159,8 +159,8 @@ def test_a_turn_is_worth_a_quantum() -> None:
     assert band.drain() == "aabbbbcaabbcaacccc"
 
 
-def test_a_debt_holds_nobody_back_who_is_alone() -> None:
-    """Whoever comes later goes first."""
+def test_a_debt_does_not_hold_back_a_tenant_that_is_alone() -> None:
+    """A tenant that comes later goes first."""
     band = Queue(_band(quantum_tokens=100))
     band.push_all("a" * 5, 1_000_000)
     for _ in range(4):
@@ -169,8 +169,8 @@ def test_a_debt_holds_nobody_back_who_is_alone() -> None:
     assert band.drain() == "bba"
 
 
-def test_nothing_is_saved_up_by_waiting_for_nothing() -> None:
-    """A tenant that was away while others were served has one turn, not all it missed."""
+def test_an_absent_tenant_earns_no_credit() -> None:
+    """It has one turn when it comes back, not all those it missed."""
     band = Queue(_band(quantum_tokens=100))
     band.push("a", 1)
     band.dispatch()
@@ -181,7 +181,7 @@ def test_nothing_is_saved_up_by_waiting_for_nothing() -> None:
     assert band.drain() in ("ababab", "babaab", "aababb", "abbaab", "abaabb")
 
 
-def test_somebody_who_asks_now_and_then_waits_for_one_request() -> None:
+def test_an_occasional_tenant_waits_for_one_request() -> None:
     """Not for the rest of the others' turns."""
     band = Queue(_band())
     band.push("calm", 10)
@@ -196,8 +196,8 @@ def test_somebody_who_asks_now_and_then_waits_for_one_request() -> None:
         assert band.dispatch().flow == "calm"
 
 
-def test_ids_that_are_made_up_keep_nobody_from_their_turn() -> None:
-    """A tenant who comes under another name each time starts at the end each time."""
+def test_invented_ids_deprive_no_tenant_of_its_turn() -> None:
+    """A tenant with a new name for each request starts at the end each time."""
     band = Queue(_band(quantum_tokens=100))
     band.push("zoe", 100)
     served: list[str] = []
@@ -210,7 +210,7 @@ def test_ids_that_are_made_up_keep_nobody_from_their_turn() -> None:
 
 
 def test_a_debt_has_a_limit() -> None:
-    """Whatever a response says it cost, others go first for `maxDebtTokens` at most."""
+    """Others go first for at most `maxDebtTokens`, whatever the usage in a response."""
     band = Queue(_band(quantum_tokens=100, max_debt_tokens=1000))
     band.push("a", 1)
     item = band.dispatch()
@@ -222,7 +222,7 @@ def test_a_debt_has_a_limit() -> None:
 
 
 def test_one_cheap_request_does_not_make_the_next_ones_free() -> None:
-    """What is learned of a tenant's estimates has limits, or it would be worth pretending."""
+    """The learned factor has limits, so that pretending does not pay."""
     band = Queue(_band(quantum_tokens=100))
     band.push("a", 100_000)
     band.complete(band.dispatch(), Usage(1, 0))
@@ -230,8 +230,7 @@ def test_one_cheap_request_does_not_make_the_next_ones_free() -> None:
     assert band.drain()[:40].count("a") <= 36
 
 
-def test_no_client_can_make_a_number_that_is_too_large() -> None:
-    """They write any number of tokens into their requests."""
+def test_absurd_token_counts_of_clients_are_limited() -> None:
     band = Queue(_band())
     band.push("a", 10**400)
     band.push("a", 10**400)
@@ -253,10 +252,10 @@ def test_no_client_can_make_a_number_that_is_too_large() -> None:
         ({}, None, 100),
     ],
 )
-def test_what_counts_is_what_the_response_says(
+def test_the_usage_of_the_response_counts(
     parameters: dict[str, Any], usage: Usage | None, expected: int
 ) -> None:
-    """The estimate of 100 tokens remains where it says nothing."""
+    """The estimate of 100 tokens remains without usage."""
     band = Queue(_band(quantum_tokens=1, **parameters))
     band.push("a", 100)
     band.complete(band.dispatch(), usage)
@@ -266,8 +265,8 @@ def test_what_counts_is_what_the_response_says(
         assert band.drain().index("a") == pytest.approx(expected, abs=2)
 
 
-def test_what_is_handed_back_for_requests_of_before_counts_no_more() -> None:
-    """Whoever was away in the meantime has caught up already."""
+def test_a_refund_for_requests_before_an_absence_does_not_count() -> None:
+    """The tenant has caught up already."""
     band = Queue(_band(quantum_tokens=10))
     band.push("a", 5000)
     item = band.dispatch()

@@ -1,4 +1,4 @@
-"""global-strict-fairness-policy: the best head of all, whosever it is."""
+"""global-strict-fairness-policy: the best head of all flows."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.depth import examples
 from tests.support.picker.plugin_scenes import queued
 
 
-def test_of_equal_ranks_the_one_that_came_first_goes() -> None:
-    """Not the one whose flow is called the least."""
+def test_the_first_of_equal_ranks_goes_first() -> None:
+    """Not the flow with the least id."""
     band = GlobalStrictBand()
     first, second = queued("z"), queued("a")
     band.head_changed("a", second, (1.0,))
@@ -29,7 +29,9 @@ def test_of_equal_ranks_the_one_that_came_first_goes() -> None:
         st.tuples(st.sampled_from("abcdef"), st.none() | st.integers(0, 5)), max_size=60
     )
 )
-def test_it_is_what_a_search_through_all_would_find(changes: list[tuple[str, int | None]]) -> None:
+def test_a_selection_equals_a_search_of_all_heads(
+    changes: list[tuple[str, int | None]],
+) -> None:
     """After every change, however often a flow's head changes."""
     band, heads = GlobalStrictBand(), dict[str, Any]()
     for flow, rank in changes:

@@ -1,4 +1,4 @@
-"""Who has used more than a fair share lately, against sums over everything that was used."""
+"""Recent use and fair shares, compared with sums over the whole history."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WEIGHTS = {"a": 1.0, "b": 2.0, "c": 0.5}
 
 
 class Account:
-    """All that was ever used, and the same told to a `RecentUse`."""
+    """The whole history of use, also reported to a `RecentUse`."""
 
     def __init__(self) -> None:
         self.use = RecentUse()
@@ -24,7 +24,7 @@ class Account:
         self.waiting: set[str] = set()
 
     def begin(self, flow: str, tokens: float) -> None:
-        """A request comes, goes at once, and is over at once."""
+        """A request arrives, is dispatched and ends at once."""
         self.use.began(flow, WEIGHTS[flow], tokens, self.now)
         self.use.ended(flow, 0.0, self.now)
         self.used.setdefault(flow, []).append((self.now, tokens))
@@ -41,7 +41,7 @@ class Account:
         return sum(tokens * left for (_, tokens), left in used) / WEIGHTS[flow]
 
     def share(self) -> float:
-        """The fair one, for each weight."""
+        """The fair share for each weight."""
         weights = sum(WEIGHTS[flow] for flow in self.used)
         return sum(self.per_weight(flow) * WEIGHTS[flow] for flow in self.used) / weights
 
@@ -54,8 +54,8 @@ class Account:
         max_size=30,
     )
 )
-def test_whoever_may_go_is_within_a_fair_share(steps: list[tuple[str, int, float]]) -> None:
-    """The one in turn if that is, else whoever used least; and somebody always is."""
+def test_the_selected_flow_is_within_its_share(steps: list[tuple[str, int, float]]) -> None:
+    """The flow in turn if within, else the one with the least use; there always is one."""
     account = Account()
     for flow in WEIGHTS:
         account.wait(flow)
@@ -74,8 +74,8 @@ def test_whoever_may_go_is_within_a_fair_share(steps: list[tuple[str, int, float
                 assert account.per_weight(found) == pytest.approx(least)
 
 
-def test_nobody_is_held_back_alone() -> None:
-    """Whatever was used, once all others are forgotten."""
+def test_a_flow_that_is_alone_is_never_held_back() -> None:
+    """Its use does not matter once all others are forgotten."""
     use = RecentUse()
     use.began("giant", 1.0, 1e3, 0.0)
     assert use.within_share("giant", 0.0) == "giant"
@@ -86,8 +86,8 @@ def test_nobody_is_held_back_alone() -> None:
     assert use.within_share("a", MEMORY_SECONDS) == "a"
 
 
-def test_room_is_kept_for_ten_seconds_after_the_end() -> None:
-    """For somebody of whom nothing waits and who used less; not longer."""
+def test_room_is_reserved_for_ten_seconds_after_the_end() -> None:
+    """For a flow with little use and no waiting request; not longer."""
     use = RecentUse()
     use.began("calm", 1.0, 10.0, 0.0)
     use.waits("flood", 1.0, 0.0)
@@ -99,8 +99,8 @@ def test_room_is_kept_for_ten_seconds_after_the_end() -> None:
     assert len(use) == 1
 
 
-def test_whoever_begins_has_not_saved_anything_up() -> None:
-    """A flood is over its share with its first request."""
+def test_a_new_flow_starts_with_its_share_used() -> None:
+    """A flood exceeds its share with its first request."""
     use = RecentUse()
     for second in range(10):
         use.began("calm", 1.0, 100.0, second / 10)
@@ -110,8 +110,8 @@ def test_whoever_begins_has_not_saved_anything_up() -> None:
     assert use.within_share("flood", 1.0) is None
 
 
-def test_whoever_comes_while_others_wait_may_catch_up() -> None:
-    """It has used nothing yet, and goes before them once its first request has had its turn."""
+def test_a_flow_that_comes_while_others_wait_may_catch_up() -> None:
+    """It has used nothing, and goes first once its first request has had its turn."""
     use = RecentUse()
     use.began("other", 1.0, 100.0, 0.0)
     use.waits("flood", 1.0, 0.0)
@@ -124,7 +124,9 @@ def test_whoever_comes_while_others_wait_may_catch_up() -> None:
 
 
 def beside_a_flood(waited_seconds: float) -> RecentUse:
-    """A calm flow that used 40 beside a flood held to 36 of a hundred, for ten seconds."""
+    """A calm flow that used 40, beside a flood that was limited to 36 of a hundred, for ten
+    seconds.
+    """
     use = RecentUse()
     use.waits("flood", 1.0, 0.0)
     use.began("calm", 1.0, 0.0, 0.0)
@@ -135,8 +137,8 @@ def beside_a_flood(waited_seconds: float) -> RecentUse:
     return use
 
 
-def test_what_is_reserved_counts_as_asked_by_those_who_wait() -> None:
-    """Who is held back is not calm for having got less; whoever seldom waits goes first."""
+def test_reserved_capacity_counts_as_asked_by_waiting_flows() -> None:
+    """A flow is not calm because it is held back; a flow that seldom waits goes first."""
     use = beside_a_flood(0.1)
     assert use.within_share("flood", 10.0) == "calm"
     use.stops_waiting("calm")
@@ -145,8 +147,8 @@ def test_what_is_reserved_counts_as_asked_by_those_who_wait() -> None:
     assert use.within_share("flood", 10.0) == "flood"
 
 
-def test_a_burst_of_somebody_who_seldom_waits_is_no_flood() -> None:
-    """A quarter more than its share, in the three seconds that count; who waits has none of it."""
+def test_a_burst_of_a_flow_that_seldom_waits_is_no_flood() -> None:
+    """It may exceed its share by a quarter over three seconds; a waiting flow may not."""
     for used, is_calm in ((120.0, True), (200.0, False)):
         use = RecentUse()
         for flow, tokens in (("calm", 0.0), ("other", 80.0), ("calm", used)):
@@ -161,8 +163,8 @@ def test_a_burst_of_somebody_who_seldom_waits_is_no_flood() -> None:
     assert not use.is_within_share("flood")
 
 
-def test_whoever_never_waited_is_known_for_that_within_a_second() -> None:
-    """And not for one that wants more because it is new; one that waited all the time is."""
+def test_a_flow_that_never_waited_is_calm_within_a_second() -> None:
+    """Not because it is new; a flow that always waited is not."""
     use = RecentUse()
     use.began("calm", 1.0, 10.0, 0.0)
     use.waits("flood", 1.0, 0.0)
@@ -175,15 +177,15 @@ def test_whoever_never_waited_is_known_for_that_within_a_second() -> None:
     assert not use.seldom_waits("flood")
 
 
-def test_of_those_who_all_wait_whoever_used_less_may_go() -> None:
-    """Whatever is kept free for others."""
+def test_the_waiting_flow_with_the_least_use_may_go() -> None:
+    """The reserve for others does not matter."""
     use = beside_a_flood(9.0)
     assert use.within_share("calm", 10.0) == "flood"
     assert use.within_share("flood", 10.0) == "flood"
 
 
-def test_names_that_are_made_up_never_go_before_their_turn() -> None:
-    """Though they have used nothing; in their turn they go."""
+def test_invented_names_never_go_before_their_turn() -> None:
+    """Although they have used nothing."""
     use = RecentUse()
     use.began("calm", 1.0, 10.0, 0.0)
     use.waits("flood", 1.0, 0.0)
@@ -194,8 +196,8 @@ def test_names_that_are_made_up_never_go_before_their_turn() -> None:
     assert use.within_share("new-7", 1.0) == "new-7"
 
 
-def test_what_was_taken_for_too_much_is_handed_back() -> None:
-    """A response may use less than its estimate; never less than nothing in all."""
+def test_an_excessive_estimate_is_refunded() -> None:
+    """The total is never less than zero."""
     use = RecentUse()
     for flow in "ab":
         use.waits(flow, 1.0, 0.0)
@@ -209,7 +211,7 @@ def test_what_was_taken_for_too_much_is_handed_back() -> None:
 
 
 def test_a_long_life_does_not_overflow() -> None:
-    """What counts more and more is scaled anew in time."""
+    """The growing scale is reset in time."""
     account = Account()
     account.wait("a")
     account.wait("b")

@@ -24,14 +24,14 @@ def test_a_full_queue_is_shared_equally() -> None:
 
 
 def test_flows_take_turns_by_their_ids(band: Any) -> None:
-    """In whatever order they came; one that has nothing left is passed over."""
+    """In whatever order they came; a flow without requests is skipped."""
     for flow in "cabbbac":
         band.push(flow)
     assert band.drain() == "abcabcb"
 
 
-def test_a_flow_that_comes_back_has_its_turn_unless_its_place_is_past(band: Any) -> None:
-    """In the round under way if the cursor has not come to it yet, else in the next."""
+def test_a_flow_that_comes_back_has_its_turn_unless_its_place_has_passed(band: Any) -> None:
+    """In the current round if its place is still ahead, else in the next one."""
     for flow in "abc":
         band.push(flow)
     assert band.drain() == "abc"
@@ -42,7 +42,7 @@ def test_a_flow_that_comes_back_has_its_turn_unless_its_place_is_past(band: Any)
     assert band.drain() == "cab"
 
 
-def test_ids_that_are_made_up_keep_nobody_from_their_turn(band: Any) -> None:
+def test_invented_ids_deprive_no_flow_of_its_turn(band: Any) -> None:
     """A stream of ids that all come right after the last one."""
     for flow in ("a", "z"):
         band.push(flow)
@@ -69,7 +69,6 @@ def test_a_flow_waits_for_two_turns_of_each_other_at_most(band: Any) -> None:
 
 
 def test_a_forgotten_flow_is_a_new_one() -> None:
-    """Nothing is kept of flows that were forgotten."""
     band = RoundRobinBand()
     band.forget("nobody")
     assert band.select(0.0) is None

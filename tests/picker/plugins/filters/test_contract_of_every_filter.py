@@ -1,4 +1,4 @@
-"""What holds for every filter here, whatever candidates, findings and headers it is given."""
+"""The contract of every filter, for any candidates, findings and headers."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ topologies = st.builds(Topology, words, words, words, words)
 
 @st.composite
 def candidate_lists(draw: st.DrawFn) -> list[Candidate]:
-    """Up to five endpoints with distinct names, about which anything may be known."""
+    """Up to five endpoints with distinct names, with known and unknown properties."""
     return [
         Candidate(
             Endpoint(
@@ -101,7 +101,7 @@ def candidate_lists(draw: st.DrawFn) -> list[Candidate]:
 
 @st.composite
 def findings(draw: st.DrawFn) -> Attributes:
-    """Any finding may be missing, and be about endpoints that are not there."""
+    """Any finding may be missing, and may be about absent endpoints."""
     attributes = Attributes()
     keys = st.sampled_from([f"default/e{index}" for index in range(7)])
     if draw(st.booleans()):
@@ -136,7 +136,7 @@ requests = st.dictionaries(
 )
 @examples(60)
 @given(candidate_lists(), findings(), requests, st.integers(0, 9))
-def test_a_filter_keeps_candidates_in_their_order_and_never_raises(
+def test_a_filter_passes_candidates_in_their_order_and_never_raises(
     type_name: str,
     parameters: dict[str, Any],
     candidates: list[Candidate],
@@ -144,15 +144,15 @@ def test_a_filter_keeps_candidates_in_their_order_and_never_raises(
     request_: InferenceRequest,
     seed: int,
 ) -> None:
-    """What it keeps are the very candidates, each once; the same seed keeps the same."""
+    """The results are the candidates themselves, each once; the same seed gives the same result."""
     narrow = configured(type_name, parameters)
     given_ = tuple(candidates)
-    kept = list(narrow.filter(request_, candidates, attributes, Random(seed)))
+    passed = list(narrow.filter(request_, candidates, attributes, Random(seed)))
     assert tuple(candidates) == given_
-    places = [index for one in kept for index, other in enumerate(given_) if other is one]
-    assert len(places) == len(kept)
+    places = [index for one in passed for index, other in enumerate(given_) if other is one]
+    assert len(places) == len(passed)
     assert max(Counter(places).values(), default=1) == 1
     if type_name not in REORDERS:
         assert places == sorted(places)
     again = narrow.filter(request_, candidates, attributes, Random(seed))
-    assert list(again) == kept
+    assert list(again) == passed

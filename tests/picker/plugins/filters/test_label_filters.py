@@ -1,4 +1,4 @@
-"""Filters by label: label-selector-filter, by-label-selector, by-label and the roles' filters."""
+"""Filters by label: label-selector-filter, by-label-selector, by-label and the filters by role."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.picker.plugin_scenes import configured, kept, placed
+from tests.support.picker.plugin_scenes import configured, passed, placed
 
 ROLES = (
     "encode",
@@ -23,8 +23,8 @@ ROLES = (
 
 
 @pytest.mark.parametrize("plugin", ["label-selector-filter", "by-label-selector"])
-def test_a_selector_filter_keeps_what_its_parameters_select(plugin: str) -> None:
-    """The parameters are the selector; without any all are kept, in the order given."""
+def test_a_selector_filter_passes_the_selected_endpoints(plugin: str) -> None:
+    """The parameters are the selector; without any all pass, in their order."""
     candidates = [
         placed("h100-new", {"gpu": "h100", "age": "new"}),
         placed("bare"),
@@ -32,12 +32,12 @@ def test_a_selector_filter_keeps_what_its_parameters_select(plugin: str) -> None
         placed("h100", {"gpu": "h100"}),
     ]
     by_gpu = configured(plugin, {"matchLabels": {"gpu": "h100"}})
-    assert kept(by_gpu, candidates) == ["h100-new", "h100"]
+    assert passed(by_gpu, candidates) == ["h100-new", "h100"]
     young = {"matchExpressions": [{"key": "age", "operator": "DoesNotExist"}]}
-    assert kept(configured(plugin, young), candidates) == ["bare", "a100", "h100"]
-    assert len(kept(configured(plugin), candidates)) == 4
-    assert kept(configured(plugin, {"matchLabels": {"gpu": "b200"}}), candidates) == []
-    assert kept(by_gpu, []) == []
+    assert passed(configured(plugin, young), candidates) == ["bare", "a100", "h100"]
+    assert len(passed(configured(plugin), candidates)) == 4
+    assert passed(configured(plugin, {"matchLabels": {"gpu": "b200"}}), candidates) == []
+    assert passed(by_gpu, []) == []
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_a_selector_filter_keeps_what_its_parameters_select(plugin: str) -> None
         ({"validValues": ["z"]}, []),
     ],
 )
-def test_by_label_keeps_the_listed_values(parameters: dict[str, Any], expected: list[str]) -> None:
+def test_by_label_passes_the_listed_values(parameters: dict[str, Any], expected: list[str]) -> None:
     """An empty value is a value; only the absence of the label is "no label"."""
     candidates = [
         placed("a", {"k": "a"}),
@@ -59,7 +59,7 @@ def test_by_label_keeps_the_listed_values(parameters: dict[str, Any], expected: 
         placed("bare", {"other": "a"}),
         placed("blank", {"k": ""}),
     ]
-    assert kept(configured("by-label", {"label": "k", **parameters}), candidates) == expected
+    assert passed(configured("by-label", {"label": "k", **parameters}), candidates) == expected
 
 
 @pytest.mark.parametrize(
@@ -79,10 +79,10 @@ def test_by_label_keeps_the_listed_values(parameters: dict[str, Any], expected: 
         ),
     ],
 )
-def test_a_role_filter_keeps_the_endpoints_that_can_run_its_stage(
+def test_a_role_filter_passes_the_endpoints_that_can_run_its_stage(
     plugin: str, expected: set[str]
 ) -> None:
-    """Only decode-filter keeps an endpoint that names no role; names are exact."""
+    """Only decode-filter passes an endpoint without a role; names are exact."""
     candidates = [placed(role or "blank", {"llm-d.ai/role": role}) for role in ROLES]
     candidates.append(placed("bare", {"app": "llm"}))
-    assert set(kept(configured(plugin), candidates)) == expected
+    assert set(passed(configured(plugin), candidates)) == expected

@@ -1,4 +1,4 @@
-"""prefix-cache-affinity-filter: warm endpoints, unless they keep the request waiting."""
+"""prefix-cache-affinity-filter: warm endpoints, unless they delay the request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from picker.framework.attributes import (
     latency_predictions_key,
 )
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
-from tests.support.picker.plugin_scenes import configured, kept, placed
+from tests.support.picker.plugin_scenes import configured, passed, placed
 
 MATCH_KEY = match_info_key("approx-prefix-cache-producer")
 
@@ -62,21 +62,21 @@ CANDIDATES = [placed(name) for name in "abc"]
         ({"a": 9, "b": 9, "c": 9}, None, "abc"),
     ],
 )
-def test_endpoints_with_enough_of_the_prompt_are_kept(
+def test_endpoints_with_enough_of_the_prompt_pass(
     matches: dict[str, int], threshold: float | None, expected: str
 ) -> None:
-    """From 0.8 on by default; nobody sticky keeps all, and so does a threshold of zero."""
+    """From 0.8 on by default; all pass without a sticky one, and with a threshold of zero."""
     plugin = configured(
         "prefix-cache-affinity-filter",
         {} if threshold is None else {"affinityThreshold": threshold},
     )
-    assert "".join(kept(plugin, CANDIDATES, found(matches))) == expected
+    assert "".join(passed(plugin, CANDIDATES, found(matches))) == expected
 
 
-def test_without_a_finding_all_are_kept() -> None:
+def test_without_a_finding_all_pass() -> None:
     plugin = configured("prefix-cache-affinity-filter")
-    assert kept(plugin, CANDIDATES) == ["a", "b", "c"]
-    assert kept(plugin, CANDIDATES, found({}, total=0)) == ["a", "b", "c"]
+    assert passed(plugin, CANDIDATES) == ["a", "b", "c"]
+    assert passed(plugin, CANDIDATES, found({}, total=0)) == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize(
@@ -92,28 +92,28 @@ def test_without_a_finding_all_are_kept() -> None:
 def test_stickiness_ends_when_it_costs_too_much_time(tokens: dict[str, int], expected: str) -> None:
     """At 1,000 tokens a second a token takes a millisecond; the best of each side counts."""
     plugin = configured("prefix-cache-affinity-filter", {"peakPrefillThroughput": 1000})
-    assert "".join(kept(plugin, CANDIDATES, found({"a": 10}, tokens))) == expected
+    assert "".join(passed(plugin, CANDIDATES, found({"a": 10}, tokens))) == expected
 
 
 def test_the_best_sticky_endpoint_decides() -> None:
-    """One that waits long does not spoil another."""
+    """A slow one does not spoil it."""
     plugin = configured("prefix-cache-affinity-filter", {"peakPrefillThroughput": 1000})
     warm = found({"a": 10, "b": 10}, {"a": 99_000, "b": 18_000})
-    assert kept(plugin, CANDIDATES, warm) == ["a", "b"]
+    assert passed(plugin, CANDIDATES, warm) == ["a", "b"]
 
 
 def test_the_default_throughput_is_the_published_one() -> None:
     """18 s × 15,928 tokens/s in flight are the limit."""
     plugin = configured("prefix-cache-affinity-filter")
-    assert kept(plugin, CANDIDATES, found({"a": 10}, {"a": 286_704})) == ["a"]
-    assert len(kept(plugin, CANDIDATES, found({"a": 10}, {"a": 286_720}))) == 3
+    assert passed(plugin, CANDIDATES, found({"a": 10}, {"a": 286_704})) == ["a"]
+    assert len(passed(plugin, CANDIDATES, found({"a": 10}, {"a": 286_720}))) == 3
 
 
 @pytest.mark.parametrize("penalty", [0, -5])
 def test_no_penalty_means_always_sticky(penalty: float) -> None:
-    """However much is in flight; then nothing but matches is asked for."""
+    """However much is in flight; then only the matches are consumed."""
     plugin = configured("prefix-cache-affinity-filter", {"maxTTFTPenaltyMs": penalty})
-    assert kept(plugin, CANDIDATES, found({"a": 10}, {"a": 10**12})) == ["a"]
+    assert passed(plugin, CANDIDATES, found({"a": 10}, {"a": 10**12})) == ["a"]
     assert plugin.consumes == (MATCH_KEY,)
 
 
@@ -129,35 +129,35 @@ def test_no_penalty_means_always_sticky(penalty: float) -> None:
     ],
 )
 def test_predicted_times_can_decide_instead(ttft_ms: dict[str, float], expected: str) -> None:
-    """Without a prediction an endpoint is the slowest; nobody is slower than the slowest."""
+    """An endpoint without a prediction is the slowest."""
     plugin = configured(
         "prefix-cache-affinity-filter", {"ttftSource": "latencyPredictor", "maxTTFTPenaltyMs": 100}
     )
-    answer = kept(plugin, CANDIDATES, found({"a": 10}, {"a": 10**12}, ttft_ms))
+    answer = passed(plugin, CANDIDATES, found({"a": 10}, {"a": 10**12}, ttft_ms))
     assert "".join(answer) == expected
     assert plugin.consumes == (MATCH_KEY, latency_predictions_key())
 
 
 def test_exploration_skips_the_gate_at_its_rate() -> None:
-    """By the rng it is given; a single candidate takes no draw."""
+    """By the given rng; a single candidate takes no draw."""
     warm = found({"a": 10})
     always = configured("prefix-cache-affinity-filter", {"explorationProbability": 1})
-    assert kept(always, CANDIDATES, warm) == ["a", "b", "c"]
+    assert passed(always, CANDIDATES, warm) == ["a", "b", "c"]
     sometimes, rng = (
         configured("prefix-cache-affinity-filter", {"explorationProbability": 0.25}),
         Random(7),
     )
-    explored = sum(len(kept(sometimes, CANDIDATES, warm, rng=rng)) == 3 for _ in range(2000))
+    explored = sum(len(passed(sometimes, CANDIDATES, warm, rng=rng)) == 3 for _ in range(2000))
     assert 430 < explored < 570
     untouched = Random(7)
-    assert kept(always, CANDIDATES[:1], warm, rng=untouched) == ["a"]
-    assert kept(configured("prefix-cache-affinity-filter"), CANDIDATES, warm, rng=untouched) == [
+    assert passed(always, CANDIDATES[:1], warm, rng=untouched) == ["a"]
+    assert passed(configured("prefix-cache-affinity-filter"), CANDIDATES, warm, rng=untouched) == [
         "a"
     ]
     assert untouched.random() == Random(7).random()
 
 
-def test_other_producers_can_be_named() -> None:
+def test_the_producers_are_configurable() -> None:
     names = {
         "prefixMatchInfoProducerName": "precise",
         "inFlightLoadProducerName": "loads",

@@ -1,4 +1,4 @@
-"""utilization-filter: not too busy, as far as anybody knows."""
+"""utilization-filter: endpoints that are not too busy, as far as known."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from picker.framework.attributes import Attributes, EndpointLoad, InFlightLoad, inflight_load_key
 from picker.types import EndpointMetrics
-from tests.support.picker.plugin_scenes import configured, kept, placed
+from tests.support.picker.plugin_scenes import configured, passed, placed
 
 
 def limits(fallback: bool = False, **limits: float) -> dict[str, Any]:
@@ -34,41 +34,41 @@ def limits(fallback: bool = False, **limits: float) -> dict[str, Any]:
 def test_every_metric_has_to_be_within_its_limit(
     limit: dict[str, float], expected: list[str]
 ) -> None:
-    """A limit itself is within."""
+    """The limit itself is within."""
     candidates = [
         placed("idle"),
         placed("queue", metrics=EndpointMetrics(6, 9, 0.5)),
         placed("full-cache", metrics=EndpointMetrics(0, 10, 0.95)),
     ]
-    assert kept(configured("utilization-filter", limits(**limit)), candidates) == expected
+    assert passed(configured("utilization-filter", limits(**limit)), candidates) == expected
 
 
 def test_own_requests_count_before_a_scrape_sees_them() -> None:
-    """As waiting or as running, beyond what the scrape saw of the other."""
+    """They count as waiting or as running, beyond those that the scrape saw of the other."""
     burst = placed("burst", inflight_requests=4)
     seen = placed("seen", inflight_requests=4, metrics=EndpointMetrics(0, 4))
-    assert kept(configured("utilization-filter", limits(waiting_queue=3)), [burst, seen]) == [
+    assert passed(configured("utilization-filter", limits(waiting_queue=3)), [burst, seen]) == [
         "seen"
     ]
     waiting = placed("waiting", inflight_requests=4, metrics=EndpointMetrics(4, 0))
-    assert kept(configured("utilization-filter", limits(running_requests=3)), [burst, waiting]) == [
-        "waiting"
-    ]
+    assert passed(
+        configured("utilization-filter", limits(running_requests=3)), [burst, waiting]
+    ) == ["waiting"]
 
 
 @pytest.mark.parametrize("metric", ["active-requests", "waiting-queue"])
-def test_of_two_limits_of_one_metric_both_hold(metric: str) -> None:
-    """In whichever order they are written."""
+def test_two_limits_of_one_metric_both_hold(metric: str) -> None:
+    """In either order."""
     candidates = [placed("calm", inflight_requests=1), placed("busy", inflight_requests=5)]
     conditions = [{"metric": metric, "maxValue": limit} for limit in (2, 9)]
     for written in (conditions, conditions[::-1]):
-        assert kept(configured("utilization-filter", {"conditions": written}), candidates) == [
+        assert passed(configured("utilization-filter", {"conditions": written}), candidates) == [
             "calm"
         ]
 
 
 def test_active_requests_are_the_greater_of_both_counts() -> None:
-    """The in-flight finding may know of other pickers' requests; scrapes do not matter."""
+    """The in-flight finding may include other pickers' requests; scrapes do not matter."""
     plugin = configured("utilization-filter", limits(active_requests=2))
     candidates = [
         placed("own", inflight_requests=3),
@@ -76,31 +76,31 @@ def test_active_requests_are_the_greater_of_both_counts() -> None:
         placed("calm", inflight_requests=2, metrics=None),
         placed("queued", metrics=EndpointMetrics(99, 99, 1.0)),
     ]
-    assert kept(plugin, candidates) == ["found", "calm", "queued"]
+    assert passed(plugin, candidates) == ["found", "calm", "queued"]
     attributes = Attributes()
     loads = {"default/found": EndpointLoad(3), "default/calm": EndpointLoad(1)}
     attributes[inflight_load_key()] = InFlightLoad(loads, {})
-    assert kept(plugin, candidates, attributes) == ["calm", "queued"]
+    assert passed(plugin, candidates, attributes) == ["calm", "queued"]
     assert plugin.consumes == (inflight_load_key(),)
     assert configured("utilization-filter", limits(waiting_queue=1)).consumes == ()
     named = {**limits(active_requests=1), "inFlightLoadProducerName": "mine"}
     assert configured("utilization-filter", named).consumes == (inflight_load_key("mine"),)
 
 
-def test_unknown_load_is_chosen_only_when_no_known_load_will_do() -> None:
-    """Its own count has to pass all the same."""
+def test_unknown_load_passes_only_when_no_known_load_does() -> None:
+    """Its own count must still pass."""
     plugin = configured("utilization-filter", limits(waiting_queue=5, active_requests=2))
     calm, unknown = placed("calm"), placed("unknown", metrics=None)
     full = placed("full", metrics=EndpointMetrics(9))
     busy = placed("busy", metrics=None, inflight_requests=3)
-    assert kept(plugin, [unknown, calm, full, busy]) == ["calm"]
-    assert kept(plugin, [full, unknown, busy]) == ["unknown"]
-    assert kept(plugin, [unknown]) == ["unknown"]
-    assert kept(plugin, [full, busy]) == []
+    assert passed(plugin, [unknown, calm, full, busy]) == ["calm"]
+    assert passed(plugin, [full, unknown, busy]) == ["unknown"]
+    assert passed(plugin, [unknown]) == ["unknown"]
+    assert passed(plugin, [full, busy]) == []
 
 
 @pytest.mark.parametrize(
-    ("seen", "is_kept"),
+    ("seen", "passes"),
     [
         (EndpointMetrics(4, 1, None), True),
         (EndpointMetrics(60, 1, None), False),
@@ -109,20 +109,21 @@ def test_unknown_load_is_chosen_only_when_no_known_load_will_do() -> None:
         (EndpointMetrics(None, 1, None), False),
     ],
 )
-def test_a_missing_signal_passes_and_the_others_decide(
-    seen: EndpointMetrics, is_kept: bool
-) -> None:
+def test_a_missing_signal_passes_and_the_others_decide(seen: EndpointMetrics, passes: bool) -> None:
     """Without any of them the load is unknown."""
     plugin = configured("utilization-filter", limits(waiting_queue=5, kv_cache_utilization=0.9))
     candidates = [placed("calm"), placed("gap", metrics=seen)]
-    assert kept(plugin, candidates) == (["calm", "gap"] if is_kept else ["calm"])
+    assert passed(plugin, candidates) == (["calm", "gap"] if passes else ["calm"])
     full = placed("full", metrics=EndpointMetrics(9))
     is_unknown = seen.waiting_requests is None and seen.kv_cache_usage is None
-    assert kept(plugin, [full, candidates[1]]) == (["gap"] if is_kept or is_unknown else [])
+    assert passed(plugin, [full, candidates[1]]) == (["gap"] if passes or is_unknown else [])
 
 
-def test_all_are_kept_instead_of_none_where_that_is_asked_for() -> None:
+def test_all_pass_instead_of_none_with_the_fallback() -> None:
     """Otherwise the request is refused."""
     full = [placed(name, metrics=EndpointMetrics(9)) for name in "ab"]
-    assert kept(configured("utilization-filter", limits(waiting_queue=5)), full) == []
-    assert kept(configured("utilization-filter", limits(True, waiting_queue=5)), full) == ["a", "b"]
+    assert passed(configured("utilization-filter", limits(waiting_queue=5)), full) == []
+    assert passed(configured("utilization-filter", limits(True, waiting_queue=5)), full) == [
+        "a",
+        "b",
+    ]

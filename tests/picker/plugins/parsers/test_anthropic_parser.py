@@ -25,7 +25,7 @@ def parse(path: str, body: object) -> ParsedBody:
 
 
 def test_a_request_is_read() -> None:
-    """Model, streaming, output cap and cache salt are found; the payload is whole."""
+    """Model, streaming, output cap and cache salt are found; the payload is complete."""
     body = {
         "model": "m",
         "messages": [USER],
@@ -40,8 +40,8 @@ def test_a_request_is_read() -> None:
     )
 
 
-def test_of_what_is_counted_the_model_is_known() -> None:
-    """It may be another one's name; no prompt is, as counting caches nothing."""
+def test_the_model_of_a_count_is_read() -> None:
+    """It may be rewritten; there is no prompt, because counting fills no cache."""
     found = parse("/v1/messages/count_tokens", {"model": "m", "messages": [USER]})
     assert (found.api, found.model, found.can_rewrite, found.skip_response) == (
         *(Api.RAW, "m", True, True),
@@ -49,16 +49,16 @@ def test_of_what_is_counted_the_model_is_known() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"\xff", b"[]"])
-def test_counting_goes_on_raw(body: bytes) -> None:
-    """Whatever it says, and its response is not looked at."""
+def test_a_count_is_forwarded_raw(body: bytes) -> None:
+    """Any body, and its response is not read."""
     expected = ParsedBody(Api.RAW, can_rewrite=False, skip_response=True)
     assert parse("/v1/messages/count_tokens", body) == expected
     assert parse("/v1/messages/count_tokens/", body) == expected
 
 
 @pytest.mark.parametrize("body", [b"nonsense", b"[]", b""])
-def test_what_is_no_json_object_is_refused(body: bytes) -> None:
-    """With 400; the director decides whether it has to be one."""
+def test_another_body_than_a_json_object_is_refused(body: bytes) -> None:
+    """With 400."""
     with pytest.raises(RefusedError, match="cannot be read as JSON") as refusal:
         parse(MESSAGES, body)
     assert refusal.value.status == 400
@@ -75,8 +75,8 @@ def test_what_is_no_json_object_is_refused(body: bytes) -> None:
         {"messages": [{"role": "user", "content": {"type": "text"}}], "tools": {}},
     ],
 )
-def test_what_a_request_lacks_is_the_endpoints_business(body: dict[str, Any]) -> None:
-    """Its model is known all the same, and whoever makes tokens of it takes what there is."""
+def test_an_incomplete_request_is_forwarded(body: dict[str, Any]) -> None:
+    """Its model is known, and tokenizers take the readable part."""
     parsed = parse(MESSAGES, {"model": "m", **body})
     assert (parsed.api, parsed.model, parsed.can_rewrite) == (Api.MESSAGES, "m", True)
     estimator = PromptEstimator(MediaTokens(EstimateParameters()))
@@ -90,7 +90,7 @@ def test_contents_are_texts_or_blocks(content: object) -> None:
     assert parse(MESSAGES, {"messages": [{"role": "user", "content": content}]}).can_rewrite
 
 
-def test_responses_tell_their_usage() -> None:
+def test_usage_is_read_from_responses() -> None:
     """The prompt in the first event, the completion in the last but one."""
     parser = AnthropicParser()
     reader = parser.response_reader(parse(MESSAGES, {"messages": [USER]}), "text/event-stream")

@@ -1,4 +1,4 @@
-"""What holds for every parser: its contracts, and the paths that it claims."""
+"""The contract of every parser, and its paths."""
 
 from __future__ import annotations
 
@@ -46,14 +46,13 @@ def _parser(name: str) -> Parser:
 
 @pytest.mark.parametrize("name", CLAIMS)
 def test_every_parser_claims_its_paths_and_reads_responses(name: str) -> None:
-    """One without claims is the fallback, and reads nothing."""
+    """A parser without claims is the fallback, and reads nothing."""
     parser = _parser(name)
     assert parser.claims == CLAIMS[name]
     assert isinstance(parser, ReadsResponses) is bool(parser.claims)
 
 
 @pytest.mark.parametrize("body", [b"", b"\xff\x00", b'{"model":"m"}'])
-def test_the_fallback_takes_any_bytes_as_they_are(body: bytes) -> None:
-    """No body is wrong, and nothing is known about one."""
+def test_the_fallback_accepts_any_bytes(body: bytes) -> None:
     expected = ParsedBody(Api.RAW, can_rewrite=False)
     assert _parser("passthrough-parser").parse("/x", {}, body) == expected

@@ -1,4 +1,4 @@
-"""Forms: which text a field has, wherever its part stands and whatever stands beside it."""
+"""Fields of forms, wherever their part is."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ NEARLY = b"\r\n--XyZa\r\n--XyZ1\r\n\r\n--Xy\r\nContent-Disposition: form-data; n
     ],
 )
 def test_a_field_is_found(body: bytes, found: str) -> None:
-    """Beside files of any size, and lines that only begin as a delimiter does."""
+    """Beside files of any size, and lines that only begin like a delimiter."""
     assert form_field(body, TYPE, "model") == found
 
 
@@ -79,5 +79,5 @@ def test_the_boundary_is_that_of_the_header(content_type: str, found: str) -> No
 
 
 @given(st.lists(st.sampled_from([b"--XyZ", b"\r\n", b"--", b"XyZ", *field(b"m").split(b" ")])))
-def test_no_bytes_make_it_fail(parts: list[bytes]) -> None:
+def test_any_bytes_are_accepted(parts: list[bytes]) -> None:
     form_field(b"".join(parts), TYPE, "model")

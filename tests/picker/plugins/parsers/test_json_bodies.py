@@ -1,4 +1,4 @@
-"""What the parsers of JSON bodies share."""
+"""The common part of the parsers of JSON bodies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from picker.plugins.parsers._json_bodies import (
 
 
 def test_an_object_is_decoded() -> None:
-    """Of a repeated member the last counts; numbers keep their kind."""
+    """The last of repeated members counts; numbers retain their kind."""
     assert json_object(b'{"a":1,"a":2.0,"b":12345678901234567890123}') == {
         "a": 2.0,
         "b": 12345678901234567890123,
@@ -58,8 +58,8 @@ def test_an_object_is_decoded() -> None:
         (b'\\ud83d{"a":1}', "invalid character"),
     ],
 )
-def test_anything_else_is_refused(body: bytes, reason: str) -> None:
-    """With a reason in words that are not Python's; the reference's are there for conformance."""
+def test_another_body_is_refused(body: bytes, reason: str) -> None:
+    """In words that do not depend on Python; the reference's text is there for conformance."""
     with pytest.raises(RefusedError) as refusal:
         json_object(body)
     assert refusal.value.status == 400
@@ -88,7 +88,7 @@ def test_anything_else_is_refused(body: bytes, reason: str) -> None:
     ],
 )
 def test_a_lone_surrogate_is_read_as_a_replacement(escaped: str, read: str) -> None:
-    """In names as in values; whole pairs and escaped backslashes are what they were."""
+    """In names and values; whole pairs and escaped backslashes are unchanged."""
     body = f'{{"{escaped}":["{escaped}"]}}'.encode()
     assert json_object(body) == {read: [read]}
 
@@ -97,8 +97,8 @@ units = st.sampled_from(["\ud83d", "\udbff", "\ude00", "\\", "u", "ud83d", "d83d
 
 
 @given(st.lists(units))
-def test_halves_and_pairs_are_told_apart_wherever_they_stand(parts: list[str]) -> None:
-    """By the standard library's reader, which joins pairs and leaves halves."""
+def test_halves_and_pairs_of_surrogates_are_distinguished_anywhere(parts: list[str]) -> None:
+    """The standard library's reader, which joins pairs and leaves halves, is the reference."""
     body = json.dumps({"a": "".join(parts)}).encode()
     expected = json.loads(body)["a"]
     for code in (0xD83D, 0xDBFF, 0xDE00):
@@ -126,10 +126,10 @@ FORM = {"content-type": "application/x-www-form-urlencoded"}
         ),
     ],
 )
-def test_the_real_cause_is_named(
+def test_a_refusal_names_the_real_cause(
     headers: dict[str, str], body: bytes, status: int, text: str
 ) -> None:
-    """Where a body has to be read; curl states a form whatever it sends."""
+    """For a body that must be read; curl states a form whatever it sends."""
     with pytest.raises(RefusedError) as refusal:
         json_object(body)
     named = unreadable(headers, body, refusal.value)
@@ -140,14 +140,13 @@ def test_the_real_cause_is_named(
 @pytest.mark.parametrize(
     ("value", "salt"), [("s", "s"), (None, ""), (1, "1"), (["b", "a"], '["b","a"]'), ({}, "{}")]
 )
-def test_every_salt_keeps_prompts_apart(value: object, salt: str) -> None:
-    """SGLang's may be a list; null is as good as absent."""
+def test_every_salt_separates_prompts(value: object, salt: str) -> None:
+    """SGLang's may be a list; null counts as absent."""
     assert salt_of({"cache_salt": value}, "cache_salt") == salt
     assert salt_of({}, "cache_salt") == ""
 
 
 def test_a_model_of_another_type_is_none() -> None:
-    """The director decides what that means."""
     assert model_of({"model": "m"}) == "m"
     assert model_of({"model": 1}) == model_of({}) == ""
 
@@ -165,5 +164,5 @@ def test_a_model_of_another_type_is_none() -> None:
     ],
 )
 def test_the_first_whole_number_counts(payload: Any, expected: int | None) -> None:
-    """What is no such number is as good as absent, and so is an object that is none."""
+    """Other values, and other payloads than objects, count as absent."""
     assert whole_number(payload, ("a", "b")) == expected

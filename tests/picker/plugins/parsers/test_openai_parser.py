@@ -1,4 +1,4 @@
-"""The bodies of the OpenAI APIs: what is read of them, and what is no body of theirs."""
+"""openai-parser: request bodies of the OpenAI APIs, and other bodies."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def parse(path: str, body: object) -> ParsedBody:
 
 
 def refusal(path: str, body: object) -> str:
-    """The message of the 400 that `body` gets."""
+    """The message of the 400 for `body`."""
     with pytest.raises(RefusedError) as error:
         parse(path, body)
     assert error.value.status == 400
@@ -36,7 +36,7 @@ def refusal(path: str, body: object) -> str:
 
 
 def test_a_chat_request_is_read() -> None:
-    """Model, streaming, output cap and cache salt are found; the payload is whole."""
+    """Model, streaming, output cap and cache salt are found; the payload is complete."""
     body = {
         "model": "m",
         "messages": MESSAGES,
@@ -71,7 +71,7 @@ def test_a_chat_request_is_read() -> None:
     ],
 )
 def test_the_api_is_chosen_by_the_end_of_the_path(path: str, api: Api) -> None:
-    """Rendering variants belong to their API; what is unknown is the oldest API."""
+    """Rendering variants belong to their API; an unknown path is of the oldest API."""
     assert api_of(path) is api
 
 
@@ -106,8 +106,8 @@ def chat(*content: object, **members: object) -> dict[str, Any]:
         ("/v1/images/generations", {"prompt": ["a"], "n": 1.5, "size": 1}),
     ],
 )
-def test_what_a_body_lacks_is_the_endpoints_business(path: str, body: dict[str, Any]) -> None:
-    """Its model is known all the same, and may be replaced; the estimator takes what there is."""
+def test_an_incomplete_body_is_forwarded(path: str, body: dict[str, Any]) -> None:
+    """Its model is known and may be replaced; the estimator takes the readable part."""
     parsed = parse(path, {"model": "m", **body})
     assert (parsed.api, parsed.model, parsed.can_rewrite) == (api_of(path), "m", True)
     assert parsed.prompts == ()
@@ -127,8 +127,7 @@ def test_what_a_body_lacks_is_the_endpoints_business(path: str, body: dict[str, 
         (CHAT, {"messages": []}),
     ],
 )
-def test_where_there_is_no_text_there_is_no_prefix(path: str, body: dict[str, Any]) -> None:
-    """Two such requests have nothing in common."""
+def test_a_body_without_text_has_no_prefix(path: str, body: dict[str, Any]) -> None:
     parsed = parse(path, body)
     assert (
         PromptEstimator(MediaTokens(EstimateParameters())).prompts(
@@ -153,8 +152,8 @@ def test_where_there_is_no_text_there_is_no_prefix(path: str, body: dict[str, An
         b'{"prompt":' + b"[" * 100_000,
     ],
 )
-def test_what_is_no_json_object_is_refused_whatever_is_wrong(body: bytes) -> None:
-    """Broken text, wrong types and absurd depth all end in the same 400."""
+def test_another_body_than_a_json_object_is_refused(body: bytes) -> None:
+    """Broken text, wrong types and absurd depth give the same 400."""
     assert refusal(COMPLETIONS, body).startswith("the request body cannot be read as JSON: ")
 
 
@@ -170,13 +169,13 @@ def test_what_is_no_json_object_is_refused_whatever_is_wrong(body: bytes) -> Non
 def test_token_ids_are_prompts_that_need_no_tokenizer(
     value: object, prompts: tuple[bytes, ...]
 ) -> None:
-    """Packed once, while they are checked."""
+    """They are packed while they are checked."""
     assert parse(COMPLETIONS, {"prompt": value}).prompts == prompts
     assert parse("/v1/embeddings", {"input": value}).prompts == prompts
 
 
-def test_responses_are_read_as_their_content_type_says() -> None:
-    """A document or events; both tell the same."""
+def test_the_content_type_of_a_response_chooses_its_reader() -> None:
+    """A document or events, with the same usage."""
     parser, body = OpenAIParser(), parse(COMPLETIONS, {"prompt": "x"})
     document = b'{"usage":{"prompt_tokens":5,"completion_tokens":10,"total_tokens":15}}'
     for content_type, data in (
@@ -188,8 +187,8 @@ def test_responses_are_read_as_their_content_type_says() -> None:
         assert reader.usage == Usage(5, 10, 15)
 
 
-def test_of_a_repeated_member_the_last_counts() -> None:
-    """The endpoints behind us read JSON the same way."""
+def test_the_last_of_repeated_members_counts() -> None:
+    """The endpoints read JSON in the same way."""
     assert parse(COMPLETIONS, b'{"prompt":"a","model":"x","model":"y"}').model == "y"
 
 
@@ -208,7 +207,7 @@ def test_of_a_repeated_member_the_last_counts() -> None:
 def test_the_output_cap_is_the_first_whole_number(
     caps: dict[str, Any], expected: int | None
 ) -> None:
-    """An explicit zero counts; what is no such number is as good as absent."""
+    """An explicit zero counts; other values count as absent."""
     assert parse(CHAT, {"messages": MESSAGES, **caps}).max_output_tokens == expected
 
 
@@ -223,7 +222,7 @@ def test_a_model_that_is_no_string_counts_as_none() -> None:
     assert parse(CHAT, {"messages": MESSAGES, "model": 3}).model == ""
 
 
-def test_a_cache_salt_that_is_no_string_is_one_all_the_same() -> None:
+def test_a_cache_salt_of_another_type_is_a_salt() -> None:
     """Ignoring it would share cached prefixes between tenants that asked not to."""
     assert parse(CHAT, {"messages": MESSAGES, "cache_salt": 3}).cache_salt == "3"
     assert parse(CHAT, {"messages": MESSAGES, "cache_salt": None}).cache_salt == ""
@@ -241,7 +240,7 @@ json_values = st.recursive(
 
 @examples(200)
 @given(st.sampled_from([CHAT, COMPLETIONS, "/v1/embeddings"]), json_values | st.binary())
-def test_nothing_but_a_refusal_ever_escapes(path: str, body: object) -> None:
+def test_a_refusal_is_the_only_error(path: str, body: object) -> None:
     """Any JSON value and any bytes are parsed or refused with 400."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode("utf-8", "replace")
     try:

@@ -1,4 +1,4 @@
-"""The bodies of SGLang's generate."""
+"""sglanghttp-parser: the bodies of SGLang's generate."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def parse(body: object, path: str = "/generate") -> ParsedBody:
     return SglangHttpParser().parse(path, {}, json.dumps(body).encode())
 
 
-def test_a_request_is_read_and_its_body_kept_raw() -> None:
+def test_a_request_is_read_and_its_body_stays_raw() -> None:
     """The extra key is the cache salt; no model can be read or replaced."""
     body = {
         "input_ids": [1, 2],
@@ -38,19 +38,19 @@ def test_a_request_is_read_and_its_body_kept_raw() -> None:
     "path", ["/v1/generate", "/inference/v1/generate", "/generate/x", "/regenerate"]
 )
 def test_the_path_is_generate_and_nothing_else(path: str) -> None:
-    """But for slashes at its end; Triton's, say, is not read."""
+    """Apart from slashes at its end; Triton's, for example, is not read."""
     assert parse({"input_ids": [1]}, "/generate/").prompts
     assert parse({"input_ids": [1]}, path) == ParsedBody(Api.RAW, can_rewrite=False)
 
 
 def test_a_body_of_another_generate_is_not_read() -> None:
-    """TGI's has the prompt elsewhere."""
+    """TGI has the prompt in another member."""
     assert parse({"inputs": "hello"}) == ParsedBody(Api.RAW, can_rewrite=False)
 
 
 @pytest.mark.parametrize("text", ["hello", ["hello", "you"]])
 def test_text_is_a_prompt(text: Any) -> None:
-    """For whoever makes tokens of it; the body goes on as it came all the same."""
+    """For tokenizers; the body is forwarded unchanged."""
     found = parse({"text": text})
     assert (found.payload, found.can_rewrite, found.prompts) == ({"prompt": text}, False, ())
 
@@ -71,21 +71,20 @@ def test_token_ids_go_before_text_and_may_be_of_several_prompts() -> None:
         ({"text": "", "extra_key": ["a", "b"]}, '["a","b"]'),
     ],
 )
-def test_what_cannot_be_read_goes_on_without_a_prompt(body: Any, salt: str) -> None:
-    """It is the endpoint's business."""
+def test_an_unreadable_body_is_forwarded_without_a_prompt(body: Any, salt: str) -> None:
     parsed = parse(body)
     assert (parsed.api, parsed.prompts, parsed.cache_salt) == (Api.GENERATE, (), salt)
     assert parsed.can_rewrite is False
 
 
 @pytest.mark.parametrize("body", [{"input_embeds": [[0.5]]}, [1], None, "x"])
-def test_what_names_no_prompt_is_not_read(body: Any) -> None:
+def test_a_body_without_a_prompt_is_not_read(body: Any) -> None:
     assert parse(body) == ParsedBody(Api.RAW, can_rewrite=False)
 
 
 @pytest.mark.parametrize("content_type", ["application/json", "text/event-stream"])
-def test_responses_tell_their_usage_in_meta_info(content_type: str) -> None:
-    """A document, or the event with a finish reason."""
+def test_usage_is_read_from_meta_info(content_type: str) -> None:
+    """In a document, or in the event with a finish reason."""
     info = {"prompt_tokens": 2, "completion_tokens": 3, "cached_tokens": 1, "finish_reason": "stop"}
     text = json.dumps({"text": "x", "meta_info": info})
     data = f"data: {text}\n\ndata: [DONE]\n\n" if "event" in content_type else text

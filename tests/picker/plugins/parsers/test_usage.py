@@ -1,4 +1,4 @@
-"""What responses say about usage, in every shape and however their bodies are cut."""
+"""Usage in responses, in every shape and however their bodies are cut."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from picker.types import Usage
 from tests.depth import examples
 
 COUNTS = {"prompt_tokens": 5, "completion_tokens": 10, "total_tokens": 15}
-TOLD = Usage(5, 10, 15)
+SHOWN = Usage(5, 10, 15)
 
 
 def read(reader: ResponseReader, *pieces: bytes) -> Usage | None:
-    """What the reader knows once all pieces have come."""
+    """The usage that the reader knows after all pieces."""
     for index, piece in enumerate(pieces):
         reader.feed(piece, index == len(pieces) - 1)
     return reader.usage
@@ -46,7 +46,7 @@ def read_json(shape: Shape, document: Any, marker: bytes = USAGE) -> Usage | Non
 
 
 def sse(*events: Any) -> bytes:
-    """A stream of events; text stands as it is."""
+    """A stream of events; text is data as it is."""
     texts = (event if isinstance(event, str) else json.dumps(event) for event in events)
     return "".join(f"data: {text}\n\n" for text in texts).encode()
 
@@ -55,9 +55,9 @@ def sse(*events: Any) -> bytes:
     ("usage", "expected"),
     [
         ({"prompt_tokens": 5, "completion_tokens": 2, "prompt_tokens_details": []}, Usage(5, 2, 7)),
-        (COUNTS, TOLD),
-        ({"input_tokens": 5, "output_tokens": 10, "total_tokens": 15}, TOLD),
-        ({"prompt_tokens": 5, "completion_tokens": 10}, TOLD),
+        (COUNTS, SHOWN),
+        ({"input_tokens": 5, "output_tokens": 10, "total_tokens": 15}, SHOWN),
+        ({"prompt_tokens": 5, "completion_tokens": 10}, SHOWN),
         (
             {"prompt_tokens": "5", "completion_tokens": "10.9", "total_tokens": 16.7},
             Usage(5, 10, 16),
@@ -66,7 +66,7 @@ def sse(*events: Any) -> bytes:
         ({"prompt_tokens": 8, "total_tokens": 9}, Usage(8, 0, 8)),
         ({**COUNTS, "prompt_tokens_details": {"cached_tokens": 4}}, Usage(5, 10, 15, 4)),
         ({**COUNTS, "input_tokens_details": {"cached_tokens": 0}}, Usage(5, 10, 15, 0)),
-        ({**COUNTS, "prompt_tokens_details": None}, TOLD),
+        ({**COUNTS, "prompt_tokens_details": None}, SHOWN),
         ({"prompt_tokens": True, "completion_tokens": -3, "total_tokens": "many"}, None),
         ({"prompt_tokens": "1.0e999", "completion_tokens": "9" * 30}, None),
         ({"prompt_tokens": 10**30}, None),
@@ -76,13 +76,13 @@ def sse(*events: Any) -> bytes:
     ],
 )
 def test_openai_documents(usage: Any, expected: Usage | None) -> None:
-    """Old and new names, numbers as text, fractions cut off, nonsense ignored."""
+    """Old and new names, numbers as text, fractions cut off, invalid values ignored."""
     assert read_json(openai_usage, {"id": "x", "choices": [], "usage": usage}) == expected
 
 
 @pytest.mark.parametrize("kind", ["response.completed", "response.incomplete", "response.failed"])
 def test_the_final_event_of_the_responses_api_has_the_usage_of_its_response(kind: str) -> None:
-    """Others have none that counts."""
+    """Other events do not count."""
     usage = {"input_tokens": 5, "output_tokens": 10, "input_tokens_details": {"cached_tokens": 2}}
     body = sse(
         {"type": "response.created", "response": {"usage": {"input_tokens": 99}}},
@@ -106,22 +106,22 @@ def test_the_final_event_of_the_responses_api_has_the_usage_of_its_response(kind
         '{"usage": "\ud800"}',
     ],
 )
-def test_odd_events_say_nothing_and_raise_nothing(event: Any) -> None:
-    """Whatever a server sends, the reader goes on and what comes later counts."""
+def test_odd_events_are_skipped(event: Any) -> None:
+    """The reader continues with later events."""
     text = event if isinstance(event, str) else json.dumps(event)
     body = f"data: {text}\n\n".encode("utf-8", "surrogatepass")
     for shape in (openai_usage, anthropic_usage):
         assert read(SseUsage(shape, USAGE), body) is None
         assert read(JsonUsage(shape, USAGE), text.encode("utf-8", "surrogatepass")) is None
-    assert read(SseUsage(openai_usage, USAGE), body, sse({"usage": COUNTS})) == TOLD
+    assert read(SseUsage(openai_usage, USAGE), body, sse({"usage": COUNTS})) == SHOWN
 
 
 @pytest.mark.parametrize(
     ("pieces", "expected"),
     [
-        ([sse({"usage": COUNTS}, "[DONE]")], TOLD),
-        ([sse({"usage": COUNTS}), sse("[DONE]")], TOLD),
-        ([sse({"choices": []}), sse({"usage": COUNTS}), sse("[DONE]"), b""], TOLD),
+        ([sse({"usage": COUNTS}, "[DONE]")], SHOWN),
+        ([sse({"usage": COUNTS}), sse("[DONE]")], SHOWN),
+        ([sse({"choices": []}), sse({"usage": COUNTS}), sse("[DONE]"), b""], SHOWN),
         (
             [
                 b'data: {"usage":{"prompt_tokens":7,"total_tokens":17,"completion_tokens":10}}\n'
@@ -137,14 +137,14 @@ def test_odd_events_say_nothing_and_raise_nothing(event: Any) -> None:
                     {"usage": COUNTS},
                 )
             ],
-            TOLD,
+            SHOWN,
         ),
         ([b'data: {"usage":\ndata: {"prompt_tokens": 5}}\n\n'], Usage(5, 0, 5)),
         ([b""], None),
     ],
 )
 def test_openai_streams(pieces: list[bytes], expected: Usage | None) -> None:
-    """Wherever the usage stands, whatever stands around it; later numbers replace earlier."""
+    """Usage may be in any event; later numbers replace earlier ones."""
     assert read(SseUsage(openai_usage, USAGE), *pieces) == expected
 
 
@@ -159,16 +159,16 @@ ANTHROPIC_STREAM = sse(
 )
 
 
-def test_anthropic_says_its_usage_in_two_events() -> None:
-    """The prompt at the start, the completion at the end; in one document all at once."""
+def test_anthropic_reports_usage_in_two_events() -> None:
+    """The prompt at the start, the completion at the end; a document has both."""
     assert read(SseUsage(anthropic_usage, USAGE), ANTHROPIC_STREAM) == Usage(7, 12, 19, 3)
     usage = {"input_tokens": 7, "output_tokens": 12, "cache_read_input_tokens": 3}
     assert read_json(anthropic_usage, {"usage": usage}) == Usage(7, 12, 19, 3)
     assert read_json(anthropic_usage, {"usage": {}}) is None
 
 
-def test_sglang_says_its_usage_in_meta_info() -> None:
-    """Of a list of answers to one prompt the completions are added up."""
+def test_sglang_reports_usage_in_meta_info() -> None:
+    """The completions of several answers to one prompt are added up."""
     info = {"prompt_tokens": 7, "completion_tokens": 2, "cached_tokens": 3}
     one = {"text": "a", "meta_info": info}
     assert read_json(sglang_usage, one, META_INFO) == Usage(7, 2, 9, 3)
@@ -180,15 +180,15 @@ def test_sglang_says_its_usage_in_meta_info() -> None:
 @pytest.mark.parametrize(
     "bad", [None, 7, "text", {"meta_info": 7}, {"meta_info": [1]}, {"meta_info": {}}, [[]]]
 )
-def test_an_answer_of_sglang_that_cannot_be_read_spoils_no_other(bad: Any) -> None:
-    """Of three answers to one prompt, the middle one."""
+def test_an_unreadable_answer_of_sglang_spoils_no_other(bad: Any) -> None:
+    """The middle one of three answers to one prompt."""
     info = {"prompt_tokens": 5, "completion_tokens": 3, "cached_tokens": 2}
     answers = [{"meta_info": info}, bad, {"meta_info": info}]
     assert read_json(sglang_usage, answers, META_INFO) == Usage(5, 6, 11, 2)
 
 
-def test_of_sglangs_events_the_one_with_a_finish_reason_counts() -> None:
-    """The others tell what it is on the way."""
+def test_only_the_event_of_sglang_with_a_finish_reason_counts() -> None:
+    """The others report intermediate counts."""
     begun = {"meta_info": {"prompt_tokens": 7, "completion_tokens": 1, "finish_reason": None}}
     over = {"meta_info": {**begun["meta_info"], "completion_tokens": 4, "finish_reason": {"t": 1}}}
     reader = SseUsage(sglang_event_usage, META_INFO)
@@ -210,9 +210,7 @@ def test_of_sglangs_events_the_one_with_a_finish_reason_counts() -> None:
         (Usage(1, 2, 3, 0), Usage(), Usage(1, 2, 3, 0)),
     ],
 )
-def test_numbers_that_are_said_replace_those_that_are_known(
-    known: Usage | None, said: Usage, expected: Usage
-) -> None:
+def test_new_numbers_replace_known_ones(known: Usage | None, said: Usage, expected: Usage) -> None:
     """A total counts only beside both of its parts."""
     assert merge(known, said) == expected
 
@@ -227,7 +225,7 @@ def test_numbers_that_are_said_replace_those_that_are_known(
     ],
 )
 def test_the_content_type_chooses_the_reader(content_type: str, is_stream: bool) -> None:
-    """Case does not matter, nor do parameters."""
+    """Case and parameters do not matter."""
     assert is_event_stream(content_type) is is_stream
     reader = usage_reader(content_type, openai_usage)
     assert isinstance(reader, SseUsage if is_stream else JsonUsage)
@@ -237,29 +235,32 @@ def test_the_content_type_chooses_the_reader(content_type: str, is_stream: bool)
 @pytest.mark.parametrize(
     ("document", "expected"),
     [
-        ({"data": "x" * 3 * TAIL_BYTES, "usage": COUNTS}, TOLD),
-        ({"data": '"usage": {"prompt_tokens": 9}' * TAIL_BYTES, "usage": COUNTS, "id": 7}, TOLD),
+        ({"data": "x" * 3 * TAIL_BYTES, "usage": COUNTS}, SHOWN),
+        (
+            {"data": '"usage": {"prompt_tokens": 9}' * TAIL_BYTES, "usage": COUNTS, "id": 7},
+            SHOWN,
+        ),
         ({"usage": COUNTS, "data": "x" * 3 * TAIL_BYTES}, None),
         ({"data": "x" * 3 * TAIL_BYTES, "last": {"usage": COUNTS}}, None),
         ({"data": '"usage": {"prompt_tokens": 9}' * TAIL_BYTES}, None),
     ],
 )
 @pytest.mark.parametrize("piece_bytes", [1000, 10**7])
-def test_of_a_document_longer_than_the_limit_the_end_tells(
+def test_the_end_of_a_document_longer_than_the_limit_is_read(
     document: dict[str, Any], expected: Usage | None, piece_bytes: int
 ) -> None:
-    """Where engines write the usage, behind all else; a text that looks like it does not count."""
+    """Engines write the usage last; a text that looks like it does not count."""
     body = json.dumps(document).encode()
     pieces = [body[at : at + piece_bytes] for at in range(0, len(body), piece_bytes)]
     assert read(JsonUsage(openai_usage, USAGE, TAIL_BYTES), *pieces) == expected
 
 
 BODIES: list[tuple[Callable[[], ResponseReader], bytes, Usage]] = [
-    (lambda: JsonUsage(openai_usage, USAGE), json.dumps({"usage": COUNTS}).encode(), TOLD),
+    (lambda: JsonUsage(openai_usage, USAGE), json.dumps({"usage": COUNTS}).encode(), SHOWN),
     (
         lambda: SseUsage(openai_usage, USAGE),
         sse({"choices": ["a"]}, {"usage": COUNTS}, "[DONE]").replace(b"\n", b"\r\n"),
-        TOLD,
+        SHOWN,
     ),
     (lambda: SseUsage(anthropic_usage, USAGE), ANTHROPIC_STREAM, Usage(7, 12, 19, 3)),
 ]

@@ -1,4 +1,4 @@
-"""Events put together again from pieces that are cut anywhere."""
+"""Events joined from pieces that are cut anywhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MARKED = b'{"usage":1}'
 
 
 def events_of(pieces: list[bytes], limit: int = 1000) -> list[list[bytes]]:
-    """What a reader finds in the pieces, the last of which ends the stream."""
+    """The events that a reader finds in the pieces, the last of which ends the stream."""
     reader = SseEvents(b"usage", limit)
     found: list[list[bytes]] = []
     for index, piece in enumerate(pieces):
@@ -25,7 +25,7 @@ def events_of(pieces: list[bytes], limit: int = 1000) -> list[list[bytes]]:
 
 @pytest.mark.parametrize("newline", [b"\n", b"\r\n", b"\r"])
 def test_lines_may_end_in_three_ways(newline: bytes) -> None:
-    """LF, CRLF and CR end lines alike."""
+    """LF, CRLF and CR."""
     text = b"event: a\ndata: " + MARKED + b"\n\ndata: other\n\n"
     assert events_of([text.replace(b"\n", newline)]) == [[MARKED]]
 
@@ -48,7 +48,9 @@ def test_lines_may_end_in_three_ways(newline: bytes) -> None:
     ],
 )
 def test_the_values_of_data_lines_are_found(text: bytes, expected: list[list[bytes]]) -> None:
-    """One space after the colon goes, comments and other fields do not count, the end ends all."""
+    """One space after the colon is removed, comments and other fields do not count, the end ends
+    the last event.
+    """
     assert events_of([text]) == expected
 
 
@@ -59,8 +61,8 @@ STREAM = (
 
 @examples(200)
 @given(st.lists(st.integers(0, len(STREAM)), max_size=6), st.sampled_from([20, 1000]))
-def test_cuts_change_nothing(cuts: list[int], limit: int) -> None:
-    """Whatever the pieces, the events are those of the whole; empty pieces are pieces."""
+def test_cuts_do_not_change_the_events(cuts: list[int], limit: int) -> None:
+    """Empty pieces are allowed."""
     places = [0, *sorted(cuts), len(STREAM)]
     pieces = [STREAM[a:b] for a, b in pairwise(places)]
     expected = [[MARKED], [b"usage", b"2"]]
@@ -70,7 +72,7 @@ def test_cuts_change_nothing(cuts: list[int], limit: int) -> None:
 
 
 def test_events_that_end_by_one_newline_are_read_line_by_line_beyond_the_limit() -> None:
-    """No empty line ever comes, and yet little is kept and all is read."""
+    """An empty line never comes, and yet little is stored and everything is read."""
     pieces = [b"data: usage %d\n" % number for number in range(10)]
     found = events_of(pieces, limit=40)
     assert len(found) > 1
@@ -79,6 +81,6 @@ def test_events_that_end_by_one_newline_are_read_line_by_line_beyond_the_limit()
 
 
 def test_a_line_longer_than_the_limit_is_dropped() -> None:
-    """What follows it is read as ever."""
+    """The lines after it are read."""
     pieces = [b"data: usage", b"x" * 50, b"x" * 50, b"\n\n", b"data: usage\n\n", b""]
     assert events_of(pieces, limit=30) == [[b"usage"]]

@@ -1,4 +1,4 @@
-"""The bodies of vLLM's token-level API."""
+"""vllmhttp-parser: the bodies of vLLM's token-level API."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_request_is_read() -> None:
 
 @pytest.mark.parametrize("token_ids", [[1.0, 2], [1e0, 2.0]])
 def test_whole_numbers_may_be_written_as_fractions(token_ids: list[float]) -> None:
-    """As JSON has only numbers."""
+    """JSON has only one kind of numbers."""
     assert parse({"token_ids": token_ids}).prompts == (b"\1\0\0\0\2\0\0\0",)
 
 
@@ -53,7 +53,7 @@ def test_whole_numbers_may_be_written_as_fractions(token_ids: list[float]) -> No
     [None, [], "1", [-1], [2**32], [1.5], [True], ["1"], [[1]], [1, None], [1e10], [4294967296.0]],
 )
 def test_other_token_ids_are_no_prompt(token_ids: Any) -> None:
-    """What is no list, not empty, of integers of 32 bits is the endpoint's business."""
+    """Only a nonempty list of integers of 32 bits is one."""
     parsed = parse({"model": "m", "token_ids": token_ids})
     assert (parsed.model, parsed.prompts, parsed.features) == ("m", (), ())
 
@@ -66,7 +66,7 @@ ENDLESS = {
 
 @pytest.mark.parametrize("features", [[], ENDLESS, {"mm_hashes": []}])
 def test_a_prompt_whose_items_cannot_be_placed_has_no_prefix(features: Any) -> None:
-    """Without them it would be taken for another."""
+    """Without its items it would equal another prompt."""
     parsed = parse({"token_ids": [1], "features": features, "cache_salt": 1})
     assert (parsed.prompts, parsed.features, parsed.cache_salt) == ((), (), "1")
 
@@ -76,8 +76,7 @@ def test_an_output_cap_may_be_missing(sampling_params: Any) -> None:
     assert parse({"token_ids": [1], "sampling_params": sampling_params}).max_output_tokens is None
 
 
-def test_responses_tell_usage_in_the_openai_shape() -> None:
-    """As the other routes of vLLM do."""
+def test_usage_has_the_shape_of_openai() -> None:
     reader = VllmHttpParser().response_reader(parse({"token_ids": [1]}), "application/json")
     reader.feed(b'{"usage":{"prompt_tokens":1,"completion_tokens":2}}', True)
     assert reader.usage == Usage(1, 2, 3)

@@ -51,8 +51,8 @@ def test_the_first_header_with_a_value_is_the_identity(
 @pytest.mark.parametrize(
     "header", ["x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id"]
 )
-def test_a_fairness_header_is_left_to_itself(header: str) -> None:
-    """By either name; the finding is made all the same, and an empty one is none."""
+def test_a_fairness_header_comes_first(header: str) -> None:
+    """By either name; the finding is written anyway. An empty header counts as none."""
     plugin = configured("agent-identity")
     named = replace(request_for(), headers={header: "user-123", CLAUDE: "session-abc"})
     assert plugin.process(named) is named

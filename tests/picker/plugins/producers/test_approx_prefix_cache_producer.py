@@ -1,4 +1,4 @@
-"""approx-prefix-cache-producer: it remembers what it sent where."""
+"""approx-prefix-cache-producer: the memory of prompts and endpoints."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def blocks(*numbers: int) -> bytes:
 
 
 class Scene:
-    """A producer and how the director uses it."""
+    """A producer, used as the director uses it."""
 
     def __init__(
         self, max_reported_capacity: int = MAX_REPORTED_CAPACITY, **parameters: Any
@@ -61,7 +61,7 @@ class Scene:
 
 
 def test_a_prompt_matches_where_it_was_sent() -> None:
-    """The primary profile's first endpoint and that of `prefill` learn; others do not."""
+    """The first endpoints of the primary profile and of `prefill` are remembered."""
     a, b, c = candidate("a"), candidate("b"), candidate("c")
     s = Scene()
     s.send(a, blocks(1, 2), prefill=b)
@@ -70,8 +70,7 @@ def test_a_prompt_matches_where_it_was_sent() -> None:
     assert s.producer.index_size == 4
 
 
-def test_matching_alone_teaches_nothing() -> None:
-    """Only what is sent is remembered."""
+def test_only_sent_prompts_are_remembered() -> None:
     s = Scene()
     s.find([candidate("a")], blocks(1))
     info = s.find([candidate("a")], blocks(1))
@@ -79,7 +78,6 @@ def test_matching_alone_teaches_nothing() -> None:
 
 
 def test_models_and_salts_do_not_share() -> None:
-    """An adapter's cache, or another tenant's, is no use."""
     a = candidate("a")
     s = Scene()
     s.send(a, blocks(1))
@@ -107,7 +105,7 @@ def test_an_endpoint_that_left_or_restarted_is_forgotten() -> None:
     assert s.producer.index_size == 0
 
 
-def test_without_prompts_nothing_is_found_or_learnt() -> None:
+def test_without_prompts_nothing_is_found_or_remembered() -> None:
     s = Scene()
     assert s.find([candidate("a")]) is None
     s.send(candidate("a"))
@@ -127,16 +125,16 @@ def test_without_prompts_nothing_is_found_or_learnt() -> None:
         ({"block_size_tokens": 0}, None, 3),
     ],
 )
-def test_block_size_is_what_engines_report_but_at_least_64(
+def test_the_block_size_is_that_of_the_engines_but_at_least_64(
     parameters: dict[str, Any], reported: int | None, expected: int
 ) -> None:
-    """192 tokens; the first candidate that knows its block size decides."""
+    """192 tokens; the first candidate that reports its block size decides."""
     candidates = [candidate("a", known=False), candidate("b", block_size_tokens=reported)]
     info = Scene(**parameters).find(candidates, blocks(1, 2, 3))
     assert info.total_blocks == expected
 
 
-def test_memory_is_what_the_kv_cache_holds() -> None:
+def test_the_memory_is_the_capacity_of_the_kv_cache() -> None:
     """Eight engine blocks of 16 tokens hold two blocks of 64."""
     a = candidate("a", block_size_tokens=16, num_kv_blocks=8)
     s = Scene()
@@ -146,8 +144,7 @@ def test_memory_is_what_the_kv_cache_holds() -> None:
     assert [info.match_blocks.get("default/a", 0) for info in held if info] == [0, 1, 1]
 
 
-def test_memory_is_bounded_whatever_an_engine_reports() -> None:
-    """A page with an absurd number of blocks does not make the picker remember without end."""
+def test_the_memory_is_bounded_whatever_an_engine_reports() -> None:
     a = candidate("a", block_size_tokens=16, num_kv_blocks=10**15 - 1)
     s = Scene(max_reported_capacity=10)
     for number in range(0, 40, 4):
@@ -155,8 +152,8 @@ def test_memory_is_bounded_whatever_an_engine_reports() -> None:
     assert s.producer.index_size == 10
 
 
-def test_memory_is_the_configured_one_when_engines_do_not_say() -> None:
-    """Or when auto-tuning is off."""
+def test_the_memory_is_the_configured_one_without_a_report() -> None:
+    """Also without auto-tuning."""
     a = candidate("a", block_size_tokens=16, num_kv_blocks=8000)
     s = Scene(auto_tune=False, lru_capacity_per_server=1)
     s.send(a, blocks(1, 2))
@@ -192,7 +189,7 @@ def test_a_long_prompt_is_remembered_like_a_short_one() -> None:
 
 
 def test_the_seed_is_that_of_the_process_unless_one_is_configured() -> None:
-    """Two pickers that are given a seed agree; others do not."""
+    """Two pickers with one configured seed agree; others do not."""
     services = Services(NoHttp(), hash_seed=5)
     assert _seed_of(PLUGIN.make("p", ApproxPrefixCacheParameters(), services)) == 5
     given = ApproxPrefixCacheParameters(hash_seed=0)
@@ -200,7 +197,7 @@ def test_the_seed_is_that_of_the_process_unless_one_is_configured() -> None:
 
 
 def _seed_of(plugin: object) -> int:
-    """Which of the seeds 0 to 9 a producer uses: the one whose hashes it knows as its own."""
+    """The seed of a producer among 0 to 9, found by hashes that it recognises."""
     assert isinstance(plugin, ApproxPrefixCacheProducer)
     attributes = Attributes()
     plugin.produce(request_for(prompts=(blocks(1),)), [candidate("a")], attributes)
@@ -213,23 +210,23 @@ def _seed_of(plugin: object) -> int:
     )
 
 
-def test_of_very_many_prompts_the_first_are_matched() -> None:
-    """A body of a hundred thousand tiny prompts must not hold up everybody's decisions."""
+def test_only_the_first_of_very_many_prompts_are_matched() -> None:
+    """A body of a hundred thousand tiny prompts must not delay other decisions."""
     s, a = Scene(), candidate("a")
     many = [blocks(number) for number in range(MAX_PROMPTS + 50)]
     s.send(a, *many)
     assert s.find([a], *many) == PrefixCacheMatchInfo(MAX_PROMPTS, B, {"default/a": MAX_PROMPTS})
 
 
-def test_replicas_that_share_a_seed_learn_of_each_other() -> None:
-    """With another seed everything is forgotten, and what is heard is not told on."""
+def test_replicas_with_one_seed_learn_from_each_other() -> None:
+    """Another seed forgets everything, and remote placements are not reported again."""
     a, one, other = candidate("a"), Scene(), Scene()
-    heard: list[str] = []
+    reported: list[str] = []
     one.producer.report_placements(other.producer.placed_elsewhere)
-    other.producer.report_placements(lambda key, hashes, capacity: heard.append(key))
+    other.producer.report_placements(lambda key, hashes, capacity: reported.append(key))
     one.send(a, blocks(1, 2))
     assert other.find([a], blocks(1, 2)) == PrefixCacheMatchInfo(2, B, {"default/a": 2})
-    assert heard == []
+    assert reported == []
     other.producer.use_hash_seed(other.producer.hash_seed)
     assert other.producer.index_size == 2
     other.producer.use_hash_seed(99)
@@ -239,8 +236,8 @@ def test_replicas_that_share_a_seed_learn_of_each_other() -> None:
     assert other.producer.index_size == 0
 
 
-def test_a_seed_that_changes_between_decision_and_departure_teaches_nothing() -> None:
-    """The hashes are of another seed than everybody's by then."""
+def test_hashes_of_an_earlier_seed_are_not_remembered() -> None:
+    """The seed changes between decision and departure."""
     s, a, attributes = Scene(), candidate("a"), Attributes()
     request = s.producer.produce(request_for(prompts=(blocks(1),)), [a], attributes)
     s.producer.use_hash_seed(5)
@@ -248,8 +245,8 @@ def test_a_seed_that_changes_between_decision_and_departure_teaches_nothing() ->
     assert s.producer.index_size == 0
 
 
-def test_a_replica_cannot_make_an_endpoint_remember_more_than_any_has() -> None:
-    """And a configured seed stays."""
+def test_the_capacity_of_a_remote_placement_is_limited() -> None:
+    """A configured seed stays."""
     s = Scene(max_reported_capacity=3, lru_capacity_per_server=2, hash_seed=4)
     s.producer.use_hash_seed(9)
     assert s.producer.hash_seed == 4

@@ -1,4 +1,4 @@
-"""inflight-load-producer: what leaves is counted, and comes back exactly once."""
+"""inflight-load-producer: each request is counted, and returned exactly once."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def _end(producer: InflightLoadProducer, flight: Flight) -> None:
     producer.request_ended(flight, FinishCause.COMPLETED, None, 9.0)
 
 
-def test_the_finding_says_what_a_request_would_add() -> None:
-    """Its tokens less those in matched blocks; a matched tail block is no debt."""
+def test_the_finding_has_the_tokens_that_a_request_would_add() -> None:
+    """Its tokens less those in matched blocks, at least 0."""
     producer = _producer()
     flight = _leave(producer, _request(200), _result(decode="a"), {"default/b": 2, "default/c": 4})
     load = flight.attributes.get(inflight_load_key())
@@ -79,8 +79,8 @@ def test_the_finding_says_what_a_request_would_add() -> None:
     assert load.requests("default/b") == 0
 
 
-def test_a_single_endpoint_gets_its_tokens_back_first() -> None:
-    """With the first piece the prompt is read; the request is under way to its end."""
+def test_tokens_are_returned_with_the_first_piece() -> None:
+    """Then the prompt is computed; the request counts until its end."""
     producer = _producer()
     flight = _leave(producer, _request(200), _result(default="a"), {"default/a": 1})
     assert producer.loads == {"default/a": EndpointLoad(1, 136)}
@@ -122,8 +122,8 @@ def test_the_output_is_estimated_from_the_input(
     assert producer.loads == {"default/a": EndpointLoad(1, tokens)}
 
 
-def test_an_endpoint_that_comes_back_starts_from_nothing() -> None:
-    """What its former life's requests give back is not taken from the new ones."""
+def test_a_returning_endpoint_starts_empty() -> None:
+    """Returns of its former requests do not reduce the new load."""
     producer = _producer()
     old = _leave(producer, _request(10), _result(default="a"))
     producer.endpoint_removed("default/a")
@@ -135,8 +135,8 @@ def test_an_endpoint_that_comes_back_starts_from_nothing() -> None:
     assert producer.loads == {}
 
 
-def test_a_request_that_vanishes_gives_everything_back() -> None:
-    """One that no end is told of, say, because another hook refused it."""
+def test_a_vanished_request_returns_everything() -> None:
+    """For example, one without an end because another hook refused it."""
     producer = _producer()
     flight = _leave(producer, _request(10), _result(default="a"))
     assert producer.loads
@@ -160,7 +160,7 @@ STEPS = st.lists(
 
 @examples(150)
 @given(steps=STEPS, estimate=st.booleans())
-def test_any_walk_ends_with_nothing_under_way(
+def test_any_walk_ends_with_nothing_in_flight(
     steps: list[tuple[str, int, str, str, int]], estimate: bool
 ) -> None:
     """Hooks in any order, twice or never; the books agree at every step."""
@@ -190,8 +190,8 @@ def test_any_walk_ends_with_nothing_under_way(
     producer.check_integrity()
 
 
-def test_an_estimate_beyond_counting_refuses_no_request() -> None:
-    """A hook that raises would; what a limit says still holds."""
+def test_an_infinite_estimate_refuses_no_request() -> None:
+    """A hook that raises would; limits still hold."""
     producer = _producer(add_estimated_output_tokens=True, output_ratio=1e308)
     first = _leave(producer, _request(1000), _result(decode="w"))
     assert producer.loads["default/w"].tokens > 10**9
@@ -201,8 +201,8 @@ def test_an_estimate_beyond_counting_refuses_no_request() -> None:
 
 
 @pytest.mark.parametrize("is_synced", [True, False])
-def test_the_load_of_other_replicas_counts_where_it_is_asked_for(is_synced: bool) -> None:
-    """Beside one's own, which alone is told; and no more once they have nothing under way."""
+def test_the_load_of_other_replicas_counts_where_it_is_shared(is_synced: bool) -> None:
+    """Beside the own load, which alone is reported; no longer once the replicas are idle."""
     producer = _producer(sync_cross_replica_state=is_synced)
     elsewhere = {"default/a": EndpointLoad(2, 20), "default/b": EndpointLoad(1)}
     producer.set_loads_elsewhere(elsewhere)

@@ -1,4 +1,4 @@
-"""precise-prefix-cache-producer: it knows what engines say, and refuses what it cannot do."""
+"""precise-prefix-cache-producer: matches by events of engines, and refused parameters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOPIC = "kv@10.0.0.1:8000@m"
 
 
 def parameters(text: str = "{}") -> PrecisePrefixCacheParameters:
-    """Parameters as a configuration would write them, in JSON."""
+    """Parameters as a configuration would have them, in JSON."""
     return msgspec.json.decode(text, type=PrecisePrefixCacheParameters)
 
 
@@ -60,14 +60,14 @@ def find(
 
 
 def send(plugin: PrecisePrefixCacheProducer, request: InferenceRequest, **picked: str) -> None:
-    """Decide that each profile picks the endpoint of that name; the first one is primary."""
+    """Each profile picks the endpoint of that name; the first profile is primary."""
     attributes = Attributes()
     plugin.produce(request, [], attributes)
     result = decided(**{name: [candidate(one)] for name, one in picked.items()})
     plugin.pre_request(request, result, attributes)
 
 
-def test_a_prompt_matches_what_engines_say_they_hold() -> None:
+def test_a_prompt_matches_the_blocks_that_engines_report() -> None:
     """Full blocks only; unknown endpoints match nothing."""
     plugin = producer()
     plugin.kv_events("default/a", TOPIC, stored(1, 2))
@@ -81,8 +81,8 @@ def test_a_prompt_matches_what_engines_say_they_hold() -> None:
 
 
 @pytest.mark.parametrize(("size", "blocks"), [(128, 3), (16, 24), (256, 1)])
-def test_what_a_real_engine_published_is_matched(size: int, blocks: int) -> None:
-    """vLLM 0.32 said that it holds these 384 tokens, in blocks of 128."""
+def test_the_events_of_a_real_engine_are_matched(size: int, blocks: int) -> None:
+    """vLLM 0.32 published these 384 tokens, in blocks of 128."""
     payload = REAL_BATCH.read_bytes()
     ((event,), _) = decode_events(payload)
     assert isinstance(event, BlocksStored)
@@ -94,7 +94,7 @@ def test_what_a_real_engine_published_is_matched(size: int, blocks: int) -> None
     plugin.check_integrity()
 
 
-def test_a_batch_with_events_of_no_use_is_matched_by_the_others() -> None:
+def test_unusable_events_of_a_batch_are_skipped() -> None:
     """Sparse blocks of a sliding window, a type of a later engine, then blocks that continue."""
     ids, plugin = list(range(512)), producer('{"tokenProcessorConfig": {"blockSizeTokens": 128}}')
     full = {"type": "BlockStored", "block_size": 256, "group_idx": 0}
@@ -115,7 +115,7 @@ def test_a_batch_with_events_of_no_use_is_matched_by_the_others() -> None:
 
 
 def test_no_weight_makes_a_match_longer_than_the_prompt() -> None:
-    """Scores stay shares, however much more a tier is to count than another."""
+    """Scores stay shares, however great the weight of a tier."""
     plugin = producer(
         '{"indexerConfig": {"kvCacheBackendConfigs": [{"name": "gpu", "weight": 1e300}]}}'
     )
@@ -140,7 +140,7 @@ def test_a_slower_tier_counts_less() -> None:
 
 
 def test_ten_blocks_of_the_slower_tier_are_eight() -> None:
-    """Though ten times 0.8 added up is a little less."""
+    """Though the floating-point sum of ten times 0.8 is a little less."""
     plugin = producer()
     plugin.kv_events("default/a", TOPIC, stored(1, 10, medium="CPU"))
     info = find(plugin, request_for(prompts=(tokens(*range(160)),)))
@@ -197,8 +197,8 @@ def test_an_endpoint_that_left_or_lost_its_cache_is_forgotten(forget: str) -> No
     assert info.match_blocks == {"default/b": 1}
 
 
-def test_a_message_that_makes_no_sense_is_refused() -> None:
-    """Nothing of it is taken in."""
+def test_an_invalid_message_is_refused() -> None:
+    """No part of it is applied."""
     plugin = producer()
     event = ["BlockStored", [1], None, list(range(16)), 16]
     with pytest.raises(KvEventError):
@@ -206,8 +206,8 @@ def test_a_message_that_makes_no_sense_is_refused() -> None:
     assert plugin.index_size == 0
 
 
-def test_speculation_believes_in_what_was_sent_for_a_while() -> None:
-    """At the primary profile's endpoint and that of `prefill`, for two seconds of request time."""
+def test_speculation_expects_sent_prompts_for_a_while() -> None:
+    """At the endpoints of the primary profile and of `prefill`, for two seconds of request time."""
     plugin = producer('{"speculativeIndexing": true}')
     prompts = (tokens(*range(16)),)
     send(plugin, request_for(prompts=prompts, received_at_seconds=10.0), decode="a", prefill="b")
@@ -216,7 +216,7 @@ def test_speculation_believes_in_what_was_sent_for_a_while() -> None:
         assert info.match_blocks == expected
 
 
-def test_without_speculation_only_engines_are_believed() -> None:
+def test_without_speculation_only_events_count() -> None:
     """The default."""
     plugin = producer()
     prompts = (tokens(*range(16)),)
@@ -227,8 +227,8 @@ def test_without_speculation_only_engines_are_believed() -> None:
 
 @pytest.mark.parametrize("name", ["", "cbor-fnv", "xxh64"])
 @pytest.mark.parametrize("size", ['"blockSizeTokens": 64', '"blockSize": 64'])
-def test_hash_algorithms_and_block_sizes_of_the_configuration(name: str, size: str) -> None:
-    """What was stored with them is found with them, whatever the engine's block size."""
+def test_the_hash_algorithm_and_the_block_size_are_configurable(name: str, size: str) -> None:
+    """The engine's block size may differ."""
     text = f'{{"tokenProcessorConfig": {{{size}, "hashSeed": "s", "hashAlgorithm": "{name}"}}}}'
     plugin = producer(text)
     plugin.kv_events("default/a", TOPIC, stored(1, 8))
@@ -237,8 +237,8 @@ def test_hash_algorithms_and_block_sizes_of_the_configuration(name: str, size: s
     assert info.match_blocks == {"default/a": 2}
 
 
-def test_engines_are_heard_at_the_configured_ports() -> None:
-    """Plus the rank; labels of an endpoint name ports of its own; IPv6 stands in brackets."""
+def test_events_come_from_the_configured_ports() -> None:
+    """Plus the rank; labels of an endpoint name ports of its own; IPv6 is in brackets."""
     plugin = producer()
     assert isinstance(plugin, KvEventConsumer)
     assert plugin.kv_event_feed == KvEventFeed(None, "kv@")
@@ -262,7 +262,7 @@ def test_engines_are_heard_at_the_configured_ports() -> None:
     )
 
 
-def test_a_label_that_is_no_port_is_none() -> None:
+def test_an_invalid_port_label_is_ignored() -> None:
     plugin = producer()
     for text in ("0", "65536", "-1", "x", "", "1" * 5000):
         endpoint = Endpoint("a", "10.0.0.1", 8000, labels={"kv-events-port": text})
@@ -270,7 +270,7 @@ def test_a_label_that_is_no_port_is_none() -> None:
 
 
 def test_engines_may_connect_instead() -> None:
-    """To one address of the picker's."""
+    """To one address of the picker."""
     plugin = producer('{"kvEventsConfig": {"discoverPods": false, "zmqEndpoint": "tcp://*:5557"}}')
     assert plugin.kv_event_feed == KvEventFeed("tcp://*:5557", "kv@")
 
@@ -284,7 +284,7 @@ def test_engines_may_connect_instead() -> None:
     ],
 )
 def test_a_selector_and_a_namespace_narrow_the_pool(discovery: str, expected: list[str]) -> None:
-    """The default selector does not, since the pool says who serves."""
+    """The default selector does not, because the pool defines the endpoints."""
     plugin = producer(f'{{"kvEventsConfig": {{"podDiscoveryConfig": {discovery}}}}}')
     endpoints = [
         Endpoint("a", "10.0.0.1", 8000),

@@ -1,4 +1,4 @@
-"""token-producer: prompts become tokens, estimated or asked for."""
+"""token-producer: the tokens of prompts, estimated or from a server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "http://x/i.png"}}
 
 
 class Server:
-    """An `HttpClient` with one answer; remembers what it was asked."""
+    """An `HttpClient` with one answer; records the requests."""
 
     def __init__(self, answer: Any = None) -> None:
         self.answer = answer
@@ -35,7 +35,7 @@ class Server:
         timeout_seconds: float,
         headers: Mapping[str, str] | None = None,
     ) -> Any:
-        """The answer, or the error that it is."""
+        """Return the answer, or raise it."""
         self.asked.append((url, body, timeout_seconds))
         if isinstance(self.answer, Exception):
             raise self.answer
@@ -43,7 +43,7 @@ class Server:
 
 
 def make(server: Server | None = None, **parameters: Any) -> object:
-    """A producer with parameters as the configuration writes them."""
+    """A producer with parameters as the configuration has them."""
     return configured("token-producer", parameters, "mine", Services(server or Server()))  # type: ignore[no-any-return]
 
 
@@ -55,14 +55,14 @@ def estimated(request: InferenceRequest, **parameters: Any) -> InferenceRequest:
 
 
 async def asked(request: InferenceRequest, server: Server, **vllm: Any) -> InferenceRequest:
-    """The request after a producer that asks `server`."""
+    """The request after a producer that uses `server`."""
     producer = make(server, modelName="real", vllm={"url": "http://render:8000/", **vllm})
     assert isinstance(producer, AsyncDataProducer)
     return await producer.look_up(request, [], Attributes())
 
 
 @pytest.mark.parametrize("parameters", [{}, {"estimate": {}}, {"modelName": "m"}])
-def test_it_produces_the_tokenized_prompt_whatever_its_name(parameters: dict[str, Any]) -> None:
+def test_the_finding_does_not_depend_on_the_name(parameters: dict[str, Any]) -> None:
     """The prompt travels in the request, so consumers need not know the instance."""
     producer = make(**parameters)
     assert isinstance(producer, ProducesData)
@@ -76,7 +76,7 @@ def test_text_is_packed_four_bytes_a_token() -> None:
 
 
 def test_each_prompt_has_its_features() -> None:
-    """None of its own is an empty tuple, so both can be walked side by side."""
+    """A prompt without items has an empty tuple, so both can be zipped."""
     request = estimated(request_for(Api.COMPLETIONS, {"prompt": ["a", "b"]}))
     assert (request.prompts, request.features) == ((b"a\0\0\0", b"b\0\0\0"), ((), ()))
     chat = {"messages": [{"role": "user", "content": [IMAGE]}]}
@@ -84,8 +84,8 @@ def test_each_prompt_has_its_features() -> None:
     assert (feature.modality, feature.offset, feature.length) == ("image", 1, 225)
 
 
-def test_the_estimate_can_be_tuned() -> None:
-    """By the names of the configuration, and by the headers of the request."""
+def test_the_estimate_is_configurable() -> None:
+    """By parameters, and by headers of the request."""
     video = {"type": "video_url", "video_url": {"url": "http://x/v"}}
     chat = {"messages": [{"role": "user", "content": [IMAGE, video]}]}
     body = ParsedBody(Api.CHAT_COMPLETIONS, "m", payload=chat)
@@ -104,13 +104,13 @@ def test_tokens_of_the_body_are_taken_as_they_are() -> None:
     body = ParsedBody(Api.GENERATE, prompts=(b"abcd",), features=((feature,),), can_rewrite=False)
     request = estimated(InferenceRequest("r", {}, body, "", ""))
     assert (request.prompts, request.features) == ((b"abcd",), ((feature,),))
-    bare = ParsedBody(Api.COMPLETIONS, payload={"prompt": [1]}, prompts=(b"abcd", b"efgh"))
-    request = estimated(InferenceRequest("r", {}, bare, "", ""))
+    empty = ParsedBody(Api.COMPLETIONS, payload={"prompt": [1]}, prompts=(b"abcd", b"efgh"))
+    request = estimated(InferenceRequest("r", {}, empty, "", ""))
     assert (request.prompts, request.features) == ((b"abcd", b"efgh"), ((), ()))
 
 
-def test_what_has_no_prompt_stays_as_it_is() -> None:
-    """Raw bodies, images, and requests that come with tokens."""
+def test_a_request_without_a_prompt_is_unchanged() -> None:
+    """Raw bodies, images, and requests that have tokens already."""
     for request in (
         request_for(Api.RAW, None),
         request_for(Api.IMAGES, {"prompt": "a cat"}),
@@ -120,7 +120,7 @@ def test_what_has_no_prompt_stays_as_it_is() -> None:
         assert estimated(request) is request
 
 
-async def test_a_server_is_asked_for_the_tokens_of_its_model() -> None:
+async def test_a_server_renders_the_tokens_of_its_model() -> None:
     """With the client's body, by the client's API."""
     server = Server([{"token_ids": [1]}, {"token_ids": [2, 3]}])
     payload = {"model": "alias", "prompt": ["a", "b"]}
@@ -142,7 +142,7 @@ async def test_a_server_is_asked_for_the_tokens_of_its_model() -> None:
 async def test_a_chat_with_blocks_has_more_time(
     content: Any, vllm: dict[str, str], seconds: float
 ) -> None:
-    """As a server may have to fetch and look at media."""
+    """A server may have to fetch media."""
     server = Server({"token_ids": [1]})
     chat = {"messages": [{"role": "user", "content": content}]}
     request = await asked(request_for(Api.CHAT_COMPLETIONS, chat), server, **vllm)
@@ -150,8 +150,8 @@ async def test_a_chat_with_blocks_has_more_time(
     assert server.asked[0][::2] == ("http://render:8000/v1/chat/completions/render", seconds)
 
 
-async def test_nothing_is_asked_about_tokens_that_are_there() -> None:
-    """Nor about APIs that are not rendered."""
+async def test_known_tokens_are_not_requested() -> None:
+    """Nor those of APIs that are not rendered."""
     server = Server()
     body = ParsedBody(Api.GENERATE, prompts=(b"abcd",))
     generate = await asked(InferenceRequest("r", {}, body, "", ""), server)
@@ -166,15 +166,15 @@ async def test_nothing_is_asked_about_tokens_that_are_there() -> None:
 
 
 @pytest.mark.parametrize("answer", [HttpError("gone"), [], {}, "x", {"token_ids": []}])
-async def test_a_server_that_fails_makes_no_tokens(answer: Any) -> None:
-    """The error is the caller's to log; the request has no tokens then."""
+async def test_a_failed_server_gives_no_tokens(answer: Any) -> None:
+    """The caller logs the error."""
     request = request_for(Api.COMPLETIONS, {"prompt": "x"})
     with pytest.raises(HttpError):
         await asked(request, Server(answer))
 
 
-def test_the_longest_wait_is_what_the_caller_is_told() -> None:
-    """It cuts the looking-up off by itself."""
+def test_the_time_limit_is_the_longest_wait() -> None:
+    """The caller enforces it."""
     producer = make(modelName="m", vllm={"mmTimeout": "45s"})
     assert isinstance(producer, AsyncDataProducer)
     assert producer.timeout_seconds == 45.0

@@ -1,4 +1,4 @@
-"""Disaggregated requests: which stages run, in which order, and where."""
+"""Disaggregated requests: the stages that run, their order and their endpoints."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def connected(order: str = "", prefill: bool | None = None, encode: bool | None 
 
 
 def counted(handler: Any, result: Any, request: InferenceRequest) -> str:
-    """The decision as it is counted."""
+    """The decision as metrics count it."""
     attributes = Attributes()
     assert handler.pre_request(request, result, attributes) is None
     found = attributes.get(DISAGGREGATION_DECISION_KEY)
@@ -87,14 +87,14 @@ def counted(handler: Any, result: Any, request: InferenceRequest) -> str:
         ),
     ],
 )
-def test_decode_first_runs_what_the_deciders_want(
+def test_decode_first_runs_the_stages_that_deciders_want(
     prefill: bool | None,
     encode: bool | None,
     ran: list[str],
     headers: dict[str, str],
     decision: str,
 ) -> None:
-    """Later stages are near the decode endpoint, which deciders see; no decider means never."""
+    """Later stages and deciders get the decode endpoint; without a decider a stage never runs."""
     handler, deciders = connected("", prefill, encode)
     result, runs = schedule(handler, PROFILES, pool_of(*ALL_ROLES, "encode"))
     assert [name for name, _ in runs] == ran
@@ -121,7 +121,7 @@ def test_decode_first_runs_what_the_deciders_want(
 def test_prefill_first_always_prefills_where_there_is_a_profile(
     encode: bool | None, profiles: tuple[str, ...], runs_expected: list[tuple[str, str | None]]
 ) -> None:
-    """Each stage is near the one before; the encode decider sees no endpoint."""
+    """Each stage gets the endpoint of the one before; the encode decider gets none."""
     handler, deciders = connected("prefill-first", None, encode)
     result, runs = schedule(handler, profiles, pool_of(*ALL_ROLES))
     assert runs == runs_expected
@@ -140,10 +140,10 @@ def test_prefill_first_always_prefills_where_there_is_a_profile(
         (("decode",), {}),
     ],
 )
-def test_a_stage_that_finds_nothing_is_left_to_the_decode_endpoint(
+def test_the_decode_endpoint_replaces_a_stage_without_an_endpoint(
     order: str, roles: tuple[str, ...], headers: dict[str, str]
 ) -> None:
-    """The request is not refused for it."""
+    """The request is not refused."""
     handler, _ = connected(order, None if order else True, True)
     result, runs = schedule(handler, PROFILES, pool_of(*roles))
     assert sorted(name for name, _ in runs) == sorted(PROFILES)
@@ -155,7 +155,7 @@ def test_a_stage_that_finds_nothing_is_left_to_the_decode_endpoint(
     ("order", "ran"), [("", ["decode"]), ("prefill-first", ["encode", "prefill", "decode"])]
 )
 def test_without_a_decode_endpoint_the_request_is_refused(order: str, ran: list[str]) -> None:
-    """With what the decode profile says; decode-first, no other stage runs."""
+    """With the reason of the decode profile; decode-first, no other stage runs."""
     handler, deciders = connected(order, None if order else True, True)
     with pytest.raises(RefusedError) as refusal:
         schedule(handler, PROFILES, pool_of("prefill", "encode"))
@@ -165,8 +165,7 @@ def test_without_a_decode_endpoint_the_request_is_refused(order: str, ran: list[
         assert all(not made.shown for made in deciders.values())
 
 
-def test_a_decode_profile_that_picked_nothing_is_refused_too() -> None:
-    """Even when its profile did not say why."""
+def test_an_empty_result_of_the_decode_profile_is_refused() -> None:
     handler, _ = connected("", True, True)
     results = {"decode": ProfileResult(())}
     assert not handler.pick_profiles(request_for(), PROFILES, results, Attributes())
@@ -183,15 +182,14 @@ def test_a_stage_without_a_profile_never_runs(missing: tuple[str, ...]) -> None:
 
 
 def test_all_decode_endpoints_are_the_fallback_list() -> None:
-    """And only the first prefill endpoint is named."""
+    """Only the first prefill endpoint is named."""
     handler, _ = connected("", True)
     result, _ = schedule(handler, PROFILES, pool_of("decode", "decode", "prefill", "prefill"))
     assert [endpoint.name for endpoint in result.endpoints] == ["decode0", "decode1"]
     assert result.set_headers == {"x-prefiller-host-port": "10.0.0.2:8000"}
 
 
-def test_ipv6_endpoints_are_told_in_brackets() -> None:
-    """As in every host:port."""
+def test_ipv6_endpoints_are_named_in_brackets() -> None:
     handler, _ = connected("", True)
     label = "llm-d.ai/role"
     candidates = [
@@ -203,7 +201,7 @@ def test_ipv6_endpoints_are_told_in_brackets() -> None:
 
 
 def test_profiles_can_have_other_names() -> None:
-    """In both forms of the parameters, which mean the same."""
+    """In both forms of the parameters, which are equivalent."""
     nested = {
         "profiles": {"decode": "my-decode", "prefill": "my-prefill"},
         "deciders": {"prefill": "d"},
@@ -232,7 +230,7 @@ def test_profiles_can_have_other_names() -> None:
         ("-prefill_first-", True),
     ],
 )
-def test_the_order_is_read_loosely(order: str, is_prefill_first: bool) -> None:
+def test_the_spelling_of_the_order_is_tolerant(order: str, is_prefill_first: bool) -> None:
     """Case, dashes and underscores do not matter."""
     _, runs = schedule(
         configured("disagg-profile-handler", {"stageOrder": order}), PROFILES, pool_of(*ALL_ROLES)
@@ -255,10 +253,10 @@ def test_the_order_is_read_loosely(order: str, is_prefill_first: bool) -> None:
         ({"deciderPluginName": "a"}, {"deciderPluginName": "a"}),
     ],
 )
-def test_deciders_are_asked_for_by_the_parameter_that_names_them(
+def test_deciders_are_references_by_parameter(
     parameters: dict[str, Any], references: dict[str, str]
 ) -> None:
-    """So that they may stand anywhere in the configuration."""
+    """Deciders may be anywhere in the configuration."""
     handler = configured("disagg-profile-handler", parameters)
     assert handler.references == references
     for contract in (ProfileHandler, UsesPlugins, PreRequest):
@@ -266,7 +264,7 @@ def test_deciders_are_asked_for_by_the_parameter_that_names_them(
     assert handler.max_profiles is None
 
 
-def test_a_plugin_that_decides_nothing_is_refused() -> None:
+def test_another_plugin_than_a_decider_is_refused() -> None:
     handler = configured("disagg-profile-handler", {"deciders": {"encode": "queue"}})
     with pytest.raises(ValueError, match="'queue' is not a decider"):
         handler.connect({"queue": object()})
@@ -277,7 +275,7 @@ NAME = "prefix-based-pd-decider"
 
 @pytest.mark.parametrize("answer", [True, False])
 def test_the_decider_decides_about_prefill(answer: bool) -> None:
-    """It sees the decode endpoint, and so does the prefill profile."""
+    """The decider and the prefill profile get the decode endpoint."""
     handler, made = configured("pd-profile-handler"), SetDecider(answer)
     assert handler.references == {"deciderPluginName": NAME}
     handler.connect({NAME: made})
@@ -293,8 +291,10 @@ def test_the_decider_decides_about_prefill(answer: bool) -> None:
     assert attributes.get(DISAGGREGATION_DECISION_KEY) is DisaggregationDecision(word)
 
 
-def test_the_primary_port_stands_in_front_of_the_picked_endpoint() -> None:
-    """Which a header names; a fallback would be given the wrong one, so there is none."""
+def test_the_primary_port_replaces_that_of_the_picked_endpoint() -> None:
+    """A header names that endpoint, and there is no fallback, because the header would be wrong for
+    it.
+    """
     handler = configured("pd-profile-handler", {"primaryPort": 9000})
     handler.connect({NAME: SetDecider(True)})
     result, _ = schedule(handler, ("decode", "prefill"), pool_of("decode", "decode", "prefill"))
@@ -307,8 +307,8 @@ def test_the_primary_port_stands_in_front_of_the_picked_endpoint() -> None:
 
 
 @pytest.mark.parametrize("roles", [("decode",), ("prefill",)])
-def test_only_decode_is_needed(roles: tuple[str, ...]) -> None:
-    """Without a prefill endpoint decode does it all; without a decode endpoint: 429."""
+def test_only_the_decode_profile_is_required(roles: tuple[str, ...]) -> None:
+    """Without a prefill endpoint decode does all; without a decode endpoint: 429."""
     handler = configured(
         "pd-profile-handler", {"deciderPluginName": "d", "prefixPluginType": "anything"}
     )
@@ -322,7 +322,7 @@ def test_only_decode_is_needed(roles: tuple[str, ...]) -> None:
     assert refusal.value.code is Code.RESOURCE_EXHAUSTED
 
 
-def test_without_a_prefill_profile_nobody_is_asked() -> None:
+def test_without_a_prefill_profile_the_decider_is_not_called() -> None:
     handler, made = configured("pd-profile-handler"), SetDecider(True)
     handler.connect({NAME: made})
     _, runs = schedule(handler, ("decode",), pool_of("decode"))
@@ -330,7 +330,7 @@ def test_without_a_prefill_profile_nobody_is_asked() -> None:
     assert made.shown == []
 
 
-def test_its_decider_has_to_be_one() -> None:
-    """Named or not: there is always one."""
+def test_the_decider_of_pd_has_to_be_a_decider() -> None:
+    """Also the default one."""
     with pytest.raises(ValueError, match=NAME):
         configured("pd-profile-handler", {"deciderPluginName": ""}).connect({})

@@ -1,6 +1,4 @@
-"""Handlers that run one profile: the only one, by a header, or by way of a sidecar; and the headers
-of the other stages.
-"""
+"""Handlers that run one profile: the only one, by a header, or through a sidecar."""
 
 from __future__ import annotations
 
@@ -27,8 +25,8 @@ PREFILLER, ENCODERS = "x-prefiller-host-port", "x-encoder-hosts-ports"
 
 @pytest.mark.parametrize("found", [None, ProfileResult(())])
 @pytest.mark.parametrize("plugin", [SINGLE, HEADER, DATA_PARALLEL])
-def test_nothing_picked_is_refused(plugin: str, found: ProfileResult | None) -> None:
-    """429: there is no destination; and no other profile is tried."""
+def test_an_empty_result_is_refused(plugin: str, found: ProfileResult | None) -> None:
+    """With 429; no other profile is tried."""
     handler = configured(plugin)
     assert not handler.pick_profiles(request_for(), ("a", "b"), {"a": found}, Attributes())
     with pytest.raises(RefusedError) as refusal:
@@ -68,7 +66,7 @@ def test_all_picked_endpoints_are_the_fallback_list(plugin: str, limit: int | No
 def test_the_header_names_the_profile(
     parameters: dict[str, Any], header: str | None, profiles: tuple[str, ...], expected: str | None
 ) -> None:
-    """The only profile needs no name; a name that is no profile is refused."""
+    """The only profile needs no name; an unknown name is refused."""
     request = request_for(headers={} if header is None else {"epp-profile": header})
     handler, candidates = configured(HEADER, parameters), pool_of("both", "encode")
     if expected is None:
@@ -85,7 +83,7 @@ def test_the_header_names_the_profile(
 def test_the_destination_is_the_sidecar_of_the_picked_rank(
     parameters: dict[str, int], port: int
 ) -> None:
-    """Only the best is named; the other ranks belong to other headers."""
+    """Only the best is named; other ranks need other headers."""
     ranks = [
         placed(f"pod-{rank}", {"llm-d.ai/role": "decode"}, port=8200 + rank) for rank in (3, 1)
     ]

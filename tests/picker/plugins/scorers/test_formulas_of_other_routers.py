@@ -1,4 +1,4 @@
-"""cache-aware, consistent-hashing and dynamo-cost score by their formulas."""
+"""The formulas of cache-aware-scorer, consistent-hashing-scorer and dynamo-cost-scorer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ APPROX = match_info_key("approx-prefix-cache-producer")
 
 
 def prompt(num_tokens: int, first: int = 0, **fields: Any) -> InferenceRequest:
-    """A request of so many tokens, counted from `first`."""
+    """A request with `num_tokens` tokens, counted from `first`."""
     tokens = pack(f"<{num_tokens}I", *range(first, first + num_tokens))
     return request_for(prompts=(tokens,), **fields)
 
@@ -65,22 +65,22 @@ def test_cache_aware_weighs_match_and_load_as_sglang_router_does(
     assert scorer.score(prompt(100), pool(*loads), found) == pytest.approx(expected)
 
 
-def test_cache_aware_leaves_an_endpoint_out_whose_load_is_unknown() -> None:
+def test_cache_aware_excludes_an_endpoint_of_unknown_load() -> None:
     """Although it has the whole prompt."""
     candidates = [candidate("a", known=False), candidate("b", inflight=3)]
     scorer = configured("cache-aware-scorer")
     assert scorer.score(prompt(100), candidates, matches(10, a=10)) == pytest.approx([0, 1 / 3])
 
 
-def under_way(found: Attributes, **tokens: int) -> Attributes:
-    """With tokens of prompts under way."""
+def in_flight(found: Attributes, **tokens: int) -> Attributes:
+    """Findings with tokens of prompts in flight."""
     loads = {f"default/{name}": EndpointLoad(1, count) for name, count in tokens.items()}
     found[inflight_load_key()] = InFlightLoad(loads, {})
     return found
 
 
 def in_use(name: str, blocks: int, inflight: int = 0) -> Candidate:
-    """With KV blocks of 10 tokens in use, of 100."""
+    """A candidate with KV blocks of 10 tokens in use, of 100."""
     return candidate(
         name,
         inflight=inflight,
@@ -102,15 +102,15 @@ def test_dynamo_cost_is_that_of_its_documentation() -> None:
     """A prompt of 10 blocks; 2, 5 and 8 of them are cached, 10, 5 and 9 in use: costs of 18, 10 and
     11, and 10 more each for the blocks that the request takes itself.
     """
-    found = under_way(matches(10, a=2, b=5, c=8))
+    found = in_flight(matches(10, a=2, b=5, c=8))
     candidates = [in_use("a", 10), in_use("b", 5), in_use("c", 9)]
     assert dynamo(candidates, found, {}) == pytest.approx([0, 1, 7 / 8])
 
 
-def test_dynamo_cost_of_an_endpoint_that_reports_no_blocks_has_the_mean_of_the_others() -> None:
-    """Of 10 and 4 in use; nothing is cached."""
+def test_dynamo_cost_uses_the_mean_for_missing_blocks() -> None:
+    """The others have 10 and 4 in use; nothing is cached."""
     gap = candidate("c")
-    found = under_way(matches(10))
+    found = in_flight(matches(10))
     assert dynamo([in_use("a", 10), in_use("b", 4), gap], found, {}) == pytest.approx([0, 1, 0.5])
 
 
@@ -133,16 +133,16 @@ def test_dynamo_cost_has_dynamos_settings(
     parameters: dict[str, Any], expected: Sequence[float]
 ) -> None:
     """A prompt of 10 blocks, all cached at a, which has 5 more to compute; c has 3."""
-    found = under_way(matches(10, a=10), a=50, c=30)
+    found = in_flight(matches(10, a=10), a=50, c=30)
     candidates = [in_use("a", 0, inflight=2), in_use("b", 2), in_use("c", 0)]
     assert dynamo(candidates, found, parameters) == pytest.approx(expected)
 
 
-def test_dynamo_cost_decays_what_is_on_the_gpu_alone() -> None:
-    """10 blocks, 4 of them on the GPU and the others worth 3 in a lower tier; 5 blocks under way:
-    15 − 4 / (1 + 2 · 5 / 10) − 3 = 10, as much as at b, which has nothing and nothing to do.
+def test_dynamo_cost_decays_only_blocks_on_the_gpu() -> None:
+    """10 blocks, 4 of them on the GPU and the others worth 3 in a lower tier; 5 blocks in flight:
+    15 − 4 / (1 + 2 · 5 / 10) − 3 = 10, the cost of b, which is idle and empty.
     """
-    found = under_way(matches(10), a=50)
+    found = in_flight(matches(10), a=50)
     tiers = {"default/a": {"gpu": 4, "cpu": 6}}
     found[APPROX] = PrefixCacheMatchInfo(10, 10, {"default/a": 7}, tiers)
     candidates = [in_use("a", 0), in_use("b", 0), in_use("c", 4)]
@@ -150,11 +150,11 @@ def test_dynamo_cost_decays_what_is_on_the_gpu_alone() -> None:
     assert scored == pytest.approx([1, 1, 0])
 
 
-def test_dynamo_cost_without_findings_says_nothing() -> None:
-    """And an endpoint of unknown load is the worst."""
+def test_dynamo_cost_without_findings_is_zero() -> None:
+    """An endpoint of unknown load is the worst."""
     assert dynamo(pool(1, 2), Attributes(), {}) == [0, 0]
     candidates = [candidate("a", known=False), in_use("b", 90)]
-    assert dynamo(candidates, under_way(matches(10, a=10)), {}) == [0, 1]
+    assert dynamo(candidates, in_flight(matches(10, a=10)), {}) == [0, 1]
 
 
 def first(scores: Sequence[float]) -> int:
@@ -164,7 +164,7 @@ def first(scores: Sequence[float]) -> int:
 
 
 def homes(names: str, num_keys: int = 2000) -> list[str]:
-    """Where each key goes while nothing is under way."""
+    """The endpoint of each key without load."""
     scorer = configured("consistent-hashing-scorer")
     candidates = [candidate(name) for name in names]
     return [
@@ -174,8 +174,8 @@ def homes(names: str, num_keys: int = 2000) -> list[str]:
 
 
 def test_consistent_hashing_spreads_keys_and_moves_few() -> None:
-    """Each of n gets its share. When one leaves only its keys move, evenly; a newcomer takes its
-    share and nothing moves between the others.
+    """Each of n gets its share. When one leaves, only its keys move, evenly; a newcomer takes its
+    share and no key moves between the others.
     """
     before, after = homes("abcdefgh"), homes("abcdefg")
     assert all(1 / 8 * 0.8 < n / 2000 < 1 / 8 * 1.2 for n in Counter(before).values())
@@ -195,10 +195,10 @@ def test_consistent_hashing_spreads_keys_and_moves_few() -> None:
         ((5, 4, 0), 1.25, [1, 2, 0]),
     ],
 )
-def test_consistent_hashing_goes_on_where_the_bound_is_reached(
+def test_consistent_hashing_skips_endpoints_at_the_bound(
     loads: Sequence[int], factor: float, expected: Sequence[int]
 ) -> None:
-    """`loads` and `expected` are by the place that endpoints have for this key without load."""
+    """`loads` and `expected` are in the order that endpoints have for this key without load."""
     scorer = configured("consistent-hashing-scorer", {"loadFactor": factor})
     request, names = prompt(8), "abc"
     idle = scorer.score(request, [candidate(name) for name in names], Attributes())
@@ -228,8 +228,8 @@ def test_consistent_hashing_never_exceeds_the_bound(factor: float) -> None:
         loads[picked] += 1
 
 
-def test_what_is_a_key() -> None:
-    """The header, else model, salt and the first tokens; without either all score alike."""
+def test_a_key_is_the_header_or_the_beginning_of_the_prompt() -> None:
+    """With model and salt; without either all score alike."""
     scorer = configured("consistent-hashing-scorer", {"headerName": "X-Session", "prefixTokens": 4})
 
     def scores(request: InferenceRequest) -> Sequence[float]:

@@ -1,4 +1,4 @@
-"""no-hit-lru-scorer: cold prompts go round."""
+"""no-hit-lru-scorer: cold prompts are spread."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _found(**matches: int) -> Attributes:
 
 
 def _picked(*candidates: Candidate) -> ProfileResult:
-    """The first one is picked, all were scored."""
+    """The first candidate is picked, all were scored."""
     scored = tuple(ScoredEndpoint(candidate, 0.0) for candidate in candidates)
     return ProfileResult(scored[:1], scored)
 
@@ -28,15 +28,17 @@ POOL = [candidate(name) for name in "abc"]
 
 
 def send(scorer: NoHitLruScorer, found: Attributes, **profiles: ProfileResult) -> None:
-    """`send(scorer, attributes, default=result, …)`: a decision leaves; its first profile leads."""
+    """`send(scorer, attributes, default=result, …)`: a request leaves; its first profile is
+    primary.
+    """
     primary = next(iter(profiles))
     endpoint = profiles[primary].picked[0].candidate.endpoint
     result = SchedulingResult((endpoint,), primary, profiles)
     scorer.pre_request(request_for(), result, found)
 
 
-def test_cold_prompts_go_to_whoever_waited_longest() -> None:
-    """Never used first, in order; then the one used longest ago."""
+def test_cold_prompts_go_to_the_least_recently_used_endpoint() -> None:
+    """Unused endpoints first, in their order."""
     scorer = NoHitLruScorer(NoHitLruParameters())
     request, cold = request_for(), _found()
     a, b, c = POOL
@@ -51,7 +53,7 @@ def test_cold_prompts_go_to_whoever_waited_longest() -> None:
 
 
 def test_ranks_count_candidates_only() -> None:
-    """Endpoints outside of the decision leave no gap; one candidate is the best there is."""
+    """Other endpoints leave no gap; a single candidate is the best."""
     scorer = NoHitLruScorer(NoHitLruParameters())
     a, b, c = POOL
     for first in POOL:
@@ -61,8 +63,8 @@ def test_ranks_count_candidates_only() -> None:
     assert list(scorer.score(request_for(), [], _found())) == []
 
 
-def test_a_hit_anywhere_makes_all_equal_and_nothing_is_remembered() -> None:
-    """The prefix decides then; a hit outside of the candidates is none."""
+def test_a_hit_makes_all_scores_equal() -> None:
+    """And nothing is remembered; a hit outside of the candidates does not count."""
     scorer = NoHitLruScorer(NoHitLruParameters())
     warm = _found(b=1)
     assert list(scorer.score(request_for(), POOL, warm)) == [0.5, 0.5, 0.5]
@@ -74,7 +76,7 @@ def test_a_hit_anywhere_makes_all_equal_and_nothing_is_remembered() -> None:
 
 
 def test_without_a_finding_every_prompt_is_cold() -> None:
-    """As is one that matches nothing."""
+    """A prompt without a match is cold, too."""
     scorer = NoHitLruScorer(NoHitLruParameters(lru_size=2, prefix_plugin_name="ignored"))
     assert list(scorer.score(request_for(), POOL, Attributes())) == [1.0, 0.5, 0.0]
     assert list(scorer.score(request_for(), POOL, _found(a=0))) == [1.0, 0.5, 0.0]
@@ -89,8 +91,8 @@ def test_the_prefill_endpoint_is_used_as_well() -> None:
     assert list(scorer.used) == ["default/b", "default/a"]
 
 
-def test_the_order_is_bounded_and_forgets_who_left() -> None:
-    """The longest unused goes first."""
+def test_the_order_is_bounded_and_forgets_removed_endpoints() -> None:
+    """The least recently used endpoint goes first."""
     scorer = NoHitLruScorer(NoHitLruParameters(lru_size=2))
     for one in POOL:
         send(scorer, _found(), default=_picked(one))

@@ -1,4 +1,4 @@
-"""The scores of scorers whose formula is one line, as tables: what is known → one score each."""
+"""Scores by formulas of one line, as tables."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def c(
     known: Mapping[str, Any] | None = None,
     **metrics: Any,
 ) -> Candidate:
-    """A candidate whose load is known; `known` are its attributes."""
+    """A candidate of known load; `known` are its attributes."""
     endpoint = Endpoint(name, "10.0.0.1", 8000, labels=labels or {})
     return Candidate(endpoint, EndpointMetrics(**metrics), inflight, attributes=known or {})
 
@@ -128,7 +128,7 @@ UNSCRAPED = [unknown(inflight=n) for n in (4, 0, 2)]
             [c(running_requests=8), c(running_requests=None), c(running_requests=2)],
             [0.0, 0.5, 1.0],
         ),
-        # Nobody knows what of 6 in flight runs: as much as elsewhere, so that nothing waits.
+        # The running part of 6 in flight is unknown: the mean of the others, so that nothing waits.
         (
             "queue-scorer",
             [c(running_requests=None, inflight=6), c(running_requests=6), c(waiting_requests=2)],
@@ -143,7 +143,7 @@ UNSCRAPED = [unknown(inflight=n) for n in (4, 0, 2)]
     ],
 )
 def test_load_is_compared(name: str, candidates: list[Candidate], expected: list[float]) -> None:
-    """The least first; unknown is not idle, but own counts decide where nothing is known."""
+    """The least first; unknown is not idle, but own counts decide while no load is known."""
     assert scores(name, candidates) == pytest.approx(expected)
 
 
@@ -162,7 +162,7 @@ def test_load_is_compared(name: str, candidates: list[Candidate], expected: list
 def test_load_aware_falls_to_zero_at_the_threshold(
     threshold: int, candidates: list[Candidate], expected: list[float]
 ) -> None:
-    """A threshold of none is the default one; unknown load is a full queue."""
+    """A threshold of zero is the default one; unknown load is a full queue."""
     said = scores("load-aware-scorer", candidates, parameters={"threshold": threshold})
     assert said == pytest.approx(expected)
 
@@ -184,7 +184,7 @@ def test_load_aware_falls_to_zero_at_the_threshold(
     ],
 )
 def test_lora_affinity(active: str, waiting: str, limit: int | None, expected: float) -> None:
-    """Active, room for one more, waiting to be loaded, unreported; an unknown endpoint has none."""
+    """Active, room for one more, waiting to be loaded, unreported; an unknown endpoint scores 0."""
     one = c(
         active_models=frozenset(active), waiting_models=frozenset(waiting), max_active_models=limit
     )
@@ -241,7 +241,7 @@ def test_active_requests(
 def test_token_load(
     candidates: list[Candidate], load: InFlightLoad | None, expected: list[float]
 ) -> None:
-    """Tokens under way and those that are not cached there count alike, up to the threshold."""
+    """Tokens in flight and uncached tokens count alike, up to the threshold."""
     attributes = found() if load is None else found((inflight_load_key(), load))
     said = scores("token-load-scorer", candidates, attributes, {"queueThresholdTokens": 1000})
     assert said == pytest.approx(expected)
@@ -297,7 +297,7 @@ def test_mm_embeddings_cache(match: EncoderMatch | None, expected: list[float]) 
     ],
 )
 def test_header_label_affinity(headers: dict[str, str], expected: list[float]) -> None:
-    """Header names know no case, values do; an absent label never matches."""
+    """Header names ignore case, values do not; an absent label never matches."""
     labels: list[dict[str, str]] = [{"slice": "a"}, {"slice": "b"}, {"other": "a"}, {"slice": ""}]
     candidates = [c(labels=each) for each in labels]
     parameters = {"headerName": "X-Slice", "labelKey": "slice"}
@@ -353,7 +353,9 @@ LOWER, HIGHER = "linear_lower_is_better", "linear_higher_is_better"
 def test_endpoint_attribute(
     kind: str, normalization: dict[str, Any], values: list[float | None], expected: list[float]
 ) -> None:
-    """A fixed scale clamps, an adaptive one spans what is known; what is not has the mean."""
+    """A fixed scale clamps, an adaptive one spans the known numbers; an unknown number has the
+    mean.
+    """
     key = "Util/dcgm-extractor"
     candidates = [c(known={} if value is None else {key: value}) for value in values]
     parameters = {
@@ -391,16 +393,16 @@ KV = "llm-d.ai/multicluster-kv-cache-utilization/multicluster-metrics-extractor"
         ),
     ],
 )
-def test_pools_by_what_their_pickers_report(
+def test_pools_are_scored_by_the_reports_of_their_pickers(
     name: str, key: str, values: list[float | None], expected: list[float]
 ) -> None:
-    """The queue that a worker itself reports is no matter."""
+    """The queue of a single worker does not count."""
     pools = [c(waiting_requests=99, known={} if one is None else {key: one}) for one in values]
     assert scores(name, pools) == expected
 
 
 def test_a_pool_that_lacks_one_of_two_numbers_has_the_mean_of_the_others() -> None:
-    """One that reports neither is unknown."""
+    """A pool that reports neither is unknown."""
     known = [{QUEUE: 2, KV: 0.75}, {QUEUE: 6, KV: 0.25}, {QUEUE: 2}, {KV: 0.25}, {}]
     pools = [c(known=one) for one in known]
     queue = scores("multicluster-queue-scorer", pools)
@@ -409,15 +411,15 @@ def test_a_pool_that_lacks_one_of_two_numbers_has_the_mean_of_the_others() -> No
     assert cache == pytest.approx([0.25, 0.75, 1 - 1.25 / 3, 0.75, 0.0])
 
 
-def test_prefixes_of_pools_come_from_a_producer_of_their_own() -> None:
+def test_prefixes_of_pools_have_a_producer_of_their_own() -> None:
     """The formula is that of prefix-cache-scorer."""
     key = match_info_key("multicluster-approx-prefix-cache-producer")
     attributes = found((key, PrefixCacheMatchInfo(10, 64, {"default/a": 5})))
     assert scores("multicluster-prefix-cache-scorer", [c("a"), c("b")], attributes) == [0.5, 0.0]
 
 
-def test_the_precise_scorer_scores_what_it_finds_itself() -> None:
-    """One of two blocks at `a`, none at `b`; deprecated."""
+def test_the_precise_scorer_scores_its_own_matches() -> None:
+    """One of two blocks at `a`, none at `b`."""
     scorer = configured("precise-prefix-cache-scorer")
     event = ["BlockStored", [1], None, list(range(16)), 16]
     scorer.kv_events("default/a", "kv@a@a", msgspec.msgpack.encode([1.0, [event]]))
