@@ -35,6 +35,8 @@ NO_LIMITS = {
     *("recording.requests.MAX_REMEMBERED", "recording.requests.MAX_REMEMBERED_LENGTH"),
     *("requestcontrol.pipeline.MAX_CACHED_PATHS", "rpc.http2.headers.MAX_REMEMBERED"),
     *("peers.inbox._MAX_MISSING", "scrape.exposition.MAX_REMEMBERED_BYTES"),
+    # a larger load is split into several messages
+    "peers.exchange.MAX_LOADS_PER_MESSAGE",
     # what a type or a standard can hold
     *("config.decode.MAX_BYTES", "base.durations.MAX_SECONDS", "peers.wire._MAX_UINT32"),
     *("framework.label_selector._MAX_NAME", "framework.label_selector._MAX_PREFIX"),
