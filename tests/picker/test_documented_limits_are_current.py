@@ -35,7 +35,7 @@ NO_LIMITS = {
     *("recording.requests.MAX_REMEMBERED", "recording.requests.MAX_REMEMBERED_LENGTH"),
     *("requestcontrol.pipeline.MAX_CACHED_PATHS", "rpc.http2.headers.MAX_REMEMBERED"),
     *("peers.inbox._MAX_MISSING", "scrape.exposition.MAX_REMEMBERED_BYTES"),
-    # a larger load is split into several messages
+    # beyond it loads are added up less often
     "peers.exchange.MAX_LOADS_PER_MESSAGE",
     # what a type or a standard can hold
     *("config.decode.MAX_BYTES", "base.durations.MAX_SECONDS", "peers.wire._MAX_UINT32"),
@@ -48,6 +48,7 @@ NO_LIMITS = {
     # flags that are refused
     *("cli.flags.MAX_LEASE_NAME", "cli.flags.MAX_LEASE_SECONDS"),
     # parts of formulas
+    "planner.capacity._MAX_SECONDS",
     *("k8s.reflector._MOST_BARREN", "plugins.fairness_policies._burst_headroom.MAX_DEVIATIONS"),
     *(
         f"plugins.fairness_policies.{name}"
