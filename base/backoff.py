@@ -36,6 +36,7 @@ class Backoff:
         """
         doublings = min(self._failures, 30)  # beyond every limit, and a float
         self._failures += 1
+        # Shortened, not lengthened: `max_seconds` is a promise about the longest silence.
         delay = max(min(FIRST_SECONDS * 2.0**doublings, self._max_seconds), at_least_seconds)
         shortened = max(delay * self._rng.uniform(0.5, 1.0), at_least_seconds * 0.8)
         if asked_seconds is None:

@@ -32,18 +32,23 @@ from itertools import zip_longest
 from typing import Any, Final, NoReturn, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
+# argparse parses; this module only fills it, so that its errors and its help stay those that users
+# of Python programs know. typer and click cannot spell both vLLM's switches and Go's.
+
 T = TypeVar("T")
 Reader: TypeAlias = Callable[[str], Any]
 Readers: TypeAlias = Mapping[str, Reader | Sequence[str]]
 """By flag or by the name of a value: what converts the text, or the words that are allowed."""
 
 LAST_PORT: Final = 65_535
+# The text begins after two spaces: a single one separates the parts of a flag.
 _ROW: Final = re.compile(
     r"(?P<either>or )?(?:(?P<first>-\w+), )?"
     r"--(?P<no>\[no-\])?(?P<name>[a-z][-a-z0-9]*)(?:, (?P<short>-\w+))?"
     r"(?: (?P<metavar>[^ =]\S*?)(?P<bounds>[\[(][-.\d]*\.\.[-.\d]*[\])])?(?P<many> …)?)?"
     r"(?: = (?P<default>\S+))?(?:  +(?P<text>.*))?"
 )
+# argparse passes errors as sentences only, so what was misspelt is taken out of them.
 _WORD: Final = r"[\w.-]+"
 _CHOICE: Final = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)$")
 _UNKNOWN: Final = re.compile(r"unrecognized arguments: .*?(--?[\w-]+)")
@@ -78,6 +83,8 @@ def rows(table: str) -> Iterator[Row]:
         first, *more = part.split("\n")
         found = _ROW.fullmatch(first)
         if found is None:
+            if first.startswith(("-", "or -")):  # or a mistyped flag would become a heading
+                raise ValueError(f"the table of flags cannot be read at {first!r}")
             group = first
             continue
         name = f"--{found['name']}"
@@ -142,6 +149,12 @@ def add_flags(parser: argparse.ArgumentParser, table: str, dialect: Dialect | No
     }
     either: argparse._ActionsContainer = parser
     table_rows = list(rows(table))
+    named = {*dialect.readers, *dialect.fields, *dialect.settings} - {
+        row.name for row in table_rows
+    }
+    if unknown := sorted(name for name in named if name.startswith("--")):
+        raise ValueError(f"the table of flags has no {', '.join(unknown)}")
+    # The group of alternatives has to exist before the first of them is added to it.
     for row, following in zip_longest(table_rows, table_rows[1:]):
         if row.group and row.group not in groups:
             groups[row.group] = parser.add_argument_group(row.group)
@@ -156,6 +169,7 @@ def add_flags(parser: argparse.ArgumentParser, table: str, dialect: Dialect | No
 def _settings(row: Row, dialect: Dialect) -> dict[str, Any]:
     dest = dialect.fields.get(row.name, row.dest)
     default = dialect.defaults.get(dest) if row.default is None else row.default
+    # argparse converts defaults that are texts as it does values, and leaves all others alone.
     made: dict[str, Any] = {"dest": dest, "default": default, "help": row.text or None}
     if row.metavar is None:
         made["default"] = _TRUTH.get(str(default).lower(), None if default == "?" else False)
@@ -172,6 +186,7 @@ def _settings(row: Row, dialect: Dialect) -> dict[str, Any]:
         else:
             made |= {"metavar": row.metavar, "type": dialect.checked(read)}
         if row.takes_many:
+            # A list of its own: "extend" adds to the default in place, for the next parser too.
             made |= {"nargs": "+", "action": "extend", "default": list(default or ())}
     return {**made, **dialect.settings.get(row.name, {})}
 

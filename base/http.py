@@ -50,6 +50,7 @@ class HttpClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
+        # No limit: callers bound their own requests, and a queue here would add to their time-outs.
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_SECONDS)
         self._session = aiohttp.ClientSession(
             connector=connector,
@@ -93,7 +94,7 @@ class HttpClient:
                 headers=headers,
                 json=json,
                 timeout=timeout,
-                allow_redirects=False,
+                allow_redirects=False,  # a server may not choose what else is asked
             ) as response:
                 body = await _read(response, max_bytes)
                 return Response(response.status, response.headers, body)

@@ -69,6 +69,7 @@ class _Series(Generic[N]):
         self.declaration = declaration
         self._children: dict[Labels, Self] = {}
 
+    # On the path of every request: one look-up of a tuple, nothing built.
     def labels(self, *values: str) -> Self:
         """The child with these label values, in the order of the declaration."""
         child = self._children.get(values)
@@ -194,7 +195,9 @@ class Histogram(_Series[Tally]):
     def __init__(self, declaration: Declaration, bounds: Iterable[float]) -> None:
         super().__init__(declaration)
         self._bounds = tuple(map(float, bounds))
+        # As the library writes bounds, because sums over programs join on this text.
         self._les: tuple[str, ...] = (*map(_GO_TEXT, self._bounds), "+Inf")
+        # Not cumulative, so that counting touches one number; `samples` adds them up.
         self._counts = [0] * len(self._les)
         self._sum = 0.0
 
@@ -359,7 +362,7 @@ def _tables(
     for twin in declared.twins:
         names = tuple(twin.renamed.get(label, label) for label in twin.labels)
         text = f"Deprecated: use {declared.name}."
-        if twin.labels == declared.labels:
+        if twin.labels == declared.labels:  # nothing coincides, and rows stay computed on the way
             yield twin.name, text, names, numbers
             continue
         places = [declared.labels.index(label) for label in twin.labels]
@@ -382,6 +385,6 @@ def _text(value: float) -> str:
 
 
 def _escaped(value: str) -> str:
-    if "\\" in value or '"' in value or "\n" in value:
+    if "\\" in value or '"' in value or "\n" in value:  # rare, and three copies of a string
         return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
     return value

@@ -123,6 +123,7 @@ def _verbosity(arguments: argparse.Namespace) -> int:
 def _tls_of(arguments: argparse.Namespace) -> TlsFlags | None:
     if not is_secure(arguments):
         return None
+    # A self-signed certificate has no file to follow.
     follows = arguments.cert_path is not None and arguments.enable_cert_reload is not False
     version, suites = arguments.tls_min_version, arguments.tls_cipher_suites
     return TlsFlags(arguments.cert_path, follows, version, suites)
@@ -196,6 +197,7 @@ def _election_of(
             f"the lease of --ha-enable-leader-election would have the name {lease.name}, which has "
             f"more than {MAX_LEASE_NAME} letters: use a shorter name of the pool"
         )
+    # A restarted container keeps its name, but must not take over the Lease of its predecessor.
     name = environ.get("POD_NAME") or socket.gethostname()
     return ElectionFlags(lease, f"{name}_{uuid.uuid4()}", _timings(arguments))
 

@@ -111,6 +111,7 @@ def _peers_of(options: Options, pool: str) -> PeerFlags | None:
 
 def pool_flags(text: str) -> PoolFlags:
     """Read one value of the flag. Raises `ConfigError`."""
+    # No name of an object contains `=`, which therefore distinguishes the two forms.
     given = _pairs(text) if "=" in text else _short(text)
     name, namespace = given.get("name", ""), given.get("namespace", "")
     if not DNS_NAME.fullmatch(name):

@@ -125,6 +125,16 @@ def test_a_refused_flag_gives_its_reason(capsys: pytest.CaptureFixture[str]) -> 
     assert "processes" not in made.format_help()
 
 
+@pytest.mark.parametrize(
+    ("table", "dialect"),
+    [("--Port N", Dialect()), ("--port N", Dialect(fields={"--prot": "port"}))],
+)
+def test_a_mistake_in_a_table_is_an_error(table: str, dialect: Dialect) -> None:
+    """A flag that cannot be read is not a heading, and a dialect names flags of its table."""
+    with pytest.raises(ValueError, match="the table of flags"):
+        parser(dialect, table)
+
+
 def test_flags_fill_a_dataclass() -> None:
     """A field without a flag has its default; names that differ are mapped."""
 

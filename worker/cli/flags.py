@@ -31,6 +31,7 @@ from worker.tokenizer import sim
 from worker.tokenizer.checkpoint import Checkpoint
 
 SIM_MAX_MODEL_LEN = 8192
+# By name: the core must not import the shelf, and works without it.
 _SIM_FLAGS = "worker.sim.flags"
 
 

@@ -376,7 +376,7 @@ class HttpMetrics:
         """Count one exchange, unless its route is one of `EXCLUDED_HANDLERS`."""
         if handler in EXCLUDED_HANDLERS:
             return
-        if method not in _METHODS:
+        if method not in _METHODS:  # clients may invent methods, which must not become series
             method = "other"
         route = (handler, method, status // 100)
         counts = self._routes.get(route)
