@@ -1,10 +1,9 @@
-"""The requests that would be dispatched last: a full queue makes room by evicting these.
+"""The requests that would be dispatched last, which a full queue evicts to make room.
 
-Theory of operation. Each flow keeps its requests a second time in the reverse of their order, and
-the flows are sorted by how much they hold, divided by their weights. Where the flows of a band
-do not share by weights all of them count as one, whose last request is the last of all. What a
-flow holds changes with every request that comes or goes, and is needed only when a queue is full:
-flows whose share has changed are noted, and put in order on demand.
+Theory of operation. Each flow stores its requests a second time in reverse order, and the flows are
+sorted by their share: the held resources divided by the weight. In a band whose flows do not share
+by weights, all count as one flow. Shares change with every request that arrives or leaves, and are
+needed only when a queue is full: changed flows are noted, and sorted on demand.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _ALL_FLOWS = ""  # the only backlog where flows do not share
 
 
 class QueueResource(Enum):
-    """What there is only so much of."""
+    """A limited resource of the queue."""
 
     REQUESTS = "requests"
     BYTES = "bytes"
@@ -28,14 +27,14 @@ class QueueResource(Enum):
 
 
 def taken_by(item: QueuedRequest, resource: QueueResource) -> int:
-    """How much of it a request takes while it waits."""
+    """The amount of `resource` that a waiting request holds."""
     if resource is QueueResource.REQUESTS:
         return 1
     return item.size_bytes if resource is QueueResource.BYTES else item.held_bytes
 
 
 class _Backlog:
-    """What one flow holds. The last goes first."""
+    """The requests of one flow, the last first, and the sums of what they hold."""
 
     __slots__ = ("held", "last", "weight")
 
@@ -45,14 +44,14 @@ class _Backlog:
         self.weight = weight
 
     def count(self, item: QueuedRequest, times: int) -> None:
-        """`item` is held (1), or no more (-1)."""
+        """Add `item` (1) or remove it (-1)."""
         for resource in QueueResource:
             self.held[resource] += times * taken_by(item, resource)
 
 
 class Backlogs:
-    """Owns the reverse order of what waits in one band. `weight` is that of a flow; None: flows
-    do not share.
+    """Owns the reverse order of the requests of one band. `weight` gives that of a flow; None: the
+    flows do not share.
     """
 
     def __init__(self, weight: Callable[[str], float] | None) -> None:

@@ -61,13 +61,13 @@ class Band:
         self.num_bytes = 0
 
     def __iter__(self) -> Iterator[QueuedRequest]:
-        """What waits, by flow, in no order."""
+        """All waiting requests, grouped by flow, in no order."""
         for flow in self.flows.values():
             yield from flow.heap
 
     def adapted(self, settings: BandSettings) -> Band | None:
-        """The band to go on with by other settings: this one with all that waits, one to fill with
-        it anew that shares as this one did, or None where nothing stays.
+        """The band for other settings: this one with its requests, an empty one with the same
+        fairness policy, to be filled again, or None if nothing can be reused.
         """
         if settings.fairness is not self.settings.fairness:
             return None

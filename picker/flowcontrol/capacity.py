@@ -1,18 +1,18 @@
-"""How much may wait, and which waiting requests are evicted to make room for another.
+"""The caps of the queue, and the waiting requests to evict for an arriving one.
 
 Theory of operation. There are five caps: bytes of bodies and requests, in all and of each band, and
 memory in all. An arriving request that would exceed one is rejected, unless it is fairer to evict
 one that waits already:
 
-- of what there may be in all, a lower band gives way to a higher one, the lowest first;
+- for a total cap, a lower band gives way to a higher one, the lowest first;
 - within a band whose flows share (`SharesCapacity`), the flow that holds the most for its weight
   gives way to an arriving request whose flow would hold less, that request counted.
 
 The one evicted is the one that would be dispatched last: of that flow, or where flows do not
 share, of the band.
-So a tenant that floods a queue fills what others leave, and cannot keep them out of it. When an
-arriving request is larger than those that it displaces, several go; but at most `MOST_DISPLACED`,
-and only if that is enough.
+So a tenant that floods a queue uses the room that others leave, and cannot lock them out. An
+arriving request may displace several smaller ones; but at most `MAX_DISPLACED`, and only if that
+suffices.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from picker.flowcontrol.backlogs import QueueResource, taken_by
 from picker.flowcontrol.band import Band
 from picker.framework.flow import QueuedRequest, Rank
 
-MOST_DISPLACED = 64
+MAX_DISPLACED = 64
 
 
 class Cap(Enum):
-    """What there can be too much of, in the order in which it is checked."""
+    """The caps, in the order of the checks."""
 
     BYTES = "bytes in all"
     REQUESTS = "requests in all"
@@ -52,14 +52,16 @@ def displaced_by(
 ) -> Sequence[QueuedRequest]:
     """The requests to evict so that `item` may wait in `band`; empty when it must be rejected.
 
-    `excess` is how much there would be too much of, where it is anything; `bands` come highest
-    first. Changes nothing.
+    `excess` is the amount above each exceeded cap; `bands` are ordered from the highest. Changes
+    nothing.
     """
     left = dict(excess)
     lower = [one for one in bands if one.priority < band.priority and one.num_requests]
     taken: list[tuple[Band, QueuedRequest, Rank]] = []
-    while left and len(taken) < MOST_DISPLACED:
-        cap = next(one for one in reversed(Cap) if one in left)  # a band's room is room in all
+    while left and len(taken) < MAX_DISPLACED:
+        cap = next(
+            one for one in reversed(Cap) if one in left
+        )  # room in a band is also room in total
         loser = _loser(item, band, lower, cap)
         last = None if loser is None else loser.backlogs.last(_RESOURCES[cap])
         if loser is None or last is None:
@@ -82,7 +84,7 @@ def _loser(item: QueuedRequest, band: Band, lower: list[Band], cap: Cap) -> Band
 
 
 def _less(excess: Mapping[Cap, int], item: QueuedRequest, is_of_band: bool) -> dict[Cap, int]:
-    """What is still too much without `item`."""
+    """The remaining excess without `item`."""
     left: dict[Cap, int] = {}
     for cap, amount in excess.items():
         freed = taken_by(item, _RESOURCES[cap])

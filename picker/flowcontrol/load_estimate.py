@@ -1,13 +1,12 @@
 """The pool's saturation, estimated between two passes over all endpoints.
 
-Theory of operation. Every request that is let in or ends changes the saturation. In a pool of up to
-63 endpoints it is computed on demand, whenever something has changed. In a larger one
-that would be most of what a request costs; there it is worked out twice at a time, as it is and
-with a sixteenth of the endpoints' number of further requests, and until so many requests have come
-or gone the line through these two points is believed. Changes of metrics are believed to be small
-as well, for 20 µs an endpoint (20 ms for a thousand). So an answer is wrong by what a sixteenth
-of a request per endpoint weighs, and not for longer than 50 ms, and a change costs what 32
-endpoints do.
+Theory of operation. Every request that is admitted or ends changes the saturation. In a pool of up
+to 63 endpoints it is computed on demand, whenever something has changed. In a larger pool that
+would be most of the cost of a request; there it is computed at two points, now and with further
+requests, a sixteenth of the number of endpoints, and interpolated until as many requests have been
+admitted or have ended. Changes of metrics are taken as small too, for 20 µs per endpoint (20 ms for
+a thousand). So the error is at most the weight of a sixteenth of a request per endpoint, for at
+most 50 ms, and a change costs as much as 32 endpoints.
 """
 
 from __future__ import annotations
@@ -24,27 +23,26 @@ from picker.types import Candidate
 Pool: TypeAlias = Callable[[], Sequence[Candidate]]
 
 LARGE_POOL = 64
-MAX_AGE_SECONDS = 0.05  # detectors know of time
+MAX_AGE_SECONDS = 0.05  # detectors depend on time
 SECONDS_PER_ENDPOINT = 20e-6
-PLACE_SECONDS = 0.25  # what a request takes hardly changes
+PLACE_SECONDS = 0.25  # the share of one request hardly changes
 _SHARE = 16
-_TIMER_SECONDS = 0.001  # a timer of the event loop may be that early
+_TIMER_SECONDS = 0.001  # a timer of the event loop may be early by this
 
 
 class _NoDetector:
-    """Sees no load anywhere."""
+    """A detector of a pool without load."""
 
     def saturation(
         self, candidates: Sequence[Candidate], attributes: Attributes, now_seconds: float
     ) -> float:
-        """Always 0."""
         return 0.0
 
 
 class LoadEstimate:
-    """Owns what is remembered of the load, and the count of requests that have not left yet.
+    """Owns the last computed load, and the count of admitted requests that are not sent yet.
 
-    `pool` gives the endpoints with what is under way there: all that was let in and has left.
+    `pool` gives the endpoints with their in-flight requests: all that were sent.
     """
 
     def __init__(self, pool: Pool) -> None:
@@ -52,19 +50,19 @@ class LoadEstimate:
         self._detector: SaturationDetector = _NoDetector()
         self.let_in = NOTHING_LET_IN
         self._typical_tokens = 0.0  # of the last requests
-        self._known: PoolLoad | None = None  # None: nothing is, or it does not hold any more
-        self._base = EMPTY_POOL  # as it was worked out last
+        self._known: PoolLoad | None = None  # None: unknown or outdated
+        self._base = EMPTY_POOL  # the last computation
         self._slopes: dict[str, float] = {}
         self._slope = 0.0
-        self._delta = 0  # requests more than then
-        self._changes = 0  # requests come or gone since then
+        self._delta = 0  # more requests than then
+        self._changes = 0  # requests admitted or ended since then
         self._pool_changed = True
-        self._worked_out_at = 0.0
+        self._computed_at = 0.0
         self._place, self._place_at = 0.0, -math.inf
 
     @property
     def settle_seconds(self) -> float:
-        """How long changes of the pool may be left to gather."""
+        """The time for which changes of the pool may accumulate."""
         size = self._base.num_endpoints
         return size * SECONDS_PER_ENDPOINT + _TIMER_SECONDS if size >= LARGE_POOL else 0.0
 
@@ -74,44 +72,44 @@ class LoadEstimate:
         return self._pool_changed
 
     def use(self, detector: SaturationDetector) -> None:
-        """Ask another detector from now on."""
+        """Switch to another detector."""
         self._detector = detector
         self._base, self._known = EMPTY_POOL, None
         self._place_at = -math.inf
 
     def pool_changed(self) -> None:
-        """Endpoints, their metrics or what else is under way there have changed."""
+        """Note a change of endpoints, their metrics or their in-flight requests."""
         self._pool_changed = True
         self._known = None
 
     def entered(self, tokens: int) -> None:
-        """A request was let in."""
+        """Count an admitted request."""
         self.let_in = LetIn(self.let_in.requests + 1, self.let_in.tokens + tokens)
         self._typical_tokens += (tokens - self._typical_tokens) / _SHARE
         self._count(1)
 
     def left(self, tokens: int) -> None:
-        """A request that was let in has left: the pool counts it from now on."""
+        """Uncount an admitted request that was sent; the pool counts it from now on."""
         self._drop(tokens)
         self._count(0)
 
     def ended(self, tokens: int, has_left: bool) -> None:
-        """A request that was let in is over; the pool does not count it any more."""
+        """Uncount a request that is over; the pool no longer counts it either."""
         if not has_left:
             self._drop(tokens)
         self._count(-1)
 
     def at(self, now_seconds: float) -> PoolLoad:
-        """How full the pool is."""
-        if self._is_stale(now_seconds - self._worked_out_at):
-            self._work_out(now_seconds)
+        """The load of the pool."""
+        if self._is_stale(now_seconds - self._computed_at):
+            self._compute(now_seconds)
         elif self._known is None:
             self._known = self._estimated()
         return self._known or self._base
 
     def place(self, num_under_way: int, now_seconds: float) -> float:
-        """What about one more request takes of the pool, as the detector says; where that cannot
-        tell, what one of `num_under_way` takes.
+        """The saturation of about one more request, by the detector; if that is unknown, the share
+        of one of `num_under_way` requests.
         """
         load, place = self.at(now_seconds), self._slope
         if load.num_endpoints < LARGE_POOL:
@@ -125,9 +123,9 @@ class LoadEstimate:
         return place if place > 0.0 else load.effective / max(1, num_under_way)
 
     def check_integrity(self) -> None:
-        """Raise `AssertionError` when fewer than nothing was let in."""
+        """Raise `AssertionError` for a negative count."""
         if self.let_in.requests < 0 or (not self.let_in.requests and self.let_in.tokens):
-            raise AssertionError(f"let in and not left: {self.let_in}")
+            raise AssertionError(f"admitted and not sent: {self.let_in}")
 
     def _is_stale(self, age_seconds: float) -> bool:
         size = self._base.num_endpoints
@@ -139,7 +137,7 @@ class LoadEstimate:
             return True
         return self._pool_changed and age_seconds >= size * SECONDS_PER_ENDPOINT
 
-    def _work_out(self, now_seconds: float) -> None:
+    def _compute(self, now_seconds: float) -> None:
         candidates = self._pool()
         base = pool_load(self._detector, candidates, self.let_in, now_seconds)
         self._slope, self._slopes = 0.0, {}
@@ -153,10 +151,10 @@ class LoadEstimate:
         self._base = self._known = base
         self._delta = self._changes = 0
         self._pool_changed = False
-        self._worked_out_at = now_seconds
+        self._computed_at = now_seconds
 
     def _loaded(self, candidates: Sequence[Candidate], more: int, now_seconds: float) -> PoolLoad:
-        """With so many more requests let in."""
+        """The load with `more` admitted requests."""
         tokens = self.let_in.tokens + round(more * self._typical_tokens)
         then = LetIn(self.let_in.requests + more, tokens)
         return pool_load(self._detector, candidates, then, now_seconds)

@@ -1,19 +1,19 @@
-"""The waiting requests: priority bands, the flows in them, and the caps on all of these.
+"""The waiting requests: priority bands, their flows, and the caps on both.
 
-Theory of operation. A band is an integer priority, the higher the sooner. In it every tenant
-(fairness id) has a flow, a heap of its requests ordered by what the band's ordering policy said of
+Theory of operation. A band is an integer priority; higher bands go first. Each tenant (fairness id)
+has a flow in it, a heap of its requests ordered by the rank that the band's ordering policy gave
 each on arrival, then by arrival. The band's fairness policy is notified of every change of a flow's
-first request and names the flow whose first request goes next; which band may go at all is not
+first request, and names the flow whose first request goes next. Whether a band may go is not
 decided here.
 
-A request's band is the one of its priority, else the nearest lower one: asking for an unknown
-priority promotes no request. Where none is lower, one is made. So bands are those that are
-configured, 0, those that objectives name, and those that were made; the latter two go when no
-objective names them and their flows have been idle for as long as a flow is remembered.
+A request waits in the band of its priority, else in the nearest lower one, so an unknown priority
+promotes no request. Without a lower band one is created. So the bands are the configured ones, 0,
+those that objectives name, and the created ones; the latter two are removed when no objective names
+them and their flows have been idle for the memory of a flow.
 
-A request takes its capacity when it is pushed and gives it back when it is taken or removed, at
-once and whatever its place in a heap does: the counters count what waits, exactly. A flow in which
-nothing waits costs a dictionary entry and what the fairness policy keeps of it, for five minutes.
+A request takes its capacity when it is pushed, and releases it at once when it is taken or removed,
+whatever its place in a heap: the counters are exact. A flow without requests costs a dictionary
+entry and the state of the fairness policy, for five minutes.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from picker.framework.flow import QueuedRequest
 from picker.types import Usage
 
 FLOW_MEMORY_SECONDS = 300.0
-MAX_IDLE_FLOWS = 10_000  # of a band; clients can invent fairness ids
+MAX_IDLE_FLOWS = 10_000  # per band; clients can invent fairness ids
 MAX_DYNAMIC_BANDS = 128
 
 
 class FlowQueue:
-    """Owns what waits, the bands, and what fairness policies remember. `forgotten` is called with
-    the band and the name of each flow that is not remembered any more.
+    """Owns the waiting requests, the bands, and the memory of idle flows. `forgotten` is called
+    with the band and the name of each flow that is forgotten.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class FlowQueue:
         self._forgotten = forgotten
         self._wanted = frozenset(wanted)
         self._bands: dict[int, Band] = {}
-        self._band_of: dict[int, Band] = {}  # by sequence number of what waits
+        self._band_of: dict[int, Band] = {}  # by sequence number of a waiting request
         self._ascending: list[int] = []
         self.priorities: tuple[int, ...] = ()  # highest first; replaced when bands change
         self.num_requests = 0
@@ -60,9 +60,8 @@ class FlowQueue:
         return map(self._bands.__getitem__, self.priorities)
 
     def use(self, settings: FlowControlSettings, now_seconds: float) -> None:
-        """Go on by other settings. All that waits keeps its place among its like, also where there
-        is more of it than the new caps allow; a fairness policy that is the same object as before
-        keeps what it remembers.
+        """Switch to other settings. Waiting requests keep their order within their flow, even if
+        they exceed the new caps; a fairness policy that is the same object keeps its state.
         """
         before, band_of, self._settings = self._bands, self._band_of, settings
         waiting = [item for band in before.values() for item in band]
@@ -87,14 +86,14 @@ class FlowQueue:
                 new.remember(band, now_seconds)
 
     def want(self, priorities: Iterable[int]) -> None:
-        """These have a band of their own from now on; others that have none configured only while
-        something of them is remembered.
+        """Give these priorities bands of their own; other bands that are not configured stay only
+        while a flow of theirs is remembered.
         """
         self._wanted = frozenset(priorities)
         self._adjust_bands(self._in_use())
 
     def band_for(self, priority: int) -> Band:
-        """Where a request of `priority` waits."""
+        """The band in which a request of `priority` waits."""
         band = self._bands.get(priority)
         if band is not None:
             return band
@@ -112,27 +111,25 @@ class FlowQueue:
         return next(iter(self._excess(item, band)), None)
 
     def never_fits(self, item: QueuedRequest, priority: int) -> tuple[int, int] | None:
-        """The bytes that `item` takes and the most that one in the band of `priority` may, where
-        these are less; None: it fits when nothing else waits.
-        """
+        """The size of `item` and the limit that it exceeds even alone; None: it fits."""
         every, own = self._settings, self.band_for(priority).settings
-        for size, most in (
+        for size, limit in (
             (item.size_bytes, own.max_bytes),
             (item.size_bytes, every.max_bytes),
             (item.held_bytes, every.max_memory_bytes),
         ):
-            if most is not None and size > most:
-                return size, most
+            if limit is not None and size > limit:
+                return size, limit
         return None
 
     def displaced_by(self, item: QueuedRequest, band: Band) -> Sequence[QueuedRequest]:
-        """The requests to evict so that `item`, for which there is no room, may wait in `band`;
-        empty when it must be rejected.
+        """The requests to evict so that `item`, which exceeds a cap, may wait in `band`; empty if
+        it must be rejected.
         """
         return displaced_by(item, band, self, self._excess(item, band))
 
     def push(self, item: QueuedRequest, band: Band) -> None:
-        """`item` waits from now on. Caps are not looked at."""
+        """Add a waiting request, without a check of the caps."""
         self._band_of[item.sequence] = band
         self.num_requests += 1
         self.num_bytes += item.size_bytes
@@ -140,7 +137,7 @@ class FlowQueue:
         band.insert(item)
 
     def remove(self, item: QueuedRequest, now_seconds: float) -> None:
-        """`item` waits no more, and was not let in."""
+        """Remove a waiting request that is not dispatched."""
         band = self._band_of.pop(item.sequence)
         self.num_requests -= 1
         self.num_bytes -= item.size_bytes
@@ -149,29 +146,29 @@ class FlowQueue:
         self._bound(band)
 
     def take(self, item: QueuedRequest, now_seconds: float) -> None:
-        """`item` is let in."""
+        """Remove a waiting request that is dispatched."""
         self._band_of[item.sequence].fairness.dispatched(item, now_seconds)
         self.remove(item, now_seconds)
 
     def pass_by(self, item: QueuedRequest, band: Band, now_seconds: float) -> None:
-        """`item` is let in without having waited; nothing of its flow waits."""
+        """Note the dispatch of a request that did not wait; its flow is empty."""
         band.pass_by(item, now_seconds)
         self._bound(band)
 
     def completed(
         self, item: QueuedRequest, priority: int, usage: Usage | None, now_seconds: float
     ) -> None:
-        """`item`, let in from the band `priority`, is over."""
+        """Note the end of a request that was dispatched from the band `priority`."""
         band = self._bands.get(priority)
         if band is not None:
             band.fairness.completed(item, usage, now_seconds)
 
     def ahead_of(self, priority: int) -> int:
-        """How many wait in the band `priority` and above."""
+        """The number of waiting requests in the band `priority` and above."""
         return sum(band.num_requests for p, band in self._bands.items() if p >= priority)
 
     def forget_idle(self, now_seconds: float) -> None:
-        """Forget flows of which nothing was seen for long, and bands without use."""
+        """Forget flows that are idle for long, and unused bands."""
         before = now_seconds - FLOW_MEMORY_SECONDS
         for band in self._bands.values():
             while band.idle and next(iter(band.idle.values())) <= before:
@@ -180,12 +177,12 @@ class FlowQueue:
 
     @property
     def next_idle_seconds(self) -> float | None:
-        """When `forget_idle` has something to do."""
+        """The time at which `forget_idle` is due."""
         oldest = [next(iter(band.idle.values())) for band in self._bands.values() if band.idle]
         return min(oldest) + FLOW_MEMORY_SECONDS if oldest else None
 
     def check_integrity(self) -> None:
-        """Raise `AssertionError` when the books do not agree."""
+        """Raise `AssertionError` when the counts do not agree."""
         for band in self._bands.values():
             items = list(band)
             held = (len(items), sum(item.size_bytes for item in items))
@@ -209,16 +206,16 @@ class FlowQueue:
             raise AssertionError(f"bands {sorted(self._bands)} are shown as {self._ascending}")
 
     def _excess(self, item: QueuedRequest, band: Band) -> dict[Cap, int]:
-        """How much there would be too much of with `item`, where it is anything."""
+        """The amount above each cap that `item` would exceed."""
         every, own, size = self._settings, band.settings, item.size_bytes
         found = {}
         if every.max_bytes is not None and self.num_bytes + size > every.max_bytes:
             found[Cap.BYTES] = self.num_bytes + size - every.max_bytes
         if every.max_requests is not None and self.num_requests + 1 > every.max_requests:
             found[Cap.REQUESTS] = self.num_requests + 1 - every.max_requests
-        held, most = self.held_bytes + item.held_bytes, every.max_memory_bytes
-        if most is not None and held > most:
-            found[Cap.MEMORY] = held - most
+        held, limit = self.held_bytes + item.held_bytes, every.max_memory_bytes
+        if limit is not None and held > limit:
+            found[Cap.MEMORY] = held - limit
         if band.num_bytes + size > own.max_bytes:
             found[Cap.BAND_BYTES] = band.num_bytes + size - own.max_bytes
         if band.num_requests + 1 > own.max_requests:
@@ -226,7 +223,7 @@ class FlowQueue:
         return found
 
     def _adjust_bands(self, keep: Iterable[int] = ()) -> None:
-        """Have the bands that are needed, and no others."""
+        """Create the bands that are needed, and remove all others."""
         configured = self._settings.bands
         extra = sorted((self._wanted | {0, *keep}) - configured.keys(), key=abs)
         staying = {0, *keep} - configured.keys()

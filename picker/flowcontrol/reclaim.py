@@ -1,10 +1,10 @@
-"""Takes room back from requests under way that may be stopped, for waiting ones of higher priority.
+"""Evicts in-flight requests to make room for waiting ones of higher priority.
 
-Theory of operation. Each request under way stands for `credit = saturation / requests under way`.
-When a band is held back by its ceiling, and an evictable request under way has a lower
-priority, `ceil((saturation − ceiling) / credit)` of them are stopped, at least one and at most two.
-No more are until these are over (or ten seconds have passed) and what that freed has had time to
-show in the saturation: what is not seen yet would be taken twice.
+Theory of operation. Each in-flight request accounts for `credit = saturation / in-flight requests`.
+If a band is held back by its ceiling, and an evictable in-flight request has a lower priority,
+`ceil((saturation − ceiling) / credit)` of these are evicted, at least one and at most two. No more
+are evicted until they are over (or ten seconds have passed) and the saturation has had time to show
+the effect; else the same room would be reclaimed twice.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from picker.flowcontrol.removable_heap import RemovableHeap
 from picker.flowcontrol.tickets import FlowTicket
 from picker.framework.flow import EvictionFilter, EvictionOrder, Rank
 
-MOST_AT_ONCE = 2
+MAX_AT_ONCE = 2
 CONFIRMATION_SECONDS = 10.0
 Policies = tuple[EvictionFilter, EvictionOrder]
 
@@ -39,24 +39,24 @@ class Revocation(msgspec.Struct, frozen=True):
 
 
 class Reclaim:
-    """Owns the evictable requests, and those evicted that are not over yet."""
+    """Owns the evictable requests, and the evicted ones that are not over yet."""
 
     def __init__(self) -> None:
         self._policies: Policies | None = None
         self._settle_seconds = 0.0
         self._victims: RemovableHeap[Rank, FlowTicket] = RemovableHeap()
-        self._evicted: dict[int, tuple[float, float]] = {}  # by sequence: when, and its credit
+        self._evicted: dict[int, tuple[float, float]] = {}  # time and credit, by sequence number
         self._cooling_until: float | None = None
         self.target = 0.0  # of the last revocation
 
     @property
     def pending(self) -> float:
-        """Saturation that the evicted requests stand for until they are over."""
+        """The saturation of evicted requests that are not over yet."""
         return sum(credit for _, credit in self._evicted.values())
 
     @property
     def next_due_seconds(self) -> float | None:
-        """When `tick` has something to do."""
+        """The time at which `tick` is due."""
         if self._evicted:
             return min(at for at, _ in self._evicted.values()) + CONFIRMATION_SECONDS
         return self._cooling_until
@@ -64,7 +64,7 @@ class Reclaim:
     def use(
         self, policies: Policies | None, settle_seconds: float, under_way: Iterable[FlowTicket]
     ) -> None:
-        """Go on by other policies; None: none is evicted."""
+        """Switch to other policies; None: no evictions."""
         self._policies = policies
         self._settle_seconds = settle_seconds
         self._victims.clear()
@@ -73,7 +73,7 @@ class Reclaim:
                 self.entered(ticket)
 
     def entered(self, ticket: FlowTicket) -> None:
-        """A request has left."""
+        """Add a request that was sent to its endpoint."""
         if self._policies is None or ticket.evict is None:
             return
         evictable, order = self._policies
@@ -82,7 +82,7 @@ class Reclaim:
             self._victims.push(rank, ticket.item.sequence, ticket)
 
     def closed(self, ticket: FlowTicket, now_seconds: float) -> float | None:
-        """A request is over: the seconds since its eviction; None when it was not evicted."""
+        """Remove a request that is over; returns the seconds since its eviction, if any."""
         sequence = ticket.item.sequence
         self._victims.remove(sequence)
         evicted = self._evicted.pop(sequence, None)
@@ -109,9 +109,8 @@ class Reclaim:
     def choose(
         self, demands: Iterable[Demand], saturation: float, num_under_way: int, now_seconds: float
     ) -> Revocation | None:
-        """The requests to evict for the first of `demands`, highest first, that has a use for it.
-
-        Those chosen count as evicted.
+        """The requests to evict for the first of `demands`, highest first, that gains by it. They
+        count as evicted from now on.
         """
         if self._policies is None or self._evicted or not num_under_way or saturation <= 0:
             return None
@@ -129,7 +128,7 @@ class Reclaim:
         self, demand: Demand, saturation: float, credit: float, now_seconds: float
     ) -> Revocation:
         self.target = saturation - demand.ceiling - self.pending
-        wanted = min(MOST_AT_ONCE, max(1, math.ceil(self.target / credit)))
+        wanted = min(MAX_AT_ONCE, max(1, math.ceil(self.target / credit)))
         victims: list[FlowTicket] = []
         while len(victims) < wanted:
             first = self._victims.first()
@@ -142,6 +141,6 @@ class Reclaim:
         return Revocation(demand, victims, self.target)
 
     def _cool(self, now_seconds: float) -> None:
-        """Wait from the last one on."""
+        """Begin the wait after the last eviction."""
         if not self._evicted:
             self._cooling_until = now_seconds + self._settle_seconds

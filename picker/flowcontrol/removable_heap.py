@@ -66,6 +66,5 @@ class RemovableHeap(Generic[K, T]):
         return True
 
     def clear(self) -> None:
-        """Take all out."""
         self._places.clear()
         self._held.clear()

@@ -27,22 +27,22 @@ TIMED_OUT = "timed_out"
 
 
 class Readings(Protocol):
-    """What gauges are read from."""
+    """The source of the gauges."""
 
     def pool_load(self) -> PoolLoad:
-        """How full the pool is now."""
+        """The present load of the pool."""
         ...
 
     def num_stale(self) -> int:
-        """Endpoints that are judged without fresh metrics."""
+        """The number of endpoints without fresh metrics."""
         ...
 
     def queued(self) -> tuple[int, int]:
-        """Requests and bytes that wait."""
+        """The waiting requests and their bytes."""
         ...
 
     def pending_reclaim(self) -> float:
-        """Saturation that is still to be freed."""
+        """The saturation of pending evictions."""
         ...
 
 
@@ -69,32 +69,32 @@ class FlowReporter:
         )
 
     def ended(self, labels: Labels, outcome: FlowOutcome, queue_seconds: float) -> None:
-        """A request's time at the gate is over."""
+        """Report the outcome of a request."""
         self.outcomes[outcome] += 1
         ends = self._ends.get((labels, outcome)) or self._ends_of(labels, outcome)
         ends[0].observe(queue_seconds)
         ends[1].inc()
 
     def enqueued(self, labels: Labels, outcome: FlowOutcome, seconds: float) -> None:
-        """It took so long to put a request in its queue, or to answer it without that."""
+        """Report the time to enqueue a request, or to answer it without a wait."""
         _, _, fairness_id, priority = self._metrics.labels.ending(labels, outcome.value)
         times = self._series.request_enqueue_duration_seconds
         times.labels(fairness_id, priority, outcome.value).observe(seconds)
 
     def waits(self, labels: Labels, item: QueuedRequest) -> None:
-        """`item` waits from now on."""
+        """Count a waiting request."""
         where = self._where(labels)
         self._series.queue_size.labels(*where).inc()
         self._series.queue_bytes.labels(*where).inc(item.size_bytes)
 
     def stopped_waiting(self, labels: Labels, item: QueuedRequest) -> None:
-        """`item` waits no more."""
+        """Uncount a waiting request."""
         where = self._where(labels)
         self._series.queue_size.labels(*where).dec()
         self._series.queue_bytes.labels(*where).dec(item.size_bytes)
 
     def forgotten(self, priority: int, flow: str) -> None:
-        """Nothing has been seen of `flow` for long: its series go."""
+        """Remove the series of an idle flow."""
         fairness_id = self._metrics.labels.tenant(flow)
         key = (fairness_id, str(priority))
         if fairness_id == OVERFLOW:
@@ -102,7 +102,7 @@ class FlowReporter:
         series = self._series
         for model, target in self._models.pop(key, ()):
             labels = (model, target, *key)
-            where = self._where(labels, is_kept=False)
+            where = self._where(labels, is_reported=False)
             series.queue_size.remove(*where)
             series.queue_bytes.remove(*where)
             for outcome in FlowOutcome:
@@ -113,28 +113,28 @@ class FlowReporter:
                 series.request_enqueue_duration_seconds.remove(*key, outcome.value)
 
     def cycled(self, seconds: float) -> None:
-        """A look at the queues took so long."""
+        """Report the duration of a pass."""
         self._series.dispatch_cycle_duration_seconds.observe(seconds)
 
     def revoked(self, revocation: Revocation) -> None:
-        """Requests under way were evicted."""
+        """Report an eviction of in-flight requests."""
         priority = str(revocation.demand.priority)
         issued = self._series.revocations_issued_total.labels(priority, self._pool)
         issued.inc(len(revocation.victims))
         self._series.reclaim_target.labels(self._pool).set(revocation.target)
 
     def confirmed(self, seconds: float) -> None:
-        """An evicted request is over."""
+        """Report the end of an evicted request."""
         self._series.revocations_total.labels(CONFIRMED, self._pool).inc()
         self._series.revocation_confirmation_seconds.labels(self._pool).observe(seconds)
 
     def timed_out(self, count: int) -> None:
-        """So many evicted requests did not end in time."""
+        """Report evicted requests that did not end in time."""
         if count:
             self._series.revocations_total.labels(TIMED_OUT, self._pool).inc(count)
 
     def use(self, settings: FlowControlSettings | None) -> None:
-        """Declare the gauges of these settings; None: only the counters stay."""
+        """Declare the gauges of these settings; None leaves only the counters."""
         series, readings = self._series, self._readings
         series.pending_reclaim.labels(self._pool).set_function(readings.pending_reclaim)
         self._report_caps(settings)
@@ -151,13 +151,13 @@ class FlowReporter:
             series.stale_endpoints.labels(self._detector).set_function(readings.num_stale)
 
     def stages(self, stages: Iterable[str]) -> None:
-        """Which stages there are now."""
+        """Report the present stages."""
         current = frozenset((*stages, EFFECTIVE))
         if current != self._stages:
             self._report_stages(current)
 
     def bands(self, bands: Iterable[Band]) -> None:
-        """Which bands there are now."""
+        """Report the present bands."""
         current = {str(band.priority): band for band in bands}
         gauges = self._series.capacity_utilization_requests, self._series.capacity_utilization_bytes
         for priority in self._bands.keys() - current.keys():
@@ -208,9 +208,9 @@ class FlowReporter:
         model, target, fairness_id, priority = self._metrics.labels.ending(labels, outcome.value)
         return fairness_id, priority, outcome.value, self._pool, model, target
 
-    def _where(self, labels: Labels, is_kept: bool = True) -> tuple[str, ...]:
+    def _where(self, labels: Labels, is_reported: bool = True) -> tuple[str, ...]:
         model, target, fairness_id, priority = labels
-        if is_kept:
+        if is_reported:
             self._models.setdefault((fairness_id, priority), set()).add((model, target))
         return fairness_id, priority, self._pool, model, target
 
@@ -224,6 +224,6 @@ def _part(used: int, cap: int) -> float:
 
 
 def _watch_band(band: Band, requests: Gauge, sizes: Gauge) -> None:
-    """Its settings may change."""
+    """Read the settings at each scrape, since they may change."""
     requests.set_function(lambda: _part(band.num_requests, band.settings.max_requests))
     sizes.set_function(lambda: _part(band.num_bytes, band.settings.max_bytes))

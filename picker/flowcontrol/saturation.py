@@ -1,13 +1,13 @@
-"""How full the pool is, stage by stage, counting requests that were let in and have not left yet.
+"""The saturation of the pool by stage, including admitted requests that are not sent yet.
 
     prefill    endpoints whose role can prefill
     decode     endpoints whose role can decode, and those without a role
     effective  the greater of the two; of a pool without either, the detector's value
                for all of it; 1.0 without endpoints
 
-A request that was let in is at no endpoint until it has been scheduled. It is counted where it is
-likely to go, at the least loaded endpoint of each stage: else one free place would
-admit every request that arrives before the first has taken it.
+An admitted request has no endpoint until it is scheduled. It is counted at the least loaded
+endpoint of each stage, its likely destination; else one free slot would admit every request that
+arrives before the first has taken it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WHOLE_POOL = ""
 
 
 class LetIn(msgspec.Struct, frozen=True):
-    """Requests that were let in and have not left yet, and an estimate of their tokens."""
+    """Admitted requests that are not sent yet, and an estimate of their tokens."""
 
     requests: int = 0
     tokens: int = 0
@@ -39,7 +39,7 @@ NOTHING_LET_IN = LetIn()
 
 
 class PoolLoad(msgspec.Struct, frozen=True):
-    """How full the pool is: the `effective` saturation, and that of each stage there is."""
+    """The `effective` saturation, and that of each present stage."""
 
     effective: float
     stages: Mapping[str, float]
@@ -50,7 +50,7 @@ EMPTY_POOL = PoolLoad(FULL, {}, 0)
 
 
 def stages(candidates: Sequence[Candidate]) -> dict[str, Sequence[Candidate]]:
-    """The candidates of each stage that has any; of none, all of them under `WHOLE_POOL`."""
+    """The candidates of each present stage; without stages all of them under `WHOLE_POOL`."""
     prefill: list[Candidate] = []
     decode: list[Candidate] = []
     for candidate in candidates:
@@ -73,7 +73,7 @@ def pool_load(
     let_in: LetIn,
     now_seconds: float,
 ) -> PoolLoad:
-    """How full `candidates` are, with `let_in` on their way to them."""
+    """The load of `candidates`, including the admitted requests `let_in`."""
     if not candidates:
         return EMPTY_POOL
     by_stage: dict[str, float] = {}
@@ -91,8 +91,8 @@ def pool_load(
 def spread(
     candidates: Sequence[Candidate], let_in: LetIn
 ) -> tuple[Sequence[Candidate], Mapping[str, EndpointLoad]]:
-    """`candidates` with `let_in` counted at the least loaded ones, each request where the least are
-    by then; and what was added where.
+    """`candidates` with each request of `let_in` counted at the least loaded one, and the added
+    requests by candidate.
     """
     loads = [_load(candidate) for candidate in candidates]
     order = sorted(range(len(loads)), key=loads.__getitem__)
@@ -120,7 +120,7 @@ def spread(
 
 
 def _load(candidate: Candidate) -> int:
-    """What a request meets there: what this picker has under way, or what the endpoint says."""
+    """The in-flight requests there: the picker's own count, or the endpoint's."""
     metrics = candidate.metrics
     if metrics is None:
         return candidate.inflight_requests

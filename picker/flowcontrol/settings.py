@@ -1,4 +1,4 @@
-"""What a configuration says about flow control, as values with their policies."""
+"""The settings of flow control, as values with their policies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A request that was let in, until it is over."""
+"""A dispatched request, until it is over."""
 
 from __future__ import annotations
 
@@ -12,27 +12,26 @@ from picker.types import FinishCause, Usage
 Evict: TypeAlias = Callable[[DropReason], None]
 
 
-class TicketOffice(Protocol):
+class TicketObserver(Protocol):
     """The owner of tickets, notified of their progress."""
 
     def ticket_left(self, ticket: FlowTicket) -> None:
-        """It has left for an endpoint."""
+        """Called when the request is sent to an endpoint."""
         ...
 
     def ticket_closed(self, ticket: FlowTicket, usage: Usage | None) -> None:
-        """It is over."""
+        """Called when the request is over."""
         ...
 
 
 class FlowTicket:
-    """Counts as let in until `left`, as under way until `closed`.
+    """Counts as admitted until `left`, as in flight until `closed`.
 
-    `priority` is that of its band. Whatever is called a second time, or after the end, does
-    nothing.
+    `priority` is that of its band. Repeated calls, and calls after the end, have no effect.
     """
 
     __slots__ = (
-        "_office",
+        "_observer",
         "dispatched_at_seconds",
         "endpoint_key",
         "evict",
@@ -47,7 +46,7 @@ class FlowTicket:
         priority: int,
         evict: Evict | None,
         dispatched_at_seconds: float,
-        office: TicketOffice,
+        observer: TicketObserver,
     ) -> None:
         self.item = item
         self.priority = priority
@@ -55,27 +54,26 @@ class FlowTicket:
         self.dispatched_at_seconds = dispatched_at_seconds
         self.endpoint_key: str | None = None
         self.is_closed = False
-        self._office = office
+        self._observer = observer
 
     @property
     def queue_seconds(self) -> float:
-        """How long it waited."""
+        """The time in the queue."""
         return self.dispatched_at_seconds - self.item.enqueued_at_seconds
 
     @property
     def has_left(self) -> bool:
-        """True if it left for an endpoint."""
+        """True if the request was sent to an endpoint."""
         return self.endpoint_key is not None
 
     def left(self, endpoint_key: str) -> None:
-        """It counts as under way at this endpoint from now on."""
+        """Count the request as in flight at this endpoint."""
         if self.endpoint_key is None and not self.is_closed:
             self.endpoint_key = endpoint_key
-            self._office.ticket_left(self)
+            self._observer.ticket_left(self)
 
     def closed(self, cause: FinishCause, usage: Usage | None) -> None:
-        """It is over, and counts as under way nowhere any more."""
         if not self.is_closed:
             self.is_closed = True
-            self.evict = None  # it holds all that there was of the request, this ticket included
-            self._office.ticket_closed(self, usage)
+            self.evict = None  # it references the whole request, this ticket included
+            self._observer.ticket_closed(self, usage)

@@ -1,4 +1,4 @@
-"""A request at the gate, and until when it may wait there."""
+"""A waiting request and its deadline."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from picker.framework.flow import QueuedRequest
 from picker.types import BYTES_PER_TOKEN, DEFAULT_FAIRNESS_ID, InferenceRequest
 
 DEFAULT_OUTPUT_TOKENS = 128
-MOST_OUTPUT_TOKENS = 32_768
+MAX_OUTPUT_TOKENS = 32_768
 
 
 def estimated_tokens(request: InferenceRequest) -> int:
-    """Its prompt, and what it may generate."""
+    """The tokens of the prompt plus those it may generate."""
     prompt = request.num_tokens or request.size_bytes // BYTES_PER_TOKEN
     output = request.body.max_output_tokens
     if output is None:
         return prompt + DEFAULT_OUTPUT_TOKENS
-    return prompt + max(0, min(output, MOST_OUTPUT_TOKENS))
+    return prompt + max(0, min(output, MAX_OUTPUT_TOKENS))
 
 
-TICK_SECONDS = 0.001  # an event loop wakes up that exactly
+TICK_SECONDS = 0.001  # the resolution of the event loop's timers
 
 
 def queued_request(
     request: InferenceRequest, sequence: int, now_seconds: float, ttl_seconds: float | None
 ) -> QueuedRequest:
-    """What is known of a request when it comes."""
+    """Make the queue item of an arriving request."""
     if not request.fairness_id:
         request = replace(request, fairness_id=DEFAULT_FAIRNESS_ID)
     return QueuedRequest(
@@ -69,11 +69,11 @@ class Waiting:
 
     @property
     def is_resolved(self) -> bool:
-        """True if it waits no more."""
+        """True if the request no longer waits."""
         return self.ticket is not None or self.refusal is not None
 
     def resolve(self, result: FlowTicket | RefusedError) -> None:
-        """It waits no more."""
+        """End the wait with a ticket or an error."""
         if isinstance(result, FlowTicket):
             self.ticket = result
         else:
@@ -83,10 +83,10 @@ class Waiting:
 
 
 class Deadlines:
-    """Owns the deadlines of waiting requests, and since when the pool is empty, or is not.
+    """Owns the deadlines of waiting requests, and the time at which the pool last became empty or
+    not empty.
 
-    The time to live counts from when a request came, or from when the pool became empty or was no
-    longer so, whichever was later.
+    The time to live counts from the arrival of a request or from that time, whichever is later.
     """
 
     def __init__(self) -> None:
@@ -97,19 +97,19 @@ class Deadlines:
 
     @property
     def next_seconds(self) -> float | None:
-        """The earliest one; None without any."""
+        """The earliest deadline, if any."""
         first = self._heap.first()
         return None if first is None else first[0]
 
     def use(self, no_endpoint_ttl_seconds: float | None, waiting: Iterable[Waiting]) -> None:
-        """Set how long requests wait for endpoints; None: for ever."""
+        """Set the limit of a wait for endpoints; None: no limit."""
         self._no_endpoint_ttl_seconds = no_endpoint_ttl_seconds
         self._heap.clear()
         for one in waiting:
             self.add(one)
 
     def pool_seen(self, is_empty: bool, waiting: Iterable[Waiting], now_seconds: float) -> None:
-        """The pool has endpoints, or none."""
+        """Note whether the pool is empty."""
         if is_empty is not self.pool_is_empty:
             self.pool_is_empty = is_empty
             self._turned_at = now_seconds
@@ -124,11 +124,11 @@ class Deadlines:
             self._heap.push(since + ttl, item.sequence, waiting)
 
     def remove(self, waiting: Waiting) -> None:
-        """Remove the deadline of a request that waits no more."""
+        """Remove the deadline of a request."""
         self._heap.remove(waiting.item.sequence)
 
     def due(self, now_seconds: float) -> Waiting | None:
-        """One whose time is over."""
+        """A request whose deadline has passed, if any."""
         first = self._heap.first()
         return first[1] if first is not None and first[0] <= now_seconds + TICK_SECONDS else None
 

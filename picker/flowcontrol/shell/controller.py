@@ -1,9 +1,9 @@
-"""The gate that requests meet: `core` decides, this waits.
+"""The gate of flow control: `core` decides, this module waits.
 
-It looks at the queues when a request comes, when one that was let in leaves for its endpoint or is
-over, when the pool has changed, and when a time is due; there is no tick. What comes together is
-looked at once: an event asks the loop for a look, which then sees all of them. A pool of hundreds
-of endpoints changes thousands of times a second; there, changes gather for some milliseconds.
+A pass over the queues follows each arrival, each dispatched request that is sent or ends, each
+change of the pool and each deadline; there is no tick. Simultaneous events share one pass: an event
+schedules it, and it then sees all of them. A pool of hundreds of endpoints changes thousands of
+times a second; there, changes accumulate for some milliseconds.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from picker.framework.flow import JudgesStaleness
 from picker.metrics.picker_metrics import PickerMetrics
 from picker.types import Candidate, FinishCause, InferenceRequest, Usage
 
-_LEAST_DELAY_SECONDS = 0.001  # a loop that counts milliseconds would be asked again and again
+_MIN_DELAY_SECONDS = 0.001  # the loop counts in milliseconds, and would be called again and again
 
 
 class FlowController:
     """The gate. One object for the life of the picker; a reload changes its settings. Event-loop
     thread only.
 
-    `pool` gives all endpoints, each with what is under way there; it is asked again whenever a
-    request is let in or over, and after `pool_changed`. `clock` is monotonic, in seconds, and may
-    tick otherwise than the loop's.
+    `pool` gives all endpoints with their in-flight requests; it is called again whenever a request
+    is admitted or ends, and after `pool_changed`. `clock` is monotonic, in seconds, and may differ
+    from the loop's.
     """
 
     def __init__(
@@ -49,24 +49,24 @@ class FlowController:
         self._reporter = FlowReporter(metrics, pool_name, self)
         self._core = FlowCore(pool, self._reporter, self)
         self._loop: asyncio.AbstractEventLoop | None = None  # set by the first request
-        self._asked: asyncio.TimerHandle | asyncio.Handle | None = None  # a look is to come
+        self._scheduled: asyncio.TimerHandle | asyncio.Handle | None = None  # a scheduled pass
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._core.use(settings, clock())
 
     @property
     def is_open(self) -> bool:
-        """True if a request of any priority would be let in now without waiting."""
+        """True if a request of any priority would be admitted now without a wait."""
         return self._core.is_open(self._clock())
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait."""
+        """The number of waiting requests."""
         return self._core.num_waiting
 
     @property
     def num_under_way(self) -> int:
-        """Requests that were let in and are not over."""
+        """The number of dispatched requests that are not over."""
         return len(self._core.under_way)
 
     async def admit(
@@ -97,25 +97,25 @@ class FlowController:
         at a time, and arriving ones at once.
         """
         self._core.use(settings, self._clock())
-        self._ask()
+        self._schedule()
 
     def set_priorities(self, priorities: Iterable[int]) -> None:
         """The priorities of all objectives: each has a band of its own."""
         self._core.want(priorities)
-        self._ask()
+        self._schedule()
 
     def pool_changed(self) -> None:
-        """Endpoints came or went, or their metrics, or what else is under way there, changed."""
+        """Note a change of endpoints, their metrics or their in-flight requests."""
         self._core.pool_changed()
-        self._ask(self._core.judge.load.settle_seconds)
+        self._schedule(self._core.verdicts.load.settle_seconds)
 
     def shut_down(self) -> None:
         """Reject all waiting requests, and all that arrive."""
         self._core.shut_down(self._clock())
-        for handle in (self._asked, self._timer):
+        for handle in (self._scheduled, self._timer):
             if handle is not None:
                 handle.cancel()
-        self._asked = self._timer = None
+        self._scheduled = self._timer = None
 
     def queues(self) -> QueuesView:
         """The queues at this moment, for `/queues` and the page."""
@@ -128,35 +128,33 @@ class FlowController:
     # Called by tickets
 
     def ticket_left(self, ticket: FlowTicket) -> None:
-        """A dispatched request has left for an endpoint."""
         self._core.left(ticket)
-        self._ask()
+        self._schedule()
 
     def ticket_closed(self, ticket: FlowTicket, usage: Usage | None) -> None:
-        """A dispatched request is over."""
         self._core.closed(ticket, usage, self._clock())
-        self._ask()
+        self._schedule()
 
     # Read by gauges
 
     def pool_load(self) -> PoolLoad:
-        """How full the pool is now."""
-        return self._core.judge.load.at(self._clock())
+        """The present load of the pool."""
+        return self._core.verdicts.load.at(self._clock())
 
     def num_stale(self) -> int:
-        """Endpoints that are judged without fresh metrics."""
+        """The number of endpoints without fresh metrics."""
         settings = self._core.settings
         if settings is None or not isinstance(settings.detector, JudgesStaleness):
             return 0
         return settings.detector.stale(self._pool(), self._clock())
 
     def queued(self) -> tuple[int, int]:
-        """Requests and bytes that wait."""
+        """The waiting requests and their bytes."""
         queue = self._core.queue
         return (0, 0) if queue is None else (queue.num_requests, queue.num_bytes)
 
     def pending_reclaim(self) -> float:
-        """Saturation that is still to be freed."""
+        """The saturation of pending evictions."""
         return self._core.reclaim.pending
 
     async def _wait(self, waiting: Waiting, now_seconds: float) -> None:
@@ -173,39 +171,39 @@ class FlowController:
                 waiting.ticket.closed(FinishCause.CLIENT_GONE, None)
             else:
                 self._core.withdraw(waiting, self._clock())
-                self._ask()
+                self._schedule()
             raise
 
-    def _ask(self, delay_seconds: float = 0.0) -> None:
-        """Schedule a look, if requests wait."""
+    def _schedule(self, delay_seconds: float = 0.0) -> None:
+        """Schedule a pass if requests wait."""
         loop = self._loop
         if loop is None or not self._core.num_waiting:
             return
-        if self._asked is not None:
-            if delay_seconds or not isinstance(self._asked, asyncio.TimerHandle):
+        if self._scheduled is not None:
+            if delay_seconds or not isinstance(self._scheduled, asyncio.TimerHandle):
                 return
-            self._asked.cancel()
+            self._scheduled.cancel()
         if delay_seconds:
-            self._asked = loop.call_later(delay_seconds, self._look)
+            self._scheduled = loop.call_later(delay_seconds, self._look)
         else:
-            self._asked = loop.call_soon(self._look)
+            self._scheduled = loop.call_soon(self._look)
 
     def _look(self, now_seconds: float | None = None) -> None:
-        if self._asked is not None:
-            self._asked.cancel()
-            self._asked = None
+        if self._scheduled is not None:
+            self._scheduled.cancel()
+            self._scheduled = None
         began = self._clock()
         try:
-            self._core.look(began if now_seconds is None else now_seconds)
+            self._core.run_pass(began if now_seconds is None else now_seconds)
         finally:
             self._reporter.cycled(self._clock() - began)
-            load = self._core.judge.load
+            load = self._core.verdicts.load
             if self._core.has_more or load.is_behind:
-                self._ask(0.0 if self._core.has_more else load.settle_seconds)
+                self._schedule(0.0 if self._core.has_more else load.settle_seconds)
             self._set_timer()
 
     def _set_timer(self) -> None:
-        """Have `_tick` called when something is due."""
+        """Schedule `_tick` for the next deadline."""
         due, loop = self._core.next_due_seconds(), self._loop
         if loop is None or due is None:
             return
@@ -214,7 +212,7 @@ class FlowController:
                 return
             self._timer.cancel()
         self._timer_at = due
-        delay_seconds = max(_LEAST_DELAY_SECONDS, due - self._clock())
+        delay_seconds = max(_MIN_DELAY_SECONDS, due - self._clock())
         self._timer = loop.call_later(delay_seconds, self._tick)
 
     def _tick(self) -> None:
@@ -225,22 +223,22 @@ class FlowController:
             self._look()
 
 
-MOST_FLOWS = 100  # shown of a band, those with the most requests
+MAX_FLOWS = 100  # shown per band, those with the most requests
 
 
 def queues_view(
     core: FlowCore, reporter: FlowReporter, num_stale: int, now_seconds: float
 ) -> QueuesView:
-    """Everything about the queues now."""
+    """The queues at this moment."""
     outcomes = {outcome.value: count for outcome, count in reporter.outcomes.items()}
     settings, queue = core.settings, core.queue
     if settings is None or queue is None:
         return QueuesView(under_way=len(core.under_way), outcomes=outcomes)
-    ceilings = core.judge.ceilings
+    ceilings = core.verdicts.ceilings
     return QueuesView(
         is_on=True,
         detector=settings.detector_name,
-        saturation=core.judge.load.at(now_seconds).effective,
+        saturation=core.verdicts.load.at(now_seconds).effective,
         stale_endpoints=num_stale,
         queued_requests=queue.num_requests,
         queued_bytes=queue.num_bytes,
@@ -256,7 +254,7 @@ def queues_view(
 
 
 def _band(band: Band, ceiling: float, now_seconds: float) -> BandView:
-    longest = sorted(band.flows.values(), key=lambda flow: -len(flow.heap))[:MOST_FLOWS]
+    longest = sorted(band.flows.values(), key=lambda flow: -len(flow.heap))[:MAX_FLOWS]
     return BandView(
         priority=band.priority,
         queued_requests=band.num_requests,

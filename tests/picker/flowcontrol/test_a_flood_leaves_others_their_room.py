@@ -143,9 +143,9 @@ class Gate:
 
     def look(self) -> None:
         """Let requests into the pool where there is room."""
-        self.core.look(self.now)
+        self.core.run_pass(self.now)
         while self.core.has_more:
-            self.core.look(self.now)
+            self.core.run_pass(self.now)
 
     def _begin(self, waiting: Waiting) -> None:
         ticket = waiting.ticket

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from picker.flowcontrol.capacity import MOST_DISPLACED
+from picker.flowcontrol.capacity import MAX_DISPLACED
 from picker.flowcontrol.queue import FlowQueue
 from picker.framework.flow import QueuedRequest
 from tests.depth import examples
@@ -81,7 +81,7 @@ async def test_several_go_for_one_that_is_larger_or_none_if_that_is_not_enough()
 
 @pytest.mark.looptime
 async def test_no_more_than_so_many_go_for_one() -> None:
-    most = MOST_DISPLACED
+    most = MAX_DISPLACED
     scene = Scene(max_bytes=2 * most, bands={5: band()})
     await scene.arrive(size_bytes=0)
     low = [await scene.arrive(size_bytes=1) for _ in range(2 * most)]

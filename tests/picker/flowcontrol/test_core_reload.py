@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from picker.flowcontrol.core import MOST_PER_LOOK
+from picker.flowcontrol.core import MAX_DISPATCHES_PER_PASS
 from tests.support.picker.flow_scene import Scene, Slots, band, settle, with_settings
 
 LABELS = {
@@ -42,7 +42,7 @@ async def test_turning_the_gate_off_lets_everybody_in() -> None:
 async def test_a_gate_that_is_turned_off_lets_others_have_their_turn_meanwhile() -> None:
     """Few go at once, nobody is left, and whoever comes meanwhile goes at once."""
     scene = Scene()
-    for _ in range(10 * MOST_PER_LOOK):
+    for _ in range(10 * MAX_DISPATCHES_PER_PASS):
         await scene.arrive()
     scene.gate.use(None)
     left = [scene.gate.num_waiting]
@@ -52,8 +52,8 @@ async def test_a_gate_that_is_turned_off_lets_others_have_their_turn_meanwhile()
         scene.gate.check_integrity()
         assert scene.gate.is_open
     steps = [before - after for before, after in pairwise(left)]
-    assert left[0] == 10 * MOST_PER_LOOK - 1
-    assert max(steps) == MOST_PER_LOOK
+    assert left[0] == 10 * MAX_DISPATCHES_PER_PASS - 1
+    assert max(steps) == MAX_DISPATCHES_PER_PASS
     await settle()
     assert all(client.ticket is not None for client in scene.clients)
     assert scene.gauge("queue_size", **LABELS) == 0
@@ -62,7 +62,7 @@ async def test_a_gate_that_is_turned_off_lets_others_have_their_turn_meanwhile()
 async def test_a_gate_that_is_turned_on_again_meanwhile_keeps_the_rest() -> None:
     """They wait in its queue, in their order, and their time counts again."""
     scene = Scene(request_ttl_seconds=5.0)
-    for _ in range(3 * MOST_PER_LOOK):
+    for _ in range(3 * MAX_DISPATCHES_PER_PASS):
         await scene.arrive()
     scene.gate.use(None)
     await asyncio.sleep(0)

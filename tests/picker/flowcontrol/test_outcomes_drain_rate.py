@@ -13,14 +13,14 @@ def test_a_steady_stream_has_its_rate_from_the_beginning(rate: float, seconds: i
     """Neither too low for want of a past, nor ever growing."""
     drained = DrainRate()
     for step in range(int(rate * seconds)):
-        drained.let_in(100 + step / rate)
+        drained.count(100 + step / rate)
     assert drained.per_second(100 + seconds) == pytest.approx(rate, rel=0.15, abs=0.3)
 
 
 def test_a_rate_fades_when_nothing_moves() -> None:
     drained = DrainRate()
     for step in range(1000):
-        drained.let_in(step / 10)
+        drained.count(step / 10)
     assert drained.per_second(100 + 6.93) == pytest.approx(5, rel=0.05)
     assert drained.retry_after_seconds(1000, 300) == UNKNOWN_RETRY_SECONDS
 
@@ -29,6 +29,6 @@ def test_whole_seconds_within_a_minute_are_told() -> None:
     drained = DrainRate()
     assert drained.retry_after_seconds(10**9, 0.0) == UNKNOWN_RETRY_SECONDS
     for step in range(1000):
-        drained.let_in(step / 10)
+        drained.count(step / 10)
     told = [drained.retry_after_seconds(ahead, 100.0) for ahead in (0, 1, 95, 105, 10**9)]
     assert told == [1, 1, 10, 11, 60]

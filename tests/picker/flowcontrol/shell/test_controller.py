@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from picker.errors import RefusedError
-from picker.flowcontrol.core import MOST_PER_LOOK
+from picker.flowcontrol.core import MAX_DISPATCHES_PER_PASS
 from picker.types import DEFAULT_FAIRNESS_ID, FinishCause, Usage
 from tests.support.picker.flow_scene import (
     Ceilings,
@@ -73,7 +73,7 @@ async def test_all_free_places_are_given_at_once() -> None:
     before = scene.loop.time()
     await scene.resize(700)
     assert 0 < sum(one.ticket is not None for one in waiting) < 700
-    for _ in range(700 // MOST_PER_LOOK):
+    for _ in range(700 // MAX_DISPATCHES_PER_PASS):
         await asyncio.sleep(0)
     assert sum(one.ticket is not None for one in waiting) == 700
     assert scene.loop.time() - before < 0.05
