@@ -19,11 +19,11 @@ from worker.api.routes.generation import GenerationRoutes, answered_by
 from worker.api.schema.answers import Count
 from worker.api.schema.parse import Whole, decode_supported, hint, refuse_unsupported, shown
 from worker.api.schema.requests import (
-    MAX_CACHE_SALT_CHARS,
     MAX_MESSAGES,
     MAX_STOP_STRINGS,
     MAX_TOOLS,
     TOOL_NAME,
+    CacheSalt,
     CalledFunction,
     ChatMessage,
     ChatRequest,
@@ -178,9 +178,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     inference_geo: Annotated[Any, hint()] = None
     container: Annotated[Any, only()] = None
     vllm_xargs: Json | None = None
-    cache_salt: Annotated[
-        str | None, says(minLength=1, maxLength=MAX_CACHE_SALT_CHARS, pattern=r"^[^@/\\\u0000]*$")
-    ] = None
+    cache_salt: CacheSalt = None
     kv_transfer_params: Annotated[Json | None, only({})] = None
 
 

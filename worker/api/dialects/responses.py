@@ -20,28 +20,28 @@ from worker.api.routes.generation import GenerationRoutes, answered_by
 from worker.api.schema.conversation import PART_TEXTS, Parts, texts_of, thoughts_of
 from worker.api.schema.parse import Whole, decode_supported, hint, refuse_unsupported, shown
 from worker.api.schema.requests import (
-    MAX_CACHE_SALT_CHARS,
     MAX_MESSAGES,
-    MAX_REQUEST_ID_CHARS,
     MAX_STOP_STRINGS,
     MAX_TOOLS,
     TOOL_CHOICES,
     TOOL_NAME,
+    CacheSalt,
     CalledFunction,
     ChatMessage,
     ChatRequest,
     ContentPart,
+    DrawFields,
     Function,
     FunctionName,
     JsonObjectFormat,
     JsonSchemaFormat,
     NamedSchema,
     NamedTool,
+    RequestId,
     SentCall,
     StreamOptions,
     Tool,
     only,
-    ranged,
     says,
 )
 from worker.api.schema.routes import Handler, generation_route
@@ -147,15 +147,13 @@ class ReasoningSettings(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     generate_summary: Annotated[str | None, hint()] = None
 
 
-class ResponsesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class ResponsesRequest(DrawFields, kw_only=True):
     """Body of `POST /v1/responses`. `metadata` and `user` are repeated in the answer."""
 
     input: Annotated[str | list[InputItem], says(minItems=1, maxItems=MAX_MESSAGES)]
     model: str | None = None
     instructions: str | None = None
     max_output_tokens: Annotated[Whole | None, says(minimum=1)] = None
-    temperature: Annotated[float | None, ranged("temperature")] = None
-    top_p: Annotated[float | None, says(exclusiveMinimum=0, maximum=1)] = None
     tools: Annotated[list[FunctionTool] | None, says(maxItems=MAX_TOOLS)] = None
     tool_choice: Annotated[str, says(enum=TOOL_CHOICES)] | ChosenFunction | None = None
     parallel_tool_calls: bool | None = None
@@ -181,23 +179,15 @@ class ResponsesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     conversation: Annotated[Any, only()] = None
     prompt: Annotated[Any, only()] = None
     # As in chats.
-    top_k: Annotated[Whole | None, says(minimum=-1)] = None
-    min_p: Annotated[float | None, ranged("min_p")] = None
-    presence_penalty: Annotated[float | None, ranged("presence_penalty")] = None
-    frequency_penalty: Annotated[float | None, ranged("frequency_penalty")] = None
-    repetition_penalty: Annotated[float | None, says(exclusiveMinimum=0)] = None
     seed: Whole | None = None
     stop: Annotated[
         str | list[Annotated[str, says(minLength=1)]] | None,
         says(minLength=1, maxItems=MAX_STOP_STRINGS),
     ] = None
-    ignore_eos: bool | None = None
     chat_template_kwargs: Json | None = None
     priority: Whole | None = None
-    cache_salt: Annotated[
-        str | None, says(minLength=1, maxLength=MAX_CACHE_SALT_CHARS, pattern=r"^[^@/\\\u0000]*$")
-    ] = None
-    request_id: Annotated[str | None, says(minLength=1, maxLength=MAX_REQUEST_ID_CHARS)] = None
+    cache_salt: CacheSalt = None
+    request_id: RequestId = None
     kv_transfer_params: Annotated[Json | None, only({})] = None
 
 
@@ -225,9 +215,9 @@ def handlers(generation: GenerationRoutes) -> dict[str, Handler]:
 
 
 _AS_THEY_ARE = (
-    *("model", "temperature", "top_p", "parallel_tool_calls", "stream"),
-    *("top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed"),
-    *("stop", "ignore_eos", "chat_template_kwargs", "priority", "cache_salt", "request_id"),
+    *DrawFields.__struct_fields__,
+    *("model", "parallel_tool_calls", "stream", "seed", "stop"),
+    *("chat_template_kwargs", "priority", "cache_salt", "request_id"),
 )
 
 

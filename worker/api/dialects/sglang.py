@@ -23,13 +23,13 @@ from worker.api.schema.answers import Count
 from worker.api.schema.parse import Whole, decode, decode_supported, hint, refuse_unsupported
 from worker.api.schema.requests import (
     MAX_LOGPROB_TOKEN_IDS,
-    MAX_REQUEST_ID_CHARS,
     MAX_SEQUENCES,
     CompletionRequest,
+    DrawFields,
+    RequestId,
     StructuredOutputs,
     TokenIds,
     only,
-    ranged,
     says,
 )
 from worker.api.schema.routes import Handler, generation_route
@@ -51,7 +51,7 @@ _NAMES = {
 }
 
 
-class SglangSampling(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class SglangSampling(DrawFields, kw_only=True):
     """`sampling_params` of SGLang, by its names."""
 
     max_new_tokens: Annotated[Whole | None, says(minimum=1)] = None
@@ -59,16 +59,8 @@ class SglangSampling(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     n: Annotated[Whole | None, says(minimum=1, maximum=MAX_SEQUENCES)] = None
     stop: str | list[str] | None = None
     stop_token_ids: TokenIds | None = None
-    temperature: Annotated[float | None, ranged("temperature")] = None
-    top_p: Annotated[float | None, says(exclusiveMinimum=0, maximum=1)] = None
-    top_k: Annotated[Whole | None, says(minimum=-1)] = None
-    min_p: Annotated[float | None, ranged("min_p")] = None
-    frequency_penalty: Annotated[float | None, ranged("frequency_penalty")] = None
-    presence_penalty: Annotated[float | None, ranged("presence_penalty")] = None
-    repetition_penalty: Annotated[float | None, says(exclusiveMinimum=0)] = None
     logit_bias: dict[str, float] | None = None
     sampling_seed: Whole | None = None
-    ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     no_stop_trim: bool | None = None
@@ -91,7 +83,7 @@ class SglangRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     top_logprobs_num: Annotated[Whole | None, says(minimum=0)] = None
     token_ids_logprob: Annotated[list[int] | None, says(maxItems=MAX_LOGPROB_TOKEN_IDS)] = None
     return_text_in_logprobs: bool | None = None
-    rid: Annotated[str | None, says(minLength=1, maxLength=MAX_REQUEST_ID_CHARS)] = None
+    rid: RequestId = None
     priority: Whole | None = None
     extra_key: str | None = None
     model: str | None = None
@@ -159,8 +151,8 @@ _CONSTRAINTS = {
     "structural_tag": "structural_tag",
 }
 _SAME = (
-    *("n", "stop", "stop_token_ids", "temperature", "top_p", "top_k", "min_p", "logit_bias"),
-    *("frequency_penalty", "presence_penalty", "repetition_penalty", "ignore_eos"),
+    *DrawFields.__struct_fields__,
+    *("n", "stop", "stop_token_ids", "logit_bias"),
     *("skip_special_tokens", "spaces_between_special_tokens", "stream_interval"),
 )
 

@@ -9,8 +9,8 @@ import msgspec
 from worker.api.schema.answers import Count, Usage
 from worker.api.schema.parse import Whole, hint
 from worker.api.schema.requests import (
-    MAX_CACHE_SALT_CHARS,
-    MAX_REQUEST_ID_CHARS,
+    CacheSalt,
+    RequestId,
     only,
     says,
 )
@@ -30,10 +30,8 @@ class EmbeddingRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     truncate_prompt_tokens: Annotated[Whole | None, says(minimum=-1)] = None
     truncation_side: Literal["left", "right"] | None = None
     add_special_tokens: bool | None = None
-    cache_salt: Annotated[
-        str | None, says(minLength=1, maxLength=MAX_CACHE_SALT_CHARS, pattern=r"^[^@/\\\u0000]*$")
-    ] = None
-    request_id: Annotated[str | None, says(minLength=1, maxLength=MAX_REQUEST_ID_CHARS)] = None
+    cache_salt: CacheSalt = None
+    request_id: RequestId = None
     priority: Whole | None = None
     user: Annotated[str | None, hint()] = None
     embed_dtype: Annotated[str | None, only("float32")] = None

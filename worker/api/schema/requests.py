@@ -78,6 +78,12 @@ TokenId = Annotated[int, says(minimum=0)]
 TokenIds = list[Annotated[int | float, says(minimum=0)]]
 
 
+CacheSalt = Annotated[
+    str | None, says(minLength=1, maxLength=MAX_CACHE_SALT_CHARS, pattern=r"^[^@/\\\u0000]*$")
+]
+RequestId = Annotated[str | None, says(minLength=1, maxLength=MAX_REQUEST_ID_CHARS)]
+
+
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """`stream_options` of a streamed request."""
 
@@ -156,14 +162,9 @@ class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     disable_additional_properties: Annotated[bool | None, only(False)] = None
 
 
-class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """The fields that control the drawing of tokens and the end of a sequence. Every field may be
-    null: its default.
-    """
+class DrawFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The fields of a draw that have the same names in several APIs; null: the default."""
 
-    max_tokens: Annotated[Whole | None, says(minimum=0)] = None
-    min_tokens: Annotated[Whole | None, says(minimum=0)] = None
-    n: Annotated[Whole | None, says(minimum=1, maximum=MAX_SEQUENCES)] = None
     temperature: Annotated[float | None, ranged("temperature")] = None
     top_p: Annotated[float | None, says(exclusiveMinimum=0, maximum=1)] = None
     top_k: Annotated[Whole | None, says(minimum=-1)] = None
@@ -171,6 +172,17 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     presence_penalty: Annotated[float | None, ranged("presence_penalty")] = None
     frequency_penalty: Annotated[float | None, ranged("frequency_penalty")] = None
     repetition_penalty: Annotated[float | None, says(exclusiveMinimum=0)] = None
+    ignore_eos: bool | None = None
+
+
+class SamplingFields(DrawFields, kw_only=True):
+    """The fields that control the drawing of tokens and the end of a sequence. Every field may be
+    null: its default.
+    """
+
+    max_tokens: Annotated[Whole | None, says(minimum=0)] = None
+    min_tokens: Annotated[Whole | None, says(minimum=0)] = None
+    n: Annotated[Whole | None, says(minimum=1, maximum=MAX_SEQUENCES)] = None
     logit_bias: Annotated[dict[str, float] | None, says(maxProperties=MAX_LOGIT_BIASES)] = None
     bad_words: Annotated[list[str] | None, says(maxItems=MAX_BAD_WORDS)] = None
     allowed_token_ids: Annotated[TokenIds | None, says(minItems=1)] = None
@@ -180,7 +192,6 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         says(minLength=1, maxItems=MAX_STOP_STRINGS),
     ] = None
     stop_token_ids: TokenIds | None = None
-    ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     prompt_logprobs: Annotated[Whole | None, says(minimum=-1)] = None
     logprob_token_ids: Annotated[TokenIds | None, says(maxItems=MAX_LOGPROB_TOKEN_IDS)] = None
@@ -231,10 +242,8 @@ class GenerationFields(SamplingFields, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     stream_interval: Annotated[Whole | None, says(minimum=1)] = None
-    cache_salt: Annotated[
-        str | None, says(minLength=1, maxLength=MAX_CACHE_SALT_CHARS, pattern=r"^[^@/\\\u0000]*$")
-    ] = None
-    request_id: Annotated[str | None, says(minLength=1, maxLength=MAX_REQUEST_ID_CHARS)] = None
+    cache_salt: CacheSalt = None
+    request_id: RequestId = None
     priority: Whole | None = None
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
@@ -439,12 +448,10 @@ class GenerateRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     token_ids: list[TokenId]
     sampling_params: TokenSampling | None = None
     model: str | None = None
-    request_id: Annotated[str | None, says(minLength=1, maxLength=MAX_REQUEST_ID_CHARS)] = None
+    request_id: RequestId = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    cache_salt: Annotated[
-        str | None, says(minLength=1, maxLength=MAX_CACHE_SALT_CHARS, pattern=r"^[^@/\\\u0000]*$")
-    ] = None
+    cache_salt: CacheSalt = None
     priority: Whole | None = None
     output_mode: Literal["tokens", "text"] | None = None
     return_token_ids: bool | None = None
