@@ -114,7 +114,7 @@ class Recorder:
         return replace(pipeline, recorder=recorder, response_progress=progress)
 
     def _configured(self, assembly: Assembly) -> None:
-        self._settle()
+        self.flush()
         self._headers.know_names(assembly.profiles)
         is_first, self._in_use = self._in_use is None, assembly
         loaded, old = assembly.loaded, self._config
@@ -129,7 +129,7 @@ class Recorder:
             self._write(self._config)
 
     def endpoints_changed(self, changes: EndpointChanges) -> None:
-        self._settle()
+        self.flush()
         self._headers.know_endpoints((*changes.added, *changes.updated), changes.removed)
         for endpoint in changes.removed:
             self._deltas.forget(endpoint.key)
@@ -140,11 +140,8 @@ class Recorder:
             self._endpoint(endpoint.key, "updated", endpoint)
 
     def endpoint_removed(self, key: str) -> None:
-        self._settle()
+        self.flush()
         self._endpoint(key, "forgotten")
-
-    def flush(self) -> None:
-        self._settle()
 
     # Decisions
 
@@ -154,7 +151,7 @@ class Recorder:
 
     def scheduling(self, decision: Decision, config: int) -> None:
         """Take the inputs of a decision by configuration `config`, before the scheduler runs."""
-        self._settle()
+        self.flush()
         if self._sink.is_broken:
             self._begin_anew()
         request, attributes, seed = decision.request, decision.attributes, decision.seed
@@ -200,7 +197,7 @@ class Recorder:
     def first_piece(self, attributes: Attributes, progress: ResponseProgress) -> None:
         number = attributes.get(_NUMBER)
         if number is not None:
-            self._settle()
+            self.flush()
             at, size = progress.now_seconds, progress.num_bytes
             self._write(FirstPiece(number, at, size, progress.is_last))
 
@@ -209,7 +206,7 @@ class Recorder:
         attributes, cause = decision.attributes, decision.cause
         number = None if attributes is None else attributes.get(_NUMBER)
         if number is not None and cause is not None:
-            self._settle()
+            self.flush()
             name, at = readable(decision.request_id), decision.ended_at_seconds
             self._write(End(number, name, cause.value, at, _bounded(decision.usage)))
 
@@ -218,7 +215,8 @@ class Recorder:
     def _endpoint(self, key: str, change: str, endpoint: Endpoint | None = None) -> None:
         self._write(EndpointChange(key, change, self._clock(), endpoint))
 
-    def _settle(self) -> None:
+    def flush(self) -> None:
+        """Write the pending line, of which the last event is known now."""
         pending, self._pending = self._pending, None
         if pending is not None:
             line, decision = pending

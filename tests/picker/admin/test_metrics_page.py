@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -208,20 +209,27 @@ def test_samples_without_labels_get_one_and_empty_series_have_only_a_type() -> N
     ]
 
 
-async def test_the_page_yields_to_other_tasks_after_each_pool() -> None:
-    """It is made in the thread that routes requests."""
-    turns = 0
+@asynccontextmanager
+async def other_task() -> AsyncIterator[list[None]]:
+    """Run another task meanwhile; yield a list with an entry for each of its turns."""
+    turns: list[None] = []
 
     async def count() -> None:
-        nonlocal turns
         while True:
-            turns += 1
+            turns.append(None)
             await asyncio.sleep(0)
 
     counting = asyncio.ensure_future(count())
-    await merged(PickerMetrics(), {str(number): PickerMetrics() for number in range(8)}, Turns())
+    yield turns
     counting.cancel()
-    assert turns >= 8
+
+
+async def test_the_page_yields_to_other_tasks_after_each_pool() -> None:
+    """It is made in the thread that routes requests."""
+    pools = {str(number): PickerMetrics() for number in range(8)}
+    async with other_task() as turns:
+        await merged(PickerMetrics(), pools, Turns())
+    assert len(turns) >= 8
 
 
 async def test_the_page_of_a_whole_picker_is_the_sum_of_its_pools_pages(tmp_path: Path) -> None:
@@ -300,15 +308,6 @@ async def test_invented_names_neither_grow_the_page_nor_delay_requests() -> None
     assert max(map(len, pieces)) < 200 * 400  # bytes of 200 lines
     models = {labels[0] for labels, _ in house.metrics.request_total.numbers()}
     assert {"m", "other"} < models
-    turns = 0
-
-    async def count() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    counting = asyncio.ensure_future(count())
-    assert await whole(house.metrics, None, Turns()) == b"".join(pieces)
-    counting.cancel()
-    assert turns >= len(pieces)
+    async with other_task() as turns:
+        assert await whole(house.metrics, None, Turns()) == b"".join(pieces)
+    assert len(turns) >= len(pieces)

@@ -51,15 +51,11 @@ async def test_the_page_shows_endpoints_queues_requests_and_configuration(
     window: Browser, scene: Scene
 ) -> None:
     await _open(window, scene)
-    assert await window.run(ROWS.format("endpoints")) == 10
-    states = await window.run(
-        "[...document.querySelectorAll('#endpoints-rows .badge')].map((one) => one.innerText)"
-    )
+    assert len(await window.read_all("#endpoints-rows > tr")) == 10
+    states = await window.read_all("#endpoints-rows .badge")
     badges = [" ".join(one.split()) for one in states]
     assert badges[:4] == ["✕ ejected", "? on trial", "! suspect", "✓ healthy"]
-    heights = await window.run(
-        "[...document.querySelectorAll('#endpoints-rows .badge')].map((one) => one.offsetHeight)"
-    )
+    heights = await window.read_all("#endpoints-rows .badge", "offsetHeight")
     assert max(heights) < 30  # each in a line
     curves = await window.run(
         "[...document.querySelectorAll('#endpoints-rows .line')].map((one) => "
@@ -69,7 +65,7 @@ async def test_the_page_shows_endpoints_queues_requests_and_configuration(
     drawn = [width for length, width in curves if length > 400]
     assert len(drawn) == 36  # one endpoint has no metrics
     assert min(drawn) > 30
-    text = await window.run("document.querySelector('#overview').innerText")
+    text = await window.read("#overview")
     for words in (
         "9 of 10",
         "Saturation of the pool: 83% (utilization-detector), judged without fresh metrics for 1",
@@ -83,16 +79,16 @@ async def test_the_page_shows_endpoints_queues_requests_and_configuration(
         "has the weight 0",
     ):
         assert words in text, words
-    assert await window.run(ROWS.format("requests")) == 15
+    assert len(await window.read_all("#requests-rows > tr")) == 15
     await window.run("document.querySelector('#requests-more').click()")
-    assert await window.run(ROWS.format("requests")) == 40
+    assert len(await window.read_all("#requests-rows > tr")) == 40
     assert window.complaints == []
 
 
 async def test_a_request_is_explained(window: Browser, scene: Scene) -> None:
     """At an address of its own: filters, scores, the tie, ages."""
     await _open(window, scene, "#/decisions/chosen")
-    text = await window.run("document.querySelector('#explanation').innerText")
+    text = await window.read("#explanation")
     for words in (
         "Request chosen",
         "worker-4 tied with",
@@ -118,7 +114,7 @@ async def test_a_request_is_explained(window: Browser, scene: Scene) -> None:
 async def test_a_refusal_is_explained(window: Browser, scene: Scene) -> None:
     """With its status, its reason and the time of a retry."""
     await _open(window, scene, f"#/decisions/{summary(34).request_id}")
-    text = await window.run("document.querySelector('#explanation').innerText")
+    text = await window.read("#explanation")
     assert "The picker refused it: 429 ResourceExhausted" in text
     assert "Refused with 429 ResourceExhausted" in text
     assert "Reason: rejected-saturated" in text
@@ -128,7 +124,7 @@ async def test_a_refusal_is_explained(window: Browser, scene: Scene) -> None:
 async def test_an_unknown_request_has_a_notice(window: Browser, scene: Scene) -> None:
     await window.open(f"{scene.url}/#/decisions/nobody%2Fknows")
     await window.until("document.querySelector('#explanation .notice')")
-    text = await window.run("document.querySelector('#explanation').innerText")
+    text = await window.read("#explanation")
     assert "request 'nobody/knows' is unknown" in text
 
 
@@ -214,18 +210,17 @@ async def test_the_page_works_with_the_keyboard(window: Browser, scene: Scene) -
     await window.press("Enter")
     await window.until(EXPLAINED)
     await window.until("document.activeElement.id === 'explanation-heading'")
-    assert await window.run("document.querySelector('#overview').hidden")
+    assert await window.read("#overview", "hidden")
     await window.press("Escape")
     await window.until("document.activeElement.id === 'requests'")
-    assert not await window.run("document.querySelector('#overview').hidden")
+    assert not await window.read("#overview", "hidden")
 
 
 async def test_a_click_anywhere_on_a_row_explains_it(window: Browser, scene: Scene) -> None:
     await _open(window, scene)
     await window.run("document.querySelector('#requests-rows tr td:nth-child(4)').click()")
     await window.until(EXPLAINED)
-    text = await window.run("document.querySelector('#explanation h2').innerText")
-    assert text == f"Request {summary(39).request_id}"
+    assert await window.read("#explanation h2") == f"Request {summary(39).request_id}"
 
 
 async def test_new_requests_do_not_move_the_focus(window: Browser, scene: Scene) -> None:
@@ -241,14 +236,14 @@ async def test_new_requests_do_not_move_the_focus(window: Browser, scene: Scene)
     await window.until(
         "document.querySelector('#endpoints-rows .title').textContent === 'worker-1'"
     )
-    assert await window.run("document.querySelector('#requests-rows a').textContent") == "new"
+    assert await window.read("#requests-rows a", "textContent") == "new"
 
 
 async def test_a_request_under_way_is_explained_again_when_it_is_over(
     window: Browser, scene: Scene
 ) -> None:
     await _open(window, scene, f"#/decisions/{summary(39).request_id}")
-    assert "in progress" in await window.run("document.querySelector('.lead').innerText")
+    assert "in progress" in await window.read(".lead")
     scene.source.remember(summary(39))
     await window.until("document.querySelector('.lead').innerText.includes('completed')")
 
@@ -276,7 +271,7 @@ async def test_texts_of_clients_are_not_markup(window: Browser, scene: Scene) ->
     await window.until("document.querySelector('#endpoints-rows .title')")
     await window.run("document.querySelector('#requests-rows tr td:nth-child(4)').click()")
     await window.until(EXPLAINED)
-    shown = await window.run("document.querySelector('#explanation h2 code').textContent")
+    shown = await window.read("#explanation h2 code", "textContent")
     assert shown == CANARY
     assert await window.run("document.querySelectorAll('img').length") == 0
     assert await window.run("window.pwned") is None
@@ -289,9 +284,9 @@ async def test_the_page_survives_a_restart_of_the_picker(window: Browser, scene:
     port = int(scene.url.rsplit(":", 1)[1])
     await scene.server.stop()
     await window.until(GONE)
-    said = await window.run("document.querySelector('#status').textContent")
+    said = await window.read("#status", "textContent")
     assert said.startswith("The picker does not answer. Trying again. What is shown is of ")
-    assert await window.run(ROWS.format("endpoints")) == 10
+    assert len(await window.read_all("#endpoints-rows > tr")) == 10
     assert await window.run("document.querySelector('#status').getAttribute('aria-live')")
     scene.pool("other")
     await scene.server.start("127.0.0.1", port)
@@ -308,10 +303,12 @@ async def test_a_failed_section_does_not_hide_the_others(window: Browser, scene:
     scene.source.decisions = fail  # type: ignore[method-assign]
     await window.open(scene.url)
     await window.until("document.querySelector('#status').dataset.state === 'partly'")
-    said = await window.run("document.querySelector('#status').textContent")
-    assert said == "The picker does not answer for /decisions (500). Trying again."
-    assert await window.run(ROWS.format("endpoints")) == 10
-    assert await window.run(ROWS.format("requests")) == 0
+    assert (
+        await window.read("#status", "textContent")
+        == "The picker does not answer for /decisions (500). Trying again."
+    )
+    assert len(await window.read_all("#endpoints-rows > tr")) == 10
+    assert len(await window.read_all("#requests-rows > tr")) == 0
 
 
 async def test_a_hidden_page_sends_no_requests(window: Browser, scene: Scene) -> None:
@@ -342,16 +339,15 @@ async def test_a_thousand_endpoints_are_truncated_and_searchable(
     scene.pool(*(f"pod-{number}" for number in range(1000)))
     scene.source.health_views = {"default/pod-777": HealthView("ejected", 5)}
     await _open(window, scene)
-    assert await window.run(ROWS.format("endpoints")) == 100
-    first = await window.run("document.querySelector('#endpoints-rows .title').textContent")
-    assert first == "pod-777"
+    assert len(await window.read_all("#endpoints-rows > tr")) == 100
+    assert await window.read("#endpoints-rows .title", "textContent") == "pod-777"
     note = "document.querySelector('#endpoints-note').textContent"
     assert "900 more endpoints" in await window.run(note)
     await window.run(
         "(() => { const field = document.querySelector('#endpoints-text');"
         "field.value = 'pod-12'; field.dispatchEvent(new Event('input')); })()"
     )
-    assert await window.run(ROWS.format("endpoints")) == 11
+    assert len(await window.read_all("#endpoints-rows > tr")) == 11
 
 
 async def test_an_empty_picker_says_so(window: Browser, scene: Scene) -> None:
@@ -361,7 +357,7 @@ async def test_an_empty_picker_says_so(window: Browser, scene: Scene) -> None:
     scene.source.queues_view = QueuesView()
     scene.pages.sample()
     await _open(window, scene)
-    text = await window.run("document.querySelector('#overview').innerText")
+    text = await window.read("#overview")
     for words in ("The pool is empty.", "Flow control is off", "No request came yet."):
         assert words in text
     assert window.complaints == []
@@ -444,7 +440,7 @@ async def test_a_healthy_pool_has_no_trouble(window: Browser, scene: Scene) -> N
     scene.source.health_views = {}
     scene.source.config = replace(scene.source.config, last_error=None)
     await _open(window, scene)
-    assert await window.run("document.querySelector('#trouble').hidden")
+    assert await window.read("#trouble", "hidden")
     assert await window.run("document.querySelectorAll('#summary [data-kind=bad]').length") == 0
 
 
@@ -453,9 +449,7 @@ async def test_charts_have_axes_and_show_the_values_at_the_pointer(
 ) -> None:
     """The charts are rates, times to the first token, queues and errors."""
     await _open(window, scene)
-    titles = await window.run(
-        "[...document.querySelectorAll('#charts strong')].map((one) => one.innerText)"
-    )
+    titles = await window.read_all("#charts strong")
     assert titles == [
         "Requests",
         "Time to first token",
@@ -574,7 +568,7 @@ async def test_a_bar_shows_the_limit_that_binds(
     await _open(window, scene)
     filled = "document.querySelector('.band .bar.wide .fill').style.width"
     assert await window.run(filled) == width
-    text = await window.run("document.querySelector('#overview').innerText")
+    text = await window.read("#overview")
     assert words in text
     assert [one for one in ("refused, queue full", "1,028", "sent on") if one not in text] == []
 
@@ -584,9 +578,8 @@ async def test_the_head_identifies_the_picker(window: Browser, scene: Scene) -> 
     started = "Date.now() / 1000 - 7260"
     scene.source.started_unix_seconds = await window.run(started)
     await _open(window, scene)
-    about = await window.run("document.querySelector('#about').innerText")
-    assert about == "llama-pool · 1.2.3 · up 2 h"
-    link = await window.run("document.querySelector('nav a[href^=http]').href")
+    assert await window.read("#about") == "llama-pool · 1.2.3 · up 2 h"
+    link = await window.read("nav a[href^=http]", "href")
     assert link.endswith("/docs/admin.md")
 
 
@@ -618,9 +611,7 @@ async def test_all_numbers_are_of_one_moment(window: Browser, scene: Scene) -> N
     assert figures["Waiting at endpoints"] == legend[1]
     assert figures["Waiting in the picker"].split()[0] == legend[2] == "14"
     assert figures["In flight"] == str(await window.run(cell.format("In flight"))) == "15"
-    assert "14 requests waiting" in await window.run(
-        "document.querySelector('#queues-summary').innerText"
-    )
+    assert "14 requests waiting" in await window.read("#queues-summary")
 
 
 async def test_an_endpoint_has_a_page_of_its_own(window: Browser, scene: Scene) -> None:
@@ -628,7 +619,7 @@ async def test_an_endpoint_has_a_page_of_its_own(window: Browser, scene: Scene) 
     await _open(window, scene)
     await window.run("document.querySelector('#endpoints-rows a[href$=worker-1]').click()")
     await window.until(EXPLAINED)
-    text = await window.run("document.querySelector('#explanation').innerText")
+    text = await window.read("#explanation")
     for words in (
         "Endpoint default/worker-1",
         "healthy",
@@ -655,9 +646,9 @@ async def test_a_request_is_found_by_its_id(window: Browser, scene: Scene) -> No
     await _open(window, scene)
     field = "document.querySelector('#requests-text')"
     await window.run(f"{field}.value = 'chos', {field}.dispatchEvent(new Event('input'))")
-    assert await window.run(ROWS.format("requests")) == 1
+    assert len(await window.read_all("#requests-rows > tr")) == 1
     await window.run(f"{field}.value = 'an/other', {field}.focus()")
     await window.press("Enter")
     await window.until("document.querySelector('#explanation .notice')")
-    text = await window.run("document.querySelector('#explanation').innerText")
+    text = await window.read("#explanation")
     assert "request 'an/other' is unknown" in text

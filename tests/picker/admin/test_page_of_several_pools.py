@@ -88,7 +88,7 @@ async def test_the_list_leads_to_each_pool_and_back(window: Browser, port: Pools
         await window.until(
             f"document.querySelectorAll('#endpoints-rows > tr').length === {endpoints}"
         )
-        assert await window.run("document.querySelector('#pool').innerText") == key
+        assert await window.read("#pool") == key
         assert await window.run("document.title") == f"{key} · Pointsman"
         await window.run("document.querySelector('nav.which a').focus()")
         await window.press("Enter")
@@ -150,7 +150,7 @@ async def test_the_list_survives_a_restart_of_the_picker(window: Browser, port: 
     number = int(port.url.rsplit(":", 1)[1])
     await port.server.stop()
     await window.until(GONE)
-    said = await window.run("document.querySelector('#status').textContent")
+    said = await window.read("#status", "textContent")
     assert said.startswith("The picker does not answer. Trying again. What is shown is of ")
     assert await window.run("document.body.classList.contains('is-stale')")
     assert await window.run(ROWS) == 3

@@ -187,13 +187,15 @@ class _Cluster:
         return None if path in self._readable else (403, "no")
 
 
-async def _statuses(keys: tuple[str, ...], cluster: _Cluster, *paths: str) -> dict[str, int]:
+async def _statuses(
+    keys: tuple[str, ...], cluster: _Cluster, *paths: str, token: str = "Bearer good"
+) -> dict[str, int]:
     port = PoolsPort({key: _scene(key) for key in keys})
     port.server.protect(cluster.authorize)
     url = f"http://127.0.0.1:{await port.server.start('127.0.0.1', 0)}"
     try:
-        token = {"Authorization": "Bearer good"}
-        return {path: (await asked(url, path, **token)).status for path in paths}
+        headers = {"Authorization": token} if token else {}
+        return {path: (await asked(url, path, **headers)).status for path in paths}
     finally:
         await port.server.stop()
 
@@ -222,16 +224,12 @@ async def test_a_right_to_a_page_is_valid_for_all_pools() -> None:
 
 
 async def test_probes_of_pools_need_no_token() -> None:
-    port = PoolsPort({key: _scene(key) for key in KEYS})
-    port.server.protect(_Cluster().authorize)
-    url = f"http://127.0.0.1:{await port.server.start('127.0.0.1', 0)}"
-    try:
-        for key in KEYS:
-            assert (await asked(url, f"/pools/{key}/readyz")).status == 200
-            assert (await asked(url, f"/pools/{key}/healthz")).status == 200
-            assert (await asked(url, f"/pools/{key}/metrics")).status == 401
-    finally:
-        await port.server.stop()
+    expected = {
+        f"/pools/{key}/{page}": status
+        for key in KEYS
+        for page, status in (("readyz", 200), ("healthz", 200), ("metrics", 401))
+    }
+    assert await _statuses(KEYS, _Cluster(), *expected, token="") == expected
 
 
 @pytest.mark.parametrize("keys", [("a", "a/metrics", "b/metrics"), ("a/metrics", "b/metrics", "a")])

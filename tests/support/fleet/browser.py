@@ -112,6 +112,16 @@ class Browser:
         assert "exceptionDetails" not in result, (script, result["exceptionDetails"])
         return result["result"].get("value")
 
+    async def read(self, selector: str, member: str = "innerText") -> Any:
+        """Return a member of the first element that matches."""
+        return await self.run(f"document.querySelector({json.dumps(selector)}).{member}")
+
+    async def read_all(self, selector: str, member: str = "innerText") -> list[Any]:
+        """Return a member of every element that matches."""
+        every = f"[...document.querySelectorAll({json.dumps(selector)})]"
+        found: list[Any] = await self.run(f"{every}.map((one) => one.{member})")
+        return found
+
     async def until(self, condition: str) -> None:
         """Wait for an expression to become true; fail when it does not."""
         try:
