@@ -21,7 +21,7 @@ class FinishReason(Enum):
 
 
 class Pooling(Enum):
-    """Which of a prompt's hidden states become its embedding: the last one, or the mean of all."""
+    """The hidden states of a prompt that become its embedding: the last one, or the mean of all."""
 
     LAST = "last"
     MEAN = "mean"
@@ -44,7 +44,7 @@ class Adapter:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What it enters block hashes as: vLLM's key, until files of its path are loaded again."""
+        """Its key in block hashes: vLLM's key, until files of its path are loaded again."""
         return ("lora", self.name, f"{self.path}#{self.version}" if self.version else self.path)
 
 
@@ -74,7 +74,7 @@ class BeamParams:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to choose tokens. Validated at the API; the engine trusts it.
+    """The checked sampling parameters of a request: the API validates them, the engine trusts them.
 
     `temperature` 0 is greedy. `top_k` 0, `top_p` 1, `min_p` 0, `repetition_penalty` 1 and the other
     penalties 0 are off. `seed` is always set: the API draws one for requests that give none, so
@@ -116,7 +116,7 @@ class SamplingParams:
 
     @property
     def needs_history(self) -> bool:
-        """Whether a draw depends on the tokens before it in other ways than through the logits."""
+        """True if a draw depends on earlier tokens in other ways than through the logits."""
         return bool(
             self.presence_penalty
             or self.frequency_penalty
@@ -132,9 +132,9 @@ class SampleSpec:
 
     The random numbers of a draw are a pure function of (`params.seed`, `position`, purpose), so
     that the same request gives the same tokens in any batch, chunking or after preemption.
-    `position` is the index of the token being drawn. `banned_ids` cannot be drawn. `num_prompt`
-    of the tokens before `position` are the prompt: always given, so that the first token of a
-    request can be told from the others. `history` is every token before `position`, given only
+    `position` is the index of the token being drawn. `banned_ids` cannot be drawn. `num_prompt` of
+    the tokens before `position` are the prompt: always given, so that the first token of a request
+    can be distinguished from the others. `history` is every token before `position`, given only
     when `params.needs_history`.
 
     With `masks` only tokens of the first one can be drawn: token t if bit t % 8 of byte t // 8 is
@@ -150,8 +150,8 @@ class SampleSpec:
     masks: Sequence[bytes] = ()
 
     def after(self, drafts: Sequence[int]) -> SampleSpec:
-        """How to draw the token that comes after this spec's own, were that and the next ones
-        `drafts`: as if they had been drawn, in penalties, bad words and `min_tokens`.
+        """The spec of the token after `drafts`, as if this spec and the next ones had drawn them:
+        in penalties, bad words and `min_tokens`.
         """
         if not drafts:
             return self
@@ -177,7 +177,7 @@ class ScheduledSequence:
     for a chunk that does not reach the sequence's last token.
 
     With `takes_pending` one more token follows `token_ids`: the one that the step before this one
-    draws for this sequence, which nobody knew when this step was scheduled. Executors never see
+    draws for this sequence, which was unknown when this step was scheduled. Executors never see
     it: the pipeline fills it in (and appends it to the `history` of the samples).
 
     `prompt_targets` asks for the log probabilities of prompt tokens: of the token
@@ -186,15 +186,15 @@ class ScheduledSequence:
 
     The last `num_drafts` of `token_ids` are drafts: guesses, behind exactly one token that is known
     (the last of the sequence), to be verified in this step. `samples` then holds the one spec of
-    the token after the known one, and the result has a run of draws: the drafts that stood, and one
-    token more. The specs of the later rows follow from it: see `SampleSpec.after`. The KV of drafts
-    that fell is written over later.
+    the token after the known one, and the result has a run of draws: the accepted drafts, and one
+    token more. The specs of the later rows follow from it: see `SampleSpec.after`. The KV of
+    rejected drafts is overwritten later.
 
-    `num_to_draft` asks the executor's own drafter, if it has one, for up to so many drafts of what
-    comes after this step's draws. The block table has room for the draws and those drafts.
+    `num_to_draft` asks the executor's own drafter, if it has one, for up to this number of drafts
+    of the tokens after this step's draws. The block table has room for the draws and those drafts.
 
     `adapter_slot` is where the adapter is that all its tokens run with (None: the model alone).
-    `num_pooled` asks for the sum of the hidden states of so many of the last `token_ids`.
+    `num_pooled` asks for the sum of the hidden states of this number of the last `token_ids`.
     """
 
     seq_id: int
@@ -222,9 +222,9 @@ class ScheduledSequence:
 
 
 class KvSource(msgspec.Struct, frozen=True, array_like=True):
-    """Where the KV of the first `num_tokens` tokens of a prompt can be had, once: from the engine
-    `engine_id`, which listens on `host`:`port` and keeps it as `transfer_id`. None: from whichever
-    does, as soon as it has it.
+    """The source of the KV of the first `num_tokens` tokens of a prompt, which can be fetched once:
+    the engine `engine_id`, which listens on `host`:`port` and exports it as `transfer_id`. None:
+    any engine that does, as soon as it has it.
     """
 
     host: str
@@ -236,7 +236,7 @@ class KvSource(msgspec.Struct, frozen=True, array_like=True):
 
 class KvPeer(msgspec.Struct, frozen=True, array_like=True):
     """An engine whose caches may hold KV of a request: it listens on `host`:`port`. `promise` names
-    a sequence that it has handed over, and waits for before it ends ("": none).
+    a sequence that it has handed over, and whose fetch it awaits before it ends ("": none).
     """
 
     host: str
@@ -245,7 +245,7 @@ class KvPeer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class KvOffer(msgspec.Struct, frozen=True, array_like=True):
-    """KV that an engine keeps for another, until `expires_seconds` (Unix time). `block_ids` are
+    """KV that an engine exports for another, until `expires_seconds` (Unix time). `block_ids` are
     those that it was computed in.
     """
 
@@ -306,7 +306,7 @@ class SchedulerOutput:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log probabilities at one position: first of the token that stands there, then of the
+    """Log probabilities at one position: first of the token at that position, then of the
     likeliest ones in descending order (ties: the lower id first), then of the fixed ones asked for.
 
     `rank` is how many tokens of the vocabulary are at least as likely as the first (1: it is the
@@ -328,7 +328,7 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """Guesses of the next tokens of a sequence whose next token stands at `position`.
+    """Guesses of the next tokens of a sequence whose next token has index `position`.
 
     `confidences[i]`, in (0, 1], is how sure the drafter is of `token_ids[i]`, given that those
     before it stand; on a scale of its own (`engine.speculation` learns what it is worth).
@@ -341,12 +341,12 @@ class Drafts:
 
 @dataclass(frozen=True, slots=True)
 class ModelOutput:
-    """What one step gave, by sequence id.
+    """The results of one step, by sequence id.
 
-    `sampled` holds a `Draw` for each `SampleSpec`, in order; for a sequence with drafts, those that
-    stood and one token more: 1 to 1 + `num_drafts` draws. `prompt_logprobs` holds one entry for
-    each of `prompt_targets`. `failed` names sequences that could not be answered (logits that are
-    not numbers) and why; they stand in none of the others.
+    `sampled` holds a `Draw` for each `SampleSpec`, in order; for a sequence with drafts, the
+    accepted ones and one token more: 1 to 1 + `num_drafts` draws. `prompt_logprobs` holds one entry
+    for each of `prompt_targets`. `failed` names sequences that could not be answered (logits that
+    are not numbers) and why; they are in none of the others.
 
     `drafts` are what the executor's own drafter guesses, for sequences with `num_to_draft`; one
     may be missing or shorter than asked for. `drafting_seconds` of the step's time went into them,

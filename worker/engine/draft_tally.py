@@ -39,7 +39,7 @@ class DraftTally:
 
     @property
     def num_accepted_by_position(self) -> tuple[int, ...]:
-        """How many times the first draft was accepted, the second, and so on."""
+        """Runs that accepted the first draft, the second, and so on."""
         return tuple(accumulate(self.accepted_histogram[:0:-1]))[::-1]
 
     def figures(self) -> SpeculationFigures:

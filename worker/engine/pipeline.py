@@ -58,7 +58,7 @@ class InlinePipeline:
         self._steps: deque[SchedulerOutput] = deque()
 
     def submit(self, step: SchedulerOutput) -> None:
-        """Queue the step."""
+        """Hold the step until `wait`."""
         self._steps.append(step)
 
     def wait(self) -> ModelOutput:

@@ -1,4 +1,4 @@
-"""Who may have KV, and from where it is taken."""
+"""Access to KV: the key, and the networks that KV is fetched from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one engine asks of the caches of another."""
+"""Questions of one engine to the caches of another."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _decoder = msgspec.msgpack.Decoder(tuple[str | None, str | None, bytes])
 
 @dataclass(frozen=True, slots=True)
 class WantedKv:
-    """The KV of `token_ids` from token `start` on, but of the last one; `adapter` is the digest of
-    its files. Where `start` is behind them all, none.
+    """The KV of `token_ids` from token `start` on, except the last one; `adapter` is the digest of
+    its files. A `start` behind them all wants none.
     """
 
     token_ids: Sequence[int]
@@ -30,7 +30,7 @@ class WantedKv:
 
 @dataclass(slots=True, eq=False)
 class KvQuestion:
-    """What another engine wants of the caches here. `is_open` and `answer` may be used on any
+    """A question of another engine to the caches here. `is_open` and `answer` may be used on any
     thread, `answer` once. The rest is the connector's.
     """
 
@@ -50,14 +50,14 @@ class KvQuestion:
 
 
 def pack(wanted: WantedKv) -> memoryview:
-    """What is wanted as it is sent; `start` goes before it."""
+    """Encode the wanted tokens; `start` is sent before them."""
     words = _little(array(_TOKEN, wanted.token_ids))
     salted = (wanted.cache_salt, wanted.adapter, words.tobytes())
     return memoryview(msgspec.msgpack.encode(salted))
 
 
 def unpack(data: memoryview, num_tokens: int, start: int) -> WantedKv:
-    """What `pack` made of so many tokens. Raises `KvTransferError`."""
+    """Decode a question about `num_tokens` tokens. Raises `KvTransferError`."""
     try:
         salt, adapter, ids = _decoder.decode(data)
     except msgspec.MsgspecError as error:

@@ -16,7 +16,7 @@ from worker.kv.wire import LENGTH_BYTES, Frame, Seal, Sent, Tag, body_size
 from worker.types import KvSource
 
 _BACKLOG = 128
-_PIECE_BYTES = 1 << 22  # which is decrypted while the next is received
+_PIECE_BYTES = 1 << 22  # decrypted while the next is received
 _CIPHER_ROOM = 15  # bytes that `update_into` wants behind what it writes
 _T = TypeVar("_T")
 
@@ -61,7 +61,7 @@ class Channel:
         await self.send(Tag(cipher.tag))
 
     async def tag_of(self, data: memoryview) -> bytes:
-        """Of bytes that go another way, and in the clear."""
+        """The tag of bytes that are sent another way, and in the clear."""
         cipher = self._seal.data_cipher().encryptor()
         for start in range(0, len(data), _PIECE_BYTES):
             piece = data[start : start + _PIECE_BYTES]
@@ -70,7 +70,7 @@ class Channel:
         return cipher.tag
 
     async def receive_data(self, size: int) -> memoryview:
-        """So many bytes. Raises `KvTransferError` when they are damaged, or fewer."""
+        """Receive `size` bytes. Raises `KvTransferError` when they are damaged, or fewer."""
         data = memoryview(bytearray(size + _CIPHER_ROOM))
         cipher = self._seal.data_cipher().decryptor()
         opening: asyncio.Task[int] | None = None
@@ -91,8 +91,8 @@ class Channel:
         return data[:size]
 
     async def while_open(self, work: Awaitable[_T]) -> _T:
-        """The result of what the other end waits for in silence. Raises `KvTransferError` when it
-        hangs up first.
+        """The result of `work`, which the other end waits for in silence. Raises `KvTransferError`
+        when it hangs up first.
         """
         working = asyncio.ensure_future(work)
         leaving = asyncio.create_task(self._fill(memoryview(bytearray(1))))
@@ -128,7 +128,7 @@ async def connected(loop: asyncio.AbstractEventLoop, source: KvSource) -> socket
 
 
 def new_bell() -> tuple[socket.socket, socket.socket]:
-    """What is sent into the first can be read from the second; neither blocks."""
+    """Two connected sockets: bytes sent into the first are read from the second; neither blocks."""
     ends = socket.socketpair()
     for end in ends:
         end.setblocking(False)

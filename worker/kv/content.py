@@ -1,4 +1,4 @@
-"""What KV is of: the tokens, and the model and number format that computed it."""
+"""The identity of KV: its tokens, and the model and number format that computed it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _CONFIGURATIONS = ("config.json", "adapter_config.json")
 
 
 class KvShape(msgspec.Struct, frozen=True, array_like=True):
-    """What two engines must have in common for the KV of one to be that of the other. `model` is a
-    digest of weights and configuration. Tokens are sent one by one, so block sizes may differ.
+    """The properties that two engines must share for the KV of one to be that of the other. `model`
+    is a digest of weights and configuration. Tokens are sent one by one, so block sizes may differ.
     """
 
     model: str

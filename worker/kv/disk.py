@@ -76,7 +76,7 @@ class StoredBlock:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What `write` was told to write is on disk now, or is not to be."""
+    """A write has ended: the block is on disk now, or could not be written."""
 
     slot: int
     is_there: bool
@@ -128,7 +128,7 @@ class DiskRead:
         return self.is_finished or self._disk.is_late(self)
 
     def close(self) -> None:
-        """Idempotent."""
+        """End the read, and give up what has arrived. Idempotent."""
         self._disk.release(self)
 
 
@@ -152,7 +152,7 @@ class BlockFiles:
         self._num_inbound_bytes = 0
         self._reading_since: float | None = None
         self._is_closed = False
-        self._told: set[str] = set()  # failures since the last success, each logged once
+        self._logged: set[str] = set()  # failures since the last success, each logged once
         self.bytes_written = 0
         self.bytes_read = 0
         self.num_failures = 0
@@ -210,7 +210,7 @@ class BlockFiles:
                 self.num_failures += 1
 
     def take_reports(self) -> list[Written | Found | Lost | Left]:
-        """What has happened since the last call."""
+        """The events since the last call."""
         return [self._reports.popleft() for _ in range(len(self._reports))]
 
     def close(self) -> None:
@@ -247,7 +247,7 @@ class BlockFiles:
         self._reports.append(Found(tuple(facts for _, facts in sorted(found))))
 
     def _facts(self, path: str) -> bytes | None:
-        """Those of a file that looks right; any other is deleted."""
+        """The facts of a file that looks right; any other file is deleted."""
         try:
             with open(path, "rb", buffering=0) as file:
                 facts, _ = self._head(file.fileno())
@@ -272,7 +272,7 @@ class BlockFiles:
                 self._put(block.digest, prefix + block.facts, data)
             is_there = True
             self.bytes_written += data.nbytes
-            self._told.discard(_WRITE)
+            self._logged.discard(_WRITE)
         except (OSError, MemoryError) as error:
             self._failed(_WRITE, error)
             self._unlink(f"{self._path(block.digest)}.tmp")
@@ -302,7 +302,7 @@ class BlockFiles:
                 old.close()
                 logger.warning("%s was deleted: evicted KV goes to %s", gone, self.directory)
             names = os.listdir(self.directory)
-            self._told.discard(_LIST)
+            self._logged.discard(_LIST)
         except (*_GONE, ConfigError) as error:
             self._failed(_LIST, error)
         except OSError as error:  # what is left may be seen another time
@@ -360,7 +360,7 @@ class BlockFiles:
         self._inbound.notify_all()
 
     def _read(self, read: DiskRead) -> KvPart | None:
-        """What is right of it, up to the first block that is not."""
+        """The blocks up to the first damaged one."""
         size = self._block_bytes
         data = memoryview(bytearray(len(read.blocks) * size))
         num_read = 0
@@ -396,7 +396,7 @@ class BlockFiles:
             self.delete([block.digest])
             self._reports.append(Lost(block.digest))
             return False
-        self._told.discard(_READ)
+        self._logged.discard(_READ)
         return True
 
     # ---- both -------------------------------------------------------------------------------
@@ -421,8 +421,8 @@ class BlockFiles:
     def _failed(self, what: str, error: Exception, path: str | None = None) -> None:
         with self._inbound:
             self.num_failures += 1
-            level = logging.DEBUG if what in self._told else logging.WARNING
-            self._told.add(what)
+            level = logging.DEBUG if what in self._logged else logging.WARNING
+            self._logged.add(what)
         reason = error.strerror if isinstance(error, OSError) else str(error) or "out of memory"
         logger.log(level, "%s: %s: %s", what, path or self.directory, reason)
 
@@ -478,7 +478,7 @@ def _fill(descriptor: int, data: memoryview) -> None:
 
 
 def _checksums(facts: bytes, data: memoryview) -> tuple[bytes, bytes]:
-    """Of the facts, and of all."""
+    """The checksums of the facts, and of the whole file."""
     whole = xxh3_128(facts)
     short = whole.digest()
     whole.update(data)

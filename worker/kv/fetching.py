@@ -42,7 +42,7 @@ class TcpPull:
         self.part: KvPart | None = None  # once done; None: it failed
 
     def close(self) -> None:
-        """Idempotent."""
+        """End the transfer. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
             self.part = None

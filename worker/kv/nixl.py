@@ -10,7 +10,7 @@ memory is good for one transfer, as the next may be at the same address. So a ta
 at a time with each keeper.
 
 An agent is no matter for several threads: one makes all its calls, in order. So what ends a
-transfer runs after what began it, also where nobody waits any more. Memory that an agent does not
+transfer runs after what began it, also when no caller waits any more. Memory that an agent does not
 let go of is held and tried again, and until it is free nothing else is read or lent.
 
 Source: the Python API of NIXL 1.x, `nixl._api`.
@@ -42,8 +42,8 @@ _T = TypeVar("_T")
 
 
 class NixlAgent(Protocol):
-    """What we use of `nixl_agent`. Regions are (address, bytes, device[, a text]); a state is DONE,
-    PROC or ERR. Anything may raise.
+    """The part of `nixl_agent` that is used here. Regions are (address, bytes, device[, a text]); a
+    state is DONE, PROC or ERR. Anything may raise.
     """
 
     backends: Mapping[str, Any]
@@ -53,13 +53,13 @@ class NixlAgent(Protocol):
         ...
 
     def deregister_memory(self, descriptors: Any) -> None:
-        """The opposite."""
+        """Make the memory unreachable for other agents."""
         ...
 
     def get_partial_agent_metadata(
         self, descriptors: Any, inc_conn_info: bool, backends: list[str]
     ) -> bytes:
-        """What another agent needs to reach this memory."""
+        """The metadata that another agent needs to reach this memory."""
         ...
 
     def add_remote_agent(self, metadata: bytes) -> Any:
@@ -75,7 +75,7 @@ class NixlAgent(Protocol):
         ...
 
     def initialize_xfer(self, operation: str, local: Any, remote: Any, agent: Any) -> Any:
-        """A transfer's handle."""
+        """Prepare a transfer; returns its handle."""
         ...
 
     def transfer(self, handle: Any) -> str:
@@ -83,7 +83,7 @@ class NixlAgent(Protocol):
         ...
 
     def check_xfer_state(self, handle: Any) -> str:
-        """Its state."""
+        """The state of a transfer: DONE, PROC or ERR."""
         ...
 
     def release_xfer_handle(self, handle: Any) -> None:
@@ -101,7 +101,7 @@ class _Memory:
 
     @property
     def region(self) -> tuple[int, int, int]:
-        """Where it is."""
+        """Address, bytes and device of the memory."""
         return self._data.ctypes.data, self._data.nbytes, 0
 
     def lend(self) -> Lent:
@@ -131,7 +131,7 @@ class _Read(_Memory):
         self._handle: Any = None
 
     def begin(self) -> str:
-        """Its first state."""
+        """Start the transfer; returns its first state."""
         self._register()
         self._keeper = self._agent.add_remote_agent(self._lent.metadata)
         local = self._agent.get_xfer_descs([self.region], _DRAM)
@@ -195,7 +195,7 @@ class NixlTransport:
             self._thread.submit(self._end, memory)
 
     async def read(self, lent: Lent, size: int, keeper: tuple[str, int]) -> memoryview:
-        """So many bytes of a keeper's, whose address that is. Raises `KvTransferError`."""
+        """Read `size` bytes that a peer lends. Raises `KvTransferError`."""
         async with self._turns.setdefault(keeper, asyncio.Lock()):
             data = np.empty(size, np.uint8)
             read = _Read(self._agent, data, lent)

@@ -17,7 +17,7 @@ class Pull(Protocol):
 
     @property
     def part(self) -> KvPart | None:
-        """What has arrived once it is done; None: it failed."""
+        """The KV that has arrived, once it is done; None: the transfer failed."""
         ...
 
     def close(self) -> None:

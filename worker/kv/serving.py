@@ -230,7 +230,7 @@ class KvServer:
             return None, error
         exported = self._state.exports.take(fetch.transfer_id)
         if exported is None:
-            return None, f"{fetch.transfer_id} is not kept (any longer)"
+            return None, f"{fetch.transfer_id} is not exported (any longer)"
         right = (exported.digest, exported.num_tokens) == (fetch.digest, fetch.num_tokens)
         if right and 0 <= fetch.start <= exported.num_tokens:
             return exported, None

@@ -1,4 +1,4 @@
-"""What the two threads of a connector share; every part is safe on both."""
+"""The state that the two threads of a connector share; every part is safe on both."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class KvQuestions:
         self.ring()
 
     def ring(self) -> None:
-        """Wake the engine."""
+        """Make the bell readable, which wakes the engine."""
         with contextlib.suppress(BlockingIOError):  # then it rings already
             self._ringing.send(b"\0")
 
@@ -52,7 +52,6 @@ class KvQuestions:
         return None
 
     def close(self) -> None:
-        """Close the bell."""
         self._ringing.close()
         self._bell.close()
 

@@ -11,7 +11,7 @@ requests. A frame is a length (4 bytes, little-endian), a body (msgpack) and a M
     Fetch(which, of what, from where)  →
                                        ←     Reply(error, or size), the bytes, Tag
 
-What is fetched was kept for the taker, or is asked of the keeper's caches. Then the question
+The KV fetched was exported for the peer, or is asked of the exporter's caches. Then the question
 (`worker.kv.asked`) follows the `Fetch`, and its tag: it has the tokens, as names of blocks would
 depend on block sizes and hash seeds.
 
@@ -48,7 +48,7 @@ MAX_BODY_BYTES = 1 << 16
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
-    """Opens a connection."""
+    """The first frame of a connection."""
 
     version: int
     nonce: bytes
@@ -62,13 +62,13 @@ class Challenge(msgspec.Struct, frozen=True, array_like=True, tag="challenge"):
 
 class Fetch(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
     """Asks for the KV of tokens `start` to `num_tokens` − 1 of what `digest` names, which is not
-    kept any longer then; where both are the same, for none of it. `maps`: memory of this machine
-    will do. `waits`: the reply, without bytes, is to come as soon as it is kept. `engine_id` None:
-    whichever engine this is. `reads`: the taker has NIXL.
+    exported any longer then; where both are the same, for none of it. `maps`: memory of this
+    machine will do. `waits`: the reply, without bytes, is to come as soon as it is exported.
+    `engine_id` None: whichever engine this is. `reads`: the taker has NIXL.
 
-    With `asked` for what the caches hold of so many tokens, from `start` on and without a gap; a
-    question of so many bytes follows. `transfer_id` is a promise to be redeemed then,
-    or empty; `engine_id` and `digest` are empty.
+    With `asked`: for the cached KV of `num_tokens` tokens, from `start` on and without a gap; a
+    question of `asked` bytes follows. `transfer_id` is a promise to be redeemed then, or empty;
+    `engine_id` and `digest` are empty.
     """
 
     engine_id: str | None
@@ -99,7 +99,7 @@ class Lent(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
-    """`error` says why nothing follows, for the taker's log; else so many bytes do, or are in
+    """`error` says why nothing follows, for the peer's log; else `num_bytes` bytes do, or are in
     `shared`, or `lent`.
     """
 
@@ -116,7 +116,7 @@ class Mapped(msgspec.Struct, frozen=True, array_like=True, tag="mapped"):
 
 
 class Tag(msgspec.Struct, frozen=True, array_like=True, tag="tag"):
-    """That of all bytes: finds those that were damaged, cut short, mixed up or replaced."""
+    """The tag of all bytes: detects damaged, missing, mixed up or replaced ones."""
 
     tag: bytes
 
@@ -135,7 +135,7 @@ class Seal:
 
     @staticmethod
     def nonce() -> bytes:
-        """A new one."""
+        """Random bytes for one connection."""
         return secrets.token_bytes(NONCE_BYTES)
 
     def encode(self, frame: Sent) -> bytes:
@@ -157,7 +157,7 @@ class Seal:
         return frame
 
     def data_cipher(self) -> Cipher[GCM]:
-        """For the next bytes of this connection, whoever sends them, once both ends have said Hello
+        """For the next bytes of this connection, of either end, once both ends have said Hello
         and Challenge. Each has a nonce of its own.
         """
         key = hmac.digest(self._key, self._nonces + b"data", "sha256")
@@ -177,7 +177,7 @@ class Seal:
 
 
 def body_size(prefix: bytes) -> int:
-    """How many bytes follow the length, the MAC included. Raises `KvTransferError`."""
+    """The number of bytes behind the length, the MAC included. Raises `KvTransferError`."""
     size = int.from_bytes(prefix, "little")
     if size > MAX_BODY_BYTES:
         raise KvTransferError("the other end speaks another protocol")

@@ -1,7 +1,7 @@
 """Recently finished outputs, found again by their n-grams, each group's apart.
 
 Theory of operation. A group has one text: its outputs, each with an `END` behind it. A place is a
-number that goes on counting when text is dropped from the front. Of each anchor length (see
+number that keeps counting when text is dropped from the front. For each anchor length (see
 `suffix_paths`) `latest` names the last place behind each n-gram, and `before` leads from there to
 the one before it, and so on, as in an LZ77 hash chain. Of a group the oldest output is dropped
 first, so that what is dropped is always the far end of all its chains: a place that is not above
@@ -33,7 +33,7 @@ from worker.errors import IntegrityError
 Name = TypeVar("Name")
 
 
-class Heaviest(Generic[Name]):
+class MaxHeap(Generic[Name]):
     """A weight for each name, and the name with the largest; both in O(log n), amortized.
 
     Every change puts the new weight on a heap. What it makes wrong there is thrown away when it
@@ -71,7 +71,7 @@ class Heaviest(Generic[Name]):
         else:
             heapq.heappush(self._heap, entry)
 
-    def heaviest(self) -> Name:
+    def largest(self) -> Name:
         """The name that weighs most; of equals the one whose weight changed least lately. There is
         one.
         """
@@ -80,7 +80,7 @@ class Heaviest(Generic[Name]):
         return self._heap[0][2]
 
 
-# Of a longer output only the end is kept: one answer should not take the room of many.
+# Only the end of a longer output is stored: one answer should not take the room of many.
 MAX_OUTPUT_TOKENS = 4096
 
 Group = tuple[str, str]  # tenant and cache salt
@@ -132,8 +132,8 @@ class OutputText:
         return num_done
 
     def _join(self, num_tokens: int) -> bool:
-        """Add outputs of so many tokens, or all, to the text, at once, as that copies it; False if
-        there are none. The others can be dropped without a copy.
+        """Add outputs of this number of tokens, or all, to the text, at once, as that copies it;
+        False if there are none. The others can be dropped without a copy.
         """
         num_joined, texts = 0, [self.text]
         while self._coming and num_joined < num_tokens:
@@ -195,7 +195,7 @@ class OutputText:
         return num_done
 
     @property
-    def num_tokens_kept(self) -> int:
+    def num_stored_tokens(self) -> int:
         """Characters in memory, those gone but not cut off yet and the ends included."""
         return len(self.text) + sum(len(output) + 1 for output in self._coming)
 
@@ -206,7 +206,7 @@ class OutputText:
 
     @property
     def outputs(self) -> list[str]:
-        """Everything that is kept, oldest first."""
+        """All stored outputs, oldest first."""
         return [*self.text[self._gone - self._start :].split(END)[:-1], *self._coming]
 
     def check_integrity(self) -> None:
@@ -224,10 +224,10 @@ class OutputText:
             if any(place <= self._swept for place in names.values()):
                 raise IntegrityError("n-grams of what is gone are named after the sweep")
             if latest.keys() != {ngram for ngram, place in names.items() if place > self._gone}:
-                raise IntegrityError("n-grams of other outputs than those kept can be found")
+                raise IntegrityError("n-grams of other outputs than the stored ones can be found")
             for ngram in latest:
                 if [place + shift for place in fresh.places(ngram)] != self.places(ngram):
-                    raise IntegrityError(f"places of {ngram!r} are not those in the outputs kept")
+                    raise IntegrityError(f"places of {ngram!r} are not those in the stored outputs")
 
 
 class FinishedOutputs:
@@ -245,8 +245,8 @@ class FinishedOutputs:
         self._max_outputs = max_outputs
         self._max_tokens = max_tokens
         self._groups: dict[Group, OutputText] = {}
-        self._tenants: Heaviest[str] = Heaviest()
-        self._groups_of: dict[str, Heaviest[Group]] = {}
+        self._tenants: MaxHeap[str] = MaxHeap()
+        self._groups_of: dict[str, MaxHeap[Group]] = {}
         # Groups with something to index, or to sweep; in turn.
         self._to_index: dict[Group, None] = {}
         self._to_sweep: dict[Group, None] = {}
@@ -255,16 +255,15 @@ class FinishedOutputs:
 
     @property
     def num_outputs(self) -> int:
-        """Outputs kept."""
         return self._num_outputs
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the outputs kept."""
+        """Tokens of the stored outputs."""
         return self._num_tokens
 
     def of(self, group: Group) -> OutputText | None:
-        """What one group's sequences put out; None when nothing of it is left."""
+        """The outputs of one group's sequences; None when none is left."""
         text = self._groups.get(group)
         return None if text is None or text.is_empty else text
 
@@ -306,7 +305,7 @@ class FinishedOutputs:
             num_tokens -= num_done
 
     def _drop(self) -> None:
-        group = self._groups_of[self._tenants.heaviest()].heaviest()
+        group = self._groups_of[self._tenants.largest()].largest()
         num_tokens = self._groups[group].drop_oldest()
         self._to_sweep[group] = None
         self._count(group, -1, -num_tokens)
@@ -317,7 +316,7 @@ class FinishedOutputs:
         weight = num_tokens * self._max_outputs + num_outputs * self._max_tokens
         tenant = group[0]
         if tenant not in self._groups_of:
-            self._groups_of[tenant] = Heaviest()
+            self._groups_of[tenant] = MaxHeap()
         self._tenants.add(tenant, weight)
         self._groups_of[tenant].add(group, weight)
         if not self._groups_of[tenant]:
@@ -325,16 +324,16 @@ class FinishedOutputs:
 
     def check_integrity(self) -> None:
         """Raise IntegrityError unless counts, weights and what can be found agree."""
-        kept = {group: text.outputs for group, text in self._groups.items()}
-        if self._num_outputs != sum(map(len, kept.values())):
-            raise IntegrityError(f"{self._num_outputs} outputs are counted, others are kept")
-        if self._num_tokens != sum(len(o) for outputs in kept.values() for o in outputs):
-            raise IntegrityError(f"{self._num_tokens} tokens are counted, others are kept")
+        stored = {group: text.outputs for group, text in self._groups.items()}
+        if self._num_outputs != sum(map(len, stored.values())):
+            raise IntegrityError(f"{self._num_outputs} outputs are counted, others are stored")
+        if self._num_tokens != sum(len(o) for outputs in stored.values() for o in outputs):
+            raise IntegrityError(f"{self._num_tokens} tokens are counted, others are stored")
         if self._num_outputs > self._max_outputs or self._num_tokens > self._max_tokens:
-            raise IntegrityError("more is kept than may be")
-        for group, outputs in kept.items():
+            raise IntegrityError("more is stored than allowed")
+        for group, outputs in stored.items():
             weight = sum(len(o) * self._max_outputs + self._max_tokens for o in outputs)
-            weights = self._groups_of.get(group[0], Heaviest())
+            weights = self._groups_of.get(group[0], MaxHeap())
             if weights.of(group) != weight:
                 raise IntegrityError(f"{group!r} weighs {weight}")
             if not outputs and group not in self._to_sweep:

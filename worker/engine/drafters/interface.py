@@ -15,8 +15,8 @@ class DraftContext:
 
     `token_ids` is the prompt, `num_prompt` tokens, and the outputs so far: a live view that only
     ever grows by appending, so that a drafter may take up where it left off for this `seq_id`.
-    Nothing of one `group` (tenant, as the API tells it by key and header, and cache salt) may show
-    in the drafts of another.
+    Nothing of one `group` (tenant, as the API derives it from key and header, and cache salt) may
+    show in the drafts of another.
     """
 
     seq_id: int

@@ -1,4 +1,4 @@
-"""Prompt lookup: what followed the last time that the last few tokens stood in the sequence.
+"""Prompt lookup: the tokens that followed the last earlier occurrence of the last few tokens.
 
 Theory of operation. The match is the longest n in [min, max] such that the last n tokens stand
 earlier in the sequence too (the two may overlap), and of all such places the earliest; the drafts
@@ -6,7 +6,7 @@ are the tokens that follow there. These are vLLM's rules.
 
 `find_match` searches with the interpreter's own string search: the earliest place of
 the last n tokens is grown to the left as far as it matches; a longer match can only end further
-right, so that the search for n + 1 goes on where that for n stood: one pass, in C.
+right, so that the search for n + 1 continues where that for n stopped: one pass, in C.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from worker.engine.drafters.texts import SequenceTexts, tokens_of
 from worker.types import Drafts
 
 # How far a match is measured beyond what the search needs, and how much of the end of a text is
-# looked at for other places of it: both only tell how sure the drafts are.
+# looked at for other places of it: both only say how sure the drafts are.
 _MAX_MEASURED_TOKENS = 32
 _MAX_COUNTED_TOKENS = 8192
 
@@ -32,7 +32,7 @@ class NgramMatch:
 
     @property
     def end(self) -> int:
-        """Where the tokens that followed begin; always before the end of the sequence."""
+        """The position where the following tokens begin; always before the end of the sequence."""
         return self.start + self.length
 
 
@@ -56,7 +56,7 @@ def find_match(text: str, shortest: int, longest: int) -> NgramMatch | None:
 
 
 def _measure(text: str, match: NgramMatch, longest: int) -> int:
-    """By how many tokens the match goes on to the left, up to `longest` in all."""
+    """The number of tokens by which the match extends to the left, up to `longest` in all."""
     here, there = match.start - 1, len(text) - match.length - 1
     most = min(longest - match.length, match.start)
     more = 0
@@ -68,9 +68,9 @@ def _measure(text: str, match: NgramMatch, longest: int) -> int:
 class NgramDrafter:
     """Prompt lookup of the last `shortest` to `longest` tokens. Owns the text of each sequence.
 
-    Confidence. A match of L tokens (measured up to 32, however few the lookup needs) is worth
-    L / (L + 1); draft i, if those before it stand, ends a match of L + i tokens. The first draft's
-    is multiplied by the share of the places of the match, among the last 8,192 tokens, that go on
+    Confidence. A match of L tokens (measured up to 32, however few the lookup needs) is worth L /
+    (L + 1); draft i, if those before it stand, ends a match of L + i tokens. The first draft's is
+    multiplied by the share of the places of the match, among the last 8,192 tokens, that continue
     with this draft. So it grows with the match and with agreement, in (0, 1).
     """
 
@@ -83,11 +83,10 @@ class NgramDrafter:
 
     @property
     def num_sequences(self) -> int:
-        """Sequences remembered."""
         return len(self._texts)
 
     def propose(self, context: DraftContext, num_tokens: int) -> Drafts | None:
-        """What followed the match; see `Drafter`."""
+        """Propose the tokens that followed the match; see `Drafter`."""
         text = self._texts.read(context.seq_id, context.token_ids)
         match = find_match(text, self._shortest, self._longest)
         if match is None:
@@ -106,7 +105,7 @@ class NgramDrafter:
 
 
 def _agreement(text: str, match: NgramMatch) -> float:
-    """The share of the recent places of the match, and itself, that go on as the match does."""
+    """The share of the recent places of the match, and itself, that continue as the match does."""
     since = max(0, len(text) - _MAX_COUNTED_TOKENS)
     ngram = text[-match.length :]
     is_older = match.start < since

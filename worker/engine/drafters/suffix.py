@@ -20,8 +20,8 @@ class SuffixDrafter:
 
     Confidence. As in prompt lookup a match of L tokens is worth L / (L + 1), and draft i, if those
     before it stand, ends a match of L + i tokens; here each is multiplied by the share of the
-    places on the path that go on with the draft. So it grows with the match and with agreement, in
-    (0, 1). (Shares alone say little: most paths are 1 all along, right or wrong.)
+    places on the path that continue with the draft. So it grows with the match and with agreement,
+    in (0, 1). (Shares alone say little: most paths are 1 all along, right or wrong.)
     """
 
     def __init__(self, limits: PathLimits, finished: FinishedOutputs) -> None:
@@ -31,7 +31,6 @@ class SuffixDrafter:
 
     @property
     def num_sequences(self) -> int:
-        """Live sequences remembered."""
         return len(self._texts)
 
     def propose(self, context: DraftContext, num_tokens: int) -> Drafts | None:
@@ -59,5 +58,5 @@ class SuffixDrafter:
             self._finished.add(context.group, context.token_ids[context.num_prompt :])
 
     def learn(self, num_tokens: int) -> None:
-        """Have so many more tokens of finished outputs looked in."""
+        """Index this number of further tokens of finished outputs."""
         self._finished.learn(num_tokens)

@@ -3,19 +3,20 @@
 Theory of operation (SuffixDecoding, Oliaro et al., arXiv:2411.04975, as Arctic Inference and so
 vLLM have it). The last m tokens are looked up for every m up to a depth. The places of a match are
 where its next token would stand; from there the path takes the token that follows at most places,
-and goes on with those places alone. A place where the text ends counts among the places but not for
-any token. The share of the places that go on with a token, multiplied along the path, is the
+and continues with those places alone. A place where the text ends counts among the places but not
+for any token. The share of the places that continue with a token, multiplied along the path, is the
 probability of the path; it begins with n / (n + 1) for n places, the one more being here, where
 something new may follow: what was seen once is believed by half. Where it falls below a bound the
 path ends; it also ends after (m * factor) tokens. The score of a path is the sum of the
 probabilities of its tokens: how many of them are expected to stand. The m with the best score wins,
 a longer one over a shorter. (Arctic counts the place here only where it looks in the sequence
-itself, so that what one other answer said once is always believed there. It stands less often.)
+itself, so that a token seen once in one other answer is always believed there. It is accepted less
+often.)
 
 Matches are not counted in a tree, which in Python costs kilobytes a token, but at the places where
-a few of the last tokens, the anchor, stood the last 32 times: 8 tokens for matches of 8 and more,
-3 for those of 3 to 7, 1 below. So the work of a look-up has a bound, and counts are of recent text.
-Of tokens that follow equally often the one seen last is taken.
+a few of the last tokens, the anchor, occurred the last 32 times: 8 tokens for matches of 8 and
+more, 3 for those of 3 to 7, 1 below. So the work of a look-up has a bound, and counts are of recent
+text. Of tokens that follow equally often the one seen last is taken.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ MAX_PLACES = 32
 
 @dataclass(frozen=True, slots=True)
 class PathLimits:
-    """How long a match may be, how long a path for each token of its match, how unlikely."""
+    """Limits of a match's length, of a path's length for each token of its match, and of its
+    probability.
+    """
 
     max_match_tokens: int
     max_spec_factor: float
@@ -46,7 +49,7 @@ class PathLimits:
 @dataclass(frozen=True, slots=True)
 class Path:
     """Tokens (spelled) that may follow a match of `match_tokens`, each with the share of the places
-    that go on with it, given those before it; `score` is how many are expected to stand.
+    that continue with it, given those before it; `score` is the expected number of accepted tokens.
     """
 
     text: str = ""
@@ -64,14 +67,12 @@ class Corpus(Protocol):
         ...
 
     def places(self, anchor: str) -> list[int]:
-        """Where a token follows, or nothing, behind the latest MAX_PLACES of `anchor`; the latest
-        one first.
-        """
+        """The positions behind the latest MAX_PLACES occurrences of `anchor`, latest first."""
         ...
 
 
 class SequenceCorpus:
-    """A sequence, seen from its end: what stood in it before."""
+    """A sequence, searched from its end for earlier occurrences."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -117,8 +118,8 @@ def best_path(corpus: Corpus, context: str, limits: PathLimits, num_tokens: int)
 
 
 def _match_tokens(text: str, place: int, context: str, known: int, longest: int) -> int:
-    """How many tokens before `place` are the last ones of `context`: `known` at least, `longest`
-    at most.
+    """The number of tokens before `place` that are the last ones of `context`: `known` at least,
+    `longest` at most.
     """
     most = min(longest, place)
     length = known

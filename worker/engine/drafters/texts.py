@@ -2,7 +2,7 @@
 
 A drafter asks where some tokens stand among thousands of others, in every step of every sequence.
 Python's own string search does that at a few hundred tokens a microsecond and needs 2 to 4 bytes a
-token, where an index kept in Python would need hundreds.
+token, where an index in Python would need hundreds.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from array import array
 from collections.abc import Iterable, Sequence
 
-# No token: stands between texts that are kept in one string.
+# No token: separates texts in one string.
 END = chr(sys.maxunicode)
 
 _CODEC = f"utf-32-{'le' if sys.byteorder == 'little' else 'be'}"
@@ -60,5 +60,4 @@ class SequenceTexts:
         self._texts.pop(seq_id, None)
 
     def __len__(self) -> int:
-        """How many sequences are remembered."""
         return len(self._texts)

@@ -1,4 +1,4 @@
-"""How many drafts a step verifies and makes: goodput, acceptance rates, step costs and worths.
+"""The number of drafts that a step verifies and makes: goodput, acceptance, costs and worths.
 
-What drafts are (drafters), and how steps run, belong elsewhere.
+Drafters and the running of steps are elsewhere.
 """

@@ -35,7 +35,7 @@ class Offer:
 
 
 class _Rate:
-    """A share of drafts that stood, forgetting by `memory` with each verdict, and slowly with each
+    """The share of accepted drafts, forgetting by `memory` with each verdict, and slowly with each
     step: what is no longer verified gets a new chance. Times are steps.
     """
 
@@ -85,8 +85,8 @@ class Acceptance:
         return list(accumulate(chances, mul))
 
     def observe(self, offer: Offer, num_verified: int, num_accepted: int) -> None:
-        """Of an offer's drafts the first `num_verified` were verified, `num_accepted` stood. A
-        draft behind the first that fell says nothing.
+        """Learn that of an offer's drafts the first `num_verified` were verified and `num_accepted`
+        accepted. A draft behind the first that fell says nothing.
         """
         own = self._own.setdefault(offer.seq_id, {})
         for place in range(min(num_accepted + 1, num_verified)):
@@ -133,7 +133,7 @@ class DeviceRuns:
         return recalled
 
     def observe(self, seq_id: int, survivals: Sequence[float]) -> None:
-        """What a sequence's latest drafts promise; nothing where there are none."""
+        """The expected acceptance of a sequence's latest drafts; empty if there are none."""
         if not survivals:
             return
         _follow(self.recall(seq_id), survivals, _OWN_RATE, self._typical)
@@ -164,5 +164,5 @@ def _follow(
 
 
 def _cell(confidence: float, place: int) -> int:
-    """Which rate a draft belongs to: the class of its confidence, first drafts apart."""
+    """The rate of a draft: the class of its confidence, separately for first drafts."""
     return 2 * bisect_left(_CLASS_ENDS, confidence) + (place > 0)

@@ -20,7 +20,7 @@ from worker.executor.profiling import Points, StepProfile
 
 _MAX_SURPRISE = 0.4  # of a pair's log ratio: more is a late step
 _SPEED_RATE = 0.1
-_FIRST_WEIGHT, _MOST_WEIGHT = 4.0, 32.0  # pairs that a point of the table counts as
+_FIRST_WEIGHT, _MAX_WEIGHT = 4.0, 32.0  # pairs that a point of the table counts as
 
 # Before anything is measured: reading the weights takes as long as 24 tokens, a draft of the device
 # a tenth of a step.
@@ -47,7 +47,7 @@ class _Curve:
         return cls([size for size, _ in points], [seconds for _, seconds in points])
 
     def rebuild(self) -> None:
-        """`measured` has changed."""
+        """Take in a change of `measured`."""
         self.rising = list(accumulate(self.measured, max))
 
     def at(self, size: float) -> float:
@@ -65,7 +65,7 @@ class _Curve:
             self.measured.insert(i, self.at(size))
             self.sizes.insert(i, size)
             self.weights.insert(i, _FIRST_WEIGHT)
-        self.weights[i] = min(_MOST_WEIGHT, self.weights[i] + 1.0)
+        self.weights[i] = min(_MAX_WEIGHT, self.weights[i] + 1.0)
         self.measured[i] *= math.exp(change / self.weights[i])
         self.rebuild()
 
@@ -89,20 +89,20 @@ class StepCosts:
         return math.exp(self._speed)
 
     def step(self, num_tokens: float) -> float:
-        """Seconds of a step of so many tokens."""
+        """Seconds of a step of `num_tokens` tokens."""
         return self._steps.at(num_tokens)
 
     def extra(self, num_known: int, num_more: int) -> float:
-        """What `num_more` tokens add to a step of `num_known`."""
+        """Seconds that `num_more` tokens add to a step of `num_known`."""
         return self._steps.at(num_known + num_more) - self._steps.at(num_known)
 
     def drafting(self, num_sequences: int, num_drafts: int) -> float:
-        """Seconds that the device's drafter takes for so many drafts of each of the sequences."""
+        """Seconds that the device's drafter takes for this number of drafts of each sequence."""
         more = self._next_draft.at(num_sequences) * (num_drafts - 1)
         return self._first_draft.at(num_sequences) + more
 
     def observe_step(self, num_tokens: int, seconds: float) -> None:
-        """A step of so many tokens, none of a prompt, took `seconds` by the clock."""
+        """Learn that a step of this many tokens, none of a prompt, took `seconds`."""
         if num_tokens < 1 or not 0.0 < seconds < math.inf:
             return
         slowness = math.log(seconds / self.step(num_tokens))

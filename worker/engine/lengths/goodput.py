@@ -36,8 +36,8 @@ _MARGIN = 0.03  # what drafts must win over none
 _ASKING = 0.015  # of a step: what asking costs, since it is not scheduled ahead
 _TRY_COST = 0.008  # of the time, at most, goes into tries
 _TRY_AT_ONCE = 0.1  # of a step, for the tries of one step
-_MOST_BETWEEN, _MOST_DOUBLED = 256, 64  # steps between tries of what does not pay
-_NEWS = 0.6  # a draft that stands although it was less likely is tried again at once
+_MAX_BETWEEN, _MAX_DOUBLED = 256, 64  # steps between tries of what does not pay
+_NEWS = 0.6  # an accepted draft that was less likely than this is tried again at once
 _READING_RATE = 0.3
 _READING_HORIZON = 64  # steps over which reading a sequence pays off
 _PACE_RATE = 0.2
@@ -82,7 +82,6 @@ class DraftLengths:
 
     @property
     def num_tracked(self) -> int:
-        """How many sequences are remembered."""
         return len(self._tracks)
 
     def may_pay(self, seq_ids: Sequence[int]) -> bool:
@@ -102,10 +101,10 @@ class DraftLengths:
         room: int | None = None,
         is_crowded: bool = False,
     ) -> list[int]:
-        """How many of its drafts to verify, by offer; one offer for each sequence that decodes.
+        """The numbers of drafts to verify, by offer; one offer for each sequence that decodes.
 
         The step runs a known token of each, and `num_other_tokens` of prompts besides; it has
-        `room` for so many drafts (None: for all). `is_crowded`: requests wait for a place.
+        `room` for this number of drafts (None: for all). `is_crowded`: requests wait for admission.
         """
         num, limit = len(offers), self._limit(len(offers))
         if not self._is_adaptive or not limit or not num:
@@ -131,8 +130,8 @@ class DraftLengths:
     def to_draft(
         self, seq_ids: Sequence[int], num_other_tokens: int, room: int | None = None
     ) -> list[int]:
-        """How many drafts the device makes after this step, by sequence (all that will decode in
-        the next one, which has `room` for so many drafts; None: for all).
+        """The numbers of drafts that the device makes after this step, by sequence (all that will
+        decode in the next one, which has `room` for this number of drafts; None: for all).
         """
         num, limit = len(seq_ids), self._limit(len(seq_ids))
         if not self._is_adaptive or not limit or not num or self._runs is None:
@@ -185,7 +184,9 @@ class DraftLengths:
         self._asked.clear()
 
     def observe(self, offer: Offer, num_verified: int, num_accepted: int) -> None:
-        """Of an offer's drafts the first `num_verified` were verified, `num_accepted` stood."""
+        """Learn that the first `num_verified` drafts of an offer were verified and `num_accepted`
+        accepted.
+        """
         if not num_verified or not self._is_adaptive:
             return
         (expected,) = self._acceptance.survivals(offer.seq_id, offer.confidences[:1])
@@ -203,11 +204,11 @@ class DraftLengths:
 
     @property
     def _to_read_seconds(self) -> float:
-        """What reading a sequence is expected to take before its first drafts."""
+        """The expected time to read a sequence before its first drafts."""
         return max(self._reading_seconds, self._unread_seconds)
 
     def _limit(self, num_sequences: int) -> int:
-        """The most drafts of one sequence, when so many decode."""
+        """The most drafts of one sequence, when this number decodes."""
         limit = self._most
         for first, _, most in self._schedule:
             if first <= num_sequences:
@@ -287,11 +288,11 @@ class DraftLengths:
             self._try_at = self._now + 1 + int(_ASKING / _TRY_COST)
 
     def _schedule_try(self, price: float) -> None:
-        """The next try comes when this one, of so many plain steps, is a small part of the time,
-        and later from try to try as long as nothing unlikely stands.
+        """The next try comes when this one, of a number of plain steps, is a small part of the
+        time, and later from try to try as long as no unlikely draft is accepted.
         """
-        shortest = 1 + int(min((price + _ASKING) / _TRY_COST, _MOST_BETWEEN))
-        self._try_distance = max(shortest, min(2 * self._try_distance, _MOST_DOUBLED))
+        shortest = 1 + int(min((price + _ASKING) / _TRY_COST, _MAX_BETWEEN))
+        self._try_distance = max(shortest, min(2 * self._try_distance, _MAX_DOUBLED))
         self._try_at = self._now + self._try_distance
 
 

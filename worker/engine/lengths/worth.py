@@ -1,4 +1,4 @@
-"""What a drafted token is worth, by sequence.
+"""The worth of a drafted token, by sequence.
 
 Theory of operation
 -------------------
@@ -26,10 +26,10 @@ from functools import lru_cache
 from statistics import NormalDist
 
 _NEAR = 1.5  # times as fast is about as fast
-_HORIZON_STEPS = 100.0  # that answers go on for
+_HORIZON_STEPS = 100.0  # that answers last
 _PATIENCE_STEPS = 16
 _MEMORY_PLACES = 6.0
-_FIRST_CHANCE, _LEAST_CHANCE = 0.75, 0.25
+_FIRST_CHANCE, _MIN_CHANCE = 0.75, 0.25
 
 
 class Newcomers:
@@ -58,13 +58,13 @@ class Newcomers:
         """Steps have gone by: places that stayed free count as not taken."""
         while self._free_since and now - self._free_since[0] > _PATIENCE_STEPS:
             self._free_since.popleft()
-            self.chance += (_LEAST_CHANCE - self.chance) / _MEMORY_PLACES
+            self.chance += (_MIN_CHANCE - self.chance) / _MEMORY_PLACES
 
 
 def worths(
     paces: Sequence[float], plain: Callable[[int], float], chance_of_newcomer: float
 ) -> list[float]:
-    """What a token of each sequence is worth, as a multiple of 1/n of a plain step.
+    """The worth of a token of each sequence, as a multiple of 1/n of a plain step.
 
     `paces` are the tokens a step that sequences make, or could make, at least 1; `plain` gives the
     seconds of a plain step of 1, …, n sequences.
@@ -86,12 +86,12 @@ def worths(
 
 
 def _gain_of_the_last(gained: float, num: int) -> float:
-    """The least of so many gains, each `gained` tokens on the average, as a part of that."""
+    """The smallest of several gains, each `gained` tokens on the average, as a part of that."""
     below = _least_of(num)
     return max(0.0, 1.0 - below / math.sqrt(gained)) if gained > below * below else 0.0
 
 
 @lru_cache(maxsize=1024)
 def _least_of(num: int) -> float:
-    """How many standard deviations the least of so many normal numbers is below their mean."""
+    """The standard deviations that the smallest of several normal numbers is below the mean."""
     return NormalDist().inv_cdf((num - 0.375) / (num + 0.25))

@@ -1,10 +1,9 @@
 """The engine process: `python -m worker.engine.process SOCKET BEATS`, spawned by `engine.child`.
 
 Standard input carries the `EngineConfig` (msgpack behind a 4-byte little-endian length) and then
-stays open as a life line: when it ends, the parent is gone, and so is this process at once; from
-the moment that it serves the system sees to that, in case it is stuck or stopped then. Signals that
-reach a whole process group or service (SIGINT, SIGTERM) are left to the parent, which drains
-and then says `Shutdown`.
+stays open as a life line: when it ends, the parent is gone and this process exits at once; while it
+serves, the kernel ends it, in case it is stuck or stopped. Signals that reach a whole process group
+or service (SIGINT, SIGTERM) are left to the parent, which drains and then says `Shutdown`.
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ from worker.executor.lifeline import die_with_parent
 logger = logging.getLogger(__name__)
 
 WARM_UP_SECONDS = 60.0
-LAST_WORDS_SECONDS = 2.0
+FAILURE_SECONDS = 2.0
 
 
 def run(config: EngineConfig, channel: EngineSocket, budget: StepBudget, pulse: Pulse) -> int:
-    """The life of the process after its config is read; returns the exit status."""
+    """Run the engine until `Shutdown` or a failure; returns the exit status."""
     started = time.monotonic()
     core: EngineCore | None = None
     publisher: KvEventPublisher | None = None
@@ -55,19 +54,19 @@ def run(config: EngineConfig, channel: EngineSocket, budget: StepBudget, pulse: 
                 config.kv_events, config.block_size, core.announce, time.time
             )
         gc.collect()
-        gc.freeze()  # what start-up allocated stays; no later collection need look at it
+        gc.freeze()  # objects of the start-up stay; later collections skip them
         die_with_parent()
         elapsed = time.monotonic() - started
         channel.send(msgspec.structs.replace(ready, startup_seconds=elapsed))
         Server(core, channel, pulse, publisher, SpeculationLog()).serve()
-    except (ConfigError, ModelError) as error:  # the user's to mend: where it was found is no help
+    except (ConfigError, ModelError) as error:  # the user can mend it; a traceback is no help
         logger.error("the engine failed: %s", error)
-        _tell_failure(channel, str(error))
+        _report_failure(channel, str(error))
         return 1
     except Exception as error:
         logger.exception("the engine failed")
         known = isinstance(error, WorkerError)
-        _tell_failure(channel, str(error) if known else f"{type(error).__name__}: {error}")
+        _report_failure(channel, str(error) if known else f"{type(error).__name__}: {error}")
         return 1
     finally:
         if publisher is not None:
@@ -78,13 +77,13 @@ def run(config: EngineConfig, channel: EngineSocket, budget: StepBudget, pulse: 
     return 0
 
 
-def _tell_failure(channel: EngineSocket, reason: str) -> None:
+def _report_failure(channel: EngineSocket, reason: str) -> None:
     channel.send(EngineFailed(reason))
-    channel.wait(LAST_WORDS_SECONDS)  # our parent answers with `Shutdown` once it has them
+    channel.wait(FAILURE_SECONDS)  # the parent answers with `Shutdown` once it has read it
 
 
 def main() -> int:
-    """Read the config, tie our life to the parent's, serve."""
+    """Read the config, watch the parent, serve."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(
@@ -92,7 +91,7 @@ def main() -> int:
     )
     size = int.from_bytes(sys.stdin.buffer.read(4), "little")
     encoded = sys.stdin.buffer.read(size)
-    if not encoded or len(encoded) < size:  # our parent is gone already
+    if not encoded or len(encoded) < size:  # the parent is gone already
         _exit_with_parent(*sys.argv[1:3])
     config = msgspec.msgpack.decode(encoded, type=EngineConfig)
     threading.Thread(
@@ -120,7 +119,7 @@ def _exit_with_parent(*addresses: str) -> None:
         for path in sockets:
             path.unlink(missing_ok=True)
         sockets[0].parent.rmdir()
-    finally:  # come what may: our parent may be at it itself
+    finally:  # the parent may be removing them, too
         os._exit(1)
 
 

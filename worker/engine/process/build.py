@@ -58,8 +58,8 @@ def build_core(
 ) -> tuple[EngineCore, EngineReady]:
     """Load the model or the simulator and size the cache. `EngineReady` has no start-up time yet.
 
-    `make_pipeline`: what runs the steps, if not the usual. Raises WorkerError with a message for
-    the user.
+    `make_pipeline` builds another pipeline than the usual one. Raises WorkerError with a message
+    for the user.
     """
     _check_before_loading(config)
     executor, num_blocks = _build_executor(config)
@@ -107,7 +107,7 @@ def build_core(
 
 
 def _check_before_loading(config: EngineConfig) -> None:
-    """What would prevent a start once the model is loaded, in vain then. Raises `ConfigError`."""
+    """Check what would fail only after the model has been loaded. Raises `ConfigError`."""
     if config.kv_transfer is not None:
         read_key(config.kv_transfer, os.environ)
         listening(config.kv_transfer).close()
@@ -160,7 +160,7 @@ def _build_remote(
     executor: KvMemory,
     adapters: AdapterSlots | None,
 ) -> tuple[RemoteKv, int]:
-    """Other engines reach this one from now on, at the port, and find nothing here yet."""
+    """The feature, and the port at which other engines reach this one from now on."""
     shape = _kv_shape(config, executor)
     token_bytes = executor.read_kv((0,), 1).nbytes
     key = read_key(transfer, os.environ)
@@ -190,7 +190,7 @@ def _build_tiers(
     root: bytes,
     record: Callable[[CacheEvent], None],
 ) -> Tiers:
-    """What is on disk is found while the engine begins to serve."""
+    """Build host memory and disk; blocks on disk are found while the engine begins to serve."""
     block_bytes = config.block_size * executor.read_kv((0,), 1).nbytes
     num_slots = int(offloading.kv_offloading_size * GIB) // block_bytes
     num_on_disk = int(offloading.kv_offloading_disk_size * GIB) // block_bytes

@@ -69,7 +69,7 @@ class EngineChild:
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._main: _Inbox | None = None
         self._beats: _Inbox | None = None
-        self._heard = False
+        self._has_received = False
         self._silent_seconds = 0.0
         self._ticked = 0.0
         self._threads: Threads | None = None  # of the process, at the last tick, while it is silent
@@ -82,10 +82,10 @@ class EngineChild:
         return None if self._process is None else self._process.pid
 
     async def spawn(self) -> None:
-        """Start the process. Its standard input carries the config, then stays open: its end tells
-        the process that we are gone, however we went.
+        """Start the process. Its standard input carries the config, then stays open: its end
+        reports the process that we are gone, however we went.
 
-        Raises WorkerError when there can be no such process, which `lost` tells as well.
+        Raises WorkerError when there can be no such process, which `lost` reports as well.
         """
         try:
             process = self._process = await self._started()
@@ -110,8 +110,8 @@ class EngineChild:
             self._main.send(self._encoder.encode(message))
 
     def kill(self, reason: str) -> None:
-        """End the process now, whatever state it is in; `lost` tells `reason`, after `receive` got
-        what the process had sent.
+        """End the process now, whatever state it is in; `lost` reports `reason`, after `receive`
+        got what the process had sent.
         """
         if self._process is not None and self._process.returncode is None:
             with suppress(ProcessLookupError):
@@ -154,13 +154,13 @@ class EngineChild:
         )
 
     def _take_beat(self, beat: FromEngine) -> None:
-        self._heard = True
+        self._has_received = True
         if self.ready.done():  # both sockets are connected: nothing needs their names any more
             self._remove_directory()
         if not isinstance(beat, Heartbeat):
             return
         self.stalled_seconds = beat.stalled_seconds
-        # What was so before we were stopped ourselves, or kept from running, need not be so now.
+        # After this process was stopped or starved itself, earlier signs of life say nothing.
         is_news = time.monotonic() - beat.sent_seconds < _NEWS_SECONDS
         if is_news and beat.stalled_seconds > beat.budget_seconds:
             self.kill(
@@ -169,9 +169,9 @@ class EngineChild:
             )
 
     def _take(self, payload: FromEngine) -> None:
-        self._heard = True
+        self._has_received = True
         if self.lost.done():
-            return  # its counters have been added up, its streams were told
+            return  # its counters have been added up, its streams have ended
         if isinstance(payload, EngineReady):
             if not self.ready.done():
                 self.ready.set_result(payload)
@@ -196,8 +196,8 @@ class EngineChild:
 
     def _tick(self) -> None:
         """Add up the silence, of each tick no more than a tick's length: when this process was
-        stopped itself, or kept from running, the time that passed says nothing about the engine.
-        Neither does the time in which the engine was kept from running.
+        stopped or starved itself, the time that passed says nothing about the engine.
+        Neither does the time in which the engine waited for a core.
         """
         if self._ticker is not None:
             self._ticker.cancel()
@@ -219,8 +219,8 @@ class EngineChild:
     def _count_silence(self, tick_seconds: float) -> None:
         now = time.monotonic()
         elapsed, self._ticked = now - self._ticked, now
-        heard, self._heard = self._heard, False
-        if heard or self.pid is None:
+        has_received, self._has_received = self._has_received, False
+        if has_received or self.pid is None:
             self._silent_seconds, self._threads = 0.0, None
             return
         before, self._threads = self._threads, read_threads(f"/proc/{self.pid}/task")

@@ -1,4 +1,4 @@
-"""The engine as the HTTP process sees it: something that turns requests into token streams.
+"""The engine's client in the HTTP process: it turns requests into token streams.
 
 It runs in a child process (`engine.child`). When that dies, hangs or stalls, every open stream ends
 with an error at once, and a new one is started in its place, as `Supervision` says.
@@ -59,9 +59,9 @@ def merge(earlier: RequestOutput, later: RequestOutput) -> RequestOutput:
 class RequestStream:
     """Hands one sequence's outputs from the engine's socket to the task that awaits them.
 
-    At most one output is kept: a consumer that lags gets the outputs it missed as one, so a slow
-    reader costs no more memory than its own tokens. One consumer at a time. `on_close` is told when
-    the consumer closes the stream before its last output has come.
+    At most one output is queued: a consumer that lags gets the outputs it missed as one, so a slow
+    reader costs no more memory than its own tokens. One consumer at a time. `on_close` is called
+    when the consumer closes the stream before its last output has come.
     """
 
     request_id: str
@@ -169,7 +169,7 @@ class EngineClient:
 
     @property
     def stalled_seconds(self) -> float:
-        """How long the current step has run beyond its budget."""
+        """Seconds that the current step has run beyond its budget."""
         return 0.0 if self._child is None else self._child.stalled_seconds
 
     @property
@@ -243,7 +243,7 @@ class EngineClient:
             await child.close(timeout_seconds)
 
     def describe(self, vocabulary: Vocabulary) -> None:
-        """Tell this engine and those that follow it what tokens say: requests may have a grammar
+        """Send the vocabulary to this engine and those that follow it: requests may have a grammar
         from now on. Once, after `start`.
         """
         self._vocabulary = vocabulary
@@ -267,7 +267,7 @@ class EngineClient:
         self._streams.update(zip(ids, streams, strict=True))
         try:
             child.send(request)
-        except BaseException:  # it cannot be encoded: the engine will never tell of its end
+        except BaseException:  # it cannot be encoded: the engine will never report its end
             for request_id in ids:
                 del self._streams[request_id]
             raise
@@ -292,8 +292,8 @@ class EngineClient:
             self._child.send(AbortRequests([request_id]))
 
     def hand_over(self, request_id: str) -> None:
-        """Stop a sequence that goes on elsewhere, where its KV will be asked for. Its stream gives
-        nothing any more.
+        """Stop a sequence that continues elsewhere, where its KV will be asked for. Its stream
+        gives nothing any more.
         """
         if self._streams.pop(request_id, None) is not None and self._child is not None:
             self._child.send(AbortRequests([request_id], hands_over=True))
@@ -413,7 +413,7 @@ async def _bring_up(child: EngineChild) -> EngineReady:
 
 
 class Halts:
-    """Owns what an engine was told about pausing and sleeping, as far as it still holds."""
+    """Owns the commands about pausing and sleeping that still hold."""
 
     def __init__(self) -> None:
         self._is_paused = False
@@ -422,12 +422,11 @@ class Halts:
 
     @property
     def sleep_level(self) -> int | None:
-        """As `EngineStats.sleep_level`."""
         return self._sleep_level
 
     @property
     def is_halted(self) -> bool:
-        """As `EngineStats.is_paused`: a pause or a sleep holds."""
+        """True while a pause or a sleep holds."""
         return self._is_paused or self._sleep_level is not None
 
     def note(self, command: Command) -> None:
@@ -447,8 +446,8 @@ class Halts:
                     self._sleep_level, self._woken = None, frozenset()
 
     def commands(self) -> list[Command]:
-        """What brings a new engine, which has nothing in flight, to where the last one was; every
-        `command_id` is 0.
+        """The commands that bring a new engine, which has nothing in flight, to the state of the
+        last one; every `command_id` is 0.
         """
         commands: list[Command] = []
         if self._is_paused:

@@ -1,7 +1,7 @@
 """Signs of life of the engine process, from a thread of its own.
 
 A step may take long for good reasons (a prefill of thousands of tokens), or never end (a device
-that hangs). What tells them apart is a budget: a multiple of what steps of that many tokens have
+that hangs). They are distinguished by a budget: a multiple of what steps of that many tokens have
 taken so far. The serving thread says what it is at (`Pulse`); the heartbeat thread compares that
 with the budget several times a second and notifies the client, whatever the step does.
 
@@ -10,13 +10,13 @@ heartbeat thread notices that the process was stopped as a whole when its own be
 reads how long threads waited for a core (`starvation`). It reads that of a step which it meets for
 the second time, and not of the many short ones.
 
-For how long a process was kept from running: it was ready, and the cores were taken.
+The time in which a process waited for a core: it was ready, and the cores were taken.
 
 Theory of operation
 -------------------
 By the wall clock a starved process looks like a hung one. The kernel keeps two sums for each
 thread: the time it ran, and the time it was ready to run and waited for a core. In all other time
-it slept: until a lock, a device or another thread let it go on. Over an interval
+it slept: until a lock, a device or another thread released it. Over an interval
 
     counted = max(CPU time of the busiest thread, interval - waits of all threads)
     starved = interval - counted
@@ -58,7 +58,7 @@ _NANOSECOND = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class ThreadTimes:
-    """Of one thread: how long it has run and waited for a core since it began, and whether it runs
+    """The times that one thread has run and waited for a core since it began, and whether it runs
     or waits now.
     """
 
@@ -77,7 +77,7 @@ def starved_seconds(
     after: Threads | None,
     stopped_seconds: float = 0.0,
 ) -> float:
-    """For how much of the interval between two readings a process was kept from running. Pure.
+    """The part of the interval between two readings in which a process waited for a core. Pure.
 
     `stopped_seconds` of it are known to be lost for another reason. Without both readings that is
     all there is to know.
@@ -127,7 +127,7 @@ HEARTBEAT_SECONDS = 0.2
 # Commands may move a model's weights, which takes a time that is not known beforehand.
 COMMAND_SECONDS = 120.0
 _WEIGHT = 0.2  # of the newest step in the running mean
-_SIZES = 32  # steps are told apart by the number of binary digits of their token count
+_SIZES = 32  # steps are classed by the number of binary digits of their token count
 
 
 class StepBudget:
@@ -154,8 +154,8 @@ class StepBudget:
         self._per_token[size] = new if mean is None else mean + _WEIGHT * (new - mean)
 
     def seconds(self, num_tokens: int, modelled_seconds: float = 0.0) -> float:
-        """How long a step of `num_tokens` may take before it counts as stalled; `modelled_seconds`
-        is what its executor knows that it takes, 0 when it does not know.
+        """The time that a step of `num_tokens` may take before it counts as stalled;
+        `modelled_seconds` is its duration if the executor knows it, else 0.
         """
         return max(self._usual(num_tokens), self._factor * modelled_seconds)
 
@@ -188,13 +188,14 @@ def _size(num_tokens: int) -> int:
 
 
 def _other_threads() -> Threads | None:
-    """Those of this process but the caller's, which no step needs."""
+    """The threads of this process without the caller's, which no step needs."""
     return read_threads("/proc/self/task", but=threading.get_native_id())
 
 
 class Pulse:
-    """What the serving thread is at. It writes, the heartbeat thread reads, and back; each fact is
-    one attribute, so that no lock is needed. `threads` is called from the heartbeat thread.
+    """The state of the serving thread, which writes it while the heartbeat thread reads, and back;
+    each fact is one attribute, so that no lock is needed. `threads` is called from the heartbeat
+    thread.
     """
 
     def __init__(
@@ -223,8 +224,8 @@ class Pulse:
         running_step: Callable[[], tuple[float, int] | None],
         modelled_seconds: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """Where to learn of the oldest step in flight: when it began, how many tokens it has, and
-        how long its executor knows that it takes (0: unknown). Called from the heartbeat thread.
+        """Set the sources about the oldest step in flight: its start, its tokens, and its duration
+        if the executor knows it (else 0). They are called from the heartbeat thread.
         """
         self._running_step = running_step
         self._modelled_seconds = modelled_seconds
@@ -251,9 +252,9 @@ class Pulse:
             self._budget.observe(num_tokens, max(0.0, lasted))
 
     def beat(self, stopped_seconds: float = 0.0) -> Heartbeat:
-        """How we are. A step counts from its start, anything else from the turn's beginning or from
-        the last step that ran in it. Called from the heartbeat thread, as is all below; the process
-        was stopped for `stopped_seconds` since the last call.
+        """Build the next heartbeat. A step counts from its start, anything else from the turn's
+        beginning or from the last step that ran in it. Called from the heartbeat thread, as are all
+        methods below; the process was stopped for `stopped_seconds` since the last call.
         """
         now = self._clock()
         elapsed, self._beaten = now - self._beaten, now

@@ -14,7 +14,7 @@ sent, so a subscriber sees the gap too. The first batch of a publisher, number 0
 
 On the wire a batch has three frames: the topic, the number (8 bytes, big-endian), the payload
 (below). A PUB socket drops what a slow subscriber does not take; a gap in the numbers
-tells it so, and it can ask for them again at the replay socket (ROUTER): the request is an empty
+shows that, and it can ask for them again at the replay socket (ROUTER): the request is an empty
 frame and the first number wanted; every batch from there on that is still buffered comes back
 behind an empty frame, then an end marker whose number is −1 and whose other frames are empty.
 Requests of any other shape are ignored.
@@ -71,8 +71,8 @@ class KvEventPublisher:
     """Sole owner of the event sockets and their thread. `publish`, and the properties, belong to
     the thread that owns the cache.
 
-    `announce` gives the events that tell everything cached now (`BlockManager.announcement`); it is
-    called within `publish`. `clock` is the wall clock, in seconds since the epoch. Raises
+    `announce` gives the events that report everything cached now (`BlockManager.announcement`); it
+    is called within `publish`. `clock` is the wall clock, in seconds since the epoch. Raises
     ConfigError when an endpoint cannot be bound or connected to.
     """
 
@@ -125,7 +125,7 @@ class KvEventPublisher:
     def publish(self, events: Sequence[CacheEvent]) -> None:
         """Queue one step's events, which the cache has already gone through, as a batch.
 
-        Never blocks. What a full queue costs is told above.
+        Never blocks. The module describes what a full queue costs.
         """
         if not self._thread.is_alive():  # it failed, or was closed: this is never sent
             self._num_dropped += 1
@@ -158,7 +158,7 @@ class KvEventPublisher:
         self._notify()
 
     def _notify(self) -> None:
-        with suppress(zmq.Again):  # so many are unread that the sender will look anyway
+        with suppress(zmq.Again):  # unread ones will wake the sender anyway
             self._wake.send(b"", zmq.DONTWAIT)
 
 
@@ -207,7 +207,7 @@ class _Sender:
         try:
             self._serve()
         except Exception:
-            # The engine goes on without: from here on every batch counts as dropped.
+            # The engine continues without: from here on every batch counts as dropped.
             logger.exception("the publisher of KV events failed")
         finally:
             for socket in (self._wake, self._pub, self._replay):

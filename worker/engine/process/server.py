@@ -30,7 +30,7 @@ _COMPILING_SECONDS = 0.002  # between two checks whether a grammar is compiled
 
 
 class EngineSocket:
-    """The engine's end of the socket: whole messages in and out."""
+    """The engine's end of the socket."""
 
     def __init__(self, address: str) -> None:
         self._context = zmq.Context()
@@ -67,7 +67,7 @@ class EngineSocket:
 
 
 class Server:
-    """The serving loop: messages in, steps, outputs out. Owns nothing but what it is at."""
+    """The serving loop: messages in, steps, outputs out. Owns only its progress."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Server:
         self._pulse = pulse
         self._publisher = publisher
         self._speculation_log = speculation_log
-        self._num_commands = 0  # that were not answered yet
+        self._num_commands = 0  # not answered yet
         pulse.follow(lambda: core.running_step, lambda: core.modelled_seconds)
 
     def serve(self) -> None:
@@ -101,7 +101,7 @@ class Server:
             self._pulse.stepped(0 if outputs is None else outputs.num_scheduled_tokens)
             if outputs is not None:
                 self._channel.send(self._with_drops(outputs))
-                self._tell(outputs.stats)
+                self._log(outputs.stats)
             self._publish()
             self._reply()
 
@@ -122,7 +122,7 @@ class Server:
                 self._core.command(message)
         return True
 
-    def _tell(self, stats: EngineStats) -> None:
+    def _log(self, stats: EngineStats) -> None:
         line = self._speculation_log.line(stats.speculation, time.monotonic())
         if line is not None:
             logger.info("%s", line)

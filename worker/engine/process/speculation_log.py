@@ -8,25 +8,24 @@ INTERVAL_SECONDS = 10.0
 
 
 class SpeculationLog:
-    """Owns what was last told, and how long the engine has worked since. One line for
-    `interval_seconds` of work in which anything was drafted; none otherwise. The words and numbers
-    are those of vLLM's line.
+    """Writes one line for each `interval_seconds` of work in which anything was drafted, in vLLM's
+    words and numbers. Owns the figures last logged, and the time that the engine has worked since.
     """
 
     def __init__(self, interval_seconds: float = INTERVAL_SECONDS) -> None:
         self._interval_seconds = interval_seconds
         self._logged = SpeculationStats()
         self._seen_seconds: float | None = None
-        self._worked_seconds = 0.0  # since then
+        self._worked_seconds = 0.0  # since the last line
 
     def resume(self, now_seconds: float) -> None:
-        """There was nothing to do until now: the time since the last step counts for nothing."""
+        """The engine was idle until now: the time since the last step does not count."""
         self._seen_seconds = now_seconds
 
     def line(self, stats: SpeculationStats, now_seconds: float) -> str | None:
-        """What to log after a step, whose counters since the engine's start are given; mostly
-        None. Rates are over the time worked since the last line, or since an interval of work in
-        which nothing was drafted.
+        """The line to log after a step, from the counters since the engine's start; mostly None.
+        Rates are over the time worked since the last line, or since an interval of work in which
+        nothing was drafted.
         """
         if self._seen_seconds is not None:
             self._worked_seconds += now_seconds - self._seen_seconds

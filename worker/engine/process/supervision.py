@@ -1,4 +1,4 @@
-"""When an engine that died is started again, and what its counters are worth then. Pure."""
+"""Restarts of an engine that died, and the sum of counters over its lives. Pure."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 @dataclass(frozen=True, slots=True)
 class Supervision:
-    """What to do about an engine process that dies, hangs or stalls.
+    """The policy about an engine process that dies, hangs or stalls.
 
     After `heartbeat_timeout_seconds` without a sign of life it is killed (`startup_silence_seconds`
     while it starts); time in which it waited for a core does not count. Without `restart` that is
@@ -86,7 +86,7 @@ def add_counters(total: S, more: S) -> S:
 
 
 def _sum(one: Any, other: Any) -> Any:
-    """Of two numbers, of structs, or of tuples place by place, where one may be shorter."""
+    """Add numbers, structs, or tuples place by place, where one may be shorter."""
     if isinstance(one, tuple):
         return tuple(a + b for a, b in zip_longest(one, other, fillvalue=0))
     return add_counters(one, other) if isinstance(one, msgspec.Struct) else one + other

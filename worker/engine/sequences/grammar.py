@@ -67,7 +67,7 @@ class GrammarCompiler:
         return found
 
     def shutdown(self) -> None:
-        """Stop compiling. Idempotent."""
+        """Stop the threads, without waiting. Idempotent."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _words(self) -> Future[LLTokenizer]:
@@ -127,7 +127,7 @@ class Matcher:
         self._num_taken = num_taken
 
     def fork(self) -> Matcher:
-        """Copy the state."""
+        """Copy the state, for another sequence."""
         return Matcher(self._matcher.deep_copy(), self.error, self._num_taken)
 
     def num_allowed(self, outputs: Sequence[int], drafts: Sequence[int]) -> int:

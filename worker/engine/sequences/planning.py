@@ -113,7 +113,7 @@ class StepCeiling:
         return self._num_stuck < 2
 
     def passed(self) -> None:
-        """A step succeeded."""
+        """Count a step that succeeded; the limits grow again after some of them."""
         self._num_stuck = 0
         self._num_passed += 1
         if self._num_passed % _STEPS_TO_GROWTH == 0:

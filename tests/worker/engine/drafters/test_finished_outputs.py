@@ -103,7 +103,7 @@ def test_what_is_kept_has_room_and_nothing_else_is_found(
         text = finished.of(one)
         # Text that is gone is cut off before there is more of it than of what is left.
         if text:
-            assert text.num_tokens_kept <= 2 * sum(len(o) + 1 for o in text.outputs)
+            assert text.num_stored_tokens <= 2 * sum(len(o) + 1 for o in text.outputs)
             assert all(text.places(output[:1]) for output in text.outputs)
 
 

@@ -1,4 +1,4 @@
-"""Heaviest by name, and the heaviest of them, whatever has changed in between."""
+"""MaxHeap returns the name of the largest weight, whatever has changed in between."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.depth import examples
-from worker.engine.drafters.finished_outputs import Heaviest
+from worker.engine.drafters.finished_outputs import MaxHeap
 from worker.errors import IntegrityError
 
 
@@ -17,7 +17,7 @@ def test_the_heaviest_is_the_one_of_the_largest_weight(changes: list[tuple[str, 
     """Of equals the one changed least lately; no weight falls below nothing, and what was said
     before does not pile up.
     """
-    weights: Heaviest[str] = Heaviest()
+    weights: MaxHeap[str] = MaxHeap()
     model: dict[str, tuple[int, int]] = {}
     for number, (name, change) in enumerate(changes):
         weight = model.get(name, (0, 0))[0] + change
@@ -32,5 +32,5 @@ def test_the_heaviest_is_the_one_of_the_largest_weight(changes: list[tuple[str, 
         assert len(weights) == len(model)
         assert weights.of(name) == weight
         if model:
-            assert weights.heaviest() == max(model, key=lambda n: model[n])
+            assert weights.largest() == max(model, key=lambda n: model[n])
         assert len(weights._heap) <= 2 * 5 + 1
