@@ -81,7 +81,7 @@ def test_what_is_kept_has_room_and_nothing_else_is_found(
     added: list[tuple[tuple[str, str], list[int], int]], max_outputs: int, max_tokens: int
 ) -> None:
     """After every output both bounds hold, over all groups; after some more learning, what can be
-    found is what only the outputs kept would give as far as they are learnt.
+    found is what only the stored outputs would give as far as they are learnt.
     """
     finished = FinishedOutputs(max_outputs, max_tokens)
     model = Model(max_outputs, max_tokens)
@@ -159,5 +159,5 @@ def test_integrity_is_lost_when_something_gone_can_be_found() -> None:
         text.check_integrity()
     del text._latest[1][spell([6])]
     text._before[1][2] = 0
-    with pytest.raises(IntegrityError, match="are not those in the outputs"):
+    with pytest.raises(IntegrityError, match="are not those in the stored outputs"):
         text.check_integrity()
