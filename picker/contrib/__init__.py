@@ -9,7 +9,8 @@ holds the types of one subject in `PLUGINS`; names of helpers begin with `_`.
 - `multicluster`: pools of other clusters as endpoints
 - `rollout`, `program_aware`, `burst`: rollouts of DisaggregatedSets, fairness among programs,
   simultaneous requests
-- `mm_embeddings`, `p2p`, `dynamo`, `context_length`, `dcgm`: caches of encoders, KV from peers,
-  Dynamo's cost, endpoints by prompt length, GPU load
+- `mm_embeddings`, `p2p`, `context_length`, `dcgm`: caches of encoders, KV from peers, endpoints by
+  prompt length, GPU load
+- `other_routers`: the formulas of sglang-router, rendezvous hashing and NVIDIA Dynamo
 - `request_attributes`: numbers computed from a response's usage
 """
