@@ -173,11 +173,7 @@ class BurstPrefixCacheProducer:
     consumes = (TOKENIZED_PROMPT,)
 
     def __init__(
-        self,
-        name: str,
-        parameters: BurstPrefixCacheParameters,
-        clock: Clock,
-        hash_seed: int = 0,
+        self, name: str, parameters: BurstPrefixCacheParameters, clock: Clock, hash_seed: int = 0
     ) -> None:
         """Raises `ValueError` for impossible numbers."""
         _check(parameters)

@@ -84,11 +84,7 @@ from picker.framework.registry import (
     Share,
     configured,
 )
-from picker.plugins._shared.load_signals import (
-    least_first,
-    unknown_among_known,
-    with_neutral,
-)
+from picker.plugins._shared.load_signals import least_first, unknown_among_known, with_neutral
 from picker.plugins.producers.token_producer import TOKENIZED_PROMPT
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
 from picker.types import BYTES_PER_TOKEN, Candidate, Candidates, InferenceRequest

@@ -34,11 +34,7 @@ from typing import Literal
 
 from picker.framework.attributes import Attributes
 from picker.framework.registry import Parameters, PluginType, Stability, configured
-from picker.plugins._shared.load_signals import (
-    least_first,
-    unknown_among_known,
-    with_neutral,
-)
+from picker.plugins._shared.load_signals import least_first, unknown_among_known, with_neutral
 from picker.types import Candidate, Candidates, EndpointMetrics, InferenceRequest
 
 CORE_METRICS = "core-metrics-extractor"

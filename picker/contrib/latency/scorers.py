@@ -48,11 +48,7 @@ from typing import Literal
 
 import msgspec
 
-from picker.framework.attributes import (
-    Attributes,
-    LatencyPrediction,
-    latency_predictions_key,
-)
+from picker.framework.attributes import Attributes, LatencyPrediction, latency_predictions_key
 from picker.framework.registry import NonNegativeFloat, Parameters, PluginType, configured
 from picker.plugins._shared.load_signals import (
     kv_usages,

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from picker.contrib.mm_embeddings import (
-    MmEmbeddingsCacheParameters,
-    MmEmbeddingsCacheProducer,
-)
+from picker.contrib.mm_embeddings import MmEmbeddingsCacheParameters, MmEmbeddingsCacheProducer
 from picker.framework.attributes import Attributes, EncoderMatch, encoder_matches_key
 from picker.types import Candidate, InferenceRequest, MultiModalFeature
 from tests.support.picker.plugin_scenes import candidate, configured, decided, request_for

@@ -51,10 +51,7 @@ def test_a_picker_scores_by_the_averages_of_another_one() -> None:
     assert dict(pools[0].attributes) == {QUEUE: 6.0, USAGE: 0.75}
     scores = [
         configured(scorer).score(request_for(), pools, Attributes())
-        for scorer in (
-            "multicluster-queue-scorer",
-            "multicluster-kv-cache-utilization-scorer",
-        )
+        for scorer in ("multicluster-queue-scorer", "multicluster-kv-cache-utilization-scorer")
     ]
     assert [list(one) for one in scores] == [[0.0, 1.0], [0.25, 0.75]]
 

@@ -56,10 +56,7 @@ def matches(total: int, **blocks: int) -> Attributes:
     ],
 )
 def test_cache_aware_weighs_match_and_load_as_sglang_router_does(
-    parameters: dict[str, Any],
-    loads: Sequence[int],
-    found: Attributes,
-    expected: Sequence[float],
+    parameters: dict[str, Any], loads: Sequence[int], found: Attributes, expected: Sequence[float]
 ) -> None:
     scorer = configured("cache-aware-scorer", parameters)
     assert scorer.score(prompt(100), pool(*loads), found) == pytest.approx(expected)

@@ -8,11 +8,7 @@ from typing import Any
 
 import pytest
 
-from picker.contrib.p2p import (
-    HEADER,
-    P2pSourceParameters,
-    P2pSourceProducer,
-)
+from picker.contrib.p2p import HEADER, P2pSourceParameters, P2pSourceProducer
 from picker.framework.attributes import Attributes
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
 from picker.types import (

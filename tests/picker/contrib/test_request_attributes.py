@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from picker.contrib.request_attributes import ExpressionError, UsageExpression
 from picker.framework.interfaces import ResponseProgressHook
 from picker.types import ResponseProgress, Usage
 from tests.support.picker.plugin_scenes import configured, flight
+
+make = partial(configured, "request-attribute-reporter")
 
 COST = "x-gateway-inference-request-cost"
 
@@ -30,7 +33,7 @@ def last(usage: Usage | None) -> ResponseProgress:
 
 def test_the_last_piece_carries_the_number() -> None:
     """Only the last one, in the namespace envoy.lb."""
-    reporter = configured("request-attribute-reporter", reporting("usage.completion_tokens"))
+    reporter = make(reporting("usage.completion_tokens"))
     assert isinstance(reporter, ResponseProgressHook)
     usage = Usage(7, 10, 17)
     assert reporter.response_progress(flight(), ResponseProgress(1.0, 50, usage)) is None
@@ -38,9 +41,7 @@ def test_the_last_piece_carries_the_number() -> None:
 
 
 def test_the_namespace_is_configurable() -> None:
-    reporter = configured(
-        "request-attribute-reporter", reporting("usage.total_tokens", namespace="billing")
-    )
+    reporter = make(reporting("usage.total_tokens", namespace="billing"))
     answer = reporter.response_progress(flight(), last(Usage(7, 10, 17)))
     assert answer == {"billing": {COST: 17}}
 
@@ -57,22 +58,20 @@ def test_the_namespace_is_configurable() -> None:
 )
 def test_a_condition_has_to_hold(condition: str, reported: bool) -> None:
     """An empty one always does."""
-    reporter = configured(
-        "request-attribute-reporter", reporting("usage.completion_tokens", condition)
-    )
+    reporter = make(reporting("usage.completion_tokens", condition))
     answer = reporter.response_progress(flight(), last(Usage(7, 10, 17)))
     assert (answer is not None) is reported
 
 
 @pytest.mark.parametrize("usage", [None, Usage(7, 0, 7)])
 def test_zero_and_missing_usage_are_not_reported(usage: Usage | None) -> None:
-    reporter = configured("request-attribute-reporter", reporting("usage.completion_tokens"))
+    reporter = make(reporting("usage.completion_tokens"))
     assert reporter.response_progress(flight(), last(usage)) is None
 
 
 def test_a_failed_expression_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """No number is reported, and the response continues."""
-    reporter = configured("request-attribute-reporter", reporting("100 / usage.completion_tokens"))
+    reporter = make(reporting("100 / usage.completion_tokens"))
     with caplog.at_level(logging.WARNING):
         assert reporter.response_progress(flight(), last(Usage(7, 0, 7))) is None
     assert "attributes[0].expression" in caplog.text
@@ -81,7 +80,7 @@ def test_a_failed_expression_is_logged(caplog: pytest.LogCaptureFixture) -> None
 def test_a_value_of_another_kind_is_not_reported() -> None:
     """Even if the sample gave the right kind."""
     odd = "usage.completion_tokens < 100 ? dyn(1) : dyn(usage.completion_tokens > 5)"
-    reporter = configured("request-attribute-reporter", reporting(odd))
+    reporter = make(reporting(odd))
     assert reporter.response_progress(flight(), last(Usage(0, 500, 0))) is None
 
 
@@ -90,7 +89,7 @@ def test_without_the_library_the_configuration_is_refused(monkeypatch: pytest.Mo
     blocked: Any = None
     monkeypatch.setitem(sys.modules, "cel", blocked)
     with pytest.raises(ValueError, match=r"pip install '\.\[cel\]'"):
-        configured("request-attribute-reporter", reporting("usage.completion_tokens"))
+        make(reporting("usage.completion_tokens"))
 
 
 USAGE = Usage(prompt_tokens=7, completion_tokens=10, total_tokens=17, cached_tokens=4)

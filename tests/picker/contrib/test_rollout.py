@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -14,6 +15,8 @@ from picker.framework.attributes import Attributes
 from picker.framework.interfaces import Flight, ResponseHeadHook, Screener
 from picker.types import Candidate, ResponseHead, SchedulingResult
 from tests.support.picker.plugin_scenes import configured, placed, request_for
+
+make = partial(configured, "disaggregatedset-rollout-screener")
 
 Make = Callable[..., Any]
 NAME, REVISION, ROLE, SLICE = (
@@ -77,7 +80,7 @@ def test_complete_revisions_are_drawn_by_weight(
     """A revision without one of the roles is never drawn; the dominant role is that of all
     revisions.
     """
-    screener = configured("disaggregatedset-rollout-screener", parameters(mode, *roles))
+    screener = make(parameters(mode, *roles))
     assert isinstance(screener, Screener)
     drawn = shares(screener, rollout(**revisions))
     assert drawn.keys() == expected.keys()
@@ -86,7 +89,7 @@ def test_complete_revisions_are_drawn_by_weight(
 
 def test_without_a_complete_revision_no_endpoint_remains() -> None:
     """The request is refused rather than split."""
-    screener = configured("disaggregatedset-rollout-screener", parameters())
+    screener = make(parameters())
     split = rollout(a=(2, 0), b=(0, 2))
     assert not screener.screen(request_for(), split, Random(1))
     assert not screener.screen(request_for(), [], Random(1))
@@ -94,10 +97,7 @@ def test_without_a_complete_revision_no_endpoint_remains() -> None:
 
 def test_a_strict_header_chooses_its_revision() -> None:
     """If it is complete; an unknown value excludes all endpoints, an empty header none."""
-    screener, candidates = (
-        configured("disaggregatedset-rollout-screener", parameters()),
-        rollout(a=(2, 9), b=(1, 1), c=(0, 3)),
-    )
+    screener, candidates = (make(parameters()), rollout(a=(2, 9), b=(1, 1), c=(0, 3)))
 
     def passed(value: str) -> set[str]:
         request = replace(request_for(), headers={"x-disagg-revision": value})
@@ -111,7 +111,7 @@ def test_a_strict_header_chooses_its_revision() -> None:
 
 
 def test_a_preferred_header_excludes_no_endpoint() -> None:
-    screener = configured("disaggregatedset-rollout-screener", parameters())
+    screener = make(parameters())
     request = replace(request_for(), headers={"x-disagg-slice": "7"})
     assert len(screener.screen(request, rollout(a=(2, 3)), Random(1))) == 5
 
@@ -119,9 +119,7 @@ def test_a_preferred_header_excludes_no_endpoint() -> None:
 def test_other_strict_labels_narrow_within_the_revision() -> None:
     """The revision is drawn, by its whole weight, among those that have such an endpoint."""
     selectors = [{**SELECTORS[1], "mode": "strict"}]
-    screener = configured(
-        "disaggregatedset-rollout-screener", {**parameters(), "headerSelectors": selectors}
-    )
+    screener = make({**parameters(), "headerSelectors": selectors})
     candidates = [
         placed(f"{revision}{role}{part}", {NAME: "s", REVISION: revision, ROLE: role, SLICE: part})
         for revision, parts in (("a", "12"), ("b", "2"))
@@ -137,10 +135,7 @@ def test_other_strict_labels_narrow_within_the_revision() -> None:
 def test_two_strict_headers_about_one_label_have_to_agree() -> None:
     """An endpoint cannot have two revisions."""
     other = {**SELECTORS[0], "name": "other", "headerName": "x-other-revision"}
-    screener = configured(
-        "disaggregatedset-rollout-screener",
-        {**parameters(), "headerSelectors": [*SELECTORS, other]},
-    )
+    screener = make({**parameters(), "headerSelectors": [*SELECTORS, other]})
     candidates = rollout(a=(1, 1), b=(1, 1))
 
     def passed(one: str, two: str) -> set[str]:
@@ -154,7 +149,7 @@ def test_two_strict_headers_about_one_label_have_to_agree() -> None:
 
 def test_selectors_work_without_gating() -> None:
     """Without a header every endpoint remains, of complete and incomplete revisions."""
-    screener = configured("disaggregatedset-rollout-screener", parameters("disabled"))
+    screener = make(parameters("disabled"))
     candidates = rollout(a=(2, 0), b=(0, 1))
     assert screener.screen(request_for(), candidates, Random(1)) == candidates
     request = replace(request_for(), headers={"x-disagg-revision": "b"})
@@ -166,7 +161,7 @@ def test_only_endpoints_of_the_scope_are_counted() -> None:
     outside = placed("outside", {NAME: "other", REVISION: "b", ROLE: "prefill"})
     nameless = placed("nameless", {NAME: "s", ROLE: "prefill"})
     candidates = [*rollout(a=(1, 1), b=(0, 5)), outside, nameless]
-    screener = configured("disaggregatedset-rollout-screener", parameters())
+    screener = make(parameters())
     for seed in range(20):
         passed = screener.screen(request_for(), candidates, Random(seed))
         assert [one.endpoint.name for one in passed] == ["a-prefill-0", "a-decode-0"]
@@ -179,7 +174,7 @@ def test_the_labels_are_configurable() -> None:
         "roleLabelKey": "role",
         "requireRoles": {"values": ["decode"]},
     }
-    screener = configured("disaggregatedset-rollout-screener", parameters(revisionGating=gating))
+    screener = make(parameters(revisionGating=gating))
     candidates = [placed("x", {NAME: "s", "rev": "1", "role": "decode"}), placed("y", {NAME: "s"})]
     passed = screener.screen(request_for(), candidates, Random(1))
     assert [one.endpoint.name for one in passed] == ["x"]
@@ -187,7 +182,7 @@ def test_the_labels_are_configurable() -> None:
 
 def test_responses_report_the_labels_of_their_endpoint() -> None:
     """For both modes, whatever the gating; an absent label is not reported."""
-    screener = configured("disaggregatedset-rollout-screener", parameters("disabled"))
+    screener = make(parameters("disabled"))
     assert isinstance(screener, ResponseHeadHook)
 
     def reported(**labels: str) -> object:

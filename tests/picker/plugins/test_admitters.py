@@ -9,10 +9,7 @@ import pytest
 
 from picker.errors import RefusedError
 from picker.framework.attributes import Attributes
-from picker.plugins.admitters import (
-    ProbabilisticAdmitter,
-    ProbabilisticAdmitterParameters,
-)
+from picker.plugins.admitters import ProbabilisticAdmitter, ProbabilisticAdmitterParameters
 from tests.support.picker.plugin_scenes import candidate, request_for
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from picker.plugins.endpoint_attribute import attribute_number, check_attribute
 from picker.types import Candidate, Endpoint, EndpointMetrics
 from tests.support.picker.plugin_scenes import configured, passed, placed
+
+make = partial(configured, "endpoint-attribute-filter")
 
 ENDPOINT = Endpoint("w", "10.0.0.1", 8000)
 
@@ -93,19 +96,16 @@ def test_each_operator_compares_the_number_with_the_value(
     candidates: list[Candidate], operator: str, expected: list[str]
 ) -> None:
     """An endpoint without the number passes with Pass, the default, and not with Fail."""
-    assert passed(configured("endpoint-attribute-filter", threshold(operator)), candidates) == [
-        *expected,
-        "none",
-    ]
-    strict = configured("endpoint-attribute-filter", threshold(operator, onMissing="Fail"))
+    assert passed(make(threshold(operator)), candidates) == [*expected, "none"]
+    strict = make(threshold(operator, onMissing="Fail"))
     assert passed(strict, candidates) == expected
 
 
 def test_all_pass_instead_of_none_with_the_fallback(candidates: list[Candidate]) -> None:
     """fallbackOnEmpty is off by default."""
     none = threshold("LessThan", -1, onMissing="Fail")
-    assert passed(configured("endpoint-attribute-filter", none), candidates) == []
-    fallback = configured("endpoint-attribute-filter", {**none, "fallbackOnEmpty": True})
+    assert passed(make(none), candidates) == []
+    fallback = make({**none, "fallbackOnEmpty": True})
     assert passed(fallback, candidates) == ["low", "mid", "high", "none"]
     assert passed(fallback, []) == []
 
@@ -113,15 +113,8 @@ def test_all_pass_instead_of_none_with_the_fallback(candidates: list[Candidate])
 @pytest.mark.parametrize("value", [math.nan, math.inf, True, "0.1", None, [0.1], object()])
 def test_another_value_than_a_number_is_missing(value: object) -> None:
     odd = [placed("odd", attributes={"gpu/dcgm": value})]
-    assert (
-        passed(
-            configured("endpoint-attribute-filter", threshold("LessThan", 9, onMissing="Fail")), odd
-        )
-        == []
-    )
-    assert passed(configured("endpoint-attribute-filter", threshold("LessThan", -9)), odd) == [
-        "odd"
-    ]
+    assert passed(make(threshold("LessThan", 9, onMissing="Fail")), odd) == []
+    assert passed(make(threshold("LessThan", -9)), odd) == ["odd"]
 
 
 def test_the_filter_reads_core_metrics_by_default() -> None:
@@ -133,12 +126,10 @@ def test_the_filter_reads_core_metrics_by_default() -> None:
         placed("long", metrics=EndpointMetrics(waiting_requests=5)),
         placed("unknown", metrics=None),
     ]
-    assert passed(configured("endpoint-attribute-filter", parameters), candidates) == ["short"]
+    assert passed(make(parameters), candidates) == ["short"]
 
 
 def test_an_attribute_may_have_a_slash_if_its_producer_is_named() -> None:
     """The key is the attribute, a slash, the producer."""
-    plugin = configured(
-        "endpoint-attribute-filter", {**threshold(onMissing="Fail"), "attribute": "a/b"}
-    )
+    plugin = make({**threshold(onMissing="Fail"), "attribute": "a/b"})
     assert passed(plugin, [placed("w", attributes={"a/b/dcgm": 0.1})]) == ["w"]

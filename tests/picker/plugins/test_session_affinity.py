@@ -311,9 +311,7 @@ def test_bindings_equal_a_plain_map_with_ages(steps: list[tuple[str, str, float]
 
 @examples(60)
 @given(st.permutations([("x", 1), ("y", 1), ("y", 2), ("x", 3), ("z", 3), ("a", 2)]))
-def test_replicas_with_the_same_bindings_agree(
-    order: list[tuple[str, int]],
-) -> None:
+def test_replicas_with_the_same_bindings_agree(order: list[tuple[str, int]]) -> None:
     """In whatever order: the most moves win, then the least key."""
     bindings = SessionBindings(ttl_seconds=10, sweep_seconds=7)
     for endpoint, moves in order:

@@ -34,10 +34,7 @@ VALUE = {"minCeiling": 0.5, "domain": "value"}
     ],
 )
 def test_ceilings_follow_the_formula(
-    plugin: str,
-    parameters: dict[str, Any],
-    priorities: list[int],
-    expected: list[float],
+    plugin: str, parameters: dict[str, Any], priorities: list[int], expected: list[float]
 ) -> None:
     """By rank or by value, whatever the saturation."""
     policy = configured(plugin, parameters)

@@ -75,11 +75,7 @@ def test_a_tokenized_request_is_read_with_its_items() -> None:
 
 
 @pytest.mark.parametrize(
-    "items",
-    [
-        message((5, message((1, 0), (2, 2**63))), (6, "a")),
-        field(6, "") * (MAX_ITEMS + 1),
-    ],
+    "items", [message((5, message((1, 0), (2, 2**63))), (6, "a")), field(6, "") * (MAX_ITEMS + 1)]
 )
 def test_the_cost_of_a_short_request_is_bounded(items: bytes) -> None:
     """A request with items larger than the prompt, or with too many items, has no prefix."""

@@ -103,9 +103,7 @@ def _answer(producer: PredictedLatencyProducer, flight: Flight, tokens: int = 5)
     producer.request_ended(flight, FinishCause.COMPLETED, Usage(100, tokens, 100 + tokens), 11.5)
 
 
-def test_the_findings_of_features_are_declared(
-    predictor: FakeLatencyPredictor,
-) -> None:
+def test_the_findings_of_features_are_declared(predictor: FakeLatencyPredictor) -> None:
     """Findings about encoders are only declared when they are configured."""
     plugin = make(predictor)
     assert plugin.flush_interval_seconds == 1.0
@@ -152,9 +150,7 @@ async def test_each_known_endpoint_gets_a_row(predictor: FakeLatencyPredictor) -
     assert predictions["default/a"].dispatched == 3
 
 
-async def test_a_missing_signal_is_the_mean_of_the_others(
-    predictor: FakeLatencyPredictor,
-) -> None:
+async def test_a_missing_signal_is_the_mean_of_the_others(predictor: FakeLatencyPredictor) -> None:
     """It is at least this picker's load in flight."""
     pool = [
         candidate("a", kv_cache_usage=None, waiting_requests=8),
@@ -186,9 +182,7 @@ async def test_predictions_of_servers_are_compared_with_objectives(
     }
 
 
-async def test_a_missing_objective_is_zero_for_servers(
-    predictor: FakeLatencyPredictor,
-) -> None:
+async def test_a_missing_objective_is_zero_for_servers(predictor: FakeLatencyPredictor) -> None:
     """No prediction meets it."""
     found = await _look_up(make(predictor), replace(ASKING, headers={}), candidate("a"))
     predictions = found.get(latency_predictions_key())
@@ -263,10 +257,7 @@ async def test_a_failed_batch_leaves_the_earlier_batches(
 
 @pytest.mark.parametrize(
     ("environment", "parameters"),
-    [
-        ({"TRAINING_SERVER_URL": "http://t"}, {}),
-        (ENVIRONMENT, {"predict_in_produce": False}),
-    ],
+    [({"TRAINING_SERVER_URL": "http://t"}, {}), (ENVIRONMENT, {"predict_in_produce": False})],
 )
 async def test_servers_are_optional(
     predictor: FakeLatencyPredictor, environment: dict[str, str], parameters: dict[str, Any]

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from random import Random
 
 import pytest
 from msgspec.structs import replace
 
-from picker.contrib.latency.slo import (
-    LatencySloAdmitter,
-    LatencySloAdmitterParameters,
-)
+from picker.contrib.latency.slo import LatencySloAdmitter, LatencySloAdmitterParameters
 from picker.errors import RefusedError
 from picker.framework.attributes import Attributes, LatencyPrediction, latency_predictions_key
 from tests.support.picker.plugin_scenes import candidate, configured, passed, placed, request_for
+
+make = partial(configured, "slo-headroom-tier-filter")
 
 OBJECTIVE = {"x-llm-d-slo-ttft-ms": "100"}
 
@@ -105,15 +105,15 @@ def predicted(headrooms: Headrooms, producer: str = "predicted-latency-producer"
 def test_a_tier_passes_by_headroom(headrooms: Headrooms, positive: str, negative: str) -> None:
     """An endpoint without a prediction is negative; a single tier passes."""
     candidates = [placed(name) for name in "abc"]
-    never = configured("slo-headroom-tier-filter", {"epsilonExploreNeg": 0})
-    always = configured("slo-headroom-tier-filter", {"epsilonExploreNeg": 1})
+    never = make({"epsilonExploreNeg": 0})
+    always = make({"epsilonExploreNeg": 1})
     assert "".join(passed(never, candidates, predicted(headrooms))) == positive
     assert "".join(passed(always, candidates, predicted(headrooms))) == negative
 
 
 def test_the_negative_tier_is_explored_at_its_rate() -> None:
     """One percent by default."""
-    plugin, rng = configured("slo-headroom-tier-filter"), Random(3)
+    plugin, rng = make(), Random(3)
     candidates, attributes = [placed("a"), placed("b")], predicted({"a": (1, 1)})
     answers = [passed(plugin, candidates, attributes, rng=rng) for _ in range(5000)]
     assert 25 < answers.count(["b"]) < 80
@@ -123,11 +123,8 @@ def test_the_negative_tier_is_explored_at_its_rate() -> None:
 def test_without_findings_all_pass() -> None:
     """Findings of another producer do not count."""
     candidates = [placed("a"), placed("b")]
-    assert passed(configured("slo-headroom-tier-filter"), candidates) == ["a", "b"]
-    mine = configured(
-        "slo-headroom-tier-filter",
-        {"latencyPredictionInfoProducerName": "mine", "epsilonExploreNeg": 0},
-    )
+    assert passed(make(), candidates) == ["a", "b"]
+    mine = make({"latencyPredictionInfoProducerName": "mine", "epsilonExploreNeg": 0})
     assert passed(mine, candidates, predicted({"a": (1, 1)})) == ["a", "b"]
     assert passed(mine, candidates, predicted({"a": (1, 1)}, "mine")) == ["a"]
     assert mine.consumes == (latency_predictions_key("mine"),)

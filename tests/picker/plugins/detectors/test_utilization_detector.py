@@ -74,9 +74,7 @@ def test_saturation_is_the_mean_of_the_worse_signal(
     assert detector.saturation(candidates, Attributes(), NOW) == pytest.approx(expected, abs=1e-4)
 
 
-def test_a_long_scrape_interval_makes_no_metrics_stale(
-    detector: UtilizationDetector,
-) -> None:
+def test_a_long_scrape_interval_makes_no_metrics_stale(detector: UtilizationDetector) -> None:
     idle = candidate(updated_at_seconds=NOW - 1.05, interval_seconds=1.0)
     late = candidate(updated_at_seconds=NOW - 1.2, interval_seconds=1.0)
     assert detector.stale([idle], NOW) == 0
@@ -144,9 +142,7 @@ class Blackout:
 
 
 @pytest.mark.parametrize("is_marked", [False, True])
-def test_a_full_endpoint_is_free_again_when_its_requests_end(
-    is_marked: bool,
-) -> None:
+def test_a_full_endpoint_is_free_again_when_its_requests_end(is_marked: bool) -> None:
     """For old scrapes, and for scrapes that have been given up."""
     pool = Blackout()
     pool.scraped(45, times=30, running_requests=40, waiting_requests=5)

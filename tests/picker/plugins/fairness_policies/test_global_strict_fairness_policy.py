@@ -29,9 +29,7 @@ def test_the_first_of_equal_ranks_goes_first() -> None:
         st.tuples(st.sampled_from("abcdef"), st.none() | st.integers(0, 5)), max_size=60
     )
 )
-def test_a_selection_equals_a_search_of_all_heads(
-    changes: list[tuple[str, int | None]],
-) -> None:
+def test_a_selection_equals_a_search_of_all_heads(changes: list[tuple[str, int | None]]) -> None:
     """After every change, however often a flow's head changes."""
     band, heads = GlobalStrictBand(), dict[str, Any]()
     for flow, rank in changes:

@@ -65,18 +65,12 @@ def test_by_label_passes_the_listed_values(parameters: dict[str, Any], expected:
 @pytest.mark.parametrize(
     ("plugin", "expected"),
     [
-        (
-            "decode-filter",
-            {"decode", "prefill-decode", "both", "encode-prefill-decode", "bare"},
-        ),
+        ("decode-filter", {"decode", "prefill-decode", "both", "encode-prefill-decode", "bare"}),
         (
             "prefill-filter",
             {"prefill", "encode-prefill", "prefill-decode", "both", "encode-prefill-decode"},
         ),
-        (
-            "encode-filter",
-            {"encode", "encode-prefill", "encode-prefill-decode"},
-        ),
+        ("encode-filter", {"encode", "encode-prefill", "encode-prefill-decode"}),
     ],
 )
 def test_a_role_filter_passes_the_endpoints_that_can_run_its_stage(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from random import Random
 
 import pytest
@@ -17,6 +18,8 @@ from picker.framework.attributes import (
 )
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key
 from tests.support.picker.plugin_scenes import configured, passed, placed
+
+make = partial(configured, "prefix-cache-affinity-filter")
 
 MATCH_KEY = match_info_key("approx-prefix-cache-producer")
 
@@ -66,15 +69,12 @@ def test_endpoints_with_enough_of_the_prompt_pass(
     matches: dict[str, int], threshold: float | None, expected: str
 ) -> None:
     """From 0.8 on by default; all pass without a sticky one, and with a threshold of zero."""
-    plugin = configured(
-        "prefix-cache-affinity-filter",
-        {} if threshold is None else {"affinityThreshold": threshold},
-    )
+    plugin = make({} if threshold is None else {"affinityThreshold": threshold})
     assert "".join(passed(plugin, CANDIDATES, found(matches))) == expected
 
 
 def test_without_a_finding_all_pass() -> None:
-    plugin = configured("prefix-cache-affinity-filter")
+    plugin = make()
     assert passed(plugin, CANDIDATES) == ["a", "b", "c"]
     assert passed(plugin, CANDIDATES, found({}, total=0)) == ["a", "b", "c"]
 
@@ -91,20 +91,20 @@ def test_without_a_finding_all_pass() -> None:
 )
 def test_stickiness_ends_when_it_costs_too_much_time(tokens: dict[str, int], expected: str) -> None:
     """At 1,000 tokens a second a token takes a millisecond; the best of each side counts."""
-    plugin = configured("prefix-cache-affinity-filter", {"peakPrefillThroughput": 1000})
+    plugin = make({"peakPrefillThroughput": 1000})
     assert "".join(passed(plugin, CANDIDATES, found({"a": 10}, tokens))) == expected
 
 
 def test_the_best_sticky_endpoint_decides() -> None:
     """A slow one does not spoil it."""
-    plugin = configured("prefix-cache-affinity-filter", {"peakPrefillThroughput": 1000})
+    plugin = make({"peakPrefillThroughput": 1000})
     warm = found({"a": 10, "b": 10}, {"a": 99_000, "b": 18_000})
     assert passed(plugin, CANDIDATES, warm) == ["a", "b"]
 
 
 def test_the_default_throughput_is_the_published_one() -> None:
     """18 s × 15,928 tokens/s in flight are the limit."""
-    plugin = configured("prefix-cache-affinity-filter")
+    plugin = make()
     assert passed(plugin, CANDIDATES, found({"a": 10}, {"a": 286_704})) == ["a"]
     assert len(passed(plugin, CANDIDATES, found({"a": 10}, {"a": 286_720}))) == 3
 
@@ -112,7 +112,7 @@ def test_the_default_throughput_is_the_published_one() -> None:
 @pytest.mark.parametrize("penalty", [0, -5])
 def test_no_penalty_means_always_sticky(penalty: float) -> None:
     """However much is in flight; then only the matches are consumed."""
-    plugin = configured("prefix-cache-affinity-filter", {"maxTTFTPenaltyMs": penalty})
+    plugin = make({"maxTTFTPenaltyMs": penalty})
     assert passed(plugin, CANDIDATES, found({"a": 10}, {"a": 10**12})) == ["a"]
     assert plugin.consumes == (MATCH_KEY,)
 
@@ -130,9 +130,7 @@ def test_no_penalty_means_always_sticky(penalty: float) -> None:
 )
 def test_predicted_times_can_decide_instead(ttft_ms: dict[str, float], expected: str) -> None:
     """An endpoint without a prediction is the slowest."""
-    plugin = configured(
-        "prefix-cache-affinity-filter", {"ttftSource": "latencyPredictor", "maxTTFTPenaltyMs": 100}
-    )
+    plugin = make({"ttftSource": "latencyPredictor", "maxTTFTPenaltyMs": 100})
     answer = passed(plugin, CANDIDATES, found({"a": 10}, {"a": 10**12}, ttft_ms))
     assert "".join(answer) == expected
     assert plugin.consumes == (MATCH_KEY, latency_predictions_key())
@@ -141,19 +139,14 @@ def test_predicted_times_can_decide_instead(ttft_ms: dict[str, float], expected:
 def test_exploration_skips_the_gate_at_its_rate() -> None:
     """By the given rng; a single candidate takes no draw."""
     warm = found({"a": 10})
-    always = configured("prefix-cache-affinity-filter", {"explorationProbability": 1})
+    always = make({"explorationProbability": 1})
     assert passed(always, CANDIDATES, warm) == ["a", "b", "c"]
-    sometimes, rng = (
-        configured("prefix-cache-affinity-filter", {"explorationProbability": 0.25}),
-        Random(7),
-    )
+    sometimes, rng = (make({"explorationProbability": 0.25}), Random(7))
     explored = sum(len(passed(sometimes, CANDIDATES, warm, rng=rng)) == 3 for _ in range(2000))
     assert 430 < explored < 570
     untouched = Random(7)
     assert passed(always, CANDIDATES[:1], warm, rng=untouched) == ["a"]
-    assert passed(configured("prefix-cache-affinity-filter"), CANDIDATES, warm, rng=untouched) == [
-        "a"
-    ]
+    assert passed(make(), CANDIDATES, warm, rng=untouched) == ["a"]
     assert untouched.random() == Random(7).random()
 
 
@@ -163,10 +156,8 @@ def test_the_producers_are_configurable() -> None:
         "inFlightLoadProducerName": "loads",
         "latencyPredictionInfoProducerName": "oracle",
     }
-    by_load = configured("prefix-cache-affinity-filter", names)
+    by_load = make(names)
     assert by_load.consumes == (match_info_key("precise"), inflight_load_key("loads"))
-    predicted = configured(
-        "prefix-cache-affinity-filter", {**names, "ttftSource": "latencyPredictor"}
-    )
+    predicted = make({**names, "ttftSource": "latencyPredictor"})
     assert predicted.consumes == (match_info_key("precise"), latency_predictions_key("oracle"))
-    assert configured("prefix-cache-affinity-filter", {"affinityThreshold": 0}).consumes == ()
+    assert make({"affinityThreshold": 0}).consumes == ()

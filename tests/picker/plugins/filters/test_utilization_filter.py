@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from picker.framework.attributes import Attributes, EndpointLoad, InFlightLoad, inflight_load_key
 from picker.types import EndpointMetrics
 from tests.support.picker.plugin_scenes import configured, passed, placed
+
+make = partial(configured, "utilization-filter")
 
 
 def limits(fallback: bool = False, **limits: float) -> dict[str, Any]:
@@ -40,20 +43,16 @@ def test_every_metric_has_to_be_within_its_limit(
         placed("queue", metrics=EndpointMetrics(6, 9, 0.5)),
         placed("full-cache", metrics=EndpointMetrics(0, 10, 0.95)),
     ]
-    assert passed(configured("utilization-filter", limits(**limit)), candidates) == expected
+    assert passed(make(limits(**limit)), candidates) == expected
 
 
 def test_own_requests_count_before_a_scrape_sees_them() -> None:
     """They count as waiting or as running, beyond those that the scrape saw of the other."""
     burst = placed("burst", inflight_requests=4)
     seen = placed("seen", inflight_requests=4, metrics=EndpointMetrics(0, 4))
-    assert passed(configured("utilization-filter", limits(waiting_queue=3)), [burst, seen]) == [
-        "seen"
-    ]
+    assert passed(make(limits(waiting_queue=3)), [burst, seen]) == ["seen"]
     waiting = placed("waiting", inflight_requests=4, metrics=EndpointMetrics(4, 0))
-    assert passed(
-        configured("utilization-filter", limits(running_requests=3)), [burst, waiting]
-    ) == ["waiting"]
+    assert passed(make(limits(running_requests=3)), [burst, waiting]) == ["waiting"]
 
 
 @pytest.mark.parametrize("metric", ["active-requests", "waiting-queue"])
@@ -62,14 +61,12 @@ def test_two_limits_of_one_metric_both_hold(metric: str) -> None:
     candidates = [placed("calm", inflight_requests=1), placed("busy", inflight_requests=5)]
     conditions = [{"metric": metric, "maxValue": limit} for limit in (2, 9)]
     for written in (conditions, conditions[::-1]):
-        assert passed(configured("utilization-filter", {"conditions": written}), candidates) == [
-            "calm"
-        ]
+        assert passed(make({"conditions": written}), candidates) == ["calm"]
 
 
 def test_active_requests_are_the_greater_of_both_counts() -> None:
     """The in-flight finding may include other pickers' requests; scrapes do not matter."""
-    plugin = configured("utilization-filter", limits(active_requests=2))
+    plugin = make(limits(active_requests=2))
     candidates = [
         placed("own", inflight_requests=3),
         placed("found"),
@@ -82,14 +79,14 @@ def test_active_requests_are_the_greater_of_both_counts() -> None:
     attributes[inflight_load_key()] = InFlightLoad(loads, {})
     assert passed(plugin, candidates, attributes) == ["calm", "queued"]
     assert plugin.consumes == (inflight_load_key(),)
-    assert configured("utilization-filter", limits(waiting_queue=1)).consumes == ()
+    assert make(limits(waiting_queue=1)).consumes == ()
     named = {**limits(active_requests=1), "inFlightLoadProducerName": "mine"}
-    assert configured("utilization-filter", named).consumes == (inflight_load_key("mine"),)
+    assert make(named).consumes == (inflight_load_key("mine"),)
 
 
 def test_unknown_load_passes_only_when_no_known_load_does() -> None:
     """Its own count must still pass."""
-    plugin = configured("utilization-filter", limits(waiting_queue=5, active_requests=2))
+    plugin = make(limits(waiting_queue=5, active_requests=2))
     calm, unknown = placed("calm"), placed("unknown", metrics=None)
     full = placed("full", metrics=EndpointMetrics(9))
     busy = placed("busy", metrics=None, inflight_requests=3)
@@ -111,7 +108,7 @@ def test_unknown_load_passes_only_when_no_known_load_does() -> None:
 )
 def test_a_missing_signal_passes_and_the_others_decide(seen: EndpointMetrics, passes: bool) -> None:
     """Without any of them the load is unknown."""
-    plugin = configured("utilization-filter", limits(waiting_queue=5, kv_cache_utilization=0.9))
+    plugin = make(limits(waiting_queue=5, kv_cache_utilization=0.9))
     candidates = [placed("calm"), placed("gap", metrics=seen)]
     assert passed(plugin, candidates) == (["calm", "gap"] if passes else ["calm"])
     full = placed("full", metrics=EndpointMetrics(9))
@@ -122,8 +119,5 @@ def test_a_missing_signal_passes_and_the_others_decide(seen: EndpointMetrics, pa
 def test_all_pass_instead_of_none_with_the_fallback() -> None:
     """Otherwise the request is refused."""
     full = [placed(name, metrics=EndpointMetrics(9)) for name in "ab"]
-    assert passed(configured("utilization-filter", limits(waiting_queue=5)), full) == []
-    assert passed(configured("utilization-filter", limits(True, waiting_queue=5)), full) == [
-        "a",
-        "b",
-    ]
+    assert passed(make(limits(waiting_queue=5)), full) == []
+    assert passed(make(limits(True, waiting_queue=5)), full) == ["a", "b"]

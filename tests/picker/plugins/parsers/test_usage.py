@@ -236,10 +236,7 @@ def test_the_content_type_chooses_the_reader(content_type: str, is_stream: bool)
     ("document", "expected"),
     [
         ({"data": "x" * 3 * TAIL_BYTES, "usage": COUNTS}, SHOWN),
-        (
-            {"data": '"usage": {"prompt_tokens": 9}' * TAIL_BYTES, "usage": COUNTS, "id": 7},
-            SHOWN,
-        ),
+        ({"data": '"usage": {"prompt_tokens": 9}' * TAIL_BYTES, "usage": COUNTS, "id": 7}, SHOWN),
         ({"usage": COUNTS, "data": "x" * 3 * TAIL_BYTES}, None),
         ({"data": "x" * 3 * TAIL_BYTES, "last": {"usage": COUNTS}}, None),
         ({"data": '"usage": {"prompt_tokens": 9}' * TAIL_BYTES}, None),
