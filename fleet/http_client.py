@@ -25,21 +25,21 @@ class ConnectError(OSError):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpAnswer:
     """A whole response, whatever its status."""
 
     status: int
     content: bytes
 
 
-Fetch = Callable[[str], Answer]
+Fetch = Callable[[str], HttpAnswer]
 """Gets what is at a URL. Raises `HTTP_ERRORS`."""
 
 
-def get(url: str, timeout_seconds: float) -> Answer:
+def get(url: str, timeout_seconds: float) -> HttpAnswer:
     """Send GET and read the answer. Raises as `opened` does."""
     with opened(url, timeout_seconds) as response:
-        return Answer(response.status, response.read())
+        return HttpAnswer(response.status, response.read())
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import msgspec
 
 from fleet.errors import FleetError
-from fleet.http_client import HTTP_ERRORS, Answer, Fetch, get, why
+from fleet.http_client import HTTP_ERRORS, Fetch, HttpAnswer, get, why
 from fleet.several_pools import refuse_several
 from picker.admin.views import ConfigView, EndpointsView
 from picker.decisions.views import RecordSummary, RecordView
@@ -39,7 +39,7 @@ class _Decisions(msgspec.Struct, frozen=True):
     decisions: tuple[RecordSummary, ...]
 
 
-def _fetch(url: str) -> Answer:
+def _fetch(url: str) -> HttpAnswer:
     return get(url, TIMEOUT_SECONDS)
 
 
@@ -88,7 +88,7 @@ class PickerViews:
         answer = self._get(address)
         return answer.content if answer.status == 200 else None
 
-    def _get(self, address: str) -> Answer:
+    def _get(self, address: str) -> HttpAnswer:
         try:
             return self._fetch(address)
         except HTTP_ERRORS as error:

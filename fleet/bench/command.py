@@ -20,19 +20,19 @@ from rich.live import Live
 from rich.text import Text
 
 from fleet.bench.client import Record
-from fleet.bench.comparison import Comparison, compare, comparison_lines
+from fleet.bench.comparison import TurnComparison, compare, comparison_lines
 from fleet.bench.driver import RequestForm
 from fleet.bench.flags import LoadSettings, Settings, read_settings
 from fleet.bench.load import (
-    Load,
+    StageLoad,
     loads_of,
     sessions_of,
     write_results,
 )
-from fleet.bench.page import ReportPart, Run
+from fleet.bench.page import ReportPart, RunFacts
 from fleet.bench.picker_config import FollowedConfig, read_configs
 from fleet.bench.report import lines_of, stages_table
-from fleet.bench.shard import Endpoint, LoadShard, endpoint_of, follow, started
+from fleet.bench.shard import LoadShard, Target, endpoint_of, follow, started
 from fleet.bench.summary import Observed, Stage, Summary, stage_of, summary
 from fleet.bench.workload import WordRing
 from fleet.errors import FleetError
@@ -69,7 +69,7 @@ def bench_command(argv: Sequence[str], out: Callable[[str], None], screen: Conso
     }
     facts = {"Endpoint": settings.url, "Model": model, "Seed": str(settings.seed)}
     secrets = [value for _, value in settings.header]
-    run = Run(("bench", *argv), begun, facts, settings.objective, secrets)
+    run = RunFacts(("bench", *argv), begun, facts, settings.objective, secrets)
     write_results(settings, document, run, [ReportPart(report, bench.stages, every)])
     if bench.failure is not None:
         raise bench.failure
@@ -89,13 +89,13 @@ def _allow_many_connections() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class PlannedStage:
     """A future stage: its endpoint, the configuration of the picker (with its name), and the number
     of its draws of arrivals and lengths.
     """
 
-    load: Load
-    endpoint: Endpoint
+    load: StageLoad
+    endpoint: Target
     draws: int
     config: tuple[bytes, str] | None = None
 
@@ -110,7 +110,7 @@ class Bench:
         self._sessions = sessions_of(settings)
         self._about = ""
         self._configs = () if settings.compare is None else read_configs(settings.compare)
-        self.comparison: Comparison | None = None
+        self.comparison: TurnComparison | None = None
         self.failure: FleetError | None = None  # that ended the run after some stages
         self.was_interrupted = False  # by Ctrl-C, early
         self._num_cut = 0  # requests of the last stage without an outcome
@@ -156,19 +156,21 @@ class Bench:
         with FollowedConfig(PickerViews(picker).config) as followed:
             yield followed
 
-    def _turns(self, endpoints: Sequence[Endpoint]) -> Iterator[Turn]:
+    def _turns(self, endpoints: Sequence[Target]) -> Iterator[PlannedStage]:
         loads, names = list(loads_of(self.settings)), self.settings.compared
         if names is None:
-            yield from (Turn(load, endpoints[0], number) for number, load in enumerate(loads))
+            yield from (
+                PlannedStage(load, endpoints[0], number) for number, load in enumerate(loads)
+            )
             return
         for number in range(self.settings.rounds or DEFAULT_ROUNDS):
             # A B, B A, A B …: drifts during the run affect both alike.
             for which in (0, 1) if number % 2 == 0 else (1, 0):
                 load = replace(loads[0], name=f"{'AB'[which]}{number + 1}")
                 config = (self._configs[which], names[which]) if self._configs else None
-                yield Turn(load, endpoints[min(which, len(endpoints) - 1)], number, config)
+                yield PlannedStage(load, endpoints[min(which, len(endpoints) - 1)], number, config)
 
-    async def _tokens_per_word(self, endpoint: Endpoint, form: RequestForm) -> float:
+    async def _tokens_per_word(self, endpoint: Target, form: RequestForm) -> float:
         """Measure the tokens of a word by the usage of two requests. Raises `FleetError` when they
         fail: then nothing can be measured.
         """
@@ -184,7 +186,7 @@ class Bench:
         ratio = (counts[1] - counts[0]) / (_PROBE_WORDS[1] - _PROBE_WORDS[0])
         return ratio if ratio > 0 else 1.0
 
-    async def _stage(self, turn: Turn, form: RequestForm, tokens_per_word: float) -> None:
+    async def _stage(self, turn: PlannedStage, form: RequestForm, tokens_per_word: float) -> None:
         settings, load = self.settings, turn.load
         shard = LoadShard(
             number=0,

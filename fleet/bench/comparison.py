@@ -34,7 +34,7 @@ class Ratio:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class TurnComparison:
     """Ratios by the name of the number, without those that are missing or zero in some round."""
 
     ratios: Mapping[str, Ratio]
@@ -64,7 +64,7 @@ _NUMBERS: Mapping[str, Callable[[Summary], float | None]] = {
 }
 
 
-def compare(turns: Sequence[Summary], seed: int) -> Comparison:
+def compare(turns: Sequence[Summary], seed: int) -> TurnComparison:
     """Compare turns by their names; a round with only one of its two is left out."""
     named = {one.name: one for one in turns}
     numbers = [name[1:] for name in named if name[0] == "A" and f"B{name[1:]}" in named]
@@ -74,7 +74,7 @@ def compare(turns: Sequence[Summary], seed: int) -> Comparison:
         whole = [(a, b) for a, b in pairs if a and b]
         if whole and len(whole) == len(pairs):
             found[label] = _ratio(whole, seed)
-    return Comparison(found)
+    return TurnComparison(found)
 
 
 def _ratio(pairs: Sequence[tuple[float, float]], seed: int) -> Ratio:
@@ -89,7 +89,7 @@ def _ratio(pairs: Sequence[tuple[float, float]], seed: int) -> Ratio:
     return Ratio(float(first), float(second), ratio, low, high, len(pairs))
 
 
-def comparison_lines(comparison: Comparison, first: str, second: str) -> Iterator[str]:
+def comparison_lines(comparison: TurnComparison, first: str, second: str) -> Iterator[str]:
     """Render the comparison as text."""
     yield f"A {first}"
     yield f"B {second}"

@@ -18,7 +18,7 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 
 from fleet.bench.client import Clock, Record
-from fleet.bench.workload import Session
+from fleet.bench.workload import TurnSession
 
 PULSE_SECONDS = 0.05
 Body = TypeVar("Body")
@@ -67,7 +67,7 @@ class RequestForm:
 
 
 @dataclass(frozen=True, slots=True)
-class Pulse:
+class ClientPulse:
     """A measurement of the client: `late_seconds` is the delay of a timer."""
 
     at: float
@@ -88,11 +88,11 @@ class Driver(Generic[Body]):
     max_requests: int | None = None
     begin_at: float | None = None
     outcomes: list[Record] = field(default_factory=list)
-    pulses: list[Pulse] = field(default_factory=list)
+    pulses: list[ClientPulse] = field(default_factory=list)
     begun: float = 0.0
     started: int = 0
 
-    async def open_loop(self, arrivals: Iterable[tuple[float, Session]]) -> None:
+    async def open_loop(self, arrivals: Iterable[tuple[float, TurnSession]]) -> None:
         """Start each session at its time in the stage; returns after the last answer."""
         pulse = await self._begin()
         try:
@@ -108,7 +108,7 @@ class Driver(Generic[Body]):
             pulse.cancel()
 
     async def closed_loop(
-        self, sessions: Iterator[Session], concurrency: int, seconds: float
+        self, sessions: Iterator[TurnSession], concurrency: int, seconds: float
     ) -> None:
         """Run `concurrency` sessions at a time; none begins after `seconds`."""
         pulse = await self._begin()
@@ -138,7 +138,7 @@ class Driver(Generic[Body]):
     def _is_enough(self) -> bool:
         return self.max_requests is not None and self.started >= self.max_requests
 
-    async def _session(self, session: Session, due: float) -> float:
+    async def _session(self, session: TurnSession, due: float) -> float:
         """Run all turns; a failed turn ends the session, because the next one would lack its
         answer. Returns the seconds for which the last answer asked to send nothing.
         """
@@ -172,4 +172,4 @@ class Driver(Generic[Body]):
             due = self.clock() + PULSE_SECONDS
             await asyncio.sleep(PULSE_SECONDS)
             now = self.clock()
-            self.pulses.append(Pulse(now - self.begun, now - due, self.client.in_flight))
+            self.pulses.append(ClientPulse(now - self.begun, now - due, self.client.in_flight))

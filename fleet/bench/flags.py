@@ -13,7 +13,7 @@ from typing import Final
 from base.flags import Dialect, Parser, add_flags, whole_number
 from fleet.bench.arrivals import Ramp
 from fleet.bench.slo import Bound, Slo, read_bounds
-from fleet.bench.workload import Span
+from fleet.bench.workload import TokenRange
 from fleet.errors import UsageError
 
 MAX_PROCESSES = 256
@@ -135,13 +135,13 @@ def _counts(text: str) -> tuple[int, ...]:
     return tuple(_COUNT(part) for part in text.split(","))
 
 
-def _span(text: str) -> Span:
+def _span(text: str) -> TokenRange:
     ends = [int(end) if re.fullmatch("[0-9]{1,7}", end) else 0 for end in text.split("..")]
     if len(ends) > 2 or not 0 < ends[0] <= ends[-1]:
         raise ValueError(
             f"takes a whole number from 1 to 9,999,999, or two such as 128..1024, not {text[:80]!r}"
         )
-    return Span(ends[0], ends[-1])
+    return TokenRange(ends[0], ends[-1])
 
 
 def _header(text: str) -> tuple[str, str]:
@@ -174,12 +174,12 @@ class LoadSettings:
     requests: int | None
     warmup: float
     seed: int
-    input_tokens: Span
-    output_tokens: Span
+    input_tokens: TokenRange
+    output_tokens: TokenRange
     prefix_groups: int | None
-    prefix_tokens: Span | None
+    prefix_tokens: TokenRange | None
     prefix_prompts: int | None
-    turns: Span
+    turns: TokenRange
     think: float
     trace: Path | None
     speed: float | None
@@ -209,7 +209,7 @@ class LoadSettings:
         if self.trace is not None and (self.prefix_groups or self.prefix_tokens):
             name = "--prefix-groups" if self.prefix_groups else "--prefix-tokens"
             raise UsageError(f"{name} is not for a --trace, whose beginnings are its own")
-        if self.trace is not None and self.turns != Span(1, 1):
+        if self.trace is not None and self.turns != TokenRange(1, 1):
             raise UsageError("--turns is not for a --trace")
         if self.speed is not None and (self.rate or self.concurrency):
             raise UsageError("--speed is for a trace's own times, not for --rate or --concurrency")

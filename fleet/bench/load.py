@@ -13,14 +13,14 @@ import msgspec
 from fleet.bench.arrivals import Ramp, intended_times
 from fleet.bench.driver import Driver
 from fleet.bench.flags import LoadSettings
-from fleet.bench.page import ReportPart, Run, page
+from fleet.bench.page import ReportPart, RunFacts, page
 from fleet.bench.report import write_csv, write_text
 from fleet.bench.traces import read_trace
-from fleet.bench.workload import Session, Sessions, Span, Synthetic, traced_sessions
+from fleet.bench.workload import Sessions, Synthetic, TokenRange, TurnSession, traced_sessions
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class StageLoad:
     """One stage: a ramp, or a number of sessions, or neither for a trace's own times."""
 
     name: str
@@ -28,17 +28,17 @@ class Load:
     concurrency: int | None = None
 
 
-def loads_of(settings: LoadSettings) -> Iterator[Load]:
+def loads_of(settings: LoadSettings) -> Iterator[StageLoad]:
     """The stages of a run."""
     if settings.concurrency is not None:
         for number in settings.concurrency:
             what = "session" if number == 1 else "sessions"
-            yield Load(f"{number} {what}", concurrency=number)
+            yield StageLoad(f"{number} {what}", concurrency=number)
     elif settings.trace is not None and settings.rate is None:
-        yield Load(settings.trace.name)
+        yield StageLoad(settings.trace.name)
     else:
         for ramp in settings.rate or (Ramp(1.0, 1.0),):
-            yield Load(f"{ramp}/s", ramp)
+            yield StageLoad(f"{ramp}/s", ramp)
 
 
 def sessions_of(settings: LoadSettings) -> Sessions:
@@ -51,7 +51,7 @@ def sessions_of(settings: LoadSettings) -> Sessions:
         settings.input_tokens,
         settings.output_tokens,
         settings.prefix_groups or 0,
-        Span(1024, 1024) if settings.prefix_groups and prefix is None else prefix,
+        TokenRange(1024, 1024) if settings.prefix_groups and prefix is None else prefix,
         settings.prefix_prompts or 0,
         settings.turns,
     )
@@ -67,9 +67,9 @@ def draws_of(seed: int, stage: int, tenant: int = 0) -> Random:
 
 async def drive(
     driver: Driver[Any],
-    load: Load,
+    load: StageLoad,
     settings: LoadSettings,
-    sessions: Iterable[Session | None],
+    sessions: Iterable[TurnSession | None],
     rng: Random,
 ) -> None:
     """Run one stage, from its first request to its last answer. A session that is None belongs to
@@ -93,7 +93,7 @@ async def drive(
 def write_results(
     settings: LoadSettings,
     document: Mapping[str, object],
-    run: Run,
+    run: RunFacts,
     parts: Sequence[ReportPart],
 ) -> None:
     """Write the files that the flags name; `parts` are those of the page. Raises `FleetError`."""

@@ -42,7 +42,7 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunFacts:
     """The facts of a run in the head of its page: command line, start, and others by name."""
 
     argv: Sequence[str]
@@ -80,7 +80,7 @@ class ReportPart:
     title: str = ""
 
 
-def page(run: Run, parts: Sequence[ReportPart]) -> str:
+def page(run: RunFacts, parts: Sequence[ReportPart]) -> str:
     """A whole HTML document."""
     plots: list[Json] = []
     body = []
@@ -116,7 +116,7 @@ def _script() -> str:
 # Text and tables
 
 
-def _head(run: Run) -> str:
+def _head(run: RunFacts) -> str:
     facts = {
         **run.facts,
         "Started": f"{run.begun:%Y-%m-%d %H:%M:%S %z}",

@@ -33,9 +33,9 @@ import uvloop
 from fleet.bench.client import Client, Clock
 from fleet.bench.driver import Driver, RequestForm, Sender
 from fleet.bench.flags import LoadSettings
-from fleet.bench.load import Load, draws_of, drive, sessions_of
+from fleet.bench.load import StageLoad, draws_of, drive, sessions_of
 from fleet.bench.summary import Observed
-from fleet.bench.workload import Session, Sessions, WordRing
+from fleet.bench.workload import Sessions, TurnSession, WordRing
 from fleet.errors import FleetError
 
 UPDATE_SECONDS = 0.1
@@ -44,7 +44,7 @@ _LENGTH_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class Target:
     """The address of requests, and the bytes before their bodies."""
 
     url: str
@@ -63,7 +63,7 @@ class Endpoint:
         return Client(connect, self.head, time.perf_counter, timeout_seconds)
 
 
-def endpoint_of(base: str, is_chat: bool, headers: Sequence[tuple[str, str]]) -> Endpoint:
+def endpoint_of(base: str, is_chat: bool, headers: Sequence[tuple[str, str]]) -> Target:
     """Read an address, `base`, with or without the `/v1` that other clients want."""
     parts = urlsplit(base)
     path = parts.path.rstrip("/").removesuffix("/v1")
@@ -74,7 +74,7 @@ def endpoint_of(base: str, is_chat: bool, headers: Sequence[tuple[str, str]]) ->
     lines += ["content-type: application/json", "accept: text/event-stream"]
     lines += [f"{name}: {value}" for name, value in headers]
     head = "".join(f"{line}\r\n" for line in lines).encode()
-    return Endpoint(base, host, parts.port or (443 if is_tls else 80), is_tls, head)
+    return Target(base, host, parts.port or (443 if is_tls else 80), is_tls, head)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +87,9 @@ class LoadShard:
     number: int
     processes: int
     settings: LoadSettings
-    load: Load
+    load: StageLoad
     draws: int
-    endpoint: Endpoint
+    endpoint: Target
     form: RequestForm
     timeout_seconds: float
     tokens_per_word: float
@@ -116,7 +116,7 @@ class LoadShard:
     def _part(self, whole: int) -> int:
         return (whole - self.number + self.processes - 1) // self.processes
 
-    def _own(self, every: Sessions, ring: WordRing, rng: Random) -> Iterator[Session | None]:
+    def _own(self, every: Sessions, ring: WordRing, rng: Random) -> Iterator[TurnSession | None]:
         """All sessions of the stage; None for those of other processes."""
         texts = _OwnTexts(ring)
         sessions = iter(every(texts, rng))

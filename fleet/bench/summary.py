@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.bench.client import Record
-from fleet.bench.driver import PULSE_SECONDS, Pulse
+from fleet.bench.driver import PULSE_SECONDS, ClientPulse
 from fleet.bench.slo import Slo
 
 LATE_SECONDS = 0.01
@@ -100,7 +100,7 @@ class Stage:
     ended: float
     warmup_seconds: float
     outcomes: Sequence[Record]
-    pulses: Sequence[Pulse]
+    pulses: Sequence[ClientPulse]
     client: ClientLoad | None
 
     def counted(self) -> list[Record]:
@@ -117,7 +117,7 @@ class Observed:
     """
 
     outcomes: list[Record]
-    pulses: list[Pulse]
+    pulses: list[ClientPulse]
     started: int
     in_flight: int
     cpu_seconds: float
@@ -131,8 +131,10 @@ def stage_of(
     # Processes measure at about the same times. One that is done has no requests in flight.
     looks = [(pulse, number) for number, one in enumerate(processes) for pulse in one.pulses]
     for number, one in enumerate(processes):
-        looks += [(Pulse(last.at + PULSE_SECONDS, 0.0, 0), number) for last in one.pulses[-1:]]
-    in_flight, rounds = [0] * len(processes), dict[int, Pulse]()
+        looks += [
+            (ClientPulse(last.at + PULSE_SECONDS, 0.0, 0), number) for last in one.pulses[-1:]
+        ]
+    in_flight, rounds = [0] * len(processes), dict[int, ClientPulse]()
     for pulse, number in sorted(looks, key=lambda look: look[0].at):
         in_flight[number] = pulse.in_flight
         rounds[int(pulse.at / PULSE_SECONDS)] = replace(pulse, in_flight=sum(in_flight))

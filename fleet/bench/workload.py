@@ -29,7 +29,7 @@ _WORDS = tuple(_WORD_LIST.replace(",", " ").split())
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TokenRange:
     """A whole number, drawn uniformly from `low` to `high`, both included."""
 
     low: int
@@ -43,7 +43,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class SessionTurn:
     """One request: the user's text, and the number of tokens to generate."""
 
     text: str
@@ -51,13 +51,13 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class TurnSession:
     """Consecutive exchanges, each with all previous ones, behind a system prompt (or none).
     `at_seconds` is its time in a trace; None if arrivals are drawn.
     """
 
     system: str
-    exchanges: tuple[Exchange, ...]
+    exchanges: tuple[SessionTurn, ...]
     at_seconds: float | None = None
 
 
@@ -106,14 +106,14 @@ class Synthetic:
     otherwise every question is new.
     """
 
-    input_tokens: Span = Span(512, 512)
-    output_tokens: Span = Span(128, 128)
+    input_tokens: TokenRange = TokenRange(512, 512)
+    output_tokens: TokenRange = TokenRange(128, 128)
     prefix_groups: int = 0
-    prefix_tokens: Span | None = None
+    prefix_tokens: TokenRange | None = None
     prefix_prompts: int = 0
-    turns: Span = Span(1, 1)
+    turns: TokenRange = TokenRange(1, 1)
 
-    def sessions(self, ring: Texts, rng: Random) -> Iterator[Session]:
+    def sessions(self, ring: Texts, rng: Random) -> Iterator[TurnSession]:
         """Yield sessions without end."""
         while True:
             system, asker = "", rng
@@ -126,13 +126,13 @@ class Synthetic:
                 if self.prefix_prompts:
                     asker = Random(f"group {group} prompt {rng.randrange(self.prefix_prompts)}")
             exchanges = tuple(
-                Exchange(
+                SessionTurn(
                     ring.text(drawer.getrandbits(63), self.input_tokens.draw(drawer)),
                     self.output_tokens.draw(rng),
                 )
                 for drawer in [asker, *[rng] * (self.turns.draw(rng) - 1)]
             )
-            yield Session(system, exchanges)
+            yield TurnSession(system, exchanges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class TracedRequest:
     block_ids: Sequence[int] = ()
     block_tokens: int = 1
 
-    def session(self, ring: Texts, speed: float, key: int) -> Session:
+    def session(self, ring: Texts, speed: float, key: int) -> TurnSession:
         """Build the session; `key` is for the tokens outside any block."""
         left, pieces = self.input_tokens, []
         for block in self.block_ids:
@@ -159,10 +159,10 @@ class TracedRequest:
         if left > 0:
             pieces.append(ring.text(key, left))
         text = " ".join(pieces)
-        return Session("", (Exchange(text, self.output_tokens),), self.at_seconds / speed)
+        return TurnSession("", (SessionTurn(text, self.output_tokens),), self.at_seconds / speed)
 
 
-Sessions = Callable[[Texts, Random], Iterable[Session]]
+Sessions = Callable[[Texts, Random], Iterable[TurnSession]]
 
 
 def traced_sessions(trace: Sequence[TracedRequest], speed: float) -> Sessions:
@@ -172,6 +172,6 @@ def traced_sessions(trace: Sequence[TracedRequest], speed: float) -> Sessions:
 
 def _traced(
     trace: Sequence[TracedRequest], speed: float, ring: Texts, rng: Random
-) -> Iterator[Session]:
+) -> Iterator[TurnSession]:
     for one in trace:
         yield one.session(ring, speed, rng.getrandbits(63))

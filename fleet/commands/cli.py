@@ -221,14 +221,14 @@ def _explain(argv: list[str]) -> int:
 
     from rich.console import Console
 
-    from fleet.commands.explain import Options, explain
+    from fleet.commands.explain import ExplainOptions, explain
     from fleet.run.running_picker import picker_url, which_of_several
 
     url = picker_url(arguments.picker, environ)
     note = which_of_several(arguments.picker, environ)
     if note is not None:
         print(note, file=sys.stderr)
-    return explain(Options(url, arguments.id, arguments.json, arguments.all), Console())
+    return explain(ExplainOptions(url, arguments.id, arguments.json, arguments.all), Console())
 
 
 def _version(argv: list[str]) -> int:

@@ -11,7 +11,7 @@ from rich.console import Console
 from fleet.commands.explain_text import SHOWN_CANDIDATES, Layout, explained
 from fleet.commands.top_text import ASCII, Glyphs
 from fleet.errors import FleetError
-from fleet.http_client import HTTP_ERRORS, Answer, Fetch, get, why
+from fleet.http_client import HTTP_ERRORS, Fetch, HttpAnswer, get, why
 from fleet.picker_views import part_of_path
 from fleet.several_pools import PoolAddress, is_of_all, list_of, pools_of, which_to_name
 from picker.decisions.views import RecordView
@@ -20,7 +20,7 @@ TIMEOUT_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ExplainOptions:
     """The request and its picker; `request_id` None: the latest request."""
 
     url: str
@@ -39,11 +39,11 @@ class _Found:
     pools: tuple[PoolAddress, ...] = ()
 
 
-def _fetch(url: str) -> Answer:
+def _fetch(url: str) -> HttpAnswer:
     return get(url, TIMEOUT_SECONDS)
 
 
-def explain(options: Options, console: Console, fetch: Fetch = _fetch) -> int:
+def explain(options: ExplainOptions, console: Console, fetch: Fetch = _fetch) -> int:
     """Print the record; returns the exit status 0.
 
     Raises `FleetError` when nothing answers, or the request is not known.
@@ -67,7 +67,7 @@ def explain(options: Options, console: Console, fetch: Fetch = _fetch) -> int:
 class _Search:
     """Looks for the request at the named address, and in all pools below it."""
 
-    def __init__(self, options: Options, fetch: Fetch) -> None:
+    def __init__(self, options: ExplainOptions, fetch: Fetch) -> None:
         self._options, self._fetch = options, fetch
         wanted = "last" if options.request_id is None else part_of_path(options.request_id)
         self._path = f"/decisions/{wanted}"
@@ -114,12 +114,12 @@ class _Search:
         is_last = self._options.request_id is None
         return _Found(found[0][1], (found[0][2],) if is_last else tuple(known))
 
-    def _content(self, answer: Answer, url: str) -> bytes:
+    def _content(self, answer: HttpAnswer, url: str) -> bytes:
         if answer.status != 200:
             raise FleetError(_said(answer, f"{url}{self._path} answers {answer.status}"))
         return answer.content
 
-    def _get(self, address: str) -> Answer:
+    def _get(self, address: str) -> HttpAnswer:
         try:
             return self._fetch(address)
         except HTTP_ERRORS as error:
@@ -136,7 +136,7 @@ def _decoded(url: str, content: bytes) -> RecordView:
         raise FleetError(f"what answers at {url} is not this picker: {error}") from error
 
 
-def _said(answer: Answer, otherwise: str) -> str:
+def _said(answer: HttpAnswer, otherwise: str) -> str:
     """The picker's own words, if the answer has any."""
     try:
         body = json.loads(answer.content)

@@ -11,7 +11,7 @@ from fleet.doctor.cluster_look import (
     PEER_FLAGS,
     TOKEN_REVIEWS,
     ClusterFacts,
-    Serving,
+    ServedPools,
     flag_in,
     flag_of,
     is_on,
@@ -22,7 +22,7 @@ from fleet.doctor.cluster_look import (
     serving_of,
     words_of,
 )
-from fleet.doctor.diagnosis import Facts, Found, each, found
+from fleet.doctor.diagnosis import Facts, JudgeFinding, each, found
 from fleet.doctor.paths import Json, at, listed, mapped, number, texts
 from picker.config.findings import Finding, Severity
 from picker.k8s.api import (
@@ -59,17 +59,17 @@ def _clusters(facts: Facts) -> Iterator[ClusterFacts]:
         yield facts.cluster
 
 
-def _reachable(facts: Facts) -> Iterator[Found]:
+def _reachable(facts: Facts) -> Iterator[JudgeFinding]:
     if facts.cluster is not None and facts.cluster.problem is not None:
         yield found("silent", problem=facts.cluster.problem)
 
 
-def _unseen(cluster: ClusterFacts) -> Iterator[Found]:
+def _unseen(cluster: ClusterFacts) -> Iterator[JudgeFinding]:
     for kind, reason in cluster.unseen.items():
         yield found("unread", kind=kind, namespace=cluster.namespace, reason=reason)
 
 
-def _rights(cluster: ClusterFacts) -> Iterator[Found]:
+def _rights(cluster: ClusterFacts) -> Iterator[JudgeFinding]:
     if cluster.rights_problem is not None:
         yield found("unknown", who=cluster.who, problem=cluster.rights_problem)
     for right in cluster.denied:
@@ -89,7 +89,7 @@ def _rights(cluster: ClusterFacts) -> Iterator[Found]:
         )
 
 
-def _kinds(cluster: ClusterFacts) -> Iterator[Found]:
+def _kinds(cluster: ClusterFacts) -> Iterator[JudgeFinding]:
     served = cluster.served
     if not served:
         return
@@ -117,7 +117,7 @@ def _kinds(cluster: ClusterFacts) -> Iterator[Found]:
             )
 
 
-def _pool(cluster: ClusterFacts) -> Iterator[Found]:
+def _pool(cluster: ClusterFacts) -> Iterator[JudgeFinding]:
     where = f"{cluster.namespace}/{cluster.pool_name}"
     if cluster.pool is None:
         is_served = any(cluster.served.get(one, False) for one in (POOLS, LEGACY_POOLS))
@@ -130,12 +130,12 @@ def _pool(cluster: ClusterFacts) -> Iterator[Found]:
         yield found("deleting", where=where, name=cluster.pool_name, namespace=cluster.namespace)
 
 
-def _object_finding(what: str, one: Finding) -> Found:
+def _object_finding(what: str, one: Finding) -> JudgeFinding:
     key = "invalid" if one.severity is Severity.ERROR else "doubtful"
     return found(key, problem=f"{what}: {one.text}")
 
 
-def _parents(cluster: ClusterFacts) -> Iterator[Found]:
+def _parents(cluster: ClusterFacts) -> Iterator[JudgeFinding]:
     for parent in listed(cluster.pool, "status", "parents"):
         reference = mapped(parent, "parentRef")
         for one in listed(parent, "conditions"):
@@ -150,7 +150,7 @@ def _parents(cluster: ClusterFacts) -> Iterator[Found]:
                 )
 
 
-def _service(cluster: ClusterFacts) -> Iterator[Found]:
+def _service(cluster: ClusterFacts) -> Iterator[JudgeFinding]:
     pool = pool_value(cluster)
     reference = None if pool is None else pool.picker
     if reference is None or reference.kind != "Service" or "services" in cluster.unseen:
@@ -168,7 +168,7 @@ def _service(cluster: ClusterFacts) -> Iterator[Found]:
         yield found("no-endpoints", where=where, namespace=cluster.namespace, selector=selector)
 
 
-def _service_port(service: Json, reference: PickerReference, where: str) -> Iterator[Found]:
+def _service_port(service: Json, reference: PickerReference, where: str) -> Iterator[JudgeFinding]:
     ports = listed(service, "spec", "ports")
     own = next((one for one in ports if at(one, "port") == reference.service_port), None)
     place = {"where": where, "port": reference.service_port}
@@ -179,7 +179,7 @@ def _service_port(service: Json, reference: PickerReference, where: str) -> Iter
         yield found("protocol", **place, protocol=at(own, "appProtocol"))
 
 
-def _policies(cluster: ClusterFacts) -> Iterator[Found]:
+def _policies(cluster: ClusterFacts) -> Iterator[JudgeFinding]:
     group = "" if cluster.pool is None else str(at(cluster.pool, "apiVersion")).partition("/")[0]
     group = group or POOLS.group
     for document in cluster.policies:
@@ -192,13 +192,13 @@ def _policies(cluster: ClusterFacts) -> Iterator[Found]:
             yield found("group", what=what, named=named, group=group, name=name)
 
 
-def _port(cluster: ClusterFacts) -> Iterator[Found]:
+def _port(cluster: ClusterFacts) -> Iterator[JudgeFinding]:
     """Judge pickers whose flags name their pools."""
     pool = pool_value(cluster)
     reference = None if pool is None else pool.picker
     if reference is None or cluster.service is None:
         return
-    kinds: dict[tuple[str, object], Found] = {}  # one finding for Pods that are alike
+    kinds: dict[tuple[str, object], JudgeFinding] = {}  # one finding for Pods that are alike
     for pod in picker_pods(cluster):
         serving = serving_of(pod)
         if serving is not None and reference.service_port is not None:
@@ -210,8 +210,8 @@ def _port(cluster: ClusterFacts) -> Iterator[Found]:
 
 
 def _served_elsewhere(
-    cluster: ClusterFacts, pod: Json, serving: Serving, asked: int
-) -> Found | None:
+    cluster: ClusterFacts, pod: Json, serving: ServedPools, asked: int
+) -> JudgeFinding | None:
     """Judge the port at which gateways ask this picker about the pool."""
     picker = at(pod, "metadata", "name")
     own = serving.find(cluster.namespace, cluster.pool_name)
@@ -250,7 +250,7 @@ def _port_behind(cluster: ClusterFacts, pod: Json, asked: int) -> int | None:
     return None
 
 
-def _replicas(cluster: ClusterFacts) -> Iterator[Found]:
+def _replicas(cluster: ClusterFacts) -> Iterator[JudgeFinding]:
     alone = [
         one
         for one in picker_pods(cluster)
@@ -260,7 +260,7 @@ def _replicas(cluster: ClusterFacts) -> Iterator[Found]:
         yield found("alone", count=len(alone), names=_names(alone))
 
 
-def _lease(cluster: ClusterFacts) -> Iterator[Found]:
+def _lease(cluster: ClusterFacts) -> Iterator[JudgeFinding]:
     electing = [one for one in picker_pods(cluster) if is_on(one)]
     lease = cluster.lease_name
     if lease is None or "leases" in cluster.unseen:
@@ -297,7 +297,7 @@ def _time(text: object) -> float | None:
         return None
 
 
-def _selected(cluster: ClusterFacts) -> Iterator[Found]:
+def _selected(cluster: ClusterFacts) -> Iterator[JudgeFinding]:
     pool = pool_value(cluster)
     if pool is None or cluster.pods is None:
         return
@@ -309,7 +309,7 @@ def _selected(cluster: ClusterFacts) -> Iterator[Found]:
         yield found("not-ready", **place, count=len(pods), names=_names(pods, _SHOWN))
 
 
-def _ports(cluster: ClusterFacts) -> Iterator[Found]:
+def _ports(cluster: ClusterFacts) -> Iterator[JudgeFinding]:
     """Judge Pods that declare some ports and not this one; they need not declare any."""
     pool = pool_value(cluster)
     if pool is None:
@@ -342,7 +342,7 @@ def _declared(pod: Json) -> set[int]:
     return {one for one in ports if one is not None}
 
 
-def _probes(cluster: ClusterFacts) -> Iterator[Found]:
+def _probes(cluster: ClusterFacts) -> Iterator[JudgeFinding]:
     for key, pods in (("worker", pool_pods(cluster)), ("picker", picker_pods(cluster))):
         without = tuple(
             pod
@@ -353,8 +353,8 @@ def _probes(cluster: ClusterFacts) -> Iterator[Found]:
             yield found(key, names=_names(without, _SHOWN))
 
 
-def _grace(cluster: ClusterFacts) -> Iterator[Found]:
-    kinds: dict[tuple[str, float], Found] = {}  # one finding for Pods that are alike
+def _grace(cluster: ClusterFacts) -> Iterator[JudgeFinding]:
+    kinds: dict[tuple[str, float], JudgeFinding] = {}  # one finding for Pods that are alike
     pods = (*pool_pods(cluster), *picker_pods(cluster))
     for pod, container in ((it, one) for it in pods for one in listed(it, "spec", "containers")):
         flag, drain = _drain(words_of(pod, container))

@@ -199,7 +199,7 @@ def is_on(pod: Json, switch: str = _ELECTION) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
+class ServedPools:
     """The pools of one picker, each with its namespace; `port` is the common one, None if it is not
     known. `namespace` is that of the Lease, and of the EndpointSlices that list replicas.
     """
@@ -225,7 +225,7 @@ def _lease_name(namespace: str, pool: str) -> LeaseName:
     return LeaseName(namespace, f"epp-{namespace}-{pool}.llm-d.ai")
 
 
-def serving_of(pod: Json) -> Serving | None:
+def serving_of(pod: Json) -> ServedPools | None:
     """The pools that a picker's Pod states to serve; None if it states none, or not all."""
     for container in listed(pod, "spec", "containers"):
         words = words_of(pod, container)
@@ -239,7 +239,7 @@ def serving_of(pod: Json) -> Serving | None:
                 return None
             placed = tuple(replace(one, namespace=one.namespace or namespace) for one in pools)
             port = flag_in(words, "--grpc-port")
-            return Serving(namespace, placed, _GRPC_PORT if port is None else number(port))
+            return ServedPools(namespace, placed, _GRPC_PORT if port is None else number(port))
     return None
 
 

@@ -47,7 +47,7 @@ class Diagnosis:
     check: str = ""
 
 
-class Found(NamedTuple):
+class JudgeFinding(NamedTuple):
     """A judge's finding: the key of its texts, and the values in them."""
 
     key: str
@@ -55,11 +55,11 @@ class Found(NamedTuple):
     values: Mapping[str, object]
 
 
-Judge = Callable[[Facts], Iterable[Found]]
+Judge = Callable[[Facts], Iterable[JudgeFinding]]
 
 
-def found(key: str, severity: Severity | None = None, /, **values: object) -> Found:
-    return Found(key, severity, values)
+def found(key: str, severity: Severity | None = None, /, **values: object) -> JudgeFinding:
+    return JudgeFinding(key, severity, values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +100,13 @@ def read_checks(judges: Mapping[str, Judge]) -> Iterator[Check]:
 
 def row(
     key: str, path: str, is_wrong: Callable[[Any], object]
-) -> Callable[[ConfigPart | Lane], Iterator[Found]]:
+) -> Callable[[ConfigPart | Lane], Iterator[JudgeFinding]]:
     """Judge the value at a path of a document. Its texts may name `$place` and `$value`, which is
     the true result of `is_wrong`, or the value itself if that is True.
     """
     steps = [step for step in path.split(".") if step]
 
-    def judge(part: ConfigPart | Lane) -> Iterator[Found]:
+    def judge(part: ConfigPart | Lane) -> Iterator[JudgeFinding]:
         value = at(part.document, *steps)
         wrong = is_wrong(value)
         if wrong:
@@ -116,11 +116,11 @@ def row(
 
 
 def each(
-    subjects: Callable[[Facts], Iterable[T]], *judges: Callable[[T], Iterable[Found]]
+    subjects: Callable[[Facts], Iterable[T]], *judges: Callable[[T], Iterable[JudgeFinding]]
 ) -> Judge:
     """Apply all `judges` to each of the subjects that are found in some facts."""
 
-    def judged(facts: Facts) -> Iterator[Found]:
+    def judged(facts: Facts) -> Iterator[JudgeFinding]:
         for subject in subjects(facts):
             for judge in judges:
                 yield from judge(subject)

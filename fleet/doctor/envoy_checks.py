@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fleet.doctor.cluster_look import failure_mode
-from fleet.doctor.diagnosis import Facts, Found, each, found, row
+from fleet.doctor.diagnosis import Facts, JudgeFinding, each, found, row
 from fleet.doctor.envoy_look import (
     PROCESSOR,
     ROUTER,
@@ -70,26 +70,26 @@ def _pools(facts: Facts) -> Iterator[ConfigPart]:
     return (one for setup in _setups(facts) for one in setup.pools)
 
 
-def _reachable(facts: Facts) -> Iterator[Found]:
+def _reachable(facts: Facts) -> Iterator[JudgeFinding]:
     for one in facts.envoys:
         if one.problem is not None:
             yield found("silent", source=one.source, problem=one.problem)
 
 
-def _version(envoy: EnvoyFacts) -> Iterator[Found]:
+def _version(envoy: EnvoyFacts) -> Iterator[JudgeFinding]:
     version = envoy.setup.version
     if version is not None and version < MINIMUM_VERSION:
         have, need = (".".join(map(str, v)) for v in (version, MINIMUM_VERSION))
         yield found("old", source=envoy.source, have=have, need=need)
 
 
-def _present(setup: EnvoySetup) -> Iterator[Found]:
+def _present(setup: EnvoySetup) -> Iterator[JudgeFinding]:
     if not setup.lanes:
         names = ", ".join(f"'{one.listener}'" for one in setup.managers)
         yield found("missing", listeners=names or "none")
 
 
-def _order(manager: Manager) -> Iterator[Found]:
+def _order(manager: Manager) -> Iterator[JudgeFinding]:
     types = [type_of(one) for one in manager.filters]
     routers = [i for i, name in enumerate(types, 1) if name.endswith(ROUTER)]
     asking = [i for i, name in enumerate(types, 1) if name.endswith(PROCESSOR)]
@@ -99,14 +99,14 @@ def _order(manager: Manager) -> Iterator[Found]:
         yield found("after", listener=manager.listener, asking=asking[-1], router=routers[0])
 
 
-def _request_trailers(lane: Lane) -> Iterator[Found]:
+def _request_trailers(lane: Lane) -> Iterator[JudgeFinding]:
     mode = at(lane.processor, "processing_mode", "request_trailer_mode")
     if mode != "SEND":
         key = "duplex-trailers" if lane.body_mode == "FULL_DUPLEX_STREAMED" else "trailers"
         yield found(key, place=lane.place, value=mode or "not set (SKIP)")
 
 
-def _mode_override(lane: Lane) -> Iterator[Found]:
+def _mode_override(lane: Lane) -> Iterator[JudgeFinding]:
     response = at(lane.processor, "processing_mode", "response_body_mode") or "NONE"
     allowed = at(lane.processor, "allow_mode_override")
     if lane.body_mode == "BUFFERED" and response == "NONE" and not allowed:
@@ -121,7 +121,7 @@ def _shorter(value: Any, least: float, default: float) -> str | None:
     return f"{given:g}s" + ("" if value else " (default)")
 
 
-def _queue_timeout(facts: Facts) -> Iterator[Found]:
+def _queue_timeout(facts: Facts) -> Iterator[JudgeFinding]:
     """An error if the picker is known to queue requests."""
     is_queueing = facts.picker is not None and facts.picker.queues.is_on
     severity = Severity.ERROR if is_queueing else Severity.WARNING
@@ -131,14 +131,14 @@ def _queue_timeout(facts: Facts) -> Iterator[Found]:
             yield found("short", severity, place=lane.place, limit=f"{limit:g}")
 
 
-def _strip(lane: Lane) -> Iterator[Found]:
+def _strip(lane: Lane) -> Iterator[JudgeFinding]:
     left = [name for name in (*ROUTING_HEADERS, *_FAMILIES) if not lane.strips(name)]
     if left:
         astray = is_original_destination(lane.cluster) and ROUTING_HEADERS[0] in left
         yield found("astray" if astray else "left", place=lane.place, names=", ".join(left))
 
 
-def _namespaces(lane: Lane) -> Iterator[Found]:
+def _namespaces(lane: Lane) -> Iterator[JudgeFinding]:
     def lacks(group: str, name: str) -> bool:
         given = at(lane.processor, "metadata_options", group)
         return not any(name in texts(given, kind) for kind in ("untyped", "typed"))
@@ -159,7 +159,7 @@ def _reads_metadata(lane: Lane) -> bool:
     return not any(at(one, "header") == DESTINATION_KEY for one in sources)
 
 
-def _unnamed(setup: EnvoySetup) -> Iterator[Found]:
+def _unnamed(setup: EnvoySetup) -> Iterator[JudgeFinding]:
     for lane in setup.picked:
         if lane.picker_name and setup.clusters and not lane.picker:
             yield found("missing", place=lane.place, name=lane.picker_name)
@@ -176,28 +176,28 @@ def _speaks_http2(cluster: Json) -> bool:
     return False
 
 
-def _attributes(lane: Lane) -> Iterator[Found]:
+def _attributes(lane: Lane) -> Iterator[JudgeFinding]:
     given = texts(lane.processor, "response_attributes")
     missing = [name for name in _ATTRIBUTES if name not in given]
     if missing:
         yield found("missing", place=lane.place, missing=", ".join(missing))
 
 
-def _destination(lane: Lane) -> Iterator[Found]:
+def _destination(lane: Lane) -> Iterator[JudgeFinding]:
     if lane.cluster and not is_original_destination(lane.cluster) and lane.policy is None:
         policy = at(lane.cluster, "lb_policy") or "ROUND_ROBIN"
         cluster = at(lane.cluster, "name")
         yield found("ignored", cluster=cluster, place=lane.place, policy=policy)
 
 
-def _outliers(setup: EnvoySetup) -> Iterator[Found]:
+def _outliers(setup: EnvoySetup) -> Iterator[JudgeFinding]:
     for cluster in setup.pickers:
         yield from _PICKER_OUTLIERS(cluster)
     for cluster in setup.pools:
         yield from _POOL_OUTLIERS(cluster)
 
 
-def _original(cluster: ConfigPart) -> Iterator[Found]:
+def _original(cluster: ConfigPart) -> Iterator[JudgeFinding]:
     settings = at(cluster.document, "original_dst_lb_config")
     if not is_original_destination(cluster.document) or _is_key(at(settings, "metadata_key")):
         return
@@ -226,7 +226,7 @@ def _lacks_fallback(cluster: Json) -> bool:
     return policy is not None and not listed(policy, "fallback_policy", "policies")
 
 
-def _breakers(setup: EnvoySetup) -> Iterator[Found]:
+def _breakers(setup: EnvoySetup) -> Iterator[JudgeFinding]:
     for cluster in (*setup.pickers, *setup.pools):
         thresholds = listed(cluster.document, "circuit_breakers", "thresholds")
         given = next((one for one in thresholds if at(one, "priority") in (None, "DEFAULT")), {})
@@ -239,7 +239,7 @@ def _breakers(setup: EnvoySetup) -> Iterator[Found]:
             yield found("low", place=cluster.place, low=", ".join(low))
 
 
-def _retries(lane: Lane) -> Iterator[Found]:
+def _retries(lane: Lane) -> Iterator[JudgeFinding]:
     if not lane.route:
         return
     policy = at(lane.route, "route", "retry_policy") or at(lane.route, "host", "retry_policy")
@@ -255,7 +255,7 @@ def _retries(lane: Lane) -> Iterator[Found]:
         yield found("same-host", place=lane.place)
 
 
-def _buffers(lane: Lane) -> Iterator[Found]:
+def _buffers(lane: Lane) -> Iterator[JudgeFinding]:
     given = at(lane.route, "request_body_buffer_limit")
     own = number(at(given, "value") if isinstance(given, dict) else given)
     limit = own or lane.manager.listener_buffer_bytes or _DEFAULT_BUFFER_BYTES
@@ -264,7 +264,7 @@ def _buffers(lane: Lane) -> Iterator[Found]:
         yield found(key, place=lane.place, limit=limit)
 
 
-def _hosts(envoy: EnvoyFacts) -> Iterator[Found]:
+def _hosts(envoy: EnvoyFacts) -> Iterator[JudgeFinding]:
     """Judge the hosts of a running Envoy as it sees them now."""
     for clusters, what, effect in (
         (envoy.setup.pickers, "picker", "requests continue without a decision, or fail"),
@@ -276,7 +276,7 @@ def _hosts(envoy: EnvoyFacts) -> Iterator[Found]:
                 yield from _reached(hosts, f"{cluster.place} ({what})", effect)
 
 
-def _reached(hosts: tuple[HostSeen, ...], place: str, effect: str) -> Iterator[Found]:
+def _reached(hosts: tuple[HostSeen, ...], place: str, effect: str) -> Iterator[JudgeFinding]:
     ill = [one for one in hosts if one.ailments]
     named = "; ".join(f"{one.address}: {', '.join(one.ailments)}" for one in ill)
     counts = {"ill": len(ill), "all": len(hosts), "named": named}
@@ -288,7 +288,7 @@ def _reached(hosts: tuple[HostSeen, ...], place: str, effect: str) -> Iterator[F
         yield found("some", place=place, **counts)
 
 
-def _failure_mode(facts: Facts) -> Iterator[Found]:
+def _failure_mode(facts: Facts) -> Iterator[JudgeFinding]:
     """Compare the filter's behaviour without a picker with the pool's."""
     wanted = failure_mode(facts.cluster)
     for lane in _lanes(facts) if wanted is not None else ():

@@ -18,7 +18,7 @@ import msgspec
 import yaml
 
 from fleet.doctor.paths import ConfigPart, Json, at, listed, mapped, number, type_of
-from fleet.doctor.web import NO_JSON, HttpClient, NoPageError, Page
+from fleet.doctor.web import NO_JSON, NoPageError, PageClient, WebPage
 from fleet.envoy.binary import parse_version
 from fleet.errors import FleetError
 
@@ -319,7 +319,7 @@ def read_envoy_file(path: Path) -> EnvoyFacts:
 
 
 async def ask_envoy(url: str) -> EnvoyFacts:
-    site = HttpClient(url, _DUMP_SECONDS)
+    site = PageClient(url, _DUMP_SECONDS)
     try:
         dump = _decoded(await site.page("/config_dump"), "/config_dump")
         if not isinstance(at(dump, "configs"), list):
@@ -350,7 +350,7 @@ def _is_envoy(document: dict[str, Any]) -> bool:
     )
 
 
-def _decoded(page: Page, path: str) -> Any:
+def _decoded(page: WebPage, path: str) -> Any:
     if page.status != 200:
         raise NoPageError(f"{path} answers {page.status}")
     try:

@@ -14,7 +14,7 @@ from fleet.doctor.cluster_look import (
     picker_pods,
     serving_of,
 )
-from fleet.doctor.diagnosis import Facts, Found, each, found
+from fleet.doctor.diagnosis import Facts, JudgeFinding, each, found
 from fleet.doctor.picker_look import (
     ENDPOINTS,
     PAGES_LACKING,
@@ -52,13 +52,13 @@ def _workers(facts: Facts) -> Iterator[WorkerFacts]:
     return (one for one in facts.workers if one.problem is None)
 
 
-def _reachable(facts: Facts) -> Iterator[Found]:
+def _reachable(facts: Facts) -> Iterator[JudgeFinding]:
     picker = facts.picker
     if picker is not None and picker.problem is not None:
         yield found("silent", url=picker.url, problem=picker.problem)
 
 
-def _ready(picker: PickerFacts) -> Iterator[Found]:
+def _ready(picker: PickerFacts) -> Iterator[JudgeFinding]:
     first, _, detail = picker.readiness.partition("\n")
     detail = _SILENCE.sub("", detail)
     if not picker.is_ready and _STANDS_BY.match(detail):
@@ -70,12 +70,12 @@ def _ready(picker: PickerFacts) -> Iterator[Found]:
         yield found("outdated", url=picker.url, detail=detail)
 
 
-def _endpoints(picker: PickerFacts) -> Iterator[Found]:
+def _endpoints(picker: PickerFacts) -> Iterator[JudgeFinding]:
     if picker.is_ready and not picker.endpoints:
         yield found("none", url=picker.url)
 
 
-def _scrapes(picker: PickerFacts) -> Iterator[Found]:
+def _scrapes(picker: PickerFacts) -> Iterator[JudgeFinding]:
     blind = [one for one in picker.endpoints if _is_blind(one)]
     if blind:
         shown = ", ".join(_age(one) for one in blind[:_SHOWN])
@@ -104,7 +104,7 @@ def _age(one: EndpointView) -> str:
     return f"{one.key} ({'never read' if age is None else f'{age:.1f} s old'})"
 
 
-def _health(picker: PickerFacts) -> Iterator[Found]:
+def _health(picker: PickerFacts) -> Iterator[JudgeFinding]:
     for one in picker.endpoints:
         if one.health.state not in ("healthy", "unknown"):
             yield found(
@@ -116,7 +116,7 @@ def _health(picker: PickerFacts) -> Iterator[Found]:
             )
 
 
-def _queues(picker: PickerFacts) -> Iterator[Found]:
+def _queues(picker: PickerFacts) -> Iterator[JudgeFinding]:
     queues = picker.queues
     if queues.is_on and queues.queued_requests and queues.saturation >= 1.0:
         yield found(
@@ -127,12 +127,12 @@ def _queues(picker: PickerFacts) -> Iterator[Found]:
         )
 
 
-def _gauges(picker: PickerFacts) -> Iterator[Found]:
+def _gauges(picker: PickerFacts) -> Iterator[JudgeFinding]:
     if ENDPOINTS not in picker.metrics:
         yield found("missing", url=picker.url, series=ENDPOINTS)
 
 
-def _config(picker: PickerFacts) -> Iterator[Found]:
+def _config(picker: PickerFacts) -> Iterator[JudgeFinding]:
     config = picker.config
     if config is None:
         return
@@ -142,13 +142,13 @@ def _config(picker: PickerFacts) -> Iterator[Found]:
         yield found("doubtful", source=config.source, problem=text)
 
 
-def _experimental(picker: PickerFacts) -> Iterator[Found]:
+def _experimental(picker: PickerFacts) -> Iterator[JudgeFinding]:
     if picker.config is not None:
         for name in picker.config.experimental:
             yield found("used", source=picker.config.source, name=name)
 
 
-def _files(picker: PickerFacts) -> Iterator[Found]:
+def _files(picker: PickerFacts) -> Iterator[JudgeFinding]:
     if picker.files is None:
         return
     used, limit = picker.files
@@ -158,14 +158,14 @@ def _files(picker: PickerFacts) -> Iterator[Found]:
         yield found("low", limit=limit, endpoints=len(picker.endpoints))
 
 
-def _clock(picker: PickerFacts) -> Iterator[Found]:
+def _clock(picker: PickerFacts) -> Iterator[JudgeFinding]:
     ahead = picker.ahead_seconds
     if ahead is not None and abs(ahead) > SKEW_SECONDS:
         direction = "ahead of" if ahead > 0 else "behind"
         yield found("wrong", seconds=f"{abs(ahead):.0f}", direction=direction)
 
 
-def _certificates(facts: Facts) -> Iterator[Found]:
+def _certificates(facts: Facts) -> Iterator[JudgeFinding]:
     for one in facts.certificates:
         days = one.days_left
         if one.problem is not None:
@@ -176,7 +176,7 @@ def _certificates(facts: Facts) -> Iterator[Found]:
             yield found("ends", severity, address=one.address, left=left)
 
 
-def _peers(facts: Facts) -> Iterator[Found]:
+def _peers(facts: Facts) -> Iterator[JudgeFinding]:
     picker = facts.picker
     if picker is None or picker.problem is not None:
         return
@@ -222,18 +222,18 @@ def _replicas(cluster: ClusterFacts | None) -> int:
     return max(count - 1, 0)
 
 
-def _answer(facts: Facts) -> Iterator[Found]:
+def _answer(facts: Facts) -> Iterator[JudgeFinding]:
     for one in facts.workers:
         if one.problem is not None:
             yield found("silent", address=one.address, problem=one.problem)
 
 
-def _worker_health(worker: WorkerFacts) -> Iterator[Found]:
+def _worker_health(worker: WorkerFacts) -> Iterator[JudgeFinding]:
     if worker.health_status != 200:
         yield found("ill", address=worker.address, status=worker.health_status)
 
 
-def _worker_metrics(worker: WorkerFacts) -> Iterator[Found]:
+def _worker_metrics(worker: WorkerFacts) -> Iterator[JudgeFinding]:
     if worker.metrics_names is None:
         kind = worker.metrics_kind or "no metrics page"
         yield found("no-page", address=worker.address, kind=kind)
@@ -257,13 +257,13 @@ def _engine_of(names: frozenset[str]) -> str | None:
     return None
 
 
-def _models(worker: WorkerFacts) -> Iterator[Found]:
+def _models(worker: WorkerFacts) -> Iterator[JudgeFinding]:
     if not worker.models and worker.health_status == 200:
         what = "is no list of models" if worker.models is None else "lists no model"
         yield found("none", address=worker.address, what=what)
 
 
-def _versions(facts: Facts) -> Iterator[Found]:
+def _versions(facts: Facts) -> Iterator[JudgeFinding]:
     addresses: dict[str, list[str]] = {}
     for one in facts.workers:
         if one.version is not None:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from fleet.doctor.paths import listed
-from fleet.doctor.web import NO_JSON, HttpClient, NoPageError, Page
+from fleet.doctor.web import NO_JSON, NoPageError, PageClient, WebPage
 from fleet.run.proc import Listener, listener_at
 from fleet.several_pools import list_of, pools_of, which_to_name
 from picker.admin.views import ConfigView, EndpointsView, EndpointView
@@ -97,7 +97,7 @@ def utc_now() -> datetime:
 
 
 async def ask_picker(url: str, now: Now = utc_now) -> PickerFacts:
-    site = HttpClient(url)
+    site = PageClient(url)
     try:
         readiness = await site.page("/readyz")
         endpoints = await site.page("/endpoints")
@@ -128,7 +128,7 @@ async def ask_picker(url: str, now: Now = utc_now) -> PickerFacts:
 async def _refuse_several(url: str) -> None:
     """Raise `NoPageError` if `url` is that of a picker of several pools, and not of one of them."""
     try:
-        page = await HttpClient(list_of(url)).page("")
+        page = await PageClient(list_of(url)).page("")
     except NoPageError:
         return
     problem = which_to_name(url, pools_of(url, page.content))
@@ -136,7 +136,7 @@ async def _refuse_several(url: str) -> None:
         raise NoPageError(problem)
 
 
-def _decoded(page: Page, kind: type[T]) -> T:
+def _decoded(page: WebPage, kind: type[T]) -> T:
     if page.status in (401, 403):
         raise NoPageError(f"it answers {page.status}: {_WANTS_TOKEN}")
     if page.status != 200:
@@ -161,7 +161,7 @@ def _listener(url: str) -> Listener | None:
     return listener_at(split.port) if is_here and split.port else None
 
 
-def _ahead(page: Page, now: datetime) -> float | None:
+def _ahead(page: WebPage, now: datetime) -> float | None:
     try:
         given = parsedate_to_datetime(page.date or "")
     except ValueError:
@@ -189,7 +189,7 @@ def expected_names(labels: Mapping[str, str]) -> tuple[str, ...]:
 
 
 async def ask_worker(address: str, expected: Sequence[str] = ()) -> WorkerFacts:
-    site = HttpClient(address, _WORKER_SECONDS)
+    site = PageClient(address, _WORKER_SECONDS)
     try:
         health = await site.page("/health")
         metrics = await site.page("/metrics")
@@ -208,7 +208,7 @@ async def ask_worker(address: str, expected: Sequence[str] = ()) -> WorkerFacts:
     )
 
 
-def _names(page: Page) -> frozenset[str] | None:
+def _names(page: WebPage) -> frozenset[str] | None:
     """Names of series; None for other pages, such as HTML."""
     if page.status != 200 or (page.kind and page.kind not in _METRICS_KINDS):
         return None
@@ -218,14 +218,14 @@ def _names(page: Page) -> frozenset[str] | None:
     )
 
 
-def _models(page: Page) -> tuple[str, ...] | None:
+def _models(page: WebPage) -> tuple[str, ...] | None:
     found = _json(page)
     if not isinstance(found.get("data"), list):
         return None
     return tuple(str(one.get("id")) for one in listed(found, "data"))
 
 
-def _json(page: Page) -> dict[str, Any]:
+def _json(page: WebPage) -> dict[str, Any]:
     try:
         found = msgspec.json.decode(page.content) if page.status == 200 else None
     except NO_JSON:

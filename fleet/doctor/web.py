@@ -25,7 +25,7 @@ class NoPageError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class WebPage:
     """An answer of any status."""
 
     status: int
@@ -38,7 +38,7 @@ class Page:
         return self.content.decode(errors="replace").strip()
 
 
-class HttpClient:
+class PageClient:
     """Asks one server, each time on a connection of its own."""
 
     def __init__(self, url: str, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
@@ -49,7 +49,7 @@ class HttpClient:
         self.url = self.url.rstrip("/")
         self._seconds = timeout_seconds
 
-    async def page(self, path: str) -> Page:
+    async def page(self, path: str) -> WebPage:
         """Send GET and read the answer. Raises `NoPageError`."""
         try:
             address, base, host, tls = _place(self.url)
@@ -63,7 +63,7 @@ class HttpClient:
             raise NoPageError(str(error) or type(error).__name__) from error
         fields = {name.decode(): value.decode("latin-1") for name, value in head.headers}
         kind = fields.get("content-type", "").partition(";")[0].strip()
-        return Page(head.status_code, content, kind, fields.get("date"))
+        return WebPage(head.status_code, content, kind, fields.get("date"))
 
 
 def _place(url: str) -> tuple[Address, str, str, ssl.SSLContext | None]:

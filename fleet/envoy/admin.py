@@ -96,7 +96,7 @@ async def drain(admin: Address) -> None:
     await probe.request(admin, "/drain_listeners", "POST")
 
 
-def _decoded(reply: probe.Reply, kind: type[T]) -> T:
+def _decoded(reply: probe.ProbeReply, kind: type[T]) -> T:
     if reply.status != 200:
         raise probe.NoReplyError(f"status {reply.status}")
     try:

@@ -17,7 +17,7 @@ POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class ProbeReply:
     """Status and body of an answer."""
 
     status: int
@@ -30,7 +30,7 @@ class NoReplyError(Exception):
 
 async def request(
     address: Address, path: str, method: str = "GET", timeout_seconds: float = 2.0
-) -> Reply:
+) -> ProbeReply:
     """Send one request on a connection of its own. Raises `NoReplyError`."""
     headers = [("host", "localhost"), ("connection", "close"), ("content-length", "0")]
     asked = h11.Request(method=method, target=path, headers=headers)
@@ -39,7 +39,7 @@ async def request(
             response, body = await exchange(address, asked)
     except (OSError, TimeoutError, h11.ProtocolError) as error:
         raise NoReplyError(str(error) or type(error).__name__) from error
-    return Reply(response.status_code, body)
+    return ProbeReply(response.status_code, body)
 
 
 async def exchange(
@@ -85,10 +85,12 @@ async def _answer(
 
 
 async def until(
-    address: Address, path: str, accept: Callable[[Reply], bool] = lambda reply: reply.status == 200
-) -> Reply:
+    address: Address,
+    path: str,
+    accept: Callable[[ProbeReply], bool] = lambda reply: reply.status == 200,
+) -> ProbeReply:
     """Repeat a request until its answer is acceptable; the caller limits the time."""
-    last: list[Reply] = []
+    last: list[ProbeReply] = []
 
     async def is_accepted() -> bool:
         last[:] = [await request(address, path)]

@@ -1,8 +1,8 @@
 """Orders to a running fleet, and `pointsman restart`, which sends them.
 
 Orders arrive through a unix socket in the fleet's folder, one JSON document a line. The client
-sends one `Order`; the fleet answers with any number of `Progress`, then one `Outcome`, and closes
-the connection. An order that has begun continues when its client disconnects.
+sends one `Order`; the fleet answers with any number of `OrderProgress`, then one `OrderOutcome`,
+and closes the connection. An order that has begun continues when its client disconnects.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CONNECT_SECONDS = 5.0
 Say = Callable[[str], None]
 
 
-class Part(Enum):
+class FleetPart(Enum):
     """A part of the fleet that can be restarted separately."""
 
     PICKER = "picker"
@@ -38,14 +38,14 @@ class Part(Enum):
 class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The parts to restart, in that order."""
 
-    restart: tuple[Part, ...]
+    restart: tuple[FleetPart, ...]
 
 
-class Progress(msgspec.Struct, frozen=True, tag="progress"):
+class OrderProgress(msgspec.Struct, frozen=True, tag="progress"):
     line: str
 
 
-class Outcome(msgspec.Struct, frozen=True, tag="outcome"):
+class OrderOutcome(msgspec.Struct, frozen=True, tag="outcome"):
     """The last line; `failure` is None on success. `cut` requests were not finished."""
 
     failure: str | None = None
@@ -53,7 +53,7 @@ class Outcome(msgspec.Struct, frozen=True, tag="outcome"):
 
 
 Obey = Callable[[Order, Say], Awaitable[int]]
-_Answer = Progress | Outcome
+_Answer = OrderProgress | OrderOutcome
 
 
 class Control:
@@ -82,22 +82,22 @@ class Control:
                 writer.write(msgspec.json.encode(answer) + b"\n")
 
         try:
-            send(await self._outcome(reader, lambda line: send(Progress(line))))
+            send(await self._outcome(reader, lambda line: send(OrderProgress(line))))
         except asyncio.CancelledError:
-            send(Outcome("the fleet stops"))
+            send(OrderOutcome("the fleet stops"))
             raise
         finally:
             writer.close()  # after everything written so far has been sent
 
-    async def _outcome(self, reader: asyncio.StreamReader, say: Say) -> Outcome:
+    async def _outcome(self, reader: asyncio.StreamReader, say: Say) -> OrderOutcome:
         try:
             order = msgspec.json.decode(await reader.readline(), type=Order)
         except (ValueError, OSError) as error:  # also raised for a line that is too long
-            return Outcome(f"not an order: {error}")
+            return OrderOutcome(f"not an order: {error}")
         try:
-            return Outcome(cut=await self._obey(order, say))
+            return OrderOutcome(cut=await self._obey(order, say))
         except FleetError as error:
-            return Outcome(str(error))
+            return OrderOutcome(str(error))
 
 
 @contextlib.asynccontextmanager
@@ -137,14 +137,14 @@ def give(order: Order, path: str, say: Say) -> int:
     return outcome.cut
 
 
-def _read(lines: Iterable[bytes], say: Say) -> Outcome:
+def _read(lines: Iterable[bytes], say: Say) -> OrderOutcome:
     answers = msgspec.json.Decoder(_Answer)
     for line in lines:
         answer = answers.decode(line)
-        if isinstance(answer, Outcome):
+        if isinstance(answer, OrderOutcome):
             return answer
         say(answer.line)
-    return Outcome("the fleet ended before it was done")
+    return OrderOutcome("the fleet ended before it was done")
 
 
 def restart_command(
@@ -156,7 +156,7 @@ def restart_command(
     """
     arguments = build_parser().parse_args(argv)
     fleet = the_fleet(environment, arguments.port)
-    parts = tuple(Part) if arguments.part == ALL else (Part(arguments.part),)
+    parts = tuple(FleetPart) if arguments.part == ALL else (FleetPart(arguments.part),)
     if fleet.control is None:
         raise FleetError("that fleet takes no orders")
     return CUT if give(Order(parts), fleet.control, say) else 0
@@ -171,7 +171,7 @@ def build_parser() -> Parser:
     parser.add_argument(
         "part",
         nargs="?",
-        choices=[*(part.value for part in Part), ALL],
+        choices=[*(part.value for part in FleetPart), ALL],
         default=ALL,
         help="default: %(default)s, in this order",
     )

@@ -29,14 +29,14 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class GpuPlacement:
     """The devices of a worker (several if it is tensor-parallel) and its share of their memory."""
 
     gpus: tuple[Gpu, ...]
     memory_share: float
 
 
-def place(num_workers: int, gpus: Sequence[Gpu], each: int = 1) -> list[Placement]:
+def place(num_workers: int, gpus: Sequence[Gpu], each: int = 1) -> list[GpuPlacement]:
     """Assign `each` devices to every worker, in turn. Workers on the same devices get equal shares
     of the memory. Returns nothing if there are fewer than `each` devices.
     """
@@ -45,12 +45,14 @@ def place(num_workers: int, gpus: Sequence[Gpu], each: int = 1) -> list[Placemen
     places = [[(i * each + rank) % len(gpus) for rank in range(each)] for i in range(num_workers)]
     counts = Counter(index for own in places for index in own)
     return [
-        Placement(tuple(gpus[index] for index in own), _MEMORY_SHARE / max(counts[i] for i in own))
+        GpuPlacement(
+            tuple(gpus[index] for index in own), _MEMORY_SHARE / max(counts[i] for i in own)
+        )
         for own in places
     ]
 
 
-def described(placements: Sequence[Placement]) -> list[str]:
+def described(placements: Sequence[GpuPlacement]) -> list[str]:
     """Describe each GPU in use in one line: its workers and their share of its memory."""
     lines = []
     for gpu in dict.fromkeys(gpu for placement in placements for gpu in placement.gpus):

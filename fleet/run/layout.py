@@ -15,7 +15,7 @@ import yaml
 
 from fleet.envoy.settings import BootstrapConfig, Mechanism, PipeAddress, SocketAddress
 from fleet.errors import FleetError
-from fleet.run.devices import Gpu, Placement, place
+from fleet.run.devices import Gpu, GpuPlacement, place
 from fleet.run.process import Program
 from worker.cli import speculation
 from worker.kv.access import KEY_VARIABLE
@@ -169,7 +169,7 @@ class EnvoyPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class FleetPlan:
     """The programs of a fleet, their files by path, and their addresses.
 
     `model` is None for the simulator, which runs without one.
@@ -184,7 +184,7 @@ class Plan:
         return tuple(self.worker(index, port) for index, port in enumerate(self.site.worker_ports))
 
     @property
-    def placements(self) -> list[Placement]:
+    def placements(self) -> list[GpuPlacement]:
         """The GPUs of each worker; empty for workers on the CPU."""
         return place(self.options.workers, self.site.gpus, self._gpus_each)
 

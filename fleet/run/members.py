@@ -17,8 +17,8 @@ from fleet.errors import FleetError
 from fleet.run.layout import (
     DISAGGREGATED_CONFIG,
     EnvoyPlan,
+    FleetPlan,
     PickerPlan,
-    Plan,
     WorkerPlan,
     endpoints_yaml,
 )
@@ -50,7 +50,7 @@ class Members:
     so that `stop` and `kill` reach all of them.
     """
 
-    def __init__(self, layout: Plan, guard: Reaper, say: Say) -> None:
+    def __init__(self, layout: FleetPlan, guard: Reaper, say: Say) -> None:
         self._guard, self._say = guard, say
         self._made: list[Child] = []
         self.workers = [self.new_worker(one) for one in layout.workers]
@@ -150,7 +150,7 @@ class Rotation:
     Each file is replaced as a whole: a reader sees the old content or the new one.
     """
 
-    def __init__(self, layout: Plan) -> None:
+    def __init__(self, layout: FleetPlan) -> None:
         self._plan = layout
 
     def endpoints(self, workers: Mapping[str, SocketAddress]) -> None:

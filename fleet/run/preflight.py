@@ -15,7 +15,7 @@ from pathlib import Path
 from base.flags import LAST_PORT, Parser
 from fleet.errors import FleetError, UsageError
 from fleet.run import devices
-from fleet.run.layout import FleetOptions, Plan
+from fleet.run.layout import FleetOptions, FleetPlan
 from fleet.run.ports import require_free
 from picker.cli import flags as picker_flags
 from picker.config.findings import InvalidConfigError, Severity
@@ -100,7 +100,7 @@ def read_objectives(path: Path, say: Callable[[str], None], *, clients_may_name:
     return content.decode("utf-8-sig")
 
 
-def check_programs(layout: Plan) -> None:
+def check_programs(layout: FleetPlan) -> None:
     """Parse the command lines of the picker and of a worker with their own parsers, and look at the
     model's files. Raises `UsageError` in the words of `pointsman up`.
     """

@@ -34,16 +34,16 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True)
-class Backoff:
+class RestartDelay:
     """The delay before the next start, which grows while starts keep failing."""
 
     delay_seconds: float = FIRST_DELAY_SECONDS
 
-    def after(self, lived_seconds: float) -> Backoff:
+    def after(self, lived_seconds: float) -> RestartDelay:
         """Return the delay after a life of `lived_seconds`."""
         if lived_seconds >= CALM_SECONDS:
-            return Backoff()
-        return Backoff(min(2 * self.delay_seconds, LONGEST_DELAY_SECONDS))
+            return RestartDelay()
+        return RestartDelay(min(2 * self.delay_seconds, LONGEST_DELAY_SECONDS))
 
 
 # Isolated: it imports nothing from the current directory or from PYTHONPATH.
@@ -157,7 +157,7 @@ class Child:
 
     async def run(self) -> None:
         """Start the program, and restart it after every death, until `stop`."""
-        backoff, asked_for = Backoff(), False
+        backoff, asked_for = RestartDelay(), False
         loop = asyncio.get_running_loop()
         try:
             while not self._stopping.is_set():

@@ -32,8 +32,8 @@ from fleet.envoy import admin, probe
 from fleet.envoy.clusters import PICKER, POOL
 from fleet.envoy.settings import Mechanism, SocketAddress
 from fleet.errors import FleetError
-from fleet.run.control import Order, Part
-from fleet.run.layout import PORTS_OF_A_PICKER, PickerPlan, Plan
+from fleet.run.control import FleetPart, Order
+from fleet.run.layout import PORTS_OF_A_PICKER, FleetPlan, PickerPlan
 from fleet.run.members import Envoy, Members, Picker, Rotation, Say, Worker, arrive, write_bootstrap
 from fleet.run.ports import free_ports, is_free
 from fleet.run.proc import connections
@@ -53,7 +53,7 @@ class Scene:
     over.
     """
 
-    plan: Plan
+    plan: FleetPlan
     members: Members
     rotation: Rotation
     group: asyncio.TaskGroup
@@ -353,7 +353,7 @@ class EnvoyRestart:
         deadline = loop.time() + self._scene.plan.options.drain_seconds
         port, is_reported = self._scene.plan.ingress.port, False
         while True:
-            # Its admin port is closed, and its successor must not ask it (see `Plan`).
+            # Its admin port is closed, and its successor must not ask it (see `FleetPlan`).
             left = 0 if old.child.pid is None else connections(old.child.pid, port)
             if left == 0 or loop.time() >= deadline:
                 return left
@@ -409,9 +409,9 @@ class RollingRestart:
         self._scene = scene
         self._envoy = EnvoyRestart(scene)
         self._runs = {
-            Part.PICKER: PickerRestart(scene).run,
-            Part.ENVOY: self._envoy.run,
-            Part.WORKERS: WorkerRestart(scene).run,
+            FleetPart.PICKER: PickerRestart(scene).run,
+            FleetPart.ENVOY: self._envoy.run,
+            FleetPart.WORKERS: WorkerRestart(scene).run,
         }
         self._busy: str | None = None
 
@@ -429,7 +429,7 @@ class RollingRestart:
         try:
             for part in order.restart:
                 # The counters of a new Envoy start at 0.
-                before = {} if part is Part.ENVOY else await self._counts()
+                before = {} if part is FleetPart.ENVOY else await self._counts()
                 await self._runs[part](say)
                 counts.update(Counter(await self._counts()) - Counter(before))
             cut = self._envoy.cut - cut_before

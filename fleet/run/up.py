@@ -30,7 +30,7 @@ from fleet.proxy.relay import Relay
 from fleet.run import models
 from fleet.run.control import Control, Order
 from fleet.run.devices import Gpu, described
-from fleet.run.layout import PORTS_OF_A_PICKER, FleetOptions, PickerPlan, Plan, Site
+from fleet.run.layout import PORTS_OF_A_PICKER, FleetOptions, FleetPlan, PickerPlan, Site
 from fleet.run.members import Members, Rotation, Say, write_bootstrap
 from fleet.run.ports import free_ports
 from fleet.run.preflight import check_programs
@@ -68,7 +68,7 @@ def up(
         )
         options = dataclasses.replace(options, worker_args=tuple(found))
     with _folder(say) as folder:
-        layout = Plan(options, _site(options, folder, gpus), model)
+        layout = FleetPlan(options, _site(options, folder, gpus), model)
         check_programs(layout)
         url, control = layout.dashboard.url, str(layout.control_path)
         fleet = RunningFleet(os.getpid(), url, options.port, control, layout.ingress.url)
@@ -130,7 +130,7 @@ def _first_reason(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 class _Fleet:
-    def __init__(self, layout: Plan, say: Say) -> None:
+    def __init__(self, layout: FleetPlan, say: Say) -> None:
         self._plan = layout
         self._options = layout.options
         self._say = say

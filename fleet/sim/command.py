@@ -12,8 +12,8 @@ from random import Random
 from statistics import fmean
 
 from fleet.bench.arrivals import Ramp
-from fleet.bench.load import Load, loads_of, sessions_of, write_results
-from fleet.bench.page import ReportPart, Run
+from fleet.bench.load import StageLoad, loads_of, sessions_of, write_results
+from fleet.bench.page import ReportPart, RunFacts
 from fleet.bench.report import lines_of, stages_table
 from fleet.bench.slo import Slo
 from fleet.bench.summary import Stage, Summary, summary
@@ -123,12 +123,12 @@ def _one_data_set(
     return 1 if is_missed else 0
 
 
-def _head(settings: SimulateSettings, argv: Sequence[str], begun: datetime) -> Run:
+def _head(settings: SimulateSettings, argv: Sequence[str], begun: datetime) -> RunFacts:
     """The head of the page, whose plots and tables are of the first seed."""
     facts = {"Model": f"simulated worker {settings.worker}", "Seed": str(settings.seed)}
     if settings.seeds > 1:
         facts["Seed"] += f", the first of {settings.seeds} (the text has the mean of all)"
-    return Run(("simulate", *argv), begun, facts, settings.objective)
+    return RunFacts(("simulate", *argv), begun, facts, settings.objective)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +192,7 @@ class _Run:
     settings: SimulateSettings
     policies: Sequence[Policy]
     sessions: Callable[[int], Sessions]  # by seed
-    loads: Sequence[Load]
+    loads: Sequence[StageLoad]
     tenants: Mapping[str, tuple[int, float]] = field(default_factory=dict)
 
     def jobs(self, workers: int | None = None) -> Iterator[_Job]:
@@ -225,7 +225,7 @@ class _Run:
                     rows.append(_Row(name, ", ".join(filter(None, (load.name, who))), each))
         return rows, stages
 
-    def _tenants(self, title: str, load: Load, sessions: Sessions) -> Iterator[Tenant]:
+    def _tenants(self, title: str, load: StageLoad, sessions: Sessions) -> Iterator[Tenant]:
         whole = Tenant(title, self.settings, load, sessions)
         if not self.tenants:
             yield whole
@@ -386,7 +386,7 @@ def _run_of(name: str, argv: Sequence[str]) -> _Run:
     def traced(seed: int) -> Sessions:
         return traced_sessions(requests(Random(f"{seed} {name}")), 1.0)
 
-    return _Run(settings, policies, traced, [Load(name)], one.tenants)
+    return _Run(settings, policies, traced, [StageLoad(name)], one.tenants)
 
 
 def _verdict(found: Mapping[str, Sequence[_Row]]) -> Iterator[str]:

@@ -66,7 +66,7 @@ class _Sequence:
     pull: VirtualPull | None = None  # with KV of the prompt, until admission
 
 
-class PrefixCache:
+class BlockCache:
     """Owns the names of full blocks: those that sequences refer to, and the others in the order of
     their eviction.
     """
@@ -192,7 +192,7 @@ class FastWorker:
         self._sim, self._limits = settings.sim, settings.limits
         self._overlaps = settings.overlaps
         self._size, self._capacity = settings.cache.block_size, settings.cache.num_blocks
-        self.cache = PrefixCache(publish if settings.cache.record_events else None)
+        self.cache = BlockCache(publish if settings.cache.record_events else None)
         self._now = clock
         self._kv = None if connect is None else connect(self._pace, self._arrived)
         self._fetching: list[_Sequence] = []

@@ -10,7 +10,7 @@ from random import Random
 
 from fleet.bench.driver import Driver
 from fleet.bench.flags import LoadSettings
-from fleet.bench.load import Load, draws_of, drive
+from fleet.bench.load import StageLoad, draws_of, drive
 from fleet.bench.summary import Stage
 from fleet.bench.workload import Sessions
 from fleet.sim.client import TokenForm, TokenTexts, VirtualClient
@@ -27,7 +27,7 @@ class Tenant:
 
     name: str
     settings: LoadSettings
-    load: Load
+    load: StageLoad
     sessions: Sessions
     objective: str = ""
 

@@ -78,7 +78,7 @@ class Simulation:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedPrompt:
     """The answer to one prompt: the endpoint that served it, how many tokens were cached, seconds
     from its arrival to the first token and to the last, its tokens, and the seconds between them.
     """
@@ -229,7 +229,7 @@ class VirtualFleet:
         num_output: int,
         headers: Mapping[str, str] = _NO_HEADERS,
         picker: int = 0,
-    ) -> Served:
+    ) -> ServedPrompt:
         """Serve one request, with these headers besides its path and id, up to its last token.
 
         Raises `RefusedError` when the picker refuses it or no KV cache has room for it, and
@@ -359,12 +359,16 @@ class VirtualFleet:
         return [one.endpoint for one in self._members.values() if one.is_listed]
 
 
-def _served(address: str, num_prompt: int, times: Sequence[float], answered: Answered) -> Served:
+def _served(
+    address: str, num_prompt: int, times: Sequence[float], answered: Answered
+) -> ServedPrompt:
     """Combine the parts; `times` are those of the arrival and of the first token."""
     arrived, first = times[0], times[-1]
     cached, token_ids, gaps = answered.num_cached, answered.token_ids, answered.gaps
     took = now() - arrived
-    return Served(address, num_prompt, cached, arrived, first - arrived, took, token_ids, gaps)
+    return ServedPrompt(
+        address, num_prompt, cached, arrived, first - arrived, took, token_ids, gaps
+    )
 
 
 def now() -> float:

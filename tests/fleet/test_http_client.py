@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet.http_client import HTTP_ERRORS, Answer, ConnectError, get, opened, reason_in
+from fleet.http_client import HTTP_ERRORS, ConnectError, HttpAnswer, get, opened, reason_in
 from picker.rpc.self_signed import self_signed
 
 
@@ -54,8 +54,8 @@ def echo(wrap: Callable[[socket.socket], socket.socket] = lambda one: one) -> It
 def test_a_page_is_what_its_url_says() -> None:
     with echo() as port:
         root = f"http://127.0.0.1:{port}"
-        assert get(root, 5.0) == Answer(200, b"GET|/||")
-        assert get(f"{root}/a/b?c=d", 5.0) == Answer(200, b"GET|/a/b?c=d||")
+        assert get(root, 5.0) == HttpAnswer(200, b"GET|/||")
+        assert get(f"{root}/a/b?c=d", 5.0) == HttpAnswer(200, b"GET|/a/b?c=d||")
         with opened(f"{root}/it", 5.0, body=b"text") as response:
             assert response.read() == b"POST|/it|text|"
 
@@ -82,7 +82,7 @@ def test_a_certificate_has_to_be_trusted(tmp_path: Path, monkeypatch: pytest.Mon
         with pytest.raises(ConnectError, match="CERTIFICATE"):
             get(url, 5.0)
         monkeypatch.setenv("SSL_CERT_FILE", str(pair))
-        assert get(url, 5.0) == Answer(200, b"GET|/it||")
+        assert get(url, 5.0) == HttpAnswer(200, b"GET|/it||")
 
 
 def test_a_server_that_is_not_there_is_an_error_of_its_own() -> None:

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fleet.commands.explain import Options, explain
+from fleet.commands.explain import ExplainOptions, explain
 from fleet.commands.top import top
 from fleet.doctor.command import WRONG, doctor_command
 from fleet.errors import FleetError
-from fleet.http_client import Answer, Fetch
+from fleet.http_client import Fetch, HttpAnswer
 from fleet.picker_views import PickerViews
 from fleet.several_pools import (
     PoolAddress,
@@ -55,7 +55,7 @@ async def _printed(command: Callable[[Console], object]) -> str:
 
 
 async def _explained(url: str, request_id: str | None, **wishes: bool) -> str:
-    options = Options(url, request_id, **wishes)
+    options = ExplainOptions(url, request_id, **wishes)
     return await _printed(lambda console: explain(options, console))
 
 
@@ -157,27 +157,27 @@ async def test_explain_says_that_there_was_no_request_yet(tmp_path: Path) -> Non
             await _explained(idle.url, None)
 
 
-def _answers(**of_pools: Answer) -> Fetch:
+def _answers(**of_pools: HttpAnswer) -> Fetch:
     """A picker of pools, of which each answers so for any request."""
     listed = [{"name": name, "path": f"/pools/{name}/", "ready": True} for name in of_pools]
 
-    def fetch(url: str) -> Answer:
+    def fetch(url: str) -> HttpAnswer:
         path = url.removeprefix(ROOT)
         if path == "/pools":
-            return Answer(200, json.dumps({"pools": listed}).encode())
+            return HttpAnswer(200, json.dumps({"pools": listed}).encode())
         parts = path.split("/")
-        return of_pools[parts[2]] if parts[1] == "pools" else Answer(404, b"{}")
+        return of_pools[parts[2]] if parts[1] == "pools" else HttpAnswer(404, b"{}")
 
     return fetch
 
 
 def test_errors_of_a_pool_matter_if_no_other_knows() -> None:
-    lost = Answer(404, b'{"error": "nothing is known"}')
-    broken = Answer(500, b'{"error": "the log says why"}')
+    lost = HttpAnswer(404, b'{"error": "nothing is known"}')
+    broken = HttpAnswer(500, b'{"error": "the log says why"}')
     with pytest.raises(FleetError, match=r"^the log says why$"):
-        explain(Options(ROOT, "x"), Console(file=io.StringIO()), _answers(a=broken, b=lost))
+        explain(ExplainOptions(ROOT, "x"), Console(file=io.StringIO()), _answers(a=broken, b=lost))
     with pytest.raises(FleetError, match=r"^none of the pools a, b knows"):
-        explain(Options(ROOT, "x"), Console(file=io.StringIO()), _answers(a=lost, b=lost))
+        explain(ExplainOptions(ROOT, "x"), Console(file=io.StringIO()), _answers(a=lost, b=lost))
 
 
 def test_addresses_are_made_of_the_one_that_was_named() -> None:
@@ -204,6 +204,6 @@ def test_a_pool_that_is_there_is_not_refused() -> None:
     refuse_several(f"{ROOT}/pools/a", lambda _: content)
     with pytest.raises(SeveralPoolsError):
         refuse_several(f"{ROOT}/pools/b", lambda _: content)
-    views = PickerViews(f"{ROOT}/pools/a", _answers(a=Answer(404, b"")))
+    views = PickerViews(f"{ROOT}/pools/a", _answers(a=HttpAnswer(404, b"")))
     with pytest.raises(FleetError, match=r"answers 404$"):
         views.look(1, 1)

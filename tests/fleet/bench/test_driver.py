@@ -9,18 +9,22 @@ from itertools import repeat
 import pytest
 
 from fleet.bench.driver import Driver, RequestForm
-from fleet.bench.workload import Exchange, Session
+from fleet.bench.workload import SessionTurn, TurnSession
 from fleet.sim.virtual_time import run_in_virtual_time
 from tests.support.fleet.virtual_endpoint import Times, VirtualEndpoint
 
-TALK = Session("be brief", (Exchange("one", 2), Exchange("two", 1), Exchange("three", 1)))
+TALK = TurnSession(
+    "be brief", (SessionTurn("one", 2), SessionTurn("two", 1), SessionTurn("three", 1))
+)
 
 
 def endpoint(ttft: float = 1.0) -> VirtualEndpoint:
     return VirtualEndpoint(lambda number, now: Times(ttft, 0.5))
 
 
-def run(driver_of: VirtualEndpoint, session: Session, form: RequestForm | None = None) -> Driver:
+def run(
+    driver_of: VirtualEndpoint, session: TurnSession, form: RequestForm | None = None
+) -> Driver:
     async def once() -> Driver:
         driver = driver_of.driver(form)
         driver.think_seconds = 2.0
@@ -55,8 +59,8 @@ def test_a_failure_ends_its_session() -> None:
 
 def test_bodies_of_both_apis() -> None:
     seen = endpoint()
-    run(seen, Session("", (Exchange("a", 3),)))
-    run(seen, Session("s", (Exchange("a", 3),)), RequestForm("m", False, False))
+    run(seen, TurnSession("", (SessionTurn("a", 3),)))
+    run(seen, TurnSession("s", (SessionTurn("a", 3),)), RequestForm("m", False, False))
     shared = {"model": "m", "max_tokens": 3, "stream": True}
     shared["stream_options"] = {"include_usage": True}
     chat = [{"role": "user", "content": "a"}]
@@ -73,7 +77,7 @@ def test_a_closed_loop_never_exceeds_its_sessions() -> None:
         seen = endpoint(0.5)
         driver = seen.driver()
         driver.max_requests = limit
-        await driver.closed_loop(repeat(Session("", (Exchange("a", 2),))), 4, 9.5)
+        await driver.closed_loop(repeat(TurnSession("", (SessionTurn("a", 2),))), 4, 9.5)
         return driver, seen
 
     driver, seen = run_in_virtual_time(stage(None))
@@ -97,7 +101,7 @@ def test_a_closed_loop_waits_as_long_as_a_refusal_asks(header: bytes, came_at: l
 
     async def once() -> float:
         driver = seen.driver()
-        await driver.closed_loop(repeat(Session("", (Exchange("a", 1),))), 2, 8.0)
+        await driver.closed_loop(repeat(TurnSession("", (SessionTurn("a", 1),))), 2, 8.0)
         return asyncio.get_running_loop().time()
 
     ended = run_in_virtual_time(once())
@@ -110,7 +114,7 @@ def test_a_stopped_run_keeps_what_was_answered() -> None:
 
     async def stopped() -> Driver:
         driver = endpoint().driver()
-        arrivals = ((float(at), Session("", (Exchange("a", 1),))) for at in range(100))
+        arrivals = ((float(at), TurnSession("", (SessionTurn("a", 1),))) for at in range(100))
         task = asyncio.create_task(driver.open_loop(arrivals))
         await asyncio.sleep(10.5)
         task.cancel()

@@ -11,8 +11,8 @@ import pytest
 import pytest_asyncio
 
 from fleet.bench.client import Record
-from fleet.bench.driver import Pulse
-from fleet.bench.page import ReportPart, Run, page
+from fleet.bench.driver import ClientPulse
+from fleet.bench.page import ReportPart, RunFacts, page
 from fleet.bench.slo import Slo, read_bounds
 from fleet.bench.summary import Stage, summary
 from tests.support.fleet.browser import Browser, browser
@@ -40,13 +40,13 @@ def stage(name: str, first: float, requests: int = 232) -> Stage:
         record = Record(at, at, at + ttft, at + ttft + 0.1, at + ttft + 0.1, gaps, 200)
         record.prompt_tokens, record.cached_tokens, record.output_tokens = 1_320, 660, 8
         records.append(record)
-    pulses = [Pulse(number / 4, 0.0, number % 29) for number in range(requests)]
+    pulses = [ClientPulse(number / 4, 0.0, number % 29) for number in range(requests)]
     return Stage(name, 0.0, requests / 4 + 9, 0.0, records, pulses, None)
 
 
 def written(path: Path, *parts: Sequence[Stage], slo: Slo | None = SLO) -> str:
     """The address of a report of some parts."""
-    run = Run(
+    run = RunFacts(
         ARGV, datetime(2026, 3, 9, tzinfo=UTC), {"Model": "</script>x"}, slo, ["Bearer s3cret"]
     )
     every = [ReportPart("text", some, [summary(one, slo) for one in some]) for some in parts]
@@ -160,7 +160,7 @@ async def test_a_plot_of_a_sample_names_the_percentiles_of_all(
     whole = summary(one, None)
     for record in one.outcomes:
         del record.gaps[2:]
-    run = Run(ARGV, datetime(2026, 3, 9, tzinfo=UTC), {})
+    run = RunFacts(ARGV, datetime(2026, 3, 9, tzinfo=UTC), {})
     path = tmp_path / "page.html"
     path.write_text(page(run, [ReportPart("text", [one], [whole])]), encoding="utf-8")
     await window.open(path.as_uri())

@@ -10,7 +10,7 @@ import pytest
 
 from fleet.bench.picker_config import FollowedConfig
 from fleet.errors import FleetError
-from fleet.http_client import Answer, ConnectError
+from fleet.http_client import ConnectError, HttpAnswer
 from fleet.picker_views import PickerViews
 from picker.admin.views import ConfigView
 
@@ -98,10 +98,10 @@ def test_only_the_file_that_the_picker_has_is_written(content: str | None, tmp_p
 def test_another_server_gets_the_needs_of_a_comparison_as_its_error(content: bytes | None) -> None:
     """Nothing that answers, another server, another program's JSON."""
 
-    def fetch(_: str) -> Answer:
+    def fetch(_: str) -> HttpAnswer:
         if content is None:
             raise ConnectError("refused")
-        return Answer(200 if content == b"{}" else 404, content)
+        return HttpAnswer(200 if content == b"{}" else 404, content)
 
     views = PickerViews("http://127.0.0.1:1", fetch)
     with pytest.raises(FleetError) as caught:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fleet.bench.client import Record
-from fleet.bench.driver import Pulse
+from fleet.bench.driver import ClientPulse
 from fleet.bench.report import lines_of
 from fleet.bench.slo import Slo, read_bounds
 from fleet.bench.summary import Observed, Summary, stage_of, summary
@@ -129,12 +129,12 @@ def test_a_client_that_cannot_keep_up_says_so_and_counts_its_lateness(processes:
 def test_one_process_without_cpu_to_spare_or_late_is_enough_to_say_so() -> None:
     """The observations of the three others do not hide it."""
     good = Observed(
-        [Record(0.0, sent=0.0) for _ in range(1000)], [Pulse(1.0, 0.0, 2)] * 1000, 0, 0, 1.0
+        [Record(0.0, sent=0.0) for _ in range(1000)], [ClientPulse(1.0, 0.0, 2)] * 1000, 0, 0, 1.0
     )
     for bad, word in (
         (replace(good, cpu_seconds=95.0), "CPU"),
         (replace(good, outcomes=[*good.outcomes[:-20], *[Record(0.0, sent=0.1)] * 20]), "sends"),
-        (replace(good, pulses=[*good.pulses[:-20], *[Pulse(1.0, 0.1, 2)] * 20]), "timers"),
+        (replace(good, pulses=[*good.pulses[:-20], *[ClientPulse(1.0, 0.1, 2)] * 20]), "timers"),
     ):
         load = stage_of("s", 0.0, 100.0, 0.0, [good, bad, good, good]).client
         assert load is not None

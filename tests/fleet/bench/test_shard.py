@@ -14,7 +14,7 @@ import pytest
 
 from fleet.bench.client import Record
 from fleet.bench.command import Settings
-from fleet.bench.driver import Pulse, RequestForm
+from fleet.bench.driver import ClientPulse, RequestForm
 from fleet.bench.flags import build_parser
 from fleet.bench.load import loads_of
 from fleet.bench.shard import LoadShard, ShardProcess, endpoint_of, follow, started
@@ -78,7 +78,7 @@ def test_quantiles_are_those_of_all_samples() -> None:
 
 def test_in_flight_is_the_sum_of_all_processes() -> None:
     looks = ([(0.051, 3), (0.102, 1)], [(0.052, 4), (0.101, 2), (0.152, 5)])
-    parts = [Observed([], [Pulse(at, 0.0, n) for at, n in some], 0, 0, 0.0) for some in looks]
+    parts = [Observed([], [ClientPulse(at, 0.0, n) for at, n in some], 0, 0, 0.0) for some in looks]
     stage = stage_of("s", 0.0, 1.0, 0.0, parts)
     assert [one.in_flight for one in stage.pulses] == [7, 3, 5, 0]
 

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from fleet.bench.workload import RING_WORDS, Span, Synthetic, TracedRequest, WordRing
+from fleet.bench.workload import RING_WORDS, Synthetic, TokenRange, TracedRequest, WordRing
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 4, 5, 700, RING_WORDS + 50])
@@ -29,7 +29,9 @@ def test_a_longer_text_of_a_key_begins_with_the_shorter() -> None:
 
 
 def test_sessions_of_a_group_begin_alike_and_others_do_not() -> None:
-    data = Synthetic(Span(8, 16), Span(2, 4), 3, Span(40, 40), turns=Span(2, 5))
+    data = Synthetic(
+        TokenRange(8, 16), TokenRange(2, 4), 3, TokenRange(40, 40), turns=TokenRange(2, 5)
+    )
     sessions = list(islice(data.sessions(WordRing(1, 1.0), Random(1)), 200))
     assert len({one.system for one in sessions}) == 3
     assert {len(one.exchanges) for one in sessions} == {2, 3, 4, 5}
@@ -41,7 +43,9 @@ def test_sessions_of_a_group_begin_alike_and_others_do_not() -> None:
 
 def test_groups_have_lengths_and_first_questions_of_their_own() -> None:
     """First questions repeat; the questions of later turns do not."""
-    data = Synthetic(Span(8, 16), Span(2, 4), 5, Span(10, 400), 4, Span(2, 2))
+    data = Synthetic(
+        TokenRange(8, 16), TokenRange(2, 4), 5, TokenRange(10, 400), 4, TokenRange(2, 2)
+    )
     sessions = list(islice(data.sessions(WordRing(1, 1.0), Random(1)), 400))
     assert len({one.system for one in sessions}) == 5
     assert len({len(one.system.split()) for one in sessions}) > 1
@@ -50,7 +54,7 @@ def test_groups_have_lengths_and_first_questions_of_their_own() -> None:
 
 
 def test_without_groups_every_session_has_a_system_prompt_of_its_own() -> None:
-    data = Synthetic(prefix_tokens=Span(10, 40))
+    data = Synthetic(prefix_tokens=TokenRange(10, 40))
     sessions = list(islice(data.sessions(WordRing(1, 1.0), Random(1)), 500))
     assert len({one.system for one in sessions}) == 500
     assert {len(one.system.split()) for one in sessions} == set(range(10, 41))

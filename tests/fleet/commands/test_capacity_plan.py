@@ -12,7 +12,7 @@ import pytest
 
 from fleet.commands.capacity_plan import load_of_bench, load_of_picker, objective_of, plan_command
 from fleet.errors import FleetError, UsageError
-from fleet.http_client import Answer
+from fleet.http_client import HttpAnswer
 from fleet.picker_views import PickerViews
 from picker.admin.views import EndpointsView, PoolRates
 from picker.decisions.views import RecordSummary, RecordView
@@ -94,18 +94,18 @@ def test_a_bench_gives_the_load_of_its_last_stage(file: str, tmp_path: Path) -> 
 def test_a_running_picker_gives_the_load_of_its_pool() -> None:
     """Its rate, what its last prompts were like, and what its workers generate."""
 
-    def fetch(url: str) -> Answer:
+    def fetch(url: str) -> HttpAnswer:
         path = urlsplit(url).path
         if path == "/endpoints":
             view = EndpointsView((), PoolRates(requests_per_second=2.0, tokens_per_second=800.0))
-            return Answer(200, msgspec.json.encode(view))
+            return HttpAnswer(200, msgspec.json.encode(view))
         if path == "/queues":
-            return Answer(200, msgspec.json.encode(QueuesView()))
+            return HttpAnswer(200, msgspec.json.encode(QueuesView()))
         summary = RecordSummary("r", 0.0, "m", "", 0, "done")
         if path == "/decisions":
-            return Answer(200, msgspec.json.encode({"decisions": [summary]}))
+            return HttpAnswer(200, msgspec.json.encode({"decisions": [summary]}))
         record = RecordView(summary, "m", "m", prompt_tokens=3000, matched_prefix_tokens=600)
-        return Answer(200, msgspec.json.encode(record))
+        return HttpAnswer(200, msgspec.json.encode(record))
 
     views = PickerViews("http://127.0.0.1:9090", fetch)
     assert load_of_picker(views) == Load(2.0, 3000.0, 400.0, 600.0)

@@ -12,11 +12,11 @@ import pytest
 from rich.console import Console
 
 from fleet.commands.cli import main
-from fleet.commands.explain import Options, explain
+from fleet.commands.explain import ExplainOptions, explain
 from fleet.commands.explain_text import Layout, explained
 from fleet.commands.top_text import ASCII
 from fleet.errors import FleetError
-from fleet.http_client import Answer
+from fleet.http_client import HttpAnswer
 from picker.decisions.reasons import reasons
 from picker.decisions.views import (
     CandidateView,
@@ -264,13 +264,13 @@ def asked(status: int, body: object, **wishes: object) -> tuple[str, str]:
     """The output for this answer of the picker, and the path of the request."""
     paths = []
 
-    def fetch(url: str) -> Answer:
+    def fetch(url: str) -> HttpAnswer:
         paths.append(url.removeprefix(URL))
-        return Answer(status, msgspec.json.encode(body))
+        return HttpAnswer(status, msgspec.json.encode(body))
 
     file = io.StringIO()
     console = Console(file=file, width=80)
-    explain(Options(URL, **wishes), console, fetch)  # type: ignore[arg-type]
+    explain(ExplainOptions(URL, **wishes), console, fetch)  # type: ignore[arg-type]
     return file.getvalue(), paths[0]
 
 

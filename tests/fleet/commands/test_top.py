@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 from msgspec.structs import replace
 
-from fleet.http_client import Answer
+from fleet.http_client import HttpAnswer
 from fleet.picker_views import NoPickerError, PickerViews
 from tests.support.fleet.terminal import LIMIT_SECONDS, Terminal, terminal
 from tests.support.local_ports import free_port
@@ -140,12 +140,12 @@ async def test_the_whole_screen_is_drawn_and_no_more(scene: Scene) -> None:
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (Answer(200, b"<html>"), "is not this picker"),
-        (Answer(200, b'{"endpoints": 7}'), "is not this picker"),
-        (Answer(404, b"nothing"), "/endpoints?history=5 answers 404"),
+        (HttpAnswer(200, b"<html>"), "is not this picker"),
+        (HttpAnswer(200, b'{"endpoints": 7}'), "is not this picker"),
+        (HttpAnswer(404, b"nothing"), "/endpoints?history=5 answers 404"),
     ],
 )
-def test_another_server_is_not_taken_for_a_picker(answer: Answer, words: str) -> None:
+def test_another_server_is_not_taken_for_a_picker(answer: HttpAnswer, words: str) -> None:
     views = PickerViews("http://127.0.0.1:9090", lambda _: answer)
     with pytest.raises(NoPickerError) as caught:
         views.look(5, 5)

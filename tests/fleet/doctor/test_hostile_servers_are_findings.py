@@ -17,7 +17,7 @@ from fleet.doctor.command import WRONG, diagnose, doctor_command
 from fleet.doctor.diagnosis import Facts
 from fleet.doctor.envoy_look import ask_envoy
 from fleet.doctor.picker_look import ask_certificate, ask_picker, ask_worker
-from fleet.doctor.web import HttpClient, NoPageError
+from fleet.doctor.web import NoPageError, PageClient
 from picker.k8s.credentials import Access
 from tests.support.kube.wired_client import client_of
 
@@ -137,7 +137,7 @@ async def test_a_page_has_to_be_there_in_time(
     monkeypatch.setattr(web, "MAX_BYTES", 2**20)
     async with asyncio.timeout(120), serving(answer) as address:
         with pytest.raises(NoPageError, match=text):
-            await HttpClient(address, seconds).page("/")
+            await PageClient(address, seconds).page("/")
 
 
 async def test_an_api_server_has_a_limit_for_all_that_is_asked() -> None:

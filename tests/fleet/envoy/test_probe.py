@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet.envoy.probe import NoReplyError, Reply, request, until
+from fleet.envoy.probe import NoReplyError, ProbeReply, request, until
 from fleet.envoy.settings import PipeAddress, SocketAddress
 
 
@@ -37,10 +37,10 @@ async def server() -> AsyncIterator[tuple[Server, SocketAddress]]:
 async def test_an_answer_is_status_and_body(server) -> None:
     """Lengths and chunks are both understood, and the method is the one asked for."""
     canned, address = server
-    assert await request(address, "/x", "POST") == Reply(200, b"ok")
+    assert await request(address, "/x", "POST") == ProbeReply(200, b"ok")
     assert canned.asked[0].startswith(b"POST /x HTTP/1.1\r\n")
     canned.answers = [b"HTTP/1.1 503 No\r\ntransfer-encoding: chunked\r\n\r\n2\r\nno\r\n0\r\n\r\n"]
-    assert await request(address, "/x") == Reply(503, b"no")
+    assert await request(address, "/x") == ProbeReply(503, b"no")
 
 
 async def test_a_unix_socket_is_as_good(tmp_path: Path) -> None:
@@ -65,5 +65,5 @@ async def test_requests_repeat_until_the_answer_is_acceptable(server) -> None:
     canned, address = server
     good = canned.answers[0]
     canned.answers = [b"HTTP/1.1 503 No\r\ncontent-length: 0\r\n\r\n", b"rubbish\r\n", good]
-    assert await until(address, "/") == Reply(200, b"ok")
+    assert await until(address, "/") == ProbeReply(200, b"ok")
     assert len(canned.asked) == 3

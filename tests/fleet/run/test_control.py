@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from fleet.errors import FleetError
-from fleet.run.control import Control, Obey, Order, Part, Say, give
+from fleet.run.control import Control, FleetPart, Obey, Order, Say, give
 
-ORDER = Order((Part.PICKER, Part.WORKERS))
+ORDER = Order((FleetPart.PICKER, FleetPart.WORKERS))
 
 
 @contextlib.asynccontextmanager

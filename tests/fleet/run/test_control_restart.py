@@ -9,7 +9,7 @@ import pytest
 
 from fleet.commands.cli import main
 from fleet.errors import FleetError
-from fleet.run.control import Control, Order, Part, Say, restart_command
+from fleet.run.control import Control, FleetPart, Order, Say, restart_command
 from fleet.run.running_picker import RunningFleet, shown
 
 
@@ -22,13 +22,17 @@ def environment(tmp_path: Path) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("argv", "parts", "cut"),
     [
-        ([], tuple(Part), 0),
-        (["all"], (Part.PICKER, Part.ENVOY, Part.WORKERS), 2),
-        (["envoy", "--port", "8080"], (Part.ENVOY,), 0),
+        ([], tuple(FleetPart), 0),
+        (["all"], (FleetPart.PICKER, FleetPart.ENVOY, FleetPart.WORKERS), 2),
+        (["envoy", "--port", "8080"], (FleetPart.ENVOY,), 0),
     ],
 )
 async def test_the_fleet_is_asked_for_the_parts_that_are_named(
-    environment: dict[str, str], tmp_path: Path, argv: list[str], parts: tuple[Part, ...], cut: int
+    environment: dict[str, str],
+    tmp_path: Path,
+    argv: list[str],
+    parts: tuple[FleetPart, ...],
+    cut: int,
 ) -> None:
     """All of them, in a fixed order, when none is named; status 3: requests were cut."""
     orders: list[Order] = []

@@ -9,7 +9,7 @@ import pytest
 
 from fleet.errors import FleetError
 from fleet.run.devices import Gpu, choose, described, find, place
-from fleet.run.layout import FleetOptions, Plan, Site
+from fleet.run.layout import FleetOptions, FleetPlan, Site
 
 MODEL = Path("/m/model.gguf")
 LISTED = """0, GPU-aa11, NVIDIA H100 80GB HBM3, 81559
@@ -30,7 +30,7 @@ def placed(workers: int, there: int, **options: object) -> list[tuple[str | None
     """CUDA_VISIBLE_DEVICES and the share of memory of each worker."""
     ports = tuple(range(11, 11 + workers))
     site = Site(Path("/run/x"), 9, (1, 2, 3), ports, 4, Path("/bin/envoy"), gpus=gpus(there))
-    plan = Plan(FleetOptions(workers=workers, **options), site, MODEL)  # type: ignore[arg-type]
+    plan = FleetPlan(FleetOptions(workers=workers, **options), site, MODEL)  # type: ignore[arg-type]
     programs = [worker.program for worker in plan.workers]
     return [
         (
@@ -77,7 +77,7 @@ def test_the_replacement_of_the_only_worker_is_on_another_gpu() -> None:
     """The old one holds most of the memory of its own."""
     for there in (1, 2):
         site = Site(Path("/run/x"), 9, (1, 2, 3), (11,), 4, Path("/bin/envoy"), gpus=gpus(there))
-        plan = Plan(FleetOptions(workers=1), site, MODEL)
+        plan = FleetPlan(FleetOptions(workers=1), site, MODEL)
         if there == 1:
             with pytest.raises(FleetError, match="worker-1 is the only worker, and no GPU is free"):
                 plan.worker(0, 12, beside=plan.workers[0])
@@ -97,10 +97,12 @@ def test_numbers_mean_the_same_gpus_to_us_and_to_the_workers() -> None:
     """Workers are given names of GPUs, and count those without in the order of nvidia-smi too."""
     found = find({"CUDA_VISIBLE_DEVICES": "2,1"}, lambda: LISTED)
     site = Site(Path("/run/x"), 9, (1, 2, 3), (11, 12), 4, Path("/bin/envoy"), gpus=tuple(found))
-    for worker, gpu in zip(Plan(FleetOptions(workers=2), site, MODEL).workers, found, strict=True):
+    for worker, gpu in zip(
+        FleetPlan(FleetOptions(workers=2), site, MODEL).workers, found, strict=True
+    ):
         assert worker.program.environment["CUDA_VISIBLE_DEVICES"] == gpu.uuid
-    unplaced = Plan(FleetOptions(workers=1, worker_args=("--device", "cuda")), site, MODEL)
-    for plan in (unplaced, Plan(FleetOptions(workers=1), site, MODEL)):
+    unplaced = FleetPlan(FleetOptions(workers=1, worker_args=("--device", "cuda")), site, MODEL)
+    for plan in (unplaced, FleetPlan(FleetOptions(workers=1), site, MODEL)):
         assert plan.workers[0].program.environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
 
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from fleet.envoy.settings import Mechanism, SocketAddress
-from fleet.run.layout import DISAGGREGATED_CONFIG, FleetOptions, Plan, Site, endpoints_yaml
+from fleet.run.layout import DISAGGREGATED_CONFIG, FleetOptions, FleetPlan, Site, endpoints_yaml
 from picker.config.build import BuildOptions, check_config
 from picker.config.catalog import builtin_plugins
 from picker.config.pool_file import read_pool_file
@@ -26,9 +26,9 @@ def flags(argv: tuple[str, ...]) -> dict[str, str]:
     return {flag: value for flag, value in itertools.pairwise(argv) if flag[:2] == "--"}
 
 
-def lay_out(**changes: object) -> Plan:
+def lay_out(**changes: object) -> FleetPlan:
     """A fleet of two torch workers, changed."""
-    return Plan(FleetOptions(**changes), SITE, MODEL)
+    return FleetPlan(FleetOptions(**changes), SITE, MODEL)
 
 
 def test_the_first_page_names_the_dashboards_own_port() -> None:
@@ -47,14 +47,14 @@ def test_workers_share_the_cores() -> None:
     assert flags(first.program.argv)["--num-threads"] == "2"
     assert first.program.environment["OMP_NUM_THREADS"] == "2"
     assert flags(second.program.argv)["--port"] == "12"
-    crowded = Plan(FleetOptions(workers=9), SITE, MODEL)
+    crowded = FleetPlan(FleetOptions(workers=9), SITE, MODEL)
     assert flags(crowded.workers[0].program.argv)["--num-threads"] == "1"
 
 
 @pytest.mark.parametrize(("workers", "share"), [(1, None), (2, "0.25"), (9, "0.056")])
 def test_workers_share_the_memory(workers: int, share: str | None) -> None:
     """Half of what is available is for the caches of all, unless there is only one."""
-    for worker in Plan(FleetOptions(workers=workers), SITE, MODEL).workers:
+    for worker in FleetPlan(FleetOptions(workers=workers), SITE, MODEL).workers:
         assert flags(worker.program.argv).get("--gpu-memory-utilization") == share
 
 
@@ -74,7 +74,7 @@ def test_workers_speculate_by_default() -> None:
 
 def test_the_simulator_needs_no_model_and_no_threads() -> None:
     """A simulated worker is asked for neither."""
-    worker = Plan(FleetOptions(engine="sim"), SITE, None).workers[0].program
+    worker = FleetPlan(FleetOptions(engine="sim"), SITE, None).workers[0].program
     assert flags(worker.argv)["--engine"] == "sim"
     assert not {"--model", "--num-threads", "--gpu-memory-utilization"} & set(worker.argv)
 
@@ -165,7 +165,7 @@ def test_another_picker_has_ports_and_a_recording_of_its_own() -> None:
 def test_the_next_envoy_takes_over_from_the_one_before_it_but_not_after_a_crash() -> None:
     """It knows it by number and epoch, and what follows a crash begins anew."""
     site = dataclasses.replace(SITE, hot_restart_id=12)
-    layout = Plan(FleetOptions(drain_seconds=2.5), site, MODEL)
+    layout = FleetPlan(FleetOptions(drain_seconds=2.5), site, MODEL)
     second = layout.envoy(2, 1)
     assert flags(second.program.argv)["--base-id"] == "12"
     assert flags(second.program.argv)["--restart-epoch"] == "1"
@@ -186,7 +186,7 @@ def test_without_shared_memory_envoy_is_not_taken_over() -> None:
 def test_roles_share_the_ports() -> None:
     """A prefill worker listens itself; a sidecar listens on the port of a decode worker."""
     site = dataclasses.replace(SITE, worker_ports=(11, 12, 13), decoder_ports=(21, 22), kv_key="k")
-    layout = Plan(FleetOptions(workers=3, prefill=1), site, MODEL)
+    layout = FleetPlan(FleetOptions(workers=3, prefill=1), site, MODEL)
     first, second, third = layout.workers
     ports = [flags(one.program.argv)["--port"] for one in (first, second, third)]
     assert (ports, first.sidecar) == (["11", "21", "22"], None)
@@ -220,7 +220,7 @@ def test_a_front_stands_before_envoy() -> None:
     """Clients come in through it, and Envoy listens for it alone."""
     options = FleetOptions(front=True, host="::1", port=8080)
     assert options.num_ports == FleetOptions().num_ports + 1
-    layout = Plan(options, dataclasses.replace(SITE, gateway_port=77), MODEL)
+    layout = FleetPlan(options, dataclasses.replace(SITE, gateway_port=77), MODEL)
     assert layout.envoy().bootstrap.listen == SocketAddress("127.0.0.1", 77)
     assert layout.front is not None
     given = flags(layout.front.argv)

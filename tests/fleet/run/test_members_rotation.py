@@ -8,16 +8,16 @@ from pathlib import Path
 import yaml
 
 from fleet.envoy.settings import SocketAddress
-from fleet.run.layout import FleetOptions, Plan, Site
+from fleet.run.layout import FleetOptions, FleetPlan, Site
 from fleet.run.members import Rotation
 
 WORKERS = {f"worker-{n}": SocketAddress("127.0.0.1", 10 + n) for n in (1, 2)}
 
 
-def layout(folder: Path, **changes: object) -> Plan:
+def layout(folder: Path, **changes: object) -> FleetPlan:
     """A fleet of two in `folder`."""
     site = Site(folder, 4, (1, 2, 3), (11, 12), cores=2, envoy=Path("/bin/envoy"))
-    return Plan(FleetOptions(**changes), site, None)
+    return FleetPlan(FleetOptions(**changes), site, None)
 
 
 def members(path: Path) -> list[dict]:

@@ -17,10 +17,10 @@ from fleet.errors import FleetError
 from fleet.run.process import (
     CALM_SECONDS,
     LONGEST_DELAY_SECONDS,
-    Backoff,
     Child,
     Program,
     Reaper,
+    RestartDelay,
     describe_exit,
 )
 from tests.support.waiting import until
@@ -300,14 +300,14 @@ asyncio.run(Child(program, Doomed(), asyncio.Event().wait, print).run())
 
 def test_pauses_grow_and_start_over() -> None:
     """Quick deaths double the pause up to a bound; a long life resets it."""
-    backoff = Backoff()
+    backoff = RestartDelay()
     pauses = []
     for _ in range(12):
         pauses.append(backoff.delay_seconds)
         backoff = backoff.after(1.0)
     assert pauses[:3] == [0.2, 0.4, 0.8]
     assert max(pauses) == LONGEST_DELAY_SECONDS
-    assert backoff.after(CALM_SECONDS) == Backoff()
+    assert backoff.after(CALM_SECONDS) == RestartDelay()
 
 
 def test_exits_are_described_in_words() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fleet.sim.fast_worker import PrefixCache, chain
+from fleet.sim.fast_worker import BlockCache, chain
 from worker.engine.cache.cache_events import BlockRemoved, BlocksStored, CacheEvent
 
 SIZE = 4
@@ -17,7 +17,7 @@ def test_subscribers_hear_of_what_is_stored_and_evicted() -> None:
     def publish(events: Sequence[CacheEvent]) -> None:
         published.extend(events)
 
-    cache, tokens = PrefixCache(publish), list(range(12))
+    cache, tokens = BlockCache(publish), list(range(12))
     names = chain(tokens, SIZE, [], 3)
     cache.stored(tokens, names[:2], 0, SIZE)
     cache.stored(tokens, names, 2, SIZE)

@@ -19,7 +19,7 @@ from fleet.run.layout import DISAGGREGATED_CONFIG
 from fleet.sim.command import simulate_command
 from fleet.sim.fast_worker import FastWorker
 from fleet.sim.living_worker import Answered, LivingWorker, WorkerSettings
-from fleet.sim.virtual_fleet import Served, Simulation, VirtualFleet
+from fleet.sim.virtual_fleet import ServedPrompt, Simulation, VirtualFleet
 from fleet.sim.virtual_kv import VirtualKv
 from fleet.sim.virtual_time import run_in_virtual_time
 from worker.config import CacheConfig, SchedulerConfig, SimConfig
@@ -42,11 +42,13 @@ def prompt(num_tokens: int, seed: int = 0) -> list[int]:
     return Random(seed).choices(range(256, 1280), k=num_tokens)
 
 
-def asked(prompts: Sequence[list[int]], is_fast: bool, worker: WorkerSettings) -> list[Served]:
+def asked(
+    prompts: Sequence[list[int]], is_fast: bool, worker: WorkerSettings
+) -> list[ServedPrompt]:
     """One after the other, of a prefill and a decode worker behind the picker of `up --prefill`."""
     settings = Simulation(2, worker, DISAGGREGATED_CONFIG, is_fast, prefill=1)
 
-    async def main() -> list[Served]:
+    async def main() -> list[ServedPrompt]:
         async with VirtualFleet(settings) as fleet:
             return [await fleet.ask(one, 5) for one in prompts]
 

@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from fleet.sim.living_worker import WorkerSettings
-from fleet.sim.virtual_fleet import Served, Simulation
+from fleet.sim.virtual_fleet import ServedPrompt, Simulation
 from fleet.sim.virtual_time import run_in_virtual_time
 from tests.support.fleet.peer_fleet import PeerFleet, Peers
 from worker.config import CacheConfig, SchedulerConfig
@@ -42,7 +42,7 @@ QUIET_SECONDS = 10.0  # after the last request, until replicas have received its
 class Seen:
     """The answers, and the requests that each replica still counts as in flight long after."""
 
-    served: Sequence[Served]
+    served: Sequence[ServedPrompt]
     left: Sequence[Mapping[str, int]]
 
     def hit_rate(self, since: float = 0.0, until: float = math.inf) -> float:
@@ -61,7 +61,7 @@ def run(peers: Peers, load: SharedPrefixes, events: Mapping[float, Event] | None
 async def _run(peers: Peers, load: SharedPrefixes, events: Mapping[float, Event]) -> Seen:
     rng, lots, loop = Random(load.seed), Random(load.seed + 1), asyncio.get_running_loop()
     beginnings = [_tokens(rng, load.num_prefix) for _ in range(load.prefixes)]
-    tasks: list[asyncio.Task[Served]] = []
+    tasks: list[asyncio.Task[ServedPrompt]] = []
     async with PeerFleet(Simulation(worker=WORKER), peers) as fleet:
         for second, event in events.items():
             loop.call_at(second, event, fleet)

@@ -11,7 +11,7 @@ import pytest
 
 from fleet.policies import POLICIES
 from fleet.sim.living_worker import WorkerSettings
-from fleet.sim.virtual_fleet import Served, Simulation, VirtualFleet
+from fleet.sim.virtual_fleet import ServedPrompt, Simulation, VirtualFleet
 from fleet.sim.virtual_time import run_in_virtual_time
 from worker.config import CacheConfig, SchedulerConfig, SimConfig
 
@@ -29,9 +29,9 @@ WORKER = WorkerSettings(
 )
 
 
-async def _answers(config: str | None, seed: int) -> Sequence[Served]:
+async def _answers(config: str | None, seed: int) -> Sequence[ServedPrompt]:
     """One prompt in seven is thirty times as long as the others."""
-    rng, tasks = Random(seed), list[asyncio.Task[Served]]()
+    rng, tasks = Random(seed), list[asyncio.Task[ServedPrompt]]()
     settings = Simulation(worker=WORKER, config=config, seed=seed)
     async with VirtualFleet(settings) as fleet, asyncio.TaskGroup() as group:
         for _ in range(NUM_REQUESTS):
