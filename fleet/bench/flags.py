@@ -27,20 +27,21 @@ _FLAGS: Final = """
                               the endpoint
 --model NAME                  default: the first one served
 --api chat|completions = chat
-                              which of the two APIs
---header HEADER               sent with every request, such as 'authorization: Bearer KEY'; may be
+                              API of the requests
+--header HEADER               header of every request, such as 'authorization: Bearer KEY'; may be
                               repeated
 
 load
 --timeout SECONDS(0..] = 120.0
-                              after which a request has failed
---processes N[1..] = 1        that share the load, which is the same whatever N: for rates that one
-                              cannot send
+                              time after which a request has failed
+--processes N[1..] = 1        processes that share the load, which is the same for any N: for rates
+                              that one process cannot send
 --compare-url URL             a second endpoint: the same arrivals at both in alternating turns
 or --compare CONFIG           two configurations in alternating turns, each put into the file that
                               the picker follows: files, or names that `simulate --policies` knows,
                               such as round-robin default
---picker URL                  of --compare: its HTTP port (default: of the fleet that runs here)
+--picker URL                  HTTP port of the picker for --compare (default: of the fleet that runs
+                              here)
 --rounds N[1..]               turns of each when comparing (default 6)
 
 what is asked
@@ -52,33 +53,33 @@ LOAD: Final = """
 load
 --rate R                      requests a second, whatever the answers: 5, a ramp 1..20, or stages
                               1,2,4,8 (default 1)
-or --concurrency COUNTS       instead of --rate: number of sessions at a time, each begun as another
-                              ends; or 10,20,40
+or --concurrency COUNTS       instead of --rate: number of sessions at a time, each started when
+                              another ends; or 10,20,40
 --burstiness SHAPE = 1.0      shape of the gaps: 1 is Poisson, less is burstier, inf is regular
---duration SECONDS(0..]       of each stage (default 30, of a trace all of it)
---requests N[1..]             of each stage, at most
---warmup SECONDS[0..] = 0.0   at the beginning of each stage, whose requests are not counted
---seed N = 1                  of arrivals and lengths
+--duration SECONDS(0..]       duration of each stage (default 30, of a trace all of it)
+--requests N[1..]             most requests of each stage
+--warmup SECONDS[0..] = 0.0   time at the start of each stage whose requests are not counted
+--seed N = 1                  seed of arrivals and lengths
 
 what is asked
---input-tokens SPAN = 512     of a user's text: 512, or drawn from 128..1024
---output-tokens SPAN = 128    asked for
+--input-tokens SPAN = 512     tokens of a user's text: 512, or random from 128..1024
+--output-tokens SPAN = 128    tokens requested
 --prefix-groups N[1..]        number of system prompts, one of which begins each session
---prefix-tokens SPAN          of each system prompt (default 1024); without groups every session has
-                              its own
---prefix-prompts N[1..]       first questions of a group, which come again (default: every question
-                              is new)
---turns SPAN = 1              requests of a session, each with all that was said before: 4, or 2..8
---think SECONDS[0..] = 0.0    between an answer and the next turn
+--prefix-tokens SPAN          tokens of each system prompt (default 1024); without groups every
+                              session has its own
+--prefix-prompts N[1..]       first questions of a group, which are repeated (default: every
+                              question is new)
+--turns SPAN = 1              requests of a session, each with the conversation so far: 4, or 2..8
+--think SECONDS[0..] = 0.0    time between an answer and the next turn
 --trace FILE                  times, lengths and shared beginnings of Mooncake's JSON lines, Azure's
                               CSV, a recording
---speed FACTOR(0..]           how much faster than it was recorded a trace is sent
+--speed FACTOR(0..]           factor by which a trace is sent faster than it was recorded
 
 results
 --slo BOUNDS                  bounds of every request, or of a quantile:
                               ttft<1s,itl<50ms,e2e_p95<8s
 --slo-share SHARE[0..1] = 0.99
-                              of the requests that must be within the bounds of requests
+                              share of requests that must be within their bounds
 --json FILE                   write all numbers
 --csv FILE                    write one line for each request
 --html FILE                   write one page with plots

@@ -37,9 +37,9 @@ _FLAGS = """
 or --bench FILE               plan for the load of the last stage of a bench (pointsman bench
                               --json)
 --rate NUMBER[0..]            requests a second
---input-tokens NUMBER[0..]    of a mean prompt
---output-tokens NUMBER[0..]   of a mean answer
---cached-share SHARE[0..1]    share of the prompt's tokens that are in a cache, 0 to 1
+--input-tokens NUMBER[0..]    tokens of a mean prompt
+--output-tokens NUMBER[0..]   tokens of a mean answer
+--cached-share SHARE[0..1]    cached share of the prompt's tokens, 0 to 1
 --slo BOUNDS                  objective in place of the file's, e.g. ttft_p95<1s,itl_p95<50ms or
                               ttft<1s
 --cost-per-replica-hour NUMBER[0..]

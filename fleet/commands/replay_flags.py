@@ -10,7 +10,8 @@ _FLAGS = """
 --config NEW                  repeat the decisions with this configuration, and report what changes
 --json                        print one JSON object
 --limit N[0..] = 10           rows and differences to list at most
---allow-experimental-plugins  of --config; always allowed when they were for the recording
+--allow-experimental-plugins  allow alpha plugin types in --config; always on if they were allowed
+                              for the recording
 """
 
 

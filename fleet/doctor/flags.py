@@ -13,12 +13,12 @@ _FLAGS: Final = """
 --picker URL                  the picker's HTTP port
 --envoy-config FILE           a bootstrap, or the answer of /config_dump
 --envoy-admin URL             a running Envoy's admin port: http://HOST:PORT or unix:///PATH
---certificate HOST:PORT       a port that speaks TLS, the picker's for instance
+--certificate HOST:PORT       a port with TLS, such as the picker's
 --workers                     check all of the picker's endpoints, not only those on this machine
 --pool NAME                   InferencePool of a cluster
---namespace NAME = default    of the pool
+--namespace NAME = default    namespace of the pool
 --kubeconfig FILE             access to the cluster
---kube-context NAME           of that file
+--kube-context NAME           context of that file
 --as USER                     account whose permissions are checked (default: the picker's Pods',
                               else yours)
 --json                        findings as JSON

@@ -9,14 +9,14 @@ _FLAGS = """
 --port PORT = 8080            port to listen on
 --gateway URL = http://127.0.0.1:8081
                               the gateway whose picker chooses workers
---attempts N[1..] = 3         most workers in a row that may fail with a request which gets no token
-                              further
---patience SECONDS[0..] = 60  how long a request waits while no worker answers
+--attempts N[1..] = 3         most consecutive workers that may fail with a request without a new
+                              token
+--patience SECONDS[0..] = 60  time that a request waits while no worker answers
 --stall-timeout SECONDS(0..] = 60
-                              how long a stream that has begun may be silent; then its worker counts
-                              as dead
+                              longest silence of a stream that has begun; then its worker counts as
+                              dead
 --drain-timeout SECONDS[0..] = 30
-                              how long running requests get to finish after SIGTERM
+                              time that running requests have to finish after SIGTERM
 """
 
 

@@ -12,17 +12,16 @@ _FLAGS = """
 --decoder URL = http://127.0.0.1:8200
                               the decode worker
 --kv-connector nixlv2|sglang = nixlv2
-                              how the workers hand over KV: as vLLM's NIXL connector (nixlv2), or
-                              SGLang
+                              protocol of KV between workers: vLLM's NIXL connector (nixlv2), or
+                              SGLang's
 --bootstrap-port PORT         port where SGLang's prefill workers serve rooms: with Pointsman's,
                               their kv_port (default: SGLANG_BOOTSTRAP_PORT, else 8998)
---prefiller-networks CIDR     networks whose prefill workers may be asked, such as
-                              10.8.0.0/16,fd00::/8 (default: all private ones but link-local
-                              addresses)
+--prefiller-networks CIDR     networks of permitted prefill workers, such as 10.8.0.0/16,fd00::/8
+                              (default: all private ones but link-local addresses)
 --prefill-timeout SECONDS(0..] = 120
-                              how long a prefill may take; then the decode worker computes
+                              longest time of a prefill; then the decode worker computes the prompt
 --drain-timeout SECONDS[0..] = 30
-                              how long running requests get to finish after SIGTERM
+                              time that running requests have to finish after SIGTERM
 """
 
 

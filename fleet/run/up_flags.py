@@ -23,7 +23,7 @@ _FLAGS = """
 workers
 --workers N[1..] = 2          number of workers, at most 256
 or --prefill N[1..]           in place of --workers: number of workers that run long prompts for
-                              those of --decode, and hand the KV over (default: every worker does
+                              those of --decode, and transfer the KV (default: every worker does
                               both)
 --decode N[1..]               in place of --workers: number of workers that answer, each behind a
                               sidecar
@@ -35,7 +35,7 @@ or --prefill N[1..]           in place of --workers: number of workers that run 
                               type of weights and activations (default: auto, which is float32 on a
                               CPU)
 --devices LIST = all          GPUs for the workers, in turn: all, cpu, or numbers such as 0,2;
-                              workers on one GPU get equal parts of its memory
+                              workers on one GPU share its memory equally
 --worker-args FLAGS           more flags of `pointsman worker` for every worker, in quotes, e.g.
                               '--max-num-seqs 16' (default: none)
 
@@ -44,13 +44,12 @@ Envoy
 --port PORT = 8080            port of Envoy; the other parts use free ports above it
 --insecure                    allow a --host that other machines can reach
 --routing override-host|original-dst = override-host
-                              how Envoy follows the picker: override-host tries a list of workers,
-                              and balances by itself without a picker; original-dst connects to the
-                              given address
+                              routing in Envoy: override-host tries a list of workers, and balances
+                              by itself without a picker; original-dst connects to the given address
 --request-body buffered|full-duplex = buffered
-                              which process holds a body during the decision: Envoy, up to 4 MiB, so
-                              that losing the picker costs no request; or the picker, as the
-                              protocol prescribes
+                              holder of a body during the decision: Envoy, up to 4 MiB, so that
+                              losing the picker costs no request (buffered); or the picker, as the
+                              protocol prescribes (full-duplex)
 --front                       put `pointsman front` before Envoy: streams continue when their
                               workers die
 --trust-control-headers       let clients set the headers for objective, tenant and latency targets
@@ -71,7 +70,7 @@ times
 --startup-timeout SECONDS[0..] = 120.0
                               time until all parts must be ready
 --drain-timeout SECONDS[0..] = 10.0
-                              how long running requests get to finish after Ctrl-C, or when a part
+                              time that running requests have to finish after Ctrl-C, or when a part
                               restarts
 """
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from base.flags import Parser, add_flags
 
 _FLAGS = """
---workers N[1..] = 1          that answered the run
---kv-tokens N[1..]            KV cache of a worker, which no bench can see
+--workers N[1..] = 1          number of workers that answered the run
+--kv-tokens N[1..]            KV cache of a worker, which no bench can measure
 """
 
 

@@ -40,39 +40,38 @@ class Event:
 
 _FLAGS = """
 fleet
---workers N[1..]              (default 4)
+--workers N[1..]              number of workers (default 4)
 or --prefill N[1..]           in place of --workers: number of workers, the first ones, that run
                               prompts for those of --decode, by the configuration of `pointsman up
                               --prefill`
 --decode N[1..]               in place of --workers: number of workers that answer
 --sim-kv-cache-transfer-latency DURATION
-                              time of KV from another worker, if not 0 (default 0s)
+                              time of KV from another worker (default 0s)
 --sim-kv-cache-transfer-time-per-token DURATION
-                              time of KV from another worker, else of each of its tokens (default
-                              0s)
+                              time of each token of KV from another worker, if the latency is 0
+                              (default 0s)
 --worker NAME|FILE = qwen3-32b-2xh100
-                              how fast each is: a preset, or a file of `pointsman fit`
+                              speed of each worker: a preset, or a file of `pointsman fit`
 --kv-tokens N[1..]            KV cache of each (default: of the preset or file, else 262144)
 --max-num-seqs N[1..]         sequences in a step (default: of the preset or file, else 256)
 --max-num-batched-tokens N[1..]
                               tokens in a step (default: of the preset or file, else 8192)
---fast                        workers that jump over equal steps: approximate, and several times as
-                              fast
+--fast                        skip over equal steps: approximate, and several times as fast
 --policies NAME|FILE          configurations of the picker, with the same requests for each: files,
                               or default, precise, predicted, random, round-robin, power-of-two,
                               consistent-hashing, cache_aware, dynamo, load-only, prefix-only,
                               llm-d-111, llm-d-322 (default: default)
 --event EVENT                 SECONDS:kill:N, :drain:N, :slow:N:FACTOR of the worker of this number,
                               or :add:COUNT; may be repeated
---seeds N[1..] = 1            runs of each, with the seeds from --seed on: mean ± deviation; plots
+--seeds N[1..] = 1            runs with different seeds, from --seed on: mean ± deviation; plots
                               show the first
 --processes N[1..]            simulations at a time, each with the memory of its fleet (default: the
                               cores)
 
 questions
---find workers                the least number of workers that keeps --slo
+--find workers                find the smallest number of workers that meets --slo
 or --scenario NAMES           a published benchmark, or several: S1,S6; or all
-or --replay FILE              the choices of other configurations for the requests of a recording
+or --replay FILE              repeat the requests of a recording with other configurations
 """
 
 

@@ -15,12 +15,12 @@ configuration
 --config-text YAML            the same as text
 --watch-config = true         apply changes of --config-file while running
 --allow-experimental-plugins  allow alpha plugin types
---strict-data-scope           deny plugins the data that they do not declare
+--strict-data-scope           hide data from plugins that do not declare it
 
 pool
 --endpoints-file FILE         endpoints, objectives and rewrites in YAML; changes apply at once
 --pool-name NAME              InferencePool to follow; without Kubernetes the pool's name in metric
-                              labels and as objectives name it (default: default)
+                              labels and in objectives (default: default)
 --pool-namespace NAMESPACE    namespace of the pool (default: the variable NAMESPACE, the Pod's own,
                               or default)
 --pool-group GROUP = inference.networking.k8s.io
@@ -33,71 +33,71 @@ pool
 --kubeconfig FILE             access to the cluster (default: the variable KUBECONFIG, or the Pod's
                               service account)
 --kube-context NAME           context of that file (default: its current one)
---pool POOL                   one of several pools to serve, each by a flag of its own:
-                              [NAMESPACE/]NAME[:PORT], or name=NAME and more of namespace, group,
+--pool POOL                   one of several pools to serve; repeat the flag for each:
+                              [NAMESPACE/]NAME[:PORT], or name=NAME and any of namespace, group,
                               grpc-port, endpoints-file, config-file
 --route-by-model              at --grpc-port, send requests whose proxy names no pool to the pool
                               that serves their model
 --refresh-metrics-interval DURATION = 50ms
-                              how often endpoints are scraped while requests come; at least 50ms
+                              interval of scrapes while requests arrive; at least 50ms
 --metrics-staleness-threshold DURATION = 2s
-                              age from which metrics count as unknown
+                              age above which metrics count as unknown
 
 ext_proc
 --bind-address ADDRESS = 0.0.0.0
-                              where ext_proc and health listen, or unix:///PATH for ext_proc
-                              (default: everywhere)
---grpc-port PORT = 9002       ext_proc; 0: a free port
+                              address of ext_proc and health, or unix:///PATH for ext_proc (default:
+                              all)
+--grpc-port PORT = 9002       port of ext_proc; 0: a free one
 --grpc-max-recv-msg-size SIZE = 65Mi
                               largest gRPC message accepted, e.g. 10MiB
 --grpc-max-send-msg-size SIZE
                               largest gRPC message sent; at least 1MiB, which the picker never
                               exceeds
 --max-unfinished-bodies SIZE = 512Mi
-                              most memory of all request bodies that are still arriving; further
+                              most memory for all request bodies that are still arriving; further
                               requests get a 429
 --disable-endpoint-subset-filter
                               ignore the proxy's subset hint
 --emit-endpoint-scores        send the proxy every candidate's score as metadata
---conformance                 answer in the words of the reference picker, for its test suites:
-                              plain-text errors, and `x-went-into-resp-headers` on responses
+--conformance                 use the texts of the reference picker, for its test suites: plain-text
+                              errors, and `x-went-into-resp-headers` on responses
 
 TLS
---secure-serving = ?          TLS on ext_proc; without --cert-path with a self-signed certificate
-                              (default: unless it listens on loopback or a unix socket and has
-                              no --cert-path)
+--secure-serving = ?          use TLS on ext_proc, with a self-signed certificate unless --cert-path
+                              is given (default: yes, unless the address is loopback or a unix
+                              socket and there is no --cert-path)
 --cert-path DIR               folder with tls.crt and tls.key
---enable-cert-reload = ?      load new certificates as they appear in --cert-path (default: when
-                              that is given)
+--enable-cert-reload = ?      load new certificates as they appear in --cert-path (default: yes with
+                              that flag)
 --tls-min-version VERSION     VersionTLS12 or VersionTLS13 (default: VersionTLS12)
 --tls-cipher-suites NAMES     names of TLS 1.2 suites, separated by commas (default: the library's)
 
 health and metrics
 --grpc-health-port PORT = 9003
-                              gRPC health service, in plain text
---enable-grpc-stream-metrics  count ext_proc streams, by their outcome
+                              port of the gRPC health service, in plain text
+--enable-grpc-stream-metrics  count ext_proc streams by outcome
 --health-checking             answer health checks on the ext_proc port too
---metrics-port PORT = 9090    HTTP port: metrics, health, dashboard
+--metrics-port PORT = 9090    HTTP port for metrics, health and dashboard
 --metrics-bind-address ADDRESS = 127.0.0.1
-                              where the HTTP port listens (default: loopback only)
+                              address of the HTTP port (default: loopback only)
 --metrics-cert-dir DIR        folder with tls.crt and tls.key for the HTTP port
 --metrics-client-ca-file FILE
                               CAs (PEM) that must have signed the certificates of its clients
 --metrics-endpoint-auth       require a bearer token on the HTTP port whose account may read
                               nonResourceURLs like /metrics
 --refresh-prometheus-metrics-interval DURATION = 0
-                              how long to cache gauges of the pool (default: compute them at each
-                              scrape)
+                              time for which gauges of the pool are cached (default: compute them at
+                              each scrape)
 --metrics-client-label-bytes SIZE = 900Ki
                               most bytes of the metrics page for label values that clients choose;
-                              further ones are "other"
+                              further values become "other"
 
 behaviour
 --drain-timeout DURATION = 30s
-                              how long running requests get to finish after SIGTERM
+                              time that running requests have to finish after SIGTERM
 --endpoint-ejection-failures N[0..1000] = 3
-                              failures in a row (500, 502, 503, 504, no connection) after which an
-                              endpoint is ejected, and only probed; 0: never
+                              consecutive failures (500, 502, 503, 504, no connection) after which
+                              an endpoint is ejected, and only probed; 0: never
 
 explanations
 --decision-records N[0..1000000] = 10000
@@ -109,7 +109,7 @@ recording
 --record FILE                 record every decision, for `pointsman replay`; appends to an existing
                               recording
 --record-max-bytes SIZE = 1Gi
-                              most bytes of a recording; requests continue without it
+                              largest size of a recording; requests continue without it
 --[no-]record-prompts = true  record the tokens of prompts, which can be read as text; without them
                               a replay cannot change the settings of prompt caches
 
@@ -121,24 +121,25 @@ endpoint discovery
 --xds-cluster-name NAME       name of the pool's cluster in Envoy (default: that of --pool-name)
 
 replicas
---peers HOST:PORT,…           the other replicas, to exchange state with; this one may be listed
+--peers HOST:PORT,…           the other replicas, with which state is exchanged; this one may be in
+                              the list
 --peer-service NAME[:PORT]    host name of all replicas, e.g. of a headless Service; resolved
                               every 5 s
---peer-slices SERVICE[:PORT]  Service of the pool's namespace whose EndpointSlices name all
+--peer-slices SERVICE[:PORT]  Service in the pool's namespace whose EndpointSlices name all
                               replicas; the picker follows it
 --peer-port PORT = 9005       port for the other replicas; 0: a free port
 --peer-bind-address ADDRESS   address of --peer-port (default: all with --peer-cert-path or
                               --peer-insecure, else loopback only)
 --peer-cert-path DIR          folder with tls.crt, tls.key and ca.crt, whose CA must have signed
                               replicas' certificates
---peer-server-name NAME       name in the certificates of replicas (default: the one they were found
-                              by)
+--peer-server-name NAME       name in the certificates of replicas (default: the name used to find
+                              them)
 --[no-]peer-insecure          let replicas use plain text, in a network where every client is
                               trusted
---hash-seed-file FILE         secret seed of the hashes of prompts, the same for all replicas
-                              (default: random; replicas agree on one)
---ha-enable-leader-election   of several replicas in Kubernetes only one is ready at a time, which
-                              holds a Lease
+--hash-seed-file FILE         secret seed of prompt hashes, the same for all replicas (default:
+                              random, and replicas agree on one)
+--ha-enable-leader-election   keep one of several replicas in Kubernetes ready at a time, the one
+                              that holds a Lease
 --leader-election-lease-duration DURATION
                               silence of the leader after which a standby takes over, in whole
                               seconds up to 120 (default: 15s)
@@ -156,6 +157,6 @@ logging and tracing
 -v, --v LEVEL = 2                 2: normal, 4 and above: debug
 --zap-log-level LEVEL         debug, info, error, or a number as for -v; overrides -v
 --zap-encoder console|json = console
-                              console, or json: one object a line
+                              console, or json: one object per line
 --tracing                     send OpenTelemetry spans, configured by the OTEL_* variables
 """

@@ -43,12 +43,12 @@ model
                               template)
 --[no-]enable-auto-tool-choice
                               accept tool_choice auto: the model decides whether to call a tool
---reasoning-parser FORMAT     format of the model's reasoning; answers then have it in a field of
-                              its own
---pooler-config JSON          how prompts are embedded, such as {"pooling_type": "MEAN",
+--reasoning-parser FORMAT     format of the model's reasoning, which then has a field of its own in
+                              answers
+--pooler-config JSON          pooling of embeddings, such as {"pooling_type": "MEAN",
                               "use_activation": false} (default: the last token's hidden state,
-                              with a length of 1)
---seed N                      seed of the seeds drawn for requests without one (default: random)
+                              normalised to length 1)
+--seed N                      seed for the seeds of requests without one (default: random)
 
 server
 --uds TEXT                    path of a unix socket to listen on instead of a port
@@ -57,30 +57,31 @@ server
 --served-model-name TEXT …    names under which to serve the model (default: the model's)
 --api-key TEXT …              bearer keys that the /v1 routes require (default: none)
 --ssl-certfile TEXT           certificate chain (PEM); serves HTTPS
---ssl-keyfile TEXT            its private key (PEM)
+--ssl-keyfile TEXT            the certificate's private key (PEM)
 --allowed-origins JSON        origins whose web pages may send requests (CORS); [] for none
                               (default ["*"])
 --[no-]allow-credentials      let these pages send cookies and other credentials
 --allowed-methods JSON        their requests' methods (default ["*"])
 --allowed-headers JSON        their requests' headers (default ["*"])
---ssl-ca-certs TEXT           CAs (PEM) that must have signed clients' own
+--ssl-ca-certs TEXT           CAs (PEM) that must have signed clients' certificates
 --max-num-queued-reqs N[0..]  answer 503 while this many sequences wait (default: no limit)
 --max-num-queued-tokens N[0..]
                               answer 503 while this many prompt tokens wait (default: no limit)
 --max-body-bytes BYTES        longest request body, 64M at most
 --max-rss-bytes BYTES         answer 503 while the HTTP process uses more memory than this (default:
                               no limit)
---max-connections N[1..]      most connections; further ones get a 503 (default: what the file limit
-                              allows)
+--max-connections N[1..]      most connections; further ones get a 503 (default: by the limit on
+                              open files)
 --header-timeout NUMBER(0..]  seconds from a request's first byte to the end of its headers
 --body-timeout NUMBER(0..]    seconds from the end of the headers to the end of the body
 --write-stall-timeout NUMBER(0..]
-                              drop a client that does not read its answer for this many seconds
+                              seconds after which a client that does not read its answer is
+                              disconnected
 --sse-keep-alive-interval NUMBER[0..] = 0.0
                               interval in seconds of comments on a silent stream; 0: none
 --stream-interval N[1..]      tokens in one frame of a stream
 --shutdown-timeout NUMBER[0..]
-                              seconds that running requests get to finish after SIGTERM
+                              seconds that running requests have to finish after SIGTERM
 --[no-]strict-fields          refuse requests with unknown fields instead of ignoring these
 --[no-]enable-request-id-headers
                               return X-Request-Id in every response
@@ -103,8 +104,8 @@ engine
                               on a CPU without AVX-512 or AVX-NE-CONVERT
 --quantization none|q8_0|q4_1
                               on a CPU, convert the weights of a safetensors checkpoint to blocks of
-                              8 or 4 bits as they are loaded; a draft model's stay; FP8, AWQ and
-                              GPTQ need no flag
+                              8 or 4 bits while loading, but not those of a draft model; FP8, AWQ
+                              and GPTQ need no flag
 --kv-cache-dtype auto|float32|bfloat16|fp8|fp8_e4m3
                               auto is that of activations; on a CPU bfloat16 halves the cache, and
                               so does fp8 on a GPU; either may change answers
@@ -130,12 +131,12 @@ engine
 --num-gpu-blocks-override N[1..]
                               KV blocks (default: by memory)
 --kv-cache-memory-bytes BYTES
-                              memory of the KV cache on each rank, such as 4G (default: on a GPU
-                              what is left; on a CPU 1 GiB or one longest sequence, and at most a
+                              memory of the KV cache on each rank, such as 4G (default: on a GPU the
+                              free memory; on a CPU 1 GiB or one longest sequence, and at most a
                               quarter of the available memory)
 --gpu-memory-utilization NUMBER[0..1]
                               share of a GPU's memory to use, weights included; on a CPU the KV
-                              cache uses at most this share of what is available
+                              cache uses at most this share of the available memory
 --[no-]enable-prefix-caching  reuse the KV of common prompt prefixes
 --prefix-caching-hash-algo ALGORITHM
                               hash that names KV blocks, byte for byte as in vLLM
@@ -146,28 +147,29 @@ engine
 --[no-]enable-fair-eviction   evict first from tenants that hold more than an equal share
 --kv-events-config JSON       publish KV events, such as {"enable_kv_cache_events": true,
                               "endpoint": "tcp://*:5557"}
---kv-transfer-config JSON     let other workers have the KV of prompts, or take it from them, such
-                              as {"kv_connector": "TcpConnector", "kv_role": "kv_both"} (see
+--kv-transfer-config JSON     export the KV of prompts to other workers, or import it from them,
+                              such as {"kv_connector": "TcpConnector", "kv_role": "kv_both"} (see
                               disaggregation.md)
---[no-]pd-proxy               have prompts run by the prefill worker that a request's header
+--[no-]pd-proxy               send prompts to the prefill worker that a request's header
                               x-prefiller-host-port names, as `pointsman sidecar` does, and let no
                               client name the source of KV
---prefiller-networks CIDR     networks whose workers --pd-proxy may ask, such as
+--prefiller-networks CIDR     networks of the prefill workers that --pd-proxy may use, such as
                               10.8.0.0/16,fd00::/8 (default: all private ones but link-local
                               addresses)
 --prefill-timeout NUMBER(0..]
-                              seconds that such a prefill may take; then the prompt is run here
+                              seconds for such a prefill; then the prompt is computed here
 --kv-offloading-size GIB(0..]
                               host memory for evicted blocks of the prefix cache (default: they are
-                              lost)
---kv-offloading-path DIR      directory for blocks that are evicted from the host memory, where the
-                              next start finds them
+                              discarded)
+--kv-offloading-path DIR      directory for blocks evicted from host memory, where the next start
+                              finds them
 --kv-offloading-disk-size GIB(0..]
-                              most that may be there, for each worker that uses it (default: 32)
+                              most disk space there, for each worker that uses the directory
+                              (default: 32)
 --kv-offloading-policy POLICY
                               blocks to discard first in host memory and on disk: the least recently
-                              used (lru), the least often (lfu), those never used again (slru), or
-                              those that a tenant has above its share (default: lru)
+                              used (lru), the least often used (lfu), those never reused (slru), or
+                              those above the share of their tenant (tenant) (default: lru)
 --logits-processors NAME …    installed logits processors that requests may ask for by `vllm_xargs`
 
 scheduler
@@ -184,27 +186,26 @@ scheduler
 --waiting-order ORDER         order within a priority: fcfs by arrival, lpm the longest cached
                               prefix first
 --preemption-victim POLICY    sequence to preempt when KV blocks run out
---max-bypasses N[0..]         how many others may be admitted before a sequence that does not fit
+--max-bypasses N[0..]         most requests that may be admitted before a sequence that does not fit
                               yet
 --in-batch-prefix-tokens N[0..]
-                              let a request wait while another computes at least this much of its
-                              prompt; 0: never
---[no-]reserve-full-prompt    admit a request only when its whole prompt has room
+                              let a request wait while another one computes at least this many
+                              tokens of its prompt; 0: never
+--[no-]reserve-full-prompt    admit a request only if its whole prompt fits
 --watermark NUMBER[0..1]      share of the KV blocks to keep free when admitting
 
 speculative decoding
 --speculative-config, -sc JSON
                               draft tokens and verify them, such as {"method": "eagle"}, or
-                              {"method": "ngram", "num_speculative_tokens": 16,
-                              "prompt_lookup_min": 1, "prompt_lookup_max": 16}; null: none; see
-                              docs/speculation.md
+                              {"method": "ngram", "num_speculative_tokens": 16, "prompt_lookup_min":
+                              1, "prompt_lookup_max": 16}; null: off; see docs/speculation.md
 
 LoRA adapters
 --[no-]enable-lora            serve LoRA adapters, each under its own name
 --max-loras N[1..]            most different adapters in one step; other requests wait for a slot
 --max-lora-rank N[1..]        highest rank of an adapter
---max-cpu-loras N[1..]        adapters cached in host memory; others are read again when a request
-                              names them (default: --max-loras)
+--max-cpu-loras N[1..]        adapters cached in host memory; others are read again when needed
+                              (default: --max-loras)
 --lora-modules NAME=PATH …    adapters to load at start: NAME=PATH, or {"name": …, "path": …} with
                               an optional "base_model_name" in JSON
 
@@ -214,7 +215,7 @@ engine failures
 --max-engine-restarts N[0..]  most restarts in ten minutes; one more ends the worker
 --heartbeat-timeout NUMBER[1..]
                               seconds of silence after which the engine process is killed
---step-budget NUMBER(0..]     seconds that any step may take; /health is 503 beyond its budget, and
+--step-budget NUMBER(0..]     seconds that any step may take; beyond its budget /health is 503, and
                               at twice the budget the engine is killed
 --step-budget-factor NUMBER(0..]
                               a step may also take this many times as long as earlier steps of its

@@ -61,22 +61,22 @@ _FLAGS: Final = """
 --out DIR                     folder of the head, its card and unfinished work (default:
                               ~/.cache/pointsman/heads/FINGERPRINT, where the worker looks)
 --start-from HEAD             start with the weights of this head instead of new ones
---seed SEED
---minutes M(0..]              end after about this time: half of it at most for gathering text, the
-                              rest to learn
+--seed SEED                   seed of all random numbers
+--minutes M(0..]              time after which the run ends: half of it at most for writing text,
+                              the rest for training
 --overwrite                   replace an existing head, even by one that predicts less, or of
                               another model
 
 tuning
---num-threads N[1..]          of torch
+--num-threads N[1..]          threads of torch
 --num-rows N[1..]             conversations written side by side
 --batch-tokens N[16..]        tokens of a training step
---learning-rate RATE(0..]     the highest
+--learning-rate RATE(0..]     highest learning rate
 --passes N[1..]               drafts in a row for which the head is trained
 --draft-vocab-size N[1..]     tokens that the head can predict
 --intermediate-size N[1..]    width of the head's MLP
 --dtype auto|float32|bfloat16
-                              of the model while it writes (default: the fastest here)
+                              type of the model while it writes text (default: the fastest here)
 """
 
 
