@@ -137,7 +137,7 @@ async def test_a_stream_of_ten_thousand_events_arrives_unchanged(
 @EACH_CLIENT
 @pytest.mark.parametrize("name", SERVED)
 async def test_trailers_pass_both_ways(front: Front, name: str, http2: bool) -> None:
-    """Those of the request behind its body, those of the response behind its own."""
+    """Trailers follow the body of the request and of the response."""
     ask = Ask("/trailers", [b"body"], trailers=(("x-behind", "it"),))
     async with picking(front) as (endpoint, inflight):
         answer = await echoed(front, name, ask, http2=http2)
@@ -197,7 +197,7 @@ async def test_a_model_name_is_put_back_wherever_the_body_can_be_seen(
 
 @pytest.mark.parametrize("name", ["duplex", "buffered-duplex", "buffered-skipping"])
 async def test_refusals_reach_the_client(front: Front, name: str) -> None:
-    """With their status and text: what is no JSON, what is too large, and what nobody can serve."""
+    """With their status and text: malformed, too large, and without an endpoint."""
     port = front.ports[name]
     async with picking(front, settings=StreamSettings(max_body_bytes=300_000)) as (
         endpoint,
@@ -209,7 +209,7 @@ async def test_refusals_reach_the_client(front: Front, name: str) -> None:
         assert (answer.status, answer.headers["content-type"]) == (400, "application/json")
         assert json.loads(answer.body)["error"]["type"] == "BadRequestError"
         assert (await exchange(port, Ask("/echo", [bytes(300_001)]))).status == 413
-        if name == "buffered-duplex":  # shows trailers where no decision can be told any more
+        if name == "buffered-duplex":  # shows trailers too late for a decision
             answer = await exchange(port, Ask("/echo", trailers=(("x-behind", "it"),)))
             assert answer.status == 400
             assert b"needs a body" in answer.body
@@ -232,7 +232,7 @@ async def test_envoys_own_error_reaches_a_client_that_is_too_slow(front: Front, 
 
 
 async def test_a_proxy_that_only_observes_is_not_held_up(front: Front) -> None:
-    """It is told nothing, so the request goes nowhere: this cluster has no other word."""
+    """It gets no destination, so the request fails: this cluster has no other source."""
     async with picking(front) as (endpoint, _):
         answer = await exchange(front.ports["observing"], Ask("/echo", [b"body"]))
         assert answer.status == 503

@@ -47,7 +47,7 @@ def front() -> Iterator[Front]:
 
 @dataclass
 class Scripted:
-    """Decides as told, for the one stream at a time that there is; may evict."""
+    """Decides as the test asks, for one stream at a time; may evict."""
 
     decision: RouteDecision
     evict: Callable[[DropReason], None] | None = None
@@ -67,7 +67,7 @@ class Scripted:
         self.ends.put_nowait((cause, status))
 
     async def end(self) -> tuple[FinishCause, int | None]:
-        """How the next request ended."""
+        """Return the end of the next request."""
         async with asyncio.timeout(LIMIT_SECONDS):
             return await self.ends.get()
 
@@ -76,7 +76,7 @@ class Scripted:
 async def picking(
     front: Front, *, marks: bool = False, **decision: object
 ) -> AsyncIterator[tuple[Scripted, OddEndpoint]]:
-    """A picker that always decides for one endpoint, as told."""
+    """A picker that decides as the test asks."""
     async with odd_endpoint() as endpoint:
         script = Scripted(replace(RouteDecision(endpoint.host_port), **decision))  # type: ignore[arg-type]
         options = ServerOptions(host=str(front.picker_socket))
@@ -136,16 +136,16 @@ async def test_metadata_of_decision_and_response_reaches_envoy(front: Front, nam
     path = f"/echo?metadata={name}"
     async with picking(front, metadata=scores, response=HoldingTap(0, None)) as (_, endpoint):
         await exchange(front.ports[name], Ask(path, [b"body"]))
-        told = json.loads(await logged(front, path))
-        assert told.pop("x-cost") in (0, 4)  # the end of the stream may come alone
-        assert told == {
+        entry = json.loads(await logged(front, path))
+        assert entry.pop("x-cost") in (0, 4)  # the end of the stream may come alone
+        assert entry == {
             "x-gateway-destination-endpoint": endpoint.host_port,
             "x-scores": {"10.0.0.1:8000": 0.5},
         }
 
 
 async def logged(front: Front, path: str) -> str:
-    """What the access log says of the request of that path, once it does."""
+    """Wait for the entry of that path in the access log."""
     async with asyncio.timeout(LIMIT_SECONDS):
         while True:  # until Envoy has written it down
             for line in read_lines(front.access_log):
@@ -155,13 +155,13 @@ async def logged(front: Front, path: str) -> str:
 
 
 def read_lines(path: Path) -> list[str]:
-    """What has been written so far."""
+    """Return the lines so far."""
     return path.read_text().splitlines() if path.exists() else []
 
 
 @EACH
 async def test_a_response_that_is_none_of_ours_passes_by(front: Front, name: str) -> None:
-    """Envoy goes on alone where it can: bodies and trailers are whole, every time."""
+    """Envoy continues alone if it can: bodies and trailers are always whole."""
     async with picking(front, marks=True, skip_response=True) as (script, _):
         body = b"abc" * 50_000
         for path in ("/echo", "/trailers", "/trailers", "/trailers", "/events"):

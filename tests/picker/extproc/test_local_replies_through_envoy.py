@@ -107,7 +107,7 @@ async def test_an_answer_that_comes_before_the_picker_reaches_the_client(
     status: int,
     text: bytes,
 ) -> None:
-    """In every pair of modes, and it is nobody's error: no request, no line in the log."""
+    """In every pair of modes, without an error: no request, no line in the log."""
     caplog.set_level(logging.INFO)
     num_answers = 0
     async with picking(front) as metrics:

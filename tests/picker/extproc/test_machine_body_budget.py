@@ -25,7 +25,7 @@ LARGE = bytes(100_000)
 
 
 def roomy(max_bytes: int) -> tuple[ByteBudget, list[StreamMachine]]:
-    """Two streams that share room for so many bytes."""
+    """Create two streams that share room for `size` bytes."""
     bodies = ByteBudget(max_bytes)
     return bodies, [StreamMachine(StreamSettings(budget=bodies)) for _ in range(2)]
 
@@ -50,7 +50,7 @@ def test_a_body_that_finds_no_room_while_others_arrive_is_refused() -> None:
 
 
 def test_a_body_that_comes_at_once_needs_no_room() -> None:
-    """It arrives no more; nor does one that a proxy has kept to its end."""
+    """It is complete; so is one that a proxy has buffered."""
     bodies, (first, second) = roomy(0)
     assert isinstance(feed(first, m.RequestHeaders(HEADERS), BODY)[0], m.Route)
     buffered = m.RequestHeaders(HEADERS, request_body=BodyMode.BUFFERED)
@@ -156,7 +156,7 @@ async def test_a_large_message_needs_room_until_it_is_whole() -> None:
 
 
 async def test_a_receiver_that_takes_it_gets_its_message_without_room() -> None:
-    """As one does whose message is no body of a request; it counts all the same."""
+    """Its message is not a body of a request; it still counts."""
     bodies, reader = ByteBudget(1000), Reader(takes_all=True)
     peer = connected({}, 2**23, {PATH: reader}, budget=bodies)
     await peer.settle()
@@ -168,7 +168,7 @@ async def test_a_receiver_that_takes_it_gets_its_message_without_room() -> None:
 
 @pytest.mark.parametrize("end", ["reset", "lost", "end of stream", "deadline"])
 async def test_the_room_of_half_a_message_is_given_back(end: str) -> None:
-    """Whatever becomes of its stream."""
+    """For every end of its stream."""
     bodies = ByteBudget(2_000_000)
     peer = connected({}, 2**23, {PATH: Reader(takes_all=False)}, budget=bodies)
     stream_id = peer.call()

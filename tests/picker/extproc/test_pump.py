@@ -77,7 +77,7 @@ async def test_a_request_goes_through_all_phases(director: MakeDirector) -> None
         (HEADERS, FinishCause.RESET),
     ],
 )
-async def test_whatever_ends_the_stream_cancels_a_pending_decision(
+async def test_every_end_of_the_stream_cancels_a_pending_decision(
     director: MakeDirector, held_routing: Callable[[], Any], end: Any, cause: FinishCause
 ) -> None:
     """A client that leaves while its request waits frees its place, once nothing routes."""
@@ -244,7 +244,7 @@ async def test_a_proxy_that_counts_the_seconds_is_asked_to_wait_longer(
 
 
 async def test_an_eviction_answers_the_client_and_ends_the_stream(director: MakeDirector) -> None:
-    """Whatever the stream waits for at that moment, and only once."""
+    """In any state of the stream, and only once."""
     source = director()
     async with stream(source) as wire:
         wire.play(HEADERS, BODY)

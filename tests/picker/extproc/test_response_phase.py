@@ -1,4 +1,4 @@
-"""What a tap does to a response: in each mode, whole, failing, and cut off."""
+"""The effect of a tap on a response: in each mode, whole, failing, and cut off."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LENGTH = {":status": "200", "content-length": "5"}
 
 @dataclass
 class Shouting:
-    """Puts what passes into upper case and holds back its last byte; tells the cost at the end."""
+    """Converts pieces to upper case, holds back the last byte and reports the cost at the end."""
 
     fails_at: str = ""
     held: bytes = b""
@@ -74,12 +74,12 @@ def responding(*args: Any, **kwargs: Any) -> StreamMachine:
 
 
 def bytes_of(actions: list[m.Action]) -> bytes:
-    """What goes on to the client in full duplex."""
+    """Join the bytes for the client in full duplex."""
     return b"".join(a.data for a in actions if isinstance(a, m.SendResponseBody))
 
 
 def test_the_tap_sees_the_head_and_its_headers_go_out() -> None:
-    """Status, headers and who served are told; the mark of the picker stays."""
+    """The tap sees status, headers and origin; the mark of the picker remains."""
     tap = Shouting()
     headers = {":status": "503", "content-type": "text/plain"}
     event = m.ResponseHeaders(503, False, "10.0.0.1:8000", headers, has_destination_metadata=True)
@@ -116,7 +116,7 @@ def test_changed_pieces_go_out_and_what_is_held_back_follows() -> None:
 
 
 def test_a_piece_that_is_all_held_back_is_not_answered() -> None:
-    """In full duplex nobody waits for it."""
+    """In full duplex the proxy does not wait for it."""
     machine = responding(Shouting())
     assert machine.receive(m.ResponseBody(b"a")) == []
     assert bytes_of(machine.receive(m.ResponseBody(b"", end_of_stream=True))) == b"A"
@@ -133,7 +133,7 @@ def test_a_long_output_is_cut_and_ends_once() -> None:
     assert [dict(piece.metadata) for piece in pieces] == [{}, {}, dict(COST)]
 
 
-def test_what_is_held_back_goes_before_trailers_without_the_end_of_the_stream() -> None:
+def test_bytes_held_back_go_before_trailers_without_the_end_of_the_stream() -> None:
     """The trailers are the end."""
     machine = responding(Shouting())
     machine.receive(m.ResponseBody(b"ab"))
@@ -168,7 +168,7 @@ def test_a_body_in_one_message_is_its_end_for_the_tap(end: bool) -> None:
 
 
 def test_no_length_is_invented_for_a_body_in_one_message() -> None:
-    """Where the endpoint stated none, an HTTP/1 client might lose trailers by it."""
+    """If the endpoint stated none, a length might cost an HTTP/1 client its trailers."""
     machine = responding(Shouting(), BodyMode.BUFFERED)
     assert machine.receive(m.ResponseBody(b"hello"))[-1] == m.SendHeldResponseBody(
         b"HELLO", None, COST
@@ -206,7 +206,7 @@ def test_the_length_goes_where_the_body_may_change_after_it(
 
 @pytest.mark.parametrize("tap", [None, Shouting()])
 def test_headers_that_belong_to_the_system_do_not_reach_the_client(tap: Shouting | None) -> None:
-    """Whatever case they came in; others pass, and so does what the picker itself sets."""
+    """In any case of letters; others pass, and so do those that the picker sets."""
     headers = {
         "x-llm-d-request-dropped-reason": "evicted",
         "x-gateway-destination-endpoint-served": "10.0.0.1:8000",
@@ -258,14 +258,14 @@ def test_a_proxy_that_disregards_the_wish_still_completes_its_responses(
 
 
 def test_part_of_a_body_may_be_all_that_is_shown() -> None:
-    """A proxy that keeps only so much closes the stream after it."""
+    """A proxy with a limited buffer closes the stream after it."""
     machine = responding(Shouting(), BodyMode.PARTIAL)
     assert machine.receive(m.ResponseBody(b"part")) == [m.SendHeldResponseBody(b"PART", None, COST)]
     assert machine.receive(m.Closed(Ending.END_OF_STREAM)) == [Finish(FinishCause.COMPLETED, 200)]
 
 
 def test_a_tap_that_fails_at_the_head_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    """The response passes as if nobody watched it."""
+    """The response passes unchanged."""
     tap = Shouting("head")
     machine = routed(tap)
     assert machine.receive(m.ResponseHeaders(200)) == [m.SendResponseHeaders(())]
@@ -275,7 +275,7 @@ def test_a_tap_that_fails_at_the_head_is_left_out(caplog: pytest.LogCaptureFixtu
 
 
 def test_a_tap_that_fails_at_a_piece_loses_no_byte(caplog: pytest.LogCaptureFixture) -> None:
-    """What it held goes first, then the piece; it is asked no more after that."""
+    """The held bytes go first, then the piece; the tap is not called again."""
     tap = Shouting()
     machine = responding(tap)
     assert bytes_of(machine.receive(m.ResponseBody(b"abc"))) == b"AB"
@@ -301,14 +301,14 @@ def test_a_mode_that_cannot_take_what_was_held_says_so(caplog: pytest.LogCapture
 
 
 def test_a_response_without_a_body_ends_the_tap() -> None:
-    """It is told of the head and of the end."""
+    """It sees the head and the end."""
     tap = Shouting()
     routed(tap).receive(m.ResponseHeaders(204, end_of_stream=True))
     assert tap.seen[-1] == "end"
 
 
 def test_trailers_after_a_body_that_had_its_end_are_answered_once() -> None:
-    """A proxy that shows both is not kept waiting."""
+    """A proxy that shows both gets a reply."""
     machine = responding(None)
     machine.receive(m.ResponseBody(b"x", end_of_stream=True))
     assert machine.receive(m.ResponseTrailers()) == [m.SendResponseTrailers()]

@@ -177,7 +177,7 @@ async def test_stopping_lets_a_stream_end_within_the_grace(
 async def test_a_deadline_of_the_caller_ends_the_call(
     fleet: Fleet, director: MakeDirector, held_routing: Callable[[], Any]
 ) -> None:
-    """A request that nobody waits for any more is released."""
+    """A request without a client is released."""
     source = director(held_routing())
     channel = await fleet.channel_to(build_server(source, options=fleet.options()))
     call = pb_grpc.ExternalProcessorStub(channel).Process(timeout=0.2)

@@ -1,4 +1,4 @@
-"""Which pool a call at the common port is for: on real sockets, on each transport."""
+"""The choice of a pool for a call at the common port: on real sockets, on each transport."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Scene:
     channel: grpc.aio.Channel
 
     def asked(self) -> dict[str, int]:
-        """How many requests each pool was asked for."""
+        """Count the requests of each pool."""
         return {
             key: len([raw for one in director.exchanges for raw in one.requests])
             for key, director in self.directors.items()
@@ -124,7 +124,7 @@ async def test_the_name_says_which_pool(director: MakeDirector, name: str, key: 
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "message"),
     [
         ((), "asks for no pool; its gRPC initial metadata x-pointsman-pool must name one of "),
         ((("x-pool", "llama"),), "asks for no pool"),
@@ -144,13 +144,13 @@ async def test_the_name_says_which_pool(director: MakeDirector, name: str, key: 
         ((("x-pointsman-pool", "x" * 4000),), "asks for another pool than "),
     ],
 )
-async def test_nothing_is_guessed(director: MakeDirector, fields: Fields, told: str) -> None:
+async def test_nothing_is_guessed(director: MakeDirector, fields: Fields, message: str) -> None:
     """500 with words that say what there is, as for a route with an invalid backend; counted."""
     async with serving(director) as scene:
         answer = await scene.ask(*fields)
         assert answer.immediate_response.status.code == 500
         text = json.loads(answer.immediate_response.body)["error"]["message"]
-        assert told in text
+        assert message in text
         assert text.endswith("llama, x/qwen, y/qwen")
         assert scene.asked() == {}
         assert scene.unknown == 1
@@ -182,11 +182,11 @@ async def test_a_picker_of_one_pool_needs_no_name_but_believes_one(director: Mak
 async def test_calls_of_one_connection_are_for_different_pools(director: MakeDirector) -> None:
     """A hundred at a time, each to its own; nothing that was remembered of one is another's."""
     async with serving(director) as scene:
-        names = [*NAMES, "nobody"] * 20
+        names = [*NAMES, "unknown"] * 20
 
         async def ask(name: str) -> None:
             answer = await scene.ask(("x-pointsman-pool", name))
-            if name == "nobody":
+            if name == "unknown":
                 assert answer.immediate_response.status.code == 500
             else:
                 assert went_to(answer) == NAMES[name]
@@ -196,10 +196,10 @@ async def test_calls_of_one_connection_are_for_different_pools(director: MakeDir
         assert scene.unknown == 20
 
 
-async def test_streams_are_counted_whoever_they_are_for(director: MakeDirector) -> None:
-    """Those of all pools together, and those for none of them, by how they end."""
+async def test_the_streams_of_all_pools_are_counted(director: MakeDirector) -> None:
+    """Including streams for no pool, by their status."""
     async with serving(director) as scene:
-        for name in ("llama", "x/qwen", "nobody"):
+        for name in ("llama", "x/qwen", "unknown"):
             await scene.ask(("x-pointsman-pool", name))
         await until(lambda: scene.value("streams_total", code="OK") == 3)
         assert scene.value("streams_inflight") == 0
@@ -207,10 +207,10 @@ async def test_streams_are_counted_whoever_they_are_for(director: MakeDirector) 
 
 
 async def test_health_needs_no_name(director: MakeDirector) -> None:
-    """Whatever the proxy's probe says of pools is of no interest, and counts nowhere."""
+    """The fields of a probe are ignored, and it is not counted."""
     async with serving(director) as scene:
         stub = health_pb2_grpc.HealthStub(scene.channel)
-        for fields in ((), (("x-pointsman-pool", "nobody"),)):
+        for fields in ((), (("x-pointsman-pool", "unknown"),)):
             reply = await stub.Check(health_pb2.HealthCheckRequest(), metadata=fields)
             assert reply.status == health_pb2.HealthCheckResponse.SERVING
         assert (scene.unknown, scene.asked()) == (0, {})
@@ -238,7 +238,7 @@ async def test_the_log_names_what_was_asked_for_once(
 
 
 async def raw_call(port: int, *fields: tuple[bytes, bytes]) -> None:
-    """What a client without scruples does: a request with these fields."""
+    """Send a request with arbitrary fields."""
     config = h2.config.H2Configuration(
         header_encoding=None, normalize_outbound_headers=False, validate_outbound_headers=False
     )
@@ -275,12 +275,12 @@ async def raw_call(port: int, *fields: tuple[bytes, bytes]) -> None:
     ],
     ids=["case", "no text", "nul", "lines", "umlaut"],
 )
-async def test_what_no_proxy_says_hurts_nobody(
+async def test_malformed_fields_are_harmless(
     director: MakeDirector,
     caplog: pytest.LogCaptureFixture,
     fields: tuple[tuple[bytes, bytes], ...],
 ) -> None:
-    """The port goes on serving, and no pool is asked for that was not named as it must be."""
+    """The port continues to serve, and no pool receives a request without its exact name."""
     async with serving(director) as scene:
         with caplog.at_level(logging.WARNING, "picker.app.pool_choice"):
             await raw_call(scene.port, *fields)

@@ -25,9 +25,9 @@ from tests.support.picker.stream_ways import (
 )
 
 UNTOUCHED = m.SendResponseHeaders(())
-BEGUN, KEPT = m.RequestHeaders(HEADERS), BUFFERED_HEADERS
+BEGUN, BUFFERED = m.RequestHeaders(HEADERS), BUFFERED_HEADERS
 HINTED = m.RequestHeaders(HEADERS, subset_hint=("10.0.0.1",))
-KEPT_HINTED = m.RequestHeaders(HEADERS, False, ("10.0.0.1",), request_body=BodyMode.BUFFERED)
+BUFFERED_HINTED = m.RequestHeaders(HEADERS, False, ("10.0.0.1",), request_body=BodyMode.BUFFERED)
 MEASURED = m.RequestHeaders({"content-length": "4"}, request_body=BodyMode.BUFFERED)
 BODY, UNCHANGED = m.RequestBody(b"{}", end_of_stream=True), m.SendRequestHeadersUnchanged()
 BODY_OF_TEN = m.RequestBody(bytes(10), end_of_stream=True)
@@ -75,22 +75,22 @@ def said(*events: object, settings: StreamSettings | None = None) -> list[m.Acti
             id="trailers end a body",
         ),
         pytest.param(
-            (KEPT_HINTED, m.RequestBody(b"{ 1}", True)),
+            (BUFFERED_HINTED, m.RequestBody(b"{ 1}", True)),
             RawRequest(HEADERS, b"{ 1}", ("10.0.0.1",)),
             True,
             id="one message is the whole body",
         ),
         pytest.param(
-            (KEPT, m.RequestBody(b"{ 1}", False)),
+            (BUFFERED, m.RequestBody(b"{ 1}", False)),
             RawRequest(HEADERS, b"{ 1}", None),
             True,
             id="one message is the whole body though trailers are still to come",
         ),
         pytest.param(
-            (KEPT_HINTED, m.RequestBody(b"", True, subset_hint=())),
+            (BUFFERED_HINTED, m.RequestBody(b"", True, subset_hint=())),
             RawRequest(HEADERS, None, ()),
             True,
-            id="a hint beside a kept body replaces the first",
+            id="a hint beside a buffered body replaces the first",
         ),
         pytest.param(
             (m.RequestHeaders(HEADERS, end_of_stream=True, request_body=BodyMode.BUFFERED),),
@@ -103,9 +103,9 @@ def said(*events: object, settings: StreamSettings | None = None) -> list[m.Acti
 def test_a_request_is_routed_once_it_is_whole(
     events: tuple[Any, ...], raw: RawRequest, is_timed: bool
 ) -> None:
-    """`Route` carries everything that arrived; before it only kept headers are answered."""
-    is_kept = events[0].request_body is BodyMode.BUFFERED and not events[0].end_of_stream
-    assert said(*events) == [*([UNCHANGED] if is_kept else []), m.Route(raw, is_timed=is_timed)]
+    """`Route` carries everything that arrived; before it only buffered headers are answered."""
+    is_buffered = events[0].request_body is BodyMode.BUFFERED and not events[0].end_of_stream
+    assert said(*events) == [*([UNCHANGED] if is_buffered else []), m.Route(raw, is_timed=is_timed)]
 
 
 NEW = RouteDecision("a:1", (("x-request-id", "7"),), b"[new]")
@@ -155,31 +155,31 @@ NEW = RouteDecision("a:1", (("x-request-id", "7"),), b"[new]")
             id="nothing arrived before the trailers",
         ),
         pytest.param(
-            (KEPT, BODY),
+            (BUFFERED, BODY),
             RouteDecision(GOES, NEW.set_headers),
             [m.SendBufferedRequest(GOES, NEW.set_headers)],
-            id="a kept body is not sent back",
+            id="a buffered body is not sent back",
         ),
         pytest.param(
             (MEASURED, BODY),
             NEW,
             [m.SendBufferedRequest("a:1", NEW.set_headers, b"[new]", 5)],
-            id="a kept body is replaced with its length",
+            id="a buffered body is replaced with its length",
         ),
         pytest.param(
             (MEASURED, BODY),
             RouteDecision("a:1", body=b""),
             [m.SendBufferedRequest("a:1", (), b"", 0)],
-            id="a kept body is replaced by none",
+            id="a buffered body is replaced by none",
         ),
         pytest.param(
-            (KEPT, BODY),
+            (BUFFERED, BODY),
             RouteDecision("a:1", body=b"[new]"),
             [m.SendBufferedRequest("a:1", (), b"[new]")],
             id="no length is invented where the client stated none",
         ),
         pytest.param(
-            (KEPT, BODY, TRAILERS),
+            (BUFFERED, BODY, TRAILERS),
             DECISION,
             [m.SendBufferedRequest(GOES), m.SendRequestTrailers()],
             id="trailers that do not wait are answered after the body",
@@ -210,8 +210,8 @@ def test_trailers_during_routing_wait_for_the_body_replies() -> None:
         pytest.param(
             (BEGUN, m.RequestBody(bytes(10)), m.RequestBody(b"!")), 413, "", id="sum of pieces"
         ),
-        pytest.param((KEPT, m.RequestBody(bytes(11), True)), 413, "", id="kept body"),
-        pytest.param((KEPT, TRAILERS), 400, "needs a body", id="kept, trailers alone"),
+        pytest.param((BUFFERED, m.RequestBody(bytes(11), True)), 413, "", id="buffered body"),
+        pytest.param((BUFFERED, TRAILERS), 400, "needs a body", id="buffered, trailers alone"),
         *(
             pytest.param(
                 (m.RequestHeaders(HEADERS, **modes),),
@@ -228,10 +228,10 @@ def test_trailers_during_routing_wait_for_the_body_replies() -> None:
         ),
     ],
 )
-def test_what_cannot_be_routed_is_refused_and_its_rest_ignored(
+def test_an_unroutable_request_is_refused_and_its_rest_ignored(
     events: tuple[Any, ...], status: int, text: str
 ) -> None:
-    """Bodies over the limit, and modes in which no decision could be told: better than to hang."""
+    """Bodies over the limit, and modes without a place for a decision: a refusal, not a hang."""
     finish, reply = said(*events, m.RequestBody(bytes(100), True), settings=StreamSettings(10))[-2:]
     assert finish == Finish(FinishCause.REFUSED, status)
     assert isinstance(reply, m.SendImmediate)
@@ -241,8 +241,8 @@ def test_what_cannot_be_routed_is_refused_and_its_rest_ignored(
 
 @pytest.mark.parametrize(
     "events",
-    [(BEGUN, m.RequestBody(bytes(4)), m.RequestBody(bytes(6), True)), (KEPT, BODY_OF_TEN)],
-    ids=["pieces", "kept body"],
+    [(BEGUN, m.RequestBody(bytes(4)), m.RequestBody(bytes(6), True)), (BUFFERED, BODY_OF_TEN)],
+    ids=["pieces", "buffered body"],
 )
 def test_a_body_of_exactly_the_limit_is_routed(events: tuple[object, ...]) -> None:
     """The limit is the largest size that passes."""
@@ -251,7 +251,7 @@ def test_a_body_of_exactly_the_limit_is_routed(events: tuple[object, ...]) -> No
     assert action.request == RawRequest(HEADERS, bytes(10), None)
 
 
-@pytest.mark.parametrize("headers", [BEGUN, KEPT])
+@pytest.mark.parametrize("headers", [BEGUN, BUFFERED])
 def test_a_refusal_carries_status_text_and_reason(headers: m.RequestHeaders) -> None:
     """The client learns the code, the message and why the request was dropped."""
     assert said(headers, BODY, m.Dropped(REFUSAL))[-2:] == [
@@ -293,7 +293,7 @@ def test_bodies_are_cut_into_chunks_of_at_most_62000_bytes(size: int, count: int
     "events",
     [
         *((*WAY_TO[state], TRAILERS) for state in (State.RECEIVING, State.ROUTING, State.ROUTED)),
-        (KEPT, BODY, m.Routed(DECISION), TRAILERS),
+        (BUFFERED, BODY, m.Routed(DECISION), TRAILERS),
     ],
 )
 def test_a_second_set_of_trailers_is_the_proxys_error(events: tuple[Any, ...]) -> None:
@@ -319,7 +319,7 @@ def test_response_pieces_pass_at_once_and_unchanged() -> None:
 
 @pytest.mark.parametrize("mode", [BodyMode.LOCKSTEP, BodyMode.BUFFERED])
 def test_responses_that_the_proxy_holds_are_waved_through(mode: BodyMode) -> None:
-    """A proxy that holds what it shows is told to go on, one reply per message."""
+    """A proxy that holds bodies gets a reply to continue for each message."""
     headers = m.RequestHeaders(HEADERS, response_body=mode)
     response = (m.ResponseHeaders(200), m.ResponseBody(bytes(200_000)))
     actions = said(headers, BODY, m.Routed(DECISION), *response)
@@ -336,7 +336,7 @@ def test_response_trailers_end_the_response() -> None:
 
 
 @pytest.mark.parametrize("status", [408, 413])
-@pytest.mark.parametrize("arriving", [(BEGUN, m.RequestBody(b"half")), (KEPT,)])
+@pytest.mark.parametrize("arriving", [(BEGUN, m.RequestBody(b"half")), (BUFFERED,)])
 def test_a_proxys_own_error_reply_passes_while_the_request_is_arriving(
     arriving: tuple[Any, ...], status: int
 ) -> None:
@@ -351,7 +351,7 @@ def test_a_proxys_own_error_reply_passes_while_the_request_is_arriving(
 
 def test_a_proxy_that_does_not_wait_for_the_decision_cancels_it() -> None:
     """After its own timeout it answers without the picker."""
-    assert said(KEPT, BODY, m.ResponseHeaders(504))[-2:] == [m.CancelRoute(), UNTOUCHED]
+    assert said(BUFFERED, BODY, m.ResponseHeaders(504))[-2:] == [m.CancelRoute(), UNTOUCHED]
 
 
 @pytest.mark.parametrize(
@@ -363,7 +363,7 @@ def test_a_proxy_that_does_not_wait_for_the_decision_cancels_it() -> None:
         ),
         (WAY_TO[State.ROUTING], Ending.END_OF_STREAM, FinishCause.CLIENT_GONE),
         (WAY_TO[State.ROUTING], Ending.ERROR, FinishCause.RESET),
-        ((KEPT,), Ending.SHUTDOWN, FinishCause.SHUTDOWN),
+        ((BUFFERED,), Ending.SHUTDOWN, FinishCause.SHUTDOWN),
     ],
 )
 def test_an_early_end_finishes_with_its_cause(
@@ -431,7 +431,7 @@ def test_a_tunnel_is_decided_by_its_headers(
     assert reply == m.SendRequestHeaders(GOES, hides_bodies=hides)
 
 
-def test_what_goes_through_a_tunnel_passes_both_ways_until_it_ends() -> None:
+def test_tunnel_data_passes_both_ways_until_the_end() -> None:
     """In full duplex through the picker, what came before the decision too."""
     machine = StreamMachine()
     feed(machine, m.RequestHeaders(SOCKET), m.RequestBody(b"ear"), m.RequestBody(b"ly"))
@@ -462,8 +462,8 @@ def test_a_tunnel_is_refused_where_the_proxy_would_wait_for_its_end() -> None:
     assert "Upgrades need request bodies in FULL_DUPLEX_STREAMED mode" in reply.body
 
 
-def test_what_comes_too_early_through_a_tunnel_is_bounded() -> None:
-    """As a body is, while its decision is pending."""
+def test_early_tunnel_data_is_bounded() -> None:
+    """Like a body is, while its decision is pending."""
     events = (m.RequestHeaders(SOCKET), m.RequestBody(bytes(11)))
     cancel, finish, reply = said(*events, settings=StreamSettings(10))[-3:]
     assert (cancel, finish) == (m.CancelRoute(), Finish(FinishCause.REFUSED, 413))
@@ -523,7 +523,7 @@ def test_a_refusal_has_the_form_of_its_api(
 
 
 def test_only_conformance_marks_responses() -> None:
-    """As the reference marks every one."""
+    """Like the reference marks every one."""
     events = (BEGUN, BODY, m.Routed(DECISION), m.ResponseHeaders(200))
     assert said(*events)[-1] == m.SendResponseHeaders(())
     marked = m.SendResponseHeaders((("x-went-into-resp-headers", "true"),))

@@ -1,4 +1,4 @@
-"""How the machine ends a stream from its side, and what it takes no part in."""
+"""The ends of a stream: closed, cancelled, broken or evicted, in each state."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_a_request_that_waits_for_its_decision_waits_no_more() -> None:
 
 
 @pytest.mark.parametrize("state", [State.DONE, State.REFUSED, State.SKIPPED, State.CLOSED])
-def test_what_is_over_cannot_be_evicted(state: State) -> None:
+def test_a_finished_request_cannot_be_evicted(state: State) -> None:
     """Not an error either: the end and the wish may cross."""
     machine = StreamMachine()
     feed(machine, *WAY_TO[state])
@@ -183,7 +183,7 @@ def test_what_is_over_cannot_be_evicted(state: State) -> None:
 
 
 def test_a_proxy_that_only_observes_is_never_answered() -> None:
-    """Nothing is routed either, since nobody would follow."""
+    """No request is routed either, because the proxy would not follow."""
     machine = StreamMachine()
     events = [*WAY_TO[State.OBSERVING], BODY, m.RequestTrailers(), m.ResponseHeaders(200)]
     assert [feed(machine, event) for event in events] == [[]] * 4
@@ -194,7 +194,7 @@ def test_a_proxy_that_only_observes_is_never_answered() -> None:
 def test_a_message_of_an_unknown_kind_is_passed_over_in_full_duplex(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A proxy that streams both ways goes on by itself; the log tells of it."""
+    """A proxy that streams both ways continues alone; the log reports it."""
     machine = StreamMachine()
     feed(machine, m.RequestHeaders(HEADERS))
     assert feed(machine, m.UnknownMessage()) == []

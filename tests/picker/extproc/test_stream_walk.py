@@ -127,7 +127,7 @@ walks = some | some.map(likely) | some.map(likely_buffered)
 
 
 def check_bodies(taken: list[object], actions: list[m.Action]) -> None:
-    """What is sent back of a request body is the routed body or its replacement, whole."""
+    """Check that the forwarded request body is the routed body or its replacement, whole."""
     routes = [action for action in actions if isinstance(action, m.Route)]
     decisions = [event.decision for event in taken if isinstance(event, m.Routed)]
     sent = [action for action in actions if isinstance(action, m.SendRequestBody)]
@@ -191,7 +191,7 @@ def test_every_walk_ends_what_it_begins(events: list[object]) -> None:
 def test_any_split_of_a_body_comes_back_whole(
     pieces: list[bytes], by_trailers: bool, replacement: bytes | None
 ) -> None:
-    """How the proxy cut the body changes nothing of what leaves, unless it is too large."""
+    """The cuts of the proxy do not change the output, unless the body is too large."""
     body = b"".join(pieces)
     events: list[object] = [m.RequestHeaders({":path": "/"}), *map(m.RequestBody, pieces)]
     events.append(m.RequestTrailers() if by_trailers else m.RequestBody(b"", end_of_stream=True))
@@ -218,7 +218,7 @@ tunnelled = st.one_of(
 
 @examples(100)
 @given(st.lists(tunnelled, max_size=14))
-def test_what_a_tunnel_is_sent_leaves_whole(events: list[object]) -> None:
+def test_the_data_of_a_tunnel_leaves_whole(events: list[object]) -> None:
     """In order, however its pieces, the decision and the response mix, up to its first end."""
     taken, actions = walk([m.RequestHeaders(TUNNEL), *events], [State.ROUTING])
     pieces = [event for event in taken if isinstance(event, m.RequestBody)]
@@ -235,7 +235,7 @@ def test_what_a_tunnel_is_sent_leaves_whole(events: list[object]) -> None:
 
 
 def shown_and_sent(events: list[object], tap: HoldingTap) -> tuple[bytes, bytes]:
-    """What a response showed of its body after the decision, and what of it left."""
+    """Return the body of a response after the decision, and the part that left."""
     machine = StreamMachine()
     shown = sent = b""
     for event in events:

@@ -34,7 +34,7 @@ def message(text: str) -> bytes:
 
 
 def replied(reply: Reply) -> pb.ProcessingResponse:
-    """What a reply looks like on the wire."""
+    """Encode a reply and parse it as a message."""
     return pb.ProcessingResponse.FromString(wire.encode(reply))
 
 
@@ -98,7 +98,7 @@ def test_header_names_are_lowered_and_raw_values_win() -> None:
 def test_the_subset_hint_is_a_list_or_a_comma_string(
     value: str, hint: tuple[str, ...] | None
 ) -> None:
-    """An empty hint means nobody may serve; a value of another kind means no hint."""
+    """An empty hint selects no endpoint; a value of another kind is no hint."""
     assert headers_event("request_headers {}" + SUBSET % value).subset_hint == hint
     body = wire.decode(message("request_body {}" + SUBSET % value))
     assert isinstance(body, RequestBody)
@@ -170,7 +170,7 @@ def test_the_endpoint_that_served_is_read_from_the_metadata() -> None:
 
 
 def test_response_headers_are_lowered_and_pseudo_headers_are_among_them() -> None:
-    """Whoever watches a response sees its headers as it sees those of a request."""
+    """A tap sees them like the headers of a request."""
     event = wire.decode(
         message("""response_headers { headers {
           headers { key: ":status" raw_value: "200" }
@@ -196,7 +196,7 @@ def test_a_proxy_that_only_observes_says_so() -> None:
 
 
 def test_a_message_of_a_later_kind_is_known_to_be_unknown() -> None:
-    """A field number that nobody uses yet; with a known kind beside it, that one counts."""
+    """A field number without a meaning yet; a known kind beside it counts."""
     field_99 = b"\x9a\x06\x02hi"
     assert wire.decode(field_99) == UnknownMessage()
     known = pb.ProcessingRequest(request_trailers=pb.HttpTrailers()).SerializeToString()
@@ -213,7 +213,7 @@ def test_bytes_that_say_nothing_are_malformed(data: bytes) -> None:
 @examples(200)
 @given(st.binary(max_size=200))
 def test_no_bytes_raise_anything_else(data: bytes) -> None:
-    """Whatever arrives is an event or our typed error."""
+    """Any bytes become an event or our typed error."""
     try:
         wire.decode(data)
     except wire.MalformedMessageError:

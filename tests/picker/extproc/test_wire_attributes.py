@@ -1,4 +1,4 @@
-"""What a proxy says of who has answered: metadata first, then the attributes it was asked for."""
+"""The proxy's report of the origin: metadata first, then the configured attributes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def head(attributes: dict[str, Any] | None, served: str | None = None) -> Respon
     """The beginning of a response with these attributes (None: without any)."""
     message = pb.ProcessingRequest(response_headers=pb.HttpHeaders())
     if attributes is not None:
-        told = Struct()
-        told.update(attributes)
-        message.attributes[ATTRIBUTES].CopyFrom(told)
+        fields = Struct()
+        fields.update(attributes)
+        message.attributes[ATTRIBUTES].CopyFrom(fields)
     if served is not None:
         metadata = Struct()
         metadata.update({"x-gateway-destination-endpoint-served": served})
@@ -47,12 +47,12 @@ def head(attributes: dict[str, Any] | None, served: str | None = None) -> Respon
         ({}, None, None, False),
     ],
 )
-def test_who_has_answered(
+def test_the_origin_of_the_answer(
     attributes: dict[str, Any] | None,
     served: str | None,
     served_by: str | None,
     reached_no_endpoint: bool,
 ) -> None:
-    """Nobody has when attempts are told of but no address; without either nothing is known."""
+    """Attempts without an address mean no endpoint; without either the origin is unknown."""
     event = head(attributes, served)
     assert (event.served_by, event.reached_no_endpoint) == (served_by, reached_no_endpoint)

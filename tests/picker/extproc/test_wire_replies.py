@@ -13,12 +13,12 @@ from picker.requestcontrol.headers import PICKER_OWNED
 
 
 def replied(reply: m.Reply) -> pb.ProcessingResponse:
-    """What a reply looks like on the wire."""
+    """Encode a reply and parse it as a message."""
     return pb.ProcessingResponse.FromString(wire.encode(reply))
 
 
 def test_the_header_reply_routes_and_says_the_same_in_metadata() -> None:
-    """The destination stands in the header and in the dynamic metadata, and the rest is set."""
+    """The destination is in the header and in the dynamic metadata, and the rest is set."""
     reply = m.SendRequestHeaders("10.0.0.1:8000,[::1]:80", (("x-request-id", "é"),), 17)
     message = replied(reply)
     response = message.request_headers.response
@@ -182,7 +182,7 @@ METADATA = {
 
 @pytest.mark.parametrize("kind", [m.SendRequestHeaders, m.SendBufferedRequest])
 def test_metadata_of_a_decision_stands_beside_the_destination(kind: type) -> None:
-    """Nothing overwrites the destination, and other namespaces are kept apart."""
+    """No metadata overwrites the destination, and other namespaces remain separate."""
     message = replied(kind("a:1", metadata=METADATA))
     assert MessageToDict(message.dynamic_metadata) == {
         "envoy.lb": {

@@ -107,7 +107,7 @@ def test_an_empty_selector_selects_what_has_no_labels() -> None:
         ),
     ],
 )
-def test_what_is_no_selector_is_refused_by_name(parameters: dict[str, Any], named: str) -> None:
+def test_a_malformed_selector_is_refused_by_name(parameters: dict[str, Any], named: str) -> None:
     """The message says which entry is at fault."""
     with pytest.raises(ValueError, match=f"^{named}"):
         selector(**parameters)

@@ -1,4 +1,4 @@
-"""What clears a suspect that works on many requests, and what does not."""
+"""Successes that clear a suspect under load, and those that do not."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def scene() -> Scene:
     return scene
 
 
-def test_what_a_broken_server_began_before_does_not_clear_it(scene: Scene) -> None:
-    """It may go on well with long answers and fail all that is new: three failures are enough."""
+def test_successes_from_before_the_failures_do_not_clear_a_suspect(scene: Scene) -> None:
+    """It may complete long answers and fail all new requests: three failures are enough."""
     before = [scene.send(0) for _ in range(10)]
     for attempt in before:
         scene.now += 0.01
@@ -49,7 +49,7 @@ def test_one_failure_among_long_answers_costs_a_busy_server_little(scene: Scene)
 
 
 def test_a_slow_failure_is_waited_for(scene: Scene) -> None:
-    """What fails after a second is not silent before that."""
+    """A failure after a second is not silence before that."""
     before = [scene.send(0) for _ in range(10)]
     scene.now = 1.0
     before[0].responded(Answer(500), scene.now)

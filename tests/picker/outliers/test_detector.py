@@ -1,4 +1,4 @@
-"""What answers make of an endpoint: suspect, ejected, tried out, on trial, and healthy again."""
+"""Answers move an endpoint: suspect, ejected, probed, on trial, and healthy again."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_an_answer_about_the_request_neither_blames_nor_clears(scene: Scene, sta
 
 
 @pytest.mark.parametrize("cause", [FinishCause.CLIENT_GONE, FinishCause.RESET, FinishCause.SKIPPED])
-def test_what_ends_without_an_answer_tells_nothing(scene: Scene, cause: FinishCause) -> None:
+def test_an_end_without_an_answer_is_no_evidence(scene: Scene, cause: FinishCause) -> None:
     """A client that leaves is no fault of the endpoint's, nor is a stream that breaks."""
     for _ in range(10):
         scene.send(0).ended(cause, Answer(None), scene.now)
@@ -122,8 +122,8 @@ def test_a_stranger_gets_few_requests_until_it_has_answered_one() -> None:
     assert scene.usable() == [0, 1]
 
 
-def test_of_nothing_but_strangers_all_are_used() -> None:
-    """Limits are preferences: somebody has to take the request."""
+def test_a_pool_of_unproven_endpoints_is_used_as_a_whole() -> None:
+    """Limits are preferences: the request must go to some endpoint."""
     scene = Scene(2)
     for number in (0, 0, 0, 1, 1, 1):
         scene.send(number)
@@ -156,14 +156,14 @@ def test_the_proxy_may_have_tried_another_endpoint(scene: Scene) -> None:
     assert scene.state(2) is SUSPECT
 
 
-def test_an_address_that_nobody_has_says_nothing(scene: Scene) -> None:
+def test_an_unknown_address_is_no_evidence(scene: Scene) -> None:
     """A proxy between may serve for all of them; the status counts then."""
     scene.answers(0, 500)
     scene.answers(0, 200, served_by="10.9.9.9:1")
     assert scene.state(0) is HEALTHY
 
 
-def test_an_answer_that_reached_nobody_blames_nobody(scene: Scene) -> None:
+def test_an_answer_of_the_proxy_itself_blames_no_endpoint(scene: Scene) -> None:
     """The proxy's own 503: it knew no endpoint to ask."""
     for _ in range(5):
         scene.send(0).responded(Answer(503, reached_no_endpoint=True), scene.now)
@@ -242,7 +242,7 @@ def test_a_probe_that_goes_well_begins_a_trial(scene: Scene) -> None:
 
 
 def test_one_failure_on_trial_ejects_and_the_waits_go_on(scene: Scene) -> None:
-    """As they do for one that fails again soon after its return; later it is as if for once."""
+    """The same holds for a failure soon after the return; later ones count as the first."""
     ejected(scene)
     scene.now = 1.0
     scene.answers(0, 200)
@@ -265,7 +265,7 @@ def test_one_failure_on_trial_ejects_and_the_waits_go_on(scene: Scene) -> None:
     assert scene.view(0).next_probe_seconds == 1.0
 
 
-def test_what_left_before_the_ejection_tells_nothing_after_it(scene: Scene) -> None:
+def test_answers_to_requests_from_before_the_ejection_are_ignored(scene: Scene) -> None:
     """Late successes do not bring it back, late failures do not put the probe off."""
     late = [scene.send(0) for _ in range(2)]
     ejected(scene)
@@ -285,7 +285,7 @@ def test_in_need_any_success_brings_an_endpoint_back(scene: Scene) -> None:
     assert scene.usable() == [1]
 
 
-def test_requests_for_no_engine_clear_nobody(scene: Scene) -> None:
+def test_bodyless_requests_clear_no_endpoint(scene: Scene) -> None:
     """A broken worker still lists its models; but if even that fails, it counts."""
     for status in (500, 200, 500, 200, 500):
         scene.answers(0, status, is_bodyless=status == 200)
@@ -300,7 +300,7 @@ def test_requests_for_no_engine_clear_nobody(scene: Scene) -> None:
 
 
 def test_an_endpoint_that_left_or_restarted_is_a_stranger(scene: Scene) -> None:
-    """What was under way there is nobody's any more."""
+    """Requests under way there no longer count."""
     late = scene.send(0)
     ejected(scene)
     scene.memory.pool_changed(EndpointChanges(restarted=("default/pod-0",)))
@@ -317,8 +317,8 @@ def test_an_endpoint_that_left_or_restarted_is_a_stranger(scene: Scene) -> None:
     scene.memory.check_integrity()
 
 
-def test_where_no_response_is_ever_shown_nothing_is_held_back(scene: Scene) -> None:
-    """Until one is; an ejection is not kept that nothing could end."""
+def test_without_any_response_no_endpoint_is_held_back(scene: Scene) -> None:
+    """Until the next response; an ejection without an end is dropped."""
     ejected(scene)
     for _ in range(UNSEEN_ATTEMPTS):
         scene.send(1).ended(FinishCause.SKIPPED, Answer(None), scene.now)
@@ -332,7 +332,7 @@ def test_where_no_response_is_ever_shown_nothing_is_held_back(scene: Scene) -> N
 
 
 def test_waits_are_drawn_a_little_longer() -> None:
-    """So that probes of endpoints that failed together do not come together."""
+    """Probes of endpoints that failed together are spread."""
     drawn = set()
     for seed in range(20):
         scene = Scene(1, rng=Random(seed))

@@ -71,7 +71,7 @@ def test_silence_proves_an_endpoint_that_has_answered_before(scene: Scene) -> No
 
 
 def test_a_full_pool_without_an_answer_is_worth_a_wait(scene: Scene) -> None:
-    """Until every endpoint has said something, good or bad; that is told once."""
+    """Until every endpoint has answered, well or not; that is reported once."""
     woken: list[float] = []
     scene.memory._settled = lambda: woken.append(scene.now)
     good, bad = scene.send(0), scene.send(1)
@@ -88,8 +88,8 @@ def test_a_full_pool_without_an_answer_is_worth_a_wait(scene: Scene) -> None:
     scene.memory.check_integrity()
 
 
-def test_nobody_waits_for_long(scene: Scene) -> None:
-    """Of endpoints that are all silent any may be sent more."""
+def test_the_wait_is_short(scene: Scene) -> None:
+    """All silent endpoints may receive more."""
     fill(scene, 0, 1)
     scene.now = 3.19
     assert scene.memory.is_unsure(scene.now)
@@ -104,7 +104,7 @@ def test_nobody_waits_for_long(scene: Scene) -> None:
     strangers.memory.check_integrity()
 
 
-def test_nobody_waits_for_the_only_endpoint() -> None:
+def test_no_request_waits_for_the_only_endpoint() -> None:
     scene = Scene(1)
     fill(scene, 0, 0)
     assert not scene.memory.is_unsure(0.0)
@@ -137,7 +137,7 @@ def test_a_broken_one_of_an_idle_pool_is_ejected_for_three(scene: Scene) -> None
     assert scene.usable() == [0]
 
 
-def test_a_memory_that_nobody_waits_for_tells_nobody() -> None:
+def test_a_detector_without_waiting_requests_does_not_wake_any() -> None:
     scene = Scene(2)
     assert isinstance(scene.memory, OutlierDetector)
     fill(scene, 0, 1)

@@ -24,7 +24,7 @@ Status = Callable[[int, float], int]  # of an endpoint's answers, by its number 
 
 @dataclass(frozen=True)
 class Load:
-    """How requests come: so many a second, each answered within these seconds."""
+    """The arrivals of requests a second, and the seconds to their answers."""
 
     per_second: float = 200.0
     fastest_seconds: float = 0.005

@@ -1,4 +1,4 @@
-"""Whatever happens to a pool, in whatever order: what the memory of its health never does."""
+"""Invariants of the detector for any order of events."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Walk:
 @examples(150)
 @given(st.integers(1, 4), st.integers(1, 4), st.randoms(use_true_random=False))
 def test_no_walk_contradicts_itself(size: int, failures: int, rng: Any) -> None:
-    """Somebody is always usable, probes are rare, and in the end nothing is under way."""
+    """An endpoint is always usable, probes are rare, and no request is under way at the end."""
     walk = Walk(size, failures, rng)
     for _ in range(rng.randint(1, 120)):
         getattr(walk, rng.choice(STEPS))()

@@ -1,4 +1,4 @@
-"""The datastore keeps the pool, hands out snapshots that never change, and tells who must know."""
+"""The datastore stores the pool, returns immutable snapshots, and notifies listeners."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from picker.types import Endpoint, EndpointMetrics
 
 @dataclass
 class Forgetful:
-    """An observer that writes down what it was told to forget."""
+    """An observer that records the removed endpoints."""
 
     forgotten: list[str] = field(default_factory=list)
 
@@ -39,8 +39,8 @@ def test_setting_endpoints_reports_what_came_and_went() -> None:
     """Order is that of first naming; listeners hear of changes only."""
     observer = Forgetful()
     store = Datastore([observer])
-    heard: list[EndpointChanges] = []
-    store.subscribe(heard.append)
+    received: list[EndpointChanges] = []
+    store.subscribe(received.append)
     assert not store.synced
     store.set_endpoints([endpoint("b"), endpoint("a")])
     store.set_endpoints([endpoint("a"), endpoint("b")])
@@ -50,7 +50,7 @@ def test_setting_endpoints_reports_what_came_and_went() -> None:
     assert [e.name for e in changes.removed] == ["b"]
     assert [c.endpoint.name for c in store.snapshot().candidates] == ["a", "c"]
     assert observer.forgotten == ["default/b"]
-    assert len(heard) == 2
+    assert len(received) == 2
 
 
 def test_new_labels_keep_the_metrics_but_a_new_address_does_not() -> None:
@@ -81,11 +81,11 @@ def test_a_restart_is_noticed_even_across_failed_scrapes() -> None:
     store.update_metrics("default/a", EndpointMetrics(process_start_time_seconds=None))
     assert observer.forgotten == []
     store.mark_stale("default/a")
-    heard: list[EndpointChanges] = []
-    store.subscribe(heard.append)
+    received: list[EndpointChanges] = []
+    store.subscribe(received.append)
     store.update_metrics("default/a", EndpointMetrics(process_start_time_seconds=200.0))
     assert observer.forgotten == ["default/a"]
-    assert heard == [EndpointChanges(restarted=("default/a",))]
+    assert received == [EndpointChanges(restarted=("default/a",))]
 
 
 def test_news_of_endpoints_that_left_are_ignored() -> None:
@@ -97,8 +97,8 @@ def test_news_of_endpoints_that_left_are_ignored() -> None:
     assert store.get("default/ghost") is None
 
 
-def test_what_was_known_last_outlives_what_is_known() -> None:
-    """Whoever wants old numbers rather than none finds them."""
+def test_the_last_metrics_outlive_the_current_ones() -> None:
+    """They are available to readers that prefer old numbers to none."""
     store = Datastore()
     store.set_endpoints([endpoint("a")])
     store.update_metrics("default/a", EndpointMetrics(waiting_requests=4))
@@ -143,17 +143,17 @@ def test_attributes_that_follow_from_an_endpoint_are_there_from_the_start() -> N
 
 
 def test_listeners_hear_of_updates_until_they_do_not_listen() -> None:
-    """Where an endpoint's metrics are may change while it stays."""
+    """The location of an endpoint's metrics may change."""
     store = Datastore()
-    heard: list[EndpointChanges] = []
-    store.subscribe(heard.append)
+    received: list[EndpointChanges] = []
+    store.subscribe(received.append)
     store.set_endpoints([endpoint("a")])
     moved = Endpoint("a", "10.0.0.1", 8000, metrics_host_port="10.0.0.9:1")
     assert not store.set_endpoints([moved])
-    assert [change.updated for change in heard] == [(), (moved,)]
-    store.unsubscribe(heard.append)
+    assert [change.updated for change in received] == [(), (moved,)]
+    store.unsubscribe(received.append)
     store.set_endpoints([])
-    assert len(heard) == 2
+    assert len(received) == 2
 
 
 def test_another_incarnation_at_the_same_address_is_another_server() -> None:
@@ -169,7 +169,7 @@ def test_another_incarnation_at_the_same_address_is_another_server() -> None:
 
 
 def test_a_pool_that_is_gone_is_as_good_as_never_known() -> None:
-    """No endpoints, and nobody has said that there are none; until the next word of it."""
+    """No endpoints, and not synced until the next discovery."""
     observer = Forgetful()
     store = Datastore([observer])
     store.set_endpoints([endpoint("a")])

@@ -25,7 +25,7 @@ ENDPOINTS = st.builds(
 POOLS = st.lists(ENDPOINTS, max_size=4).map(lambda pool: {one.key: one for one in pool})
 
 
-class Heard:
+class Notified:
     """A datastore, and what it says of its endpoints to who listens and to observers."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Heard:
 @given(st.lists(POOLS, max_size=8))
 def test_changes_come_to_the_same_as_the_whole_pool(pools: list[dict[str, Endpoint]]) -> None:
     """Endpoints, what is known of them, and what is said of it; snapshots stay as they were."""
-    whole, changed = Heard(), Heard()
+    whole, changed = Notified(), Notified()
     snapshots: list[tuple[Snapshot, list[object]]] = []
     before: dict[str, Endpoint] = {}
     for pool in pools:
@@ -59,8 +59,8 @@ def test_changes_come_to_the_same_as_the_whole_pool(pools: list[dict[str, Endpoi
         present = [one for one in pool.values() if before.get(one.key) != one]
         changed.store.change_endpoints(present, before.keys() - pool.keys())
         for key in pool:
-            for heard in (whole, changed):
-                heard.store.update_metrics(key, EndpointMetrics(waiting_requests=len(snapshots)))
+            for notified in (whole, changed):
+                notified.store.update_metrics(key, EndpointMetrics(waiting_requests=len(snapshots)))
         assert changed.known == whole.known
         assert changed.changes == whole.changes
         assert sorted(changed.removed) == sorted(whole.removed)
@@ -74,7 +74,7 @@ def test_changes_come_to_the_same_as_the_whole_pool(pools: list[dict[str, Endpoi
 @pytest.mark.looptime
 @examples(40)
 @given(pools=st.lists(POOLS, min_size=1, max_size=6))
-async def test_what_is_asked_follows_the_changes(pools: list[dict[str, Endpoint]]) -> None:
+async def test_look_ups_follow_the_changes(pools: list[dict[str, Endpoint]]) -> None:
     """Each address of the pool as it is in the end, and no other, shared or not."""
     pages = Pages(dict.fromkeys(range(1, 6), PAGE))
     everywhere = source(pages, location=PageLocation(port=5))

@@ -1,4 +1,4 @@
-"""Entries of an endpoints file become endpoints; bad ones are told."""
+"""Entries of an endpoints file become endpoints; bad ones are reported."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_bad_entry_is_skipped_and_reported(entry: str, problem: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "endpoints: 5", "endpoints: {}", "endpoint: []"])
-def test_what_is_no_list_of_endpoints_is_refused(text: str) -> None:
+def test_a_malformed_list_of_endpoints_is_refused(text: str) -> None:
     """There is nothing to skip in it."""
     with pytest.raises(ConfigError, match="expected a mapping with a list"):
         parse(text)
@@ -102,7 +102,7 @@ def test_labels_say_where_metrics_are(labels: str, host_port: str | None) -> Non
     "name", ["trailing.", "Upper", "under_score", "a:b", "a@b", "-lead", "a..b", "", "x" * 300]
 )
 def test_a_metrics_address_is_an_address_or_a_name(name: str) -> None:
-    """As DNS has them."""
+    """Names have the syntax of DNS."""
     labels = f"{{metricsAddress: '{name}'}}"
     text = f"endpoints: [{{name: a, address: 10.0.0.1, port: 1, labels: {labels}}}]"
     found = parse(text)
@@ -111,7 +111,7 @@ def test_a_metrics_address_is_an_address_or_a_name(name: str) -> None:
 
 
 def test_an_entry_may_be_a_rank_on_a_node() -> None:
-    """Which the reference's files cannot say."""
+    """The reference's files have no such keys."""
     text = "endpoints: [{name: a, address: 10.0.0.1, port: 1, rank: 3, nodeAddress: 10.9.0.1}]"
     (found,) = parse(text).endpoints
     assert (found.rank_index, found.node_address) == (3, "10.9.0.1")

@@ -120,7 +120,7 @@ NAMED = (
 async def test_host_names_are_resolved_and_followed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An endpoint for each address; a name that is lost keeps its addresses, and is told of."""
+    """An endpoint for each address; a name that fails retains its addresses, and is reported."""
     (tmp_path / "endpoints.yaml").write_text(NAMED)
     names, store, changed = Names(one=("10.0.0.1",), two=("10.0.1.1", "10.0.1.2")), Datastore(), []
     discovery = FileDiscovery(
@@ -181,7 +181,7 @@ def turn(link: Path, target: str) -> None:
     os.replace(new, link)
 
 
-def test_a_bad_entry_is_told_and_counted_and_the_others_apply(
+def test_a_bad_entry_is_reported_and_counted_and_the_others_apply(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """At the start as later."""
@@ -197,7 +197,7 @@ def test_a_bad_entry_is_told_and_counted_and_the_others_apply(
 
 
 @pytest.mark.parametrize("what", ["folder", "pipe"])
-def test_what_is_no_file_is_not_waited_for(tmp_path: Path, what: str) -> None:
+def test_a_path_other_than_a_file_is_not_waited_for(tmp_path: Path, what: str) -> None:
     """A pipe would never end."""
     path = tmp_path / "endpoints.yaml"
     path.mkdir() if what == "folder" else os.mkfifo(path)
@@ -228,7 +228,7 @@ spec: {poolRef: {name: default}, priority: 5}
 
 
 async def test_objectives_change_with_the_endpoints(tmp_path: Path) -> None:
-    """Who hears of other endpoints finds the rules of the same file; a broken file keeps both."""
+    """A listener for endpoints sees the rules of the same file; a broken file changes neither."""
     path = tmp_path / "endpoints.yaml"
     path.write_text(ONE)
     async with watching(path) as watched:
@@ -246,7 +246,7 @@ async def test_objectives_change_with_the_endpoints(tmp_path: Path) -> None:
     assert known == [5, 6, None]
 
 
-def test_what_is_skipped_and_what_is_warned_of_is_told(
+def test_skipped_entries_and_remarks_are_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Only what is skipped counts as an error."""

@@ -59,7 +59,7 @@ def test_defaults_are_those_of_the_types() -> None:
 
 
 def test_rules_know_their_place_and_their_age() -> None:
-    """One that nobody can follow is left out, and the others keep their places."""
+    """A rule without an effect is omitted, and the others retain their positions."""
     given = rewrite({}, {"targets": TARGETS}, creationTimestamp="2026-01-01T00:00:00.5+01:00")
     (rule,) = rules_of(given)
     assert (rule.name, rule.position, rule.models) == ("o", 1, frozenset())
@@ -68,7 +68,7 @@ def test_rules_know_their_place_and_their_age() -> None:
 
 
 def test_doubts_name_their_place() -> None:
-    """Of an objective there are none."""
+    """An objective has none."""
     assert list(doubts_about(from_api("InferenceObjective", {"priority": -5}))) == []
     targets = [{"modelRewrite": ""}, {"modelRewrite": "t", "weight": 2}]
     found = list(doubts_about(rewrite({"targets": targets}, {"targets": TARGETS})))
@@ -82,7 +82,7 @@ def test_doubts_name_their_place() -> None:
 @pytest.mark.parametrize(
     "spec", [{"priority": 2**31}, {"poolRef": {}}, {"poolRef": {"name": "p", "x": 1}}, {"x": 1}]
 )
-def test_what_the_types_do_not_allow_is_refused(spec: dict[str, Any]) -> None:
+def test_a_spec_outside_of_the_types_is_refused(spec: dict[str, Any]) -> None:
     """The same description says so wherever an object comes from."""
     with pytest.raises(msgspec.ValidationError):
         from_api("InferenceObjective", spec)
@@ -126,7 +126,7 @@ def applied(incoming: str, *rules: RewriteRule) -> str | None:
 def test_exact_rules_come_before_generic_ones_and_old_ones_before_young_ones(
     incoming: str, rules: tuple[RewriteRule, ...], expected: str | None
 ) -> None:
-    """Of the same age the name decides; never the order in which they were heard."""
+    """At the same age the name decides; never the order of arrival."""
     assert applied(incoming, *rules) == expected
 
 
@@ -173,7 +173,7 @@ RULES = RuleSet(
 )
 
 
-def test_requests_are_heard_what_names_stand_for() -> None:
+def test_names_of_objectives_resolve_to_priorities() -> None:
     """An objective without a priority is as good as none."""
     rules = RequestRules()
     assert rules.use(RULES)
@@ -187,8 +187,8 @@ def test_requests_are_heard_what_names_stand_for() -> None:
 
 def test_a_change_replaces_everything_and_is_notified_once() -> None:
     """The same rules again are no change; listeners find the change in use."""
-    rules, heard, found = RequestRules(), list[RuleSet](), list[int | None]()
-    rules.subscribe(heard.append)
+    rules, received, found = RequestRules(), list[RuleSet](), list[int | None]()
+    rules.subscribe(received.append)
     rules.subscribe(lambda _: found.append(rules.priority("chat")))
     assert not rules.use(NO_RULES)
     assert rules.use(RULES)
@@ -197,7 +197,7 @@ def test_a_change_replaces_everything_and_is_notified_once() -> None:
     assert rules.use(RuleSet((Objective("new", 1),)))
     assert rules.priority("chat") is None
     assert rules.rules is None
-    assert heard == [RULES, rules.current]
+    assert received == [RULES, rules.current]
     assert found == [5, None]
 
 

@@ -1,4 +1,4 @@
-"""Who a request is from, and who lets it in."""
+"""Fairness ids, processors, screeners, admitters and the `Prefer` header."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Keep:
     def screen(
         self, request: InferenceRequest, candidates: Sequence[Candidate], rng: Random
     ) -> Sequence[Candidate]:
-        """Those named, the last one first."""
+        """Return the named candidates in reverse order."""
         self.seen.append(len(candidates))
         return [one for one in reversed(candidates) if one.endpoint.name in self.names]
 
@@ -123,7 +123,7 @@ class Finds:
 async def test_a_request_is_from_whom_its_header_says_else_a_processor(
     house: Any, headers: dict[str, str], agent: str, expected: str
 ) -> None:
-    """Everybody else shares one flow."""
+    """All other requests share one flow."""
     house.use(processors=(Agent(agent),) if agent else ())
     exchange, _ = await house.route(raw(**headers))
     assert house.scheduler.calls[0][0].fairness_id == expected
@@ -131,16 +131,16 @@ async def test_a_request_is_from_whom_its_header_says_else_a_processor(
     assert house.recorder.outcomes[0].fairness_id == expected
 
 
-async def test_a_fairness_id_without_end_is_told_apart_and_not_kept(house: Any) -> None:
+async def test_an_overlong_fairness_id_is_shortened_to_a_unique_one(house: Any) -> None:
     """Clients choose them, and thousands are remembered."""
-    told = []
+    seen = []
     for name in ("x" * 60_000, "x" * 60_000 + "y", "x" * MAX_FAIRNESS_ID):
         exchange, _ = await house.route(raw(x_llm_d_inference_fairness_id=name))
-        told.append(house.scheduler.calls[-1][0].fairness_id)
+        seen.append(house.scheduler.calls[-1][0].fairness_id)
         exchange.finish(FinishCause.COMPLETED)
-    assert len(set(told)) == 3
-    assert max(map(len, told)) == MAX_FAIRNESS_ID
-    assert all(name.startswith("xxx") for name in told)
+    assert len(set(seen)) == 3
+    assert max(map(len, seen)) == MAX_FAIRNESS_ID
+    assert all(name.startswith("xxx") for name in seen)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ async def test_only_sheddable_requests_are_shed_and_only_while_the_pool_is_full(
 
 
 async def test_screeners_see_all_candidates_and_their_results_are_intersected(house: Any) -> None:
-    """The pool's order is kept."""
+    """The candidates retain the order of the pool."""
     first, second = Keep(["pod-1", "pod-2"]), Keep(["pod-3", "pod-2", "pod-1"])
     house.use(screeners=(first, second))
     await house.route(raw())
@@ -188,8 +188,8 @@ async def test_screeners_see_all_candidates_and_their_results_are_intersected(ho
     assert (first.seen, second.seen) == ([3], [3])
 
 
-async def test_screeners_that_leave_nobody_are_a_503(house: Any) -> None:
-    """Though each of them alone would leave somebody."""
+async def test_screeners_without_a_common_candidate_are_a_503(house: Any) -> None:
+    """Each of them alone would leave a candidate."""
     house.use(screeners=(Keep(["pod-1"]), Keep(["pod-2"])))
     refusal = await house.refusal(raw())
     assert (refusal.status, refusal.drop_reason) == (503, DropReason.NO_ENDPOINTS)
@@ -238,7 +238,7 @@ async def test_the_first_admitter_that_refuses_decides(
     ],
 )
 def test_the_prefer_header_is_a_list_of_tokens_with_parameters(value: str, prefers: bool) -> None:
-    """As RFC 7240 has it."""
+    """According to RFC 7240."""
     assert prefers_if_available({"prefer": value}) is prefers
 
 
@@ -252,7 +252,7 @@ def test_the_prefer_header_is_a_list_of_tokens_with_parameters(value: str, prefe
         ([], True),
     ],
 )
-async def test_who_wants_a_cache_only_is_refused_where_there_is_none(
+async def test_a_client_that_accepts_only_caches_is_refused_without_one(
     house: Any, found: list[Finds], is_refused: bool
 ) -> None:
     """Any index that knows of a block at the picked endpoint will do."""

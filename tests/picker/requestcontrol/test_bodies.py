@@ -66,8 +66,8 @@ def test_lone_surrogates_keep_their_escapes() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"a":' * 10_000])
-def test_what_is_no_json_object_is_a_400(body: bytes) -> None:
-    """The client is told, whatever is wrong with the body."""
+def test_a_body_other_than_a_json_object_is_a_400(body: bytes) -> None:
+    """The client receives the reason for any malformed body."""
     with pytest.raises(RefusedError) as refusal:
         with_members(body, {"model": "m"})
     assert refusal.value.status == 400
@@ -81,8 +81,8 @@ def test_members_are_added_replaced_and_removed_alike() -> None:
     )
 
 
-def test_of_members_with_one_name_the_last_one_stays() -> None:
-    """As every reader of the body will have it."""
+def test_the_last_of_equal_members_is_used() -> None:
+    """Readers of the body do the same."""
     assert (
         with_members(b'{"model":"a","n":1,"model":"b","n":2}', {"model": "c"})
         == b'{"model":"c","n":2}'
@@ -90,7 +90,7 @@ def test_of_members_with_one_name_the_last_one_stays() -> None:
 
 
 def test_changes_are_what_is_another_object() -> None:
-    """Values that were kept are not written again."""
+    """Unchanged values retain their bytes."""
     deep = {"x": 1}
     before = {"a": deep, "b": 1, "c": 2}
     assert changes(before, {"a": deep, "b": 3, "d": 4}) == ({"b": 3, "d": 4}, ["c"])

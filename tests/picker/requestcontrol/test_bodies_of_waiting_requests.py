@@ -1,4 +1,4 @@
-"""What is left of a request that waits, and what that is said to take."""
+"""The memory of a waiting request, and its estimate."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ PAYLOAD = {"model": "m", "prompt": "p", "max_tokens": 7}
 
 
 def request(raw: RawRequest, **changes: Any) -> InferenceRequest:
-    """What a parser and the director make of it."""
+    """Parse it like the director."""
     made = InferenceRequest("id-1", raw.headers, ParsedBody(Api.COMPLETIONS, "m"), "m", "m")
     return replace(made, size_bytes=len(raw.body or b""), **changes)
 
 
 def held(raw: RawRequest, **changes: Any) -> int:
-    """What is held of it."""
+    """Estimate its memory."""
     return held_bytes(request(raw, **changes), raw)
 
 
@@ -67,13 +67,13 @@ async def waiting(house: Any, gate: HeldGate, **plugins: Any) -> AsyncIterator[A
         ({"subset_hint": ["10.0.0.1:8000"] * 100}, 1300),
     ],
 )
-def test_what_came_counts(more: dict[str, Any], at_least: int) -> None:
+def test_the_received_bytes_count(more: dict[str, Any], at_least: int) -> None:
     """In the width that Python holds it in."""
     plain = {"headers": PATH, "body": BODY}
     assert held(RawRequest(**{**plain, **more})) >= held(RawRequest(**plain)) + at_least
 
 
-def test_what_is_kept_of_the_decoded_counts() -> None:
+def test_the_stored_part_of_the_decoded_body_counts() -> None:
     """Names, token ids and images; an empty request still takes a stream."""
     raw = RawRequest(PATH, b"")
     least = held(raw)
@@ -93,8 +93,8 @@ def test_token_ids_that_two_name_are_held_once() -> None:
     assert held(raw, body=body, prompts=(prompt,)) == held(raw, body=body)
 
 
-async def test_what_a_body_says_is_there_again_after_the_wait(house: Any) -> None:
-    """Nobody has it meanwhile; scheduler and hooks see it as though there had been no wait."""
+async def test_a_body_is_decoded_again_after_the_wait(house: Any) -> None:
+    """No frame holds it during the wait; scheduler and hooks see it as if there had been none."""
     gate = HeldGate()
     async with waiting(house, gate) as (_, routing):
         shown = house.recorder.waiting[0].request
@@ -107,8 +107,8 @@ async def test_what_a_body_says_is_there_again_after_the_wait(house: Any) -> Non
         assert decision.body is None
 
 
-async def test_who_was_promised_to_go_at_once_is_decoded_once(house: Any) -> None:
-    """Whatever the gate looks like by then."""
+async def test_an_inline_decision_decodes_the_body_once(house: Any) -> None:
+    """This holds even if the gate has closed."""
 
     class Closing:
         answers = iter((True, False))
@@ -132,7 +132,7 @@ async def test_who_was_promised_to_go_at_once_is_decoded_once(house: Any) -> Non
     assert (shown.body.payload, shown.held_bytes) == (PAYLOAD, 0)
 
 
-async def test_what_a_processor_has_put_into_a_body_is_kept(house: Any) -> None:
+async def test_a_body_that_a_processor_changed_survives_the_wait(house: Any) -> None:
     """It could not be made again."""
 
     @dataclass
@@ -157,7 +157,7 @@ def num_exchanges() -> int:
 
 @pytest.mark.parametrize("is_open", [True, False])
 async def test_a_request_that_is_over_is_free_at_once(house: Any, is_open: bool) -> None:
-    """The collector would find its body much later, and stop everybody for looking."""
+    """The garbage collector would free its body much later, and pause the process."""
     gate = HeldGate(is_open=is_open)
     house.use(gate=gate)
     gc.collect()
@@ -176,8 +176,8 @@ async def test_a_request_that_is_over_is_free_at_once(house: Any, is_open: bool)
             decision = await routing
             del routing
         exchange.finish(FinishCause.COMPLETED, 200)
-        for kept in (*vars(house.recorder).values(), house.scheduler.calls, gate.evictions):
-            kept.clear()
+        for stored in (*vars(house.recorder).values(), house.scheduler.calls, gate.evictions):
+            stored.clear()
         del exchange, decision, stream
         assert num_exchanges() == num_others
     finally:

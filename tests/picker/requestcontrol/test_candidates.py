@@ -46,13 +46,13 @@ POOL = (
 def test_the_subset_hint_compares_ports_only_where_it_names_one(
     hint: tuple[str, ...] | None, names: list[str]
 ) -> None:
-    """Without a hint all may serve, with an empty one nobody; the pool's order is kept."""
+    """Without a hint all may serve, with an empty one none; the order is that of the pool."""
     found = candidates_for(POOL, hint, {}, LoadedCandidates())
     assert [candidate.endpoint.name for candidate in found] == names
 
 
 def test_the_pickers_own_load_is_filled_in() -> None:
-    """Endpoints with requests under way carry the count, with their metrics kept."""
+    """Endpoints with requests under way carry the count and their metrics."""
     found = candidates_for(
         POOL, ("10.0.0.1",), {"default/a": 2, "default/b": 7}, LoadedCandidates()
     )
@@ -72,10 +72,10 @@ def test_attributes_and_last_metrics_come_along() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.booleans()), max_size=30))
-def test_candidates_that_are_kept_are_those_that_would_be_made(
+def test_cached_candidates_equal_new_ones(
     changes: list[tuple[int, int, bool]],
 ) -> None:
-    """Whatever changes between two decisions: counts, metrics, or who is in the pool."""
+    """Counts, metrics and endpoints may change between two decisions."""
     loaded, pool, counts = LoadedCandidates(), list(POOL), {}
     for index, count, is_scraped in changes:
         candidate = pool[index % len(pool)]

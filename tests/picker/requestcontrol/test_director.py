@@ -54,7 +54,7 @@ async def test_the_next_request_sees_the_load_of_the_ones_under_way(house: Any) 
     house.inflight.check_integrity()
 
 
-async def test_the_end_is_recorded_once_however_often_it_is_told(house: Any) -> None:
+async def test_the_end_is_recorded_once_even_if_it_is_reported_twice(house: Any) -> None:
     """A second finish neither releases nor records."""
     exchange, _ = await house.route(raw())
     exchange.finish(FinishCause.CLIENT_GONE, 200)
@@ -115,7 +115,7 @@ async def test_a_rewrite_header_renames_the_model_in_the_body(
 
 
 async def test_a_rewrite_to_the_same_model_leaves_the_body_alone(house: Any) -> None:
-    """The client's bytes are kept unless they must change."""
+    """The client's bytes leave unchanged unless they must change."""
     headers = {**HEADERS, "x-llm-d-model-name-rewrite": "m"}
     assert (await house.route(raw(headers=headers)))[1].body is None
 
@@ -130,7 +130,7 @@ async def test_a_body_without_a_model_goes_on_as_it_came(house: Any) -> None:
 
 
 async def test_a_raw_body_needs_no_model_and_is_never_changed(house: Any) -> None:
-    """Paths that nobody parses are scheduled all the same."""
+    """Paths without a parser are scheduled as well."""
     headers = {":path": "/v1/rerank", "x-llm-d-model-name-rewrite": "other"}
     _, decision = await house.route(raw(b"\xff\x00", headers=headers))
     assert decision.body is None
@@ -157,7 +157,7 @@ async def test_the_subset_hint_is_honoured(house: Any, body: bytes | None) -> No
 
 @pytest.mark.parametrize("body", [BODY, None])
 @pytest.mark.parametrize("hint", [("192.168.1.99",), ()])
-async def test_nobody_in_the_subset_is_a_503_with_its_reason(
+async def test_a_subset_without_endpoints_is_a_503_with_its_reason(
     house: Any, body: bytes | None, hint: tuple[str, ...]
 ) -> None:
     """The client learns that there was no endpoint for it."""
@@ -186,7 +186,7 @@ async def test_requests_without_a_body_go_anywhere_and_are_counted(house: Any) -
     assert house.inflight.total == 0
 
 
-async def test_what_the_scheduler_refuses_is_refused(house: Any) -> None:
+async def test_a_refusal_of_the_scheduler_is_the_answer(house: Any) -> None:
     """Its code and reason reach the client, and nothing is held."""
     house.scheduler.error = RefusedError(Code.RESOURCE_EXHAUSTED, "full", DropReason.SATURATED)
     assert (await house.refusal(raw())).status == 429
@@ -194,7 +194,7 @@ async def test_what_the_scheduler_refuses_is_refused(house: Any) -> None:
 
 
 async def test_a_scheduler_that_breaks_is_a_429(house: Any) -> None:
-    """What went wrong is reported, but not to the client; nothing is held."""
+    """The error is logged, not sent to the client; all resources are released."""
     house.scheduler.error = ZeroDivisionError("by zero")
     refusal = await house.refusal(raw())
     text = "no endpoint could be chosen: a plugin failed; see the endpoint picker's log"
@@ -204,7 +204,7 @@ async def test_a_scheduler_that_breaks_is_a_429(house: Any) -> None:
 
 
 async def test_a_refusal_within_a_group_of_errors_is_the_answer(house: Any) -> None:
-    """Its code and its drop reason are kept."""
+    """Its code and its drop reason survive."""
     typed = RefusedError(Code.RESOURCE_EXHAUSTED, "full", DropReason.SATURATED)
     inner = ExceptionGroup("inner", [ZeroDivisionError(), typed])
     house.scheduler.error = ExceptionGroup("all profiles failed", [ValueError(), inner])
@@ -215,7 +215,7 @@ async def test_a_refusal_within_a_group_of_errors_is_the_answer(house: Any) -> N
 async def test_a_producer_that_breaks_does_not_fail_the_request(
     house: Any, error: Exception
 ) -> None:
-    """What it would have found is missing, later producers are skipped, and it is reported."""
+    """Its findings are missing, later producers are skipped, and the failure is logged."""
     house.fail_in("producers", error)
     _, decision = await house.route(raw())
     assert decision.destination == "10.0.0.1:8000"

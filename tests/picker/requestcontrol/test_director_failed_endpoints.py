@@ -1,4 +1,4 @@
-"""Who is chosen among when some endpoints have failed: one that is due, the usable, then all."""
+"""Candidates after failures: an endpoint due for a probe, the usable ones, then all."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class FirstThatMay:
             raise ValueError("odd")
         left = [one.endpoint for one in candidates if one.key in self.serving]
         if not left:
-            raise RefusedError(Code.RESOURCE_EXHAUSTED, "the filters left nobody")
+            raise RefusedError(Code.RESOURCE_EXHAUSTED, "the filters left no endpoint")
         return SchedulingResult((left[0],), "default")
 
 
@@ -117,7 +117,7 @@ async def test_all_is_as_ever_while_all_are_well() -> None:
 
 
 async def test_an_endpoint_that_is_due_is_the_only_candidate() -> None:
-    """So that the request goes there, whatever the scorers think of it."""
+    """The request goes there even if its scores are low."""
     scene = Scene()
     scene.now = 1.0
     decision, destination = await scene.choose()
@@ -127,7 +127,7 @@ async def test_an_endpoint_that_is_due_is_the_only_candidate() -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_what_the_scheduler_will_not_try_out_goes_to_the_others(fails: bool) -> None:
+async def test_a_probe_that_the_scheduler_refuses_goes_to_other_endpoints(fails: bool) -> None:
     """A filter that does not let this request go there, or a plugin that cannot do with one."""
     scene = Scene()
     scene.now = 1.0
@@ -139,7 +139,7 @@ async def test_what_the_scheduler_will_not_try_out_goes_to_the_others(fails: boo
     assert scene.scheduler.asked == [["pod-0"], ["pod-1", "pod-2"]]
 
 
-async def test_a_client_that_wants_a_cache_tries_nobody_out() -> None:
+async def test_a_client_that_accepts_only_caches_is_not_a_probe() -> None:
     """An endpoint that is due has no cache of it; the refusal is about the others."""
     scene = Scene()
     scene.now = 1.0
@@ -149,7 +149,7 @@ async def test_a_client_that_wants_a_cache_tries_nobody_out() -> None:
     assert scene.scheduler.asked == [["pod-0"], ["pod-1", "pod-2"]]
 
 
-async def test_the_ejected_serve_what_nobody_else_can() -> None:
+async def test_ejected_endpoints_serve_requests_that_no_other_endpoint_can() -> None:
     """The only endpoint of its kind is better than a refusal."""
     scene = Scene()
     scene.scheduler.serving = frozenset({FIRST.key})
@@ -186,8 +186,8 @@ def test_grpc_says_in_a_header_what_http_says_in_its_status(
     assert answer_of(head) == Answer(status, "10.0.0.1:1", reached_no_endpoint=True)
 
 
-async def test_an_exchange_tells_what_it_finds(house: Any) -> None:
-    """When the response begins, with a body; at its end, without. Whoever is picked is blamed."""
+async def test_an_exchange_reports_the_answers_of_its_endpoint(house: Any) -> None:
+    """When the response begins, with a body; at its end, without. The picked endpoint is blamed."""
     house.pool_of(*POOL)
     memory = OutlierDetector()
     memory.pool_changed(EndpointChanges(tuple(one.endpoint for one in POOL), ()))
@@ -201,12 +201,12 @@ async def test_an_exchange_tells_what_it_finds(house: Any) -> None:
         exchange.finish(FinishCause.COMPLETED, 500)
     assert memory.views(house.now)[FIRST.key].state is EndpointState.EJECTED
     exchange = director.begin()
-    bare = await exchange.route(RawRequest({":path": "/v1/models"}, None))
-    assert bare.destination != FIRST.endpoint.host_port
+    bodyless = await exchange.route(RawRequest({":path": "/v1/models"}, None))
+    assert bodyless.destination != FIRST.endpoint.host_port
     exchange.finish(FinishCause.COMPLETED, 500)
-    suspect = next(one for one in OTHERS if one.endpoint.host_port == bare.destination)
+    suspect = next(one for one in OTHERS if one.endpoint.host_port == bodyless.destination)
     assert memory.views(house.now)[suspect.key].state is EndpointState.SUSPECT
-    for _ in range(2):  # what never responds tells nothing
+    for _ in range(2):  # without a response there is no evidence
         exchange = director.begin()
         await exchange.route(COMPLETION)
         exchange.finish(FinishCause.CLIENT_GONE)

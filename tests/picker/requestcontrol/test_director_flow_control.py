@@ -17,7 +17,7 @@ from tests.support.picker.held_gate import HeldGate, Pass
 PATH = {":path": "/v1/completions", "x-request-id": "id-1"}
 BODY = b'{"model":"m","prompt":"p"}'
 ASKED = RawRequest({**PATH, "x-llm-d-inference-fairness-id": "tenant"}, BODY)
-BARE = RawRequest(PATH, None)
+BODYLESS = RawRequest(PATH, None)
 GONE = RefusedError(Code.RESOURCE_EXHAUSTED, "full", DropReason.SATURATED, 3)
 
 
@@ -76,7 +76,7 @@ async def test_it_sees_the_pool_as_it_is_after_the_wait(house: Any, gate: HeldGa
     ]
 
 
-async def test_a_pool_that_emptied_meanwhile_is_told_of(house: Any, gate: HeldGate) -> None:
+async def test_a_pool_that_emptied_during_the_wait_is_a_503(house: Any, gate: HeldGate) -> None:
     """503; the ticket is closed without having left."""
     async with held(house, gate) as (exchange, routing):
         house.pool_of()
@@ -104,22 +104,24 @@ async def test_a_refusal_of_the_gate_is_the_answer(house: Any, gate: HeldGate) -
 
 
 async def test_a_request_without_a_body_passes_the_gate_by(house: Any, gate: HeldGate) -> None:
-    """Nobody knows what it would cost."""
+    """Its cost is unknown."""
     house.use(gate=gate)
-    exchange, decision = await house.route(BARE)
+    exchange, decision = await house.route(BODYLESS)
     assert decision.destination
     exchange.finish(FinishCause.COMPLETED, 200)
     assert gate.passes == []
     assert house.recorder.outcomes[0].queue_seconds == 0.0
 
 
-async def test_what_ends_past_the_gate_is_told_to_it(house: Any, gate: HeldGate) -> None:
-    """A slot is free, which no ticket tells; one that never left has freed nothing."""
+async def test_the_gate_is_notified_of_requests_that_end_without_a_ticket(
+    house: Any, gate: HeldGate
+) -> None:
+    """A place is free, which no ticket reports; a request that never left frees none."""
     freed: list[int] = []
     gate.on_pool_changed = lambda: freed.append(house.inflight.total)
     house.use(gate=gate)
     gate.is_open = True
-    for raw, expected in ((BARE, [0]), (ASKED, [0])):
+    for raw, expected in ((BODYLESS, [0]), (ASKED, [0])):
         exchange, _ = await house.route(raw)
         exchange.finish(FinishCause.COMPLETED, 200)
         assert freed == expected
@@ -149,7 +151,7 @@ async def test_a_decision_is_made_at_once_unless_something_may_wait(
     assert exchange.decides_at_once(RawRequest({}, b"")) is at_once
 
 
-async def test_what_waits_goes_on_by_the_configuration_it_began_with(
+async def test_a_waiting_request_continues_with_its_first_configuration(
     house: Any, gate: HeldGate
 ) -> None:
     """True if or not those after it wait at all."""
@@ -164,7 +166,7 @@ async def test_what_waits_goes_on_by_the_configuration_it_began_with(
 
 
 async def test_the_gate_is_given_the_means_to_stop_a_request(house: Any, gate: HeldGate) -> None:
-    """Those of the stream, where it has any."""
+    """It receives the callback of the stream, if there is one."""
     stopped: list[DropReason] = []
     house.use(gate=gate)
     gate.is_open = True

@@ -72,7 +72,7 @@ async def test_an_answer_within_the_timeout_is_a_finding(house: Any) -> None:
     ids=["too late", "server", "bug", "its own timeout", "refusal"],
 )
 async def test_a_producer_that_fails_ends_the_finding_out(house: Any, producer: Asks) -> None:
-    """Those after it do not run, for they may need what it would have found."""
+    """Later producers do not run, because they may need its findings."""
     house.use(producers=[producer])
     _, decision = await house.route(RAW)
     assert decision.destination == "10.0.0.1:8000"
@@ -131,8 +131,7 @@ async def test_failures_are_counted_each_and_logged_with_moderation(
     assert caplog.records[0].exc_info is not None
 
 
-async def test_failures_are_told_under_the_name_that_the_configuration_has(house: Any) -> None:
-    """Whatever wraps a plugin knows it."""
+async def test_failures_are_reported_under_the_configured_name(house: Any) -> None:
 
     @dataclass
     class Timed:

@@ -1,4 +1,4 @@
-"""Whatever happens to an exchange, and in whatever order, all it holds is released once."""
+"""Any order of events releases the resources of an exchange exactly once."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ REQUESTS = (
 
 @dataclass
 class Lease:
-    """A plugin of all kinds that holds something of each request it is told of, and may fail."""
+    """A plugin of all kinds that holds a resource for each request, and may fail."""
 
     rng: Random
     chance: float
@@ -108,7 +108,7 @@ class Walk:
         self.is_finished = False
 
     def steps(self) -> list[Callable[[], None]]:
-        """What a stream may do next."""
+        """The next actions of a stream."""
         if self.is_finished:
             return [self.finish]
         if self.routing is None:

@@ -27,7 +27,7 @@ def test_the_new_name_wins_over_the_old_one(names: tuple[str, str]) -> None:
 
 
 def test_both_names_of_everything_are_owned() -> None:
-    """Nobody slips in under an old name; all are lower case, each stands once."""
+    """Old names are owned too; all are lower case and unique."""
     assert {name for names in ALIASED for name in names} <= set(SYSTEM_OWNED)
     assert len(set(PICKER_OWNED)) == len(PICKER_OWNED)
     assert all(name == name.lower() for name in PICKER_OWNED)
@@ -41,6 +41,6 @@ def test_addresses_of_disaggregation_are_a_pickers_word_alone() -> None:
 @pytest.mark.parametrize(
     "name", ["x-request-id", "content-length", "x-session-token", "traceparent", ":path"]
 )
-def test_what_belongs_to_the_client_is_left_alone(name: str) -> None:
+def test_headers_of_the_client_are_not_owned(name: str) -> None:
     """These pass, or are replaced for a reason of their own."""
     assert name not in PICKER_OWNED

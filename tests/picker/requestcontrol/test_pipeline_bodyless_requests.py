@@ -20,11 +20,11 @@ class ByHeader:
         return [one for one in candidates if one.endpoint.name == headers.get("wanted")]
 
 
-class Tells:
+class Reports:
     """Sets a header to the status of the response."""
 
     def bodyless_response_head(self, head: ResponseHead) -> Mapping[str, str] | None:
-        return {"told": str(head.status)}
+        return {"status": str(head.status)}
 
 
 class Silent:
@@ -51,7 +51,7 @@ async def test_filters_that_need_no_body_are_asked(house: Any) -> None:
         exchange.finish(FinishCause.COMPLETED)
 
 
-async def test_what_a_filter_leaves_nobody_of_is_refused(house: Any) -> None:
+async def test_a_request_without_a_candidate_after_filters_is_refused(house: Any) -> None:
     """With 503, and nothing is held."""
     house.use(bodyless=BodylessRequests(filters=(ByHeader(),)))
     assert (await house.refusal(RawRequest({":path": "/v1/models"}, None))).status == 503
@@ -66,15 +66,15 @@ async def test_filters_stay_within_the_subset(house: Any) -> None:
 
 async def test_hooks_set_headers_on_the_response(house: Any) -> None:
     """A hook that raises is passed over, and the body passes as it is."""
-    house.use(bodyless=BodylessRequests(heads=(Broken(), Silent(), Tells())))
+    house.use(bodyless=BodylessRequests(heads=(Broken(), Silent(), Reports())))
     exchange, decision = await house.route(RawRequest(HEADERS, None))
-    assert decision.response.head(ResponseHead(200)) == (("told", "200"),)
+    assert decision.response.head(ResponseHead(200)) == (("status", "200"),)
     assert decision.response.body(b"piece", True) == (b"piece", {})
     assert decision.response.end() == b""
     exchange.finish(FinishCause.COMPLETED)
 
 
-async def test_nobody_watches_the_response_unless_somebody_wants_to(house: Any) -> None:
+async def test_the_response_has_a_tap_only_if_there_are_hooks(house: Any) -> None:
     """Then the stream need not hand it over."""
     exchange, decision = await house.route(RawRequest(HEADERS, None))
     assert decision.response is None

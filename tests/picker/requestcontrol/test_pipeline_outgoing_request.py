@@ -1,4 +1,4 @@
-"""What leaves with a request: headers, the body, what the proxy is told."""
+"""The outgoing request: headers, body and metadata for the proxy."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def result(**fields: Any) -> SchedulingResult:
 
 
 async def test_headers_of_the_profile_handler_and_of_all_hooks_are_set(house: Any) -> None:
-    """Of two that set the same one, the later one does."""
+    """The last of equal names wins."""
     house.scheduler = Decides(result(set_headers={"x-prefiller-host-port": "p", "x-a": "handler"}))
     house.use(hooks=[Sets({"x-a": "first", "x-b": "b"}), Sets(None), Sets({"x-a": "second"})])
     _, decision = await house.route(RAW)
@@ -94,7 +94,7 @@ async def test_reasons_of_several_failing_hooks_are_joined(house: Any) -> None:
 
 
 async def test_a_scheduler_that_names_no_endpoint_is_our_fault(house: Any) -> None:
-    """The client is told, and nothing is held."""
+    """The client receives the reason, and all resources are released."""
     house.scheduler = Decides(SchedulingResult((), "decode"))
     house.use()
     assert (await house.refusal(RAW)).status == 500
@@ -134,7 +134,7 @@ async def test_the_subset_hint_can_be_ignored(make_house: Any) -> None:
     assert len(house.scheduler.calls[0][1]) == 3
 
 
-async def test_a_body_that_nobody_changes_leaves_byte_for_byte(house: Any) -> None:
+async def test_an_unchanged_body_leaves_byte_for_byte(house: Any) -> None:
     """Its white space and its digits included."""
     assert (await house.route(RAW))[1].body is None
 
@@ -176,7 +176,7 @@ async def test_a_rule_renames_the_model_whatever_the_header_says(make_house: Any
     assert (seen.rewritten.rule, seen.rewritten.model) == ("canary", "m-v2")
 
 
-async def test_where_no_rule_matches_the_header_stands(make_house: Any) -> None:
+async def test_the_header_names_the_model_if_no_rule_matches(make_house: Any) -> None:
     """And nothing counts as rewritten by a rule."""
     rule = RewriteRule("canary", (RewriteTarget("m-v2"),), frozenset({"other"}))
     house = make_house(policies=rewriting(rule))
@@ -193,10 +193,10 @@ async def test_a_generic_rule_supplies_a_missing_model(make_house: Any) -> None:
     assert decision.body == b'{"model":"default","prompt":"hello"}'
     assert not decision.needs_response_body
     exact = RewriteRule("one", (RewriteTarget("default"),), frozenset({"m"}))
-    bare = RawRequest(HEADERS, b'{"prompt":"hello"}')
-    assert (await make_house(policies=rewriting(exact)).route(bare))[1].body is None
+    modelless = RawRequest(HEADERS, b'{"prompt":"hello"}')
+    assert (await make_house(policies=rewriting(exact)).route(modelless))[1].body is None
     nothing = RewriteRule("none", (RewriteTarget(""),))
-    refusal = await make_house(policies=rewriting(nothing)).refusal(bare)
+    refusal = await make_house(policies=rewriting(nothing)).refusal(modelless)
     assert (refusal.status, refusal.message) == (400, "the rewrite 'none' names no model")
 
 
@@ -204,7 +204,7 @@ UNREADABLE = b'{"model":"m","temperature":NaN}'
 
 
 @pytest.mark.parametrize("names_a_model", [False, True])
-async def test_what_cannot_be_read_goes_on_unless_its_model_may_be_replaced(
+async def test_an_unreadable_body_passes_unless_its_model_may_be_replaced(
     make_house: Any, names_a_model: bool
 ) -> None:
     """An engine may read more than JSON allows. A rule, or the header, must know the model."""

@@ -42,7 +42,7 @@ FALLBACK = Claiming()
 def test_the_path_comes_from_the_first_header_that_has_one(
     headers: dict[str, str], path: str
 ) -> None:
-    """The pseudo-header first, then what the proxy kept, then the oldest API; no query."""
+    """The pseudo-header first, then headers of the proxy, then the oldest API; no query."""
     assert path_of(headers) == path
 
 
@@ -80,7 +80,7 @@ def test_equal_claims_go_to_the_parser_configured_first() -> None:
 def test_parsers_after_a_fallback_are_unused_and_that_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """What takes every path leaves nothing for those after it."""
+    """A parser of all paths leaves none for later parsers."""
     table = ParserTable([SHORT, FALLBACK, CHAT, Claiming()])
     assert table.select("/generate") is SHORT
     assert table.select("/v1/chat/completions") is FALLBACK
@@ -95,7 +95,7 @@ def test_without_a_fallback_nothing_is_unused(caplog: pytest.LogCaptureFixture) 
     assert not caplog.records
 
 
-def test_a_path_nobody_takes_is_a_400_that_names_it() -> None:
+def test_a_path_without_a_parser_is_a_400_that_names_it() -> None:
     """Without a fallback an unknown path is refused."""
     with pytest.raises(RefusedError, match="/v1/models") as refusal:
         ParserTable([CHAT]).select("/v1/models")

@@ -1,4 +1,4 @@
-"""Clients are told the model name that they asked with, wherever the response is cut."""
+"""Clients receive the model name that they asked for, wherever the response is cut."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.depth import examples
 
 
 def renamed(body: bytes, served: str, asked: str, cuts: list[int] | None = None) -> list[bytes]:
-    """What goes on of `body`, cut at `cuts`."""
+    """Rename in `body`, cut at `cuts`."""
     renamer = ModelRenamer(served, asked)
     edges = [0, *sorted(cut % (len(body) + 1) for cut in cuts or []), len(body)]
     pieces = [body[begin:end] for begin, end in pairwise(edges)]
@@ -63,7 +63,7 @@ def test_an_escaped_slash_is_a_slash() -> None:
     assert renamed(b'{"model":"org\\/m"}', "org/m", "n") == [b'{"model":"n"}']
 
 
-def test_names_are_not_kept_beyond_their_response() -> None:
+def test_names_are_released_with_their_response() -> None:
     """Clients may name a model by a header, at any length."""
     renamed(b'{"model":"served"}', "served", "asked")
     tracemalloc.start()
@@ -72,14 +72,14 @@ def test_names_are_not_kept_beyond_their_response() -> None:
             served = f"{number}" + "m/" * 2000
             body = json.dumps({"model": served}).encode()
             assert renamed(body, served, "asked") == [b'{"model": "asked"}']
-        kept, _ = tracemalloc.get_traced_memory()
+        held, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert kept < 100_000
+    assert held < 100_000
 
 
 def test_whole_events_are_never_held_back() -> None:
-    """What a server sends at once goes on at once."""
+    """A whole event leaves at once."""
     renamer = ModelRenamer("served", "asked")
     event = b'data: {"model":"served","text":"\\"m"}\n\n'
     assert renamer.feed(event, False) == event.replace(b"served", b"asked")
@@ -87,7 +87,7 @@ def test_whole_events_are_never_held_back() -> None:
     assert renamer.feed(tail, False) == tail
 
 
-def test_what_is_held_back_is_less_than_the_member() -> None:
+def test_the_bytes_held_back_are_fewer_than_the_member() -> None:
     """A server that stops in the middle of nothing keeps the client waiting for nothing."""
     renamer = ModelRenamer("served", "asked")
     assert renamer.feed(b'{"a":1,"model":"ser', False) == b'{"a":1,'
@@ -107,7 +107,7 @@ JSON_PARTS = st.sampled_from(
 @examples(300)
 @given(st.lists(JSON_PARTS, max_size=12).map(b"".join), st.lists(st.integers(0, 200), max_size=8))
 def test_a_cut_changes_nothing(body: bytes, cuts: list[int]) -> None:
-    """However the body is cut, what goes on is the whole body with its members replaced."""
+    """For every cut, the output is the whole body with its members replaced."""
     expected = re.sub(rb'("model" ?: ?)"ab"', rb'\1"xyz"', body)
     assert b"".join(renamed(body, "ab", "xyz", cuts)) == expected
 

@@ -113,15 +113,13 @@ async def under_way(
 
 
 async def test_headers_of_all_hooks_are_set_on_the_response(house: Any) -> None:
-    """Of two that set the same one the later one does; one that fails sets none. They are told when
-    the response began.
-    """
+    """The last of equal names wins; a failing hook sets none. Hooks get the time."""
     hooks = Hook({"x-a": "1", "x-b": "1"}), Hook(error=ValueError()), Hook({"x-a": "3"})
     _, tap = await under_way(house, *hooks)
     head = ResponseHead(200, JSON, "10.0.0.1:8000", True)
     assert dict(tap.head(head)) == {"x-a": "3", "x-b": "1"}
-    told = msgspec.structs.replace(head, came_at_seconds=10.0)
-    assert [hook.heads for hook in hooks] == [[told]] * 3
+    shown = msgspec.structs.replace(head, came_at_seconds=10.0)
+    assert [hook.heads for hook in hooks] == [[shown]] * 3
     assert house.recorder.failed == ["Hook"]
 
 
@@ -207,7 +205,7 @@ async def test_the_models_name_is_given_back(house: Any, headers: Mapping[str, s
     assert out == [b"data: {", b'"model":"asked"}\n', b"{", b'"mod']
 
 
-async def test_what_is_held_back_comes_with_trailers_as_well(house: Any) -> None:
+async def test_trailers_release_the_bytes_held_back(house: Any) -> None:
     """Once."""
     _, tap = await under_way(house, headers=RENAMING)
     tap.head(ResponseHead(200, JSON))
@@ -262,7 +260,7 @@ async def test_pieces_after_the_last_one_pass_unseen(house: Any) -> None:
 async def test_a_reader_that_breaks_is_reported_once(
     house: Any, reader: Reader | Exception
 ) -> None:
-    """The response goes on, its usage is unknown, and the other reader's hooks are still told."""
+    """The response continues without usage, and hooks are still called."""
     hook = Hook()
     exchange, tap = await under_way(house, hook, reader=reader)
     tap.head(ResponseHead(200, JSON))
@@ -274,7 +272,7 @@ async def test_a_reader_that_breaks_is_reported_once(
 
 
 async def test_a_hook_that_breaks_is_not_asked_about_the_response_again(house: Any) -> None:
-    """The others are; the end is told to all of them."""
+    """The others are; all are called at the end."""
     broken, sound = Hook(error=ValueError("odd")), Hook(metadata={"n": {"k": 1.0}})
     exchange, tap = await under_way(house, broken, sound)
     tap.body(b"x", False)
@@ -288,7 +286,7 @@ async def test_a_hook_that_breaks_is_not_asked_about_the_response_again(house: A
 
 
 @pytest.mark.parametrize("cause", list(FinishCause))
-async def test_hooks_are_told_of_the_end_once_whatever_ended_it(
+async def test_hooks_are_called_once_at_the_end_for_every_cause(
     house: Any, cause: FinishCause
 ) -> None:
     """With the decision, the cause and what the response had said by then."""
@@ -299,13 +297,13 @@ async def test_hooks_are_told_of_the_end_once_whatever_ended_it(
     house.step = 0.0
     exchange.finish(cause, 200)
     exchange.finish(FinishCause.COMPLETED, 200)
-    ((flight, told, usage, now),) = hook.ends
-    assert (told, usage) == (cause, Usage(5, 3))
+    ((flight, ended, usage, now),) = hook.ends
+    assert (ended, usage) == (cause, Usage(5, 3))
     assert flight.result.endpoints[0].name == "pod-1"
     assert now == house.now
 
 
-async def test_hooks_that_were_told_of_a_request_are_told_that_it_did_not_leave(house: Any) -> None:
+async def test_hooks_of_a_prepared_request_are_called_if_it_does_not_leave(house: Any) -> None:
     """One of them refused it; the others hold something of it."""
 
     class Refuses:
@@ -318,7 +316,7 @@ async def test_hooks_that_were_told_of_a_request_are_told_that_it_did_not_leave(
     assert [cause for _, cause, _, _ in hook.ends] == [FinishCause.REFUSED]
 
 
-async def test_hooks_are_not_told_of_the_end_of_what_they_never_saw(house: Any) -> None:
+async def test_hooks_are_not_called_for_requests_that_they_never_saw(house: Any) -> None:
     """Neither a refused request nor one without a body was anything to them."""
     hook = Hook()
     house.use(request_ends=(hook,))

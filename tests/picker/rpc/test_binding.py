@@ -74,7 +74,7 @@ def test_a_host_that_is_a_path_is_a_unix_socket(host: str, path: str | None, add
 async def test_a_stream_runs_over_a_unix_socket_that_is_gone_afterwards(
     path: Path, director: Callable[..., Any]
 ) -> None:
-    """Nobody but the owner and the group may use it."""
+    """Only the owner and the group may use it."""
     options = ServerOptions(host=f"unix://{path}")
     server = build_server(director(), options=options)
     assert await server.start() == 0
@@ -105,7 +105,7 @@ async def test_a_socket_left_behind_is_replaced(path: Path, director: Callable[.
 async def test_a_socket_in_use_and_a_file_of_another_kind_are_left_alone(
     path: Path, director: Callable[..., Any]
 ) -> None:
-    """Two pickers on one socket are a mistake, and a file may be somebody's."""
+    """Two pickers on one socket are a mistake, and a file may be in use."""
     options = ServerOptions(host=str(path))
     first = build_server(director(), options=options)
     await first.start()

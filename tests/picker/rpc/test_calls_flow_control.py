@@ -142,7 +142,7 @@ async def test_unread_messages_close_the_window_and_reading_opens_it() -> None:
 
 
 async def test_empty_messages_close_the_window_too() -> None:
-    """Each costs memory while nobody reads it."""
+    """Each unread message costs memory."""
 
     async def deaf(read: Read, write: Write) -> None:
         await asyncio.Event().wait()
@@ -163,7 +163,7 @@ async def test_empty_messages_close_the_window_too() -> None:
 async def test_messages_that_were_read_cost_nothing_any_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A call goes on for ever, though little more than one message may wait unread."""
+    """A call of any length needs room for little more than one unread message."""
     monkeypatch.setattr(grpc_call, "MAX_UNREAD_BYTES", 16_100)
     num_read = 0
 
@@ -183,7 +183,7 @@ async def test_messages_that_were_read_cost_nothing_any_more(
 
 
 async def test_a_paused_transport_holds_calls_back_but_not_control_frames(peer: Peer) -> None:
-    """What the socket does not take stays with the call; a ping is still answered."""
+    """Data that the socket does not accept waits in the call; a ping is still answered."""
     await peer.settle()
     peer.connection.pause_writing()
     stream_id = peer.call(b"one", end=True)
@@ -207,7 +207,7 @@ async def test_a_peer_that_asks_and_never_reads_is_cut_off(peer: Peer) -> None:
     assert peer.gone == [peer.connection]
 
 
-async def test_cancelling_tells_each_call_even_without_a_window() -> None:
+async def test_cancelling_ends_each_call_even_without_a_window() -> None:
     """UNAVAILABLE arrives although the peer took nothing of what came before."""
 
     async def flood(read: Read, write: Write) -> None:

@@ -55,7 +55,7 @@ async def test_calls_that_end_unread_give_their_part_of_the_connections_window_b
         ({"path": "/a/B"}, {":status": "200", "grpc-status": "12"}),
     ],
 )
-async def test_what_is_no_call_is_refused_and_its_data_ignored(
+async def test_a_request_other_than_a_call_is_refused_and_its_data_ignored(
     peer: Peer, changes: dict[str, str], fields: dict[str, str]
 ) -> None:
     """The answer ends the stream, and the peer need not finish its request."""
@@ -75,7 +75,7 @@ async def test_what_is_no_call_is_refused_and_its_data_ignored(
     ],
 )
 async def test_a_message_that_cannot_be_served_ends_its_call(data: bytes, status: Status) -> None:
-    """Compressed, malformed, oversize; other calls go on."""
+    """Compressed, malformed, oversize; other calls continue."""
     peer = connected({PATH: echo}, max_message_bytes=1000)
     stream_id, other = peer.call(), peer.call(b"fine", end=True)
     peer.http2.send_data(stream_id, data)
@@ -121,7 +121,7 @@ async def test_a_reset_before_the_call_has_begun_is_no_trouble(
 
 
 async def test_a_lost_connection_cancels_its_calls_and_is_reported_after_them() -> None:
-    """Whoever waits for it to be gone may rely on no task running any more."""
+    """After `on_gone` no task runs."""
     peer, held, _ = await holding()
     peer.connection.connection_lost(ConnectionResetError())
     assert not peer.gone
@@ -204,7 +204,7 @@ async def test_a_half_closed_connection_ends_its_calls() -> None:
     assert peer.gone == [peer.connection]
 
 
-async def test_what_arrives_after_the_close_is_ignored(peer: Peer) -> None:
+async def test_bytes_after_the_close_are_ignored(peer: Peer) -> None:
     """It neither answers nor gives the peer more time."""
     peer.connection.data_received(DAMAGE)
     assert peer.transport.closed
@@ -234,7 +234,7 @@ async def test_a_peer_that_says_goodbye_gets_its_answers_first() -> None:
     assert peer.transport.closed
 
 
-async def test_a_failing_method_is_logged_and_told_apart_from_a_refusal(
+async def test_a_failing_method_is_logged_but_a_refusal_is_not(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Our bug is INTERNAL without details; what a method refuses has its status and text."""
@@ -265,7 +265,7 @@ async def test_thousands_of_calls_leave_nothing_behind(peer: Peer) -> None:
 
 
 async def test_more_streams_than_agreed_are_not_served() -> None:
-    """The limit that was announced is kept, exactly."""
+    """The announced limit is exact."""
     peer = connected({PATH: Held()})
     await peer.settle()
     limit = peer.http2.remote_settings.max_concurrent_streams
@@ -291,7 +291,7 @@ GARBAGE: list[Callable[[], bytes]] = [
 
 
 @pytest.mark.parametrize("garbage", GARBAGE)
-async def test_what_is_not_http2_is_closed_without_a_traceback(
+async def test_a_connection_without_http2_is_closed_without_a_traceback(
     garbage: Callable[[], bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
     """An ordinary event, said in one line."""
@@ -306,7 +306,7 @@ async def test_what_is_not_http2_is_closed_without_a_traceback(
 
 
 async def test_a_header_list_over_the_limit_breaks_the_connection(peer: Peer) -> None:
-    """64 KiB of fields are enough for anybody."""
+    """64 KiB of fields are the limit."""
     peer.http2.send_headers(1, [*REQUEST, *((f"x-{n}", "y" * 1000) for n in range(70))])
     peer.push()
     await asyncio.sleep(0)
@@ -316,7 +316,7 @@ async def test_a_header_list_over_the_limit_breaks_the_connection(peer: Peer) ->
 @examples(150)
 @given(st.data())
 def test_damaged_bytes_never_raise_and_never_leave_tasks(data: st.DataObject) -> None:
-    """Whatever a bit flip turns a conversation into, the connection serves it or closes."""
+    """After any bit flip the connection serves or closes."""
 
     async def converse() -> None:
         peer = Peer({PATH: echo})

@@ -1,4 +1,4 @@
-"""What a peer  may take of time and work: handshakes, silence, waste."""
+"""The limits of a peer: handshakes, silence, waste."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HANDSHAKE_SECONDS, IDLE_SECONDS = 20.0, 900.0
 
 
 def codes(peer: Peer) -> list[int]:
-    """Those of the GOAWAYs in what was written and not read."""
+    """Return the codes of the GOAWAYs in unread output."""
     data, at, found = b"".join(peer.transport.written), 0, []
     while at < len(data):
         length, kind = int.from_bytes(data[at : at + 3]), data[at + 3]
@@ -146,7 +146,7 @@ def opened_and_reset(count: int, at: int = 1) -> bytes:
 
 @pytest.mark.looptime
 async def test_calls_that_are_given_up_at_once_without_end_close_the_connection() -> None:
-    """Within a burst they are served; the peer is told why it is too much beyond."""
+    """Within a burst they are served; beyond it the peer receives the reason."""
     peer = connected({PATH: echo})
     await peer.settle()
     peer.connection.data_received(opened_and_reset(WASTE_BURST // 2))
@@ -162,7 +162,7 @@ async def test_calls_that_are_given_up_at_once_without_end_close_the_connection(
 
 
 @pytest.mark.looptime
-async def test_what_clients_give_up_in_a_busy_proxy_is_no_waste() -> None:
+async def test_calls_that_clients_of_a_busy_proxy_cancel_are_not_waste() -> None:
     """Three times what an Envoy was seen to do at most, for half a minute."""
     peer = connected({PATH: echo})
     await peer.settle()
@@ -221,7 +221,7 @@ async def test_frames_that_only_make_work_close_the_connection(wasted: bytes) ->
 
 @pytest.mark.looptime
 async def test_time_makes_up_for_waste() -> None:
-    """A ping a second may go on for ever."""
+    """A ping a second is always allowed."""
     peer = connected({PATH: echo})
     await peer.settle()
     data = frame(FrameType.PING, 0, 0, bytes(8))

@@ -16,7 +16,7 @@ Status = health_pb2.HealthCheckResponse
 
 
 class Readiness:
-    """What the application would say."""
+    """The state of the application."""
 
     def __init__(self) -> None:
         self.ready = False

@@ -125,7 +125,7 @@ class Stream(Http2Stream):
         self.events.append(("window", self.stream_id))
 
 
-class Heard:
+class Record:
     """A listener that writes down what the peer did."""
 
     def __init__(self) -> None:
@@ -152,7 +152,7 @@ class Heard:
 
 
 def sent_by(engine: Http2Engine) -> bytes:
-    """What is to be sent since the last call."""
+    """Take the output since the last call."""
     data = b"".join(engine.out)
     engine.out.clear()
     return data
@@ -170,14 +170,14 @@ def frames(data: bytes) -> list[tuple[int, int, int, bytes]]:
 
 
 @pytest.fixture
-def heard() -> Heard:
-    return Heard()
+def record() -> Record:
+    return Record()
 
 
 @pytest.fixture
-def engine(heard: Heard) -> Http2Engine:
+def engine(record: Record) -> Http2Engine:
     """An engine whose peer has said hello."""
-    engine = Http2Engine(heard)
+    engine = Http2Engine(record)
     engine.start()
     engine.receive(OPENING)
     sent_by(engine)
@@ -232,7 +232,7 @@ P, C = ErrorCode.PROTOCOL_ERROR, ErrorCode.FLOW_CONTROL_ERROR
         (FRAME_HEADER.pack(0, 16_385, FrameType.DATA, 0, 1), ErrorCode.FRAME_SIZE_ERROR),
     ],
 )
-def test_what_breaks_the_connection_is_said_with_its_code(
+def test_a_breach_of_the_connection_is_answered_with_its_code(
     engine: Http2Engine, sent: bytes, code: ErrorCode
 ) -> None:
     """Each rule whose breach RFC 9113 makes an error of the connection."""
@@ -244,7 +244,7 @@ def test_what_breaks_the_connection_is_said_with_its_code(
 
 
 def test_a_header_block_may_be_as_long_as_the_limits(
-    engine: Http2Engine, heard: Heard, monkeypatch: pytest.MonkeyPatch
+    engine: Http2Engine, record: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By frames and by bytes; with one more of either the connection ends."""
     module = "picker.rpc.http2.engine"
@@ -252,7 +252,7 @@ def test_a_header_block_may_be_as_long_as_the_limits(
     monkeypatch.setattr(f"{module}.MAX_HEADER_LIST_BYTES", len(BLOCK))
     first = frame(FrameType.HEADERS, 0, 1, b"") + frame(FrameType.CONTINUATION, 0, 1, b"")
     engine.receive(first + frame(FrameType.CONTINUATION, END_HEADERS, 1, BLOCK))
-    assert 1 in heard.streams
+    assert 1 in record.streams
     monkeypatch.setattr(f"{module}.MAX_HEADER_LIST_BYTES", len(BLOCK) - 1)
     again = frame(FrameType.HEADERS, 0, 3, b"")
     with pytest.raises(Http2Error, match="too long"):
@@ -260,41 +260,43 @@ def test_a_header_block_may_be_as_long_as_the_limits(
 
 
 @pytest.mark.parametrize("start", [b"GET / HTTP/1.1\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nXX", HEADERS])
-def test_a_peer_that_does_not_begin_with_the_preface_is_no_peer(heard: Heard, start: bytes) -> None:
+def test_a_peer_that_does_not_begin_with_the_preface_is_no_peer(
+    record: Record, start: bytes
+) -> None:
     """At the first wrong byte, however few have come."""
-    engine = Http2Engine(heard)
+    engine = Http2Engine(record)
     with pytest.raises(Http2Error):
         engine.receive(start)
 
 
-def test_settings_must_come_first(heard: Heard) -> None:
+def test_settings_must_come_first(record: Record) -> None:
     """A request before them is an error."""
-    engine = Http2Engine(heard)
+    engine = Http2Engine(record)
     with pytest.raises(Http2Error, match="settings"):
         engine.receive(PREFACE + HEADERS)
 
 
-def test_what_is_unknown_is_ignored(engine: Http2Engine, heard: Heard) -> None:
-    """Frames of later versions, priorities, settings nobody heeds."""
+def test_unknown_frames_and_settings_are_ignored(engine: Http2Engine, record: Record) -> None:
+    """Frames of later versions, priorities, unknown settings."""
     engine.receive(frame(0xEE, 255, 9, b"grease") + frame(FrameType.PRIORITY, 0, 3, bytes(5)))
     engine.receive(frame(FrameType.SETTINGS, 0, 0, b"\x7a\x7a\0\0\0\x01") + HEADERS)
-    assert [event[:2] for event in heard.events] == [("request", 1)]
+    assert [event[:2] for event in record.events] == [("request", 1)]
 
 
 def test_padding_counts_for_flow_control_but_is_no_content(
-    engine: Http2Engine, heard: Heard
+    engine: Http2Engine, record: Record
 ) -> None:
     """Four bytes of content in ten of payload."""
     engine.receive(HEADERS + frame(FrameType.DATA, PADDED | END_STREAM, 1, b"\x05data" + bytes(5)))
-    assert heard.events[1:] == [("data", 1, b"data", 10), ("end", 1)]
+    assert record.events[1:] == [("data", 1, b"data", 10), ("end", 1)]
 
 
-def test_the_windows_are_kept_exactly_and_given_back(engine: Http2Engine, heard: Heard) -> None:
+def test_the_windows_are_exact_and_restored(engine: Http2Engine, record: Record) -> None:
     """A peer may use all of a stream's window and not a byte more, until it is acknowledged."""
     engine.receive(HEADERS)
     full = STREAM_WINDOW_BYTES // 16_384
     engine.receive(full * frame(FrameType.DATA, 0, 1, bytes(16_384)))
-    engine.acknowledge(heard.streams[1], STREAM_WINDOW_BYTES)
+    engine.acknowledge(record.streams[1], STREAM_WINDOW_BYTES)
     updates = [
         (stream_id, *NUMBER.unpack(payload))
         for kind, _, stream_id, payload in frames(sent_by(engine))
@@ -308,32 +310,32 @@ def test_the_windows_are_kept_exactly_and_given_back(engine: Http2Engine, heard:
 
 
 def test_data_of_closed_streams_is_given_back_to_the_connection(
-    engine: Http2Engine, heard: Heard
+    engine: Http2Engine, record: Record
 ) -> None:
-    """What was under way when we reset a stream must not shrink the window for ever."""
+    """Data in transit at a reset must not shrink the window for ever."""
     engine.receive(HEADERS)
-    engine.reset(heard.streams[1])
+    engine.reset(record.streams[1])
     sent_by(engine)
     for _ in range(2 * CONNECTION_WINDOW_BYTES // 16_384):
         engine.receive(frame(FrameType.DATA, 0, 1, bytes(16_384)))
     assert {kind for kind, *_ in frames(sent_by(engine))} == {FrameType.WINDOW_UPDATE}
 
 
-def test_one_stream_too_many_is_refused_alone(engine: Http2Engine, heard: Heard) -> None:
+def test_one_stream_too_many_is_refused_alone(engine: Http2Engine, record: Record) -> None:
     for stream_id in range(1, 2 * MAX_CONCURRENT_STREAMS + 2, 2):
         engine.receive(frame(FrameType.HEADERS, END_HEADERS, stream_id, BLOCK))
-    assert len(heard.events) == MAX_CONCURRENT_STREAMS
+    assert len(record.events) == MAX_CONCURRENT_STREAMS
     kind, _, stream_id, payload = frames(sent_by(engine))[-1]
     assert (kind, stream_id) == (FrameType.RST_STREAM, 2 * MAX_CONCURRENT_STREAMS + 1)
     assert payload == NUMBER.pack(ErrorCode.REFUSED_STREAM)
 
 
 def test_data_may_fill_the_window_of_the_connection_to_its_last_byte(
-    engine: Http2Engine, heard: Heard
+    engine: Http2Engine, record: Record
 ) -> None:
     """A piece of exactly that size is sent; a byte more has to wait."""
     engine.receive(HEADERS + frame(FrameType.WINDOW_UPDATE, 0, 1, NUMBER.pack(10)))
-    stream = heard.streams[1]
+    stream = record.streams[1]
     for length in (16_384, 16_384, 16_384, 16_383):
         assert engine.send_data(stream, bytes(length))
     assert not engine.send_data(stream, b"x")
@@ -341,32 +343,34 @@ def test_data_may_fill_the_window_of_the_connection_to_its_last_byte(
     assert sum(map(len, sent)) == 65_535
 
 
-def test_a_stream_whose_window_overflows_is_reset_alone(engine: Http2Engine, heard: Heard) -> None:
-    """Its owner is told that it is over."""
+def test_a_stream_whose_window_overflows_is_reset_alone(
+    engine: Http2Engine, record: Record
+) -> None:
+    """Its owner is notified."""
     engine.receive(HEADERS + frame(FrameType.WINDOW_UPDATE, 0, 1, NUMBER.pack(2**31 - 1)))
-    assert heard.events[-1] == ("reset", 1)
-    assert engine.window(heard.streams[1]) == 0
+    assert record.events[-1] == ("reset", 1)
+    assert engine.window(record.streams[1]) == 0
 
 
 def test_a_smaller_window_of_the_peer_may_leave_streams_in_debt(
-    engine: Http2Engine, heard: Heard
+    engine: Http2Engine, record: Record
 ) -> None:
     """It has to be paid before anything more is sent."""
     engine.receive(HEADERS)
-    engine.send_data(heard.streams[1], bytes(16_384))
+    engine.send_data(record.streams[1], bytes(16_384))
     engine.receive(frame(FrameType.SETTINGS, 0, 0, b"\0\x04" + NUMBER.pack(1000)))
-    assert engine.window(heard.streams[1]) == 1000 - 16_384
+    assert engine.window(record.streams[1]) == 1000 - 16_384
     engine.receive(frame(FrameType.WINDOW_UPDATE, 0, 1, NUMBER.pack(16_384)))
-    assert engine.window(heard.streams[1]) == 1000
+    assert engine.window(record.streams[1]) == 1000
 
 
 def test_long_header_blocks_go_out_in_frames_that_every_peer_takes(
-    engine: Http2Engine, heard: Heard
+    engine: Http2Engine, record: Record
 ) -> None:
     """One HEADERS and as many CONTINUATION as it needs; only the last ends the block."""
     engine.receive(HEADERS)
     sent_by(engine)
-    engine.send_headers(heard.streams[1], bytes(40_000), end_stream=True)
+    engine.send_headers(record.streams[1], bytes(40_000), end_stream=True)
     sent = frames(sent_by(engine))
     assert [(kind, flags, len(payload)) for kind, flags, _, payload in sent] == [
         (FrameType.HEADERS, END_STREAM, 16_384),
@@ -407,7 +411,7 @@ def test_the_library_understands_the_same(data: st.DataObject) -> None:
     sent = client.data_to_send()
     cuts = sorted(data.draw(st.lists(st.integers(0, len(sent)), max_size=8)))
     pieces = [sent[a:b] for a, b in zip([0, *cuts], [*cuts, len(sent)], strict=True)]
-    ours, twin = Heard(), LibraryTwin()
+    ours, twin = Record(), LibraryTwin()
     engine = Http2Engine(ours)
     engine.start()
     for piece in pieces:

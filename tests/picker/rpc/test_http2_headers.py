@@ -57,7 +57,7 @@ def test_a_memory_of_blocks_never_changes_their_meaning(
         (b"\x00\x01a\x7f\x49" + b"v" * 200 + b"\x82", False),
     ],
 )
-def test_what_changes_the_table_is_seen_behind_anything(block: bytes, changes: bool) -> None:
+def test_a_change_of_the_table_is_found_after_any_field(block: bytes, changes: bool) -> None:
     """Long numbers and long texts are walked over, not into."""
     assert changes_table(block) is changes
 
@@ -71,7 +71,7 @@ def test_a_block_that_is_none_is_an_error_and_not_remembered() -> None:
 
 
 @given(st.lists(st.tuples(st.binary(min_size=1, max_size=200), st.binary(max_size=20_000))))
-def test_what_is_written_without_a_table_is_read_by_every_decoder(
+def test_a_block_without_a_table_is_read_by_every_decoder(
     fields: list[tuple[bytes, bytes]],
 ) -> None:
     """Any bytes of any length, the one field of the static table among them."""

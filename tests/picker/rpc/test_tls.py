@@ -59,7 +59,7 @@ async def answered(port: int, trusted: TlsMaterial) -> bool:
 
 
 async def handshake(port: int, **limits: ssl.TLSVersion) -> tuple[str | None, bytes]:
-    """What ALPN agrees on with a client that verifies nothing, and the certificate it was shown."""
+    """Connect without verification; return the ALPN protocol and the certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     for name, version in limits.items():
@@ -139,7 +139,7 @@ def test_versions_and_suites_are_named_as_in_the_reference() -> None:
 
 
 def test_the_suites_asked_for_are_the_only_ones_of_their_version(certificate: TlsMaterial) -> None:
-    """Those of TLS 1.3 are no matter of choice."""
+    """The suites of TLS 1.3 are not configurable."""
     suite = "ECDHE-ECDSA-AES128-GCM-SHA256"
     context = server_context(TlsOptions(certificate, cipher_suites=(suite,)))
     offered = [c["name"] for c in context.get_ciphers() if c["protocol"] == "TLSv1.2"]
@@ -191,7 +191,7 @@ async def test_a_pair_that_is_replaced_is_applied(certificate: TlsMaterial, tmp_
     assert applied.empty()
 
 
-async def test_a_broken_pair_is_told_of_and_the_old_one_kept(
+async def test_a_broken_pair_is_logged_and_the_old_one_stays_in_use(
     certificate: TlsMaterial, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The next good one is applied."""

@@ -1,4 +1,4 @@
-"""Ejections are counted by endpoint and told in the log, with moderation in both."""
+"""Ejections are counted by endpoint and logged, both with limits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def page(metrics: PickerMetrics) -> list[str]:
     return [line for line in lines if line.startswith("pointsman_endpoint")]
 
 
-def test_what_becomes_of_endpoints_is_counted() -> None:
+def test_ejections_and_returns_are_counted() -> None:
     """By endpoint, and by what probes have found; zero from the start."""
     metrics = PickerMetrics()
     watcher = HealthMetrics(metrics, lambda: 0.0)
@@ -27,14 +27,14 @@ def test_what_becomes_of_endpoints_is_counted() -> None:
         watcher.ejected("prod/pod-1", 3, 1.0)
     watcher.probed("prod/pod-1", ProbeResult.FAILURE)
     watcher.counted(1)
-    told = "\n".join(page(metrics))
+    text = "\n".join(page(metrics))
     ejections = 'pointsman_endpoint_ejections_total{endpoint_name="pod-1",namespace="prod"} 2'
-    assert ejections in told
-    assert 'pointsman_endpoint_probes_total{result="failure"} 1' in told
-    assert "pointsman_endpoints_ejected 1" in told
+    assert ejections in text
+    assert 'pointsman_endpoint_probes_total{result="failure"} 1' in text
+    assert "pointsman_endpoints_ejected 1" in text
 
 
-def test_endpoints_without_end_are_not_told_by_name() -> None:
+def test_the_names_of_endpoints_are_bounded() -> None:
     """A pool whose pods get new names all the time."""
     metrics = PickerMetrics()
     watcher = HealthMetrics(metrics, lambda: 0.0)

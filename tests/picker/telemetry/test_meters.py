@@ -1,4 +1,4 @@
-"""What plugins of certain types do is counted, without their knowing."""
+"""Meters count the findings of some types of plugins."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_decisions_about_stages_are_counted(handler: str, series: str) -> 
 
 
 async def test_a_pool_without_prefill_is_decode_only() -> None:
-    """The stage that found nobody is left out, and that is what is counted."""
+    """The stage without an endpoint is skipped, and that is counted."""
     handler = "disagg-profile-handler, parameters: {deciders: {prefill: always-disagg-pd-decider}}"
     house = routing(STAGES.replace("HANDLER", handler), ROLES[1:])
     await house.route()
@@ -163,7 +163,7 @@ async def test_predictions_are_held_against_what_requests_saw() -> None:
 
 
 async def test_errors_of_predictions_are_counted() -> None:
-    """Of those that were learned here also whether their p90 held; 1.5 s to a whole answer."""
+    """Predictions that were learned here also count their p90; 1.5 s to a whole answer."""
     house = routing(LATENCY)
     for _ in range(MIN_SAMPLES + 2):
         exchange, decision = await house.route(PROMPT)
@@ -203,7 +203,7 @@ plugins:
 """
 
 
-async def test_shares_of_revisions_and_headers_that_select_nobody_are_told() -> None:
+async def test_shares_of_revisions_and_headers_without_a_match_are_reported() -> None:
     """Three endpoints of one revision and one of another; a header that names neither."""
     endpoints = [
         Endpoint(f"w{i}", f"10.0.0.{i + 1}", 80, labels={"set": "s", "rev": rev, "role": "decode"})
@@ -216,8 +216,8 @@ async def test_shares_of_revisions_and_headers_that_select_nobody_are_told() -> 
     await house.route()
     assert house.value(share, mode="sum", revision="old", **plugin) == 0.75
     assert house.value(share, mode="sum", revision="new", **plugin) == 0.25
-    nobody = "llm_d_epp_disaggregatedset_strict_header_no_match_total"
-    assert house.told(nobody) == {}
+    unmatched = "llm_d_epp_disaggregatedset_strict_header_no_match_total"
+    assert house.told(unmatched) == {}
     with pytest.raises(RefusedError):
         await house.route(x_revision="none")
-    assert house.value(nobody, selector="by-revision", **plugin) == 1
+    assert house.value(unmatched, selector="by-revision", **plugin) == 1

@@ -1,4 +1,4 @@
-"""What is under way is told by whose it is, and each request once."""
+"""The load in flight is reported by flow, each request once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COUNTED = "plugins: [{type: active-request-scorer}]\n"
 PLAIN = "plugins: [{type: queue-scorer}]\n"
 
 
-async def test_requests_are_told_by_their_flow() -> None:
+async def test_requests_are_reported_by_flow() -> None:
     """With their tokens, until they end."""
     house = routing(COUNTED, ONE)
     first, _ = await house.route(x_gateway_inference_fairness_id="tenant")
@@ -80,8 +80,8 @@ flowControl: {defaultPriorityBand: {fairnessPolicyRef: program-aware-fairness}}
 """
 
 
-def test_what_programs_were_served_is_told() -> None:
-    """How equally, how much, and how long they waited."""
+def test_the_service_of_programs_is_reported() -> None:
+    """Fairness, service and waits."""
     house = routing(PROGRAMS)
     names = ("attained_service_tokens", "avg_wait_time_milliseconds", "jains_fairness_index")
     tokens, waits, index = (f"llm_d_epp_program_aware_{name}" for name in names)

@@ -69,7 +69,7 @@ async def test_every_extension_point_is_timed() -> None:
 
 
 async def test_plugins_are_timed_under_their_own_names() -> None:
-    """Two of one type are told apart."""
+    """Two of one type have separate series."""
     metrics = PickerMetrics()
     await serve_one(assembled("published_tiered_prefix_cache_cpu", metrics), metrics, {})
     assert timed(metrics) >= {
@@ -82,7 +82,7 @@ async def test_plugins_are_timed_under_their_own_names() -> None:
 
 
 def test_only_a_detector_that_knows_of_old_metrics_says_so() -> None:
-    """Else a series would tell of one that needs none that nothing is old."""
+    """Otherwise a series would report freshness for a detector without metrics."""
     knows, needs_none = (
         assembled(case, PickerMetrics()).pipeline.saturation
         for case in ("flow_control_defaults", "flow_control_every_policy")

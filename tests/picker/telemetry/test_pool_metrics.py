@@ -54,8 +54,8 @@ def test_endpoints_that_share_a_name_are_one_series() -> None:
     assert 'per_endpoint_queue_size{model_server_endpoint="a",name="p"} 5.0' in page
 
 
-def test_the_age_of_what_is_known_is_told_also_when_it_is_stale() -> None:
-    """Of an endpoint that was never scraped there is none."""
+def test_the_age_of_metrics_is_reported_even_if_they_are_stale() -> None:
+    """An endpoint that was never scraped has none."""
     store, metrics = Datastore(), PickerMetrics()
     store.set_endpoints([Endpoint(name, "10.0.0.1", 8000) for name in "ab"])
     store.update_metrics("default/a", EndpointMetrics(updated_at_seconds=10.0))

@@ -62,7 +62,7 @@ def value(metrics: PickerMetrics, name: str, **labels: str) -> float | None:
 
 
 def test_a_routed_request_is_counted_and_runs_until_it_ends() -> None:
-    """Total, size, running, duration and cause; nothing about a response that nobody saw."""
+    """Total, size, running, duration and cause; none about an unseen response."""
     metrics = knowing_metrics()
     observer = RequestMetrics(metrics)
     observer.decided(decision())

@@ -1,4 +1,4 @@
-"""The steps of a decision are spans in traces that somebody will see, and nothing elsewhere."""
+"""The steps of a decision are spans in sampled traces only."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def test_a_step_that_refuses_has_failed() -> None:
     assert {one.ends for one in spans} == {1}
 
 
-async def test_a_trace_that_nobody_will_see_has_no_steps() -> None:
+async def test_a_trace_that_is_not_sampled_has_no_steps() -> None:
     notes = Notes(sampled=False)
     house = routing(CONFIG, POOL, tracer=notes)
     _, decision = await house.route()

@@ -56,7 +56,7 @@ def test_a_request_is_a_part_of_the_trace_that_its_headers_name() -> None:
 
 @pytest.mark.parametrize(("ratio", "count"), [("0", 0), ("1", 5)])
 def test_a_share_of_the_traces_that_begin_here_is_sent(ratio: str, count: int) -> None:
-    """What others have sampled is not asked about."""
+    """The decision of an earlier sampler applies."""
     tracer, exporter = recording({"OTEL_TRACES_SAMPLER_ARG": ratio})
     for _ in range(5):
         tracer.begin_request({}, 0.0).end()
@@ -78,7 +78,7 @@ def test_headers_that_are_no_trace_begin_a_new_one() -> None:
         {"OTEL_TRACES_SAMPLER_ARG": "much"},
     ],
 )
-def test_what_is_not_supported_is_refused(environment: dict[str, str]) -> None:
+def test_an_unsupported_variable_is_refused(environment: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match=next(iter(environment))):
         build_tracing(True, environment)
 

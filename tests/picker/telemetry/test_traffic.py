@@ -1,4 +1,4 @@
-"""What was sent where lately."""
+"""Recent requests by endpoint, their hits, failures and times."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_rates_and_hits_are_those_of_the_last_ten_seconds() -> None:
     assert traffic.sample(["default/a"], 1.0).endpoints == {"default/a": Recent()}
 
 
-def test_a_prompt_that_nobody_looked_up_says_nothing_about_hits() -> None:
+def test_a_prompt_without_a_look_up_does_not_count_for_hits() -> None:
     """Without a prefix index the share is unknown, not 0."""
     traffic = EndpointTraffic()
     traffic.decided(decision("a", 64, None))
@@ -52,7 +52,7 @@ def test_a_prompt_that_nobody_looked_up_says_nothing_about_hits() -> None:
 
 
 def test_endpoints_that_left_are_forgotten() -> None:
-    """What is sent to one after that counts from nothing."""
+    """Later requests to it count from zero."""
     traffic = EndpointTraffic()
     traffic.decided(decision("a", 64, 64))
     assert traffic.sample(["default/b"], 1.0).endpoints == {"default/b": Recent()}
@@ -73,8 +73,8 @@ def test_the_last_block_of_a_prompt_is_not_counted_beyond_its_end() -> None:
     assert expected_hits(decision("a", 20, 16), "default/b") == (20, 0)
 
 
-def test_of_several_indexes_the_one_that_expects_most_counts() -> None:
-    """Each knows something else: one guesses, another was told by the engines."""
+def test_the_highest_expectation_of_several_indexes_counts() -> None:
+    """One estimates, another consumes the events of engines."""
     one = decision("a", 64, 16)
     assert one.attributes is not None
     more = PrefixCacheMatchInfo(2, 32, {"default/a": 1})
@@ -83,7 +83,7 @@ def test_of_several_indexes_the_one_that_expects_most_counts() -> None:
 
 
 def test_refusals_and_failures_are_rates_of_the_pool() -> None:
-    """Of four requests two were refused, one of them after it was let in, and one failed."""
+    """Two of four requests were refused, one of them after its admission, and one failed."""
     traffic = EndpointTraffic()
     traffic.sample(["default/a"], 1.0)
     sent = replace(decision("a", 64, None), endpoint_key="default/a")
@@ -103,7 +103,7 @@ def totals(at: float, tokens: float, *counts: float) -> ServedTotals:
 
 
 def test_percentiles_and_tokens_are_those_that_endpoints_report() -> None:
-    """Of each, and of all together; what was before the first look does not count."""
+    """For each, and for all together; reports before the first sample do not count."""
     window = ServedWindow()
     assert window.sample({"a": totals(0, 50, 7, 7, 7), "b": None}) == ({"a": Served()}, Served())
     each, whole = window.sample({"a": totals(1, 60, 17, 7, 7), "b": totals(1, 0, 0, 0, 0)})
@@ -115,7 +115,7 @@ def test_percentiles_and_tokens_are_those_that_endpoints_report() -> None:
 
 
 def test_a_client_waits_in_the_picker_too() -> None:
-    """Of all clients, of whom half waited two seconds; the endpoint's own time is without that."""
+    """Half of the clients waited two seconds; the endpoint's own time excludes that."""
     window = ServedWindow()
     window.sample({"a": totals(0, 0, 0, 0, 0)})
     waits = (Wait(0.0, 0.5), Wait(2.0, 0.5))
@@ -128,7 +128,7 @@ def test_a_client_waits_in_the_picker_too() -> None:
 
 
 def test_waits_are_those_of_the_last_ten_seconds() -> None:
-    """Of four requests one left at once; decisions alone take less than a millisecond."""
+    """One of four requests left at once; a decision alone takes less than a millisecond."""
     traffic = EndpointTraffic()
     for seconds in (0.0004, 0.93, 0.95, 7.0):
         traffic.decided(replace(decision("a", 64, None), decision_seconds=seconds))
@@ -171,7 +171,7 @@ def test_an_endpoint_that_restarted_counts_anew() -> None:
     assert each["a"].tokens_per_second == 2.0
 
 
-def test_what_was_served_long_ago_is_forgotten() -> None:
+def test_old_samples_are_dropped() -> None:
     window = ServedWindow()
     window.sample({"a": totals(0, 0, 0, 0, 0)})
     for second in range(1, WINDOW_SAMPLES + 2):
@@ -181,7 +181,7 @@ def test_what_was_served_long_ago_is_forgotten() -> None:
 
 @given(st.lists(st.integers(0, 9), min_size=2, max_size=8).filter(any))
 def test_percentiles_are_within_the_buckets_that_they_fall_into(counts: list[int]) -> None:
-    """As the times themselves would be, put into the same buckets."""
+    """They equal those of the times themselves, in the same buckets."""
     edges = [*map(float, range(1, len(counts))), math.inf]
     found = percentiles(dict(zip(edges, map(float, counts), strict=True)))
     assert found is not None
