@@ -463,7 +463,7 @@ def test_a_tunnel_is_refused_where_the_proxy_would_wait_for_its_end() -> None:
 
 
 def test_early_tunnel_data_is_bounded() -> None:
-    """Like a body is, while its decision is pending."""
+    """Like a body while its decision is pending."""
     events = (m.RequestHeaders(SOCKET), m.RequestBody(bytes(11)))
     cancel, finish, reply = said(*events, settings=StreamSettings(10))[-3:]
     assert (cancel, finish) == (m.CancelRoute(), Finish(FinishCause.REFUSED, 413))
@@ -523,7 +523,7 @@ def test_a_refusal_has_the_form_of_its_api(
 
 
 def test_only_conformance_marks_responses() -> None:
-    """Like the reference marks every one."""
+    """The reference marks every one."""
     events = (BEGUN, BODY, m.Routed(DECISION), m.ResponseHeaders(200))
     assert said(*events)[-1] == m.SendResponseHeaders(())
     marked = m.SendResponseHeaders((("x-went-into-resp-headers", "true"),))
