@@ -131,6 +131,7 @@ class WorkerApi:
         except ClientGoneError:
             return
         finally:
+            # Unknown paths share one label: a scanner must not fill the metrics.
             path = self._path_of(exchange)
             self._metrics.http_done(
                 path if path in self._routes else "none",
@@ -166,6 +167,7 @@ class WorkerApi:
         try:
             await handle(exchange)
         except IgnoredFieldError as error:
+            # Hints are part of the API, so strictness accepts them.
             if self._config.strict_fields and isinstance(error, UnknownFieldError):
                 raise
             body, kind, known = error.body, error.kind, not isinstance(error, UnknownFieldError)
@@ -197,6 +199,7 @@ class WorkerApi:
         text = f"ignored {briefly}: {names}" + (f" and {num_hidden} more" if num_hidden > 0 else "")
         exchange.add_header(b"warning", f'299 - "{text}"')
         fields = {_printable(_INDEX.sub("[]", name)) for name in paths[:_NUM_IGNORED_SHOWN]}
+        # A client sends the same field with every request; the log has it once.
         new = sorted(fields - self._ignored)
         if new and len(self._ignored) < _NUM_IGNORED_LOGGED:
             self._ignored.update(new)
@@ -229,6 +232,7 @@ class WorkerApi:
     def _handler(self, exchange: Exchange) -> Handler:
         """The route's handler; 401, 404 or 405 when there is none for this client."""
         methods = self._routes.get(self._path_of(exchange), {})
+        # Answered without a key: browsers send none with a preflight.
         if exchange.method == "OPTIONS" and methods:
             exchange.add_header(b"allow", ", ".join([*methods, "OPTIONS"]))
             return _no_content
@@ -236,6 +240,7 @@ class WorkerApi:
         if route is not None:
             exchange.errors = route.errors
         guarded = exchange.path.startswith(GUARDED_PATHS) or (route is not None and route.guarded)
+        # Before 404 and 405: a client without a key learns nothing of the routes.
         if self._keys and guarded and not self._keys.let_in(exchange):
             return _unauthorized
         if not methods:
@@ -251,8 +256,10 @@ class WorkerApi:
             with contextlib.suppress(ClientGoneError):
                 await exchange.write_event(error_frame(error, exchange.errors), last=False)
             return
+        # Clients retry by it; OpenAI's honours it.
         if error.status == HTTPStatus.SERVICE_UNAVAILABLE:
             exchange.add_header(b"retry-after", "1")
+        # Behind an unread body the connection would be of no use to the next request.
         await exchange.discard_body()
         await exchange.reply(error_body(error, exchange.errors), error.status)
 

@@ -76,6 +76,7 @@ class ServedAdapters:
         if not name or not path:
             message = "Both 'lora_name' and 'lora_path' must be provided."
             raise RequestError(message, type="InvalidUserInput")
+        # Two loads of one name would leave the other adapter in the engine for ever.
         async with self._changing:
             if name in self._by_name and not in_place:
                 raise RequestError(
@@ -92,6 +93,7 @@ class ServedAdapters:
             digest = ""
             if self._has_files:
                 digest = await asyncio.to_thread(_digest, name, path)
+            # Files at a path may change between loads; the prefix cache must not mix them.
             version = self._loaded[name, path]
             adapter = Adapter(name, path, next(self._numbers), version, digest)
             reply = await self._engine.run(LoadAdapter(0, adapter))
@@ -102,6 +104,7 @@ class ServedAdapters:
             replaced = self._by_name.get(name)
             parent = parent or self._base_names[0]
             self._by_name[name] = ServedAdapter(adapter, parent, int(time.time()))
+            # Only now, as requests that name it were served until the new one was there.
             if replaced is not None:
                 await self._engine.run(UnloadAdapter(0, replaced.adapter))
 

@@ -91,6 +91,7 @@ class Admission:
 
     def _check_tokens(self, num_tokens: int) -> None:
         """Admit a request of any length if nothing waits."""
+        # Otherwise a prompt longer than the limit would never be served.
         limit, waiting = self._max_queued_tokens, self._queued_tokens
         if limit is not None and waiting and waiting + num_tokens > limit:
             self._metrics.refused("max_num_queued_tokens")
@@ -115,6 +116,7 @@ class Admission:
         """Count a prompt that went to the engine as waiting. The caller calls the returned function
         at the first output and at the end of every branch; only the first call counts.
         """
+        # Branches share one prompt: it counts once, until the first of them has an output.
         self._queued_tokens += num_tokens
         left = num_tokens
 
@@ -168,6 +170,7 @@ class MemoryGuard:
         """The last reading exceeds the limit."""
         if self._limit is None:
             return False
+        # A reading costs system calls, so not every request makes one.
         now = self._clock()
         if self._read_at is None or now - self._read_at >= _MEMORY_REFRESH_SECONDS:
             self._read_at, self._last = now, self._read()

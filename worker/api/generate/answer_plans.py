@@ -80,6 +80,7 @@ class AnswerPlans:
         self._auto = config.enable_auto_tool_choice
         self._tools = config.tool_call_parser
         self._reasoning = config.reasoning_parser
+        # The flag wins; without it the template shows how the model was trained to call.
         if self._tools is None and text.template is not None and text.template.shows_tools:
             self._tools = format_of_template(text.template.tool_source)
         of_model = None if self._tools is None else TOOL_FORMATS[self._tools]
@@ -97,6 +98,7 @@ class AnswerPlans:
         use = None
         if request.tools or request.tool_choice is not None:
             use = tool_use(request)
+        # The template still shows the tools; the answer stays text.
         if use is not None and use.choice == "none":
             use = None
         constraint = constraint_of(request, use)
@@ -106,6 +108,7 @@ class AnswerPlans:
         if constraint is None:
             return AnswerPlan(form, shown_ids)
         reasons = form.reasons
+        # The constraint begins behind the reasoning, if the answer reasons at all.
         has_reasoned = prompt.text.rstrip().endswith(END_OF_THINK) or not prompt.opens_turn
         if has_reasoned and not reasons:
             reasons = None
@@ -141,6 +144,7 @@ class AnswerPlans:
 
     def _format(self, use: ToolUse) -> str:
         """The format of the calls; calls that an answer must have are plain JSON."""
+        # An answer that must be a call is constrained to JSON, whatever the model writes by itself.
         if use.choice != "auto":
             return "json"
         if self._tools is None or not self._auto:
@@ -161,6 +165,7 @@ class AnswerPlans:
         if self._grammars is None:
             reason = "this model has no end token, so no answer would end"
             raise unenforceable(constraint.field, reason)
+        # Large schemas take long to rewrite.
         text = await asyncio.to_thread(grammar_of, constraint)
         if plan.reasons is not None:
             text = after_reasoning(text, self._special, is_certain=plan.reasons)
@@ -196,6 +201,7 @@ def constraint_of(request: GenerationFields, use: ToolUse | None = None) -> Cons
             names += ("` and `", Field(each.field))
         reason = "` constrain the same answer; send one of them"
         raise FieldError("`", *names[1:], reason, param=found[1].field)
+    # The grammar forces the end token when the answer is complete.
     if found and request.ignore_eos:
         asked = Field(found[0].field)
         reason = "`ignore_eos` cannot be combined with `"

@@ -50,6 +50,7 @@ class Choice:
         self.index = index
         self.request = request
         self.ending: Ending | None = None
+        # The client may leave at any time, and then no output says so.
         self.reason = FinishReason.ABORT
         self.num_generated = 0
         self.num_cached = 0
@@ -58,7 +59,9 @@ class Choice:
         self._text = text
         self._parser = None if form is None else form.parser()
         skipped = tokenizer.special_ids if text.skip_special_tokens else frozenset()
+        # The parsers look for these marks in the text.
         skipped -= text.shown_ids
+        # SentencePiece writes a space before each word; only the first of a text has none.
         starts_text = all(i in skipped for i in request.prompt_token_ids)
         self._detokenizer = Detokenizer(
             tokenizer.token_bytes,
@@ -91,6 +94,7 @@ class Choice:
             self.speculation = output.speculation
         failure = given_up(output)
         piece = self._echoed(output) if self._text.echo_only else self._shown(output)
+        # With a match the answer was complete before the engine failed.
         if failure is not None and self._detokenizer.matched is None:
             self.reason = output.finish_reason or self.reason
             raise failure
@@ -106,6 +110,7 @@ class Choice:
 
     def _shown(self, output: RequestOutput) -> Piece:
         tokens: Sequence[int] = output.token_ids
+        # A stop token is not text unless the client wants its stops shown.
         drops_last = output.stop_token_id is not None and not self._text.include_stop
         before = self._detokenizer.num_consumed
         text = self._detokenizer.feed(tokens[:-1] if drops_last else tokens)
@@ -115,6 +120,7 @@ class Choice:
             counted = len(tokens)
         self.num_generated += counted
         if output.finish_reason is not None:
+            # Half a character that nothing completes is shown as U+FFFD.
             text += self._detokenizer.finish()
             self._end(output.finish_reason, self._stop_reason(output))
         if self._detokenizer.matched is not None:
@@ -131,6 +137,7 @@ class Choice:
         text, reasoning, calls = said.content, said.reasoning, said.calls
         if self.ending is not None:
             stopped = self.reason is FinishReason.STOP
+            # A stop string is not the model's own end: a call that it cuts is not complete.
             complete = stopped and self._detokenizer.matched is None
             said = self._parser.finish(complete=complete, truncated=not stopped)
             text, reasoning = text + said.content, reasoning + said.reasoning

@@ -34,6 +34,7 @@ class TokenCounts:
 
     def usage(self, *, whole: bool = False) -> Usage:
         """The `usage` object of a frame, without unknown fields, or of a `whole` body."""
+        # vLLM's bodies have nulls where its frames have no field.
         absent = None if whole else UNSET
         return Usage(
             self.prompt_tokens,
@@ -160,6 +161,7 @@ def tail(
     head: ResponseHead, usage: TokenCounts | None, metrics: Json | None, *, last: bool
 ) -> bytes:
     """The end of a frame, after the choices. `last`: of a choice, or of all."""
+    # The usual frame: nothing to encode.
     if not last and usage is None:
         return b"]}\n\n"
     tail = b"]"
@@ -198,6 +200,7 @@ def whole_calls(parts: Sequence[CallDelta]) -> list[ToolCallOut]:
     """The calls that the parts make up, without the broken ones."""
     calls: dict[int, ToolCallOut] = {}
     for part in parts:
+        # A broken call may have been sent in part; the whole answer has its text instead.
         if part.broken:
             del calls[part.index]
         elif part.name is not None:

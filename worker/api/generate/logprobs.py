@@ -28,6 +28,7 @@ TokenBytes = Callable[[int], bytes]
 Json = dict[str, Any]
 
 
+# One writer for each choice: text offsets run over all pieces of an answer.
 class LogprobsWriter(Protocol):
     """Writes the log probabilities of one choice, piece by piece."""
 

@@ -48,7 +48,9 @@ class OpenSequences:
         are checked once, for any number of ids. Responses and messages have ids with prefixes of
         their own, `resp_…` and `msg_…`.
         """
+        # Clients send the id that they saw, with the prefix of its API.
         wanted = {re.sub("^(resp|msg)_", "", request_id) for request_id in request_ids}
+        # Aborting closes streams, which changes the list.
         for sequence_id in tuple(self._open):
             response_id = response_of(sequence_id)
             names = (sequence_id, response_id, own_id(sequence_id))
@@ -85,6 +87,7 @@ class _ListedStream:
         self._listed = listed
 
     async def next(self) -> RequestOutput:
+        # Any output ends the prefill, an ending included.
         output = await self._stream.next()
         self._prefilled()
         return output

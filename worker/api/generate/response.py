@@ -47,6 +47,7 @@ class PromptRun:
 
     def take(self, choice: Choice, output: RequestOutput) -> Piece:
         """Add an output to a choice. Raises `RequestError` when the engine gave it up."""
+        # Chunks of a long prompt bring them in parts.
         self.prompt_logprobs += output.prompt_logprobs
         has_begun = output.token_ids or output.finish_reason is not None
         if has_begun and choice is self.choices[0]:
@@ -57,6 +58,7 @@ class PromptRun:
         """The metrics' record of a choice that ended. Called once for each."""
         record = choice.record(now)
         self._recorded.append(record)
+        # The request's own figures belong to its last record alone.
         if len(self._recorded) < len(self.choices):
             return record
         longest = max(r.num_generation_tokens for r in self._recorded)
@@ -120,6 +122,7 @@ def request_metrics(runs: Sequence[PromptRun]) -> dict[str, Any]:
     firsts = [o.first_token_seconds for o in outputs if o.first_token_seconds is not None]
     lasts = [o.last_token_seconds for o in outputs if o.last_token_seconds is not None]
     generation = max(lasts) - min(firsts) if firsts and lasts else None
+    # The first token ends the prefill; gaps begin behind it.
     later = sum(max(0, choice.num_generated - 1) for choice in choices)
     spans = sum(last - first for first, last in zip(firsts, lasts, strict=False))
     return {
@@ -138,6 +141,7 @@ def _speculative_decoding(choices: Iterable[Choice]) -> dict[str, Any] | None:
     steps = sum(one.num_steps for one in figures)
     if not steps:
         return None
+    # Figures of several answers add up; rates are over the sums.
     drafted = sum(one.num_draft_tokens for one in figures)
     accepted = sum(one.num_accepted_tokens for one in figures)
     histogram = [

@@ -53,6 +53,7 @@ class Runner:
         before it has a status of its own and a proxy can still retry elsewhere. Raises
         `RequestError`, `EngineDeadError`, `ClientGoneError`.
         """
+        # A resumed stream may turn out to be over here: before the engine has the request.
         runs = self._runs(prepared)
         if prepared.stream:
             await self._stream(prepared, runs, exchange)
@@ -66,10 +67,12 @@ class Runner:
             answers = collector.answers(self._tokenizer.token_bytes)
             return prepared.frames.body(answers, usage, metrics)
 
+        # A body with many log probabilities takes longer to write than a step.
         await exchange.reply(await off_loop_when_large(collector.num_tokens_shown, body))
 
     async def run(self, runs: Sequence[PromptRun], sink: Sink) -> None:
         """Run sequences to their ends. Each is recorded exactly once, however it ends."""
+        # Sequences leave as they are recorded, so each is recorded once, however the block ends.
         pending = {choice.index: (run, choice) for run in runs for choice in run.choices}
         with ExitStack() as opened:
             opened.callback(self._record_rest, pending)
@@ -79,6 +82,7 @@ class Runner:
                 for _, choice in pending.values():
                     choice.reason = FinishReason.ERROR
                 raise
+            # The usual request needs no task of its own.
             if len(jobs) == 1:
                 await self._follow(*jobs[0], sink, pending)
                 return
@@ -94,8 +98,10 @@ class Runner:
             if prepared.resumption is None:
                 await running
                 return
+            # Before the first event: headers cannot follow it.
             exchange.add_header(resumption.HEADER, prepared.resumption.header)
             async with asyncio.TaskGroup() as group:
+                # A stream that has not begun needs no KV elsewhere: nothing of it was sent.
                 leave = self._sequences.leave(runs[0].request.request_id, lambda: exchange.started)
                 leaving = group.create_task(leave, name="leave-when-draining")
                 await running
@@ -106,6 +112,7 @@ class Runner:
         index = 0
         for place, request in enumerate(prepared.requests):
             choices = []
+            # The indices of choices run over all prompts: prompt × n + answer.
             for _ in range(1 + len(request.branch_ids)):
                 text, form = prepared.text, prepared.form
                 choice = Choice(index, request, text, self._tokenizer, form)
@@ -144,6 +151,7 @@ class Runner:
             choice.reason = FinishReason.ERROR
             raise
         finally:
+            # Also where a stop string ended the text, which the engine does not know.
             stream.close()
             del pending[choice.index]
             self._metrics.request_ended(run.record(choice, time.monotonic()))
@@ -277,6 +285,7 @@ class StreamWriter:
 
     async def __call__(self, run: PromptRun, choice: Choice, piece: Piece) -> None:
         """Write the piece that one engine step gave one choice; or hold it for later."""
+        # Log probabilities of the prompt come before any token.
         if not piece.token_ids and choice.ending is None:
             return  # of the prompt
         pending = self._pending[choice.index]
@@ -307,8 +316,10 @@ class StreamWriter:
         return self._frames.opening(choice.index, usage)
 
     def _is_due(self, choice: Choice, pending: _Pending) -> bool:
+        # The last frame of a choice is due whatever is pending.
         if choice.ending is not None:
             return True
+        # The first text is never held back: clients measure the time to it.
         if pending.written and len(pending.token_ids) < self._shown.interval:
             return False
         shows = self._shown.token_ids or pending.writer is not None

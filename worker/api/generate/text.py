@@ -103,6 +103,7 @@ class ModelText:
         if options.reasoning_effort is not None:
             variables["reasoning_effort"] = options.reasoning_effort
         objects = True
+        # Probing the template costs two renders, once, and only such conversations need it.
         if any(message.tool_calls for message in messages):
             objects = self.template.takes_argument_objects
         opens_turn = opens_a_turn(options)
@@ -121,6 +122,7 @@ class ModelText:
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a text, in a thread if it is long."""
         self._check_length(text)
+        # The render routes record offsets on the way.
         encode = self.prompt_encoder or self.tokenizer.encode
         encoding = partial(encode, text, add_special_tokens=add_special_tokens)
         return await off_loop_when_large(len(text), encoding)

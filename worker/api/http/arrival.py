@@ -71,9 +71,11 @@ def arrival_of(
 
 def _tenant(exchange: Exchange, api_keys: Sequence[str]) -> str:
     named = _short((exchange.header(FAIRNESS_ID) or "").strip(" \t"))
+    # One key is one client: it says no more than none.
     if len(api_keys) < 2:
         return named
     given = given_key(exchange).encode("latin-1")
+    # Every key is compared, so that the time does not show which matched.
     matches = [hmac.compare_digest(given, key.encode()) for key in api_keys]
     key = f"key-{matches.index(True)}" if any(matches) else "no-key"
     return f"{key}/{named}" if named else key

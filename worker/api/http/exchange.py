@@ -118,6 +118,7 @@ class Exchange:
 
     async def json_body(self, max_bytes: int) -> bytes:
         """Read a `body` that must be declared as JSON, and nest within limits."""
+        # The second run of a handler, without ignored fields.
         if self.known_body is not None:
             return self.known_body
         self._check_content_type()
@@ -132,6 +133,7 @@ class Exchange:
         """
         coding = (self.header(b"content-encoding") or "").strip().lower()
         if coding not in _CODINGS:
+            # RFC 9110, section 15.5.16: name the codings that are supported.
             self.add_header(b"accept-encoding", "gzip, deflate")
             message = f"Content-Encoding {coding[:100]!a} is not supported: send gzip or deflate"
             raise status_error(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message)
@@ -147,6 +149,7 @@ class Exchange:
 
     def _check_content_type(self) -> None:
         given = self.header(b"content-type")
+        # Clients that name no type mean JSON.
         if given is None:
             return
         media_type = given.partition(";")[0].strip().lower()
@@ -157,6 +160,7 @@ class Exchange:
             raise status_error(HTTPStatus.BAD_REQUEST, message)
 
     async def _read_body(self, max_bytes: int) -> bytes:
+        # An announced length is refused before it is read.
         if (self._declared_bytes or 0) > max_bytes:
             raise _too_long(max_bytes)
         chunks = []

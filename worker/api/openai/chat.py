@@ -71,6 +71,7 @@ def _frames(
     request: ChatRequest, prompt: ChatPrompt, head: ResponseHead, facts: PromptFacts
 ) -> Frames:
     if request.return_prompt_text:
+        # Only chats have a rendered text to show.
         facts = replace(facts, text=prompt.text)
     last = request.messages[-1]
     role = "assistant" if prompt.opens_turn else last.role
@@ -153,6 +154,7 @@ def _chat_delta(delta: Delta) -> bytes:
     """The `delta` of a chunk. Reasoning has both its names; all that is new of one call is one
     entry, because clients take the first entries that they see as they are.
     """
+    # The usual frame: no dictionary to build.
     if not delta.reasoning and not delta.calls:
         return b'{"content":' + encode(delta.text) + b"}"
     parts: Json = {"content": delta.text} if delta.text else {}

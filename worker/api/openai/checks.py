@@ -109,14 +109,17 @@ class RequestChecks:
         _check_stream(request)
         limit = max_tokens_of(request, self._limits)
         prompts = await self._fitted(request, prompts, limit)
+        # After truncation, which leaves room for the number that the client asked for.
         limit = self._capped(limit)
         name, created = _identity(request, arrival)
         first, sampling = self._first(request, arrival, adapter, prompts, limit, plan)
+        # Last, as compiling costs more than all other checks.
         if plan.constraint is not None:
             params = replace(first.params, grammar=await self.plans.grammar(plan))
             first = msgspec.structs.replace(first, params=params)
         requests = self._requests(request, first, name, prompts.ids, sampling.n)
         resumption = None
+        # Only such streams carry the header, whose checksum costs a pass over the prompt.
         if request.resume is not None:
             kv = kv_peer_answer(requests[0].request_id, self.config.kv_role, self.config.kv_address)
             resumption = resumption_of(request, requests, name, created, kv)
@@ -159,6 +162,7 @@ class RequestChecks:
         transfer, peer = self._kv(request, arrival, sizes)
         resume = request.resume or _NO_RESUME
         check_token_ids(resume.token_ids or (), self._limits, "resume.token_ids")
+        # The longest room bounds the answers; each prompt's own room is applied below.
         sampled, most = request, max(rooms) if limit is None else max(1, limit)
         if resume.seed is not None:
             sampled = msgspec.structs.replace(sampled, seed=resume.seed)
@@ -199,6 +203,7 @@ class RequestChecks:
             room = max(1, max_tokens or 1)
             ids = [truncated(ids, asked, side, room, self._limits) for ids in prompts.ids]
             prompts = replace(prompts, ids=ids, texts=())
+        # The tokenizer's own ids are the model's unless it knows more of them.
         if self._may_encode_unknown or not prompts.are_encoded:
             await self.check_ids(prompts.ids, prompts.fields)
         return prompts
@@ -225,6 +230,7 @@ class RequestChecks:
     ) -> tuple[KvTransfer, KvPeer | None]:
         """The transfer that the request asks for, and the worker whose caches to ask for KV."""
         role, given = self.config.kv_role, request.kv_transfer_params
+        # The usual worker transfers nothing, and the usual request asks for nothing.
         if role is None and not given and request.bootstrap_room is None:
             return _NO_TRANSFER, None
         transfer = kv_transfer(request, role, prompt_sizes)
@@ -245,6 +251,7 @@ class RequestChecks:
         draws_seeds = request.seed in (None, -1) and resume.seed in (None, -1)
         requests = []
         for index, ids in enumerate(prompts):
+            # Equal prompts of one request are to have different answers.
             if index and draws_seeds:
                 params = replace(params, seed=self._rng.getrandbits(63))
             room = self._limits.max_model_len - len(ids)
@@ -299,6 +306,7 @@ class RequestChecks:
         """The priority of the header, or else of the body. Raises `RequestError` where there are
         none.
         """
+        # The gateway's header outranks the client's body.
         priority = arrival.priority
         if priority is None:
             priority = int(asked or 0)
@@ -329,6 +337,7 @@ def check_cache_salt(salt: str | None) -> None:
 
 def max_tokens_of(request: ChatRequest | CompletionRequest, limits: ModelLimits) -> int | None:
     """The limit of an answer, checked; None: it may fill the context."""
+    # An echo alone is an answer of no tokens.
     least, name, value = 1, "max_tokens", request.max_tokens
     if isinstance(request, CompletionRequest):
         least = 0 if request.echo else 1
@@ -360,6 +369,7 @@ def _identity(request: ChatRequest | CompletionRequest, arrival: Arrival) -> tup
 
 def response_id(prefix: str, asked: str | None, arrival: Arrival) -> str:
     """The id of a response: the header's, the one the body asks for, or a new one."""
+    # The id becomes part of the response and of the ids in the engine.
     if asked is not None and not (0 < len(asked) <= MAX_REQUEST_ID_CHARS and asked.isprintable()):
         reason = f" must have 1 to {MAX_REQUEST_ID_CHARS} printable characters."
         raise invalid("request_id", asked, Field("request_id"), reason)
@@ -384,6 +394,7 @@ def prompts_of(
         for ids in [prompt] if is_ids else prompt:
             if isinstance(ids, list):
                 room_for_output(len(ids), limits)
+    # One pass in C over what may be a million ids.
     kinds = set(map(type, prompt))
     if kinds == {int}:
         return [cast(list[int], prompt)]
@@ -447,6 +458,7 @@ def check_token_ids(token_ids: Sequence[int], limits: ModelLimits, name: str = "
     """
     if not token_ids:
         return
+    # Two passes in C; the place of a wrong id is looked for only if there is one.
     least, most = min(token_ids), max(token_ids)
     if least < 0 or most >= _INT64:
         wrong = next(n for n, i in enumerate(token_ids) if not 0 <= i < _INT64)

@@ -51,6 +51,7 @@ class CompletionApi:
         adapter = self._checks.adapters.adapter_of(request.model)
         plan = AnswerPlan(constraint=constraint_of(request))
         tokenizer = self._text.tokenizer
+        # Tokens without text take no room in the offsets.
         skip_ids = tokenizer.special_ids if request.skip_special_tokens is not False else set()
         return await self._checks.prepared(
             request,
@@ -65,6 +66,7 @@ class CompletionApi:
         )
 
     async def _prompts(self, request: CompletionRequest) -> Prompts:
+        # A prompt to be truncated may be longer than the context.
         truncates = request.truncate_prompt_tokens is not None
         given = prompts_of(request.prompt, None if truncates else self._text.limits)
         texts = [prompt for prompt in given if isinstance(prompt, str)]

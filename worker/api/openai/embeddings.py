@@ -73,11 +73,13 @@ class EmbeddingFrames(WholeFrames):
     def _value(self, pooled: Sequence[float]) -> list[float] | str:
         values = list(pooled[: self.dimensions])
         if self.normalizes:
+            # A zero vector stays one.
             length = max(math.hypot(*values), 1e-12)
             values = [value / length for value in values]
         if not self.as_base64:
             return values
         floats = array("f", values)
+        # Clients decode the format's order, not the machine's.
         if not _IS_LITTLE_ENDIAN:
             floats.byteswap()
         return base64.b64encode(floats.tobytes()).decode()

@@ -53,6 +53,7 @@ class TokenApi:
             prepared = await self._completions.prepared(
                 self._completion(request, sampling), arrival
             )
+        # The answer is token ids, whatever the body says.
         shown = replace(prepared.shown, token_ids=True)
         if shown.new_logprobs is not None:
             shown = replace(
@@ -71,6 +72,7 @@ class TokenApi:
         fields = fields_shared(request, CompletionRequest) | fields_shared(
             sampling, CompletionRequest
         )
+        # Text completions default to 16 tokens; this route does not.
         if sampling.max_tokens is None:
             room = self._limits.max_model_len - len(request.token_ids)
             fields["max_tokens"] = Whole(max(1, room))

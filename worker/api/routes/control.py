@@ -96,10 +96,12 @@ class ControlRoutes:
 
     async def _reset(self, values: Values) -> object:
         command = ResetPrefixCache(0, reset_running=values["reset_running_requests"])
+        # Blocks in use are no error: the answer is false.
         return Success((await self._engine.run(command)).ok)
 
     async def _pause(self, values: Values) -> object:
         await self._done(Pause(0, mode=values["mode"]))
+        # Frozen sequences still need their blocks.
         if values["clear_cache"] and values["mode"] != "keep":
             await self._engine.run(ResetPrefixCache(0))
         return Status("paused")

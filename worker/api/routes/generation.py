@@ -105,6 +105,7 @@ class GenerationRoutes:
         once the number of its sequences and tokens is known.
         """
         arrival = arrival_of(exchange, exchange.request_id, time.monotonic(), self._config.api_keys)
+        # A refusal costs no body.
         self._admission.check()
         with self._admission.entered(1):
             body = await exchange.json_body(self._config.max_body_bytes)
@@ -123,6 +124,7 @@ class GenerationRoutes:
         """Await the work, unless the client leaves first: then the work is cancelled."""
         try:
             async with asyncio.TaskGroup() as group:
+                # ASGI reports a disconnect only to a pending receive.
                 watcher = group.create_task(exchange.disconnected(), name="disconnect-watcher")
                 result = await work
                 watcher.cancel()

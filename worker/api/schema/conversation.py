@@ -46,6 +46,7 @@ def template_messages(
         raise FieldError(Field("messages"), " is empty: a conversation has at least one message.")
     if len(messages) > MAX_MESSAGES:
         raise refused("messages", f"takes at most {MAX_MESSAGES} messages")
+    # Arguments as JSON text are decoded only for such templates.
     if argument_objects:
         _check_arguments(messages)
     rendered = []
@@ -60,6 +61,7 @@ def template_messages(
         calls = _tool_calls(message, place, argument_objects=argument_objects)
         content = _content(message, place, may_be_missing=bool(reasoning or calls))
         entry: dict[str, Any] = {"role": message.role, "content": content}
+        # Templates test for presence, so absent fields stay absent.
         if message.name is not None:
             entry["name"] = message.name
         if calls:

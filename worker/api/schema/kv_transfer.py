@@ -140,6 +140,7 @@ def kv_peer(
         return None
     if resumed is not None:
         return _peer(resumed, "resume.kv")
+    # The body is nearer to the request than the picker's header.
     source = (given or {}).get("remote_kv_source")
     if source is not None:
         fields = msgspec.convert(source, KvPeerFields, dec_hook=decode_whole)  # checked before

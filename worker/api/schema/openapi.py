@@ -69,6 +69,7 @@ def document(routes: Iterable[Route], *, has_keys: bool) -> Json:
     for an API key.
     """
     routes = tuple(routes)
+    # Together, so that routes share components.
     schemas, components = _schemas(routes)
     paths: dict[str, Json] = {}
     for route in routes:

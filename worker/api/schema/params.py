@@ -216,6 +216,7 @@ def sampling_params(
     )
     return SamplingParams(
         max_tokens=max_tokens,
+        # Filters do not change which token is the likeliest.
         temperature=0.0 if greedy else max(temperature, MIN_TEMPERATURE),
         top_p=1.0 if greedy else top_p,
         top_k=0 if greedy else top_k,
@@ -230,6 +231,7 @@ def sampling_params(
         logit_bias=_logit_bias(request.logit_bias, limits),
         bad_words=_bad_words(request.bad_words, context),
         allowed_token_ids=_allowed_token_ids(request, limits),
+        # Fixed tokens are shown beside the drawn one.
         logprobs=0 if logprobs is None and fixed_ids else logprobs,
         prompt_logprobs=_prompt_logprobs(request.prompt_logprobs, limits),
         logprob_token_ids=fixed_ids,
@@ -261,6 +263,7 @@ def num_sequences(request: SamplingFields, temperature: float) -> int:
         raise RequestError(f"n must be at least 1, got {n}.")
     if n > MAX_SEQUENCES:
         raise invalid("n", n, f"n must be at most {MAX_SEQUENCES}, got {n}.")
+    # vLLM refuses it as well: the answers would be copies.
     if n > 1 and temperature == 0:
         raise RequestError(f"n must be 1 when using greedy sampling, got {n}.")
     return n
@@ -286,6 +289,7 @@ def _beam_params(
     if request.repetition_penalty not in (None, 1):
         raise _not_with_beams("repetition_penalty")
     width = n if request.best_of is None else int(request.best_of)
+    # Each beam needs two candidates, one of which may be an end.
     most = min(MAX_SEQUENCES, limits.vocab_size // 2)
     if not n <= width <= most:
         raise invalid(
@@ -360,6 +364,7 @@ def _top_k(request: SamplingFields, context: SamplingContext) -> int:
         return max(0, min(int(context.defaults.get("top_k", 0)), context.limits.vocab_size))
     if top_k < -1:
         raise RequestError(f"top_k must be 0 (disable), or at least 1, got {top_k}.")
+    # -1 and 0 both switch it off.
     return max(0, min(int(top_k), context.limits.vocab_size))
 
 
@@ -378,6 +383,7 @@ def _check_min_tokens(min_tokens: int | None, max_tokens: int) -> int:
 def _seed(seed: int | None, rng: random.Random) -> int:
     if seed is None or seed == -1:
         return rng.getrandbits(63)
+    # A seed has 63 bits, like a drawn one.
     return seed & (_INT64 - 1)
 
 
@@ -434,6 +440,7 @@ def _logit_bias(
         if token_id >= limits.vocab_size:
             reason = f"token_id(s) [{token_id}] in logit_bias contain out-of-vocab token ids."
             raise invalid("logit_bias", key, f"{reason} Vocabulary size: {limits.vocab_size}")
+        # OpenAI's bounds are clamped, not refused, as in vLLM.
         pairs[token_id] = max(-MAX_LOGIT_BIAS, min(MAX_LOGIT_BIAS, bias))
     return tuple(pairs.items())
 
@@ -488,6 +495,7 @@ def check_prompt_logprobs_size(
     """
     if num_likeliest is None:
         return
+    # The prompt's own token is shown besides the likeliest.
     each = 1 + (limits.vocab_size if num_likeliest == -1 else num_likeliest)
     if each * num_tokens > MAX_PROMPT_LOGPROBS:
         raise RequestError(

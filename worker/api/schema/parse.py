@@ -71,6 +71,7 @@ def decode(body: bytes, kind: type[Body]) -> Body:
         value = msgspec.json.decode(body, type=kind, dec_hook=decode_whole)
     except msgspec.ValidationError as error:
         explained = _explained(str(error))
+        # The server decides whether unknown fields are refused; it needs the body for a second run.
         if isinstance(explained, UnknownFieldError):
             explained.body, explained.kind = body, kind
         raise explained from error
@@ -123,6 +124,7 @@ def _used_part(value: bytes, kind: inspect.Type, path: str, ignored: Ignored) ->
         return value
     given = msgspec.json.decode(value, type=dict[str, msgspec.Raw])
     struct = _struct_of(given, structs)
+    # Open objects, such as schemas, hold any names.
     if struct is None or not struct.forbid_unknown_fields:
         return value
     known = {one.encode_name: one.type for one in struct.fields}
@@ -130,6 +132,7 @@ def _used_part(value: bytes, kind: inspect.Type, path: str, ignored: Ignored) ->
     used: dict[str, msgspec.Raw] = {}
     for name, part in given.items():
         place = f"{path}.{name}" if path else name
+        # Most fields cannot hold a hint at any depth.
         if ignored.all_known and name not in near_hints:
             used[name] = part
         elif name in known:
@@ -266,6 +269,7 @@ def decode_whole(kind: type, value: Any) -> Whole:
     """The `dec_hook` for `Whole`."""
     if kind is not Whole:
         raise NotImplementedError(kind)
+    # Python's booleans are integers; JSON's are not.
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"Expected `int`, got `{_json_name(value)}`")
     if value != value // 1:

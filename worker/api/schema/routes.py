@@ -342,6 +342,7 @@ def query_values(exchange: Exchange, route: Route) -> dict[str, Any]:
     given: dict[str, list[str]] = {}
     for name, value in exchange.query():
         given.setdefault(name, []).append(value)
+    # A misspelled field would otherwise silently mean its default.
     known = {field.name for field in route.query}
     for name in given:
         if name not in known:

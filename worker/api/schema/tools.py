@@ -60,6 +60,7 @@ def template_tools(tools: Sequence[Tool] | None) -> list[Json] | None:
             raise FieldError(Field(place), reason, param=place)
         names.add(name)
         _check_parameters(tool.function.parameters, f"tools[{n}].function.parameters")
+    # The template renders all of it into the prompt.
     encoded = msgspec.json.encode(tools)
     if len(encoded) > MAX_TOOLS_BYTES:
         reason = f"may have at most {MAX_TOOLS_BYTES} bytes as JSON, got {len(encoded)}"
@@ -126,6 +127,7 @@ def answer_schema(use: ToolUse) -> Json | None:
         }
         for name, schema in use.schemas.items()
     ]
+    # An array, as an answer may call several tools at once.
     schema: Json = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
     if not use.parallel:
         schema["maxItems"] = 1
