@@ -1,8 +1,8 @@
 """Plugin types, and the immutable table of all of them.
 
-A plugin file holds one class and one constant, `PLUGIN = PluginType(...)`, and its name is its
-config type in snake case. `config.build.builtin_plugins()` collects these constants into a
-`Registry` value when the picker starts; importing a plugin registers nothing.
+A plugin file defines `PLUGIN = PluginType(...)`, the type that the file is named after, or
+`PLUGINS`, several types. `config.catalog.builtin_plugins()` collects them into a `Registry` value
+when the picker starts; importing a plugin registers nothing.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class ProbabilisticAdmitter:
         fullness = sum(map(self._fullness, candidates)) / len(candidates)
         try:
             return min(math.pow(fullness, self._power) * self._k, 1.0)
-        except OverflowError:
+        except OverflowError:  # a fullness far above 1: the power is infinite, k may be 0
             return min(self._k, 1.0)
 
     def _fullness(self, candidate: Candidate) -> float:

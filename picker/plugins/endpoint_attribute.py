@@ -75,6 +75,7 @@ def attribute_number(candidate: Candidate, attribute: str, producer: str) -> flo
     if value is None and producer == CORE_METRICS and candidate.metrics is not None:
         read = _CORE.get(attribute)
         value = None if read is None else read(candidate.metrics)
+    # A page cannot give a boolean, but an extractor can; it is no quantity.
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -204,6 +205,7 @@ class EndpointAttributeScorer:
         values = with_neutral(found, unknown_among_known(candidates))
         if self._range is not None:
             return [0.0 if value is None else self._fixed(value, self._range) for value in values]
+        # `least_first` gives the least value the highest score.
         if not self._lower_is_better:
             values = [None if value is None else -value for value in values]
         return least_first(values)

@@ -64,6 +64,7 @@ class MaxScorePicker:
         self._max_endpoints = parameters.max_num_of_endpoints
 
     def pick(self, scored: Sequence[ScoredEndpoint], rng: Random) -> Sequence[ScoredEndpoint]:
+        # One endpoint is the common case, and needs no order of the others.
         if self._max_endpoints == 1:
             return _best(scored, rng)
         shuffled = rng.sample(scored, len(scored))
@@ -106,6 +107,7 @@ class RoundRobinPicker:
         self._turn = 0
 
     def pick(self, scored: Sequence[ScoredEndpoint], rng: Random) -> Sequence[ScoredEndpoint]:
+        # The shuffle decides among endpoints that never had a turn; the sort is stable.
         in_turn = rng.sample(scored, len(scored))
         in_turn.sort(key=lambda one: self._turns.get(one.candidate.key, 0))
         if in_turn:

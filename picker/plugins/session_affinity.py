@@ -138,6 +138,7 @@ class SessionAffinity:
         bound = self.session_bindings.endpoint(session, request.received_at_seconds)
         if bound is not None and bound != picked.key:
             seen = attributes.get(self._seen_key)
+            # The bound endpoint was available and outvoted: the session stays, and may return.
             if not seen or any(_by_key(candidates, bound) for candidates in seen):
                 return
         self.session_bindings.bind(session, picked.key, request.received_at_seconds)
@@ -253,7 +254,7 @@ class SessionBindings:
     ) -> None:
         """Take over a binding of another replica, made `age_seconds` ago."""
         self._pass_time(now_seconds)
-        if age_seconds > self._ttl_seconds:
+        if age_seconds > self._ttl_seconds:  # it expired on its way
             return
         key = _bounded(session)
         before = self._bindings.get(key)

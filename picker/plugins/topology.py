@@ -100,6 +100,7 @@ def shared_tier(one: Topology | None, other: Topology | None) -> Tier | None:
         (Tier.ZONE, one.zone, other.zone),
         (Tier.REGION, one.region, other.region),
     )
+    # Unknown values are "", which must not count as a common location.
     return next((tier for tier, here, there in pairs if here and here == there), None)
 
 

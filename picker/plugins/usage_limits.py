@@ -73,6 +73,7 @@ class PriorityHoldbackPolicy:
 
     def ceilings(self, saturation: float, priorities: Sequence[int]) -> Sequence[float]:
         spread, last = self._greatest - self._least, len(priorities) - 1
+        # A single priority has no lower ones to hold back, and the line no second point.
         if last < 1:
             return [self._greatest] * len(priorities)
         if self._by_value:

@@ -23,6 +23,7 @@ from picker.types import Candidate, Candidates, EndpointMetrics
 def waiting_requests(candidate: Candidate) -> int | None:
     """Requests waiting there: `max(waiting, inflight − running)`; None also without that signal."""
     metrics = candidate.metrics
+    # A page may lack the queue alone; 0 would make its endpoint look idle.
     if metrics is None or metrics.waiting_requests is None:
         return None
     return max(
@@ -155,6 +156,7 @@ class MeanReport:
 
 def _completed(candidates: Candidates, signal: int) -> list[float | None]:
     """`waiting_loads` (signal 0) or `running_loads` (1) where some are unknown."""
+    # Nothing is known of any candidate: own counts are the only difference between them.
     if all(candidate.metrics is None for candidate in candidates):
         return [candidate.inflight_requests for candidate in candidates]
     mean, loads = MeanReport.of(candidates), list[float | None]()
@@ -200,6 +202,7 @@ def least_first(values: Sequence[float | None]) -> list[float]:
     known = [value for value in values if value is not None]
     greatest, least = max(known, default=0.0), min(known, default=0.0)
     span = greatest - least
+    # The halves of two floats never overflow, and keep their order.
     if math.isinf(span):
         return least_first([None if value is None else value / 2 for value in values])
     if span == 0:

@@ -37,6 +37,7 @@ def prompt_readers(result: SchedulingResult) -> list[tuple[ProfileResult, Candid
     each with its profile's result.
     """
     readers = []
+    # Both may be the same profile, whose endpoint then counts once.
     for name in dict.fromkeys((result.primary_profile, PREFILL_PROFILE)):
         profile = result.profiles.get(name)
         if profile is not None and profile.picked:
@@ -83,6 +84,7 @@ def decoded_result(results: Results, decode: str, headers: Mapping[str, str]) ->
             "no decode worker is available",
             reference="failed to find available decode workers",
         )
+    # A profile without a result is absent, as if it had not run.
     found = {name: each for name, each in results.items() if each is not None}
     return replace(_picked_by(decode, result), profiles=found, set_headers=headers)
 

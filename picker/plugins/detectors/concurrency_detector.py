@@ -83,6 +83,7 @@ class ConcurrencyDetector:
     ) -> float:
         if not candidates:
             return FULL
+        # Nothing else counts the tokens of dispatched requests until they are routed.
         own, coming = self._own(attributes), attributes.get(LET_IN_LOAD_KEY) or _NO_LOADS
         loads = [_load(candidate, own, coming) for candidate in candidates]
         if self._mode == "requests":
@@ -108,6 +109,7 @@ class ConcurrencyDetector:
         return self._mode == "requests" or tokens < self._tokens_limit
 
     def _own(self, attributes: Attributes) -> Mapping[str, EndpointLoad] | None:
+        # Saturation is also computed outside of decisions, where there is no finding.
         if self._live is not None:
             return self._live.loads
         found = attributes.get(self._key)

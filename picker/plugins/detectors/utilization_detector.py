@@ -94,6 +94,7 @@ class UtilizationDetector:
         total = 0.0
         for candidate in candidates:
             memory = self._memories.get(candidate.endpoint.key)
+            # Identity, not equality: a new scrape with equal numbers counts as another one.
             if memory is None or memory.latest is not (candidate.metrics or candidate.last_metrics):
                 memory = self._learned(candidate)
             seen = self._seen(candidate, now_seconds)
@@ -148,6 +149,7 @@ class UtilizationDetector:
         running, waiting = metrics.running_requests or 0, metrics.waiting_requests or 0
         usage = metrics.kv_cache_usage or 0.0
         taken: float = running + min(waiting, self._queue)
+        # Above the threshold, only the part of the load that would fit below it counts as room.
         if usage >= self._kv:
             taken *= self._kv / usage
         memory.latest = metrics

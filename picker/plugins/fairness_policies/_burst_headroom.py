@@ -89,6 +89,7 @@ class _Flow(_Load):
 
     def arrived(self, now_seconds: float) -> None:
         gap = now_seconds - self.arrived_at
+        # A longer gap is an absence, not a pause between requests.
         if gap < MEMORY_SECONDS:
             self.num_gaps = self.num_gaps * _REMEMBERED + 1.0
             self.gaps = self.gaps * _REMEMBERED + gap
@@ -148,6 +149,7 @@ class CalmLoad:
             at = left_at.key(flow)
             if at is None or at[0] > now_seconds:
                 mean = calm.at(now_seconds)
+                # A sudden crowd counts at once, not only when the mean has followed.
                 typical = max(mean, calm.num_in_flight)
                 wanted = 1.0 + self._deviations * math.sqrt(typical)
                 return min(wanted, max(1.0, num_places - mean))

@@ -173,6 +173,7 @@ class RecentUse:
         use = self._active.get(flow)
         if use is None:
             used = 0.0
+            # There is room: a flow that starts at zero would have the pool until it caught up.
             if self._weights and not self._num_waiting:
                 used = weight * self._used / self._weights
             use = self._active[flow] = _Use(
@@ -206,7 +207,7 @@ class RecentUse:
     def _rest(self, flow: str, use: _Use) -> None:
         if not use.waits and not use.num_in_flight:
             self._update(use)
-            self._idle.pop(flow, None)  # to the end
+            self._idle.pop(flow, None)  # moves it to the end, so that the order is by time
             self._idle[flow] = self._now
 
     def _forget_idle(self) -> None:

@@ -133,6 +133,7 @@ class DeficitRoundRobinBand:
             self._use.waits(flow, self.weight(flow), head.enqueued_at_seconds)
             is_known = flow in self._accounts
             account = self._account(flow)
+            # Absence earns no credit: the flow joins the current round.
             if account.position < self._round:
                 account.position = self._round
                 account.returns += 1
@@ -164,6 +165,7 @@ class DeficitRoundRobinBand:
         tokens = self._estimate(item) * account.cost_per_token
         self._charges[item.sequence] = _Charge(tokens, account.returns)
         is_calm = self._use.is_within_share(item.flow)
+        # Without other waiting flows, a wait says nothing about reserved places.
         are_others_held_back = len(self._turns) > (item.flow in self._turns)
         if is_calm and are_others_held_back and self._use.seldom_waits(item.flow):
             self._calm.learn(now_seconds - item.enqueued_at_seconds)
@@ -184,6 +186,7 @@ class DeficitRoundRobinBand:
             return
         account.estimated = account.estimated * REMEMBERED + self._estimate(item)
         account.used = account.used * REMEMBERED + used
+        # A refund for a request before an absence would be credit for it; a debt is always due.
         if used > charge.tokens or charge.returns == account.returns:
             self._move(item.flow, account, used - charge.tokens)
 

@@ -31,6 +31,7 @@ class RoundRobinBand:
         if head is None:
             self._turns.remove(flow)
         elif flow not in self._turns:
+            # A new flow counts as having had its turn in this round.
             before = self._rounds.setdefault(flow, self._round)
             is_in_time = before < self._round and flow > self._last
             self._turns.put(flow, (self._round + (0 if is_in_time else 1), flow))

@@ -68,6 +68,7 @@ class LabelValueFilter:
         return [candidate for candidate in candidates if self._keeps(candidate)]
 
     def _keeps(self, candidate: Candidate) -> bool:
+        # An empty value is a value: only an absent label is covered by `allowsNoLabel`.
         value = candidate.endpoint.labels.get(self._label)
         return self._allows_no_label if value is None else value in self._values
 

@@ -69,6 +69,7 @@ class UtilizationFilter:
     def filter(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes, rng: Random
     ) -> Candidates:
+        # Own counts are always known, so this limit also holds for endpoints of unknown load.
         active: Candidates = candidates
         if self._max_active is not None:
             load, limit = attributes.get(self._key), self._max_active

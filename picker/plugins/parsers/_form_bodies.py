@@ -40,6 +40,7 @@ def _delimiters(body: bytes, delimiter: bytes) -> Iterator[int]:
     body begins with it.
     """
     at = -2 if body.startswith(delimiter[2:]) else body.find(delimiter)
+    # Clients choose the number of delimiters; each costs a search.
     for _ in range(MAX_DELIMITERS):
         if at == -1:
             break

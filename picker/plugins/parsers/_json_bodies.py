@@ -60,6 +60,7 @@ def decoded(body: bytes, decode: Callable[[bytes], T]) -> tuple[T, bool]:
     try:
         return decode(body), False
     except UNREADABLE as error:
+        # Marking takes a pass over the body, so it is tried only after a failure.
         marked = _marked(body)
         if marked is None:
             raise _refusal(_reason(error)) from error

@@ -206,6 +206,7 @@ class JsonUsage:
     def feed(self, data: bytes, is_last: bool) -> None:
         self._num_bytes += len(data)
         self._pieces.append(data)
+        # Join and cut at once, so that the pieces of an endless document never add up.
         if self._num_bytes > self._limit:
             self._pieces = [b"".join(self._pieces)[-TAIL_BYTES:]]
         if is_last:
@@ -213,6 +214,7 @@ class JsonUsage:
             self._pieces.clear()
             if self._num_bytes > self._limit:
                 document = _last_member(document, self._marker)
+            # Most documents without usage, such as errors, need no decoding.
             if self._marker in document:
                 self._usage = _read(self._shape, document)
 

@@ -134,6 +134,7 @@ class ApproxPrefixCacheProducer:
     ) -> None:
         """Remember the prompt for the first endpoint of the primary profile and of `prefill`."""
         hashed = attributes.get(self._hashed_key)
+        # The seed may have changed since `produce`: these hashes would match nothing later.
         if hashed is None or hashed.seed != self._seed:
             return
         for _, candidate in prompt_readers(result):
@@ -163,6 +164,7 @@ class ApproxPrefixCacheProducer:
 
     def placed_elsewhere(self, key: str, hashes: BlockHashes, capacity: int) -> None:
         """Remember a prompt that another replica sent there."""
+        # A peer's message must not make this replica remember more than any endpoint can hold.
         bound = max(self._max_reported_capacity, self._parameters.lru_capacity_per_server)
         self._index.record(key, hashes, min(capacity, bound))
 

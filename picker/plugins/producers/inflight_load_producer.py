@@ -177,6 +177,7 @@ class Ledger:
             return
         account.requests += requests
         account.tokens += tokens
+        # The endpoint left meanwhile; its closed account is no longer reported.
         if self._accounts.get(account.key) is not account:
             return
         if account.requests or account.tokens:
@@ -280,6 +281,7 @@ class InflightLoadProducer:
         self, request: InferenceRequest, result: SchedulingResult, attributes: Attributes
     ) -> None:
         """Count the request at the first endpoint of every profile."""
+        # A second departure of a request replaces the first.
         self._return_all(attributes)
         load = attributes.get(self._key)
         output = self._output_tokens(request)
@@ -328,6 +330,7 @@ class InflightLoadProducer:
     def _output_tokens(self, request: InferenceRequest) -> int:
         if not self._parameters.add_estimated_output_tokens:
             return 0
+        # A huge ratio gives infinity, of which `floor` would raise.
         estimate = request.num_tokens * self._parameters.output_ratio + 0.5
         limits = (request.body.max_output_tokens, self._parameters.max_estimated_output_tokens)
         least = min(

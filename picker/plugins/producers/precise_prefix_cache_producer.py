@@ -258,6 +258,7 @@ def _match_info(
     tiers: dict[str, Counter[str]] = {}
     for matches in found:
         for key, match in matches.items():
+            # Ten blocks of weight 0.8 must be eight, whatever the floating-point sum.
             scores[key] += int(match.score + _ROUNDING)
             tiers.setdefault(key, Counter()).update(match.tiers)
     matched = {key: min(score, total) for key, score in scores.items() if score}

@@ -62,6 +62,7 @@ class TokenProducer:
     ) -> InferenceRequest:
         """Add the prompts; unchanged with prompts already, or without a readable body."""
         body = request.body
+        # Another producer, or an earlier stage, may have tokenized the request already.
         if request.prompts:
             return request
         if body.prompts:

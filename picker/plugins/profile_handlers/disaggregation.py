@@ -175,6 +175,7 @@ class DisaggProfileHandler:
         if stages.decode not in results:
             return stages.decode
         decode = first_picked(results, stages.decode)
+        # Prefill is the last stage, and without a decode endpoint the others are useless.
         if decode is None or stages.prefill in results:
             return None
         attributes[PEER_ENDPOINT_KEY] = decode
@@ -199,6 +200,7 @@ class DisaggProfileHandler:
         peer = first_picked(results, stages.prefill) or first_picked(results, stages.encode)
         if peer is not None:
             attributes[PEER_ENDPOINT_KEY] = peer
+        # Encoding after prefill would be too late: its decider is asked only at the beginning.
         has_begun = stages.encode in results or stages.prefill in results
         if not has_begun and self._encodes(request, profiles, None, attributes):
             return stages.encode

@@ -161,6 +161,7 @@ class ActiveRequestScorer:
     ) -> Sequence[float]:
         load = attributes.get(self._key)
         counts = all_own_requests(candidates, None if load is None else load.by_endpoint)
+        # `most` is 0 only if all counts are idle, so that it never divides.
         most, idle, busy = max(counts, default=0), self._idle, self._busy
         return [
             0.0 if unknown else 1.0 if count <= idle else (most - count) / most * busy

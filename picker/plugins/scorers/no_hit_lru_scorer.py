@@ -63,6 +63,7 @@ class NoHitLruScorer:
             return [WARM] * len(candidates)
         if len(candidates) == 1:
             return [1.0]
+        # Ranks count candidates only: endpoints that filters removed leave no gap.
         present = {candidate.key for candidate in candidates}
         never = [candidate.key for candidate in candidates if candidate.key not in self._used]
         order = [*never, *(key for key in self._used if key in present)]
