@@ -19,7 +19,7 @@ TABLE = (
 
 
 def unread(*words: str, environment: dict[str, str] | None = None) -> tuple[int, str]:
-    """Exit status and standard error of a program whose output's reader has gone away."""
+    """Exit status and standard error of a program whose reader has closed its output."""
     reading, writing = os.pipe()
     os.close(reading)
     try:
@@ -50,8 +50,8 @@ def test_commands_end_without_a_word(words: tuple[str, ...], tmp_path: Path) -> 
     assert unread("-m", "fleet.commands.cli", *given) == (141, "")
 
 
-def test_tables_too() -> None:
-    """The library that draws them has an end of its own."""
+def test_tables_end_without_a_word() -> None:
+    """The library that draws them ends the program itself."""
     assert unread("-c", TABLE) == (141, "")
 
 
@@ -67,7 +67,7 @@ def test_the_first_line_of_a_longer_report() -> None:
         assert process.stdout.readline() == "Errors (1)\n"
         process.stdout.close()
         assert "Traceback" not in process.stderr.read()
-        assert process.wait() in (2, STATUS)  # it may have said all before
+        assert process.wait() in (2, STATUS)  # it may have written everything before
 
 
 def test_other_pipes_and_other_ends_are_not_hidden() -> None:

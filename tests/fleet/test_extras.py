@@ -1,4 +1,4 @@
-"""An extra brings what its programs import."""
+"""An extra brings the packages that its programs import."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ print(json.dumps(sorted({name.partition(".")[0] for name in {*sys.modules} - bef
 
 
 def closure(*roots: str) -> set[str]:
-    """The names of all distributions that requirements bring, here."""
+    """The names of all distributions that requirements bring to this machine."""
     found: set[str] = set()
     seen: set[str] = set()
     left = list(roots)
@@ -43,7 +43,7 @@ def closure(*roots: str) -> set[str]:
 
 
 def test_simulated_workers_import_what_their_extra_brings() -> None:
-    """And nothing else, so that `pointsman[sim]` starts them."""
+    """They import nothing else, so that `pointsman[sim]` starts them."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
     )
@@ -55,5 +55,5 @@ def test_simulated_workers_import_what_their_extra_brings() -> None:
         if name in homes and not any(canonicalize_name(home) in brought for home in homes[name])
     }
     assert "msgspec" in json.loads(done.stdout)
-    strangers.pop("sniffio", None)  # anyio asks it where it is installed
+    strangers.pop("sniffio", None)  # anyio imports it if it is installed
     assert not strangers

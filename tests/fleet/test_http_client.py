@@ -17,10 +17,10 @@ from picker.rpc.self_signed import self_signed
 
 
 class _Echo(BaseHTTPRequestHandler):
-    """Answers with what was asked: method, path, content and credentials."""
+    """Answers with the request: method, path, content and credentials."""
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        pass
 
     def do_POST(self) -> None:
         self._echo()
@@ -72,7 +72,7 @@ def test_credentials_of_a_url_are_sent() -> None:
 
 
 def test_a_certificate_has_to_be_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By what SSL_CERT_FILE names, where it names something."""
+    """By the issuers in SSL_CERT_FILE, if it is set."""
     material, pair = self_signed(), tmp_path / "pair.pem"
     pair.write_bytes(material.private_key + material.certificate_chain)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -1,5 +1,5 @@
-"""Commands import what they need, and no more: modules are counted, since a busy machine makes the
-seconds of imports mean nothing.
+"""Commands import what they need, and no more. Modules are counted, because the seconds of imports
+depend on the machine's load.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ OF_FLAGS = {"picker": 290, "plan": 290, "restart": 240, "simulate": 210, "worker
 
 
 def run(path: Path, *argv: str) -> tuple[int, set[str]]:
-    """Run a command in a process of its own; its exit status, and the modules it has at its end."""
+    """Run a command in a process of its own; return its exit status, and the modules at its end."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("COV")}
     environment["XDG_RUNTIME_DIR"] = str(path)  # no fleet runs there
     result = path / "result.json"
@@ -144,7 +144,7 @@ async def test_commands_that_ask_a_picker_import_little(
 
 @asynccontextmanager
 async def model_server() -> AsyncIterator[str]:
-    """One that serves one model, which says one word."""
+    """A server of one model, which says one word."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")

@@ -1,4 +1,4 @@
-"""Commands that are given a picker of several pools."""
+"""Commands whose address is that of a picker of several pools."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def test_each_command_takes_the_address_of_a_pool(whole: WholePools) -> No
     """It works like the address of a picker of this pool alone."""
     url = f"{whole.url}/pools/there/qwen"
     shown = await _topped(url)
-    assert "0 of 1 endpoints usable" in shown  # none has ever answered
+    assert "0 of 1 endpoints usable" in shown  # no picker has answered yet
     assert "two" in shown
     assert "one" not in shown.split()
     text = await _explained(url, "r-1")
@@ -105,7 +105,7 @@ async def test_top_and_doctor_say_which_addresses_there_are(
 
 
 async def test_top_does_not_wait_for_a_picker_to_become_another(whole: WholePools) -> None:
-    """In a terminal, where it would wait for one that does not answer."""
+    """In a terminal, where it would wait for a picker that does not answer."""
     async with terminal(
         "-m", "fleet.commands.cli", "top", "--picker", whole.url, columns=300
     ) as screen:
@@ -136,7 +136,7 @@ async def test_the_newest_of_two_requests_with_the_same_id_is_shown(whole: Whole
 
 
 async def test_explain_says_that_no_pool_knows_of_a_request(whole: WholePools) -> None:
-    """In one line, also where a pool is named that is not there."""
+    """In one line, also if the named pool does not exist."""
     with pytest.raises(FleetError) as caught:
         await _explained(whole.url, "r/3")
     names = ", ".join(KEYS)
@@ -158,7 +158,7 @@ async def test_explain_says_that_there_was_no_request_yet(tmp_path: Path) -> Non
 
 
 def _answers(**of_pools: HttpAnswer) -> Fetch:
-    """A picker of pools, of which each answers so for any request."""
+    """A picker of pools, each with this answer to any request."""
     listed = [{"name": name, "path": f"/pools/{name}/", "ready": True} for name in of_pools]
 
     def fetch(url: str) -> HttpAnswer:

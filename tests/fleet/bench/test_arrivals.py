@@ -34,7 +34,7 @@ def test_a_regular_stream_is_regular() -> None:
 
 @pytest.mark.parametrize("ramp", [Ramp(2, 18), Ramp(18, 2)])
 def test_a_ramp_has_its_share_of_arrivals_in_every_part(ramp: Ramp) -> None:
-    """By the integral of the rate, up and down."""
+    """The integral of the rate gives the shares, up and down."""
     found = np.asarray(times(ramp, math.inf))
     assert (np.diff(found) > 0).all()
     for until in (250.0, 500.0, 1000.0):

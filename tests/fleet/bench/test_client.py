@@ -1,4 +1,4 @@
-"""Answers as endpoints give them, whole and otherwise."""
+"""Answers of endpoints, complete and broken."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_every_kind_of_token_counts(piece: object) -> None:
 
 
 @pytest.mark.parametrize("cut", range(1, 12))
-def test_an_answer_may_come_in_any_pieces(cut: int) -> None:
+def test_an_answer_may_arrive_in_any_pieces(cut: int) -> None:
     endpoint = answering(ANSWER + sse(delta("a")) + sse(delta("bc")) + DONE)
     endpoint.cut = cut
     record = asked(endpoint)
@@ -88,7 +88,7 @@ def test_an_endpoint_that_does_not_answer_is_a_timeout() -> None:
     assert (endpoint.connections, endpoint.closed) == (1, 1)
 
 
-def test_an_endpoint_that_is_not_there_is_an_error() -> None:
+def test_a_missing_endpoint_is_an_error() -> None:
     class Nowhere(VirtualEndpoint):
         async def connect(self, protocol: Callable[[], asyncio.Protocol]) -> object:
             raise ConnectionRefusedError("refused")
@@ -98,8 +98,8 @@ def test_an_endpoint_that_is_not_there_is_an_error() -> None:
 
 @pytest.mark.parametrize("is_announced", [False, True])
 def test_a_closed_idle_connection_costs_no_request(is_announced: bool) -> None:
-    """The server closes it as the second request comes, as an idle timeout may; or says before
-    that it will.
+    """The server closes it when the second request arrives, as an idle timeout may; or announces
+    the end before.
     """
 
     async def ask() -> tuple[list[Record], int]:
@@ -117,7 +117,7 @@ def test_a_closed_idle_connection_costs_no_request(is_announced: bool) -> None:
 
 
 def test_a_new_connection_that_is_closed_is_an_error() -> None:
-    """It is not tried for ever."""
+    """It is not retried for ever."""
     endpoint = answering(b"")
     endpoint.answers_per_connection = 0
     assert asked(endpoint).error == "connection closed"

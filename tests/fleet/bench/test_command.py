@@ -1,4 +1,4 @@
-"""The command as a whole, over real sockets to a real worker with the simulator's engine."""
+"""The whole command, over real sockets to a real worker with the simulator's engine."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def test_every_request_is_in_every_result(url: str, tmp_path: Path) -> None:
     rows = list(csv.DictReader(files[1].open()))
     assert [row["stage"] for row in rows] == ["200/s"] * 12 + ["300/s"] * 12
     assert {row["output_tokens"] for row in rows} == {"5"}
-    # What a word is was learned from the endpoint: 40 tokens, and those of the chat's template.
+    # The tokens of a word were measured at the endpoint: 40, and those of the chat's template.
     assert all(40 <= int(row["prompt_tokens"]) < 80 for row in rows)
     assert "12 requests" in text
     assert "s3cret" not in "".join(path.read_text() for path in files) + text
 
 
 def test_the_page_needs_nothing_else(url: str, tmp_path: Path) -> None:
-    """No address of anything, a plot of each kind, and what was run, when, by which version."""
+    """It contains no address, one plot of each kind, the command line, its time and version."""
     path = tmp_path / "page.html"
     bench("--url", url, *QUICK, "--slo", "ttft<9s,e2e_p95<9s", "--html", str(path))
     tags: list[tuple[str, dict[str, str | None]]] = []
@@ -128,7 +128,7 @@ def test_an_endpoint_that_refuses_all_prompts_is_no_comparison(url: str) -> None
 
 
 def test_shared_prefixes_and_sessions_are_found_cached(url: str, tmp_path: Path) -> None:
-    """By the worker's own usage, as one request comes after the other; lone texts are not."""
+    """By the worker's own usage, as requests come one after the other; single texts are not."""
     path = tmp_path / "a.json"
     shares = []
     prefixes = ("--prefix-groups", "1", "--prefix-tokens", "400")
@@ -143,7 +143,7 @@ def test_shared_prefixes_and_sessions_are_found_cached(url: str, tmp_path: Path)
 
 
 def test_a_trace_is_sent_at_its_own_times(url: str, tmp_path: Path) -> None:
-    """Ten times as fast as it was recorded."""
+    """Ten times as fast as recorded."""
     lines = [
         {"timestamp": 1000 * n, "input_length": 600, "output_length": 3, "hash_ids": [1, n + 2]}
         for n in range(5)
@@ -161,8 +161,8 @@ def test_a_trace_is_sent_at_its_own_times(url: str, tmp_path: Path) -> None:
 def test_ctrl_c_reports_what_was_answered_and_what_was_not(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With status 130. It is pressed once, when the live table has shown that all clients ask and
-    that some were answered.
+    """With status 130. It is pressed once the live table shows that all clients have sent and some
+    have an answer.
     """
     monkeypatch.setattr("fleet.bench.shard.STOP_SECONDS", 60.0)
     shown = re.compile(r" 5 in flight; of the last 10 s:\s.*: [1-9][0-9,]* requests in")
@@ -186,7 +186,7 @@ def test_ctrl_c_reports_what_was_answered_and_what_was_not(
 def test_stages_that_ended_are_reported_whatever_comes_after(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that dies in the second stage leaves the numbers of the first."""
+    """If a process dies in the second stage, the numbers of the first remain."""
     stages = iter([command.follow, killed])
     monkeypatch.setattr(command, "follow", lambda processes: next(stages)(processes))
     path = tmp_path / "run.json"
@@ -210,8 +210,8 @@ def test_an_endpoint_that_fails_at_once_is_one_sentence(url: str) -> None:
         bench("--url", url, "--model", "another")
 
 
-def test_an_endpoint_that_is_not_there_is_one_sentence() -> None:
-    with socket.socket() as taken:  # bound and not listening: nothing else can answer there
+def test_a_missing_endpoint_is_one_sentence() -> None:
+    with socket.socket() as taken:  # bound and not listening: no other server can answer there
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(FleetError) as caught:
@@ -220,7 +220,7 @@ def test_an_endpoint_that_is_not_there_is_one_sentence() -> None:
     assert address in str(caught.value)
 
 
-def test_a_certificate_that_is_not_trusted_is_no_absence(tmp_path: Path) -> None:
+def test_an_untrusted_certificate_is_reported_as_such(tmp_path: Path) -> None:
     """The sentence names the variable for its issuer."""
     pair = Authority(tmp_path).issue("worker", address="127.0.0.1")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

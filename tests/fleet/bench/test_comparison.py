@@ -32,7 +32,7 @@ def turns(ratio: float, rounds: int, seed: int = 1) -> list[Summary]:
 
 
 def test_an_interval_has_the_true_ratio_as_often_as_it_says() -> None:
-    """About: with ten rounds the bootstrap's 95 % are some 90."""
+    """Roughly: with ten rounds the bootstrap's 95 % are some 90."""
     hits = 0
     for seed in range(100):
         one = compare(turns(0.7, 10, seed), 1).ratios["TTFT p50 ms"]
@@ -58,7 +58,7 @@ def test_numbers_that_not_every_round_has_are_left_out() -> None:
     assert "TTFT p50 ms" not in compare(seen, 1).ratios
 
 
-def test_few_rounds_are_said_to_be_few() -> None:
+def test_few_rounds_are_reported() -> None:
     text = "\n".join(comparison_lines(compare(turns(0.5, 3), 1), "http://a", "http://b"))
     assert "A http://a" in text
     assert "3 rounds: too few" in text

@@ -34,8 +34,8 @@ def run(
     return run_in_virtual_time(once())
 
 
-def test_a_turn_has_all_before_it_and_comes_after_a_pause() -> None:
-    """The answers are the endpoint's own; the next turn is due when the user has thought."""
+def test_a_turn_has_all_previous_ones_and_follows_a_pause() -> None:
+    """The answers are the endpoint's own; the next turn is due after the user's pause."""
     seen = endpoint()
     driver = run(seen, TALK)
     last = seen.bodies[-1]["messages"]
@@ -71,7 +71,7 @@ def test_bodies_of_both_apis() -> None:
 
 
 def test_a_closed_loop_never_exceeds_its_sessions() -> None:
-    """And begins none after its time, or after its number of requests."""
+    """No session begins after its time, or after its number of requests."""
 
     async def stage(limit: int | None) -> tuple[Driver, VirtualEndpoint]:
         seen = endpoint(0.5)
@@ -91,11 +91,11 @@ def test_a_closed_loop_never_exceeds_its_sessions() -> None:
     ("header", "came_at"),
     [
         (b"Retry-After: 3\r\n", [0.0, 0.0, 3.1, 3.1, 6.2, 6.2]),  # 0.1 s each
-        (b"retry-after: 60\r\n", [0.0, 0.0]),  # the stage ends at its time all the same
+        (b"retry-after: 60\r\n", [0.0, 0.0]),  # the stage ends at its time nevertheless
     ],
 )
 def test_a_closed_loop_waits_as_long_as_a_refusal_asks(header: bytes, came_at: list[float]) -> None:
-    """Each slot by itself; none begins a session after the stage's eight seconds."""
+    """Each slot waits by itself; none begins a session after the stage's eight seconds."""
     seen = endpoint()
     seen.answer = b"HTTP/1.1 429 Busy\r\n%bcontent-length: 0\r\n\r\n" % header
 

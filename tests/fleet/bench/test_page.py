@@ -1,4 +1,4 @@
-"""The report as a real browser shows it, of runs whose numbers are awkward."""
+"""The report in a real browser, for runs with awkward numbers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ async def window() -> AsyncIterator[Browser]:
 
 
 def stage(name: str, first: float, requests: int = 232) -> Stage:
-    """Requests whose first token takes `first` seconds and ever longer, to seven times that."""
+    """Requests whose first token takes `first` seconds and more and more, up to seven times
+    that.
+    """
     records = []
     for number in range(requests):
         at = number / 4
@@ -62,7 +64,9 @@ def written(path: Path, *parts: Sequence[Stage], slo: Slo | None = SLO) -> str:
 async def test_no_text_is_cut_or_covered(
     window: Browser, tmp_path: Path, firsts: Sequence[float], width: int, scheme: str
 ) -> None:
-    """On a desk and on a phone, light and dark; nothing scrolls sideways and axe finds no fault."""
+    """On a desktop and on a phone, light and dark; nothing scrolls sideways and axe finds no
+    fault.
+    """
     stages = [stage(f"{index + 1}/s", first) for index, first in enumerate(firsts)]
     await window.look(width, scheme=scheme)
     await window.open(written(tmp_path / "page.html", stages))
@@ -123,7 +127,7 @@ async def test_objectives_and_percentiles_are_marked(window: Browser, tmp_path: 
 
 
 async def test_a_run_without_an_answer_says_why(window: Browser, tmp_path: Path) -> None:
-    """Its page has no plot of times, and nothing about a goodput that was not asked for."""
+    """Its page has no plot of times, and no goodput without objectives."""
     failed = stage("9/s", 0.1, 7)
     for record in failed.outcomes:
         record.first_token = None
@@ -153,7 +157,7 @@ async def test_one_request_has_an_axis_of_a_second(window: Browser, tmp_path: Pa
 async def test_a_plot_of_a_sample_names_the_percentiles_of_all(
     window: Browser, tmp_path: Path
 ) -> None:
-    """A simulation leaves some gaps for the plot, and its table has those of all."""
+    """A simulation samples gaps for the plot; its table counts all of them."""
     one = stage("4/s", 0.249)
     for record in one.outcomes:
         record.gaps = array("d", [0.4, *[0.02] * 39])
@@ -169,8 +173,8 @@ async def test_a_plot_of_a_sample_names_the_percentiles_of_all(
     assert "p50 20 ms, p95 20 ms" in await window.run(legend)
 
 
-async def test_the_head_says_what_was_run(window: Browser, tmp_path: Path) -> None:
-    """Names are only ever text, and credentials are left out."""
+async def test_the_head_has_the_command_line(window: Browser, tmp_path: Path) -> None:
+    """Names are escaped, and credentials are left out."""
     await window.open(written(tmp_path / "page.html", [stage("<b>4/s", 0.249)]))
     await window.until(DRAWN)
     text = await window.run("document.querySelector('.report').innerText")

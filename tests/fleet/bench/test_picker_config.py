@@ -1,4 +1,4 @@
-"""Configurations that are put into the file of a picker, and taken out of it again."""
+"""Configurations are written into the file of a picker, and removed again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.looptime
 
 
 def picker(path: Path, takes: Callable[[str], bool] = lambda _: True) -> Callable[[], ConfigView]:
-    """One that reads its file at every second look; of what it does not take it says why."""
+    """A picker that reads its file at every second look, and reports why it rejects one."""
     used, looks = [path.read_text() if path.exists() else "built in"], [0]
 
     def look() -> ConfigView:
@@ -47,7 +47,7 @@ async def test_each_is_in_use_at_its_turn_and_the_first_is_put_back(
 
 
 async def test_a_rejected_configuration_ends_the_comparison(tmp_path: Path) -> None:
-    """And leaves the file as it was."""
+    """The file is restored."""
     path = tmp_path / "live.yaml"
     path.write_text("original")
     with (
@@ -84,7 +84,7 @@ async def test_a_picker_that_follows_nothing_is_not_waited_for_forever(tmp_path:
 
 @pytest.mark.parametrize("content", [None, "another"])
 def test_only_the_file_that_the_picker_has_is_written(content: str | None, tmp_path: Path) -> None:
-    """Not one that happens to have its name here."""
+    """A file of the same name on this machine is not touched."""
     path = tmp_path / "live.yaml"
     frozen = ConfigView(str(path), "original", "", 0.0)
     if content is not None:
@@ -96,7 +96,7 @@ def test_only_the_file_that_the_picker_has_is_written(content: str | None, tmp_p
 
 @pytest.mark.parametrize("content", [None, b"<html>", b"{}"])
 def test_another_server_gets_the_needs_of_a_comparison_as_its_error(content: bytes | None) -> None:
-    """Nothing that answers, another server, another program's JSON."""
+    """Nothing that answers, another server, or another program's JSON."""
 
     def fetch(_: str) -> HttpAnswer:
         if content is None:

@@ -1,6 +1,6 @@
-"""Against an endpoint whose latency is known, the bench reports it; where it cannot, it says so.
+"""The bench reports the known latency of an endpoint, or says that it cannot.
 
-All in virtual time: nothing here depends on how busy the machine is.
+All in virtual time: nothing here depends on the load of the machine.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def test_a_stage_of_nothing_is_no_table() -> None:
     assert line == "s: no request was counted: none was due after the warm-up"
 
 
-def test_prompt_tokens_that_no_answer_says_are_unknown() -> None:
+def test_prompt_tokens_without_usage_are_unknown() -> None:
     endpoint = VirtualEndpoint(lambda number, now: Times(0.1))
     one = replace(measured(endpoint), prompt_tokens=0)
     assert "prompt tokens unknown (no usage in the answers)" in "".join(lines_of(one, SLO))
@@ -78,9 +78,9 @@ def test_two_modes_are_both_reported(processes: int) -> None:
 
 
 @one_or_more
-def test_a_stall_is_felt_by_every_request_that_is_due_in_it(processes: int) -> None:
-    """Every ten seconds the endpoint does nothing for one second: what comes then waits. The times
-    of the arrivals alone say what each latency has to be.
+def test_a_stall_counts_in_every_request_that_is_due_in_it(processes: int) -> None:
+    """Every ten seconds the endpoint stops for one second, and requests wait. The arrival times
+    alone determine each latency.
     """
 
     def stalls(_: int, now: float) -> Times:
@@ -123,7 +123,7 @@ def test_a_client_that_cannot_keep_up_says_so_and_counts_its_lateness(processes:
     assert "late" in text
     assert f"--processes {processes + 1} " in text
     assert one.ttft is not None
-    assert one.ttft.p50 > 5  # from when it should have been sent
+    assert one.ttft.p50 > 5  # from its intended time
 
 
 def test_one_process_without_cpu_to_spare_or_late_is_enough_to_say_so() -> None:

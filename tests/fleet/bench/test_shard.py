@@ -1,4 +1,4 @@
-"""However many processes share a load, it is the same, and none outlives or holds up the bench."""
+"""Any number of processes shares the same load, and none outlives or delays the bench."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TRACE = [{"timestamp": 700 * n, "input_length": 9, "output_length": 3} for n in 
 
 
 def sent(tmp_path: Path, processes: int, *flags: str) -> tuple[Counter[str], list[float], Stage]:
-    """All bodies that came, and all intended times."""
+    """All received bodies, and all intended times."""
     trace = tmp_path / "trace.jsonl"
     trace.write_text("\n".join(map(json.dumps, TRACE)))
     endpoint = VirtualEndpoint(lambda number, now: Times(0.3))
@@ -55,7 +55,7 @@ def sent(tmp_path: Path, processes: int, *flags: str) -> tuple[Counter[str], lis
     ids=["ramp", "requests", "sessions", "closed", "trace", "part of a trace", "trace at a rate"],
 )
 def test_three_processes_send_what_one_does(tmp_path: Path, flags: tuple[str, ...]) -> None:
-    """The same bodies at the same times, in a closed loop as often."""
+    """The same bodies at the same times; in a closed loop the same number."""
     one, times, whole = sent(tmp_path, 1, *flags)
     three, times_of_three, parts = sent(tmp_path, 3, *flags)
     assert three == one
@@ -66,7 +66,7 @@ def test_three_processes_send_what_one_does(tmp_path: Path, flags: tuple[str, ..
 
 
 def test_quantiles_are_those_of_all_samples() -> None:
-    """Not means of quantiles: of 300 requests 30 are slow, all in one process."""
+    """Not means of quantiles: 30 of 300 requests are slow, all in one process."""
     every = [Record(0.0, 0.0, ttft, ttft, ttft) for ttft in np.linspace(0.1, 0.2, 270)]
     slow = [Record(0.0, 0.0, ttft, ttft, ttft) for ttft in np.linspace(5.0, 9.0, 30)]
     parts = [Observed(some, [], 0, 0, 0.0) for some in (every[:100], every[100:], slow)]
@@ -94,7 +94,7 @@ class Silent(asyncio.Protocol):
 
 
 async def with_two(act_on: str) -> tuple[list[ShardProcess], BaseException | None]:
-    """Two processes whose requests are not answered, and what `follow` raised when one was killed,
+    """Two processes whose requests are not answered, and the error of `follow` when one was killed,
     all were stopped, or the bench's ends of their connections were closed.
     """
     asked = asyncio.Event()
@@ -110,7 +110,7 @@ async def with_two(act_on: str) -> tuple[list[ShardProcess], BaseException | Non
         following = asyncio.create_task(follow((first, second)))
         for one in (first, second):
             one.channel.send(time.perf_counter())
-        await asked.wait()  # nothing is sent before the beginning, so `follow` runs by now
+        await asked.wait()  # nothing is sent before the beginning, so `follow` runs already
         if act_on == "kill":
             second.process.send_signal(signal.SIGKILL)
         elif act_on == "stop":
@@ -133,7 +133,7 @@ def test_a_killed_process_is_one_sentence_and_ends_the_others() -> None:
     assert first.process.returncode == -signal.SIGKILL
 
 
-def test_stopped_processes_say_what_they_saw_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_processes_send_their_results_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fleet.bench.shard.STOP_SECONDS", 60.0)
     processes, raised = asyncio.run(with_two("stop"))
     assert raised is None

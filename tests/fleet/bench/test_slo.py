@@ -1,4 +1,4 @@
-"""Objectives as they are written, and what is within them."""
+"""Objectives as text, and the requests that meet them."""
 
 from __future__ import annotations
 

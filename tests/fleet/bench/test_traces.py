@@ -1,4 +1,4 @@
-"""Trace files: what is read of each format, and what is refused."""
+"""Trace files: the fields of each format, and the errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TIMESTAMP,ContextTokens,GeneratedTokens
 
 
 def header(at: float = 0.0, unix: float = 0.0) -> bytes:
-    """The beginning of a run; `at` is when by its own clock."""
+    """The beginning of a run; `at` is its time by its own clock."""
     return encoded(Header(1, "test", "pool", "a.yaml", "first", 7, True, at, unix))
 
 
@@ -75,7 +75,6 @@ def test_azures_times_are_the_same_where_clocks_are_set_back(
 
 
 def test_a_recording_of_the_picker() -> None:
-    """In the order of its times."""
     found = read_trace(RECORDING, 9)
     assert len(found) > 10
     times = [one.at_seconds for one in found]
@@ -84,7 +83,7 @@ def test_a_recording_of_the_picker() -> None:
 
 
 def test_recorded_prompts_are_lengths_and_equal_beginnings(tmp_path: Path) -> None:
-    """Blocks of 64 tokens of four bytes; an answer is as long as it was, or as was asked for."""
+    """Blocks of 64 tokens of four bytes; an answer is as long as recorded, or as requested."""
     prompts = [b"a" * 512 + b"b" * 512, b"a" * 512 + b"c" * 516]
     lines = [
         decision(number, number, prompts=(prompt,), max_output_tokens=50)
@@ -101,7 +100,9 @@ def test_recorded_prompts_are_lengths_and_equal_beginnings(tmp_path: Path) -> No
 
 
 def test_a_recording_of_two_runs_has_the_requests_of_both(tmp_path: Path) -> None:
-    """Each run numbers them anew, on a clock of its own, and may end in the middle of a line."""
+    """Each run numbers its requests from the start, on a clock of its own, and may end within a
+    line.
+    """
     first = header(500.0, 1000.0) + decision(0, 501.0, prompt_bytes=(40,)) + end(0, 3)
     second = header(2.0, 1060.0) + decision(0, 3.0, prompt_bytes=(80,)) + end(0, 4)
     path = tmp_path / "recording.jsonl"
@@ -139,7 +140,7 @@ def test_a_recording_of_two_runs_has_the_requests_of_both(tmp_path: Path) -> Non
     ],
 )
 def test_an_invalid_trace_is_one_sentence(text: str | bytes, reason: str, tmp_path: Path) -> None:
-    """With the line and the field; lengths that are 0 or below become nothing else."""
+    """With the line and the field; lengths of 0 or less are errors."""
     path = tmp_path / "trace"
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     with pytest.raises(UsageError) as caught:
@@ -149,7 +150,7 @@ def test_an_invalid_trace_is_one_sentence(text: str | bytes, reason: str, tmp_pa
 
 
 def test_a_requested_length_is_no_length_of_an_answer(tmp_path: Path) -> None:
-    """Their `max_tokens` may be anything: what no server takes counts as none."""
+    """`max_tokens` may be anything; impossible values count as none."""
     path = tmp_path / "recording.jsonl"
     for asked, length in ((-1, 9), (1 << 60, 9), (0, 9), (12, 12)):
         path.write_bytes(header() + decision(0, 3.0, max_output_tokens=asked))
@@ -157,7 +158,7 @@ def test_a_requested_length_is_no_length_of_an_answer(tmp_path: Path) -> None:
 
 
 def test_a_trace_of_years_has_other_units(tmp_path: Path) -> None:
-    """Nanoseconds, say: nothing would wait for them, and nothing would end."""
+    """Such as nanoseconds: the run would never end."""
     path = tmp_path / "trace"
     path.write_text(MOONCAKE.replace("3000", "4e15"))
     with pytest.raises(UsageError, match=r"lasts 126,493 years; .* milliseconds"):

@@ -61,7 +61,7 @@ def test_without_groups_every_session_has_a_system_prompt_of_its_own() -> None:
 
 
 def test_blocks_with_the_same_ids_make_the_same_beginning() -> None:
-    """And the last block is as long as what is left."""
+    """The last block has the remaining length."""
     ring = WordRing(1, 1.0)
     first = TracedRequest(0.0, 25, 1, (7, 8, 9), 10).session(ring, 2.0, 0)
     second = TracedRequest(4.0, 35, 1, (7, 8, 4), 10).session(ring, 2.0, 1)

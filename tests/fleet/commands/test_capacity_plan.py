@@ -1,4 +1,4 @@
-"""`pointsman plan`: the load, the objective, the table, and what is wrong with any of them."""
+"""`pointsman plan`: the load, the objective, the table, and errors in any of them."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_flags_replace_what_the_file_says(file: str) -> None:
 
 
 def test_a_bench_gives_the_load_of_its_last_stage(file: str, tmp_path: Path) -> None:
-    """Tokens are of the requests that were answered; flags replace single numbers."""
+    """Only answered requests count; flags replace single numbers."""
     stage = {
         "requests": 110,
         "errors": {"HTTP 503": 10},
@@ -92,7 +92,7 @@ def test_a_bench_gives_the_load_of_its_last_stage(file: str, tmp_path: Path) -> 
 
 
 def test_a_running_picker_gives_the_load_of_its_pool() -> None:
-    """Its rate, what its last prompts were like, and what its workers generate."""
+    """Its rate, its latest prompts, and the tokens its workers generate."""
 
     def fetch(url: str) -> HttpAnswer:
         path = urlsplit(url).path

@@ -1,4 +1,4 @@
-"""Chatting in the terminal, against a canned OpenAI server."""
+"""Chats in a terminal, against a canned OpenAI server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def delta(text: str) -> dict:
 
 
 class Canned(ThreadingHTTPServer):
-    """Streams `events` to everyone and remembers what was asked."""
+    """Streams `events` to every client and stores the requests."""
 
     daemon_threads = True
 
@@ -40,7 +40,7 @@ class Canned(ThreadingHTTPServer):
         self.asked: list[dict] = []
         self.looked_up: list[str] = []
         self.headers: dict[str, str] = {}
-        self.holds_after_first = False  # of the first answer, until the client is gone
+        self.holds_after_first = False  # of the first answer, until the client has disconnected
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
 
@@ -48,7 +48,7 @@ class _Answer(BaseHTTPRequestHandler):
     server: Canned
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        pass
 
     def do_GET(self) -> None:
         self.server.looked_up.append(self.path)
@@ -94,8 +94,8 @@ def server() -> Iterator[Canned]:
 
 
 class User:
-    """A user who types `lines` and then Ctrl-D, or presses what they stand for. One who is not
-    there (a pipe is) does not see what is noted.
+    """A user who types `lines` and then Ctrl-D, or presses the keys that they name. Without a user
+    (in a pipe), notes are not shown.
     """
 
     def __init__(self, *lines: str | type[BaseException], there: bool = True) -> None:
@@ -105,11 +105,11 @@ class User:
         self.terminal = Terminal(self.write, self.read_line, self.note if there else None)
 
     def write(self, text: str) -> None:
-        """Collect what is shown."""
+        """Collect the answers."""
         self.shown += text
 
     def note(self, text: str) -> None:
-        """Collect what is said beside it."""
+        """Collect the notes."""
         self.noted.append(text.removesuffix("\n"))
 
     def read_line(self, prompt: str) -> str:
@@ -122,12 +122,11 @@ class User:
 
 
 def chat(options: ChatOptions, user: User, fetch: room.Fetch | None = None) -> int:
-    """Have the user chat."""
     return room.chat(options, user.terminal, fetch)
 
 
 def test_one_prompt_one_answer(server: Canned) -> None:
-    """With a prompt on the command line the answer is printed and that is all."""
+    """With a prompt on the command line only the answer is printed."""
     user = User()
     options = ChatOptions(server.url, prompt="hi", max_tokens=5, temperature=0.0)
     assert chat(options, user) == 0
@@ -145,7 +144,7 @@ def test_one_prompt_one_answer(server: Canned) -> None:
 
 
 def test_a_conversation_remembers(server: Canned) -> None:
-    """Each question goes out with everything said before; blank lines are not sent."""
+    """Each question is sent with all previous messages; blank lines are not sent."""
     user = User("one", "  ", "two")
     chat(ChatOptions(server.url, system="be brief"), user)
     assert [message["role"] for message in server.asked[1]["messages"]] == [
@@ -165,8 +164,8 @@ def test_a_server_that_names_no_model_is_one_sentence(server: Canned, answer: ob
         first_model(server.url)
 
 
-def test_a_server_that_is_silent_is_not_waited_for_longer_than_asked() -> None:
-    """It accepts connections and says nothing."""
+def test_a_silent_server_is_a_timeout() -> None:
+    """It accepts connections and sends nothing."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(FleetError, match=r"no useful answer from .*: timed out"):
@@ -195,7 +194,7 @@ def test_a_refusal_is_shown_in_the_servers_words(server: Canned) -> None:
     ids=["cut", "error event"],
 )
 def test_a_broken_answer_is_never_taken_for_a_whole_one(server: Canned, events: list) -> None:
-    """An answer without its end is an error, whatever has been shown of it."""
+    """An answer without its end is an error, even if parts were shown."""
     server.events = events
     user = User()
     with pytest.raises(FleetError, match="the answer broke off"):
@@ -204,12 +203,12 @@ def test_a_broken_answer_is_never_taken_for_a_whole_one(server: Canned, events: 
 
 
 def usage(**counts: object) -> dict:
-    """The event at the end of an answer that has the counts."""
+    """The event with the counts at the end of an answer."""
     return {"choices": [], "usage": counts}
 
 
-def test_facts_of_an_answer_stand_below_it(server: Canned) -> None:
-    """Tokens, cached ones, and the worker: by the header, or by what the picker knows."""
+def test_facts_of_an_answer_are_below_it(server: Canned) -> None:
+    """Tokens, cached ones, and the worker: from the header, or from the picker."""
     details = {"cached_tokens": 3}
     counts = usage(completion_tokens=1, prompt_tokens=9, prompt_tokens_details=details)
     server.events = [delta("Hello"), counts, "[DONE]"]
@@ -234,7 +233,7 @@ def test_the_rate_counts_the_tokens_behind_the_first(server: Canned) -> None:
 
 
 def test_commands_are_not_sent(server: Canned) -> None:
-    """They forget the conversation, replace the instructions, or say what there is."""
+    """They clear the conversation, replace the instructions, or show help."""
     user = User("one", "/system be brief", "/clear", "two", "/system", "/etc/hosts?", "/exit", "x")
     assert chat(ChatOptions(server.url, system="be long"), user) == 0
     asked = [[(one["role"], one["content"]) for one in body["messages"]] for body in server.asked]
@@ -263,8 +262,8 @@ def test_ctrl_c_at_the_prompt_does_not_leave(server: Canned) -> None:
     assert len(server.asked) == 1
 
 
-def test_ctrl_c_stops_an_answer_and_keeps_what_was_said(server: Canned) -> None:
-    """The next question goes out with the part of the answer that came."""
+def test_ctrl_c_stops_an_answer_and_keeps_the_conversation(server: Canned) -> None:
+    """The next question is sent with the part of the answer that arrived."""
 
     class Impatient(User):
         def write(self, text: str) -> None:
@@ -296,7 +295,7 @@ def test_a_pipe_gets_answers_alone(server: Canned) -> None:
 
 
 def test_commands_work_in_a_pipe(server: Canned) -> None:
-    """Their output goes where answers do, and an unknown one ends the script."""
+    """Their output goes to the answers' stream, and an unknown one ends the script."""
     user = User("/system be brief", "/system", "/help", "/cler", "one", there=False)
     with pytest.raises(FleetError, match="there is no command /cler; did you mean /clear"):
         chat(ChatOptions(server.url), user)
@@ -321,7 +320,7 @@ def test_commands_work_in_a_pipe(server: Canned) -> None:
     ],
 )
 def test_lines_of_a_terminal_end_between_words(pieces: tuple[str, ...], shown: str) -> None:
-    """Lines have ten columns at most, whatever pieces the text comes in."""
+    """Lines have at most ten columns, however the text arrives in pieces."""
     written: list[str] = []
     write = Wrapped(written.append, lambda: 10)
     for piece in (*pieces, "\n"):
@@ -331,7 +330,7 @@ def test_lines_of_a_terminal_end_between_words(pieces: tuple[str, ...], shown: s
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty one, on a machine with room for everything."""
+    """An empty cache, on a machine with room for everything."""
     monkeypatch.setenv("POINTSMAN_CACHE", str(tmp_path))
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemAvailable: 99000000 kB\n")

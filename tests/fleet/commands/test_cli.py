@@ -227,7 +227,7 @@ def test_explain_means_the_newest_request_unless_one_is_named() -> None:
 
 
 def test_a_busy_port_is_one_sentence_and_status_1(capsys: pytest.CaptureFixture[str]) -> None:
-    """The command line is right; the machine is not ready for it."""
+    """The command line is right, but the machine is not ready for it."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -242,12 +242,12 @@ def test_a_busy_port_is_one_sentence_and_status_1(capsys: pytest.CaptureFixture[
 
 @pytest.mark.parametrize("extra", ["worker", "sim", "fleet"])
 def test_installed_extras_are_complete(extra: str) -> None:
-    """All of them are, where tests run."""
+    """All extras are installed where tests run."""
     require_extra("pointsman", extra)
 
 
 def test_a_worker_gets_the_model_it_was_asked_to_serve(tmp_path: Path) -> None:
-    """Names are resolved to paths; other flags stay as they are."""
+    """Names are resolved to paths; other flags are unchanged."""
     model = tmp_path / "m.gguf"
     model.write_bytes(b"GGUF")
     completed = with_default_model(["--port", "1", f"--model={model}", "--dtype", "float32"])
@@ -259,5 +259,5 @@ def test_a_worker_gets_the_model_it_was_asked_to_serve(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("argv", [["--engine", "sim"], ["--help"], ["--engine=sim", "--port", "1"]])
 def test_a_command_without_a_model_downloads_none(argv: list[str]) -> None:
-    """The simulator and the help text do without."""
+    """The simulator and the help text need no model."""
     assert with_default_model(argv) == argv

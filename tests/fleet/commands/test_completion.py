@@ -44,7 +44,7 @@ def test_bash_completes_commands_flags_and_values(
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_other_shells_can_read_theirs(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Read by them where they are installed; everywhere it has every command."""
+    """If they are installed they read it; it always has every command."""
     assert main(["completion", shell]) == 0
     text = capsys.readouterr().out
     assert all(name in text for name in ("up", "train-draft", "grpc-port"))

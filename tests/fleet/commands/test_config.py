@@ -1,4 +1,4 @@
-"""`pointsman config`: findings with positions, exit statuses, what is in effect."""
+"""`pointsman config`: findings with positions, exit statuses, effective values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ BAD = GOOD + "- {type: queue-scorrer}\n- {type: by-label, parameters: {label: 5}
 
 
 def test_a_good_file_is_said_to_be_good(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Status 0."""
     path = tmp_path / "c.yaml"
     path.write_text(GOOD)
     assert main(["config", "check", str(path)]) == 0
@@ -89,7 +88,7 @@ def test_a_wrong_command_line_is_status_2() -> None:
 
 
 def test_effective_values_are_shown_with_their_origin(capsys: pytest.CaptureFixture[str]) -> None:
-    """And without, as plain YAML."""
+    """Or as plain YAML without it."""
     assert main(["config", "show", "--origin", "--config-text", GOOD]) == 0
     lines = capsys.readouterr().out.splitlines()
     written = [line for line in lines if line.startswith("- type: queue-scorer")]
@@ -100,7 +99,7 @@ def test_effective_values_are_shown_with_their_origin(capsys: pytest.CaptureFixt
 
 
 def test_a_configuration_with_errors_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    """The findings are, on standard error."""
+    """Its findings are, on standard error."""
     assert main(["config", "show", "--config-text", BAD]) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -128,7 +127,7 @@ spec: {poolRef: {name: mine}, priority: 10}
 def test_an_endpoints_file_is_checked_with_all_its_documents(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """For the pool that it is said to be of."""
+    """For the pool that a flag names."""
     path = tmp_path / "e.yaml"
     command = ["config", "check", "--endpoints-file", str(path), "--pool-name", "mine"]
     path.write_text(ENDPOINTS)
@@ -177,7 +176,7 @@ def test_standard_input_is_checked(
 def test_a_configuration_to_begin_with_is_written_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is the built-in one, has nothing wrong, and what is there is not overwritten."""
+    """It is the built-in one, is valid, and does not overwrite a file."""
     path = tmp_path / "c.yaml"
     assert main(["config", "init", str(path)]) == 0
     assert main(["config", "check", str(path)]) == 0

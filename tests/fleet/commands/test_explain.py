@@ -53,7 +53,7 @@ def candidate(name: str, *raw: float, load: int | None = 1) -> CandidateView:
 
 
 def profile(*candidates: CandidateView, name: str = "default", **fields: object) -> ProfileView:
-    """A profile that scored these, the best first, which it picked."""
+    """A profile that scored these candidates, the best first, and picked it."""
     best = candidates[0].total if candidates else 0.0
     known: dict[str, object] = {
         "is_primary": True,
@@ -68,7 +68,7 @@ def profile(*candidates: CandidateView, name: str = "default", **fields: object)
 
 
 def record(*profiles: ProfileView, **fields: object) -> RecordView:
-    """A request that went well, decided by these profiles."""
+    """A successful request, decided by these profiles."""
     picked = profiles[0].picked[0] if profiles and profiles[0].picked else None
     summary = RecordSummary(
         request_id="7f3a",
@@ -138,7 +138,7 @@ def why(view: RecordView) -> str:
 
 
 @pytest.mark.parametrize(("name", "view"), [("won", WON), ("refused", REFUSED)])
-def test_the_text_is_as_it_was_agreed(name: str, view: RecordView) -> None:
+def test_the_text_matches_the_golden_file(name: str, view: RecordView) -> None:
     """In 80 columns, without colours."""
     assert printed(view) == (GOLDEN / f"{name}.out.txt").read_text()
     assert all(len(line) <= 80 for line in printed(view).splitlines())
@@ -149,15 +149,15 @@ def test_the_documentation_shows_what_is_printed() -> None:
     assert f"```text\n{printed(WON)}```" in document.read_text(encoding="utf-8")
 
 
-def test_a_terminal_that_knows_ascii_alone_gets_nothing_else() -> None:
-    """But for the lines of tables, which the console itself draws otherwise then."""
+def test_an_ascii_terminal_gets_only_ascii() -> None:
+    """Except for the lines of tables, which the console replaces itself."""
     text = printed(WON, Layout(ASCII, UTC))
     assert "0.900x3=2.700" in text
     assert text.replace("─", "-").isascii()
 
 
 def test_a_score_that_is_no_number_is_a_question_mark() -> None:
-    """A scorer may divide by zero; it counts nothing then."""
+    """A scorer may divide by zero; its score then counts 0."""
     odd = msgspec.structs.replace(
         candidate("w-1"), scores=(ScoreView("queue-scorer", 2.0, None, 0.0),)
     )
@@ -241,7 +241,7 @@ def test_names_from_clients_move_no_cursor_and_are_no_markup() -> None:
     ],
 )
 def test_the_reason_is_a_sentence(view: RecordView, sentence: str) -> None:
-    if view.destination is not None and not view.profiles:  # it has an endpoint all the same
+    if view.destination is not None and not view.profiles:  # it has an endpoint nevertheless
         summary = msgspec.structs.replace(view.summary, endpoint="w-1")
         view = msgspec.structs.replace(view, summary=summary)
         sentence = sentence.replace("None", "w-1")
@@ -275,7 +275,7 @@ def asked(status: int, body: object, **wishes: object) -> tuple[str, str]:
 
 
 def test_the_last_request_or_one_by_its_id_is_asked_for() -> None:
-    """An id is anything that a client chose."""
+    """Clients may choose any id."""
     assert asked(200, WON)[1] == "/decisions/last"
     assert asked(200, WON, request_id="a/b c?")[1] == "/decisions/a%2Fb%20c%3F"
     assert asked(200, WON, request_id="..")[1] == "/decisions/%2E%2E"
@@ -302,7 +302,7 @@ def test_a_request_that_is_not_known_any_more_is_an_error_with_the_pickers_words
 def test_a_missing_picker_is_reported_with_the_remedy(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Status 1, and a hint."""
+    """With status 1 and a hint."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     for arguments in (["--last"], []):
         assert main(["explain", *arguments, "--picker", "http://127.0.0.1:1"]) == 1

@@ -1,4 +1,4 @@
-"""The files of deploy/ that a user without a clone writes to a folder."""
+"""The files of deploy/ for a user without a clone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ DEPLOY = Path(__file__).parents[3] / "deploy"
 
 
 def test_without_a_name_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    """Every file of their folders."""
     assert main(["files"]) == 0
     there = [
         str(path.relative_to(DEPLOY)) for folder in FOLDERS for path in (DEPLOY / folder).iterdir()
@@ -35,7 +34,7 @@ def test_without_a_name_all_are_listed(capsys: pytest.CaptureFixture[str]) -> No
 def test_files_are_written_as_they_are(
     names: list[str], written: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Into a folder that may not exist yet; their paths are printed."""
+    """The folder is created if needed; their paths are printed."""
     into = tmp_path / "new" / "folder"
     assert main(["files", *names, "--into", str(into)]) == 0
     paths = [into / Path(one).name for one in written]
@@ -48,7 +47,7 @@ def test_files_are_written_as_they_are(
 def test_nothing_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nor is the rest written."""
+    """The other files are not written either."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "worker.json").write_text("mine")
     assert main(["files", "grafana"]) == 1
@@ -59,14 +58,14 @@ def test_nothing_is_replaced(
 def test_a_target_that_is_no_folder_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And stays as it is."""
+    """The file is unchanged."""
     (tmp_path / "notes").write_text("mine")
     assert main(["files", "grafana", "--into", str(tmp_path / "notes")]) == 1
     assert "notes is not a folder: give another with --into" in capsys.readouterr().err
     assert (tmp_path / "notes").read_text() == "mine"
 
 
-def test_a_name_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """With what may have been meant."""
+def test_an_unknown_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """The error suggests a similar name."""
     assert main(["files", "envoy/esd.yaml"]) == 2
     assert "no file envoy/esd.yaml; did you mean envoy/eds.yaml?" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`pointsman replay`: what is printed, and the exit statuses."""
+"""The output and exit statuses of `pointsman replay`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_identical_decisions_are_counted_and_status_0(
 def test_differences_are_listed_with_their_lines_and_status_1(
     recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No more than asked for."""
+    """No more than the flag allows."""
     path = tmp_path / "changed.jsonl"
     path.write_text(recording.read_text().replace('"waiting_requests":7', '"waiting_requests":6'))
     assert main(["replay", str(path), "--limit", "2"]) == 1
@@ -75,7 +75,7 @@ def test_nothing_of_a_recording_is_obeyed_by_a_terminal(recording: Path, tmp_pat
 def test_another_configuration_shows_what_it_would_change(
     recording: Path, other: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Status 0: it is no mistake that decisions are others."""
+    """Status 0, because other decisions are expected."""
     assert main(["replay", str(recording), "--config", str(other)]) == 0
     text = capsys.readouterr().out
     assert f"decisions, now by {other}" in text
@@ -116,7 +116,7 @@ def test_json_is_complete(recording: Path, other: Path, capsys: pytest.CaptureFi
 def test_a_broken_recording_is_reported_with_its_line(
     tmp_path: Path, content: bytes | None, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Status 2."""
+    """With status 2."""
     path = tmp_path / "r.jsonl"
     if content is not None:
         path.write_bytes(content)

@@ -17,7 +17,7 @@ from tests.support.local_ports import free_port
 from tests.support.picker.admin_scene import Scene, busy_scene, serving
 
 TOP = ("-m", "fleet.commands.cli", "top")
-BEGIN, END = "\x1b[?1049h", "\x1b[?1049l"  # of the screen that leaves no trace
+BEGIN, END = "\x1b[?1049h", "\x1b[?1049l"  # of the alternate screen
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ async def scene() -> AsyncIterator[Scene]:
 
 
 async def _run(*flags: str, **environment: str) -> tuple[int | None, str, str]:
-    """Without a terminal: the exit status, stdout and stderr."""
+    """Run without a terminal: the exit status, stdout and stderr."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, *TOP, *flags),
         stdout=asyncio.subprocess.PIPE,
@@ -65,8 +65,8 @@ async def test_a_terminal_without_the_characters_gets_others(scene: Scene) -> No
     assert "x ejected" in out
 
 
-async def test_a_picker_that_is_not_there_is_said_in_a_line() -> None:
-    """With the place where it was looked for."""
+async def test_a_missing_picker_is_one_line() -> None:
+    """The line has its address."""
     status, out, err = await _run("--once", "--picker", "http://127.0.0.1:1")
     assert (status, out) == (1, "")
     assert err.startswith("pointsman: no picker answers at http://127.0.0.1:1: ")
@@ -79,7 +79,7 @@ async def _watched(screen: Terminal) -> None:
 
 @pytest.mark.parametrize("way", ["q", "Q", "Ctrl-C", "SIGTERM", "SIGHUP"])
 async def test_every_way_out_leaves_the_terminal_as_it_was(scene: Scene, way: str) -> None:
-    """The screen, the cursor, and what keys do."""
+    """The screen, the cursor, and the keyboard's modes."""
     async with terminal(*TOP, "--picker", scene.url) as screen:
         await _watched(screen)
         assert screen.modes() != screen.modes_before
@@ -95,8 +95,8 @@ async def test_every_way_out_leaves_the_terminal_as_it_was(scene: Scene, way: st
         assert screen.modes() == screen.modes_before
 
 
-async def test_nothing_is_coloured_where_that_is_not_wanted(scene: Scene) -> None:
-    """`NO_COLOR` leaves bold and underlined, but no colour."""
+async def test_no_color_removes_colours(scene: Scene) -> None:
+    """`NO_COLOR` leaves bold and underlined text, but no colour."""
     async with terminal(*TOP, "--picker", scene.url, NO_COLOR="1") as screen:
         await _watched(screen)
         assert not [code for code in (31, 33, 36) if f"\x1b[{code}m" in screen.output]
@@ -105,7 +105,7 @@ async def test_nothing_is_coloured_where_that_is_not_wanted(scene: Scene) -> Non
 
 
 async def test_a_picker_that_stops_and_returns_is_awaited(scene: Scene) -> None:
-    """Its last picture stays meanwhile."""
+    """Its last picture stays in the meantime."""
     port = int(scene.url.rsplit(":", 1)[1])
     async with terminal(*TOP, "--picker", scene.url) as screen:
         await _watched(screen)
@@ -118,8 +118,8 @@ async def test_a_picker_that_stops_and_returns_is_awaited(scene: Scene) -> None:
         await screen.until(lambda output: "1 of 1 endpoints usable" in output)
 
 
-async def test_a_picker_may_come_later(scene: Scene) -> None:
-    """It is waited for from the beginning, too."""
+async def test_a_picker_may_start_later(scene: Scene) -> None:
+    """`top` may start before its picker."""
     port = int(scene.url.rsplit(":", 1)[1])
     await scene.server.stop()
     async with terminal(*TOP, "--picker", scene.url) as screen:

@@ -131,14 +131,14 @@ def test_without_a_limit_everything_is_shown() -> None:
 
 
 def test_a_picker_without_flow_control_needs_no_lines_for_queues() -> None:
-    """It says that it is off."""
+    """One line says that it is off."""
     lines = drawn(seen(2, 0, QueuesView()))
     assert lines[2] == "flow control off"
     assert not any("PRIORITY" in line for line in lines)
     assert "no request yet" in lines
 
 
-def test_a_picker_that_is_gone_leaves_its_last_picture() -> None:
+def test_a_silent_picker_leaves_its_last_picture() -> None:
     """With a line that says so."""
     lost = Title("http://127.0.0.1:9090", "does not answer since 10:00:00, trying again")
     lines = frame(seen(2, 3), lost, Room(80, 24, Glyphs()))
@@ -148,7 +148,7 @@ def test_a_picker_that_is_gone_leaves_its_last_picture() -> None:
 
 
 def test_a_wide_terminal_shows_ids() -> None:
-    """They can be copied, to be explained."""
+    """Users can copy them for `pointsman explain`."""
     lines = drawn(seen(2, 3), width=130)
     assert summary(2).request_id in "\n".join(lines)
 
@@ -201,8 +201,8 @@ def names(lines: list[str]) -> list[str]:
     return [line.split()[0] for line in lines if line.startswith("worker-")]
 
 
-def test_endpoints_are_sorted_as_is_wanted() -> None:
-    """Each press takes the next order, after the last the first; the line of keys says which."""
+def test_a_key_changes_the_order_of_endpoints() -> None:
+    """Each press takes the next order, and then the first again; the line of keys names it."""
     what = seen(5, 0)
     assert names(drawn(what)) == [f"worker-{number}" for number in (2, 1, 3, 4, 5)]
     lines = drawn(what, width=120, wishes=pressed(what, "s"))
@@ -212,7 +212,9 @@ def test_endpoints_are_sorted_as_is_wanted() -> None:
 
 
 def test_typed_text_narrows_both_lists() -> None:
-    """Keys are letters then, also those that mean something; Enter keeps the text, Escape not."""
+    """Letters then extend the text, also those of commands; Enter keeps the text, Escape clears
+    it.
+    """
     what = seen(12, 40)
     wishes = pressed(what, "/", *"worker-1x", "backspace")
     lines = drawn(what, wishes=wishes)
@@ -224,8 +226,8 @@ def test_typed_text_narrows_both_lists() -> None:
     assert len(accepted.requests(what)) == 8  # of ten endpoints: 1 and 10
 
 
-def test_only_what_went_wrong_can_be_shown() -> None:
-    """Refusals and errors of endpoints; not what is waiting."""
+def test_failures_alone_can_be_shown() -> None:
+    """Refusals and errors of endpoints; not waiting requests."""
     what = seen(1, 0)
     outcomes = (("completed", 200), ("completed", 500), ("refused", 429), ("waiting", None))
     listed = tuple(
@@ -262,7 +264,7 @@ def replace_decisions(what: Seen, listed: tuple[RecordSummary, ...]) -> Seen:
 
 
 def test_a_request_is_marked_and_stays_so() -> None:
-    """Down from the newest; new requests do not move the mark, which stays in sight."""
+    """Down from the newest; new requests do not move the mark, which stays visible."""
     what = seen(2, 30)
     wishes = pressed(what, "down", "down", "j", "up")
     assert wishes.chosen == what.decisions[1]

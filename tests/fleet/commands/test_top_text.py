@@ -15,10 +15,8 @@ GLYPHS = Glyphs()
 
 @examples(200)
 @given(st.text(max_size=40), st.integers(0, 30), st.booleans())
-def test_a_cell_is_as_wide_as_it_shall_be_whatever_is_in_it(
-    text: str, width: int, is_ascii: bool
-) -> None:
-    """Wide characters, none at all, and what would move the cursor."""
+def test_a_cell_has_its_width_for_any_text(text: str, width: int, is_ascii: bool) -> None:
+    """With wide characters, without any, and with control characters."""
     made = cell(text, width, ASCII if is_ascii else GLYPHS)
     assert cell_len(made) == width
     assert made.isprintable()
@@ -26,8 +24,8 @@ def test_a_cell_is_as_wide_as_it_shall_be_whatever_is_in_it(
 
 
 @pytest.mark.parametrize("text", ["\x1b[2J", "a\nb", "\x07", "\x9b31m", "\u202egnp", "\u200b\x00"])
-def test_nothing_that_a_terminal_obeys_gets_through(text: str) -> None:
-    """Neither escape sequences nor what turns the direction of writing."""
+def test_control_characters_are_removed(text: str) -> None:
+    """Neither escape sequences nor marks of the writing direction."""
     assert not set(clean(text, GLYPHS)) & {"\x1b", "\n", "\x07", "\x9b", "\u202e", "\u200b", "\x00"}
 
 

@@ -1,4 +1,4 @@
-"""A pool in the test API server: in order, and then spoilt one thing at a time."""
+"""A pool in the test API server: without faults, and then with one at a time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def api() -> AsyncIterator[KubeApi]:
 
 
 async def test_a_cluster_in_order(api: KubeApi) -> None:
-    """Nothing is said; rights are asked for the picker's own account."""
+    """It has no findings; the rights checked are those of the picker's own account."""
     facts = await look(api)
     assert diagnose(Facts(cluster=facts)) == ()
     assert facts.who == ACCOUNT
@@ -42,7 +42,7 @@ async def test_a_cluster_in_order(api: KubeApi) -> None:
 
 
 @pytest.mark.parametrize("rule", range(len(ROLE)))
-async def test_each_right_that_is_missing_is_named(api: KubeApi, rule: int) -> None:
+async def test_each_missing_right_is_named(api: KubeApi, rule: int) -> None:
     """With the rule to add."""
     lost = ROLE[rule]
     api.access.grant("picker", ACCOUNT, [one for one in ROLE if one is not lost])
@@ -55,7 +55,7 @@ async def test_each_right_that_is_missing_is_named(api: KubeApi, rule: int) -> N
     assert ("resourceNames: [it]" in fixes) == (lost is POOL_RULE)
 
 
-async def test_a_right_under_another_name_is_none(api: KubeApi) -> None:
+async def test_a_right_under_another_name_does_not_count(api: KubeApi) -> None:
     """The Role has to name this pool."""
     other = Rule(POOL_RULE.groups, POOL_RULE.resources, POOL_RULE.verbs, ["other"])
     api.access.grant("picker", ACCOUNT, [ROLE[0], other, ROLE[2]])
@@ -159,7 +159,7 @@ SPOILT: list[tuple[str, str, Callable[[KubeApi], object]]] = [
 async def test_a_fault_is_found_by_its_check(
     api: KubeApi, check: str, text: str, spoil: Callable[[KubeApi], object]
 ) -> None:
-    """By the check that is meant, and by no other that it does not follow from."""
+    """And by no unrelated check."""
     spoil(api)
     found = await findings(api)
     assert any(one.check == f"k8s-{check}" and text in one.seen for one in found), found
@@ -167,8 +167,8 @@ async def test_a_fault_is_found_by_its_check(
     assert {one.check for one in found} <= {f"k8s-{check}"} | follows
 
 
-async def test_an_api_server_that_is_away(api: KubeApi) -> None:
-    """One finding, not one for each thing that is not known."""
+async def test_a_missing_api_server_is_one_finding(api: KubeApi) -> None:
+    """One finding, not one for each unknown fact."""
     await api.go_away()
     (found,) = await findings(api)
     assert found.check == "k8s-reachable"

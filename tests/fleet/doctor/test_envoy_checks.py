@@ -38,7 +38,7 @@ def findings_of(document: Document, **facts: object) -> tuple[Diagnosis, ...]:
 
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
 def test_committed_bootstraps_are_in_order(path: Path) -> None:
-    """Nothing is said of what we ship."""
+    """Shipped bootstraps have no findings."""
     facts = read_envoy_file(path)
     assert facts.problem is None
     assert facts.setup.picked
@@ -69,7 +69,7 @@ def test_generated_bootstraps_are_in_order(changes: dict[str, object]) -> None:
 def test_a_removed_part_is_found(
     changes: dict[str, object], check: str, text: str, take_out: Break
 ) -> None:
-    """By the check that is meant, with value, reason and fix; nothing else is blamed."""
+    """By its own check, with value, reason and fix; no other check has findings."""
     document = bootstrap(**changes)
     take_out(document)
     found = findings_of(document)
@@ -81,8 +81,8 @@ def test_a_removed_part_is_found(
         assert {one.check for one in found} <= {check} | together.get(check, set())
 
 
-def test_a_client_that_can_name_its_endpoint_is_an_error_where_that_is_followed() -> None:
-    """An ORIGINAL_DST cluster goes anywhere; override_host does not leave the pool."""
+def test_clients_that_can_name_any_address_are_an_error() -> None:
+    """An ORIGINAL_DST cluster connects to any address; override_host stays within the pool."""
     for mechanism, severity in (
         (Mechanism.ORIGINAL_DST, Severity.ERROR),
         (Mechanism.OVERRIDE_HOST, Severity.WARNING),
@@ -99,7 +99,7 @@ def test_a_client_that_can_name_its_endpoint_is_an_error_where_that_is_followed(
     ids=lambda matcher: next(iter(matcher)),
 )
 def test_headers_may_be_stripped_in_any_way(matcher: dict[str, object]) -> None:
-    """Also by a filter in front of the picker; one behind it comes too late."""
+    """Also by a filter in front of the picker; one behind it is too late."""
     document = bootstrap()
     manager(document).pop("early_header_mutation_extensions")
     mutation = {"remove_on_match": {"key_matcher": matcher}}
@@ -112,7 +112,7 @@ def test_headers_may_be_stripped_in_any_way(matcher: dict[str, object]) -> None:
 
 
 def test_an_old_envoy_is_found() -> None:
-    """By the version that it states in its dump."""
+    """By the version in its dump."""
     document = {"configs": [{"bootstrap": bootstrap()}]}
     node = document["configs"][0]["bootstrap"]["node"]
     for minor, patch, expected in ((37, 0, ["envoy-version"]), (37, 1, []), (40, 0, [])):
@@ -123,7 +123,7 @@ def test_an_old_envoy_is_found() -> None:
 
 
 def test_a_dump_of_a_gateway_is_read_as_well() -> None:
-    """Listeners, routes and clusters that came by discovery, and settings of single routes."""
+    """With listeners, routes and clusters from discovery, and settings of single routes."""
     whole = bootstrap()
     listener = copy.deepcopy(whole["static_resources"]["listeners"][0])
     hcm = listener["filter_chains"][0]["filters"][0]["typed_config"]
@@ -182,7 +182,7 @@ def test_names_may_be_spelt_as_json_spells_them() -> None:
 
 
 def test_a_queue_makes_impatience_an_error() -> None:
-    """With flow control on, requests are sure to wait."""
+    """With flow control on, requests will wait."""
     document = bootstrap(buffer_request_body=True)
     processor(document)["max_message_timeout"] = "5s"
     for is_on, severity in ((True, Severity.ERROR), (False, Severity.WARNING)):
@@ -198,8 +198,8 @@ def test_a_queue_makes_impatience_an_error() -> None:
 
 
 @pytest.mark.parametrize("is_open", [True, False])
-def test_failing_open_has_to_be_what_the_pool_says(is_open: bool) -> None:
-    """Without a word the pool's picker fails closed."""
+def test_the_failure_mode_has_to_match_the_pools(is_open: bool) -> None:
+    """By default the pool's picker fails closed."""
     document = bootstrap(failure_mode_allow=is_open)
     for mode in ("FailOpen", "FailClose", None):
         reference = {"name": "p", **({} if mode is None else {"failureMode": mode})}
@@ -210,7 +210,7 @@ def test_failing_open_has_to_be_what_the_pool_says(is_open: bool) -> None:
 
 
 def test_failing_endpoints_are_found() -> None:
-    """All of them is an error, some are a warning; none at all is an error, too."""
+    """All of them are an error, some are a warning; no endpoints are an error, too."""
     setup = read_setup(bootstrap())
     well, ill = HostSeen("1.1.1.1:1"), HostSeen("1.1.1.1:2", ("failed_active_health_check",))
     for hosts, expected in (
@@ -238,7 +238,7 @@ def test_failing_endpoints_are_found() -> None:
 def test_a_file_without_a_configuration_is_reported(
     tmp_path: Path, content: bytes | None, problem: str
 ) -> None:
-    """And nothing else is said of it."""
+    """And no other check has findings."""
     path = tmp_path / "envoy.yaml"
     if content is not None:
         path.write_bytes(content)
@@ -256,7 +256,7 @@ def test_yaml_and_json_are_read_alike(tmp_path: Path) -> None:
 
 
 def test_every_check_has_a_name_of_its_own() -> None:
-    """By which it can be run alone."""
+    """`--only` runs a check by its name."""
     names = [one.name for one in CHECKS]
     assert len(names) == len(set(names))
     document = bootstrap()

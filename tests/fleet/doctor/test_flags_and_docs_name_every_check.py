@@ -12,7 +12,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "doctor.md"
 
 
 def test_every_check_is_in_the_table() -> None:
-    """And no other; each with what it is about."""
+    """The table names no other check."""
     rows = re.findall(r"^\| `([a-z0-9]+-[a-z0-9-]+)` \| (.+?) \|", PAGE.read_text(), re.MULTILINE)
     assert [name for name, _ in rows] == [one.name for one in CHECKS]
 

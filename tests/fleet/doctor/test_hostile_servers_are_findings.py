@@ -27,7 +27,7 @@ DEEP = b'{"a":' * 50_000 + b"1" + b"}" * 50_000
 
 
 def answers(status: int, kind: str, body: bytes, *head: str) -> Answer:
-    """The same to whatever is asked."""
+    """The same answer to every request."""
     lines = [f"HTTP/1.1 {status} It", f"Content-Type: {kind}", f"Content-Length: {len(body)}"]
 
     async def answer(writer: asyncio.StreamWriter) -> None:
@@ -108,7 +108,7 @@ async def look_at(address: str) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("answer", NONSENSE.values(), ids=NONSENSE)
 async def test_nonsense_is_one_finding_of_each(answer: Answer) -> None:
-    """By the check that says that nothing of the kind is there, with a reason."""
+    """The check of reachability reports it, with a reason."""
     async with serving(answer) as address:
         found = await look_at(address)
         await ask_worker(address)
@@ -130,10 +130,10 @@ async def test_nonsense_is_one_finding_of_each(answer: Answer) -> None:
     ],
     ids=["silent", "slow", "endless"],
 )
-async def test_a_page_has_to_be_there_in_time(
+async def test_a_page_has_to_arrive_in_time(
     answer: Answer | None, seconds: float, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To its last byte, and with an end to it."""
+    """Up to its last byte."""
     monkeypatch.setattr(web, "MAX_BYTES", 2**20)
     async with asyncio.timeout(120), serving(answer) as address:
         with pytest.raises(NoPageError, match=text):
@@ -144,7 +144,7 @@ async def test_an_api_server_has_a_limit_for_all_that_is_asked() -> None:
     """A server that hangs after some answers counts as one that does not answer."""
 
     class Hanging:
-        """An API server's client that knows all kinds."""
+        """A client of an API server that serves all kinds."""
 
         async def has(self, _resource: object) -> bool:
             return True
@@ -178,7 +178,7 @@ async def test_an_api_server_has_a_limit_for_all_that_is_asked() -> None:
     ],
     ids=" ".join,
 )
-def test_addresses_that_are_none(flags: tuple[str, str]) -> None:
+def test_invalid_addresses_are_findings(flags: tuple[str, str]) -> None:
     """They count as servers that do not answer."""
     lines: list[str] = []
     assert doctor_command([*flags, "--json"], {}, lines.append) == WRONG
@@ -186,7 +186,7 @@ def test_addresses_that_are_none(flags: tuple[str, str]) -> None:
     assert checks <= {"picker-reachable", "envoy-reachable", "tls-expiry"}
 
 
-def test_a_kubeconfig_that_is_nonsense(tmp_path: Path) -> None:
+def test_an_invalid_kubeconfig_is_a_finding(tmp_path: Path) -> None:
     """It counts as a missing connection to the API server."""
     for number, text in enumerate(("", "[]", "clusters: 5", "\x00", "{" * 1500)):
         path = tmp_path / str(number)

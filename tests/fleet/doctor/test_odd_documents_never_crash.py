@@ -38,7 +38,7 @@ ENVOY = EnvoyFacts("it", read_setup(bootstrap()))
 
 
 def _cluster() -> dict[str, Any]:
-    """Objects of all kinds that are read."""
+    """Objects of all kinds that the doctor reads."""
     flags = ("--pool=other", "--pool", "it:9013", "--ha-enable-leader-election", "--peers=a,b")
     picker = running("picker-1", PICKERS, *flags, "--drain-timeout=20", port=9002)
     picker["spec"]["containers"][0] |= {
@@ -60,7 +60,7 @@ def _cluster() -> dict[str, Any]:
 
 
 def _spoilt(document: Any) -> Iterator[tuple[str, Any]]:
-    """The document with something odd in every place of it, one at a time, while it is judged."""
+    """Yield the document with an odd value in every place, one at a time."""
     made = copy.deepcopy(document)
     for path in places(document):
         around = made
@@ -75,7 +75,7 @@ def _spoilt(document: Any) -> Iterator[tuple[str, Any]]:
 
 @pytest.mark.parametrize("part", ["pool", "pods", "service", "slices", "policies", "lease"])
 def test_odd_objects_of_a_cluster(part: str) -> None:
-    """An API server checks some of it, and only of kinds whose definitions say what to check."""
+    """An API server validates only kinds whose definitions have rules."""
     whole = _cluster()
     for where, spoilt in _spoilt(whole[part]):
         found = whole | {part: spoilt}
@@ -107,8 +107,8 @@ def test_odd_bootstraps() -> None:
 
 
 @pytest.mark.parametrize("text", ["[" * 3_000, '{"node":' + '{"a":' * 800 + "1" + "}" * 801])
-def test_files_that_go_too_deep(tmp_path: Path, text: str) -> None:
-    """They cannot be read, and that is said."""
+def test_files_that_nest_too_deeply_are_findings(tmp_path: Path, text: str) -> None:
+    """They cannot be read, and the finding says so."""
     path = tmp_path / "it"
     path.write_text(text)
     assert read_envoy_file(path).problem is not None

@@ -19,7 +19,7 @@ VLLM = frozenset(expected_names({}))
 
 
 def endpoint(age: float | None = 0.1, **changes: object) -> EndpointView:
-    """One whose metrics are so old."""
+    """An endpoint with metrics of this age."""
     known = None if age is None else EndpointMetrics()
     given = {"health": HEALTHY, "metrics": known, "metrics_age_seconds": age, **changes}
     return EndpointView(
@@ -45,8 +45,8 @@ WELL = PickerFacts(
 WORKER = WorkerFacts("1.1.1.1:1", metrics_names=VLLM, expected=tuple(VLLM), models=("it",))
 
 
-def test_a_picker_and_a_worker_that_are_well() -> None:
-    """Nothing is said of them, nor of what was not looked at."""
+def test_a_healthy_picker_and_worker_have_no_findings() -> None:
+    """Neither they nor unknown facts have findings."""
     certificate = CertificateFacts("it:443", days_left=60.0)
     facts = Facts(picker=WELL, workers=(WORKER,), certificates=(certificate,))
     assert diagnose(facts) == ()
@@ -114,13 +114,13 @@ def test_a_picker_and_a_worker_that_are_well() -> None:
 def test_faults_of_a_picker_are_found(
     changes: dict[str, object], check: str, severity: str, text: str
 ) -> None:
-    """Each thing by its own check alone."""
+    """Each fault by its own check alone."""
     (finding,) = diagnose(Facts(picker=dataclasses.replace(WELL, **changes)))
     assert (finding.check, finding.severity) == (check, Severity(severity))
     assert text in finding.seen
 
 
-def test_a_picker_that_stands_by_is_well() -> None:
+def test_a_follower_has_no_findings() -> None:
     """It is not ready on purpose while another one leads."""
     text = "not ready\non standby; the leader is picker-1_9f"
     standby = dataclasses.replace(WELL, is_ready=False, readiness=text, endpoints=())
@@ -161,7 +161,7 @@ def test_missing_replicas_are_found(
 
 
 def test_experimental_plugins_are_found() -> None:
-    """Though the picker was allowed them."""
+    """Although the picker's flag allows them."""
     config = ConfigView("picker.yaml", "", "", 0.0, experimental=("near",))
     (found,) = diagnose(Facts(picker=dataclasses.replace(WELL, config=config)))
     assert found.check == "picker-experimental"
@@ -186,14 +186,14 @@ def test_experimental_plugins_are_found() -> None:
     ids=lambda value: value if isinstance(value, str) else None,
 )
 def test_faults_of_a_worker_are_found(changes: dict[str, object], check: str, text: str) -> None:
-    """Each thing by its own check alone."""
+    """Each fault by its own check alone."""
     (finding,) = diagnose(Facts(workers=(dataclasses.replace(WORKER, **changes),)))
     assert (finding.check, finding.severity) == (check, Severity.ERROR)
     assert text in finding.seen
 
 
 def test_workers_of_several_versions_are_found() -> None:
-    """Once, with who has which."""
+    """Once, with the workers of each version."""
     two = [dataclasses.replace(WORKER, version=one) for one in ("0.1", "0.2")]
     (finding,) = diagnose(Facts(workers=tuple(two)))
     assert finding.check == "worker-versions"
@@ -201,7 +201,7 @@ def test_workers_of_several_versions_are_found() -> None:
 
 
 def test_certificates_that_end_are_found_in_time() -> None:
-    """A fortnight before, and all the more afterwards."""
+    """From a fortnight before their end."""
     for certificate, severity in (
         (CertificateFacts("it:1", days_left=3.0), Severity.WARNING),
         (CertificateFacts("it:1", days_left=-3.0), Severity.ERROR),

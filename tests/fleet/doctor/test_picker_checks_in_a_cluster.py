@@ -1,4 +1,6 @@
-"""Pickers in the test API server, by the flags of their Pods: in order, and then not."""
+"""Pickers in the test API server, by the flags of their Pods: without faults, and then with
+them.
+"""
 
 from __future__ import annotations
 
@@ -54,12 +56,12 @@ async def api() -> AsyncIterator[KubeApi]:
 
 
 def start(server: KubeApi, *args: str, name: str = "picker-333", is_ready: bool = True) -> None:
-    """A picker with these flags, in place of the one of that name."""
+    """Replace the picker of that name by one with these flags."""
     server.write(running(name, PICKERS, *args, port=9002, is_ready=is_ready))
 
 
 def elect(server: KubeApi, *args: str, **how: str) -> None:
-    """Two pickers that elect, of which one leads, with the rights for it."""
+    """Start two pickers with an election, of which one leads, with the rights for it."""
     server.access.grant("picker", ACCOUNT, ROLE + LEASE_ROLE)
     start(server, ELECTION, *args)
     start(server, ELECTION, *args, name="picker-4444", is_ready=False)
@@ -67,10 +69,10 @@ def elect(server: KubeApi, *args: str, **how: str) -> None:
 
 
 @pytest.mark.parametrize("extra", EXTRA.values(), ids=EXTRA)
-async def test_rights_that_a_flag_asks_for(
+async def test_the_rights_of_a_flag_are_checked(
     api: KubeApi, extra: tuple[list[str], list[Rule]]
 ) -> None:
-    """They are missed while the flag is there and they are not, each with its rule."""
+    """They are missing only with the flag, each with its rule."""
     flags, rules = extra
     start(api, *flags)
     api.write(lease())
@@ -109,7 +111,7 @@ async def test_an_election_in_order(api: KubeApi) -> None:
     assert await findings(api) == ()
     elect(api, holder="somebody_1")
     respecified("pods", "picker-333", hostNetwork=True)(api)
-    assert await findings(api) == ()  # called after the host, whatever that is
+    assert await findings(api) == ()  # the holder has the name of the host, which may be any
 
 
 @pytest.mark.parametrize(
@@ -120,7 +122,7 @@ async def test_an_election_in_order(api: KubeApi) -> None:
         ({"holder": "picker-9_6f0a"}, "warning", "held by picker-9_6f0a, none of the Pods"),
     ],
 )
-async def test_a_lease_that_none_of_them_holds(
+async def test_a_lease_without_its_own_holder_is_found(
     api: KubeApi, how: dict[str, str], severity: str, text: str
 ) -> None:
     """No holder, a holder that does not renew it, a foreign holder."""
@@ -130,15 +132,15 @@ async def test_a_lease_that_none_of_them_holds(
     assert text in found.seen
 
 
-async def test_a_lease_that_is_not_there(api: KubeApi) -> None:
+async def test_a_missing_lease_is_found(api: KubeApi) -> None:
     elect(api)
     api.erase("leases", "epp-default-it.llm-d.ai")
     (found,) = await findings(api)
     assert "has no holder" in found.seen
 
 
-async def test_two_that_are_ready(api: KubeApi) -> None:
-    """Though only one of them can lead."""
+async def test_two_ready_pickers_of_an_election_are_found(api: KubeApi) -> None:
+    """Only one of them can lead."""
     elect(api)
     start(api, ELECTION, name="picker-4444")
     (found,) = await findings(api)
@@ -146,8 +148,8 @@ async def test_two_that_are_ready(api: KubeApi) -> None:
     assert "2 pickers are ready though one leads (picker-333, picker-4444)" in found.seen
 
 
-async def test_the_lease_of_several_pools_is_called_after_the_first(api: KubeApi) -> None:
-    """In the picker's namespace, with the rights there."""
+async def test_the_lease_of_several_pools_has_the_name_of_the_first(api: KubeApi) -> None:
+    """It is in the picker's namespace, and so are the rights."""
     pools = ("--pool=name=file,endpoints-file=f.yaml", "--pool=x/first", "--pool", "it:9002")
     space = {"name": "NAMESPACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}}
     elect(api, *pools)
@@ -161,13 +163,13 @@ async def test_the_lease_of_several_pools_is_called_after_the_first(api: KubeApi
 
 
 def to_port(target: object, port: int = 9002) -> Object:
-    """The picker's Service has one port, which leads there."""
+    """Lead the only port of the picker's Service to this one."""
     return {"ports": [{"port": port, "targetPort": target, "appProtocol": "http2"}]}
 
 
 IN_ORDER: list[tuple[list[str], object]] = [
     (["--pool-name=it"], None),
-    (["--pool-name", "it", "--pool-namespace=$(NAMESPACE)"], None),  # not known: passed over
+    (["--pool-name", "it", "--pool-namespace=$(NAMESPACE)"], None),  # unknown flags: no finding
     (["--pool-name=it", "--grpc-port=9102"], 9102),
     (["--pool-name=it"], "server"),
     (["--pool=it"], 9002),
@@ -188,10 +190,10 @@ AMISS: list[tuple[list[str], object, str, str]] = [
 
 
 @pytest.mark.parametrize(("flags", "target"), IN_ORDER, ids=[str(one) for one in IN_ORDER])
-async def test_a_port_at_which_the_pool_is_served(
+async def test_a_port_of_the_pool_has_no_findings(
     api: KubeApi, flags: list[str], target: object
 ) -> None:
-    """By the picker of one pool or of several, with or without a port of its own."""
+    """By a picker of one pool or of several, with or without a port of its own."""
     start(api, *flags)
     _name_port(api)
     respecified("services", "picker", **to_port(target))(api)
@@ -201,10 +203,10 @@ async def test_a_port_at_which_the_pool_is_served(
 @pytest.mark.parametrize(
     ("flags", "target", "severity", "text"), AMISS, ids=[str(one[:2]) for one in AMISS]
 )
-async def test_a_port_at_which_it_is_not(
+async def test_a_port_of_another_pool_is_found(
     api: KubeApi, flags: list[str], target: object, severity: str, text: str
 ) -> None:
-    """Another port, another pool, or one that gateways have to name."""
+    """Another port, another pool, or a port of several pools."""
     start(api, *flags)
     _name_port(api)
     respecified("services", "picker", **to_port(target))(api)
@@ -220,8 +222,8 @@ def _name_port(server: KubeApi) -> None:
     edited("pods", "picker-333", change)(server)
 
 
-async def test_pickers_that_know_nothing_of_each_other(api: KubeApi) -> None:
-    """They are findings of once there are two."""
+async def test_isolated_pickers_are_found(api: KubeApi) -> None:
+    """They are found once there are two."""
     start(api, name="picker-4444")
     (found,) = await findings(api)
     assert found.check == "k8s-replicas"
@@ -231,8 +233,8 @@ async def test_pickers_that_know_nothing_of_each_other(api: KubeApi) -> None:
 @pytest.mark.parametrize(
     "flag", ["--peers=a:9005,b:9005", "--peer-service=picker-peers", "--peer-slices=picker-peers"]
 )
-async def test_pickers_that_know_of_each_other(api: KubeApi, flag: str) -> None:
-    """They may be many; how many of them a picker hears is seen at that picker."""
+async def test_connected_pickers_have_no_findings(api: KubeApi, flag: str) -> None:
+    """Any number is fine; the number of connected replicas is a check of the picker."""
     api.access.grant("picker", ACCOUNT, ROLE + SLICES_ROLE)
     start(api, flag)
     start(api, flag, name="picker-4444")

@@ -1,4 +1,4 @@
-"""Gatherers over real sockets: pages of pickers, workers and Envoys, and what is none."""
+"""Facts gathered over real sockets: pages of pickers, workers and Envoys, and of other programs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ CONFIG = {"source": "it", "written": "", "effective": "", "loaded_unix_seconds":
 async def site(
     pages: Pages, socket: Path | None = None, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[str]:
-    """A server with these pages (status, kind, text), others are 404; where it listens."""
+    """Run a server with these pages (status, kind, text) and 404 for others; yields its address."""
 
     async def answer(request: web.Request) -> web.Response:
         status, kind, text = pages.get(request.path, (404, TEXT, "404"))
@@ -74,7 +74,7 @@ async def site(
 
 
 def picker_pages(worker: str) -> Pages:
-    """A picker with one endpoint whose load it does not know."""
+    """A picker with one endpoint of unknown load."""
     endpoint = {
         "key": "default/one",
         "name": "one",
@@ -94,7 +94,7 @@ def picker_pages(worker: str) -> Pages:
 
 
 def worker_pages(**changes: tuple[int, str, str]) -> Pages:
-    """A worker that is well, but for these pages."""
+    """A healthy worker, except for these pages."""
     pages = {
         "health": (200, JSON, "{}"),
         "metrics": (200, TEXT, VLLM),
@@ -106,7 +106,7 @@ def worker_pages(**changes: tuple[int, str, str]) -> Pages:
 
 
 async def test_a_picker_and_its_worker_are_read() -> None:
-    """A page of another program at the worker's port explains why its load is not known."""
+    """A page of another program at the worker's port explains its unknown load."""
     html = (200, HTML, "<html>")
     async with site(worker_pages(metrics=html)) as worker, site(picker_pages(worker)) as url:
         picker = await ask_picker(f"http://{url}")
@@ -122,8 +122,8 @@ async def test_a_picker_and_its_worker_are_read() -> None:
     assert "text/html" in found[1].seen
 
 
-async def test_a_worker_that_is_well() -> None:
-    """Everything that is asked of it is read."""
+async def test_a_healthy_worker_is_read() -> None:
+    """All of its pages are read."""
     async with site(worker_pages()) as address:
         facts = await ask_worker(address, ("vllm:num_requests_running",))
     assert (facts.models, facts.version) == (("m",), "1.2")
@@ -145,8 +145,8 @@ async def test_another_server_is_one_finding(pages: Pages) -> None:
     assert [one.check for one in diagnose(Facts(picker=facts))] == ["picker-reachable"]
 
 
-async def test_a_clock_that_is_off_is_seen() -> None:
-    """By the time that the answer was given."""
+async def test_a_wrong_clock_is_found() -> None:
+    """By the date of the answer."""
     later = datetime.now(UTC) + timedelta(hours=1)
     async with site(picker_pages("a:1")) as url:
         facts = await ask_picker(url, lambda: later)
@@ -170,7 +170,7 @@ async def test_a_missing_server_is_no_crash() -> None:
 
 
 async def test_a_running_envoy_is_read(tmp_path: Path) -> None:
-    """Over a socket: its version, its configuration, and who is well."""
+    """Over a socket: its version, its configuration, and its healthy hosts."""
     address = {"socket_address": {"address": "1.1.1.1", "port_value": 1}}
     ill = {"eds_health_status": "HEALTHY", "failed_outlier_check": True}
     pages = {
@@ -196,7 +196,7 @@ async def test_a_running_envoy_is_read(tmp_path: Path) -> None:
 
 
 def self_signed_context(tmp_path: Path) -> ssl.SSLContext:
-    """A server's, with a certificate that no client has reason to trust."""
+    """The TLS of a server with a certificate that no client trusts."""
     material, pair = self_signed(), tmp_path / "pair.pem"
     pair.write_bytes(material.private_key + material.certificate_chain)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -210,7 +210,7 @@ async def test_a_picker_is_read_over_tls_whatever_its_certificate(tmp_path: Path
         assert (await ask_picker(f"https://{address}")).problem is None
 
 
-async def test_the_days_of_a_certificate_are_counted(tmp_path: Path) -> None:
+async def test_the_remaining_days_of_a_certificate_are_counted(tmp_path: Path) -> None:
     context = self_signed_context(tmp_path)
     server = await asyncio.start_server(lambda _r, w: w.close(), "127.0.0.1", 0, ssl=context)
     async with server:
@@ -224,14 +224,14 @@ async def test_the_days_of_a_certificate_are_counted(tmp_path: Path) -> None:
 
 
 def run(*argv: str, environment: dict[str, str] | None = None) -> tuple[int, str]:
-    """The command's exit status and what it printed."""
+    """Return the command's exit status and its output."""
     lines: list[str] = []
     status = doctor_command(argv, environment or {}, lines.append)
     return status, "\n".join(lines)
 
 
 def test_the_command_over_files(tmp_path: Path) -> None:
-    """Nothing wrong is 0, warnings are 1, errors are 2; `--only` looks for one thing."""
+    """Nothing wrong is 0, warnings are 1, errors are 2; `--only` runs one check."""
     spoilt = bootstrap()
     clusters = spoilt["static_resources"]["clusters"]
     del next(one for one in clusters if one["name"] == "picker")["health_checks"]
@@ -260,8 +260,7 @@ def test_an_unreachable_cluster_is_reported(tmp_path: Path) -> None:
         run("--kubeconfig", "x")
 
 
-def test_all_checks_are_named() -> None:
-    """By `--list`."""
+def test_the_flag_list_names_all_checks() -> None:
     _, text = run("--list")
     assert all(one.name in text and one.about in text for one in CHECKS)
 

@@ -1,4 +1,4 @@
-"""A picker of several pools: each of them is looked at as a picker of its own."""
+"""A picker of several pools: each of them is checked like a picker of its own."""
 
 from __future__ import annotations
 

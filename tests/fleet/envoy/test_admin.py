@@ -41,7 +41,7 @@ CLUSTERS = {
 
 @contextlib.asynccontextmanager
 async def answering(path: Path, status: int, document: object) -> AsyncIterator[PipeAddress]:
-    """An admin port that has one answer; what it was asked is in `path` + '.asked'."""
+    """An admin port with one answer; the path of the request is in `path` + '.asked'."""
     body = json.dumps(document).encode()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -70,7 +70,7 @@ async def test_hosts_have_their_health_and_their_requests(tmp_path: Path) -> Non
 
 
 async def test_statistics_are_asked_for_by_name(tmp_path: Path) -> None:
-    """Histograms and names it does not know are no hindrance."""
+    """Histograms and unknown names are ignored."""
     page = {"stats": [{"name": "a.b", "value": 3}, {"histograms": {}}]}
     async with answering(tmp_path / "a", 200, page) as address:
         assert await admin.stats(address, ["a.b", "c"]) == {"a.b": 3}
@@ -89,7 +89,7 @@ async def test_another_page_counts_as_no_reply(
             await admin.stats(address, ["a"])
 
 
-async def test_a_drain_closes_the_door_and_says_so(tmp_path: Path) -> None:
+async def test_a_drain_fails_health_checks_and_closes_listeners(tmp_path: Path) -> None:
     """Both orders are sent, in this order."""
     async with answering(tmp_path / "a", 200, {}) as address:
         await admin.drain(address)

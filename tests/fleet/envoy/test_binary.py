@@ -30,12 +30,12 @@ def test_the_installed_envoy_is_supported() -> None:
     ],
 )
 def test_the_version_is_read_from_envoys_own_words(text: str, version: tuple) -> None:
-    """Release and development builds both say it."""
+    """Release and development builds have it."""
     assert parse_version(text) == version
 
 
 def test_another_program_is_refused(tmp_path: Path) -> None:
-    """A binary that says something else, or does not run, is an error in words."""
+    """A binary with other output, or that does not run, is an error in words."""
     with pytest.raises(FleetError, match="cannot read"):
         parse_version("hello")
     with pytest.raises(FleetError, match="does not run"):

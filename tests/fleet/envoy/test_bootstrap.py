@@ -1,4 +1,4 @@
-"""The generated bootstraps: what is committed, what Envoy accepts, what is in them."""
+"""The generated bootstraps: the committed ones, those that Envoy accepts, and their contents."""
 
 from __future__ import annotations
 
@@ -94,8 +94,10 @@ def test_the_picker_sees_the_end_of_a_response() -> None:
         assert "response_body_mode" not in mode  # NONE
 
 
-def test_an_answer_of_the_picker_is_waited_for_as_long_as_its_mode_needs() -> None:
-    """A second where a late answer is done without; what is set counts in either mode."""
+def test_the_timeout_of_the_picker_depends_on_the_mode() -> None:
+    """One second in the mode that continues without a late answer; an explicit value counts in
+    either mode.
+    """
     for changes, expected in (
         ({}, "10s"),
         ({"buffer_request_body": True}, "1s"),
@@ -115,8 +117,8 @@ def test_request_trailers_always_reach_the_picker() -> None:
         assert mode["request_body_mode"] == ("BUFFERED" if buffered else "FULL_DUPLEX_STREAMED")
 
 
-def test_the_picker_may_ask_for_a_response_body_where_envoy_would_heed_it() -> None:
-    """Only where requests are buffered, and where the body is not shown anyway."""
+def test_the_picker_may_request_a_response_body() -> None:
+    """Only if requests are buffered, and the body is not sent anyway."""
     for changes, expected in (
         ({}, False),
         ({"buffer_request_body": True}, True),
@@ -145,7 +147,7 @@ def test_an_endpoints_file_holds_the_pool() -> None:
 
 
 def test_endpoints_come_from_a_picker_with_discovery() -> None:
-    """By the pool's name; what leaves it is forgotten at once, healthy or not."""
+    """By the pool's name; endpoints that leave it are removed at once, healthy or not."""
     asking = EndpointDiscovery(SocketAddress("127.0.0.1", 9004), "llama")
     static = (SocketAddress("10.0.0.1", 8000),)
     document = json.loads(to_json(build(config(endpoints=static, discovery=asking))))
@@ -161,7 +163,7 @@ def test_endpoints_come_from_a_picker_with_discovery() -> None:
 
 
 def test_original_dst_needs_no_source_of_endpoints() -> None:
-    """It goes where the picker says; there is no cluster to ask."""
+    """It connects to the picker's address; no cluster has endpoints."""
     asking = EndpointDiscovery(LOCAL)
     changes = {"mechanism": Mechanism.ORIGINAL_DST, "discovery": asking}
     document = json.loads(to_json(build(config(**changes))))
@@ -170,7 +172,7 @@ def test_original_dst_needs_no_source_of_endpoints() -> None:
 
 @pytest.mark.parametrize("text", [None, "the API is below /v1\n"])
 def test_a_welcome_is_at_the_root_alone(text: str | None) -> None:
-    """The picker is not asked for it, and everything else goes to the pool."""
+    """The picker is not asked for it, and all other paths go to the pool."""
     document = json.loads(to_json(build(config(welcome=text))))
     chain = document["static_resources"]["listeners"][0]["filter_chains"][0]
     hosts = chain["filters"][0]["typed_config"]["route_config"]["virtual_hosts"]
@@ -185,7 +187,9 @@ def test_a_welcome_is_at_the_root_alone(text: str | None) -> None:
 
 
 def test_every_pool_of_one_picker_has_a_route_and_endpoints_of_its_own() -> None:
-    """Each route names its pool to the picker and to Envoy; what is of none never asks."""
+    """Each route names its pool to the picker and to Envoy; requests of no pool never reach the
+    picker.
+    """
     asking = EndpointDiscovery(LOCAL)
     document = json.loads(to_json(build(config(discovery=asking, pools=("llama", "qwen")))))
     chain = document["static_resources"]["listeners"][0]["filter_chains"][0]
@@ -204,7 +208,7 @@ def test_every_pool_of_one_picker_has_a_route_and_endpoints_of_its_own() -> None
 
 
 def test_the_picker_may_choose_the_pool_by_a_header_that_no_client_can_set() -> None:
-    """After the paths of the pools; what it did not choose goes nowhere."""
+    """It is matched after the paths of the pools; without a choice the request is refused."""
     changes = {"discovery": EndpointDiscovery(LOCAL), "pools": ("llama", "qwen")}
     document = json.loads(to_json(build(config(route_by_model=True, **changes))))
     chain = document["static_resources"]["listeners"][0]["filter_chains"][0]

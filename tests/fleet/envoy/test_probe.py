@@ -27,7 +27,7 @@ class Server:
 
 @pytest.fixture
 async def server() -> AsyncIterator[tuple[Server, SocketAddress]]:
-    """A server and where it listens."""
+    """A server and its address."""
     canned = Server()
     listening = await asyncio.start_server(canned.serve, "127.0.0.1", 0)
     async with listening:
@@ -35,7 +35,7 @@ async def server() -> AsyncIterator[tuple[Server, SocketAddress]]:
 
 
 async def test_an_answer_is_status_and_body(server) -> None:
-    """Lengths and chunks are both understood, and the method is the one asked for."""
+    """Lengths and chunks are both understood, and the method is the one given."""
     canned, address = server
     assert await request(address, "/x", "POST") == ProbeReply(200, b"ok")
     assert canned.asked[0].startswith(b"POST /x HTTP/1.1\r\n")
@@ -44,7 +44,7 @@ async def test_an_answer_is_status_and_body(server) -> None:
 
 
 async def test_a_unix_socket_is_as_good(tmp_path: Path) -> None:
-    """The admin page of a private proxy is reached by its path."""
+    """The admin page of a private proxy is at such a path."""
     path = str(tmp_path / "s")
     async with await asyncio.start_unix_server(Server().serve, path):
         assert (await request(PipeAddress(path), "/")).status == 200
@@ -61,7 +61,7 @@ async def test_no_answer_is_an_error_of_its_own(server) -> None:
 
 
 async def test_requests_repeat_until_the_answer_is_acceptable(server) -> None:
-    """Refusals and rubbish are asked again."""
+    """Refusals and invalid answers are repeated."""
     canned, address = server
     good = canned.answers[0]
     canned.answers = [b"HTTP/1.1 503 No\r\ncontent-length: 0\r\n\r\n", b"rubbish\r\n", good]

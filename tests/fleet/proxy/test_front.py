@@ -1,4 +1,4 @@
-"""Workers break in every way behind the front: the client has one whole answer, or an error."""
+"""Workers fail in every way behind the front: the client has one whole answer, or an error."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ WHOLE = b"".join(text for w in writes(None) for text in [w.split(b": resume")[0]
 
 
 async def fall(request: web.Request, _: web.StreamResponse) -> None:
-    """The connection is gone."""
+    """Close the connection."""
     assert request.transport is not None
     request.transport.abort()
 
@@ -62,7 +62,7 @@ async def end_early(_: web.Request, response: web.StreamResponse) -> None:
 
 
 def fail(code: int) -> Break:
-    """An error event, then the connection is cut."""
+    """Send an error event, then cut the connection."""
 
     async def write(request: web.Request, response: web.StreamResponse) -> None:
         await response.write(event(error={"message": "no", "code": code}))
@@ -73,7 +73,7 @@ def fail(code: int) -> Break:
 
 
 async def stall(_: web.Request, __: web.StreamResponse) -> None:
-    """Nothing more comes."""
+    """Send nothing more."""
     await asyncio.Event().wait()
 
 
@@ -100,7 +100,7 @@ class Worker:
 
 
 class House:
-    """A front and the worker behind it, without a gateway in between."""
+    """A front and a worker behind it, without a gateway in between."""
 
     def __init__(self, stack: AsyncExitStack) -> None:
         self._stack = stack
@@ -128,7 +128,7 @@ class House:
     async def ask(
         self, body: Any = ASKED, path: str = CHAT, **headers: str
     ) -> tuple[int, bytes, bool]:
-        """Status, body, and whether that had a regular end."""
+        """Return status, body, and whether the answer ended regularly."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         found = b""
         async with self.client.post(self.url + path, data=data, headers=headers) as answer:
@@ -148,7 +148,7 @@ async def house() -> AsyncIterator[House]:
 
 
 async def test_a_stream_continues_wherever_it_breaks(house: House) -> None:
-    """After every byte, whatever the connection does: the client sees one stream, without marks."""
+    """After every byte, in every way: the client sees one stream, without marks."""
     await house.start()
     stream = b"".join(writes(None))
     workers = [
@@ -191,8 +191,8 @@ async def test_a_client_that_has_comments_alone_has_nothing_yet(house: House) ->
     assert second == STATE
 
 
-async def test_it_may_break_again_and_again_as_long_as_it_gets_on(house: House) -> None:
-    """Every worker gives one more token before it dies."""
+async def test_a_stream_with_progress_may_break_any_number_of_times(house: House) -> None:
+    """Every worker adds one token before it dies."""
     await house.start(attempts=2)
     size = len(b"".join(writes(None)[:2]))
     house.worker.behave = Worker(*[(size, fall)] * (len(TOKENS) - 1))
@@ -200,8 +200,10 @@ async def test_it_may_break_again_and_again_as_long_as_it_gets_on(house: House) 
     assert len(house.worker.asked) > 3
 
 
-async def test_it_is_given_up_where_worker_after_worker_fails(house: House) -> None:
-    """With an error event, and no regular end: nothing takes it for the whole answer."""
+async def test_a_stream_without_progress_is_given_up(house: House) -> None:
+    """The stream ends with an error event and irregularly, so that it is not taken for the whole
+    answer.
+    """
     await house.start(attempts=3)
     size = len(b"".join(writes(None)[:3]))
     house.worker.behave = Worker((size, fall), *[(0, fall)] * 9)
@@ -262,7 +264,7 @@ def test_patience_outlasts_the_pause_between_two_starts() -> None:
 
 
 async def test_errors_of_a_worker_are_its_answer(house: House) -> None:
-    """In a stream that has begun, and before; nothing is asked again."""
+    """Before and within a stream; the request is not repeated."""
     await house.start()
     size = len(b"".join(writes(None)[:3]))
     house.worker.behave = Worker((size, fail(500)))
@@ -283,7 +285,7 @@ async def test_errors_of_a_worker_are_its_answer(house: House) -> None:
 
 
 async def test_a_refused_continuation_ends_the_answer(house: House) -> None:
-    """A worker that says 400 to the rest of the answer; others would, too."""
+    """The worker refuses the rest with 400; others would, too."""
     await house.start()
     worker = Worker((len(b"".join(writes(None)[:3])), fall))
 
@@ -310,8 +312,8 @@ ERROR = {"error": {"message": "upstream connect error", "code": 503}}
 async def test_before_an_answer_another_worker_is_asked(
     house: House, stream: bool, signature: dict[str, str] | None
 ) -> None:
-    """The gateway found none that answers, Envoy or the picker says so in the API's form; one died
-    with half of an answer that is not streamed.
+    """The gateway found no worker, Envoy or the picker says so in the API's form, or a worker died
+    within an answer that is not streamed.
     """
     await house.start()
     whole = json.dumps({"text": "x" * 9000}).encode()
@@ -404,7 +406,7 @@ async def test_an_unmarked_answer_is_passed_on(
 async def test_a_body_is_held_up_to_its_limit(
     house: House, beyond: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stream whose request is a byte longer than that breaks where its worker does."""
+    """A stream whose request is one byte longer breaks with its worker."""
     monkeypatch.setattr("fleet.proxy.front.MAX_HELD_BYTES", len(json.dumps(ASKED)) - beyond)
     await house.start()
     house.worker.behave = Worker((len(b"".join(writes(None)[:3])), fall))
@@ -452,7 +454,7 @@ async def test_text_without_a_mark_is_held_up_to_a_limit(
 async def test_an_answer_is_held_up_to_its_limit(
     house: House, beyond: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half of an answer that is a byte longer has gone to the client, and is cut."""
+    """Half of an answer that is one byte longer reaches the client, and is cut."""
     half = b"x" * (1000 + beyond)
     monkeypatch.setattr("fleet.proxy.front.MAX_HELD_BYTES", 1000)
     await house.start()
@@ -471,7 +473,7 @@ async def test_an_answer_is_held_up_to_its_limit(
     assert len(house.worker.asked) == (1 if beyond else 2)
 
 
-async def test_streams_without_marks_come_as_they_are(house: House) -> None:
+async def test_streams_without_marks_are_unchanged(house: House) -> None:
     """A worker that does not know the field is passed on chunk for chunk, and cut where it
     breaks.
     """
@@ -495,7 +497,7 @@ async def test_streams_without_marks_come_as_they_are(house: House) -> None:
     assert len(house.worker.asked) == 1
 
 
-async def test_a_client_that_leaves_ends_the_request(house: House) -> None:
+async def test_a_client_disconnect_ends_the_request(house: House) -> None:
     await house.start()
     house.worker.behave = Worker((len(b"".join(writes(None)[:3])), stall))
     async with house.client.post(house.url + CHAT, json=ASKED) as answer:
@@ -504,8 +506,7 @@ async def test_a_client_that_leaves_ends_the_request(house: House) -> None:
     await asyncio.wait_for(house.worker.left.wait(), 60)
 
 
-async def test_while_it_drains_a_break_is_an_end(house: House) -> None:
-    """Workers may be ending as well."""
+async def test_a_break_during_the_drain_is_an_end(house: House) -> None:
     await house.start()
     house.front.drain()
     house.worker.behave = Worker((len(b"".join(writes(None)[:3])), fall))

@@ -1,4 +1,4 @@
-"""An address that stays while the server behind it moves."""
+"""A fixed address in front of a server that moves."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fleet.proxy.relay import Relay
 from tests.support.local_ports import free_port
 
 HOST = "127.0.0.1"
-LARGE = bytes(range(256)) * 20_000  # beyond what sockets buffer
+LARGE = bytes(range(256)) * 20_000  # more than sockets buffer
 
 
 @contextlib.asynccontextmanager
 async def server(name: bytes) -> AsyncIterator[SocketAddress]:
-    """Greets with its name, and repeats what a client sends once the client has sent all."""
+    """Greets with its name, and repeats the client's bytes once the client has sent all."""
 
     async def repeat(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):
@@ -45,7 +45,7 @@ async def relay_to(target: SocketAddress) -> AsyncIterator[tuple[Relay, int]]:
 
 
 async def sent(port: int, *pieces: bytes) -> bytes:
-    """The response to `pieces`."""
+    """Send `pieces` and return the response."""
     reader, writer = await asyncio.open_connection(HOST, port)
     writer.writelines(pieces)
     writer.write_eof()
@@ -72,8 +72,8 @@ async def test_new_connections_go_to_the_new_server_and_old_ones_stay() -> None:
         writer.close()
 
 
-async def test_a_server_that_is_away_is_found_when_it_is_back() -> None:
-    """A picker that crashed is replaced in the same way."""
+async def test_a_server_that_returns_is_found() -> None:
+    """A crashed picker is replaced like this."""
     away = SocketAddress(HOST, free_port())
     async with relay_to(away) as (relay, port):
         assert await sent(port) == b""
@@ -81,7 +81,7 @@ async def test_a_server_that_is_away_is_found_when_it_is_back() -> None:
             assert await sent(port, b"3") == b"back:3"
 
 
-async def test_a_client_that_leaves_early_does_no_harm() -> None:
+async def test_an_early_client_disconnect_does_no_harm() -> None:
     async with server(b"a:") as target, relay_to(target) as (_, port):
         _, writer = await asyncio.open_connection(HOST, port)
         writer.write(LARGE)

@@ -1,4 +1,4 @@
-"""The sidecar between workers that are shaped like vLLM's: both legs, as they go over the wire."""
+"""The sidecar between workers like vLLM's: both legs, as they are on the wire."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ async def house() -> AsyncIterator[House]:
 
 
 async def test_both_legs_as_the_protocol_says(house: House) -> None:
-    """Bodies in full; the answer comes through chunk for chunk."""
+    """Bodies are compared in full; the answer passes chunk by chunk."""
     await house.start()
     status, answer = await house.ask(**{"x-request-id": "mine", "authorization": "Bearer k"})
     assert (status, answer) == (200, b"".join(CHUNKS))
@@ -135,7 +135,7 @@ async def test_both_legs_as_the_protocol_says(house: House) -> None:
 
 
 async def test_both_legs_name_the_caches_to_ask(house: House) -> None:
-    """The picker means the one that computes: the decode worker, where the first leg fails."""
+    """The picker means the worker that computes: the decode worker if the first leg fails."""
     await house.start()
     await house.ask(**{"x-kv-cache-source-host-port": "10.0.0.7:8000"})
     legs = [server.asked[0][2] for server in (house.prefiller, house.decoder)]
@@ -191,7 +191,7 @@ async def dies(request: web.Request) -> web.StreamResponse:
 
 @pytest.mark.parametrize("behave", [refuses, hangs, babbles, dies])
 async def test_without_a_prefill_the_decode_continues(house: House, behave: Handler) -> None:
-    """With the body as the client sent it, byte for byte."""
+    """The client's body is passed on byte for byte."""
     house.prefiller.behave = behave
     await house.start(prefill_timeout=0.2)
     body = json.dumps(ASKED, indent=3).encode()
@@ -200,7 +200,7 @@ async def test_without_a_prefill_the_decode_continues(house: House, behave: Hand
     assert "x-prefiller-host-port" not in house.decoder.asked[0][2]
 
 
-async def test_a_prefiller_that_is_not_there_costs_nothing_else(house: House) -> None:
+async def test_a_missing_prefiller_costs_nothing_else(house: House) -> None:
     await house.start()
     assert await house.ask(prefiller="127.0.0.1:1") == (200, b"".join(CHUNKS))
 
@@ -274,7 +274,7 @@ async def test_a_client_disconnect_ends_the_prefill(house: House) -> None:
 
 @pytest.mark.parametrize("number", ["1e999", "NaN"])
 async def test_an_unreadable_body_names_no_kv(house: House, number: str) -> None:
-    """A decode worker may read more than we do."""
+    """A decode worker may accept more encodings than the sidecar."""
     await house.start()
     body = json.dumps({**ASKED, "kv_transfer_params": SOURCE, "x": 7}).encode()
     status, _ = await house.ask(body.replace(b'"x": 7', f'"x": {number}'.encode()))
@@ -298,7 +298,7 @@ async def test_an_unreadable_body_names_no_kv(house: House, number: str) -> None
 async def test_a_client_does_not_say_where_kv_is_taken_from(
     house: House, field: str, spelling: str, is_packed: bool
 ) -> None:
-    """However it spells or packs its body: the decode worker would connect there."""
+    """For any spelling or compression: the decode worker would connect to that address."""
     await house.start()
     body = json.dumps({**ASKED, field: SOURCE}).encode()
     body = body.replace(field.encode(), spelling.encode())

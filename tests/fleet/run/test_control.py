@@ -19,7 +19,7 @@ ORDER = Order((FleetPart.PICKER, FleetPart.WORKERS))
 
 @contextlib.asynccontextmanager
 async def taking_orders(path: Path, obey: Obey) -> AsyncIterator[asyncio.Task[None]]:
-    """A fleet that does what `obey` does."""
+    """Run a fleet that obeys orders by `obey`."""
     serving = asyncio.ensure_future(Control(str(path), obey).run())
     async with asyncio.timeout(120):
         while not path.exists():  # noqa: ASYNC110, ASYNC240
@@ -30,11 +30,11 @@ async def taking_orders(path: Path, obey: Obey) -> AsyncIterator[asyncio.Task[No
 
 
 async def given(path: Path, lines: list[str]) -> int:
-    """The order, as the command gives it; the requests that it cut."""
+    """Give the order as the command does; return the requests that it cut."""
     return await asyncio.wait_for(asyncio.to_thread(give, ORDER, str(path), lines.append), 120)
 
 
-async def test_an_order_is_carried_out_line_by_line(tmp_path: Path) -> None:
+async def test_an_order_reports_line_by_line(tmp_path: Path) -> None:
     """The client sees every line, and the fleet the order as it was given."""
     orders: list[Order] = []
 
@@ -53,7 +53,7 @@ async def test_an_order_is_carried_out_line_by_line(tmp_path: Path) -> None:
 
 
 async def test_other_users_may_not_give_orders(tmp_path: Path) -> None:
-    """The socket is for its owner."""
+    """The socket is private to its owner."""
 
     async def obey(order: Order, say: Say) -> int:
         raise AssertionError
@@ -63,7 +63,7 @@ async def test_other_users_may_not_give_orders(tmp_path: Path) -> None:
 
 
 async def test_a_failure_is_the_clients_error(tmp_path: Path) -> None:
-    """With its reason, after the lines before it; and the fleet takes the next order."""
+    """The error has its reason, after the lines before it; and the fleet takes the next order."""
 
     async def obey(order: Order, say: Say) -> int:
         say("picker: starting")
@@ -81,7 +81,7 @@ async def test_a_failure_is_the_clients_error(tmp_path: Path) -> None:
     "line", [b"{}\n", b'{"restart": ["all"]}\n', b"nonsense\n", b"x" * 70_000 + b"\n", b""]
 )
 async def test_an_invalid_order_is_refused(tmp_path: Path, line: bytes) -> None:
-    """In the form that every answer has."""
+    """The refusal has the form of every answer."""
 
     async def obey(order: Order, say: Say) -> int:
         raise AssertionError
@@ -129,7 +129,7 @@ async def test_a_disconnected_client_stops_nothing(tmp_path: Path) -> None:
         await asyncio.wait_for(done.wait(), 120)
 
 
-def test_a_fleet_that_is_not_there_takes_no_orders(tmp_path: Path) -> None:
-    """Not ready yet, or gone."""
+def test_a_missing_fleet_takes_no_orders(tmp_path: Path) -> None:
+    """The fleet is not ready yet, or has ended."""
     with pytest.raises(FleetError, match="not ready yet, or about to end"):
         give(ORDER, str(tmp_path / "c"), print)

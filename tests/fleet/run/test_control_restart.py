@@ -1,4 +1,4 @@
-"""`pointsman restart` finds the fleet that is meant, and asks it for what is meant."""
+"""`pointsman restart` finds the fleet, and sends it the named parts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fleet.run.running_picker import RunningFleet, shown
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """A runtime folder of its own."""
+    """A runtime folder for the test alone."""
     return {"XDG_RUNTIME_DIR": str(tmp_path)}
 
 
@@ -27,14 +27,14 @@ def environment(tmp_path: Path) -> dict[str, str]:
         (["envoy", "--port", "8080"], (FleetPart.ENVOY,), 0),
     ],
 )
-async def test_the_fleet_is_asked_for_the_parts_that_are_named(
+async def test_named_parts_are_restarted(
     environment: dict[str, str],
     tmp_path: Path,
     argv: list[str],
     parts: tuple[FleetPart, ...],
     cut: int,
 ) -> None:
-    """All of them, in a fixed order, when none is named; status 3: requests were cut."""
+    """Without a name, for all of them in a fixed order; status 3: requests were cut."""
     orders: list[Order] = []
 
     async def obey(order: Order, say: Say) -> int:
@@ -59,7 +59,7 @@ async def test_the_fleet_is_asked_for_the_parts_that_are_named(
 
 
 def test_without_a_fleet_the_restart_is_refused(environment: dict[str, str]) -> None:
-    """Nor with one at another port."""
+    """A fleet at another port does not count."""
     with pytest.raises(FleetError, match="no fleet runs here: `pointsman up` starts one"):
         restart_command([], environment, print)
     with (
@@ -72,7 +72,7 @@ def test_without_a_fleet_the_restart_is_refused(environment: dict[str, str]) -> 
 def test_one_of_several_fleets_has_to_be_chosen(
     environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A restart is not tried on whichever came last."""
+    """The latest one is not taken silently."""
     with shown(RunningFleet(1, "http://127.0.0.1:1", 8080, "/run/c"), environment):
         monkeypatch.setattr("os.getpid", lambda: 2)
         with (

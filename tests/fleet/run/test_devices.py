@@ -56,7 +56,7 @@ def placed(workers: int, there: int, **options: object) -> list[tuple[str | None
 def test_workers_are_spread_over_the_gpus(
     workers: int, there: int, expected: list[tuple[str | None, str | None]]
 ) -> None:
-    """One on each; where there are fewer, equal parts of the memory. Without one, the CPU's."""
+    """One worker on each; with fewer GPUs, equal parts of the memory. Without any, the CPU's."""
     assert placed(workers, there) == expected
 
 
@@ -74,7 +74,7 @@ def test_a_tensor_parallel_worker_has_several() -> None:
 
 
 def test_the_replacement_of_the_only_worker_is_on_another_gpu() -> None:
-    """The old one holds most of the memory of its own."""
+    """The old worker holds most of the memory of its GPU."""
     for there in (1, 2):
         site = Site(Path("/run/x"), 9, (1, 2, 3), (11,), 4, Path("/bin/envoy"), gpus=gpus(there))
         plan = FleetPlan(FleetOptions(workers=1), site, MODEL)
@@ -89,12 +89,12 @@ def test_the_replacement_of_the_only_worker_is_on_another_gpu() -> None:
 
 
 def test_workers_can_run_without_gpus() -> None:
-    """With --devices cpu, and then nothing else finds one either."""
+    """With --devices cpu, workers see no GPU either."""
     assert placed(2, 0, devices="cpu") == [("", "0.25")] * 2
 
 
 def test_numbers_mean_the_same_gpus_to_us_and_to_the_workers() -> None:
-    """Workers are given names of GPUs, and count those without in the order of nvidia-smi too."""
+    """Workers get names of GPUs, and unnamed ones have the order of nvidia-smi."""
     found = find({"CUDA_VISIBLE_DEVICES": "2,1"}, lambda: LISTED)
     site = Site(Path("/run/x"), 9, (1, 2, 3), (11, 12), 4, Path("/bin/envoy"), gpus=tuple(found))
     for worker, gpu in zip(
@@ -122,7 +122,7 @@ def test_the_user_sees_the_workers_of_each_gpu() -> None:
         ("2,0", [2, 0]),
         ("GPU-bb33,GPU-aa11", [2, 0]),
         ("GPU-aa", [0]),
-        ("GPU-bb", []),  # either of two: CUDA takes it for none
+        ("GPU-bb", []),  # ambiguous: CUDA takes it for invalid
         ("1,7,0", [1]),
         ("1,1,0", [1]),
         ("-1", []),
@@ -150,7 +150,7 @@ def test_a_gpu_is_read_as_it_is_listed() -> None:
     ],
 )
 def test_a_machine_without_gpus_has_none(error: Exception) -> None:
-    """No program to ask, no driver behind it, or one that hangs."""
+    """There is no nvidia-smi, no driver, or the program hangs."""
 
     def query() -> str:
         raise error

@@ -22,17 +22,17 @@ MODEL = Path("/m/model.gguf")
 
 
 def flags(argv: tuple[str, ...]) -> dict[str, str]:
-    """Flag → the word after it."""
+    """Map each flag to the word after it."""
     return {flag: value for flag, value in itertools.pairwise(argv) if flag[:2] == "--"}
 
 
 def lay_out(**changes: object) -> FleetPlan:
-    """A fleet of two torch workers, changed."""
+    """A fleet of two torch workers, with changed options."""
     return FleetPlan(FleetOptions(**changes), SITE, MODEL)
 
 
 def test_the_first_page_names_the_dashboards_own_port() -> None:
-    """Not that of the first picker, which a restart replaces."""
+    """The first picker's port would end with a restart."""
     layout = lay_out(port=81)
     assert layout.picker().http.port == 3
     text = layout.envoy().bootstrap.welcome
@@ -53,7 +53,7 @@ def test_workers_share_the_cores() -> None:
 
 @pytest.mark.parametrize(("workers", "share"), [(1, None), (2, "0.25"), (9, "0.056")])
 def test_workers_share_the_memory(workers: int, share: str | None) -> None:
-    """Half of what is available is for the caches of all, unless there is only one."""
+    """Half of the available memory is for all caches, unless there is only one worker."""
     for worker in FleetPlan(FleetOptions(workers=workers), SITE, MODEL).workers:
         assert flags(worker.program.argv).get("--gpu-memory-utilization") == share
 
@@ -65,7 +65,7 @@ def test_a_share_of_memory_can_be_given() -> None:
 
 
 def test_workers_speculate_by_default() -> None:
-    """By looking up what came before; the user's own flag comes last."""
+    """They look up earlier tokens; the user's own flag comes last."""
     first = lay_out().workers[0].program.argv
     assert json.loads(flags(first)["--speculative-config"])["method"] == "ngram"
     other = lay_out(worker_args=("--speculative-config", "null")).workers[0].program.argv
@@ -73,14 +73,13 @@ def test_workers_speculate_by_default() -> None:
 
 
 def test_the_simulator_needs_no_model_and_no_threads() -> None:
-    """A simulated worker is asked for neither."""
     worker = FleetPlan(FleetOptions(engine="sim"), SITE, None).workers[0].program
     assert flags(worker.argv)["--engine"] == "sim"
     assert not {"--model", "--num-threads", "--gpu-memory-utilization"} & set(worker.argv)
 
 
 def test_workers_leave_nothing_behind() -> None:
-    """Their temporary files are in the fleet's folder, which goes when the fleet does."""
+    """Their temporary files are in the fleet's folder, which is removed with the fleet."""
     assert {worker.program.environment["TMPDIR"] for worker in lay_out().workers} == {"/run/x"}
 
 
@@ -104,7 +103,7 @@ def test_the_picker_learns_of_every_worker() -> None:
     assert yaml.safe_load(text)["endpoints"][0]["name"] == "worker-1"
 
 
-def test_the_pieces_know_each_other() -> None:
+def test_the_parts_have_each_others_addresses() -> None:
     """Envoy has the addresses of picker and workers, the picker its ports."""
     layout = lay_out(config=Path("c.yaml"), routing=Mechanism.ORIGINAL_DST, port=99)
     assert flags(layout.picker().program.argv)["--grpc-port"] == "1"
@@ -131,8 +130,8 @@ def test_clients_name_no_tenants_by_default(trusted: bool) -> None:
     assert lay_out(**changes).envoy().bootstrap.trust_control_headers is trusted
 
 
-def test_a_recording_is_asked_of_the_picker() -> None:
-    """By its own flag, and only where it is asked of the fleet."""
+def test_the_picker_gets_the_flag_of_a_recording() -> None:
+    """The picker gets its own flag only if the fleet has one."""
     assert (
         flags(lay_out(record=Path("/tmp/r.jsonl")).picker().program.argv)["--record"]
         == "/tmp/r.jsonl"
@@ -140,15 +139,13 @@ def test_a_recording_is_asked_of_the_picker() -> None:
     assert "--record" not in flags(lay_out().picker().program.argv)
 
 
-def test_experimental_plugins_are_asked_of_the_picker() -> None:
-    """Only when the user asks for them."""
+def test_the_picker_gets_the_flag_of_experimental_plugins() -> None:
     flag = "--allow-experimental-plugins"
     assert flag in lay_out(allow_experimental_plugins=True).picker().program.argv
     assert flag not in lay_out().picker().program.argv
 
 
-def test_a_decision_header_is_asked_of_the_picker() -> None:
-    """Only when the user asks for it."""
+def test_the_picker_gets_the_flag_of_a_decision_header() -> None:
     assert "--decision-header" in lay_out(decision_header=True).picker().program.argv
     assert "--decision-header" not in lay_out().picker().program.argv
 
@@ -162,8 +159,8 @@ def test_another_picker_has_ports_and_a_recording_of_its_own() -> None:
     assert flags(other.program.argv)["--endpoints-file"] == "/run/x/endpoints.yaml"
 
 
-def test_the_next_envoy_takes_over_from_the_one_before_it_but_not_after_a_crash() -> None:
-    """It knows it by number and epoch, and what follows a crash begins anew."""
+def test_the_next_envoy_takes_over_except_after_a_crash() -> None:
+    """Number and epoch identify the previous one; after a crash they start again."""
     site = dataclasses.replace(SITE, hot_restart_id=12)
     layout = FleetPlan(FleetOptions(drain_seconds=2.5), site, MODEL)
     second = layout.envoy(2, 1)
@@ -206,7 +203,7 @@ def test_roles_share_the_ports() -> None:
 
 
 def test_the_picker_decides_between_roles() -> None:
-    """By a configuration that is sound, unless the user has one."""
+    """Its configuration is valid, unless the user has another one."""
     found = check_config(DISAGGREGATED_CONFIG.encode(), "c.yaml", builtin_plugins(), BuildOptions())
     assert not found
     layout = lay_out(workers=1, prefill=1)
@@ -216,8 +213,8 @@ def test_the_picker_decides_between_roles() -> None:
     assert (own.disaggregated_path, lay_out().disaggregated_path) == (None, None)
 
 
-def test_a_front_stands_before_envoy() -> None:
-    """Clients come in through it, and Envoy listens for it alone."""
+def test_a_front_is_before_envoy() -> None:
+    """Clients connect to the front, and Envoy listens for it alone."""
     options = FleetOptions(front=True, host="::1", port=8080)
     assert options.num_ports == FleetOptions().num_ports + 1
     layout = FleetPlan(options, dataclasses.replace(SITE, gateway_port=77), MODEL)

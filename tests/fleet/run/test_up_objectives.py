@@ -23,7 +23,7 @@ spec: {poolRef: {name: default}, priority: 10}
 """
 
 
-def test_objectives_stand_behind_the_endpoints(tmp_path: Path) -> None:
+def test_objectives_follow_the_endpoints(tmp_path: Path) -> None:
     """The picker reads both, however the file begins and ends."""
     path, said = tmp_path / "o.yaml", list[str]()
     for text in (OBJECTIVE, f"\ufeff---\n{OBJECTIVE}---\n", OBJECTIVE.rstrip()):
@@ -71,7 +71,7 @@ def test_objectives_that_clients_cannot_name_cause_a_warning(
 def test_a_file_with_an_error_starts_nothing(
     tmp_path: Path, text: str | None, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is said at once, with its place."""
+    """The error is reported at once, with its place."""
     path = tmp_path / "o.yaml"
     if text is not None:
         path.write_text(text)

@@ -26,7 +26,7 @@ TWO_IN_TURN = [*SMALL, "--workers", "2", "--policies", "round-robin"]
 
 
 def run(*flags: str) -> tuple[int, str]:
-    """The exit status and what is printed."""
+    """Return the exit status and the output."""
     said: list[str] = []
     flags = flags if "--processes" in flags else (*flags, "--processes", "1")
     return simulate_command(flags, said.append, lambda _: None), "\n".join(said)
@@ -46,13 +46,13 @@ def by_policy(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, A
 
 
 def test_every_policy_answers_the_same_requests(by_policy: dict[str, dict[str, Any]]) -> None:
-    """None is refused, and all are counted."""
+    """All are counted, and none is refused."""
     assert len({one["requests"] for one in by_policy.values()}) == 1
     assert [one["errors"] for one in by_policy.values()] == [{}] * len(POLICIES)
 
 
 def test_policies_that_know_prefixes_find_more_cached(by_policy: dict[str, dict[str, Any]]) -> None:
-    """With KV events as well, which come from the workers' own caches."""
+    """Also with KV events, which the workers' own caches publish."""
     cached = {name: one["cached_tokens"] / one["prompt_tokens"] for name, one in by_policy.items()}
     blind = max(cached[name] for name in ("random", "round-robin", "power-of-two"))
     for name in ("default", "precise", "cache_aware", "consistent-hashing", "prefix-only"):
@@ -68,7 +68,6 @@ def test_a_full_disk_is_reported_with_the_file_after_the_report() -> None:
 
 
 def test_a_seed_gives_one_outcome(tmp_path: Path) -> None:
-    """And another seed another one."""
     first = results(tmp_path, *SHARED)
     assert results(tmp_path, *SHARED) == first
     assert results(tmp_path, *SHARED, "--seed", "2") != first
@@ -100,7 +99,7 @@ def test_approximate_workers_are_near_the_exact_ones(tmp_path: Path) -> None:
 
 
 def test_requests_of_a_dead_worker_fail_and_the_rest_is_answered(tmp_path: Path) -> None:
-    """The picker sends on to others, and one that is added is used."""
+    """The picker uses the others, and a worker that is added."""
     flags = TWO_IN_TURN
     calm = results(tmp_path, *flags)["round-robin"]
     hit = results(tmp_path, *flags, "--event", "3:kill:1", "--event", "5:add:2")["round-robin"]
@@ -110,8 +109,8 @@ def test_requests_of_a_dead_worker_fail_and_the_rest_is_answered(tmp_path: Path)
     assert 0 < times < 40
 
 
-def test_an_event_after_the_last_answer_is_said_to_be_none() -> None:
-    """With the time of that; one that comes while answers are under way happens."""
+def test_an_event_after_the_last_answer_is_noted() -> None:
+    """The note has the time of that answer; events during the run happen."""
     events = ("--event", "6:slow:2:3", "--event", "900:kill:1")
     for more, noted in (
         ((), r"the run ended at [678]\.[0-9] s"),
@@ -145,7 +144,7 @@ def test_a_request_larger_than_the_kv_cache_fails(kind: str, tmp_path: Path) -> 
 
 
 def test_a_drained_worker_loses_nothing_and_a_slow_one_is_slow(tmp_path: Path) -> None:
-    """By the slowest answers."""
+    """The slowest answers show both."""
     flags = TWO_IN_TURN
     calm = results(tmp_path, *flags)["round-robin"]
     drained = results(tmp_path, *flags, "--event", "3:drain:1")["round-robin"]
@@ -175,7 +174,7 @@ def test_an_objective_beyond_all_workers_is_reported() -> None:
 
 
 def test_a_page_and_a_table_have_every_configuration(tmp_path: Path) -> None:
-    """Files are named by their own names."""
+    """Files appear under their own names."""
     config = tmp_path / "mine.yaml"
     config.write_text(POLICIES["random"] or "")
     page = tmp_path / "page.html"
@@ -187,7 +186,7 @@ def test_a_page_and_a_table_have_every_configuration(tmp_path: Path) -> None:
 
 
 def test_a_recording_is_replayed_to_latency(tmp_path: Path) -> None:
-    """First with its own configuration, and what it does not have is said."""
+    """First with its own configuration; missing parts of the recording are noted."""
     config = POLICIES["round-robin"] or ""
     lines: list[AnyLine] = [Header(1, "test", "pool", "a.yaml", config, 1, False, 0.0, 0.0)]
     for number in range(40):
@@ -208,7 +207,7 @@ def test_a_recording_is_replayed_to_latency(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_scenarios_are_command_lines_with_known_policies(name: str) -> None:
-    """The long ones are not run here."""
+    """The long scenarios are not run here."""
     one = SCENARIOS[name]
     build_parser().parse_args(one.flags.split())
     assert set(one.policies) <= set(POLICIES)

@@ -1,4 +1,4 @@
-"""The approximate worker beside the exact one, on the same requests."""
+"""The approximate worker and the exact one, on the same requests."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def served(worker: LivingWorker | FastWorker, requests: Sequence[Request]) -> li
 
 
 def fast(settings: WorkerSettings = WORKER) -> FastWorker:
-    """On the clock of the loop that runs when it is asked."""
+    """Create a worker on the clock of the running loop."""
     return FastWorker(settings, lambda _: None, lambda: asyncio.get_running_loop().time())
 
 
@@ -72,7 +72,7 @@ def arrivals(rate: float, count: int, rng: Random) -> list[Request]:
     return requests
 
 
-def test_a_request_alone_takes_exactly_what_the_model_says() -> None:
+def test_a_single_request_takes_exactly_the_time_of_the_model() -> None:
     """A prompt of 100 tokens, and nine steps of one sequence."""
     requests: list[Request] = [(1.0, list(range(100)), 10)]
     for worker in (fast(), LivingWorker(WORKER)):
@@ -84,9 +84,9 @@ def test_a_request_alone_takes_exactly_what_the_model_says() -> None:
 
 
 @pytest.mark.parametrize(("overlaps", "waits"), [(False, 0.007), (True, 0.018)])
-def test_a_scheduled_step_is_waited_for_too(overlaps: bool, waits: float) -> None:
-    """A request that comes 4 ms into a step runs after it; with overlap the step behind it is
-    scheduled already.
+def test_a_request_waits_for_a_scheduled_step(overlaps: bool, waits: float) -> None:
+    """A request that arrives 4 ms into a step runs after it; with overlap, after the next one,
+    which is already scheduled.
     """
     settings = replace(WORKER, overlaps=overlaps)
     requests: list[Request] = [(0.0, list(range(100)), 40), (0.137, list(range(200, 250)), 5)]
@@ -98,7 +98,7 @@ def test_a_scheduled_step_is_waited_for_too(overlaps: bool, waits: float) -> Non
 
 @pytest.mark.parametrize("rate", [2.0, 6.0, 12.0])
 def test_under_load_it_is_near_the_exact_one(rate: float) -> None:
-    """Light, at its limit, and far beyond it: times and what is found cached."""
+    """Light, at its limit, and far beyond it: times and cached tokens."""
     requests = arrivals(rate, 150, Random(f"{rate}"))
     near, exact = served(fast(), requests), served(LivingWorker(WORKER), requests)
     for number in (0, 1):
@@ -110,7 +110,7 @@ def test_under_load_it_is_near_the_exact_one(rate: float) -> None:
 
 
 def test_blocks_that_run_out_cost_a_preemption() -> None:
-    """Eight answers need twice the blocks that there are; all of them come, some late."""
+    """Eight answers need twice the number of blocks; all of them complete, some late."""
     small = replace(WORKER, cache=CacheConfig(16, 16))
     requests: list[Request] = [(0.001 * n, [1000 + n] * 16, 48) for n in range(8)]
     results = served(fast(small), requests)
@@ -123,7 +123,7 @@ def test_blocks_that_run_out_cost_a_preemption() -> None:
 
 @examples(40)
 @given(st.integers(0, 2**32), st.floats(0.5, 60.0), st.integers(8, 64))
-def test_counts_add_up_whatever_comes(seed: int, rate: float, num_blocks: int) -> None:
+def test_counts_add_up_under_random_load(seed: int, rate: float, num_blocks: int) -> None:
     """Every answer is whole, and at the end no block is in use (see `served`)."""
     worker = replace(WORKER, cache=CacheConfig(num_blocks, 16))
     requests = arrivals(rate, 25, Random(seed))
@@ -136,8 +136,8 @@ def test_counts_add_up_whatever_comes(seed: int, rate: float, num_blocks: int) -
 
 
 @pytest.mark.parametrize("is_fast", [True, False])
-def test_a_worker_that_dies_fails_what_it_has_and_what_comes(is_fast: bool) -> None:
-    """At once, and not when the answer would have been whole."""
+def test_a_dead_worker_fails_present_and_future_requests(is_fast: bool) -> None:
+    """At once, and not at the end of the answer."""
     worker = fast() if is_fast else LivingWorker(WORKER)
 
     async def main() -> list[float]:

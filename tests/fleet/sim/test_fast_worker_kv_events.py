@@ -10,8 +10,10 @@ from worker.engine.cache.cache_events import BlockRemoved, BlocksStored, CacheEv
 SIZE = 4
 
 
-def test_subscribers_hear_of_what_is_stored_and_evicted() -> None:
-    """Chains have their parents, and what is evicted was stored; ends go before beginnings."""
+def test_subscribers_receive_stored_and_evicted_blocks() -> None:
+    """Chains have their parents, and evicted blocks were stored; ends are evicted before
+    beginnings.
+    """
     published: list[CacheEvent] = []
 
     def publish(events: Sequence[CacheEvent]) -> None:

@@ -1,4 +1,4 @@
-"""A worker is found again in what it did."""
+"""A fit finds a worker from its results."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ UNDETERMINED = {
 def test_a_run_without_enough_variation_is_refused(
     worker: dict[str, float], flags: tuple[str, ...], why: str, tmp_path: Path
 ) -> None:
-    """By what does not vary; nothing is written."""
+    """The error names what does not vary; nothing is written."""
     measured, run, out = (tmp_path / name for name in ("measured", "run", "out"))
     measured.write_text(json.dumps(worker))
     simulated(run, measured, *flags)
@@ -106,7 +106,6 @@ def test_a_run_is_not_replaced_by_its_fit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", '{"stages": 3}'])
 def test_a_file_that_is_no_run_is_refused(text: str, tmp_path: Path) -> None:
-    """In one sentence."""
     run = tmp_path / "run"
     run.write_text(text)
     with pytest.raises(UsageError, match="is no JSON of `pointsman bench`"):
@@ -115,7 +114,7 @@ def test_a_file_that_is_no_run_is_refused(text: str, tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_a_poor_fit_says_what_to_check(tmp_path: Path) -> None:
-    """A worker whose gaps between tokens shrink under load is like none that can be simulated."""
+    """No simulated worker has gaps between tokens that shrink under load."""
     measured, run = tmp_path / "measured", tmp_path / "run"
     measured.write_text(json.dumps(WORKER))
     simulated(run, measured, "--rate", "1,4")

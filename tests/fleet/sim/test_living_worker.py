@@ -1,4 +1,4 @@
-"""A simulated worker on the loop's clock serves when it is asked, and forgets who has left."""
+"""A simulated worker on the loop's clock serves requests, and frees those that are closed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SETTINGS = WorkerSettings(
 )
 
 
-def test_tokens_come_when_their_step_has_ended() -> None:
+def test_tokens_arrive_at_the_end_of_their_step() -> None:
     """The first after the prompt's time, each further one a step later."""
 
     async def main() -> list[float]:

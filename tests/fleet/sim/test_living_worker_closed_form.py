@@ -25,7 +25,7 @@ class Totals:
 
 
 def served(sim: SimConfig, asks: Asks, gap: float = 0.0, num_blocks: int = 4096) -> Totals:
-    """By a worker of these slots, to which requests come all at once or with gaps."""
+    """Serve by a worker with these slots requests that arrive all at once or with gaps."""
 
     async def main() -> Totals:
         limits = SchedulerConfig(max_num_seqs=SLOTS, max_num_batched_tokens=8192)
@@ -82,7 +82,7 @@ def test_a_saturated_worker_of_the_linear_model() -> None:
 
 
 def test_one_request_after_the_other_of_the_llm_d_model() -> None:
-    """With noise, whose mean is none."""
+    """With noise, whose mean is zero."""
     sim = SimConfig(
         latency_model="llm-d",
         inter_token_latency_seconds=0.012,
@@ -102,7 +102,7 @@ def test_one_request_after_the_other_of_the_llm_d_model() -> None:
 
 def test_full_batches_of_the_dynamo_model() -> None:
     """Equal requests, as many at once as there are slots: every wave takes one step of prompts and
-    then steps of decoding at a known use of the cache, to the last digit.
+    then steps of decoding at a known use of the cache, exactly.
     """
     num_prompt, num_output, num_waves, num_blocks = 64, 24, 4, 256
     total = SLOTS * num_prompt

@@ -1,6 +1,4 @@
-"""Prefill and decode on different simulated workers, of which the exact and the fast ones say the
-same.
-"""
+"""Prefill and decode on different simulated workers; the exact and the fast ones agree."""
 
 from __future__ import annotations
 
@@ -45,7 +43,9 @@ def prompt(num_tokens: int, seed: int = 0) -> list[int]:
 def asked(
     prompts: Sequence[list[int]], is_fast: bool, worker: WorkerSettings
 ) -> list[ServedPrompt]:
-    """One after the other, of a prefill and a decode worker behind the picker of `up --prefill`."""
+    """The answers, one after the other, of a prefill and a decode worker behind the picker of `up
+    --prefill`.
+    """
     settings = Simulation(2, worker, DISAGGREGATED_CONFIG, is_fast, prefill=1)
 
     async def main() -> list[ServedPrompt]:
@@ -57,8 +57,8 @@ def asked(
 
 @both
 def test_a_request_takes_prefill_transfer_and_decode(is_fast: bool) -> None:
-    """In closed form: only the last token of the prompt is computed twice. What the decode worker
-    has cached is not asked for, and what is short is not sent elsewhere.
+    """In closed form: only the last token of the prompt is computed twice. Tokens in the decode
+    worker's cache are not transferred, and short prompts stay there.
     """
     worker = replace(WORKER, overhead_seconds=0.5)
     long = prompt(1000)
@@ -104,7 +104,7 @@ class Pair:
 
 @both
 def test_blocks_are_conserved_under_load(is_fast: bool) -> None:
-    """Prompts that share beginnings, more than the caches have room for; all are answered whole."""
+    """Prompts share beginnings and exceed the caches; all are answered completely."""
 
     async def one(pair: Pair, number: int, rng: Random) -> Answered:
         await asyncio.sleep(rng.expovariate(1 / 20))
@@ -157,8 +157,8 @@ def stages(path: Path, *flags: str) -> dict[str, Any]:
     return dict(stage)
 
 
-def test_a_fleet_of_two_roles_is_the_same_each_time(tmp_path: Path) -> None:
-    """And the fast one is near it."""
+def test_a_fleet_of_two_roles_is_deterministic(tmp_path: Path) -> None:
+    """The fast fleet is near it."""
     exact, again = stages(tmp_path / "a"), stages(tmp_path / "b")
     assert exact == again
     fast = stages(tmp_path / "c", "--fast")
@@ -169,10 +169,10 @@ def test_a_fleet_of_two_roles_is_the_same_each_time(tmp_path: Path) -> None:
     assert fast["cached_tokens"] == exact["cached_tokens"] == 799 * exact["requests"]
 
 
-def test_without_its_prefill_worker_a_fleet_computes_prompts_where_it_answers(
+def test_without_a_prefill_worker_decode_workers_compute_prompts(
     tmp_path: Path,
 ) -> None:
-    """No request fails, whether the picker knows of the death or not yet."""
+    """No request fails, before and after the picker has noticed the death."""
     hit = stages(tmp_path / "a", "--fast", "--event", "3:kill:1")
     assert hit["errors"] == {}
     assert 0.3 < hit["cached_tokens"] / hit["prompt_tokens"] < 0.7

@@ -1,4 +1,4 @@
-"""Jobs in several processes: results of one, and one end for all."""
+"""Jobs in several processes: ordered results, and one end for all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Job = tuple[str, Path]
 
 
 def work(job: Job) -> tuple[str, int, bool]:
-    """Does as the job says; the process, and whether a Ctrl-C would reach it."""
+    """Do what the job says; return the process, and whether a Ctrl-C would reach it."""
     kind, folder = job
     if kind == "waits":
         (folder / "written").write_text(str(os.getpid()))
@@ -36,7 +36,7 @@ def work(job: Job) -> tuple[str, int, bool]:
 
 
 def test_results_are_in_the_order_of_the_jobs(tmp_path: Path) -> None:
-    """Although the first one ends last; a second run has the same processes."""
+    """Although the first one ends last; a second run uses the same processes."""
     ended: list[str] = []
     jobs = [(kind, tmp_path) for kind in ("waits", "passes", "passes", "goes")]
     with Processes(work, 2) as processes:
@@ -52,7 +52,7 @@ def test_results_are_in_the_order_of_the_jobs(tmp_path: Path) -> None:
 
 
 def test_one_job_needs_no_process(tmp_path: Path) -> None:
-    """Nor do several, one at a time."""
+    """Several jobs one at a time need none, either."""
     for count, jobs in ((2, 1), (1, 2)):
         with Processes(work, count) as processes:
             results = list(processes.results([("passes", tmp_path)] * jobs, lambda _: None))
@@ -69,7 +69,6 @@ def test_one_job_needs_no_process(tmp_path: Path) -> None:
 def test_a_failure_in_one_process_ends_the_others(
     kind: str, error: type[Exception], text: str, tmp_path: Path
 ) -> None:
-    """With one error."""
     with (
         pytest.raises(error, match=text),
         Processes(work, 2) as processes,

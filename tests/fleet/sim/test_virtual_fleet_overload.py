@@ -23,7 +23,7 @@ from worker.config import CacheConfig, SchedulerConfig, SimConfig
 
 DECODE_STEP_SECONDS = SimConfig().decode_base_seconds
 NUM_PROMPT = 32
-RATE = 70.0  # requests of `MEAN_OUTPUT` that 32 places serve a second, about
+RATE = 70.0  # roughly the requests of `MEAN_OUTPUT` that 32 places serve a second
 MEAN_OUTPUT = 32
 SPREAD = 0.5  # of the lengths of outputs
 CONFIG = """
@@ -51,7 +51,7 @@ FAIR, STRICT = "deficit-round-robin-fairness-policy", "global-strict-fairness-po
 
 @dataclass(frozen=True)
 class Tenant:
-    """Asks `rate` times a second for about `num_output` tokens, from `since` to `until`."""
+    """Sends `rate` requests a second for about `num_output` tokens, from `since` to `until`."""
 
     rate: float
     num_output: int = MEAN_OUTPUT
@@ -72,17 +72,19 @@ class Tenant:
 
 @dataclass
 class Run:
-    """A fleet under load: its requests in the order of their ends, and what was seen meanwhile."""
+    """A fleet under load: its requests in the order of their ends, and measurements during the
+    run.
+    """
 
     requests: list[Decision] = field(default_factory=list)
     most_memory_bytes: int = 0
 
     def finished(self, decision: Decision) -> None:
-        """A request is over."""
+        """Record a request that has ended."""
         self.requests.append(decision)
 
     def of(self, tenant: str, since: float = 0.0) -> list[Decision]:
-        """Requests that came from a tenant, and when."""
+        """The requests of a tenant within these times."""
         return [
             one
             for one in self.requests
@@ -105,7 +107,7 @@ def run(
     objectives: Mapping[str, int] | None = None,
     workers: int = 2,
 ) -> Run:
-    """Few workers; returns when everything has been answered and every counter is at zero."""
+    """Run with few workers; returns when all requests are answered and every counter is at zero."""
     worker = WorkerSettings(
         limits=SchedulerConfig(max_num_seqs=slots), cache=CacheConfig(num_blocks=4096)
     )
@@ -143,14 +145,14 @@ def run(
 
 
 def gate_of(fleet: VirtualFleet) -> FlowController:
-    """Flow control of its one picker."""
+    """The flow control of its only picker."""
     gate = fleet.pickers[0].gate
     assert gate is not None
     return gate
 
 
 def _check_that_nothing_is_left(fleet: VirtualFleet, num_requests: int) -> None:
-    """Every counter is at zero, and every request had one outcome."""
+    """Check that every counter is at zero, and every request had one outcome."""
     gate = gate_of(fleet)
     view = gate.queues()
     assert (fleet.pickers[0].inflight.total, gate.num_waiting, gate.num_under_way) == (0, 0, 0)
@@ -178,7 +180,7 @@ def served_tokens(requests: Iterable[Decision]) -> int:
 
 
 def jain(shares: Sequence[float]) -> float:
-    """1 is equal, 1/n is one who has it all."""
+    """Jain's index: 1 is equal shares, 1/n is a single owner."""
     return sum(shares) ** 2 / (len(shares) * sum(share * share for share in shares))
 
 
@@ -253,8 +255,8 @@ def test_tenants_are_served_by_their_weights() -> None:
 
 
 @pytest.mark.parametrize("fairness", [FAIR, STRICT])
-def test_nothing_goes_while_anything_of_a_higher_priority_waits(fairness: str) -> None:
-    """However long that takes."""
+def test_a_lower_priority_waits_for_all_higher_ones(fairness: str) -> None:
+    """For any length of time."""
     tenants = {
         "high": Tenant(2 * RATE, objective="urgent"),
         "low": Tenant(0.1 * RATE, since=1.0),
@@ -268,7 +270,7 @@ def test_nothing_goes_while_anything_of_a_higher_priority_waits(fairness: str) -
 
 
 def reason(request: Decision) -> str | None:
-    """Why it was refused."""
+    """The reason of a refusal."""
     return None if request.refused is None else request.refused.reason
 
 
@@ -276,8 +278,8 @@ def retry_after(request: Decision) -> int | None:
     return None if request.refused is None else request.refused.retry_after_seconds
 
 
-def test_nothing_waits_longer_than_it_may() -> None:
-    """A low priority under a flood of a higher one: all are refused, at their time exactly."""
+def test_no_request_waits_beyond_its_time() -> None:
+    """A low priority under a flood of a higher one: all are refused, exactly at their time."""
     tenants = {
         "high": Tenant(2 * RATE, objective="urgent"),
         "low": Tenant(0.2 * RATE, since=1.0, until=4.0),
@@ -293,7 +295,7 @@ def test_nothing_waits_longer_than_it_may() -> None:
     assert all(one.decision_seconds <= 1.502 for one in seen.requests)
 
 
-def test_a_tenant_that_asks_now_and_then_costs_a_place() -> None:
+def test_an_occasional_tenant_costs_a_place() -> None:
     """It does not cost a part of the pool: beside a flood, at least 95 % of the peak is served. It
     waits for another request's end only when it asks twice within the time that one request takes.
     """
@@ -311,16 +313,16 @@ def goodput(seen: Run, since: float, until: float) -> float:
 
 @cache
 def peak() -> float:
-    """Tokens that are served a second in the order of their coming, at the most."""
+    """The greatest number of tokens a second in order of arrival."""
     loads = [{"all": Tenant(share * RATE)} for share in (1.0, 1.2)]
     return max(goodput(run(config(STRICT), load, 8.0), 3.0, 8.0) for load in loads)
 
 
 @pytest.mark.parametrize("fairness", [STRICT, FAIR])
 def test_an_overloaded_fleet_serves_as_much_as_it_can(fairness: str) -> None:
-    """At three times its peak at least 95 % of that, also just after another tenant has gone; the
-    rest is refused at once, for a reason, and what waits keeps to its memory. When the load falls,
-    all is as before within five seconds.
+    """At three times its peak at least 95 % of that, also just after another tenant has stopped;
+    the rest is refused at once, for a reason, and the queue stays within its memory. When the load
+    falls, everything is as before within five seconds.
     """
     cap = 1_000_000
     tenants = {

@@ -16,7 +16,7 @@ from fleet.sim.virtual_time import run_in_virtual_time
 from tests.support.fleet.peer_fleet import PeerFleet, Peers
 from worker.config import CacheConfig, SchedulerConfig
 
-# A worker's cache holds a third of the beginnings, so that it matters who is sent what.
+# A worker's cache holds a third of the beginnings, so that the destination matters.
 WORKER = WorkerSettings(limits=SchedulerConfig(max_num_seqs=16), cache=CacheConfig(1024, 16))
 VOCABULARY = range(256, 1280)
 

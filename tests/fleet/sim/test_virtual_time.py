@@ -1,4 +1,4 @@
-"""A loop whose clock jumps keeps the order of events, and says when every task is waiting."""
+"""A loop whose clock jumps keeps the order of events, and reports a deadlock."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fleet.sim.virtual_time import run_in_virtual_time
 
 
 def test_a_day_of_waiting_takes_no_time_and_keeps_its_order() -> None:
-    """Sleepers wake in the order of their times, at exactly these."""
+    """Sleepers wake in the order of their times, and exactly then."""
     woken: list[tuple[str, float]] = []
 
     async def sleeper(name: str, seconds: float) -> None:
