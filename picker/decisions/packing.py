@@ -44,16 +44,13 @@ Load: TypeAlias = tuple[int, int | None, int | None, float | None, float | None]
 _Filtered: TypeAlias = tuple[str, Sequence[Candidate]]
 
 
-class _Ran:
+class _Ran(msgspec.Struct):
     """The calls of one profile's plugins in an attempt to schedule."""
 
-    __slots__ = ("filters", "picker", "scorers", "scores")
-
-    def __init__(self) -> None:
-        self.filters: list[_Filtered] = []
-        self.scorers: list[tuple[str, float]] = []
-        self.scores: list[Sequence[float]] = []
-        self.picker = ""
+    filters: list[_Filtered] = []
+    scorers: list[tuple[str, float]] = []
+    scores: list[Sequence[float]] = []
+    picker: str = ""
 
 
 def _plain(value: Any) -> Any:
