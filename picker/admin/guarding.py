@@ -84,6 +84,7 @@ class HostCheck:
 
     def bound(self, wanted: str, addresses: Iterable[str]) -> None:
         """Restrict the headers: the port listens at `addresses`, the flag said `wanted`."""
+        # Other machines reach any other address by names that the picker cannot know.
         if all(map(is_loopback, addresses)):
             self._names = frozenset({wanted.lower()})
 
@@ -153,6 +154,7 @@ def authorizing(authorize: Authorize, names: PageNames) -> Middleware:
         path = names.of(request)
         if path in OPEN:
             return await handler(request)
+        # Two headers are ambiguous, so neither counts.
         given = request.headers.getall("Authorization", [])
         token = given[0][len(_BEARER) :].strip() if len(given) == 1 else ""
         if not token or not given[0].lower().startswith(_BEARER):

@@ -110,6 +110,8 @@ class _Ring:
     def add(self, sample: EndpointSample | PoolSample, number: int) -> None:
         self.number = number
         for name, row in zip(self._fields, self._rows, strict=True):
+            # Arrays of numbers: a history of thousands of endpoints is no work for the garbage
+            # collector.
             value = getattr(sample, name)
             row[self._next] = _UNKNOWN if value is None else round(value, _DECIMALS)
         self._next = (self._next + 1) % self._size
@@ -159,6 +161,7 @@ class History:
         The iterator copies an endpoint's samples when it reaches it; samples added meanwhile do
         not show.
         """
+        # Copies of rings are made in turns, so remember which sample was the last.
         rings, last = list(self._rings.items()), self._last
         count = min(count, MAX_SAMPLES // max(1, len(rings)))
         taken = (EndpointValues(*map(_known, ring.last(count, last))) for _, ring in rings)

@@ -52,6 +52,7 @@ async def merged(process: PickerMetrics, pools: Mapping[str, PickerMetrics], tur
 
 def of_pool(metrics: PickerMetrics) -> Iterable[AnySeries]:
     """Return the series of one of several pools: all but those of the process."""
+    # By identity: a pool's series have the same names.
     others = frozenset(map(id, metrics.of_process))
     return [one for one in metrics.series if id(one) not in others]
 

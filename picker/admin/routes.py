@@ -186,6 +186,7 @@ class PoolPages:
         samples = whole_number(request, "history", default=0, least=0, most=SAMPLES)
         health = self.source.health()
         candidates = self.source.datastore.snapshot().candidates
+        # Everything is read before the first turn, so that all numbers are of one moment.
         last, keys, taken = self.history.cut(samples)
         pool_rows, queues = self.history.pool(samples), self._queues
         loads = self._loads if samples else {}
@@ -265,6 +266,7 @@ class PoolPages:
 
     async def _show_decision(self, request: web.Request) -> web.Response:
         """Find a request by its id: any text of a client, escaped as one part of the path."""
+        # `last` is no id that a client is likely to choose.
         request_id = request.match_info["id"]
         is_last = request_id == LAST
         decision = self.source.decision(None if is_last else request_id)

@@ -74,6 +74,7 @@ class AdminServer:
         await runner.setup()
         self._runner = runner
         await web.TCPSite(runner, host, port, ssl_context=tls).start()
+        # The bound addresses, since a name may resolve to several.
         self._check.bound(host, [str(address[0]) for address in runner.addresses])
         return int(runner.addresses[0][1])
 

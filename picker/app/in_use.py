@@ -73,8 +73,10 @@ class ConfigInUse:
         has changed: for an invalid configuration, and for a change that needs a restart.
         """
         before = self._assembly
+        # A copy, since the build must not change what requests use meanwhile.
         known = MappingProxyType(dict(before.instances))
         assembly = self._build(loaded, replace(self._context.options, before=known))
+        # The scraper was built from the first data layer, and requests depend on its data.
         for section in assembly.data_layer.differences(before.data_layer):
             text = "cannot change while the picker runs; restart it"
             loaded.findings.error(tuple(section.split(".")), text)

@@ -67,6 +67,7 @@ class KnownPool:
         )
         gauges = PoolCollector(options.pool_name, self.datastore)
         interval = options.pool_gauges_interval_seconds
+        # Cached: they are sums over all endpoints, and several scrapers may ask at once.
         metrics.register(RememberedCollector(gauges, interval, time.monotonic))
 
     def use(self, assembly: Assembly) -> None:
@@ -103,6 +104,7 @@ class KnownPool:
         if found is not None:
             path, follows, routes_to_names = found
             read = partial(pool_contents, pool=options.pool_name)
+            # Envoy resolves names itself if the proxy routes to them.
             resolve = None if routes_to_names else addresses_of
             known = (self.datastore, self.rules, metrics)
             return FileDiscovery(path, *known, read, resolve, follows=follows)

@@ -150,6 +150,7 @@ class Listeners:
             for one in own
         }
         self._http_certificates, self._http_tls = _metrics_tls(options.metrics_tls, expiry)
+        # With ext_proc on a unix socket no other machine needs the health port.
         is_unix = ext_proc_options(options).unix_path is not None
         self._health_options = ServerOptions(
             host="127.0.0.1" if is_unix else options.bind_address,
@@ -170,6 +171,7 @@ class Listeners:
         Raises `StartError`.
         """
         options = self._options
+        # Registered before they open, so that a busy port leaves none of the others open.
         stack.push_async_callback(self._admin.stop)
         stack.push_async_callback(self._health.stop, 0)
         host, port = options.metrics_bind_address, options.metrics_port
@@ -205,6 +207,7 @@ class Listeners:
 
     async def close_ext_proc(self, grace_seconds: float) -> None:
         """Take no new requests, and let those under way end for `grace_seconds`."""
+        # Together, so that the grace is that of the picker and not of each port.
         every = (self._ext_proc, *self._own.values())
         await asyncio.gather(*(one.close(grace_seconds) for one in every))
 
@@ -291,6 +294,7 @@ async def bound(start: Coroutine[None, None, int], flag: str, address: str) -> i
     try:
         return await start
     except OSError as error:
+        # gRPC's errors have a text and no number.
         busy = error.errno == errno.EADDRINUSE or "in use" in str(error).lower()
         reason = "the port is already in use" if busy else (error.strerror or str(error))
         raise StartError(f"cannot listen on {address} ({flag}): {reason}") from error

@@ -81,6 +81,8 @@ class KnownModels:
     def pool_of(self, model: str) -> PoolOfModels | None:
         """Find the pool of a model; None: no pool has it."""
         found = self._found.get(model)
+        # A missing model is searched sooner, as it may have been loaded just now; but a flood of
+        # unknown names must not search for each request.
         self._look(MAX_AGE_SECONDS if found is not None else MIN_AGE_SECONDS)
         return self._found.get(model)
 
@@ -112,6 +114,7 @@ class KnownModels:
             return
         self._looked_at = now
         found: dict[str, PoolOfModels] = {}
+        # In the order of precedence: the first pool that has a name gets it.
         for names_of in (_rewritten, self._list_of, _running):
             for pool in self._pools:
                 for name in names_of(pool):
@@ -125,6 +128,7 @@ class KnownModels:
         for candidate in pool.snapshot().candidates:
             for one in candidate.attributes.get(MODELS_ATTRIBUTE, ()):
                 listed.setdefault(one.id, one)
+        # Not replaced by an empty list: endpoints that restart list nothing for a while.
         if listed:
             self._listed[pool.key] = listed
         return self._listed.get(pool.key, ())
@@ -165,6 +169,7 @@ class ModelChoice:
         if pool is not None:
             return pool
         self._unknown.inc()
+        # A 404 would be final for the client, and the model may belong to that pool.
         if unlisted := self._models.unlisted:
             text = f"no endpoint of {', '.join(unlisted)} has listed its models yet"
             raise no_endpoints(f"the model '{shown(model)}' is unknown, but {text}")

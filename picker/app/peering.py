@@ -55,6 +55,7 @@ class Peering:
         self._exchange = PeerExchange(settings, knowledge, clock(), time.time())
         self._mesh = Mesh(self._exchange, series, clock, credentials)
         self._discover = self._discovery_of(flags, options, metrics)
+        # Replicas of a pool may have it under different keys.
         self.name = self._exchange.pool  # the pool's name among replicas
         self.reports = PoolReports(self._exchange, series, lambda: datastore.synced)
         self._use(config.assembly)

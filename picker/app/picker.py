@@ -199,6 +199,7 @@ class Picker:
                 announce(ports)
                 await self._stopped.wait()
                 await self._drain()
+                # Only after the drain: requests under way need scrapes, peers and discovery.
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*(pool.close() for pool in self.pools.values()))
@@ -206,6 +207,7 @@ class Picker:
     async def _drain(self) -> None:
         """Report "not serving", but serve on until proxies have stopped sending or time is up."""
         self.serving.is_draining = True
+        # At once, so that a standby becomes ready while requests end here.
         self.serving.leadership.resign()
         pools = self.pools.values()
         waiting = sum(pool.waiting for pool in pools)

@@ -62,6 +62,7 @@ class PluginTasks(Generic[P]):
                     _, over, task = self._running.pop(name)
                     over.set()
                     ending.append(task)
+                # Old tasks hold addresses that new ones may need.
                 if ending:
                     await asyncio.wait(ending)
                 for name, plugin in self._wanted.items():
@@ -97,6 +98,7 @@ async def listen_to_engines(
     over: asyncio.Event,
 ) -> None:
     """Feed a plugin the KV events of the engines."""
+    # Cancelled from here, since a listener waits for its sockets and not for the event.
     listening = asyncio.ensure_future(_listen(datastore, series, name, consumer))
     try:
         await over.wait()

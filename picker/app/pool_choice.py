@@ -41,6 +41,7 @@ class PoolChoice:
         self._pools = {name.encode(): source for name, source in pools.items()}
         self._keys = ", ".join(keys)
         self._warned: set[str] = set()
+        # With one pool there is nothing to guess.
         only = next(iter(pools.values())) if len(keys) == 1 else None
         self._unnamed = unnamed or only or _Refusing(self._message(""), unknown)
         self._others = _Refusing(f"the proxy asks for another pool than {self._keys}", unknown)
@@ -50,6 +51,7 @@ class PoolChoice:
         named = metadata.get(POOL_METADATA)
         if named is None:
             return self._unnamed
+        # A proxy may append to the metadata of a client, so equal names are one.
         source = self._pools.get(named) or self._pools.get(_alone(named))
         if source is not None:
             return source

@@ -97,6 +97,7 @@ class ServedPool:
         self.datastore.follow_models(metrics.labels.add_served)
         metrics.register(PluginCollector(lambda: self.config.assembly, self.inflight, metrics))
         self._watch = self._config_watch(content)
+        # After all parts exist: it hands the assembly to each of them.
         self._use(assembly)
         self.config.subscribe(self._use)
         self._effective: tuple[Assembly, str] | None = None
@@ -166,6 +167,7 @@ class ServedPool:
         def pool() -> Sequence[Candidate]:
             """Return the usable endpoints, with this picker's own load on each."""
             known = context.datastore.snapshot().candidates
+            # Without a subset: saturation is that of the whole pool.
             loaded = candidates_for(known, None, context.inflight.counts, context.loaded)
             health = context.health
             return loaded if health is None else health.usable(loaded, context.clock())
@@ -185,6 +187,7 @@ class ServedPool:
         consumers = {name: one for name, one in plugins if isinstance(one, KvEventConsumer)}
         self._flushes.use(assembly.flushes)
         self._kv_events.use(consumers)
+        # Flow control outlives the configuration: waiting requests must not be lost.
         self.flow.use(assembly.flow_control)
         pipeline = assembly.gated(self.flow)
         if self._recorder is not None:
@@ -262,6 +265,7 @@ class ServedPool:
 
     async def close(self) -> None:
         """Flush plugins and the recording, once no request is under way."""
+        # Plugins first: their last flush may still need the other parts.
         await self._flushes.end(self._flushing)
         if self._recorder is not None and self._record_file is not None:
             self._recorder.flush()
@@ -303,6 +307,7 @@ class ServedPool:
         """Say in a sentence which endpoints do not answer; None: all do."""
         if not (silent := self._silent()):
             return None
+        # Probes show the sentence in a line of an event.
         names = ", ".join(silent[:MAX_NAMED]) + (", …" if len(silent) > MAX_NAMED else "")
         return f"{len(silent)} of {self.datastore.size} endpoints do not answer: {names}"
 

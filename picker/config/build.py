@@ -182,9 +182,11 @@ class _Builder:
 
     def build(self) -> Assembly:
         plugins, findings = self._plugins, self._findings
+        # First what is refused anyway, so that its errors come with all others.
         check_supported(self._config, findings)
         for index, spec in enumerate(self._config.plugins):
             plugins.add(spec, ("plugins", index))
+        # After all plugins exist, since a plugin may name one that is configured below it.
         plugins.connect()
         planner = ProfilePlanner(self._config, plugins, findings)
         plans = planner.profiles()
@@ -197,6 +199,7 @@ class _Builder:
         if not findings.has_errors:
             warn_of_filtering_detector(plans, detector, findings)
         flow_control = plan_flow_control(self._config, plugins, self._registry, findings, detector)
+        # After every section has created its default plugins, which may consume data as well.
         create_missing_producers(plugins, self._registry, findings)
         producers = producers_in_order(plugins, findings)
         check_layers(plugins, findings)
@@ -210,6 +213,7 @@ class _Builder:
         if handler is None:
             raise TypeError("a configuration without errors has a profile handler")
         assembly = self._assembly(plans, handler, data_layer, parsers, detector, producers)
+        # Flow control calls the same detector as the pipeline, so that its duration is measured.
         saturation = assembly.pipeline.saturation
         if flow_control is not None and saturation is not None:
             flow_control = replace(flow_control, detector=saturation)
@@ -285,6 +289,7 @@ class _Builder:
         return bound
 
     def _bodyless(self, plans: list[ProfilePlan]) -> BodylessRequests:
+        # A filter of several profiles runs once, in the order of its first use.
         filters = dict.fromkeys(part.instance.name for plan in plans for part in plan.filters)
         narrowing = (self._plugins[name].plugin for name in filters)
         return BodylessRequests(
@@ -352,6 +357,7 @@ class _Builder:
             plugin, point, name, type_name, profile=profile, weight=weight, durations=durations
         )
         bound.meter = meter_of(point, name, type_name, plugin, metrics)
+        # The plugins that it calls read the attributes in its name.
         if point in _SCOPED:
             used = [self._plugins[one].plugin for one in self._plugins.used_by(instance)]
             violations = metrics.plugin_data_scope_violations_total
@@ -377,6 +383,7 @@ def assemble(
 ) -> tuple[LoadedConfig, Assembly]:
     """Load and build a configuration, without metrics. Raises `InvalidConfigError`."""
     loaded = load_config(content, name)
+    # No plugin runs, so no clock and no shared metrics are needed.
     return loaded, build(loaded, registry, PickerMetrics(), lambda: 0.0, options)
 
 

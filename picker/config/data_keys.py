@@ -43,9 +43,11 @@ def create_missing_producers(
             made = plugins.default(row.name, Origin.NEEDED)
             if made is not None and key in produced_by(made):
                 continue
+            # The parameters that it needs have no defaults.
             if len(findings) > before:
                 text = f"'{consumer.name}' needs {key}, whose producer must be configured"
                 findings.error(consumer.path, text)
+        # Otherwise the producer may be the entry that failed.
         elif plugins.is_complete:
             _report_missing(consumer, key, plugins, findings)
         hopeless.add(key)
@@ -57,6 +59,7 @@ def producers_in_order(plugins: PluginInstances, findings: Findings) -> list[Ins
     makers = {key: one.name for one in producers for key in produced_by(one)}
     needs = {one.name: {makers[k] for k in needed_by(one) if k in makers} for one in producers}
     uses = {one.name: {makers[k] for k in optional_for(one) if k in makers} for one in producers}
+    # Optional inputs only affect the order if they close no cycle.
     try:
         order = _sorted({name: needs[name] | uses[name] for name in needs})
     except CycleError:
@@ -122,6 +125,7 @@ def is_producer(plugin: object) -> bool:
 def _sorted(needs: dict[str, set[str]]) -> list[str]:
     sorter: TopologicalSorter[str] = TopologicalSorter()
     for name, others in needs.items():
+        # Sorted, so that equal configurations have equal orders.
         sorter.add(name, *sorted(others - {name}))
     return list(sorter.static_order())
 

@@ -112,6 +112,7 @@ def written_discovery(config: EndpointPickerConfig) -> Iterator[tuple[Path, str]
 def check_load_is_known(plan: DataLayerPlan, plugins: PluginInstances, findings: Findings) -> None:
     """Report plugins that read the load of endpoints if no extractor provides it."""
     known = {one.type_name for bound in plan.sources for one in bound.extractors}
+    # After errors the extractor may be part of a source that failed.
     if DEFAULT_EXTRACTOR in known or findings.has_errors:
         return
     for instance in plugins:
@@ -156,6 +157,7 @@ def _sources(
         elif bound is not None:
             yield bound
         seen.add(spec.plugin_ref)
+    # Not `not layer.inject_defaults`: a missing value means true.
     if layer is not None and layer.inject_defaults is False:
         return
     if not any(spec.plugin_ref == DEFAULT_SOURCE for spec in specs):
@@ -179,6 +181,7 @@ def _source(
             continue
         if isinstance(extractor.plugin, Extractor | EndpointExtractor):
             extractors.append(extractor)
+        # Observers are notified of endpoints whether listed or not.
         elif isinstance(extractor.plugin, EndpointObserver):
             findings.warn(at, f"has no effect: '{extractor.name}' knows of endpoints anyway")
         else:

@@ -24,6 +24,7 @@ from picker.errors import ConfigError
 
 S = TypeVar("S", bound=msgspec.Struct)
 
+# The parts of msgspec's messages: its errors have a text and no attributes.
 _AT = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$(?P<path>.*)`)?$", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
@@ -118,6 +119,7 @@ def _known(value: Any, annotation: Any, at: Path, unknown: dict[Path, str]) -> A
 
 def _converted(value: Any, shape: type[S], at: Path, findings: Findings) -> S | None:
     before = len(findings)
+    # msgspec stops at the first error, so only after one is the value walked for all of them.
     try:
         return msgspec.convert(value, shape)
     except msgspec.ValidationError as error:
@@ -281,6 +283,7 @@ def _in_yaml_words(what: str) -> str:
 
     def word(match: re.Match[str]) -> str:
         kinds = [kind.strip() for kind in match[1].split("|")]
+        # "or nothing" would only confuse: an optional key can just be left out.
         if len(kinds) > 1 and "null" in kinds:
             kinds.remove("null")
         return " or ".join(_KINDS.get(kind, kind) for kind in kinds)
@@ -307,6 +310,7 @@ def quantity_bytes(text: str) -> int:
     if match is not None:
         number, unit, exponent = match.groups()
         size = Decimal(number) * _UNITS[unit or " "] * Decimal(10) ** int(exponent or 0)
+        # Kubernetes rounds up, too.
         if size <= MAX_BYTES:
             return math.ceil(size)
     raise ConfigError(f"'{text}' is no size; write for example 4194304, 4Mi or 10MiB")

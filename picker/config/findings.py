@@ -108,6 +108,7 @@ class Finding:
         elif self.allowed:
             hints.append(f"allowed: {', '.join(self.allowed)}")
         text = f"{head}{'; '.join((self.message, *hints))}"
+        # Keys and values come from the file, and may contain control characters.
         return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
     def as_dict(self) -> dict[str, str | int | list[str] | None]:
@@ -148,6 +149,7 @@ class Findings:
         self._left_out, self._gravest = 0, Severity.WARNING
 
     def __iter__(self) -> Iterator[Finding]:
+        # Plugins are built in an order of their own, but authors read from top to bottom.
         yield from sorted(self._found, key=lambda one: (one.line or 0, one.column or 0))
         if self._left_out:
             text = "there are further findings, which are not listed"
@@ -170,6 +172,7 @@ class Findings:
 
     def unknown(self, path: Path, text: str, given: object, known: Iterable[str]) -> None:
         """Add an error about the name `given`, with the `known` names and the nearest."""
+        # Before the search, which is slow among many names.
         if not self._is_left_out(Severity.ERROR):
             names = sorted(known)
             self.error(path, text, names, nearest_name(given, names))

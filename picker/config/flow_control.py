@@ -68,6 +68,7 @@ def plan_flow_control(
 
     `detector` measures the saturation of the pool.
     """
+    # Without the gate the section is not checked either: `schema` warns that it has no effect.
     if not gate_settings(config)[FLOW_CONTROL_GATE]:
         return None
     section = config.flow_control or FlowControl()
@@ -188,6 +189,7 @@ class _Planner:
 
     def _policy(self, ref: str, at: Path, kind: _Kind[T]) -> T | None:
         types = [name for name in self.all_types if name.endswith(kind.endings)]
+        # A default is created and not looked up, so it cannot be missing.
         if ref == kind.default:
             instance = self.plugins.default(ref)
         else:
@@ -208,6 +210,7 @@ class _Planner:
     def _only(self, kind: _Kind[T]) -> T | None:
         """Return the only configured plugin of this kind, or the default."""
         found = [one for one in self.plugins if kind.of(one.plugin) is not None]
+        # The reference names no eviction plugins: it uses those that are configured.
         for other in found[1:]:
             self.plugins.use(other)  # this warning replaces that of an unused plugin
             text = f"has no effect: '{found[0].name}' is {kind.name} already"

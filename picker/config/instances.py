@@ -71,7 +71,7 @@ class PluginInstances:
         self._before = before
         self._by_name: dict[str, Instance] = {}
         self._broken: set[str] = set()
-        self._named: set[str] = set()
+        self._named: set[str] = set()  # by a section, to find unused plugins
 
     def __iter__(self) -> Iterator[Instance]:
         return iter(tuple(self._by_name.values()))
@@ -139,6 +139,7 @@ class PluginInstances:
         """
         if not self._is_free_of_loops():
             return
+        # Repeatedly: a plugin created anew makes those stale that name it.
         while stale := [one for one in self if self._lost_a_reference(one)]:
             for instance in stale:
                 fresh = self._create(instance)
@@ -182,6 +183,7 @@ class PluginInstances:
             return None
         self._warn_of_no_effect(spec.parameters or {}, parameters, at)
         instance = Instance(name, row.name, None, path, parameters, origin)
+        # Equal parameters mean equal behaviour, so the old plugin continues with its state.
         before = self._before.get(name)
         if before is not None and instance.is_entry_of(before):
             return Instance(name, row.name, before.plugin, path, parameters, origin)
@@ -232,6 +234,7 @@ class PluginInstances:
 
     def _at_fault(self, instance: Instance, text: str) -> Path:
         """Return the path of the first parameter in the error message, or of all parameters."""
+        # Plugins only raise `ValueError` with a text, and name parameters as in the file.
         words = re.findall(r"\w+", text)
         named = (word for word in words if word in instance.parameters.__struct_encode_fields__)
         return (*instance.path, "parameters", *list(named)[:1])
@@ -239,6 +242,7 @@ class PluginInstances:
     # Connections
 
     def _is_free_of_loops(self) -> bool:
+        # A cycle would have no plugin to connect first.
         sorter: TopologicalSorter[str] = TopologicalSorter()
         for instance in self:
             sorter.add(instance.name, *self.names_in(instance))

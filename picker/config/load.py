@@ -41,6 +41,7 @@ def load_config(content: bytes, name: str) -> LoadedConfig:
     if len(content) > MAX_CONFIG_BYTES:
         raise unusable(name, f"the configuration is larger than {MAX_CONFIG_BYTES} bytes")
     source, findings, document = _compose(content, name)
+    # As much as is valid, so that `build` can report its own errors together with these.
     config = decode_most(document, EndpointPickerConfig, (), findings)
     if config.api_version == schema.DEPRECATED_API_VERSION:
         text = f"apiVersion {config.api_version} is deprecated, use {schema.API_VERSION}"

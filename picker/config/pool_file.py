@@ -154,6 +154,7 @@ class _Reading:
         if not self._lists_endpoints:
             text = f"expected objects with a kind: {', '.join((*policies.KINDS, LIST_KIND))}"
             raise unusable(self._name, text, source.root.start_mark)
+        # Constructed without findings: each entry is checked on its own.
         refuse_multiplied(source.root, self._name)
         doubled = self._doubled_keys(source.root)
         document = constructed(loader, source.root)
@@ -204,6 +205,7 @@ class _Reading:
         self.num_objects += 1
         findings = self._room(source)
         decoded = _decoded(document, at, findings)
+        # An object for another pool is no error: one file may serve several pickers.
         if decoded is not None and not findings.has_errors:
             if decoded.spec.pool_ref.names(self._pool):
                 self._take(decoded, at, findings)

@@ -72,6 +72,7 @@ class ProfilePlanner:
     def profiles(self) -> list[ProfilePlan]:
         """Return the configured profiles, or one with every filter, scorer and picker."""
         specs = self._config.scheduling_profiles
+        # Before defaults are created, which are no parts of the default profile.
         configured = tuple(self._plugins)
         if not specs:
             parts = [ProfilePart(instance, path=instance.path) for instance in configured]
@@ -91,6 +92,7 @@ class ProfilePlanner:
         at: Path = ("schedulingProfiles",)
         if not configured:
             if num_profiles > 1:
+                # Otherwise the handler may be the entry that failed.
                 if self._plugins.is_complete:
                     text = "no profile handler is configured, which several profiles need"
                     self._findings.error(at, text)

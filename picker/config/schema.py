@@ -226,6 +226,7 @@ def _check_flow_control(config: EndpointPickerConfig, is_on: bool, findings: Fin
     After errors the gate may only seem to be off.
     """
     section = config.flow_control
+    # After errors the gate may only seem to be off.
     if section is None or is_on or findings.has_errors:
         return
     for field, key in zip(section.__struct_fields__, section.__struct_encode_fields__, strict=True):

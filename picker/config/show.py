@@ -139,6 +139,7 @@ def _element(part: Any, indent: int) -> Iterator[ConfigLine]:
 
 
 def _scalar(value: Any) -> str:
+    # In a list, since a single scalar would end with a document marker.
     text = yaml.safe_dump([value], default_flow_style=True, width=10**6, allow_unicode=True)
     return text[1:-2]
 
@@ -193,6 +194,7 @@ def _parts(plan: ProfilePlan) -> list[ProfilePart]:
     """Return the configured parts in their order, then the default ones."""
     pickers = (plan.picker,) if plan.picker is not None else ()
     every = (*plan.filters, *plan.scorers, *pickers)
+    # A plugin may be filter and scorer at once, from one entry.
     parts = {(part.path, part.instance.name): part for part in every}
     return sorted(parts.values(), key=lambda part: (not part.path, part.path))
 

@@ -75,6 +75,7 @@ class ConfigWatch:
             if str(error) != self._problem:
                 self._failed(error)
             return
+        # A touched file, or one of several events of one replacement.
         if content == self._seen:
             return
         self._seen = content

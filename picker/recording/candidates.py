@@ -40,6 +40,8 @@ class CandidateDeltas:
         """Return the changes of `candidates`, and all keys if these or their order changed."""
         self._left_out = {}
         before, new = self._before, candidates
+        # The datastore replaces a candidate that changes, so identity suffices: no comparison of
+        # fields, and for most decisions of a crowd nothing at all is new.
         if before is not None and len(candidates) == len(before):
             new = [one for one, old in zip(candidates, before, strict=True) if one is not old]
             if not new:
@@ -60,7 +62,7 @@ class CandidateDeltas:
     def forget(self, key: str) -> None:
         """Drop an endpoint that left; if it returns, it is recorded completely."""
         self._recorded.pop(key, None)
-        self._before = None
+        self._before = None  # else an equal list would hide that the endpoint is new
 
     def _change(self, old: Candidate | None, new: Candidate) -> CandidateChange:
         if old is None:
@@ -87,6 +89,7 @@ class CandidateDeltas:
 
     def _metrics(self, candidate: Candidate) -> EndpointMetrics | str | None:
         metrics = candidate.metrics
+        # The usual case: fresh metrics are the last ones, and are recorded once.
         if metrics is not None and metrics is candidate.last_metrics:
             return LAST_METRICS
         return self._recordable(metrics)

@@ -99,9 +99,10 @@ class RecordingFile:
         """Accept lines again after a loss; the next must need none before it. Returns the number
         of lines lost since the last call.
         """
-        self._lose(len(self._buffer))
+        self._lose(len(self._buffer))  # they build upon the lost ones
         self._clear()
         self._is_cut_off = False
+        # Batches of the old epoch that still wait are dropped by the thread.
         with self._progress.lock:
             self._epoch += 1
             lost, self._progress.lost = self._progress.lost, 0
@@ -128,7 +129,7 @@ class RecordingFile:
         """Count a line that was lost before it was written, and accept no more."""
         if not self._is_open:
             return
-        self.hand_over()
+        self.hand_over()  # the lines before the loss are still valid
         self._is_cut_off = True
         self._lose(1)
         if self._complained_at is None or now_seconds - self._complained_at > COMPLAINT_SECONDS:
@@ -198,6 +199,7 @@ def open_recording(path: Path) -> tuple[int, int]:
     Raises `ConfigError` for a file that cannot be opened, is no recording, or is being written by
     another picker.
     """
+    # O_NONBLOCK: opening a pipe would wait for its reader.
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
     with _as_config_error(path):
         fd = os.open(path, flags, OWNER_ONLY)
@@ -205,6 +207,7 @@ def open_recording(path: Path) -> tuple[int, int]:
         with _as_config_error(path):
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise ConfigError(f"--record: {path} is no regular file")
+            # The kernel releases the lock when the process dies, so none is ever stale.
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return fd, _size_for_another_run(fd, path)
     except BaseException:
@@ -274,6 +277,7 @@ class DiskWriter(threading.Thread):
         try:
             view = memoryview(batch.data)
             while view:
+                # At an offset of our own: after a failure the file ends there again.
                 written = os.pwrite(self._fd, view, end)
                 end, view = end + written, view[written:]
         except OSError as error:

@@ -166,11 +166,11 @@ class DecisionLine(Line, frozen=True, tag="decision"):
     """The inputs of a decision and its outcome.
 
     `number` counts the decisions of the run. `again` is the number of the preceding decision when
-    both are of the same request (to probe an ejected endpoint, say); its `findings` then are only
-    the new ones. `changed` are the candidates that changed, `order` the keys of all candidates if
-    they or their order differ from the preceding decision. `findings` are values by
-    "Type/producer"; those in `not_replayable` have a type that cannot be recorded. `left`: hooks
-    were called for it.
+    both are of the same request (to probe an ejected endpoint, say); it then has no `findings` of
+    its own: those of that decision apply. `changed` are the candidates that changed, `order` the
+    keys of all candidates if they or their order differ from the preceding decision. `findings` are
+    values by "Type/producer"; those in `not_replayable` have a type that cannot be recorded.
+    `left`: hooks were called for it.
     """
 
     number: int
@@ -241,6 +241,7 @@ class NumberedLine:
 
 def result_line(result: SchedulingResult, candidates: Sequence[Candidate]) -> ResultLine:
     """Return the outcome of a decision among `candidates`; used by recorder and replay alike."""
+    # Lists instead of generators: this runs for every decision of a recording picker.
     order = tuple([one.endpoint.key for one in candidates])
     return ResultLine(
         endpoints=tuple([(one.key, one.host_port) for one in result.endpoints]),
@@ -315,6 +316,7 @@ def read_recording(path: Path) -> Iterator[NumberedLine]:
 
 def _lines(path: Path, file: BinaryIO) -> Iterator[NumberedLine]:
     number, torn = 0, None
+    # A limit, since any file can be given: one without line breaks must not fill the memory.
     while text := file.readline(MAX_LINE_BYTES):
         number += 1
         if len(text) >= MAX_LINE_BYTES:
@@ -322,6 +324,7 @@ def _lines(path: Path, file: BinaryIO) -> Iterator[NumberedLine]:
         try:
             line = decoded(text.rstrip(b"\n"))
         except UNREADABLE as error:
+            # Only the next line shows whether the run ended here, so keep the error until then.
             if torn is not None or number == 1 or not _may_be_torn(text, error):
                 raise _invalid(path, number, error) from error
             torn = error

@@ -108,6 +108,7 @@ class Recorder:
         if assembly is not self._in_use:
             self._configured(assembly)
         recorder = _PipelineRecorder(self, self._config.number)
+        # Replays need first pieces only for the hooks that use them.
         if not pipeline.response_progress:
             return replace(pipeline, recorder=recorder)
         progress = (*pipeline.response_progress, BoundPlugin(recorder))
@@ -152,6 +153,7 @@ class Recorder:
     def scheduling(self, decision: Decision, config: int) -> None:
         """Take the inputs of a decision by configuration `config`, before the scheduler runs."""
         self.flush()
+        # Before the line is made: it must be one that needs no lost line.
         if self._sink.is_broken:
             self._begin_anew()
         request, attributes, seed = decision.request, decision.attributes, decision.seed
@@ -159,8 +161,10 @@ class Recorder:
             return
         log, number = self._log, next(self._numbers)
         try:
+            # Set if this is another attempt to schedule the same request.
             before = attributes.get(_NUMBER)
             findings, left_out = ({}, ()) if before else findings_line(attributes, self._digests)
+            # Hooks on responses get the attributes and not the decision.
             attributes[_NUMBER] = number
             changes, order = self._deltas.of(decision.candidates)
             line = DecisionLine(
@@ -197,7 +201,7 @@ class Recorder:
     def first_piece(self, attributes: Attributes, progress: ResponseProgress) -> None:
         number = attributes.get(_NUMBER)
         if number is not None:
-            self.flush()
+            self.flush()  # the decision precedes its response in the file
             at, size = progress.now_seconds, progress.num_bytes
             self._write(FirstPiece(number, at, size, progress.is_last))
 
@@ -219,6 +223,7 @@ class Recorder:
         """Write the pending line, of which the last event is known now."""
         pending, self._pending = self._pending, None
         if pending is not None:
+            # Whether hooks were called is known only after `scheduled`.
             line, decision = pending
             self._write(changed(line, left=True) if decision.is_prepared else line)
 
@@ -236,7 +241,7 @@ class Recorder:
 
     def _begin_anew(self) -> None:
         lost = self._sink.begin_anew()
-        self._deltas = CandidateDeltas()
+        self._deltas = CandidateDeltas()  # so the next decision has complete candidates
         now = self._clock()
         for line in (self._header, Lost(lost), self._config):  # the header may be lost too
             self._sink.write(encoded(line), now)
@@ -280,6 +285,7 @@ class _PipelineRecorder:
 def _bounded(usage: Usage | None) -> Usage | None:
     if usage is None:
         return None
+    # Endpoints may report any numbers.
     cached = usage.cached_tokens
     return Usage(
         bounded(usage.prompt_tokens),

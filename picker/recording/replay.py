@@ -199,7 +199,7 @@ class Replay:
 
     def _begin(self, header: Header) -> None:
         if header.again and self._run is not None and _is_alike(self._run.header, header):
-            return  # the run continues
+            return  # repeated after a loss: the run continues
         self.runs += 1
         self._run = run = _Run(header)
         if not header.has_prompts:
@@ -239,12 +239,13 @@ class Replay:
             raise self._wrong(f"this version cannot use its configuration: {error}") from error
 
     def _used(self, header: Header, other: OtherConfig, before: _Generation | None) -> Assembly:
+        # Built once, so that its plugins have one state for the whole run.
         if before is not None:
             return before.used
         allow = other.allow_experimental or header.allow_experimental_plugins
         return _built(other.content, other.name, header, allow=allow, before={})
 
-    # What happened
+    # Events
 
     def _decide(self, run: _Run, line: DecisionLine) -> Redecided | None:
         generation = run.generations.get(line.config)
@@ -253,6 +254,7 @@ class Replay:
         run.decided += 1
         for name in line.not_replayable:
             self._notes[f"{name} is of a type that no recording can hold"] += 1
+        # Also of a decision that is not repeated: later lines build upon its candidates.
         candidates = run.candidates.after(line.changed, line.order)
         if generation is None:
             self._notes["decided by a configuration that was lost, and not repeated"] += 1
@@ -263,6 +265,7 @@ class Replay:
         if last is not None and last.number == line.again:
             if last.left:  # now, so it needs no other attempt
                 return None
+            # As in the picker, the next attempt continues with what the last one left.
             request, recorded, attributes = last.request, last.recorded, last.attributes
         else:
             request = request_of(line.request)
@@ -316,6 +319,7 @@ class Replay:
         if line.change == "left":
             run.candidates.forget(line.key)
         elif line.change == "forgotten":
+            # Those in use at that time, as in the picker.
             for observer in run.generations[run.current].used.observers:
                 observer.endpoint_removed(line.key)
 

@@ -87,6 +87,7 @@ class HeaderPrivacy:
 
     def _value(self, name: str, value: str) -> str:
         if name in _PLAIN:
+            # A query may contain keys of clients.
             return readable(value.partition("?")[0] if name == _PATH else value)
         if name not in _SECRET and self._is_public(value):
             return readable(value)
@@ -99,6 +100,7 @@ class HeaderPrivacy:
         return all(part.strip() in self._public for part in value.split(","))
 
     def _renew(self) -> None:
+        # One set, since every header of every request is looked up in it.
         self._public = self._names.union(*self._of_endpoints.values())
 
 
@@ -114,6 +116,7 @@ class RequestLines:
         """Return the part of `request` that may be recorded."""
         body, limit, keeps = request.body, request.body.max_output_tokens, self._keeps_prompts
         features = private_features(request.features, self._digests)
+        # Usually equal, and then recorded once.
         own_features = None
         if body.features != request.features:
             own_features = private_features(body.features, self._digests)
@@ -145,6 +148,7 @@ def request_of(line: RequestLine) -> InferenceRequest:
     prompts = line.prompts
     if prompts is None:
         lengths = line.prompt_bytes or ()
+        # A recording is a file that anyone may have written.
         if any(length < 0 for length in lengths) or sum(lengths) > MAX_PROMPT_BYTES:
             raise ValueError("prompts of an impossible length")
         prompts = tuple([bytes(length) for length in lengths])

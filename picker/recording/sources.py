@@ -88,6 +88,7 @@ class FindingSources:
         attributes: Attributes,
     ) -> None:
         """Run `producer` for its own notes; its findings are discarded."""
+        # A copy: its other findings must not replace the recorded ones.
         beside, log = Attributes(), self._log
         for key, value in attributes.items():
             beside[key] = value
@@ -101,6 +102,7 @@ class FindingSources:
 
     def _with_attributes(self, candidate: Candidate) -> Candidate:
         known = self._described.get(candidate.key)
+        # Cached by identity, as candidates rarely change between two decisions.
         if known is None or known[0] is not candidate:
             attributes = dict(candidate.attributes)
             for describe in self._describers:
@@ -173,7 +175,7 @@ class _Plan:
             return known
         before = self._recorded.instances.get(instance.name)
         same = before is not None and instance.is_entry_of(before)
-        self._unchanged[instance.name] = same  # also ends a loop
+        self._unchanged[instance.name] = same  # before the recursion, which a cycle would not end
         for key in (*needed_by(instance), *optional_for(instance)) if same else ():
             maker = self._makers.get(key)
             if maker is not None and not self.is_unchanged(maker):

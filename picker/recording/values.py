@@ -73,7 +73,7 @@ _SEQUENCES: Mapping[str, type[Any]] = MappingProxyType(
 )
 _KIND_OF_SEQUENCE = MappingProxyType({one: name for name, one in _SEQUENCES.items()})
 _OBJECT, _PAIRS, _FLOAT, _INT, _BYTES = "{}", "pairs", "float", "int", "bytes"
-_INT_LIMIT = 2**63
+_INT_LIMIT = 2**63  # larger integers exceed those of most JSON readers
 
 
 class NotReplayableError(TypeError):
@@ -91,6 +91,7 @@ def findings_line(
         if data_type in OWN_NOTES or data_type in _OF_SCHEDULING:
             continue
         try:
+            # The first slash of the key separates type and producer.
             if "/" in data_type:
                 raise NotReplayableError(data_type)
             if data_type in _IDENTITIES and isinstance(value, str):
@@ -117,6 +118,7 @@ def recordable(value: Any) -> Any:
     """Return `value` as JSON can hold it. Raises `NotReplayableError`."""
     if value is None:
         return None
+    # The exact type: a subclass would come back as its base.
     kind = type(value)
     scalar = _SCALARS.get(kind)
     return _composed(value, kind) if scalar is None else scalar(value)
@@ -135,6 +137,7 @@ def _composed(value: Any, kind: type[Any]) -> list[Any]:
 
 
 def _text(value: str) -> str:
+    # Lone surrogates, which JSON of clients may contain, have no UTF-8.
     return value if value.isascii() else value.encode(errors="replace").decode()
 
 
