@@ -74,11 +74,11 @@ class LatencyPredictions:
         if first is None:
             return
         ttft = max(0.0, first - request.received_at_seconds)
-        self._judge(labels, "ttft", ttft, asked.ttft_ms)
+        self._observe(labels, "ttft", ttft, asked.ttft_ms)
         tokens = 0 if decision.usage is None else decision.usage.completion_tokens
         if request.body.stream and tokens > 1 and measured.last is not None:
             tpot = max(0.0, measured.last - first) / (tokens - 1)
-            self._judge(labels, "tpot", tpot, asked.tpot_ms)
+            self._observe(labels, "tpot", tpot, asked.tpot_ms)
 
     def _compare(self, measured: Measurement, labels: tuple[str, ...]) -> None:
         """Observe the errors of the predictions, and the p90s that held."""
@@ -90,7 +90,7 @@ class LatencyPredictions:
                 held = "true" if one.seen_ms <= one.p90_ms else "false"
                 series.request_latency_p90_total.labels(*labels, one.kind, held).inc()
 
-    def _judge(
+    def _observe(
         self, labels: tuple[str, ...], kind: str, seconds: float, objective_ms: float | None
     ) -> None:
         self._set(labels, kind, seconds)

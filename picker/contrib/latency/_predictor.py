@@ -13,12 +13,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from picker.contrib.latency._model import LoadFeatures, LoadIntegral
 from picker.framework.attributes import DataKey
-
-if TYPE_CHECKING:  # it imports numpy, which reading a configuration does not need
-    from picker.contrib.latency._model import LoadFeatures, LoadIntegral
 
 PREDICT_PATH = "/predict/bulk/strict"
 TRAIN_PATH = "/add_training_data_bulk"

@@ -397,7 +397,7 @@ class AskingLatencyProducer(PredictedLatencyProducer):
         if predicted:
             objectives = latency_objectives(request.headers)
             predictions = {
-                key: self._judge(key, one, objectives, features[key].num_request_running)
+                key: self._compared(key, one, objectives, features[key].num_request_running)
                 for key, one in zip(features, predicted, strict=True)
                 if one is not None
             }
@@ -476,7 +476,7 @@ class AskingLatencyProducer(PredictedLatencyProducer):
             )
         return features
 
-    def _judge(
+    def _compared(
         self, key: str, predicted: Predicted, objectives: LatencyObjectives, dispatched: int
     ) -> LatencyPrediction:
         """Compare a prediction with the objectives."""

@@ -75,7 +75,7 @@ class ConcurrencyDetector:
         """Raises `ValueError` for a plugin that has no live load."""
         producer = plugins[self._producer]
         if not isinstance(producer, LiveLoad):
-            raise ValueError(f"'{self._producer}' does not count what is under way")
+            raise ValueError(f"'{self._producer}' does not count the load in flight")
         self._live = producer
 
     def saturation(
