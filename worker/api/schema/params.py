@@ -205,28 +205,26 @@ def sampling_params(
     for; `rng` draws the seed of a request that gives none.
     """
     limits = context.limits
-    temperature = _in_range(request, "temperature", context)
-    greedy = temperature < GREEDY_BELOW
-    top_p = _in_range(request, "top_p", context)
-    if top_p == 0:
-        raise invalid("top_p", top_p, "top_p must be in (0, 1], got 0.")
-    min_p, top_k = _in_range(request, "min_p", context), _top_k(request, context)
+    # A further field with a range needs its row in `RANGES` alone.
+    ranged: dict[str, Any] = {name: _in_range(request, name, context) for name in RANGES}
+    if ranged["top_p"] == 0:
+        raise invalid("top_p", ranged["top_p"], "top_p must be in (0, 1], got 0.")
+    top_k = _top_k(request, context)
+    if ranged["temperature"] < GREEDY_BELOW:
+        # Filters do not change which token is the likeliest.
+        top_k, ranged["temperature"], ranged["top_p"], ranged["min_p"] = 0, 0.0, 1.0, 0.0
+    elif ranged["temperature"] < MIN_TEMPERATURE:
+        ranged["temperature"] = MIN_TEMPERATURE
     fixed_ids = _token_ids(
         request.logprob_token_ids, "logprob_token_ids", limits, MAX_LOGPROB_TOKEN_IDS
     )
     return SamplingParams(
         max_tokens=max_tokens,
-        # Filters do not change which token is the likeliest.
-        temperature=0.0 if greedy else max(temperature, MIN_TEMPERATURE),
-        top_p=1.0 if greedy else top_p,
-        top_k=0 if greedy else top_k,
-        min_p=0.0 if greedy else min_p,
+        top_k=top_k,
         seed=_seed(request.seed, rng),
         min_tokens=_check_min_tokens(request.min_tokens, max_tokens),
         stop_token_ids=_token_ids(request.stop_token_ids, "stop_token_ids", limits),
         ignore_eos=bool(request.ignore_eos),
-        presence_penalty=_in_range(request, "presence_penalty", context),
-        frequency_penalty=_in_range(request, "frequency_penalty", context),
         repetition_penalty=_repetition_penalty(request, context),
         logit_bias=_logit_bias(request.logit_bias, limits),
         bad_words=_bad_words(request.bad_words, context),
@@ -236,6 +234,7 @@ def sampling_params(
         prompt_logprobs=_prompt_logprobs(request.prompt_logprobs, limits),
         logprob_token_ids=fixed_ids,
         repetition_detection=_repetition(request.repetition_detection, limits),
+        **ranged,
     )
 
 

@@ -38,7 +38,7 @@ async def client_of(
 
 
 def plain(message: Any) -> Any:
-    """Events without ids and times."""
+    """The parts of an answer that are alike in every run."""
     content = [block.model_dump(exclude={"id"}) for block in message.content]
     return content, message.stop_reason, message.stop_sequence, message.usage.model_dump()
 

@@ -38,7 +38,7 @@ async def client_of(bench: Any, **settings: Any) -> AsyncIterator[openai.AsyncOp
 
 
 def plain(response: Any) -> Any:
-    """Events without ids and times."""
+    """The parts of an answer that are alike in every run."""
     dumped = (item.model_dump(exclude_none=True) for item in response.output)
     output = [{k: v for k, v in item.items() if k not in ("id", "call_id")} for item in dumped]
     return output, response.usage.model_dump(), response.status, response.incomplete_details

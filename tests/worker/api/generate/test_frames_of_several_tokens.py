@@ -111,7 +111,7 @@ def asked(path: str, fields: Body, with_logprobs: bool, echo: bool) -> Body:
 
 
 @dataclass
-class Teller:
+class Player:
     """An API that plays outputs to one request after the other."""
 
     api: Any
@@ -139,9 +139,9 @@ class Teller:
 
 
 @pytest.fixture
-def teller(bench: Any) -> Teller:
+def player(bench: Any) -> Player:
     """One for all examples of a test: its documents take longer to write than its answers."""
-    return Teller(bench.api(max_model_len=256), bench)
+    return Player(bench.api(max_model_len=256), bench)
 
 
 def whole(text: str) -> Body:
@@ -181,7 +181,7 @@ def streamed(text: str) -> Body:
 )
 @examples(60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 def test_a_run_is_written_like_its_tokens(
-    teller: Teller,
+    player: Player,
     path: str,
     stream: bool,
     tokens: list[int],
@@ -196,8 +196,8 @@ def test_a_run_is_written_like_its_tokens(
     body = asked(path, fields, with_logprobs, echo)
     if stream:
         body |= {"stream": True, **streaming}
-    outputs = answer(teller.bench, tokens, ending)
-    assert teller.events_of(in_runs(outputs, cuts), path, body) == teller.events_of(
+    outputs = answer(player.bench, tokens, ending)
+    assert player.events_of(in_runs(outputs, cuts), path, body) == player.events_of(
         outputs, path, body
     )
 
@@ -211,7 +211,7 @@ def test_a_run_is_written_like_its_tokens(
 )
 @examples(60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 def test_a_stream_of_runs_says_what_the_body_says(
-    teller: Teller,
+    player: Player,
     tokens: list[int],
     ending: tuple[FinishReason, int | None],
     cuts: set[int],
@@ -219,10 +219,10 @@ def test_a_stream_of_runs_says_what_the_body_says(
     streaming: Body,
 ) -> None:
     """The frames put together are the answer that comes as one."""
-    runs = in_runs(answer(teller.bench, tokens, ending), cuts)
+    runs = in_runs(answer(player.bench, tokens, ending), cuts)
     body = asked(TEXT, {**fields, "return_token_ids": True}, True, False)
-    frames, sizes = teller.events_of(runs, TEXT, {**body, "stream": True, **streaming})
-    answered, same_sizes = teller.events_of(runs, TEXT, body)
+    frames, sizes = player.events_of(runs, TEXT, {**body, "stream": True, **streaming})
+    answered, same_sizes = player.events_of(runs, TEXT, body)
     (choice,) = answered["choices"]
     assert sizes == same_sizes
     assert frames["text"] == choice["text"]
