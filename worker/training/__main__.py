@@ -14,8 +14,8 @@ from worker.training.progress import ProgressLine
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train until done; returns the exit status. What prevents it is one sentence on standard
-    error and status 1; a wrong flag exits with status 2, Ctrl-C with 130.
+    """Train until done; returns the exit status. An error is one sentence on standard error and
+    status 1; a wrong flag ends with status 2, Ctrl-C with 130.
     """
     # Before torch is loaded: threads that wait by spinning stall each other on shared cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"pointsman train-draft: {error}\n")
         return 1
     except KeyboardInterrupt:
-        sys.stderr.write("\nstopped; start it again with the same flags to go on\n")
+        sys.stderr.write("\nstopped; start it again with the same flags to resume\n")
         return 130
     shares = ", ".join(f"{share:.0%}" for share in acceptance.conditional)
     sys.stdout.write(f"greedy drafts held, position by position: {shares}\n")

@@ -1,12 +1,12 @@
-"""Conversations for the target to have, as programs of tokens given and tokens drawn.
+"""Conversations of the target, as programs of given and sampled tokens.
 
-A conversation is a generator: it yields `Given` tokens and `Continuation`s, is sent what
-was drawn, and returns whether the result is worth learning from. Conversation i is a pure function
-of its own random numbers and of what the model says.
+A conversation is a generator: it yields `Given` tokens and `Continuation`s, receives the sampled
+tokens, and returns whether the result is worth learning from. Conversation i is a pure function of
+its own random numbers and of the model's output.
 
-One of a chat model opens with a prompt made of a template and a topic, or with one that the model
-writes itself when it is shown the beginning of a user's turn (Magpie, arXiv:2406.08464). Most
-answers are greedy, since that is where drafts pay most.
+The conversation of a chat model opens with a prompt made of a template and a topic, or with a
+prompt that the model writes itself after the beginning of a user's turn (Magpie, arXiv:2406.08464).
+Most answers are greedy, because drafts pay most there.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ import yaml
 from worker.tokenizer.chat import ChatTemplate
 from worker.tokenizer.tokenizer import Tokenizer
 
-# Random letters: nothing that a template would say itself.
+# Random letters, which occur in no template.
 _MARKS = ("qzkwvx", "xvwkzq", "zqxkvw")
 _LONGEST_PROMPT, _LONGEST_ANSWER, _LONGEST_TEXT = 64, 192, 256
 _OWN_PROMPT_SHARE, _SECOND_TURN_SHARE, _GREEDY_SHARE = 0.4, 0.2, 0.7
-_LEAST_TOKENS = 16
+_MIN_TOKENS = 16
 # A conversation of two turns, with room for the template's own tokens.
 LONGEST_CONVERSATION = 2 * (_LONGEST_PROMPT + _LONGEST_ANSWER) + 128
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Tokens that the conversation goes on with, whatever the model thinks of them."""
+    """Tokens that continue the conversation, independent of the model."""
 
     token_ids: tuple[int, ...]
     is_target: bool = False
@@ -41,8 +41,8 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """The model goes on: up to an end token or `max_tokens`. `temperature` 0 is greedy. What it
-    says is no target when a user says it.
+    """Tokens that the model samples, up to an end token or `max_tokens`. `temperature` 0 is greedy.
+    They are no target in a user's turn.
     """
 
     max_tokens: int
@@ -50,14 +50,14 @@ class Continuation:
     is_target: bool = True
 
 
-# Is sent the tokens drawn, or None after `Given`; the result says whether to keep it.
+# Receives the sampled tokens, or None after `Given`; returns whether to use the conversation.
 Conversation = Generator[Given | Continuation, tuple[int, ...] | None, bool]
 
 
 @dataclass(frozen=True, slots=True)
 class ChatFrame:
-    """The tokens of a chat template around what is said: before a user's turn, from its end to the
-    beginning of the answer, and from the answer's end to the next user's turn.
+    """The tokens of a chat template: before a user's turn, from its end to the beginning of the
+    answer, and from the answer's end to the next user's turn.
     """
 
     before_user: tuple[int, ...]
@@ -66,7 +66,7 @@ class ChatFrame:
 
 
 def chat_frame(tokenizer: Tokenizer, template: ChatTemplate) -> ChatFrame:
-    """Take a template apart."""
+    """Split a template into its parts."""
     user, answer, again = _MARKS
     messages = [
         {"role": "user", "content": user},
@@ -86,7 +86,7 @@ def chat_frame(tokenizer: Tokenizer, template: ChatTemplate) -> ChatFrame:
 @dataclass(frozen=True, slots=True)
 class ConversationMaker:
     """Makes the conversations of a model. `frame` None: it has no chat template and writes plain
-    text. `eos_token_ids` end what it says.
+    text. `eos_token_ids` end its answers.
     """
 
     tokenizer: Tokenizer
@@ -95,20 +95,20 @@ class ConversationMaker:
     eos_token_ids: tuple[int, ...]
 
     def conversation(self, rng: random.Random) -> Conversation:
-        """A conversation, or a plain text of a model that does not chat."""
+        """Make a conversation, or a plain text for a model without a chat template."""
         return self._plain(rng) if self.frame is None else self._chat(self.frame, rng)
 
     def text(self, token_ids: Sequence[int]) -> Conversation:
-        """The conversation that is a given text."""
+        """Make the conversation of a given text."""
         start = self.bos_token_ids or token_ids[:1]
         yield Given(tuple(start))
         yield Given(tuple(token_ids if self.bos_token_ids else token_ids[1:]), is_target=True)
-        return len(token_ids) >= _LEAST_TOKENS
+        return len(token_ids) >= _MIN_TOKENS
 
     def _plain(self, rng: random.Random) -> Conversation:
         yield Given(self.bos_token_ids or (rng.randrange(self.tokenizer.vocab_size),))
         said = yield Continuation(_LONGEST_TEXT, temperature=rng.choice((0.6, 0.8, 1.0)))
-        return len(said or ()) >= _LEAST_TOKENS
+        return len(said or ()) >= _MIN_TOKENS
 
     def _chat(self, frame: ChatFrame, rng: random.Random) -> Conversation:
         yield Given(frame.before_user)
@@ -128,12 +128,12 @@ class ConversationMaker:
             num_said += len(said)
             turns_left -= 1
             if not turns_left or not said or said[-1] not in self.eos_token_ids:
-                return num_said >= _LEAST_TOKENS
+                return num_said >= _MIN_TOKENS
             prompt = self._encode(follow_up(rng))
             yield Given(self._after(said, frame.between_turns) + prompt)
 
     def _after(self, said: Sequence[int], frame: tuple[int, ...]) -> tuple[int, ...]:
-        """The template's tokens after what was said, whose end token is not said twice."""
+        """The template's tokens after an answer or a prompt, without a second end token."""
         ended = bool(said) and said[-1] in self.eos_token_ids
         return frame[1:] if ended and frame[:1] == tuple(said[-1:]) else frame
 
@@ -148,11 +148,11 @@ _TOPICS: list[str] = _PROMPTS["topics"].split("; ")
 
 
 def open_prompt(rng: random.Random) -> str:
-    """A question or task that opens a conversation."""
+    """Choose a question or task that opens a conversation."""
     first, second = rng.sample(_TOPICS, 2)
     return str(rng.choice(_PROMPTS["templates"]).format(a=first, b=second))
 
 
 def follow_up(rng: random.Random) -> str:
-    """What a user may say after any answer."""
+    """Choose a user's reply that suits any answer."""
     return str(rng.choice(_PROMPTS["follow_ups"]))

@@ -13,9 +13,9 @@ from torch import Tensor
 from worker.errors import ConfigError
 from worker.training.store import TrainingSample
 
-# One text in so many is held out, whole; of those, this many at most are measured with.
+# One text in twelve is held out as a whole; at most 256 of these measure the head.
 HELD_OUT_EVERY = 12
-MOST_HELD_OUT = 256
+MAX_HELD_OUT = 256
 # Samples that are sorted by length together, so that batches need little padding.
 _SORTED_TOGETHER = 256
 
@@ -24,7 +24,7 @@ _SORTED_TOGETHER = 256
 class TrainingBatch:
     """Padded samples. Row t of a sample is position t: `features` [B, L, H] are those of t,
     `next_ids` [B, L] token t+1; `expected` [N, H] are the target's hidden states of position t+1,
-    of the rows worth learning only, which `rows` [N] finds in [B · L]; `said_ids` [N] is token t+2.
+    of the target rows only, whose places in [B · L] are `rows` [N]; `said_ids` [N] is token t+2.
     """
 
     features: Tensor
@@ -34,7 +34,7 @@ class TrainingBatch:
     said_ids: Tensor
 
     def to(self, device: torch.device) -> TrainingBatch:
-        """The same batch on a device."""
+        """Move the batch to a device."""
         if self.rows.device == device:
             return self
         parts = (self.features, self.next_ids, self.rows, self.expected, self.said_ids)
@@ -42,11 +42,10 @@ class TrainingBatch:
 
 
 def divide(samples: Sequence[TrainingSample]) -> tuple[list[TrainingSample], list[TrainingSample]]:
-    """What to learn from, and what is held out to measure with. `ConfigError` for too few.
+    """Divide samples into those to learn from and held-out ones. `ConfigError` for too few.
 
-    Whether a sample is held out depends on its tokens alone, so that it stays so when there are
-    more samples, or when a head is trained on later. Of samples with the same tokens, the first
-    stands for all.
+    The choice depends on a sample's tokens alone, so that it is the same with more samples, or when
+    a head is trained further. Only the first of samples with the same tokens is used.
     """
     usable: dict[int, TrainingSample] = {}
     for sample in samples:
@@ -62,11 +61,11 @@ def divide(samples: Sequence[TrainingSample]) -> tuple[list[TrainingSample], lis
         held = {min(usable)}
     learned = [sample for mark, sample in usable.items() if mark not in held]
     held_out = [sample for mark, sample in usable.items() if mark in held]
-    return learned, held_out[:MOST_HELD_OUT]
+    return learned, held_out[:MAX_HELD_OUT]
 
 
 def _mark(sample: TrainingSample) -> int:
-    """A number that looks random, made of a sample's tokens."""
+    """A pseudo-random number made of a sample's tokens."""
     digest = hashlib.sha256(sample.token_ids.numpy().tobytes()).digest()
     return int.from_bytes(digest[:8], "little")
 
@@ -76,7 +75,7 @@ def batches(
 ) -> Iterator[TrainingBatch | None]:
     """All samples once, in padded batches of about `batch_tokens` rows; `rng` None: in order.
 
-    The first `skip` batches are not made: None stands for each.
+    The first `skip` batches are not made: each is None.
     """
     order = list(range(len(samples)))
     if rng is not None:
@@ -107,7 +106,7 @@ def _cut(
 
 
 def collate(samples: Sequence[TrainingSample]) -> TrainingBatch:
-    """Pad samples to the longest. The last two positions of a sample have nothing to foresee."""
+    """Pad samples to the longest. The last two positions of a sample have nothing to predict."""
     length = max(len(sample.token_ids) for sample in samples) - 2
     hidden = samples[0].features.shape[-1]
     features = torch.zeros(len(samples), length, hidden, dtype=samples[0].features.dtype)
@@ -127,10 +126,10 @@ def collate(samples: Sequence[TrainingSample]) -> TrainingBatch:
 def choose_draft_vocab(
     samples: Iterable[TrainingSample], vocab_size: int, size: int, always: Sequence[int]
 ) -> Tensor:
-    """The `size` tokens that the targets of `samples` have most of, as ascending ids [size] int64.
+    """Choose the `size` most frequent target tokens of `samples`, as ascending ids [size] int64.
 
-    `always` are among them. Ties go to the lower id: byte-pair vocabularies list frequent tokens
-    first, so rare ones that the samples happen not to have are made up for.
+    `always` are among them. The lower id wins a tie: byte-pair vocabularies list frequent tokens
+    first, which compensates for tokens that the samples happen to lack.
     """
     counts = torch.zeros(vocab_size, dtype=torch.int64)
     for sample in samples:

@@ -1,4 +1,4 @@
-"""What a head is trained for, and how good it has become."""
+"""The loss of a head, and the measure of its drafts."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ from torch.nn import functional
 from worker.training.dataset import TrainingBatch
 from worker.training.twin import HeadTwin
 
-# What a pass weighs against the one before it: a later draft counts only when earlier ones held.
+# Weight of a pass relative to the one before: a later draft counts only if earlier ones hold.
 _PASS_DECAY = 0.8
 
 
 @dataclass(frozen=True, slots=True)
 class HeadObjective:
-    """How passes are scored. `num_passes` drafts in a row are trained; `local_ids` as the function
-    gives it.
-    """
+    """The loss over `num_passes` consecutive drafts; `local_ids` is the result of that function."""
 
     num_passes: int
     local_ids: Tensor
@@ -29,8 +27,8 @@ class HeadObjective:
     def loss(self, twin: HeadTwin, batch: TrainingBatch) -> Tensor:
         """Cross entropy with the target's own distribution over the draft vocabulary, a scalar.
 
-        Rows whose token the draft vocabulary does not have are left out (unless there is no other):
-        there the target's distribution lies mostly where the head cannot follow.
+        Rows whose token is not in the draft vocabulary are skipped (unless there is no other row):
+        most of the target's distribution there is outside the head's vocabulary.
         """
         teacher = twin.teacher
         sayable = self.local_ids[batch.said_ids] < len(teacher.lm_rows)
@@ -41,7 +39,7 @@ class HeadObjective:
         rows = batch.rows[sayable]
         total, weight = torch.zeros(()), 1.0
         for states in twin.passes(batch.features, batch.next_ids, self.num_passes):
-            # The first rows of pass j have nothing before them, but answers begin later than that.
+            # The first j rows of pass j have no predecessors, but answers begin later than that.
             own = twin.output_states(states.flatten(0, 1)[rows])
             scores = functional.linear(own, teacher.lm_rows)
             total = total + weight * _cross_entropy(scores, shares)
@@ -57,8 +55,8 @@ def _cross_entropy(scores: Tensor, shares: Tensor) -> Tensor:
 class _CrossEntropy(torch.autograd.Function):
     """Mean cross entropy of softmax(scores [N, Vd]) with the distributions `shares` [N, Vd].
 
-    Its gradient, softmax minus shares, is made on the way: these matrices are the largest of all,
-    and every pass over them counts.
+    Its gradient, softmax minus shares, is computed in the forward pass: these matrices are the
+    largest of all, and every pass over them counts.
     """
 
     @staticmethod
@@ -78,7 +76,7 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def local_ids(draft_vocab: Tensor, vocab_size: int) -> Tensor:
-    """Each token's column in the draft vocabulary [V] int64, or Vd for those that it has not."""
+    """Each token's column in the draft vocabulary [V] int64, or Vd for tokens outside it."""
     columns = torch.arange(len(draft_vocab), device=draft_vocab.device)
     result = torch.full((vocab_size,), len(draft_vocab), device=draft_vocab.device)
     return result.scatter_(0, draft_vocab, columns)
@@ -86,8 +84,8 @@ def local_ids(draft_vocab: Tensor, vocab_size: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class DraftAcceptance:
-    """How many greedy drafts hold. `starts` runs of drafts were looked at; in `held[j]` of them the
-    first j+1 tokens were what the target says.
+    """The number of greedy drafts that hold: of `starts` runs, the first j+1 tokens equal the
+    target's in `held[j]`.
     """
 
     starts: int
@@ -100,7 +98,7 @@ class DraftAcceptance:
         return tuple(h / b if b else 0.0 for h, b in zip(self.held, before, strict=True))
 
     def expected_tokens(self, length: int) -> float:
-        """Tokens that a step with `length` drafts gives, the target's own among them."""
+        """Mean tokens of a step with `length` drafts, the target's own included."""
         return 1.0 + sum(self.held[:length]) / self.starts if self.starts else 1.0
 
 
@@ -112,10 +110,9 @@ def measure(
     batches: Iterable[TrainingBatch],
     length: int,
 ) -> DraftAcceptance:
-    """Draft `length` tokens greedily from every position where the target went on greedily.
+    """Draft `length` tokens greedily from every position where the target continued greedily.
 
-    `lm_head` [V, H] is the target's whole head: a token outside the draft vocabulary may be what it
-    says.
+    `lm_head` [V, H] is the target's whole head: its next token may be outside the draft vocabulary.
     """
     starts, held = 0, [0] * length
     for batch in batches:
@@ -140,7 +137,7 @@ def measure(
 
 
 def _at(batch: TrainingBatch, flags: Tensor) -> Tensor:
-    """Flags [N] of the batch's rows, where they stand in [B, L]; False elsewhere."""
+    """Flags [N] of the batch's rows at their places in [B, L]; False elsewhere."""
     size = batch.next_ids.shape
     placed = torch.zeros(size.numel(), dtype=torch.bool, device=flags.device)
     placed[batch.rows] = flags

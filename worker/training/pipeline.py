@@ -1,8 +1,7 @@
 """A training run from end to end: write text, read texts, train, measure, write the head.
 
-Everything lies under `Settings.out` as soon as it is there, under names made of what it depends on:
-a run that was killed goes on where it was, and one that is asked for something else does not mix it
-with what it finds.
+Each result is saved below `Settings.out` at once, under a name derived from its inputs: a killed
+run resumes where it stopped, and a run with other settings does not mix its files with these.
 """
 
 from __future__ import annotations
@@ -62,16 +61,16 @@ from worker.training.writing import TextWriter
 CARD_FILE = "card.json"
 _TEXT_TOKENS = 256
 _MAX_POSITIONS = 4096
-# Where a head lies that is not as good as the one that was there.
+# The folder of a head that is worse than the existing one.
 _WORSE = "worse"
 
-# What a head's file holds.
+# The contents of a head's file.
 Stored = tuple[HeadShape, dict[str, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """What there is to learn from."""
+    """The samples to learn from: the model's own, and those of texts by file."""
 
     own: list[TrainingSample]
     texts: dict[str, list[TrainingSample]]
@@ -112,7 +111,7 @@ class TrainingRun:
         self._start = None if given is None else read_head(given, self._target)
 
     def run(self) -> DraftAcceptance:
-        """Do all that is not done yet; returns how often the head's drafts hold.
+        """Do the remaining work; returns the acceptance of the head's drafts.
 
         Raises `ConfigError` for a directory that cannot be used, or is used by another run.
         """
@@ -154,8 +153,8 @@ class TrainingRun:
         return Material(own, texts)
 
     def _until(self, num_left: int) -> float | None:
-        """When, in seconds spent, the next of `num_left` sources has to be done: each may take an
-        even part of what is left of the time for them all. None: whenever.
+        """The end of the time for the next of `num_left` sources, in seconds since the start: each
+        has an equal part of the time that is left for all. None: there is no limit.
         """
         if self._settings.minutes is None:
             return None
@@ -163,7 +162,7 @@ class TrainingRun:
         return now + max(0.0, end - now) / num_left
 
     def _own_text(self, until: float | None) -> list[TrainingSample]:
-        """What the target says, with its hidden states."""
+        """Text that the target writes, with its hidden states."""
         seed = self._settings.seed
 
         def opened(index: int) -> Conversation:
@@ -194,7 +193,7 @@ class TrainingRun:
 
     @property
     def _mark(self) -> str:
-        """Names what all that is written depends on besides the seed, or the text that is read."""
+        """A name for the inputs of all samples, besides the seed or the text."""
         of = (self._fingerprint, self._dtype, self._longest, self._checkpoint.chat_template)
         return hashlib.sha256(repr(of).encode()).hexdigest()[:12]
 
@@ -205,7 +204,7 @@ class TrainingRun:
         num_tokens: int,
         until: float | None,
     ) -> list[TrainingSample]:
-        """Have conversations written, or read those that exist."""
+        """Write conversations, or read those that exist."""
 
         def report(count: int) -> bool:
             self._progress.update(count, num_tokens, f"{count:,} of {num_tokens:,} tokens")
@@ -233,7 +232,7 @@ class TrainingRun:
     # ---- learning ---------------------------------------------------------------------------
 
     def _new_head(self, learned: Sequence[TrainingSample]) -> tuple[HeadTwin, Tensor]:
-        """The head to train, as it begins, and its draft vocabulary."""
+        """Make the head to train, and its draft vocabulary."""
         settings, target = self._settings, self._target
         vocab_size, ends = target.config.vocab_size, self._checkpoint.eos_token_ids
         chosen = choose_draft_vocab(learned, vocab_size, settings.draft_vocab_size, ends)
@@ -248,7 +247,7 @@ class TrainingRun:
         return twin, draft_vocab
 
     def _twin_of(self, stored: Stored, draft_vocab: Tensor) -> HeadTwin:
-        """A head from its file, to be trained or measured with a draft vocabulary."""
+        """Make a trainable head of the contents of a file, with a draft vocabulary."""
         given, tensors = stored
         shape = HeadShape(given.intermediate_size, len(draft_vocab))
         twin = HeadTwin(shape, teacher_of(self._target, draft_vocab), torch.Generator())
@@ -256,13 +255,13 @@ class TrainingRun:
         return twin
 
     def _train(self, twin: HeadTwin, learned: Sequence[TrainingSample], draft_vocab: Tensor) -> int:
-        """Learn until the schedule's end, or for as long as there is time; the steps done."""
+        """Train to the end of the schedule or of the time; returns the number of steps."""
         settings = self._settings
         began = self._spent()
         if settings.minutes is not None and began >= settings.minutes * 60:
             raise ConfigError(
                 f"--minutes {settings.minutes:g} were over before training began; give more, or"
-                " start again: the text that there is now is kept"
+                " start again: the text written so far is reused"
             )
         per_epoch = sum(1 for _ in batches(learned, settings.batch_tokens, None, len(learned)))
         steps = settings.steps or EPOCHS * per_epoch
@@ -294,7 +293,7 @@ class TrainingRun:
         return self._dtype is torch.bfloat16
 
     def _identity(self, learned: Sequence[TrainingSample], schedule: Schedule) -> str:
-        """Names all that the course of a training depends on."""
+        """A name for everything that a training depends on."""
         settings = self._settings
         digest = hashlib.sha256(repr(schedule).encode())
         sizes = (settings.passes, settings.draft_vocab_size, settings.intermediate_size)
@@ -310,20 +309,20 @@ class TrainingRun:
     def _measure(
         self, twin: HeadTwin, held_out: Sequence[TrainingSample], draft_vocab: Tensor
     ) -> DraftAcceptance:
-        """How often drafts of the head hold, in the precision that its file has."""
+        """Measure the drafts of the head, in the precision of its file."""
         with torch.no_grad():
             for name, tensor in _rounded(twin).items():
                 twin.get_parameter(name).copy_(tensor)
         every = torch.arange(self._target.config.vocab_size, device=self._device)
         lm_head = self._target.head.rows(every)
-        self._progress.say(f"measuring with {len(held_out)} conversations that it has not seen")
+        self._progress.say(f"measuring with {len(held_out)} unseen conversations")
         parts = batches(held_out, self._settings.batch_tokens, None)
         shown = (b.to(self._device) for b in parts if b is not None)
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._autocast):
             return measure(twin, lm_head, draft_vocab, shown, MEASURED_DRAFT)
 
     def _former(self) -> Stored | None:
-        """The head that is there already, unless it may be replaced whatever it is."""
+        """Read the existing head, unless it may be replaced in any case."""
         path = self.directory / HEAD_FILE
         if self._settings.overwrite or not path.exists():
             return None
@@ -338,7 +337,7 @@ class TrainingRun:
     def _is_worse(
         self, new: DraftAcceptance, former: Stored, held_out: Sequence[TrainingSample]
     ) -> bool:
-        """Whether the head that is there already foresees more of the same texts; says so."""
+        """Compare with the existing head on the same texts; report if that one is better."""
         draft_vocab = former[1]["draft_vocab"].to(self._device)
         old = self._measure(self._twin_of(former, draft_vocab), held_out, draft_vocab)
         there, here = (found.expected_tokens(MEASURED_DRAFT) for found in (old, new))
@@ -353,7 +352,7 @@ class TrainingRun:
     def _card(
         self, twin: HeadTwin, material: Material, acceptance: DraftAcceptance
     ) -> dict[str, Any]:
-        """Where a head comes from: text by the target and from files, in tokens worth learning."""
+        """Describe a head: its sources in target tokens, and its acceptance."""
         texts = {name: num_targets(samples) for name, samples in material.texts.items()}
         lengths = range(1, len(acceptance.held) + 1)
         return {
@@ -380,7 +379,7 @@ class TrainingRun:
     def _write(
         self, directory: Path, twin: HeadTwin, draft_vocab: Tensor, card: dict[str, Any]
     ) -> None:
-        """Write the head and, next to it, its card."""
+        """Write the head and its card."""
         path = directory / HEAD_FILE
         tensors = {**_rounded(twin), "draft_vocab": draft_vocab.to("cpu", torch.int32)}
         write_tensors(path, tensors, head_metadata(twin.shape, self._target))
@@ -394,7 +393,7 @@ class TrainingRun:
 
 
 def _rounded(twin: HeadTwin) -> dict[str, Tensor]:
-    """Weights as a file has them: bfloat16, on the host."""
+    """The weights in the precision of a file: bfloat16, on the host."""
     return {name: tensor.to("cpu", torch.bfloat16) for name, tensor in twin.weights().items()}
 
 

@@ -1,4 +1,4 @@
-"""One line that says how far a run is: rewritten in a terminal, now and then elsewhere."""
+"""A line of progress: rewritten in a terminal, and repeated every 15 s elsewhere."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class ProgressLine:
         self._last_shown: float | None = None
 
     def begin(self, stage: str, done: float | None = None) -> None:
-        """A stage begins; `done` of it was there already (None: what the first update says)."""
+        """Begin a stage, of which `done` existed before (None: as the first update reports)."""
         self._stage, self._began, self._first = stage, self._clock(), done
         self._last_shown = None
 
     def update(self, done: float, total: float, note: str = "") -> None:
-        """So much of the stage is done. Most calls write nothing."""
+        """Report the progress of the stage. Most calls write nothing."""
         now = self._clock()
         if self._first is None:
             self._first, self._began = done, now
@@ -41,13 +41,13 @@ class ProgressLine:
         self._write(f"{self._stage} {bar} {share:4.0%}  {note}{left}")
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Write a line that is not overwritten."""
         self._write(text)
         if self._stream.isatty():
             self._stream.write("\n")
 
     def end(self) -> None:
-        """Leave the last line of a stage standing."""
+        """End the line of a stage, so that it is not overwritten."""
         if self._stream.isatty():
             self._stream.write("\n")
             self._stream.flush()

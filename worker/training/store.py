@@ -1,4 +1,4 @@
-"""The files of a run: its directory, and numbered shards of text, each written once and whole."""
+"""The files of a run: its directory, and numbered shards of text, each written atomically."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from torch import Tensor
 from worker.errors import ConfigError, ModelError
 
 _SUFFIX = ".safetensors"
-# Below a run's directory: all that is only needed until the head is there.
+# Below a run's directory: the files that are needed only until the head is complete.
 WORK = "training"
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingSample:
-    """One token sequence, and the hidden states that the target had of it.
+    """A token sequence with the target's hidden states.
 
-    `token_ids` [T] int64; `is_target` [T] bool marks the tokens worth learning to foresee: those
-    that the model said itself, or all of a text. `features` [T-1, hidden] are the target's hidden
-    states before its final norm; that of the last token is not known.
+    `token_ids` [T] int64; `is_target` [T] bool marks the tokens to learn to predict: the model's
+    own, or all of a text. `features` [T-1, hidden] are the target's hidden states before its final
+    norm; the one of the last token is not known.
     """
 
     token_ids: Tensor
@@ -39,7 +39,7 @@ class TrainingSample:
 def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write a safetensors file so that it is there whole or not at all, whenever we are killed."""
+    """Write a safetensors file atomically: a killed process leaves none or a complete one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
@@ -50,7 +50,7 @@ def write_tensors(
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Every tensor of a safetensors file; `ModelError` names a file that is none."""
+    """Read all tensors of a safetensors file. Raises `ModelError`."""
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
@@ -58,18 +58,17 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def shard_path(directory: Path, index: int) -> Path:
-    """Where a shard lies."""
     return directory / f"{index:06d}{_SUFFIX}"
 
 
 def shard_indices(directory: Path) -> list[int]:
-    """The shards that are there, ascending."""
+    """The existing shards, ascending."""
     names = (path.name.removesuffix(_SUFFIX) for path in directory.glob(f"[0-9]*{_SUFFIX}"))
     return sorted(int(name) for name in names if name.isdigit())
 
 
 def write_samples(path: Path, samples: Sequence[TrainingSample]) -> None:
-    """Write a shard; one without samples says that there were none."""
+    """Write a shard, also an empty one, which records that its conversations gave no samples."""
     tensors = {"lengths": torch.tensor([len(s.token_ids) for s in samples], dtype=torch.int64)}
     if samples:
         tensors["token_ids"] = torch.cat([s.token_ids for s in samples])
@@ -79,7 +78,7 @@ def write_samples(path: Path, samples: Sequence[TrainingSample]) -> None:
 
 
 def read_samples(path: Path) -> list[TrainingSample]:
-    """The sequences of a shard, in order."""
+    """Read the samples of a shard, in order."""
     tensors = read_tensors(path)
     lengths = tensors["lengths"].tolist()
     if not lengths:
@@ -94,12 +93,12 @@ def read_samples(path: Path) -> list[TrainingSample]:
 
 
 def num_targets(samples: Sequence[TrainingSample]) -> int:
-    """Tokens worth learning to foresee."""
+    """The number of tokens to learn to predict."""
     return sum(int(sample.is_target.sum()) for sample in samples)
 
 
 def check_writable(directory: Path) -> None:
-    """Make a directory and write to it; `ConfigError` where that cannot be done."""
+    """Make a directory and write to it. Raises `ConfigError`."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory) as file:
@@ -110,8 +109,8 @@ def check_writable(directory: Path) -> None:
 
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Keep other runs out of `directory` while the block runs. What it fails to read or write there
-    is a `ConfigError`, and so is another run that is at work.
+    """Exclude other runs from `directory` during the block. Raises `ConfigError` if another run
+    uses it, and for files that cannot be read or written there.
     """
     try:
         (directory / WORK).mkdir(parents=True, exist_ok=True)
@@ -123,12 +122,12 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def _lock(descriptor: int, directory: Path) -> None:
-    """Lock until the file is closed, which the end of the process does too."""
+    """Lock until the file is closed, at the latest by the end of the process."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise ConfigError(
-            f"another train-draft is at work in {directory}; wait for it, or give another --out"
+            f"another train-draft is running in {directory}; wait for it, or give another --out"
         ) from error
 
 

@@ -1,13 +1,13 @@
 """Gradient descent on a head: batches, learning rate, checkpoints.
 
-Theory of operation. Matrices are moved by Muon (momentum made orthogonal; see `torch.optim.Muon`),
-norms by AdamW. The linear beginning (`fit_linear`) is better than what careless steps make of it:
-AdamW on the matrices loses it even at a rate of 3e-4, Muon improves on it from the first step.
+Theory of operation. Muon optimizes the matrices (orthogonalised momentum; see `torch.optim.Muon`),
+AdamW the norms. Careless steps would destroy the linear start (`fit_linear`): AdamW on the matrices
+loses it even at a rate of 3e-4, Muon improves on it from the first step.
 
-Which batch a step sees is a pure function of the seed and the step's number, and nothing else is
-random. A checkpoint holds the step, the parameters and the optimizers' moments, and is written so
-that it is there whole or not at all. So training that was killed goes on from its last checkpoint
-and ends with the very numbers it would have ended with.
+The batch of a step is a pure function of the seed and the step's number, and nothing else is
+random. A checkpoint holds the step, the parameters and the optimizers' moments, and is written
+atomically. So a killed training resumes from its last checkpoint and ends with exactly the same
+numbers.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _STEP, _OF = "step", "::"
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """How long and how fast to learn. `batch_tokens` are the padded tokens of a step; the learning
-    rate (Muon's) rises over `warmup_steps` and falls along a cosine until `steps`.
+    """Steps and learning rate. `batch_tokens` are the padded tokens of a step; the learning rate
+    (Muon's) rises over `warmup_steps` and falls along a cosine until `steps`.
     """
 
     steps: int
@@ -48,8 +48,8 @@ class Schedule:
     seed: int = 0
 
     def share(self, step: int, time_used: float = 0.0) -> float:
-        """What a step, counted from 0, has of the highest learning rate. `time_used` is the part
-        of the time there is that has gone by: the rate falls as fast as the scarcer of the two.
+        """The learning rate of a step, counted from 0, as a share of the highest. `time_used` is
+        the share of the time limit: the rate falls with whichever of the two is further along.
         """
         rising = min(1.0, (step + 1) / self.warmup_steps)
         done = min(1.0, max(step / self.steps, time_used))
@@ -59,7 +59,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """Where training is: `loss` is that of the last step."""
+    """The progress of a training: `loss` is that of the last step."""
 
     step: int
     steps: int
@@ -69,7 +69,7 @@ class StepReport:
 class Trainer:
     """Trains one head on one set of samples; sole owner of the optimizers.
 
-    `checkpoint` is the file it keeps its state in. With `autocast` products run in bfloat16.
+    `checkpoint` is the file of its state. With `autocast` products run in bfloat16.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Trainer:
         self.step = 0
 
     def resume(self) -> bool:
-        """Go on from the checkpoint, if there is one. `ModelError` for one of another head."""
+        """Resume from the checkpoint, if it exists. Raises `ModelError` for one of another head."""
         if not self._checkpoint.exists():
             return False
         stored = read_tensors(self._checkpoint)
@@ -113,7 +113,7 @@ class Trainer:
         write_tensors(self._checkpoint, tensors)
 
     def _optimizer_of(self, parameter: Tensor) -> torch.optim.Optimizer:
-        """Matrices have the first, norms the second."""
+        """Matrices use the first optimizer, norms the second."""
         return self._optimizers[0 if parameter.dim() > 1 else 1]
 
     def run(
@@ -122,9 +122,9 @@ class Trainer:
         autocast: bool,
         report: Callable[[StepReport], float],
     ) -> None:
-        """Learn from `samples` until the schedule's end. `report` is called after each step;
-        it says what part of the time there is has been used: 1 ends the run. The state is saved in
-        any case.
+        """Learn from `samples` until the end of the schedule. `report` is called after each step
+        and returns the used share of the time limit: 1 ends the run. The state is saved in any
+        case.
         """
         schedule, time_used = self._schedule, 0.0
         for batch in self._batches(samples):
@@ -140,7 +140,7 @@ class Trainer:
         self.save()
 
     def _batches(self, samples: Sequence[TrainingSample]) -> Iterator[TrainingBatch]:
-        """The batches of this step and all after it."""
+        """Yield the batches from this step on."""
         number, epoch = 0, 0
         while True:
             rng = random.Random(f"{self._schedule.seed}/batches/{epoch}")

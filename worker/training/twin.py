@@ -1,10 +1,10 @@
-"""The draft head as something that can be trained: the same weights, and no paged cache.
+"""The draft head in trainable form: the same weights, and no paged cache.
 
 Theory of operation. The head is trained as it is used (HASS, arXiv:2408.15766; training-time test
 of EAGLE-3, arXiv:2503.01840). In pass 0 row t has the target's hidden state of position t; in pass
-j, for the j-th token drafted after that, it has what pass j-1 gave for row t-1. Whatever the pass,
-row t knows token t+1 and is to foresee what the target says after it. A drafting row sees what a
-draft would see: keys of pass 0 up to the last position that the target has run, t-j, and then one
+j, for the j-th token drafted after that, it has the result of pass j-1 for row t-1. In every pass
+row t knows token t+1 and predicts the target's token after it. A drafting row attends to the same
+keys as a draft: those of pass 0 up to the last position that the target has run, t-j, and then one
 key of each pass, at the positions drafted since.
 """
 
@@ -24,16 +24,16 @@ from worker.ops.rope import RopeTable
 from worker.training.dataset import TrainingBatch
 
 _INITIAL_SCALE = 0.02
-# Of the mean variance, added to every direction: keeps the rare ones from being believed too much.
+# Share of the mean variance added to every direction, so that rare directions do not overfit.
 _RIDGE = 3e-3
 
 
 @dataclass(frozen=True, slots=True)
 class Teacher:
-    """What the head is given of its target, and never changes, in the target's dtype.
+    """The frozen parts of the target that the head uses, in the target's dtype.
 
-    `embedding` [V, H], `lm_rows` [Vd, H] the rows of the target's head that the draft vocabulary
-    has; `final_norm` [H] is float32.
+    `embedding` [V, H]; `lm_rows` [Vd, H], the rows of the target's head for the draft vocabulary;
+    `final_norm` [H] is float32.
     """
 
     config: ModelConfig
@@ -43,13 +43,13 @@ class Teacher:
     rope: RopeTable
 
     def normalised(self, features: Tensor) -> Tensor:
-        """Normalised hidden states [..., H]: what the target's head reads."""
+        """Normalise hidden states [..., H], as input of the target's head."""
         eps = self.config.rms_norm_eps
         return functional.rms_norm(features.float(), self.final_norm.shape, self.final_norm, eps)
 
 
 def teacher_of(target: LlamaModel, draft_vocab: Tensor) -> Teacher:
-    """Take a target's part in training from it."""
+    """Take the frozen parts of a target."""
     return Teacher(
         config=target.config,
         embedding=target.embedding.rows(
@@ -65,8 +65,8 @@ class HeadTwin(nn.Module):
     """A draft head with float32 parameters, named as the tensors of a head's file."""
 
     def __init__(self, shape: HeadShape, teacher: Teacher, noise: torch.Generator) -> None:
-        """Draw initial weights from `noise`. Norms of hidden states begin as the target's final
-        norm; attention and MLP begin by adding nothing.
+        """Sample initial weights from `noise`. Norms of hidden states start as the target's final
+        norm; attention and MLP start with zero output.
         """
         super().__init__()
         self.shape = shape
@@ -87,7 +87,7 @@ class HeadTwin(nn.Module):
 
     def passes(self, features: Tensor, token_ids: Tensor, num_passes: int) -> list[Tensor]:
         """Hidden states [B, L, H] of each pass, for `features` [B, L, H] of positions 0 to L-1 and
-        the tokens [B, L] after them (row t: token t+1). Row t of pass j means something for t >= j.
+        the tokens [B, L] after them (row t: token t+1). Row t of pass j is valid for t >= j.
         """
         tokens = self.token_inputs(token_ids)
         seen: list[tuple[Tensor, Tensor]] = []
@@ -103,11 +103,11 @@ class HeadTwin(nn.Module):
         return results
 
     def token_inputs(self, token_ids: Tensor) -> Tensor:
-        """What the head reads of tokens [...]: normalised embeddings [..., H]."""
+        """The head's input for tokens [...]: normalised embeddings [..., H]."""
         return self._norm(self.teacher.embedding[token_ids].float(), "embedding_norm")
 
     def state_inputs(self, features: Tensor) -> Tensor:
-        """What the head reads of hidden states [..., H], the target's or its own."""
+        """The head's input for hidden states [..., H], the target's or its own."""
         return self._norm(features, "feature_norm")
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ class HeadTwin(nn.Module):
         return functional.linear(self.output_states(hidden), self.teacher.lm_rows).float()
 
     def output_states(self, hidden: Tensor) -> Tensor:
-        """Normalised hidden states [..., H] of a pass, what the rows of the target's head read."""
+        """Normalise hidden states [..., H] of a pass, as input of the target's head."""
         return self._norm(hidden, "output_norm")
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
@@ -168,14 +168,14 @@ def _attend(queries: Tensor, seen: list[tuple[Tensor, Tensor]]) -> Tensor:
 
 
 def _delayed(x: Tensor, by: int) -> Tensor:
-    """x [B, heads, L, head_dim] with row t holding what row t - `by` held, zero before."""
+    """Shift x [B, heads, L, head_dim] by `by` rows; zero before."""
     return x if by == 0 else functional.pad(x[:, :, :-by], (0, 0, by, 0))
 
 
 @torch.no_grad()
 def fit_linear(twin: HeadTwin, batches: Iterable[TrainingBatch]) -> None:
-    """Set `fuse` so that the head, whose attention and MLP add nothing yet, comes as near to the
-    target's next normalised hidden state as a linear map can (ridge regression).
+    """Set `fuse` to the linear map that best predicts the target's next normalised hidden state
+    (ridge regression); attention and MLP have no output yet.
     """
     hidden = twin.teacher.config.hidden_size
     device = twin.get_parameter("fuse").device

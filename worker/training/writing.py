@@ -1,13 +1,13 @@
-"""Text that the target writes and reads to learn from, with the hidden states it had meanwhile.
+"""Samples of text that the target writes or reads, with its hidden states.
 
-Theory of operation. Rows each follow a conversation, over the target's own paged cache; one that
-ends makes room for the next. Whether a token is given or drawn, it is run through the target once,
-and its hidden state is stored: nothing is run a second time to learn from it. A shard is written
-when the last of its conversations has ended, and shards that exist are not made again: a kill costs
-the shards at work. Every conversation has its own random numbers, drawn from the seed and its
-number, and no row depends on another.
+Theory of operation. Each row runs a conversation over the target's own paged cache, and the next
+one when it ends. Every token, given or sampled, runs through the target once, and its hidden state
+is stored: nothing runs a second time for training. A shard is written when the last of its
+conversations has ended, and existing shards are not made again: a kill costs the unfinished shards.
+Every conversation has random numbers of its own, from the seed and its number, and no row depends
+on another.
 
-An answer that ran into a loop is cut where the loop begins to be one.
+An answer that runs into a loop is cut where the loop becomes evident.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from worker.types import RepetitionDetection, ScheduledSequence
 
 SHARD_CONVERSATIONS = 32
 _LOOP = RepetitionDetection(max_pattern_size=40, min_pattern_size=1, min_count=4)
-# Tokens that a draw at a temperature chooses from.
+# Number of likeliest tokens that are sampled from at a temperature above 0.
 _TOP_K = 64
 _BLOCK_TOKENS = 64
 # Tokens of one row in a step: bounds a step's memory while texts are read.
-_MOST_ROW_TOKENS = 64
+_MAX_ROW_TOKENS = 64
 
 
 @dataclass(slots=True)
 class _Row:
-    """One row's conversation. `token_ids` up to `position` have been run."""
+    """The conversation of a row. `token_ids` up to `position` have been run."""
 
     index: int
     program: Conversation
@@ -62,11 +62,11 @@ class _Row:
 
     @property
     def is_run(self) -> bool:
-        """Whether all that is needed has been run: without a draw the last token need not be."""
+        """True once all needed tokens have run; the last one is needed only for sampling."""
         return self.position >= len(self.token_ids) - (self.wanted is None)
 
     def advance(self, drawn: tuple[int, ...] | None) -> bool:
-        """Lead the conversation to its next draw; False when it has ended."""
+        """Advance the conversation to its next sampling; False when it has ended."""
         try:
             while not isinstance(action := self.program.send(drawn), Continuation):
                 drawn = None
@@ -80,13 +80,13 @@ class _Row:
         return True
 
     def append(self, token_id: int, is_target: bool) -> None:
-        """Take a token that was drawn."""
+        """Add a sampled token."""
         self.token_ids.append(token_id)
         self.is_target.append(is_target)
         self.num_drawn += 1
 
     def cut_loop(self) -> bool:
-        """Whether the answer has become a loop; if so, two rounds of it are left."""
+        """Cut an answer that has become a loop to two rounds of it; returns whether it has."""
         if not is_repeating(self.token_ids, self.num_drawn, _LOOP):
             return False
         ids = self.token_ids
@@ -100,9 +100,9 @@ class _Row:
 
 
 class TextWriter:
-    """Writes shards of samples into a directory; sole owner of the rows under way and their cache.
+    """Writes shards of samples into a directory; sole owner of the running rows and their cache.
 
-    `conversation` gives conversation i, or None when there are no more; it is cut at `max_tokens`.
+    `conversation` returns conversation i, or None after the last one.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class TextWriter:
         conversation: Callable[[int], Conversation | None],
         eos_token_ids: Sequence[int],
     ) -> None:
-        """`size`: how many rows, and the tokens of a conversation at most."""
+        """`size`: the number of rows, and the most tokens of a conversation."""
         num_rows, self._max_tokens = size
         self._model = model
         self._conversation = conversation
@@ -128,26 +128,26 @@ class TextWriter:
     def write(
         self, directory: Path, num_tokens: int, seed: int, report: Callable[[int], bool]
     ) -> list[int]:
-        """Make shards until the first ones hold `num_tokens` target tokens, or conversations run
-        out; returns the numbers of as many of the first as hold them.
+        """Make shards until the first ones contain `num_tokens` target tokens, or conversations
+        run out; returns the numbers of these first shards.
 
-        `report` is called with the tokens there are, before the first step and after every one; it
-        says whether to go on.
+        `report` is called with the number of tokens, before the first step and after each one; it
+        returns whether to continue.
         """
         sizes = {
             n: num_targets(read_samples(shard_path(directory, n))) for n in shard_indices(directory)
         }
         following = self._unmade(frozenset(sizes), seed)
-        goes_on = _is_missing(sizes, num_tokens) and report(sum(sizes.values()))
-        while goes_on:
+        continues = _is_missing(sizes, num_tokens) and report(sum(sizes.values()))
+        while continues:
             self._seat(following)
             if not any(self._rows):
                 sizes |= self._file(directory, whole=False)
                 break
             self._step()
             sizes |= self._file(directory, whole=True)
-            goes_on = report(sum(sizes.values()) + self._num_unfiled())
-            goes_on = goes_on and _is_missing(sizes, num_tokens)
+            continues = report(sum(sizes.values()) + self._num_unfiled())
+            continues = continues and _is_missing(sizes, num_tokens)
         self._rows = [None] * len(self._rows)
         self._ended.clear()
         return _leading(sizes, num_tokens)
@@ -163,7 +163,7 @@ class TextWriter:
             yield _Row(index, program, torch.Generator().manual_seed(noise))
 
     def _seat(self, following: Iterator[_Row]) -> None:
-        """Give every empty row the next conversation."""
+        """Start the next conversation in every empty row."""
         for seat, row in enumerate(self._rows):
             while row is None and (new := next(following, None)) is not None:
                 new.advance(None)
@@ -174,7 +174,7 @@ class TextWriter:
                 self._rows[seat] = row = new
 
     def _step(self) -> None:
-        """Run what every row has not run yet, and draw where a row has come to its end."""
+        """Run the new tokens of every row, and sample where a row needs it."""
         batch = StepBatch(
             [self._scheduled(seat, row) for seat, row in enumerate(self._rows) if row is not None],
             self._state,
@@ -202,11 +202,11 @@ class TextWriter:
 
     def _scheduled(self, seat: int, row: _Row) -> ScheduledSequence:
         blocks = range(seat * self._row_blocks, (seat + 1) * self._row_blocks)
-        tokens = row.token_ids[row.position : row.position + _MOST_ROW_TOKENS]
+        tokens = row.token_ids[row.position : row.position + _MAX_ROW_TOKENS]
         return ScheduledSequence(seat, tokens, row.position, tuple(blocks))
 
     def _draw(self, row: _Row, wanted: Continuation, logits: Tensor) -> None:
-        """Append a token drawn from logits [V], and go on with the conversation after the last."""
+        """Append a token sampled from logits [V]; continue the conversation after the last one."""
         heat = wanted.temperature
         token = int(logits.argmax()) if heat == 0 else _drawn(logits / heat, row.noise)
         row.append(token, wanted.is_target)
@@ -222,7 +222,7 @@ class TextWriter:
                 self._end(row)
 
     def _end(self, row: _Row) -> None:
-        """Store what a row has come to, and empty it."""
+        """Store the sample of a row, and empty the row."""
         seat = self._rows.index(row)
         self._rows[seat] = None
         length = min(row.position + 1, len(row.token_ids))
@@ -235,13 +235,13 @@ class TextWriter:
             )
 
     def _num_unfiled(self) -> int:
-        """Target tokens that are in no shard yet."""
+        """The number of target tokens that are in no shard yet."""
         ended = num_targets([sample for sample in self._ended.values() if sample is not None])
         return ended + sum(sum(row.is_target) for row in self._rows if row is not None)
 
     def _file(self, directory: Path, whole: bool) -> dict[int, int]:
-        """Write the shards all of whose conversations have ended (or all that there are), and the
-        target tokens of each.
+        """Write the shards whose conversations have all ended (without `whole`: all shards);
+        returns the target tokens of each.
         """
         members: dict[int, list[int]] = {}
         for index in self._ended:
@@ -258,15 +258,15 @@ class TextWriter:
 
 
 def _drawn(scores: Tensor, noise: torch.Generator) -> int:
-    """A token drawn from softmax(scores [V]) among the likeliest (Gumbel-max)."""
+    """Sample a token from softmax(scores [V]) among the likeliest (Gumbel-max)."""
     best, ids = scores.topk(min(_TOP_K, len(scores)))
     gumbel = -torch.log(-torch.log(torch.rand(len(best), generator=noise).clamp_(1e-20, 1 - 1e-7)))
     return int(ids[(best + gumbel).argmax()])
 
 
 def _leading(sizes: Mapping[int, int], num_tokens: int) -> list[int]:
-    """The first shards, up to a missing one, as many as it takes to hold `num_tokens`: which
-    conversation ended first plays no part.
+    """The first shards, up to a missing one, that contain `num_tokens`, so that the order in which
+    conversations end does not matter.
     """
     chosen, held = [], 0
     for shard in takewhile(sizes.__contains__, count()):

@@ -1,4 +1,4 @@
-"""Material to train a toy head on, and toy models in files."""
+"""Samples for a toy head, and toy models in files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def target() -> LlamaModel:
 
 @pytest.fixture
 def greedy_samples(target: LlamaModel) -> Callable[[int, int], list[TrainingSample]]:
-    """So many texts of so many tokens, each gone on with greedily after four random ones."""
+    """Make texts by number and length, each a greedy continuation of four random tokens."""
 
     def make(count: int, length: int) -> list[TrainingSample]:
         noise = torch.Generator().manual_seed(7)

@@ -1,4 +1,4 @@
-"""Conversations are the template's own words around what is given and drawn."""
+"""Conversations are given and sampled tokens within the tokens of the template."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ def words(text: str) -> tuple[int, ...]:
 
 
 def maker(chats: bool = True) -> ConversationMaker:
-    """Of a model that chats, or of one that does not."""
+    """Make conversations of a model with a chat template, or without one."""
     frame = chat_frame(TOKENIZER, TEMPLATE) if chats else None
     return ConversationMaker(TOKENIZER, frame, (), (END,))
 
 
 def follow(program: Conversation, answers: Iterable[tuple[int, ...]]) -> tuple[list[Any], bool]:
-    """Lead a conversation, each draw giving the next of `answers`: its actions and its verdict."""
+    """Run a conversation with `answers` as samples; returns its actions and its result."""
     actions: list[Any] = []
     waiting, drawn = iter(answers), None
     while True:
@@ -91,37 +91,36 @@ def said(actions: Iterable[Any], answers: Iterable[tuple[int, ...]]) -> str:
 
 
 def test_a_conversation_reads_as_the_template_would_write_it() -> None:
-    """One or two turns, whoever wrote the prompt, and the end of a turn is said once."""
+    """It has one or two turns, and one end token for each."""
     seen = set()
     for number in range(30):
         rng = random.Random(number)
         answers = [(*words("a fair question"), END), (*words("and an answer " * 9), END)] * 2
-        actions, is_kept = follow(maker().conversation(rng), answers)
+        actions, is_used = follow(maker().conversation(rng), answers)
         text = said(actions, answers)
         turns = sum(isinstance(a, Continuation) and a.is_target for a in actions)
         own_prompt = any(isinstance(a, Continuation) and not a.is_target for a in actions)
         seen.add((turns, own_prompt))
-        turns_told = [part.partition("\n")[2] for part in text.split("<|im_start|>") if part]
+        turns = [part.partition("\n")[2] for part in text.split("<|im_start|>") if part]
         messages = [
             {"role": ("user", "assistant")[i % 2], "content": part.strip().removesuffix(IM_END)}
-            for i, part in enumerate(turns_told)
+            for i, part in enumerate(turns)
         ]
-        told = TEMPLATE.render(messages, add_generation_prompt=False)
-        assert text == told.strip()
-        assert is_kept
+        expected = TEMPLATE.render(messages, add_generation_prompt=False)
+        assert text == expected.strip()
+        assert is_used
     assert seen == {(1, False), (1, True), (2, False), (2, True)}
 
 
 def test_an_answer_that_was_cut_off_has_no_second_turn() -> None:
-    """Nobody answers half a sentence."""
+    """An incomplete sentence has no reply."""
     for number in range(30):
         answers = [words("long " * 30)] * 4
         actions, _ = follow(maker().conversation(random.Random(number)), answers)
         assert sum(isinstance(a, Continuation) and a.is_target for a in actions) == 1
 
 
-def test_the_same_random_numbers_lead_the_same_conversation() -> None:
-    """And others another."""
+def test_a_conversation_follows_from_its_random_numbers() -> None:
 
     def actions(seed: int) -> list[Any]:
         answers = [(*words("some words to say here"), END)] * 4
@@ -131,27 +130,27 @@ def test_the_same_random_numbers_lead_the_same_conversation() -> None:
     assert len({str(actions(seed)) for seed in range(9)}) > 5
 
 
-def test_saying_nothing_is_not_kept() -> None:
+def test_an_empty_conversation_is_discarded() -> None:
     """Neither an empty prompt nor an empty answer is worth learning."""
     for number in range(10):
-        _, is_kept = follow(maker().conversation(random.Random(number)), [(END,)] * 4)
-        assert not is_kept
+        _, is_used = follow(maker().conversation(random.Random(number)), [(END,)] * 4)
+        assert not is_used
 
 
 def test_a_model_that_does_not_chat_writes_plain_text() -> None:
-    """From any token; a given text is read as it is."""
-    actions, is_kept = follow(maker(chats=False).conversation(random.Random(0)), [(7,) * 30])
+    """It starts with any token; a given text is used unchanged."""
+    actions, is_used = follow(maker(chats=False).conversation(random.Random(0)), [(7,) * 30])
     assert [type(action) for action in actions] == [Given, Continuation]
-    assert is_kept
+    assert is_used
     tokens = tuple(range(300, 330))
-    actions, is_kept = follow(maker().text(tokens), [])
+    actions, is_used = follow(maker().text(tokens), [])
     assert tuple(t for a in actions for t in a.token_ids) == tokens
-    assert (actions[-1].is_target, is_kept) == (True, True)
+    assert (actions[-1].is_target, is_used) == (True, True)
 
 
 @pytest.mark.parametrize("seed", range(worlds(3)))
 def test_prompts_differ_and_have_no_holes(seed: int) -> None:
-    """Thousands of them, without a placeholder left in."""
+    """No prompt contains a placeholder."""
     rng = random.Random(seed)
     prompts = {open_prompt(rng) for _ in range(300)}
     assert len(prompts) > 250

@@ -1,4 +1,4 @@
-"""Batches hold every target once, beside what the head may know of it."""
+"""Batches contain every target once, with the inputs of the head."""
 
 import random
 
@@ -21,8 +21,8 @@ def made(count: int) -> list[TrainingSample]:
     return [sample(3 + (7 * mark) % 11, mark) for mark in range(count)]
 
 
-def test_a_row_knows_its_position_and_the_next_token_and_foresees_the_one_after() -> None:
-    """Padding is nobody's row."""
+def test_a_row_has_its_state_the_next_token_and_the_one_to_predict() -> None:
+    """Padding is no row."""
     batch = collate([sample(6, 1), sample(4, 2)])
     assert batch.next_ids.tolist() == [[101, 102, 103, 104], [201, 202, 0, 0]]
     assert batch.features[:, :, 0].tolist() == [[100, 101, 102, 103], [200, 201, 0, 0]]
@@ -33,7 +33,7 @@ def test_a_row_knows_its_position_and_the_next_token_and_foresees_the_one_after(
 
 
 def test_every_target_is_in_one_batch_of_a_round() -> None:
-    """Whatever the order, and batches are not larger than asked for."""
+    """Batches do not exceed their size."""
     samples = made(40)
     wanted = sorted(t for s in samples for t in s.token_ids[2:][s.is_target[2:]].tolist())
     for rng in (None, random.Random(0)):
@@ -42,8 +42,8 @@ def test_every_target_is_in_one_batch_of_a_round() -> None:
         assert all(b.next_ids.numel() <= 32 for b in found)
 
 
-def test_skipping_batches_leaves_the_others_as_they_are() -> None:
-    """Which is what makes training go on where it was."""
+def test_skipping_batches_does_not_change_the_others() -> None:
+    """Training resumes in this way."""
 
     def tokens(skip: int) -> list[list[int] | None]:
         found = batches(made(30), 32, random.Random(5), skip)
@@ -52,8 +52,8 @@ def test_skipping_batches_leaves_the_others_as_they_are() -> None:
     assert tokens(3) == [None] * 3 + tokens(0)[3:]
 
 
-def test_what_is_held_out_is_whole_and_stays_so() -> None:
-    """About one in twelve, the same ones however many others there are."""
+def test_about_one_text_in_twelve_is_held_out() -> None:
+    """The choice does not depend on the other texts."""
     samples = made(240)
     learned, held_out = divide(samples)
     assert 10 < len(held_out) < 30
@@ -62,22 +62,21 @@ def test_what_is_held_out_is_whole_and_stays_so() -> None:
     assert {id(s) for s in some} == {id(s) for s in held_out} & {id(s) for s in samples[::2]}
 
 
-def test_too_little_to_learn_from_is_refused() -> None:
-    """With the flag that helps."""
+def test_too_few_texts_are_refused() -> None:
+    """The error names the flag that helps."""
     with pytest.raises(ConfigError, match="--tokens"):
         divide([sample(5, 1)])
 
 
-def test_the_same_text_again_is_no_second_one() -> None:
-    """It would be held out and leave nothing to learn from, or be learned from twice."""
+def test_a_repeated_text_counts_once() -> None:
     with pytest.raises(ConfigError, match=r"1 different texts .*--text"):
         divide([sample(9, 1)] * 5)
     learned, held_out = divide([sample(9, 1), sample(9, 2)] * 3)
     assert (len(learned), len(held_out)) == (1, 1)
 
 
-def test_the_draft_vocabulary_is_what_is_said_most() -> None:
-    """End tokens are always in it, then the most frequent, then the lowest ids."""
+def test_the_draft_vocabulary_has_the_most_frequent_tokens() -> None:
+    """End tokens are always in it, and lower ids win ties."""
     said = torch.tensor([9, 9, 9, 7, 7, 8])
     samples = [TrainingSample(said, torch.tensor([True] * 5 + [False]), torch.zeros(5, 1))]
     assert choose_draft_vocab(samples, 20, 5, [19]).tolist() == [0, 1, 7, 9, 19]
@@ -85,7 +84,6 @@ def test_the_draft_vocabulary_is_what_is_said_most() -> None:
 
 
 def test_a_batch_on_its_device_is_not_copied() -> None:
-    """Moving it where it is gives the same batch."""
     batch = collate([sample(6, 1)])
     assert isinstance(batch, TrainingBatch)
     assert batch.to(torch.device("cpu")) is batch

@@ -1,4 +1,4 @@
-"""`pointsman train-draft` says what it takes, and refuses what cannot work."""
+"""The flags of `pointsman train-draft` set its settings, or are refused with a reason."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ from worker.training.flags import Settings, resolve
 
 
 def test_defaults_are_those_of_the_settings() -> None:
-    """A flag that is not given changes nothing."""
     assert resolve(["--model", "m.gguf"]) == Settings(model=Path("m.gguf"))
 
 
 def test_every_flag_reaches_its_setting(tmp_path: Path) -> None:
-    """Under its own name."""
     text = tmp_path / "a.txt"
     text.write_text("hello")
     given = {
@@ -52,14 +50,14 @@ def test_every_flag_reaches_its_setting(tmp_path: Path) -> None:
         (["--tokens", "7"], "--model is missing"),
     ],
 )
-def test_what_cannot_work_is_refused(argv: list[str], reason: str) -> None:
-    """Before a model is loaded, with the flag named."""
+def test_an_unusable_flag_is_refused(argv: list[str], reason: str) -> None:
+    """Before a model is loaded; the error names the flag."""
     with pytest.raises(ConfigError, match=reason):
         resolve(argv)
 
 
 def test_errors_are_one_line_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    """And status 1."""
+    """The status is 1."""
     assert main(["--model", "/no/such/model.gguf"]) == 1
     shown = capsys.readouterr().err
     assert shown == "pointsman train-draft: /no/such/model.gguf: no such model file or directory\n"
@@ -86,7 +84,7 @@ def test_wrong_flags_exit_with_status_2(
 
 
 def test_the_command_passes_its_flags_on(capsys: pytest.CaptureFixture[str]) -> None:
-    """`pointsman train-draft` finds the model; the rest is up to the training room."""
+    """`pointsman train-draft` only adds the path of the model."""
     with pytest.raises(SystemExit) as ended:
         cli.main(["train-draft", "--help"])
     assert ended.value.code == 0

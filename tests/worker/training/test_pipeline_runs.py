@@ -1,4 +1,4 @@
-"""Whole runs on toy models: they keep to their model, their time and their directory."""
+"""Whole runs on toy models respect their model, their time and their directory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOY += ["--draft-vocab-size", "200", "--num-threads", "1"]
 
 @pytest.fixture
 def text(tmp_path: Path) -> Callable[[str, str], str]:
-    """Makes a text file of some 3,000 letters that begins like no other."""
+    """Make a text file of some 3,000 letters with a beginning of its own."""
 
     def make(folder: str, word: str) -> str:
         path = tmp_path / folder / "text.txt"
@@ -36,7 +36,7 @@ def text(tmp_path: Path) -> Callable[[str, str], str]:
 
 
 def card(out: Path) -> dict[str, Any]:
-    """What a run wrote of itself."""
+    """The card of a run."""
     result: dict[str, Any] = json.loads((out / "card.json").read_text())
     return result
 
@@ -47,35 +47,35 @@ def test_a_tuned_model_learns_nothing_from_its_base(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Into one directory: neither the head nor the text of the first is taken for the second's."""
+    """In one directory, the second run uses neither the head nor the text of the first."""
     argv = ["--tokens", "40", "--text", text("a", "boat"), "--out", str(tmp_path / "out"), *TOY]
     assert main(["--model", str(make_model(1)), *argv]) == 0
     base = card(tmp_path / "out")
-    kept = set((tmp_path / "out" / WORK).iterdir())
+    stored = set((tmp_path / "out" / WORK).iterdir())
     capsys.readouterr()
     tuned = ["--model", str(make_model(2)), *argv]
     assert main(tuned) == 1
     assert "not for this model; give another --out" in capsys.readouterr().err
     assert main([*tuned, "--overwrite"]) == 0
     assert card(tmp_path / "out")["fingerprint"] != base["fingerprint"]
-    made = set((tmp_path / "out" / WORK).iterdir()) - kept
+    made = set((tmp_path / "out" / WORK).iterdir()) - stored
     assert sorted(path.name.split("-")[0] for path in made) == ["checkpoint", "own", "text"]
 
 
 def test_texts_of_one_name_are_all_read(
     make_model: Callable[[int], Path], text: Callable[[str, str], str], tmp_path: Path
 ) -> None:
-    """And one that is given twice is read once."""
+    """A file that is given twice is read once."""
     one, other = text("a", "boat"), text("b", "library")
     argv = ["--model", str(make_model(1)), "--tokens", "0", "--out", str(tmp_path / "out"), *TOY]
     assert main([*argv, "--text", one, "--text", other, "--text", one]) == 0
     assert set(card(tmp_path / "out")["data"]["texts"]) == {one, other}
 
 
-def test_gathering_takes_half_of_the_time_however_many_texts_there_are(
+def test_writing_and_reading_take_half_of_the_time_for_any_number_of_texts(
     make_model: Callable[[int], Path], text: Callable[[str, str], str], tmp_path: Path
 ) -> None:
-    """Each has its part of that half, and the other half is for learning."""
+    """Each text has a part of that half; the other half is for training."""
     now = [0.0]
 
     def clock() -> float:
@@ -96,11 +96,11 @@ def test_gathering_takes_half_of_the_time_however_many_texts_there_are(
         dtype="float32",
     )
     TrainingRun(settings, ProgressLine(io.StringIO(), lambda: 0.0), clock).run()
-    told = card(tmp_path / "out")
-    assert told["training"]["steps"] == 20
-    assert told["training"]["seconds"] < 400
-    assert told["data"]["own_tokens"] > 0
-    assert all(count > 1000 for count in told["data"]["texts"].values())
+    written = card(tmp_path / "out")
+    assert written["training"]["steps"] == 20
+    assert written["training"]["seconds"] < 400
+    assert written["data"]["own_tokens"] > 0
+    assert all(count > 1000 for count in written["data"]["texts"].values())
 
 
 def test_without_time_left_nothing_is_trained(
@@ -109,7 +109,7 @@ def test_without_time_left_nothing_is_trained(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Rather than to write a head of no step; what was gathered is kept."""
+    """No head without a step is written; the text is stored."""
     argv = ["--model", str(make_model(1)), "--tokens", "0", "--text", text("a", "boat")]
     argv += ["--out", str(tmp_path / "out"), *TOY]
     assert main(argv) == 0
@@ -119,10 +119,10 @@ def test_without_time_left_nothing_is_trained(
     assert (tmp_path / "out" / HEAD_FILE).read_bytes() == before
 
 
-def test_a_better_head_stays(
+def test_a_better_head_is_not_replaced(
     make_model: Callable[[int], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The worse one is written beside it, unless it is to replace it."""
+    """The worse one is written to a folder of its own, unless it may replace it."""
     out = tmp_path / "out"
     argv = ["--model", str(make_model(1)), "--tokens", "4000", "--out", str(out), *TOY]
     argv += ["--steps", "12"]
@@ -140,10 +140,10 @@ def test_a_better_head_stays(
     assert torch.equal(read_tensors(out / HEAD_FILE)["fuse"], worse)
 
 
-def test_what_cannot_work_is_said_before_any_text_is_written(
+def test_an_unusable_setting_is_an_error_before_any_text_is_written(
     make_model: Callable[[int], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A head to start from that is none, a directory that is a file, another run at work."""
+    """A bad head to start from, a file in place of the directory, another run in it."""
     out, model = tmp_path / "out", str(make_model(1))
     (tmp_path / "no-head").write_text("x")
     (tmp_path / "file").write_text("x")
@@ -154,5 +154,5 @@ def test_what_cannot_work_is_said_before_any_text_is_written(
     assert f"--out {tmp_path / 'file'}: cannot be used" in capsys.readouterr().err
     with locked(out):
         assert main(argv) == 1
-    assert f"another train-draft is at work in {out}" in capsys.readouterr().err
+    assert f"another train-draft is running in {out}" in capsys.readouterr().err
     assert [path.name for path in (out / WORK).iterdir()] == [".lock"]

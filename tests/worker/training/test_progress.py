@@ -1,4 +1,4 @@
-"""A progress line says how far a stage is and how long it takes, and does not flood a log."""
+"""A progress line shows the share and the time left of a stage, and does not flood a log."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from worker.training.progress import ProgressLine
 
 
 class Clock:
-    """Time that is told."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -18,14 +18,14 @@ class Clock:
 
 
 class Terminal(io.StringIO):
-    """A stream that somebody watches."""
+    """A stream that is a terminal."""
 
     def isatty(self) -> bool:
         return True
 
 
 def test_a_terminal_has_one_line_that_changes() -> None:
-    """With a bar, a share, a note and the time left, counted from what was new."""
+    """It has a bar, a share, a note and the time left, by the progress of this run."""
     clock, stream = Clock(), Terminal()
     line = ProgressLine(stream, clock)
     line.begin("training", 100)
@@ -38,8 +38,8 @@ def test_a_terminal_has_one_line_that_changes() -> None:
     assert "training ██████████████████······  75%  loss 1.5  1:00 left" in shown
 
 
-def test_what_is_told_first_was_there_already() -> None:
-    """The time left counts from there, not from nothing."""
+def test_the_first_update_is_the_progress_of_earlier_runs() -> None:
+    """The time left counts from there."""
     clock, stream = Clock(), Terminal()
     line = ProgressLine(stream, clock)
     line.begin("writing")
@@ -50,8 +50,8 @@ def test_what_is_told_first_was_there_already() -> None:
     assert stream.getvalue().endswith("75%    1:00 left")
 
 
-def test_a_log_gets_a_line_now_and_then() -> None:
-    """And always the last."""
+def test_a_log_has_few_lines() -> None:
+    """The last one is always written."""
     clock, stream = Clock(), io.StringIO()
     line = ProgressLine(stream, clock)
     line.begin("writing")
@@ -63,8 +63,7 @@ def test_a_log_gets_a_line_now_and_then() -> None:
     assert shares == ["0%", "38%", "75%", "100%"]
 
 
-def test_what_is_said_stays() -> None:
-    """On a line of its own."""
+def test_a_message_has_a_line_of_its_own() -> None:
     stream = Terminal()
     ProgressLine(stream, Clock()).say("wrote it")
     assert stream.getvalue().endswith("wrote it\n")

@@ -1,4 +1,4 @@
-"""Shards give back what was put in, a run has its directory alone, and what is broken says so."""
+"""Shards return their samples, a run has its directory alone, and errors name the remedy."""
 
 import errno
 from pathlib import Path
@@ -26,8 +26,8 @@ def sample(length: int) -> TrainingSample:
     return TrainingSample(ids, ids % 2 == 0, torch.randn(length - 1, 3).bfloat16())
 
 
-def test_samples_come_back_as_they_were(tmp_path: Path) -> None:
-    """In order, whatever their lengths, in their dtype."""
+def test_samples_are_read_as_they_were_written(tmp_path: Path) -> None:
+    """In order, with their lengths and dtype."""
     written = [sample(5), sample(2), sample(9)]
     write_samples(shard_path(tmp_path, 4), written)
     for one, other in zip(read_samples(shard_path(tmp_path, 4)), written, strict=True):
@@ -36,15 +36,15 @@ def test_samples_come_back_as_they_were(tmp_path: Path) -> None:
         assert torch.equal(one.features, other.features)
 
 
-def test_an_empty_shard_is_there(tmp_path: Path) -> None:
-    """So that nobody makes it again."""
+def test_an_empty_shard_exists(tmp_path: Path) -> None:
+    """It is not made again."""
     write_samples(shard_path(tmp_path, 0), [])
     assert shard_indices(tmp_path) == [0]
     assert read_samples(shard_path(tmp_path, 0)) == []
 
 
-def test_what_is_half_written_is_no_shard(tmp_path: Path) -> None:
-    """A process that was killed leaves a partial file behind."""
+def test_a_partial_file_is_no_shard(tmp_path: Path) -> None:
+    """A killed process leaves one behind."""
     write_samples(shard_path(tmp_path, 10), [sample(3)])
     write_samples(shard_path(tmp_path, 2), [sample(3)])
     (tmp_path / ".000003.safetensors.77.partial").write_bytes(b"half")
@@ -53,14 +53,13 @@ def test_what_is_half_written_is_no_shard(tmp_path: Path) -> None:
 
 
 def test_a_broken_shard_is_named_with_the_remedy(tmp_path: Path) -> None:
-    """Not taken for an empty one."""
     shard_path(tmp_path, 1).write_bytes(b"not a shard")
     with pytest.raises(ModelError, match=r"000001\.safetensors: cannot be read .*; remove it"):
         read_samples(shard_path(tmp_path, 1))
 
 
-def test_what_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
-    """Least of all where the disk is full."""
+def test_a_failed_write_leaves_no_file_behind(tmp_path: Path) -> None:
+    """The disk may be full."""
     in_the_way = tmp_path / "shard"
     in_the_way.mkdir()
     with pytest.raises(OSError, match="directory"):
@@ -69,23 +68,23 @@ def test_what_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def test_a_directory_is_made_and_left_empty(tmp_path: Path) -> None:
-    """Whatever depth it has."""
+    """Its parents are made too."""
     check_writable(tmp_path / "a" / "b")
     assert list((tmp_path / "a" / "b").iterdir()) == []
 
 
-def test_what_is_no_directory_is_refused(tmp_path: Path) -> None:
-    """With the flag, the reason and the remedy."""
+def test_an_unusable_directory_is_refused(tmp_path: Path) -> None:
+    """The error has the flag, the reason and the remedy."""
     (tmp_path / "file").write_text("x")
     with pytest.raises(ConfigError, match=r"--out .*file/out: .*Not a directory.* another --out"):
         check_writable(tmp_path / "file" / "out")
 
 
 def test_two_runs_do_not_share_a_directory(tmp_path: Path) -> None:
-    """The second is told; when the first has ended, the next one may."""
+    """The second one is an error until the first has ended."""
     with (
         locked(tmp_path),
-        pytest.raises(ConfigError, match="another train-draft is at work"),
+        pytest.raises(ConfigError, match="another train-draft is running"),
         locked(tmp_path),
     ):
         pytest.fail("both are at work")
@@ -101,7 +100,7 @@ def test_two_runs_do_not_share_a_directory(tmp_path: Path) -> None:
     ],
 )
 def test_a_full_disk_is_named_with_the_remedy(tmp_path: Path, error: Exception) -> None:
-    """Whichever library meets it."""
+    """In every library that writes."""
     with (
         pytest.raises(ConfigError, match=r"--out .*No space left.*make room"),
         locked(tmp_path),
@@ -109,7 +108,6 @@ def test_a_full_disk_is_named_with_the_remedy(tmp_path: Path, error: Exception) 
         raise error
 
 
-def test_other_errors_pass(tmp_path: Path) -> None:
-    """They name what they are about themselves."""
+def test_other_errors_pass_unchanged(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="as it was"), locked(tmp_path):
         raise ModelError("as it was")

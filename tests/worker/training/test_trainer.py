@@ -1,4 +1,4 @@
-"""A head learns what its target says, and a training that was cut goes on to the same end."""
+"""A head learns to predict its target, and an interrupted training ends with the same weights."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ VOCAB = torch.arange(61)
 
 
 def new_twin(target: LlamaModel, vocab: Tensor = VOCAB, inner: int = 48) -> HeadTwin:
-    """A head that has learned nothing."""
+    """An untrained head."""
     shape = HeadShape(inner, len(vocab))
     return HeadTwin(shape, teacher_of(target, vocab), torch.Generator().manual_seed(0))
 
 
 def objective(vocab: Tensor = VOCAB, passes: int = 3) -> HeadObjective:
-    """What it is trained for."""
     return HeadObjective(passes, local_ids(vocab, 61))
 
 
@@ -61,10 +60,10 @@ def test_a_toy_target_is_learned_by_heart(
     assert after.expected_tokens(3) > 3.5
 
 
-def test_a_training_that_was_cut_ends_bit_for_bit_the_same(
+def test_an_interrupted_training_ends_bit_for_bit_the_same(
     target: LlamaModel, greedy_samples: MakeSamples, tmp_path: Path
 ) -> None:
-    """Cut between checkpoints and killed after one, it ends with the same weights."""
+    """It is interrupted between checkpoints and after one."""
     samples = greedy_samples(6, 14)
     schedule = Schedule(steps=12, batch_tokens=40, checkpoint_steps=4, warmup_steps=3)
 
@@ -82,13 +81,13 @@ def test_a_training_that_was_cut_ends_bit_for_bit_the_same(
         trainer = Trainer(new_twin(target), objective(passes=2), schedule, tmp_path / name)
         trainer.resume()
 
-        def told(state: object) -> float:
+        def report(state: object) -> float:
             if trainer.step == last_step:
                 raise KilledError
             return 0.0
 
         with pytest.raises(KilledError):
-            trainer.run(samples, False, told)
+            trainer.run(samples, False, report)
 
     whole = train("whole", None)
     train("parts", 3)
@@ -104,7 +103,6 @@ def test_a_training_that_was_cut_ends_bit_for_bit_the_same(
 def test_a_checkpoint_of_another_head_is_refused(
     target: LlamaModel, greedy_samples: MakeSamples, tmp_path: Path
 ) -> None:
-    """Rather than read into the wrong one."""
     path, schedule = tmp_path / "checkpoint.safetensors", Schedule(steps=1, batch_tokens=64)
     Trainer(new_twin(target), objective(), schedule, path).run(
         greedy_samples(2, 10), False, lambda state: 0.0
@@ -113,8 +111,7 @@ def test_a_checkpoint_of_another_head_is_refused(
         Trainer(new_twin(target, inner=40), objective(), schedule, path).resume()
 
 
-def test_the_rate_falls_with_what_is_scarcer() -> None:
-    """Steps or time; it rises first."""
+def test_the_rate_rises_and_falls_with_steps_or_time() -> None:
     schedule = Schedule(steps=100, warmup_steps=10)
     shares = [schedule.share(step) for step in range(101)]
     assert shares[0] == pytest.approx(0.1)
@@ -152,10 +149,10 @@ def test_the_loss_is_the_cross_entropy_of_each_pass(
     torch.testing.assert_close(got, twin.get_parameter("fuse").grad, rtol=1e-3, atol=1e-5)
 
 
-def test_acceptance_is_counted_as_a_drafting_loop_counts_it(
+def test_acceptance_equals_that_of_a_drafting_loop(
     target: LlamaModel, greedy_samples: MakeSamples
 ) -> None:
-    """From every position where the text goes on greedily, token after token."""
+    """It starts at every position where the text continues greedily."""
     samples = greedy_samples(2, 13)
     twin = new_twin(target)
     fit_linear(twin, [collate(samples)])
@@ -175,7 +172,7 @@ def test_acceptance_is_counted_as_a_drafting_loop_counts_it(
 
 
 def test_conditional_acceptance_and_tokens_follow_from_the_counts() -> None:
-    """Also where nothing was accepted, or nothing was looked at."""
+    """Also without accepted drafts, or without positions."""
     some = DraftAcceptance(100, (50, 30, 0, 0))
     assert some.conditional == (0.5, 0.6, 0.0, 0.0)
     assert some.expected_tokens(1) == 1.5
@@ -183,7 +180,7 @@ def test_conditional_acceptance_and_tokens_follow_from_the_counts() -> None:
     assert DraftAcceptance(0, (0,)).expected_tokens(1) == 1.0
 
 
-def test_a_batch_of_which_nothing_can_be_said_is_learned_all_the_same(
+def test_a_batch_outside_the_draft_vocabulary_has_a_loss(
     target: LlamaModel, greedy_samples: MakeSamples
 ) -> None:
     """Its loss is a number."""

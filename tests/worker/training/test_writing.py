@@ -1,4 +1,4 @@
-"""What the target writes is its own text, in shards that a kill does not change."""
+"""Shards contain the target's own text, and an interruption does not change them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ END = 60
 
 
 def talk(index: int, turns: int = 2) -> Conversation:
-    """A prompt of its own, then answers, greedy and not."""
+    """A prompt by index, then greedy and sampled answers."""
     rng = random.Random(index)
     yield Given(PREFIX)
     for turn in range(turns):
@@ -29,7 +29,7 @@ def talk(index: int, turns: int = 2) -> Conversation:
 
 
 def writer(target: LlamaModel, num_rows: int = 5, last: int | None = None) -> TextWriter:
-    """Conversations up to number `last`."""
+    """A writer of conversations up to number `last`."""
 
     def opened(index: int) -> Conversation | None:
         return talk(index) if last is None or index < last else None
@@ -46,7 +46,7 @@ def everything(directory: Path) -> list[TrainingSample]:
 def test_features_are_those_of_the_text_and_greedy_answers_are_greedy(
     target: LlamaModel, tmp_path: Path
 ) -> None:
-    """Whatever row a conversation sat in and whoever sat there before."""
+    """In any row, also after another conversation."""
     writer(target, last=12).write(tmp_path, 1000, 0, lambda count: True)
     samples = everything(tmp_path)
     assert len(samples) == 12
@@ -58,10 +58,8 @@ def test_features_are_those_of_the_text_and_greedy_answers_are_greedy(
         assert sample.token_ids[first : first + 3].tolist() == greedy.tolist()
 
 
-def test_a_run_that_was_stopped_ends_with_the_same_shards(
-    target: LlamaModel, tmp_path: Path
-) -> None:
-    """Stopped twice on the way, and with other neighbours in the rows."""
+def test_an_interrupted_run_ends_with_the_same_shards(target: LlamaModel, tmp_path: Path) -> None:
+    """It is interrupted twice, and conversations are in other rows."""
     wanted = writer(target).write(tmp_path / "whole", 550, 3, lambda count: True)
     for limit in (150, 400):
         part = writer(target, num_rows=3)
@@ -78,24 +76,23 @@ def test_a_run_that_was_stopped_ends_with_the_same_shards(
             assert one.is_target.tolist() == other.is_target.tolist()
 
 
-def test_what_there_is_already_is_told_before_the_first_step(
+def test_existing_shards_are_reported_before_the_first_step(
     target: LlamaModel, tmp_path: Path
 ) -> None:
-    """And no step is made when there is no time for one."""
+    """No step runs without time."""
     shards = writer(target).write(tmp_path, 100, 0, lambda count: True)
     there = sum(int(s.is_target.sum()) for s in everything(tmp_path))
-    told: list[int] = []
+    reported: list[int] = []
 
     def stopped(count: int) -> bool:
-        told.append(count)
+        reported.append(count)
         return False
 
     assert writer(target).write(tmp_path, 10 * there, 0, stopped) == shards
-    assert told == [there]
+    assert reported == [there]
 
 
-def test_another_seed_draws_other_words(target: LlamaModel, tmp_path: Path) -> None:
-    """Where the temperature lets it."""
+def test_another_seed_samples_other_tokens(target: LlamaModel, tmp_path: Path) -> None:
     for seed in (0, 1):
         writer(target, last=6).write(tmp_path / str(seed), 1000, seed, lambda count: True)
     one, other = (everything(tmp_path / str(seed)) for seed in (0, 1))
@@ -103,7 +100,7 @@ def test_another_seed_draws_other_words(target: LlamaModel, tmp_path: Path) -> N
 
 
 def test_a_loop_is_cut_to_two_rounds(target: LlamaModel, tmp_path: Path) -> None:
-    """A model that says the same over and over ends there."""
+    """The conversation ends there."""
 
     def opened(index: int) -> Conversation | None:
         def stutter() -> Conversation:
@@ -122,7 +119,7 @@ def test_a_loop_is_cut_to_two_rounds(target: LlamaModel, tmp_path: Path) -> None
 
 
 def test_a_given_text_is_read_to_its_end(target: LlamaModel, tmp_path: Path) -> None:
-    """And a conversation that is not worth keeping leaves nothing."""
+    """A useless conversation leaves no sample."""
 
     def opened(index: int) -> Conversation | None:
         def read() -> Conversation:
