@@ -144,7 +144,7 @@ class Ledger:
         self._sum(key)
 
     def abandon(self, part: _Part) -> None:
-        """Return `parts` at the next `sweep`. Safe to call at any moment, even from a finalizer."""
+        """Return `part` at the next `sweep`. Safe to call at any moment, even from a finalizer."""
         self._abandoned.append(part)
 
     def sweep(self) -> None:
