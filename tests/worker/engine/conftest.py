@@ -1,4 +1,4 @@
-"""Requests, and an executor whose answers tell what it read."""
+"""Requests, and an executor whose answers show what it read."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ Make = Callable[..., AddRequest]
 
 
 class Engine:
-    """A core, everything it told, and the replies by command id."""
+    """A core, everything it reported, and the replies by command id."""
 
     def __init__(self, executor: Any, depth: int) -> None:
         self.executor = executor
@@ -40,17 +40,17 @@ class Engine:
         self.core = EngineCore(self.scheduler, executor, lambda: 0.0, pipeline=pipeline)
         self.outputs: list[RequestOutput] = []
         self.replies: dict[int, tuple[bool, str | None]] = {}
-        self.told: StepOutputs | None = None
+        self.reported: StepOutputs | None = None
         self.blocks: list[list[int]] = []
 
     def step(self, times: int = 1) -> None:
-        """So many calls of `step`."""
+        """Call `step` a number of times."""
         for _ in range(times):
-            told = self.core.step()
+            reported = self.core.step()
             self.scheduler.check_integrity()
-            if told is not None:
-                self.told = told
-                self.outputs += told.outputs
+            if reported is not None:
+                self.reported = reported
+                self.outputs += reported.outputs
             for reply in self.core.take_replies():
                 assert reply.command_id not in self.replies
                 self.replies[reply.command_id] = (reply.ok, reply.error)
@@ -65,7 +65,7 @@ class Engine:
         raise AssertionError("it never comes to rest")
 
     def command(self, message: Command, steps: int = 3) -> None:
-        """Give a command and go on for a while."""
+        """Give a command and run on for a while."""
         self.core.command(message)
         self.step(steps)
 
@@ -76,9 +76,9 @@ class Engine:
 
     @property
     def sleep_level(self) -> int | None:
-        """As the stats told it last."""
-        assert self.told is not None
-        return self.told.stats.sleep_level
+        """The state in the latest statistics."""
+        assert self.reported is not None
+        return self.reported.stats.sleep_level
 
 
 @pytest.fixture(params=[1, 2], ids=["inline", "overlapped"])
@@ -119,12 +119,12 @@ def test_keep_freezes_what_runs_and_resume_goes_on(load: Engine, follow: Any) ->
     load.command(Pause(1, "keep"))
     assert load.replies == {1: (True, None)}
     assert not load.core.has_work
-    told = len(load.outputs)
+    reported = len(load.outputs)
     load.step(5)
-    assert len(load.outputs) == told
-    assert load.told is not None
-    assert load.told.stats.is_paused
-    assert load.told.stats.num_deferred == load.told.stats.num_waiting == 1
+    assert len(load.outputs) == reported
+    assert load.reported is not None
+    assert load.reported.stats.is_paused
+    assert load.reported.stats.num_deferred == load.reported.stats.num_waiting == 1
     load.core.command(Resume(2))
     load.drain()
     assert load.replies[2] == (True, None)
@@ -132,7 +132,7 @@ def test_keep_freezes_what_runs_and_resume_goes_on(load: Engine, follow: Any) ->
 
 
 def test_wait_lets_what_has_begun_finish_and_answers_then(load: Engine, make_request: Make) -> None:
-    """Whoever was waiting or comes later waits until the engine is resumed."""
+    """Waiting and later requests wait until the engine is resumed."""
     load.command(Pause(1, "wait"))
     assert load.replies == {}
     load.core.add(make_request("d", [1, 2], max_tokens=1))
@@ -144,8 +144,8 @@ def test_wait_lets_what_has_begun_finish_and_answers_then(load: Engine, make_req
         None,
         None,
     ]
-    assert load.told is not None
-    assert load.told.stats.num_deferred == 2
+    assert load.reported is not None
+    assert load.reported.stats.num_deferred == 2
     load.core.command(Resume(2))
     load.drain()
     assert [load.answer(name)[1] for name in "cd"] == [FinishReason.LENGTH] * 2
@@ -257,7 +257,7 @@ def test_sleep_can_deepen_and_a_pause_outlives_it(load: Engine, follow: Any) -> 
 
 
 def test_the_dump_lists_blocks_parents_first(engine: Engine, make_request: Make) -> None:
-    """What a finished answer left behind, with its tokens."""
+    """The blocks of a finished answer, with their tokens."""
     engine.core.add(make_request("a", range(1, 10), max_tokens=1))
     engine.drain()
     engine.command(DumpCache(1))
@@ -268,7 +268,9 @@ def test_the_dump_lists_blocks_parents_first(engine: Engine, make_request: Make)
 @pytest.mark.parametrize(
     "command", [Pause(1, "never"), Sleep(1, 1, "never"), Sleep(1, 7), WakeUp(1, ["lora"])]
 )
-def test_what_does_not_exist_is_refused(load: Engine, follow: Any, command: Command) -> None:
+def test_unknown_modes_levels_and_tags_are_refused(
+    load: Engine, follow: Any, command: Command
+) -> None:
     """The reply says so, and nothing changes."""
     load.command(command)
     assert load.replies[1][0] is False

@@ -1,4 +1,4 @@
-"""The engine's step tells everything once, with the executor in line or on a thread of its own."""
+"""The engine's step reports everything once, with the executor inline or on its own thread."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def core(paged_executor: Callable[[int], Any]) -> EngineCore:
 
 
 def test_no_work_is_no_step(core: EngineCore) -> None:
-    """An idle engine has nothing to tell."""
+    """An idle engine has nothing to report."""
     assert not core.has_work
     assert core.step() is None
 
@@ -48,33 +48,35 @@ def test_a_step_reports_tokens_times_and_stats(core: EngineCore, make_request: M
     assert times == (0.0, 1.0, 3.0)
 
 
-def test_refusals_and_aborts_are_told_without_a_step(core: EngineCore, make_request: Make) -> None:
+def test_refusals_and_aborts_are_reported_without_a_step(
+    core: EngineCore, make_request: Make
+) -> None:
     """They come with the next message even when nothing runs, and only once."""
     core.add(make_request("empty", [], branches=["empty too"]))
     core.add(make_request("a", [1]))
     core.abort(["a", "unknown"])
-    told = core.step()
-    assert told is not None
-    assert [(o.request_id, o.finish_reason) for o in told.outputs] == [
+    reported = core.step()
+    assert reported is not None
+    assert [(o.request_id, o.finish_reason) for o in reported.outputs] == [
         ("empty", FinishReason.ERROR),
         ("empty too", FinishReason.ERROR),
         ("a", FinishReason.ABORT),
     ]
-    assert told.num_scheduled_tokens == 0
+    assert reported.num_scheduled_tokens == 0
     assert not core.has_work
 
 
-def test_who_comes_to_a_paused_engine_shows_in_the_stats(
+def test_a_request_to_a_paused_engine_shows_in_the_stats(
     core: EngineCore, make_request: Make
 ) -> None:
-    """It is told once that somebody waits; then there is nothing to do."""
+    """The waiting request is reported once; then there is nothing to do."""
     core.command(Pause(1, "keep"))
     core.step()
     core.take_replies()
     core.add(make_request("a", [1]))
-    told = core.step()
-    assert told is not None
-    assert (told.stats.num_waiting, told.stats.num_deferred) == (1, 1)
+    reported = core.step()
+    assert reported is not None
+    assert (reported.stats.num_waiting, reported.stats.num_deferred) == (1, 1)
     assert not core.has_work
 
 
@@ -120,19 +122,19 @@ def test_the_next_step_is_handed_over_while_one_runs(
     scheduler = Scheduler(CacheConfig(8, 4), SchedulerConfig())
     core = EngineCore(scheduler, gate, lambda: 1.5, overlap=True)  # type: ignore[arg-type]
     core.add(make_request("a", [1, 2, 3], max_tokens=3, ignore_eos=True))
-    told = core.step()
-    assert told is not None
-    assert (told.outputs, told.num_scheduled_tokens) == ([], 0)
+    reported = core.step()
+    assert reported is not None
+    assert (reported.outputs, reported.num_scheduled_tokens) == ([], 0)
     assert gate.begun.acquire(timeout=60)
     assert core.running_step == (1.5, 3)
     tokens = []
     for expected in (3, 1, 1):
         gate.permits.release()
-        told = core.step()
-        assert told is not None
-        assert told.num_scheduled_tokens == expected
-        tokens += told.outputs[0].token_ids
-    assert told.outputs[0].finish_reason is FinishReason.LENGTH
+        reported = core.step()
+        assert reported is not None
+        assert reported.num_scheduled_tokens == expected
+        tokens += reported.outputs[0].token_ids
+    assert reported.outputs[0].finish_reason is FinishReason.LENGTH
     assert len(tokens) == 3
     assert not core.has_work
     assert core.running_step is None
@@ -149,10 +151,10 @@ def test_a_stop_seen_late_costs_a_step_but_no_token(
     core.add(make_request("a", [1, 2, 3], max_tokens=9, stop_token_ids=(first,)))
     outputs, counts = [], []
     while core.has_work:
-        told = core.step()
-        if told is not None:
-            outputs += told.outputs
-            counts.append(told.num_scheduled_tokens)
+        reported = core.step()
+        if reported is not None:
+            outputs += reported.outputs
+            counts.append(reported.num_scheduled_tokens)
     assert [(o.token_ids, o.stop_token_id) for o in outputs] == [([first], first)]
     assert counts == [0, 3, 1]
     assert scheduler.blocks.num_free == 8

@@ -98,7 +98,7 @@ def test_any_batch_answers_as_each_request_alone(
     capacity: int,
     num_slots: int,
 ) -> None:
-    """Whatever fails, and wherever: no token is lost, repeated or another; with a host tier too."""
+    """Wherever a step fails: no token is lost, repeated or another; with a host tier too."""
     executor = ScarceExecutor(cache.block_size)
     executor.faults = faults
     if limits.enable_chunked_prefill:
@@ -125,8 +125,8 @@ def answers(core: EngineCore) -> tuple[dict[str, list[int]], list[RequestOutput]
     found: dict[str, list[int]] = {}
     endings = []
     while core.has_work:
-        told = core.step()
-        for output in told.outputs if told is not None else ():
+        reported = core.step()
+        for output in reported.outputs if reported is not None else ():
             found.setdefault(output.request_id, []).extend(output.token_ids)
             if output.finish_reason is not None:
                 endings.append(output)
@@ -191,7 +191,7 @@ def test_a_request_that_fails_alone_ends_with_an_error(make_request: Make, chunk
     assert scheduler.stats().scheduler.num_corrupted_requests == 0
 
 
-def test_what_is_aborted_after_it_failed_leaves_nothing_behind(make_request: Make) -> None:
+def test_a_request_aborted_after_its_step_failed_leaves_nothing_behind(make_request: Make) -> None:
     """The step is in flight, its result unknown, when the client goes."""
     executor = ScarceExecutor(4)
     executor.capacity = 0

@@ -93,7 +93,7 @@ def test_the_history_of_a_draw_grows_by_the_pending_token() -> None:
 
 
 def test_a_sequence_whose_draw_failed_is_left_out() -> None:
-    """It has no token to run; the others go on."""
+    """It has no token to run; the others continue."""
     executor = Counting()
     step = SchedulerOutput(2, (decode(2, 1).sequences[0], ScheduledSequence(1, [5], 0, (4,))))
     assert list(execute(executor, step).sampled) == [1]
@@ -127,7 +127,7 @@ def test_overlapped_steps_run_beside_the_caller() -> None:
     assert len(executor.threads) == 1
 
 
-def test_what_the_executor_raises_surfaces_where_its_result_is_awaited(
+def test_an_error_of_the_executor_is_raised_by_wait(
     make: Callable[[Counting], Pipeline],
 ) -> None:
     """And no later step is run on a cache that is in doubt."""

@@ -13,7 +13,7 @@ from worker.engine.cache.block_hash import BlockHash, BlockHasher
 from worker.engine.policies import VICTIM_POLICIES, VictimCandidate, WaitingRank, choose_victim
 from worker.types import FinishReason, RepetitionDetection, SamplingParams
 
-SOMEBODY = VictimCandidate(
+CANDIDATE = VictimCandidate(
     seq_id=0,
     priority=0,
     num_prompt=8,
@@ -25,8 +25,8 @@ SOMEBODY = VictimCandidate(
 
 
 def running(*changes: dict[str, int]) -> list[VictimCandidate]:
-    """Candidates 0, 1, 2, … that differ from `SOMEBODY` by these fields."""
-    return [replace(SOMEBODY, seq_id=i, **change) for i, change in enumerate(changes)]
+    """Candidates 0, 1, 2, … that differ from `CANDIDATE` by these fields."""
+    return [replace(CANDIDATE, seq_id=i, **change) for i, change in enumerate(changes)]
 
 
 def victim(name: str, candidates: list[VictimCandidate], requester: int = 0) -> int:
@@ -48,7 +48,9 @@ def victim(name: str, candidates: list[VictimCandidate], requester: int = 0) -> 
         ("largest", [{}, {"num_blocks": 3}, {"num_blocks": 2}], 1),
     ],
 )
-def test_who_gives_way(name: str, changes: list[dict[str, int]], expected: int) -> None:
+def test_each_policy_chooses_its_victim(
+    name: str, changes: list[dict[str, int]], expected: int
+) -> None:
     """Each policy by what it looks at first, then by its ties."""
     assert victim(name, running(*changes)) == expected
 
@@ -62,7 +64,7 @@ def test_the_first_in_rank_goes_on_whatever_it_looks_like(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(VICTIM_POLICIES))
 def test_only_the_lowest_class_gives_way(name: str) -> None:
-    """However cheap a better one would be, whoever asks."""
+    """However cheap a better one would be, for any requester."""
     cheap = {"num_computed": 1, "num_outputs": 0, "num_prompt": 99, "num_blocks": 99}
     candidates = running({}, {"priority": 1, **cheap}, {"priority": 2}, {"priority": 2})
     assert victim(name, candidates, requester=2) in (2, 3)
@@ -70,7 +72,7 @@ def test_only_the_lowest_class_gives_way(name: str) -> None:
 
 
 def test_a_guaranteed_sequence_is_passed_over_by_its_equals() -> None:
-    """If nobody else is left, the one that asks gives way itself."""
+    """If no other is left, the requester gives way itself."""
     guaranteed = [replace(c, guaranteed=c.seq_id > 0) for c in running({}, {}, {})]
     assert victim("last", guaranteed, requester=0) == 0
     assert victim("last", [*guaranteed[:2], replace(guaranteed[2], guaranteed=False)]) == 2
@@ -117,7 +119,7 @@ def test_guarantees_never_add_up_to_more_than_the_pool() -> None:
     name=st.sampled_from(sorted(VICTIM_POLICIES)),
     data=st.data(),
 )
-def test_a_victim_is_always_somebody_of_the_lowest_class_or_the_one_that_asks(
+def test_a_victim_is_always_of_the_lowest_class_or_the_requester(
     candidates: list[VictimCandidate], name: str, data: st.DataObject
 ) -> None:
     """For any running set, asker and policy; and of equals no guaranteed one is taken."""
@@ -133,12 +135,12 @@ def test_a_victim_is_always_somebody_of_the_lowest_class_or_the_one_that_asks(
 
 
 def test_coming_back_asks_for_twice_the_room_each_time() -> None:
-    """Everybody that would run gets room for 32, 64, 128 tokens, but no more than it can use."""
+    """Each sequence gets room for 32, 64, 128 tokens, but no more than it can use."""
     reserves = [policies.readmission_reserve(n, [1000, 40, 0], 16) for n in (1, 2, 3)]
     assert reserves == [2 + 2, 4 + 3, 8 + 3]
 
 
-def test_longest_prefix_first_within_a_priority_until_somebody_was_overtaken_too_often() -> None:
+def test_longest_prefix_goes_first_within_a_priority_until_one_was_overtaken_too_often() -> None:
     """Priority, then age, then the cached prefix, then arrival."""
     line = [
         WaitingRank((1, 0), 99, 0),
@@ -152,7 +154,7 @@ def test_longest_prefix_first_within_a_priority_until_somebody_was_overtaken_too
 
 
 def test_whom_one_may_pass() -> None:
-    """Nobody, equals passed fewer times than the limit; never one of a better class."""
+    """No other, or equals passed fewer times than the limit; never one of a better class."""
     assert policies.may_pass([], 0, 0)
     assert policies.may_pass([(0, 0), (0, 7)], 0, 8)
     assert not policies.may_pass([(0, 0), (0, 8)], 0, 8)
@@ -179,7 +181,7 @@ def test_chains_have_in_common_what_their_tokens_have(shared: int, one: int, oth
     assert policies.common_blocks(*chains) == shared
 
 
-def test_who_is_deferred() -> None:
+def test_a_sequence_is_deferred_for_a_long_common_prefix() -> None:
     """Only when the other computes enough that is not there yet."""
     assert policies.should_defer(0, 32, 32)
     assert not policies.should_defer(1, 32, 32)
@@ -200,7 +202,7 @@ def test_who_is_deferred() -> None:
         ({"max_tokens": 2, "stop_token_ids": (1,)}, [2, 1], (FinishReason.STOP, 1)),
     ],
 )
-def test_what_ends_an_answer(
+def test_an_answer_ends_for_each_reason(
     params: dict[str, object], outputs: list[int], expected: tuple[FinishReason | None, int | None]
 ) -> None:
     """End token before stop tokens before length, none of them before `min_tokens` but length."""

@@ -1,4 +1,4 @@
-"""Answers that another engine has begun: cut after every token, they go on unchanged."""
+"""Answers that another engine has begun: cut after every token, they continue unchanged."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def benches() -> Iterator[dict[str, GrammarBench]]:
 
 def run(bench: GrammarBench, asked: list[AddRequest]) -> dict[str, RequestOutput]:
     """All side by side; each one's outputs as one."""
-    told = {request.request_id: [] for request in asked}
+    reported = {request.request_id: [] for request in asked}
     for request in asked:
         constrained = bench.scheduler.find(ConstrainedOutputs)
         if request.params.grammar is not None and constrained is not None:
@@ -69,7 +69,7 @@ def run(bench: GrammarBench, asked: list[AddRequest]) -> dict[str, RequestOutput
     while bench.core.has_work:
         step = bench.core.step()
         for output in () if step is None else step.outputs:
-            told[output.request_id].append(output)
+            reported[output.request_id].append(output)
     bench.scheduler.check_integrity()
     return {
         name: msgspec.structs.replace(
@@ -77,7 +77,7 @@ def run(bench: GrammarBench, asked: list[AddRequest]) -> dict[str, RequestOutput
             token_ids=[token for output in outputs for token in output.token_ids],
             logprobs=[entry for output in outputs for entry in output.logprobs],
         )
-        for name, outputs in told.items()
+        for name, outputs in reported.items()
     }
 
 
@@ -94,7 +94,7 @@ def run(bench: GrammarBench, asked: list[AddRequest]) -> dict[str, RequestOutput
 def test_it_goes_on_after_every_token(
     benches: dict[str, GrammarBench], case: str, kind: str
 ) -> None:
-    """Where nothing of it is cached, and again where all of it is; beside the other pieces."""
+    """With nothing of it cached, and again with all of it; beside the other pieces."""
     first, second = benches["plain"], benches[kind]
     prompt = PROMPTS["in chunks" if case == "penalties" else "short"]
     fields = {"max_tokens": 16, "logit_bias": (), **CASES[case]}
@@ -126,15 +126,15 @@ def test_one_that_no_longer_fits_is_refused(benches: dict[str, GrammarBench]) ->
     """The prompt and what was answered leave no room for a token."""
     bench = benches["plain"]
     request = bench.request(None, prompt=[1] * 1000)
-    (told,) = run(bench, [msgspec.structs.replace(request, output_token_ids=[2] * 24)]).values()
-    assert told.finish_reason is FinishReason.ERROR
-    assert "1024" in (told.error or "")
+    (reported,) = run(bench, [msgspec.structs.replace(request, output_token_ids=[2] * 24)]).values()
+    assert reported.finish_reason is FinishReason.ERROR
+    assert "1024" in (reported.error or "")
 
 
-def test_what_its_grammar_forbids_ends_it(benches: dict[str, GrammarBench]) -> None:
+def test_tokens_that_the_grammar_forbids_end_the_answer(benches: dict[str, GrammarBench]) -> None:
     """Tokens that no engine has drawn under this grammar."""
     bench = benches["plain"]
     request = bench.request(CASES["grammar"]["grammar"])
     asked = msgspec.structs.replace(request, output_token_ids=[*b"no", END])
-    (told,) = run(bench, [asked]).values()
-    assert told.finish_reason is FinishReason.ERROR
+    (reported,) = run(bench, [asked]).values()
+    assert reported.finish_reason is FinishReason.ERROR

@@ -36,7 +36,7 @@ def num_worth_asking(asked: list[AddRequest]) -> int:
         (16, {"dtype": torch.bfloat16}, {"dtype": torch.bfloat16}),
     ],
 )
-def test_what_a_peer_has_is_not_computed(
+def test_kv_of_a_peer_is_not_computed(
     engines: Callable[..., Engine], count: int, here: dict[str, Any], there: dict[str, Any]
 ) -> None:
     """Greedy and seeded requests, of which many begin alike here as well: less than a block of
@@ -135,12 +135,12 @@ def test_a_peer_that_dies_in_the_middle_costs_a_recompute(engines: Callable[...,
     while not keeper.connector.has_questions:
         taker.core.step()
     keeper.core.shutdown()
-    told: dict[str, list[int]] = {request.request_id: [] for request in asked}
+    reported: dict[str, list[int]] = {request.request_id: [] for request in asked}
     while taker.core.has_work:
         step = taker.core.step()
         for output in [] if step is None else step.outputs:
-            told[output.request_id] += output.token_ids
-    assert told == expected
+            reported[output.request_id] += output.token_ids
+    assert reported == expected
     assert taker.stats.transfers.num_failed == num_worth_asking(asked)
 
 

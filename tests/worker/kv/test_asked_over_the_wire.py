@@ -1,4 +1,4 @@
-"""What engines ask of each other's caches, on the wire; and takers that are killed."""
+"""Questions to the caches of other engines, on the wire; and takers that are killed."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def engine(**fields: Any) -> Iterator[TcpConnector]:
 
 
 def peer_of(keeper: TcpConnector, promise: str = "") -> KvPeer:
-    """Where it is asked."""
+    """The address of an engine, for questions."""
     return KvPeer("127.0.0.1", keeper.port, promise)
 
 
 def ended(pull: TcpPull) -> KvPart | None:
-    """What has come, once it is done."""
+    """The KV that has arrived, once the transfer is done."""
     until(lambda: pull.done)
     return pull.part
 
@@ -66,7 +66,7 @@ def question_of(keeper: TcpConnector) -> KvQuestion:
 
 @pytest.fixture(params=["bytes sent", "memory shared"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How the bytes come."""
+    """The way of the bytes."""
     if request.param == "bytes sent":
         send_bytes(monkeypatch)
 
@@ -74,7 +74,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("num_tokens", [61, 60, 1, 0])
 def test_a_question_comes_as_it_was_asked_and_so_does_the_answer(num_tokens: int) -> None:
-    """As many tokens as there are, from the first wanted on; none is no failure."""
+    """All cached tokens from the first wanted one on; none is no failure."""
     with engine() as keeper, engine() as taker:
         pull = taker.ask(peer_of(keeper), WANTED)
         question = question_of(keeper)
@@ -109,7 +109,7 @@ def test_an_answer_of_more_than_was_asked_is_refused() -> None:
 
 
 def test_answers_are_bounded_and_nothing_gives_way_to_them() -> None:
-    """What is kept for a decode stays; room comes back when an answer is sent, or not needed."""
+    """Exports for a decode stay; room comes back when an answer is sent, or not needed."""
     limit = 64 * TOKEN_BYTES
     with engine(kv_buffer_size=limit) as keeper, engine() as taker:
         offer = keeper.keep("r", b"d", DATA[: 4 * TOKEN_BYTES], ())
@@ -129,8 +129,8 @@ def test_answers_are_bounded_and_nothing_gives_way_to_them() -> None:
         until(lambda: keeper.has_room(64))
 
 
-def test_a_promise_is_kept_until_it_was_asked_for() -> None:
-    """By its name; also where nothing is needed. It is told of, and not waited for in vain."""
+def test_a_promise_holds_until_it_was_asked_for() -> None:
+    """By its name; also when nothing is needed, so that it is not waited for in vain."""
     with engine() as keeper, engine() as taker, engine(kv_lease_duration=1e-6) as late:
         for name in "abc":
             keeper.promise(name)
@@ -146,7 +146,7 @@ def test_a_promise_is_kept_until_it_was_asked_for() -> None:
         until(lambda: (late.num_promised, late.num_expired) == (0, 1))
 
 
-def test_who_has_left_is_not_answered() -> None:
+def test_a_peer_that_has_left_is_not_answered() -> None:
     """It is noticed at once; the next that waits is looked up."""
     with engine() as keeper, engine() as taker:
         left = taker.ask(peer_of(keeper), WANTED)
@@ -190,7 +190,7 @@ def test_a_consumer_promises_nothing() -> None:
 def test_only_allowed_peers_are_asked(
     caplog: pytest.LogCaptureFixture, networks: Any, host: str
 ) -> None:
-    """Whom a request names is no way to other services: nothing is sent there."""
+    """The host that a request names gives no access to other services: nothing is sent there."""
     with engine() as keeper, engine(kv_peer_networks=networks) as taker:
         assert ended(taker.ask(KvPeer(host, keeper.port), WANTED)) is None
         assert taker.counts.num_failed == 1
@@ -199,13 +199,13 @@ def test_only_allowed_peers_are_asked(
 
 
 @pytest.mark.parametrize("port", [-1, 70_000])
-def test_a_port_that_is_none_fails_like_one_that_nobody_has(port: int) -> None:
+def test_an_invalid_port_fails_like_an_unused_one(port: int) -> None:
     with engine() as taker:
         assert ended(taker.ask(KvPeer("127.0.0.1", port), WANTED)) is None
         assert taker.counts.num_failed == 1
 
 
-# A real taker that stands still once it receives bytes.
+# A real taker that stops once it receives bytes.
 TAKER = """
 import sys, threading
 import msgspec

@@ -29,9 +29,9 @@ def prefill(request: AddRequest) -> AddRequest:
     return msgspec.structs.replace(request, params=params, keeps_kv=True)
 
 
-def decode(request: AddRequest, told: list[RequestOutput]) -> AddRequest:
+def decode(request: AddRequest, reported: list[RequestOutput]) -> AddRequest:
     """The second leg."""
-    offer = told[-1].kv_offer
+    offer = reported[-1].kv_offer
     assert offer is not None
     return msgspec.structs.replace(request, kv_source=offer.source)
 
@@ -41,9 +41,9 @@ def both_legs(first: Engine, second: Engine, asked: list[AddRequest], batch: int
     answers = {}
     for start in range(0, len(asked), batch):
         some = asked[start : start + batch]
-        told = first.run(*map(prefill, some))
-        tokens(told)
-        answers |= tokens(second.run(*(decode(r, told[r.request_id]) for r in some)))
+        reported = first.run(*map(prefill, some))
+        tokens(reported)
+        answers |= tokens(second.run(*(decode(r, reported[r.request_id]) for r in some)))
     return answers
 
 
@@ -96,7 +96,7 @@ def test_decodes_wait_for_their_prefills(engines: Callable[..., Engine]) -> None
     asked = [r for r in requests(12, seed=2) if len(r.prompt_token_ids) > 4]
     expected = tokens(engines().run(*asked))
     first, second = engines(), engines()
-    told: dict[str, list[RequestOutput]] = {request.request_id: [] for request in asked}
+    reported: dict[str, list[RequestOutput]] = {request.request_id: [] for request in asked}
     for request in asked:
         size, port = len(request.prompt_token_ids), first.connector.port
         source = KvSource("127.0.0.1", port, None, request.request_id, size)
@@ -110,8 +110,8 @@ def test_decodes_wait_for_their_prefills(engines: Callable[..., Engine]) -> None
     while second.core.has_work:
         step = second.core.step()
         for output in [] if step is None else step.outputs:
-            told[output.request_id].append(output)
-    assert tokens(told) == expected
+            reported[output.request_id].append(output)
+    assert tokens(reported) == expected
     stats = second.stats
     assert stats.transfers.num_failed == 0
     assert stats.scheduler.prompt_tokens - stats.scheduler.prompt_tokens_cached <= len(asked) * 4
@@ -189,15 +189,15 @@ def test_ranks_and_one_process_answer_as_one(
 def test_without_the_first_engine_the_second_computes(
     engines: Callable[..., Engine], when: str
 ) -> None:
-    """Whatever is wrong with what it was promised: the same tokens."""
+    """Any fault of the promised KV leaves the tokens the same."""
     asked = requests(12, seed=2)
     expected = tokens(engines().run(*asked))
     first = engines(kv_buffer_size=20_000 if when == "gone" else 1e9)
     second = engines(key=b"x" if when == "other key" else b"k")
-    told = first.run(*map(prefill, asked))
+    reported = first.run(*map(prefill, asked))
     legs = []
     for request in asked:
-        offer = told[request.request_id][-1].kv_offer
+        offer = reported[request.request_id][-1].kv_offer
         source = KvSource("127.0.0.1", 1, "e", "r", 5) if offer is None else offer.source
         legs.append(msgspec.structs.replace(request, kv_source=source))
     if when == "before":

@@ -30,7 +30,7 @@ BLOCKS = [StoredBlock(bytes([n] * 32), b"facts of %d" % n) for n in range(4)]
 
 
 def data(number: int) -> memoryview:
-    """What is in a block."""
+    """The content of a block."""
     return memoryview(bytearray([number]) * SIZE)
 
 
@@ -38,19 +38,19 @@ Report = Written | Found | Lost | Left
 
 
 def reports(files: BlockFiles, count: int) -> list[Report]:
-    """The next so many."""
-    told: list[Report] = []
+    """The next `count` reports."""
+    reports: list[Report] = []
 
     def has_all() -> bool:
-        told.extend(files.take_reports())
-        return len(told) >= count
+        reports.extend(files.take_reports())
+        return len(reports) >= count
 
     until(has_all)
-    return told
+    return reports
 
 
 def finished(read: DiskRead) -> bytes | None:
-    """What was read, once it is."""
+    """The KV that was read, once the read is done."""
     until(lambda: read.done)
     part = None if read.part is None else bytes(read.part.data)
     read.close()
@@ -86,11 +86,11 @@ def left(*numbers: int) -> frozenset[str]:
 
 
 def path(files: BlockFiles, number: int) -> Path:
-    """Of a block."""
+    """The file of a block."""
     return files.directory / f"{BLOCKS[number].digest.hex()}.kv"
 
 
-def test_what_was_written_is_read(files: BlockFiles) -> None:
+def test_written_blocks_are_read(files: BlockFiles) -> None:
     """Blocks one after the other, as tokens."""
     read = files.read(BLOCKS[1:3], 16, 24)
     assert finished(read) == bytes(data(1)) + bytes(data(2))
@@ -167,7 +167,7 @@ def test_a_full_disk_is_reported(files: BlockFiles) -> None:
     assert finished(files.read(BLOCKS[:1], 0, 4)) == bytes(data(0))
 
 
-def test_what_others_deleted_is_reported(
+def test_blocks_deleted_by_others_are_reported(
     files: BlockFiles, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With what is left; that is not logged for each file."""
@@ -204,7 +204,7 @@ def test_a_directory_that_was_deleted_is_made_again(
 def test_without_a_directory_a_disk_is_off(
     opened: Callable[..., BlockFiles], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """That is logged once, and over when one can be made."""
+    """The failure is logged once, and is over when a file can be made."""
     files = opened("sub/i")
     shutil.rmtree(tmp_path / "sub")
     (tmp_path / "sub").write_text("")
@@ -214,8 +214,8 @@ def test_without_a_directory_a_disk_is_off(
     nothing = Left(frozenset())
     tried = [[nothing, Written(number, False, 8), nothing] for number in range(2)]
     assert reports(files, 7)[1:] == tried[0] + tried[1]
-    told = [record.getMessage() for record in caplog.records]
-    assert [text.partition(":")[0] for text in told] == [
+    logged = [record.getMessage() for record in caplog.records]
+    assert [text.partition(":")[0] for text in logged] == [
         "KV on disk cannot be listed",
         "KV cannot be written to disk",
     ]
@@ -230,12 +230,12 @@ def test_a_read_that_hangs_is_given_up(opened: Callable[..., BlockFiles], tmp_pa
     files = opened(clock=lambda: now)
     assert reports(files, 1) == [Found(())]  # no thread looks for files any more
     file = path(files, 0)
-    os.mkfifo(file)  # whoever reads it waits for one who writes
+    os.mkfifo(file)  # a reader waits for a writer
     first, second = files.read(BLOCKS[:1], 0, 4), files.read(BLOCKS[1:2], 4, 8)
     writers: list[int] = []
 
     def is_read() -> bool:
-        with suppress(OSError):  # nobody has opened it yet
+        with suppress(OSError):  # no reader has opened it yet
             writers.append(os.open(file, os.O_WRONLY | os.O_NONBLOCK))
         return bool(writers)
 
@@ -279,7 +279,7 @@ def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path, name: str) -
 
 
 def test_a_full_disk_may_be_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """So it is no reason not to start, but that nothing is written is logged."""
+    """The worker starts, and logs that nothing is written."""
     check_directory(tmp_path / "made")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))

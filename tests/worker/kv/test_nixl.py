@@ -31,7 +31,7 @@ Region = tuple[int, int]
 
 
 class NixlError(Exception):
-    """As the library's own: no error that we know."""
+    """An error of the library's own, of no known class."""
 
 
 @dataclass
@@ -148,7 +148,7 @@ class Pair:
         self._stack.callback(connector.close)
         return connector
 
-    def kept(self) -> KvSource:
+    def exported(self) -> KvSource:
         offer = self.keeper.keep("r", DIGEST, DATA, ())
         assert offer is not None
         return offer.source
@@ -177,9 +177,9 @@ def has_let_go(fabric: Fabric) -> bool:
 
 
 def test_kv_is_read_from_the_keepers_memory(pair: Pair, fabric: Fabric) -> None:
-    """From whichever token on, several at once; afterwards nothing is registered, or kept."""
+    """From any token on, several at once; afterwards nothing is registered or exported."""
     starts = [0, 1, 4000]
-    sources = [pair.kept() for _ in starts]
+    sources = [pair.exported() for _ in starts]
     pulls = [
         pair.taker.pull(source, DIGEST, start)
         for source, start in zip(sources, starts, strict=True)
@@ -194,8 +194,8 @@ def test_kv_is_read_from_the_keepers_memory(pair: Pair, fabric: Fabric) -> None:
     assert ended(pair.taker.pull(sources[0], DIGEST, 0)).part is None
 
 
-def test_what_is_not_needed_is_not_read(pair: Pair, fabric: Fabric) -> None:
-    source = pair.kept()
+def test_kv_that_is_not_needed_is_not_read(pair: Pair, fabric: Fabric) -> None:
+    source = pair.exported()
     ended(pair.taker.pull(source, DIGEST, source.num_tokens))
     assert fabric.num_reads == 0
 
@@ -207,7 +207,7 @@ def test_an_engine_without_nixl_is_served_over_tcp(fabric: Fabric, lacks: str) -
 
     with ExitStack() as stack:
         pair = Pair(stack, agent)
-        part = ended(pair.taker.pull(pair.kept(), DIGEST, 0)).part
+        part = ended(pair.taker.pull(pair.exported(), DIGEST, 0)).part
         assert part is not None
         assert part.data == DATA
     assert fabric.num_reads == 0
@@ -228,8 +228,8 @@ def test_an_engine_without_nixl_is_served_over_tcp(fabric: Fabric, lacks: str) -
 def test_a_transfer_that_fails_gives_nothing(
     pair: Pair, fabric: Fabric, caplog: pytest.LogCaptureFixture, wrong: dict[str, Any], said: str
 ) -> None:
-    """Whatever the agents say or write; and the KV can still be had."""
-    source = pair.kept()
+    """For any answer of the agents; and the KV can still be fetched."""
+    source = pair.exported()
     for name, value in wrong.items():
         setattr(fabric, name, value)
     assert ended(pair.taker.pull(source, DIGEST, 0)).part is None
@@ -243,11 +243,11 @@ def test_a_transfer_that_fails_gives_nothing(
 
 
 def test_a_transfer_that_stands_still_ends(pair: Pair, fabric: Fabric) -> None:
-    """After its time, or with its request; another keeper's goes on meanwhile."""
+    """After its time, or with its request; another engine's transfer continues meanwhile."""
     fabric.state = "PROC"
     impatient = pair.engine("impatient", kv_transfer_timeout=0.3)
-    assert ended(impatient.pull(pair.kept(), DIGEST, 0)).part is None
-    pull = pair.taker.pull(pair.kept(), DIGEST, 0)
+    assert ended(impatient.pull(pair.exported(), DIGEST, 0)).part is None
+    pull = pair.taker.pull(pair.exported(), DIGEST, 0)
     until(lambda: bool(fabric.agents["taker"].registered))
     pull.close()
     ended(pull)
@@ -257,13 +257,13 @@ def test_a_transfer_that_stands_still_ends(pair: Pair, fabric: Fabric) -> None:
 def test_memory_that_may_still_be_written_is_held(pair: Pair, fabric: Fabric) -> None:
     """Nothing is read until the agent lets go of it; then everything is as before."""
     fabric.raises = "release_xfer_handle"
-    source = pair.kept()
+    source = pair.exported()
     assert ended(pair.taker.pull(source, DIGEST, 0)).part is None
     fabric.state = "PROC"
-    assert ended(pair.taker.pull(pair.kept(), DIGEST, 0)).part is None
+    assert ended(pair.taker.pull(pair.exported(), DIGEST, 0)).part is None
     assert len(fabric.agents["taker"].registered) == 1
     fabric.raises, fabric.state = "", None
-    assert ended(pair.taker.pull(pair.kept(), DIGEST, 0)).part is not None
+    assert ended(pair.taker.pull(pair.exported(), DIGEST, 0)).part is not None
     until(lambda: has_let_go(fabric))
 
 
@@ -273,7 +273,7 @@ def test_the_library_itself_moves_kv() -> None:
     with ExitStack() as stack:
         pair = Pair(stack, lambda name: NixlTransport.load(KvTransferConfig(engine_id=name)))
         for start in (0, 1, 4000):
-            part = ended(pair.taker.pull(pair.kept(), DIGEST, start)).part
+            part = ended(pair.taker.pull(pair.exported(), DIGEST, start)).part
             assert part is not None
             assert part.data == DATA[start * TOKEN_BYTES :]
 

@@ -26,7 +26,7 @@ FEW = {"num_blocks": 24, "num_seqs": 4}
 
 
 def asked_of_few() -> list[AddRequest]:
-    """Of which many begin with the same ten blocks, and few fit at a time."""
+    """Prompts of which many begin with the same ten blocks, and few fit at a time."""
     return requests(20, stem_sizes=(40,) * 6, own=12)
 
 
@@ -119,7 +119,7 @@ def test_without_a_disk_answers_are_the_same(
     assert 0 < len(caplog.records) < 5
 
 
-def test_what_prevents_a_start_is_found_before_a_model_is_loaded(tmp_path: Path) -> None:
+def test_a_wrong_setting_is_found_before_a_model_is_loaded(tmp_path: Path) -> None:
     """Nothing is at `model_path` here, so loading would fail first."""
     (tmp_path / "file").write_text("")
     scheduler = SchedulerConfig(max_model_len=64)

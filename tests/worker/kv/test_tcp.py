@@ -35,7 +35,7 @@ TOKEN_BYTES = 256
 
 @pytest.fixture(params=["bytes sent", "memory shared"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How the bytes come."""
+    """The way of the bytes."""
     if request.param == "bytes sent":
         send_bytes(monkeypatch)
     return str(request.param)
@@ -58,8 +58,8 @@ def engine(key: bytes = KEY, shape: KvShape = SHAPE, **fields: Any) -> Iterator[
         connector.close()
 
 
-def kept(keeper: TcpConnector, data: memoryview = DATA) -> KvSource:
-    """Where it can be had."""
+def exported(keeper: TcpConnector, data: memoryview = DATA) -> KvSource:
+    """Export `data`; the source to fetch it from."""
     offer = keeper.keep("r", DIGEST, data, (1, 2))
     assert isinstance(offer, KvOffer)
     return offer.source
@@ -72,7 +72,7 @@ def ended(pull: TcpPull) -> TcpPull:
 
 
 class Relay:
-    """Stands between two engines and spoils what the keeper says: `spoil` sees its bytes."""
+    """A proxy between two engines that alters the exporter's bytes by `spoil`."""
 
     def __init__(self, source: KvSource, spoil: Any) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -113,9 +113,9 @@ class Relay:
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("start", [0, 1, 4000])
 def test_kv_arrives_byte_for_byte_and_once(start: int) -> None:
-    """From whichever token on; then it is not kept any longer."""
+    """From any token on; then it is not exported any longer."""
     with engine() as keeper, engine() as taker:
-        source = kept(keeper)
+        source = exported(keeper)
         part = ended(taker.pull(source, DIGEST, start)).part
         assert part is not None
         assert (part.start, part.end, part.data) == (start, 4096, DATA[start * TOKEN_BYTES :])
@@ -139,17 +139,17 @@ def test_a_simulated_transfer_takes_its_time() -> None:
     patient = TcpConnector(config, KEY, SHAPE, TOKEN_BYTES, pace)
     with engine() as keeper, closing(slow), closing(patient):
         for taker, start, comes in ((slow, 0, False), (patient, 96, True)):
-            pull = taker.pull(kept(keeper), DIGEST, start)
+            pull = taker.pull(exported(keeper), DIGEST, start)
             until(lambda start=start: asked[-1:] == [4096 - start])
             pass_time(taker._loop)
             assert (ended(pull).part is not None) is comes
     assert asked == [4096, 4000]
 
 
-def test_what_is_not_needed_is_given_up() -> None:
+def test_an_export_that_is_not_needed_is_freed() -> None:
     """A transfer of nothing."""
     with engine() as keeper, engine() as taker:
-        source = kept(keeper)
+        source = exported(keeper)
         ended(taker.pull(source, DIGEST, source.num_tokens))
         assert ended(taker.pull(source, DIGEST, 0)).part is None
         assert keeper.counts.num_bytes_sent == 0
@@ -173,9 +173,9 @@ def test_what_is_not_needed_is_given_up() -> None:
 def test_engines_that_do_not_fit_refuse_each_other(
     caplog: pytest.LogCaptureFixture, fields: dict[str, Any], said: str
 ) -> None:
-    """By name; and what is kept stays for the right one."""
+    """By name; and the export stays for the right one."""
     with engine() as keeper, engine() as taker, engine(**fields) as stranger:
-        source = kept(keeper)
+        source = exported(keeper)
         assert ended(stranger.pull(source, DIGEST, 0)).part is None
         assert said in caplog.text
         assert ended(taker.pull(source, DIGEST, 0)).part is not None
@@ -186,18 +186,18 @@ def test_engines_that_do_not_fit_refuse_each_other(
     [{"engine_id": "f"}, {"transfer_id": "s"}, {"num_tokens": 5}, {"port": 1}, {"host": "x" * 80}],
 )
 def test_a_wrong_source_gives_nothing(change: dict[str, Any]) -> None:
-    """Nor does it take away what is kept."""
+    """Nor does it take away the export."""
     with engine() as keeper, engine() as taker:
-        source = kept(keeper)
+        source = exported(keeper)
         assert ended(taker.pull(msgspec.structs.replace(source, **change), DIGEST, 0)).part is None
         assert ended(taker.pull(source, b"e" * 32, 0)).part is None
         assert ended(taker.pull(source, DIGEST, 0)).part is not None
 
 
 @pytest.mark.usefixtures("sends")
-def test_who_listens_learns_nothing() -> None:
+def test_an_eavesdropper_learns_nothing() -> None:
     """No stretch of the KV is on the wire, and not the same bytes twice."""
-    heard: list[bytes] = []
+    overheard: list[bytes] = []
     with engine() as keeper, engine() as taker:
         for _ in range(2):
             said = bytearray()
@@ -206,15 +206,15 @@ def test_who_listens_learns_nothing() -> None:
                 said += data
                 return data
 
-            relay = Relay(kept(keeper), listen)
+            relay = Relay(exported(keeper), listen)
             part = ended(taker.pull(relay.source, DIGEST, 0)).part
             assert part is not None
             assert part.data == DATA
             relay.close()
-            heard.append(bytes(said))
+            overheard.append(bytes(said))
     stretches = [bytes(DATA[at : at + 16]) for at in range(0, len(DATA), 1024)]
-    assert not any(stretch in said for stretch in stretches for said in heard)
-    assert heard[0][-500_000:-100] != heard[1][-500_000:-100]
+    assert not any(stretch in said for stretch in stretches for said in overheard)
+    assert overheard[0][-500_000:-100] != overheard[1][-500_000:-100]
 
 
 def _flipped(data: bytearray, seen: int) -> bytearray:
@@ -238,7 +238,7 @@ def _swapped(data: bytearray, seen: int) -> bytearray:
 def test_damaged_bytes_are_not_used(spoil: Any) -> None:
     """Damaged or cut short, at any place."""
     with engine() as keeper, engine() as taker:
-        relay = Relay(kept(keeper), spoil)
+        relay = Relay(exported(keeper), spoil)
         assert ended(taker.pull(relay.source, DIGEST, 0)).part is None
         relay.close()
 
@@ -254,7 +254,7 @@ def test_a_transfer_that_stands_still_ends() -> None:
         return data
 
     with engine(kv_transfer_timeout=0.3) as keeper, engine(kv_transfer_timeout=0.3) as taker:
-        relay = Relay(kept(keeper, memoryview(bytes(1 << 26))), stall)
+        relay = Relay(exported(keeper, memoryview(bytes(1 << 26))), stall)
         assert ended(taker.pull(relay.source, DIGEST, 0)).part is None
         waits.set()
         relay.close()
@@ -263,10 +263,10 @@ def test_a_transfer_that_stands_still_ends() -> None:
 def test_a_recorded_request_is_worth_nothing() -> None:
     """Played again it has the wrong nonce."""
     with engine() as keeper, engine() as taker:
-        relay = Relay(kept(keeper), lambda data, seen: data)
+        relay = Relay(exported(keeper), lambda data, seen: data)
         assert ended(taker.pull(relay.source, DIGEST, 0)).part is not None
         relay.close()
-        source = kept(keeper)
+        source = exported(keeper)
         with socket.create_connection((source.host, source.port)) as replayed:
             replayed.sendall(relay.requests)
             received = b""
@@ -299,7 +299,7 @@ def test_memory_that_is_shared_is_the_named_one(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr("worker.kv.fetching.map_shared", spoil)
     with engine() as keeper, engine() as taker:
-        part = ended(taker.pull(kept(keeper), DIGEST, 0)).part
+        part = ended(taker.pull(exported(keeper), DIGEST, 0)).part
         assert part is not None
         assert part.data == DATA
     assert spoilt == 3
@@ -311,7 +311,7 @@ def test_shared_memory_outlives_its_keeper_and_is_given_back() -> None:
     before = len(os.listdir("/proc/self/fd"))
     with engine() as taker:
         with engine() as keeper:
-            part = ended(taker.pull(kept(keeper), DIGEST, 1)).part
+            part = ended(taker.pull(exported(keeper), DIGEST, 1)).part
         assert part is not None
         assert part.data == DATA[TOKEN_BYTES:]
     del part  # its mapping has a file of its own
@@ -319,7 +319,7 @@ def test_shared_memory_outlives_its_keeper_and_is_given_back() -> None:
 
 
 @pytest.mark.usefixtures("way")
-def test_what_is_being_sent_takes_room() -> None:
+def test_kv_that_is_being_sent_takes_room() -> None:
     """Until it has been sent."""
     waits, seen = threading.Event(), threading.Event()
 
@@ -329,7 +329,7 @@ def test_what_is_being_sent_takes_room() -> None:
         return data
 
     with engine(kv_buffer_size=3 << 20) as keeper, engine() as taker:
-        relay = Relay(kept(keeper, memoryview(bytes(2 << 20))), stall)
+        relay = Relay(exported(keeper, memoryview(bytes(2 << 20))), stall)
         pull = taker.pull(relay.source, DIGEST, 0)
         assert seen.wait(60)
         assert keeper.has_room(4096)
@@ -343,7 +343,7 @@ def test_what_is_being_sent_takes_room() -> None:
 def test_a_closed_transfer_leaves_room() -> None:
     """Three transfers where there is room for one: each begins when the one before it is closed."""
     with engine(kv_buffer_size=1e9) as keeper, engine(kv_buffer_size=1 << 20) as taker:
-        sources = [kept(keeper) for _ in range(3)]
+        sources = [exported(keeper) for _ in range(3)]
         pulls = [taker.pull(source, DIGEST, 0) for source in sources]
         assert ended(pulls[0]).part is not None
         assert not pulls[1].done
@@ -355,22 +355,22 @@ def test_a_closed_transfer_leaves_room() -> None:
         pulls[2].close()
 
 
-def test_what_is_kept_is_bounded() -> None:
+def test_exports_are_bounded() -> None:
     """In bytes: the oldest gives way."""
     with engine(kv_buffer_size=2 << 20) as keeper, engine() as taker:
-        sources = [kept(keeper) for _ in range(3)]
+        sources = [exported(keeper) for _ in range(3)]
         assert keeper.num_expired == 1
         parts = [ended(taker.pull(source, DIGEST, 0)).part for source in sources]
         assert [part is None for part in parts] == [True, False, False]
         assert keeper.keep("r", DIGEST, memoryview(bytes(3 << 20)), ()) is None
 
 
-def test_silent_connections_hold_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_connections_hold_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """They have plenty of time while there are seats, and enough when there are none."""
     monkeypatch.setattr("worker.kv.serving.MAX_GIVEN", 4)
     monkeypatch.setattr("worker.kv.serving._HANDSHAKE_SECONDS", 1e6)
     with engine() as keeper, engine() as taker, ExitStack() as opened:
-        sources = [kept(keeper) for _ in range(2)]
+        sources = [exported(keeper) for _ in range(2)]
         where = (sources[0].host, sources[0].port)
         silent = [opened.enter_context(socket.create_connection(where)) for _ in range(3)]
         until(lambda: len(keeper._server._handshakes) == 3)
@@ -384,7 +384,7 @@ def test_silent_connections_hold_nobody(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_silent_connection_ends() -> None:
-    """After a while, where nobody needs its seat."""
+    """After a while, when no other needs its seat."""
     with engine() as keeper, socket.create_connection(("127.0.0.1", keeper.port)) as silent:
         until(lambda: bool(keeper._server._handshakes))
         pass_time(keeper._loop)
@@ -393,9 +393,9 @@ def test_a_silent_connection_ends() -> None:
 
 @pytest.mark.parametrize("noise", [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(10_000), b"\xff" * 4])
 def test_noise_does_no_harm(noise: bytes) -> None:
-    """What is no frame ends its own connection alone."""
+    """Bytes that are no frame end their own connection alone."""
     with engine() as keeper, engine() as taker:
-        source = kept(keeper)
+        source = exported(keeper)
         with socket.create_connection((source.host, source.port)) as stranger, suppress(OSError):
             stranger.sendall(noise)
             stranger.shutdown(socket.SHUT_WR)
@@ -407,7 +407,7 @@ def test_an_engine_that_ends_ends_its_transfers() -> None:
     """Both ends: neither waits for the other, and the port is free again."""
     with engine() as taker:
         with engine() as keeper:
-            source = kept(keeper)
+            source = exported(keeper)
         assert ended(taker.pull(source, DIGEST, 0)).part is None
         with engine(kv_port=source.port) as again:
             assert again.port == source.port
@@ -425,26 +425,26 @@ def test_frames_of_one_kind_do_not_pass_for_another() -> None:
 
 
 def room(keeper: TcpConnector, num_tokens: int = 4096) -> KvSource:
-    """Where KV will be, as one knows who has not heard of it from the keeper."""
+    """The source of KV whose name is agreed on beforehand."""
     return KvSource("127.0.0.1", keeper.port, None, "room 5", num_tokens)
 
 
 def waiting(keeper: TcpConnector, connections: int) -> None:
-    """Wait until so many wait there."""
+    """Wait until `connections` connections wait there."""
     until(lambda: keeper._server.num_waiting == connections)
 
 
 @pytest.mark.usefixtures("way")
 def test_kv_is_waited_for_where_its_name_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """The order of arrival does not matter. A wait takes no seat from a transfer, and other tokens'
-    waits go on.
+    waits continue.
     """
     monkeypatch.setattr("worker.kv.serving.MAX_GIVEN", 2)
     with engine() as keeper, engine() as taker:
         pull = taker.pull(room(keeper), DIGEST, 96)
         other = taker.pull(msgspec.structs.replace(room(keeper), transfer_id="r"), DIGEST, 0)
         waiting(keeper, 2)
-        assert ended(taker.pull(kept(keeper), DIGEST, 0)).part is not None
+        assert ended(taker.pull(exported(keeper), DIGEST, 0)).part is not None
         assert not pull.done
         keeper.keep("r", DIGEST, DATA, (), "room 5")
         part = ended(pull).part
@@ -457,8 +457,8 @@ def test_kv_is_waited_for_where_its_name_is_known(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_wait_has_an_end() -> None:
-    """On either side: the time that KV would be kept. A keeper that ends or is not there ends it
-    at once; what is kept there for other tokens is not used.
+    """On either side: the lease of KV. An exporter that ends or is not there ends it at once; an
+    export of other tokens is not used.
     """
     with engine() as taker, engine(kv_lease_duration=0.3) as impatient:
         with engine() as keeper:
@@ -474,7 +474,7 @@ def test_a_wait_has_an_end() -> None:
         assert ended(taker.pull(room(keeper), DIGEST, 0)).part is None
 
 
-def test_who_hangs_up_waits_no_longer() -> None:
+def test_a_disconnected_peer_frees_its_wait() -> None:
     """Its place is another's at once."""
     with engine() as keeper, engine() as taker:
         pull = taker.pull(room(keeper), DIGEST, 0)
@@ -494,8 +494,8 @@ def test_waits_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert ended(first).part is not None
 
 
-def test_a_name_is_of_the_last_that_was_kept() -> None:
-    """What had it is given up, and takes no room."""
+def test_a_name_is_of_the_last_export() -> None:
+    """The older export is dropped, and takes no room."""
     with engine(kv_buffer_size=2 << 20) as keeper, engine() as taker:
         keeper.keep("r", b"e" * 32, DATA, (), "room 5")
         keeper.keep("r", DIGEST, DATA, (), "room 5")
@@ -518,9 +518,9 @@ def test_a_name_that_is_used_again_takes_no_room_twice() -> None:
 
 
 def test_nothing_moves_once_the_model_may_be_another() -> None:
-    """Neither what was kept before, nor what others have."""
+    """Neither older exports, nor KV of other engines."""
     with engine() as keeper, engine() as taker:
-        before, after = kept(keeper), kept(keeper)
+        before, after = exported(keeper), exported(keeper)
         keeper.leave_model()
         assert ended(taker.pull(before, DIGEST, 0)).part is None
         keeper.leave_model()
@@ -529,9 +529,9 @@ def test_nothing_moves_once_the_model_may_be_another() -> None:
 
 
 def test_only_networks_that_were_named_are_connected_to() -> None:
-    """Whatever a request says."""
+    """A request cannot change that."""
     with engine() as keeper, engine(kv_peer_networks=("10.0.0.0/8",)) as taker:
-        source = kept(keeper)
+        source = exported(keeper)
         assert ended(taker.pull(source, DIGEST, 0)).part is None
         mapped = msgspec.structs.replace(source, host="::ffff:169.254.169.254")
         assert ended(taker.pull(mapped, DIGEST, 0)).part is None
@@ -565,8 +565,8 @@ def test_without_a_key_nothing_is_taken_from_other_machines(
     assert "without a key nothing is taken from 192.0.2.1" in caplog.text
 
 
-def test_memory_that_nobody_waits_for_is_closed() -> None:
-    """As of a transfer that was cancelled while a thread copied for it."""
+def test_memory_of_a_cancelled_transfer_is_closed() -> None:
+    """Even if the transfer was cancelled while a thread copied for it."""
     memory = SharedMemory.of(DATA)
     assert memory is not None
     fd = memory.shared.fd

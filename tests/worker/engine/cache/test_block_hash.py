@@ -131,7 +131,7 @@ def test_salt_separates_whole_chains_through_block_zero() -> None:
 
 
 def test_an_adapter_stands_in_every_block() -> None:
-    """As in vLLM, by name and path; once more of the same is something else."""
+    """By name and path, as in vLLM; the same loaded again is another adapter."""
     first, again = Adapter("sql", "/a/sql", 1), Adapter("sql", "/a/sql", 2, version=1)
     assert extra_keys(1, "salt", first) == (("lora", "sql", "/a/sql"),)
     assert extra_keys(0, "salt", first) == (("lora", "sql", "/a/sql"), ("cache_salt", "salt"))

@@ -116,7 +116,7 @@ def test_equal_prompts_in_one_step_share_nothing_and_outlive_each_other() -> Non
     assert find(blocks, [1, 2, 3, 4, 5]).blocks == (second,)
 
 
-def test_a_tail_behind_a_collision_is_not_kept_in_another_block() -> None:
+def test_a_tail_behind_a_collision_is_not_stored_in_another_block() -> None:
     """Its parent's digest is that of the block where sealing ended; the block after holds more."""
     blocks = manager(6)
     first = BlockHash(b"d", b"", (1, 1, 1, 1))
@@ -144,7 +144,7 @@ def test_reset_forgets_contents_only_when_nothing_runs() -> None:
     assert blocks.num_free == 4
 
 
-def test_what_is_evicted_is_told_once() -> None:
+def test_an_eviction_is_reported_once() -> None:
     """With the tenant that lost it; not what is in another block too, nor what a reset forgot."""
     blocks = manager(4, record_evictions=True)
     chain = hashes_of([*range(8)])
@@ -176,7 +176,7 @@ def test_caching_can_be_off() -> None:
 
 
 def test_a_corrupt_sequence_takes_its_own_hits_with_it() -> None:
-    """What only it holds is forgotten, what others hold too stays theirs."""
+    """Blocks that it alone holds are forgotten; shared ones stay with their other holders."""
     blocks = manager(8, record_events=True)
     run(blocks, 1, list(range(5)))
     run(blocks, 2, [*range(8), 50])
@@ -187,8 +187,10 @@ def test_a_corrupt_sequence_takes_its_own_hits_with_it() -> None:
     assert blocks.take_events() == [BlockRemoved(hashes_of(list(range(8)))[1].digest)]
 
 
-def test_events_tell_what_a_step_throws_out_before_what_it_stores() -> None:
-    """A run of blocks is one event with the block before it as parent; eviction tells one each."""
+def test_events_report_the_evictions_of_a_step_before_its_blocks() -> None:
+    """A run of blocks is one event with the block before it as parent; evictions are one event
+    each.
+    """
     blocks = manager(3, record_events=True)
     old, new = hashes_of(list(range(8))), hashes_of(list(range(100, 112)))
     run(blocks, 1, list(range(8)))
@@ -211,7 +213,7 @@ def test_events_tell_what_a_step_throws_out_before_what_it_stores() -> None:
 
 
 def test_the_dump_lists_parents_before_children_and_copies_twice() -> None:
-    """Each cached full block stands in it with what a mirror needs."""
+    """It lists each cached full block with the facts that a mirror needs."""
     blocks = manager(8)
     tokens, chain = list(range(8)), hashes_of(list(range(8)), "s")
     for seq_id in (1, 2):

@@ -28,7 +28,7 @@ def test_a_hit_ends_inside_a_block_of_a_running_sequence() -> None:
 
 
 def test_the_longest_beginning_wins() -> None:
-    """Of several continuations of a block the one with most tokens in common is copied."""
+    """The continuation of a block with the most tokens in common is copied."""
     blocks = manager(16)
     run(blocks, 1, [0, 1, 2, 3, 4, 9, 9, 9])
     run(blocks, 2, [0, 1, 2, 3, 4, 5, 6, 9])
@@ -72,7 +72,7 @@ def test_a_tail_that_does_not_follow_the_sealed_blocks_is_ignored() -> None:
     assert find(blocks, [*range(4), 50, 51]).partial_block is None
 
 
-def test_a_tail_that_another_block_says_all_of_is_not_kept() -> None:
+def test_a_tail_that_another_block_contains_is_not_stored() -> None:
     """Ten equal prompts leave one idle tail, and a longer one replaces a shorter one."""
     blocks = manager(16)
     run(blocks, 1, list(range(4)))
@@ -157,7 +157,7 @@ def test_a_fork_from_inside_a_sealed_block_never_writes_into_it() -> None:
 
 
 def test_a_tail_that_only_one_sequence_holds_is_not_copied() -> None:
-    """Of two holders the first to go on gets the copy; the one that is left writes in place."""
+    """The first of two holders to write gets the copy; the other one writes in place."""
     blocks = manager(8)
     run(blocks, 1, list(range(6)))
     for child_id in (2, 3):

@@ -42,7 +42,7 @@ def test_the_published_figures_are_reproduced(bench: ModuleType) -> None:
 
 
 def test_our_policy_needs_fewer_blocks_and_hits_as_much_or_more(bench: ModuleType) -> None:
-    """No slot for a token that nobody reads saves blocks; a hit may go on inside a block."""
+    """No slot for an unread token saves blocks; a hit may end inside a block."""
     theirs, ours = (
         bench.run(policy, "shared", bench.traces()[0]) for policy in (bench.THEIRS, bench.OURS)
     )

@@ -44,7 +44,7 @@ class Walker:
     chain: list[BlockHash] = field(default_factory=list)
 
     def kv(self, position: int) -> Kv:
-        """What the store must hold for a position."""
+        """The expected content of the store at a position."""
         return self.salt, tuple(self.tokens[: position + 1])
 
 
@@ -122,7 +122,7 @@ class BlockWalk(RuleBasedStateMachine):
     @precondition(lambda self: self.walkers)
     @rule(data=st.data(), more=st.lists(st.integers(0, 1), min_size=1, max_size=6))
     def plan(self, data: st.DataObject, more: list[int]) -> None:
-        """A sequence runs a chunk of what it knows, or goes on, if there is room."""
+        """A sequence runs a chunk of its known tokens, or draws one, if there is room."""
         self.plan_one(self.pick(data), more)
 
     @rule(more=st.lists(st.integers(0, 1), min_size=1, max_size=4))
@@ -161,7 +161,7 @@ class BlockWalk(RuleBasedStateMachine):
     @precondition(lambda self: self.walkers)
     @rule(data=st.data())
     def give_back(self, data: st.DataObject) -> None:
-        """And gives back what it did not need: nobody else's blocks, nothing that is written."""
+        """Give back unused blocks: none of another sequence, none that is written."""
         seq_id = self.pick(data)
         needed = -(-self.walkers[seq_id].planned // SIZE)
         before = list(self.blocks.table(seq_id))
@@ -173,7 +173,7 @@ class BlockWalk(RuleBasedStateMachine):
     @precondition(lambda self: self.in_flight is None)
     @rule()
     def launch(self) -> None:
-        """What is planned becomes a step; the next one can be planned while it runs."""
+        """Run the plan as a step; the next one can be planned while it runs."""
         step = Step(self.blocks.take_copies(), [], {})
         for seq_id, walker in self.walkers.items():
             table = self.blocks.table(seq_id)
@@ -215,7 +215,7 @@ class BlockWalk(RuleBasedStateMachine):
     @precondition(lambda self: self.walkers)
     @rule(data=st.data(), back=st.sampled_from([0, 0, 1, 3]))
     def fork(self, data: st.DataObject, back: int) -> None:
-        """A sequence gets a twin, or one that goes on from earlier."""
+        """Fork a sequence, at its end or earlier."""
         self.split(self.pick(data), back)
 
     def split(self, parent: int, back: int) -> None:
@@ -269,7 +269,7 @@ class BlockWalk(RuleBasedStateMachine):
 
     @invariant()
     def contents_are_right(self) -> None:
-        """What each sequence reads back through its table is its own, once its copies are made."""
+        """Each sequence reads its own tokens through its table, once its copies are made."""
         due = set(self.blocks._copies)
         if self.in_flight is not None:
             due |= {destination for _, destination in self.in_flight.copies}
@@ -282,7 +282,7 @@ class BlockWalk(RuleBasedStateMachine):
 
     @invariant()
     def mirror_is_right(self) -> None:
-        """Whoever replays the events knows exactly what is cached."""
+        """A mirror that replays the events knows exactly the cached blocks."""
         for event in self.blocks.take_events():
             if isinstance(event, BlocksStored):
                 assert event.parent is None or self.mirror[event.parent] > 0

@@ -1,4 +1,4 @@
-"""The free queue: empty before cached, oldest before newer, nobody below his share."""
+"""The free queue: empty before cached, oldest before newer, no tenant below its share."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_newcomer_gets_its_share_from_those_above_theirs() -> None:
 
 
 def test_fairness_reserves_nothing() -> None:
-    """When nobody above its share has anything idle, the oldest of all goes."""
+    """When no tenant above its share has an idle block, the oldest of all goes."""
     queue = FreeQueue(4, fair=True)
     quiet = fill(queue, "quiet", 2)
     held = [queue.take("busy") for _ in range(4)]

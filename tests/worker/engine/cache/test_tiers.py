@@ -25,7 +25,7 @@ from worker.types import FinishReason, SamplingParams
 NGRAM = SpeculativeConfig("ngram", 3, prompt_lookup_min=1, prompt_lookup_max=3)
 
 
-def test_what_was_evicted_is_loaded_again() -> None:
+def test_evicted_blocks_are_loaded_again() -> None:
     """Two prompts that do not fit together, in turns; the second time nothing is saved again."""
     house = House()
     assert [house.ask(prompt(n)) for n in (0, 1, 0, 1)] == [0, 0, 16, 16]
@@ -37,7 +37,7 @@ def test_what_was_evicted_is_loaded_again() -> None:
     assert stats.scheduler.external_cache_queries >= stats.scheduler.external_cache_hits > 0
 
 
-def test_events_tell_where_blocks_are() -> None:
+def test_events_report_the_tier_of_each_block() -> None:
     """In an order in which each block's parent is known; all of them announced anew alike."""
     disk = MadeUpDisk()
     house = House(num_slots=16, disk=disk)
@@ -101,8 +101,8 @@ def test_a_disk_that_fails_costs_a_recompute() -> None:
     assert len(damaged.pulls) == damaged.num_failures
 
 
-def test_what_others_delete_is_forgotten(caplog: pytest.LogCaptureFixture) -> None:
-    """All at once, whatever part of it; that is logged once, and events tell of each block."""
+def test_blocks_deleted_by_others_are_forgotten(caplog: pytest.LogCaptureFixture) -> None:
+    """Any number at once: one log line, and an event for each block."""
     disk = MadeUpDisk()
     house = House(num_slots=16, disk=disk)
     for number in range(8):
@@ -113,8 +113,8 @@ def test_what_others_delete_is_forgotten(caplog: pytest.LogCaptureFixture) -> No
     disk.reports += [left, left]
     house.ask(prompt(9))
     assert house.mirror()["STORAGE"] == disk.files.keys()
-    told = [record.getMessage() for record in caplog.records]
-    assert told == [f"{len(gone)} blocks of KV were deleted from disk, not by this worker"]
+    reported = [record.getMessage() for record in caplog.records]
+    assert reported == [f"{len(gone)} blocks of KV were deleted from disk, not by this worker"]
 
 
 def test_a_stuck_disk_is_not_asked() -> None:
@@ -141,13 +141,13 @@ def test_others_run_while_a_disk_is_read() -> None:
     assert (house.scheduler.stats().pulls.num_fetching, house.scheduler.blocks.usage) == (1, 0.0)
     assert house.ask(prompt(9), "other") == 0
     house.core.abort(["waits"])
-    told = house.core.step()
-    assert told is not None
-    assert [output.finish_reason for output in told.outputs] == [FinishReason.ABORT]
+    reported = house.core.step()
+    assert reported is not None
+    assert [output.finish_reason for output in reported.outputs] == [FinishReason.ABORT]
     assert disk.pulls[0].is_closed
 
 
-def test_what_others_computed_meanwhile_shortens_a_load() -> None:
+def test_blocks_computed_meanwhile_shorten_a_load() -> None:
     """A read began in front of blocks that are on the device when it ends."""
     disk = MadeUpDisk(looks=10**9)
     house = House(num_slots=16, disk=disk)
@@ -162,8 +162,8 @@ def test_what_others_computed_meanwhile_shortens_a_load() -> None:
     disk.pulls[0].looks = 0
     outputs = []
     while house.core.has_work:
-        told = house.core.step()
-        outputs += [] if told is None else told.outputs
+        reported = house.core.step()
+        outputs += [] if reported is None else reported.outputs
     assert [t for o in outputs for t in o.token_ids] == walks.alone(waiting, 0, 64)[0]
     assert outputs[-1].num_cached_tokens == 16
     assert house.scheduler.stats().scheduler.external_cache_hits == 8 + 8
@@ -197,7 +197,7 @@ def test_a_step_does_not_save_over_what_it_loads() -> None:
 
 
 def places(memory: bytearray, views: Sequence[memoryview]) -> list[int]:
-    """Where in memory views of a byte are."""
+    """The offsets of one-byte views in memory."""
     found = []
     for view in views:
         before = bytes(memory)
@@ -207,7 +207,7 @@ def places(memory: bytearray, views: Sequence[memoryview]) -> list[int]:
     return found
 
 
-def test_salts_are_kept_apart() -> None:
+def test_salts_share_no_blocks() -> None:
     """They are part of a block's name."""
     disk = MadeUpDisk()
     house = House(num_slots=16, disk=disk)
@@ -217,7 +217,7 @@ def test_salts_are_kept_apart() -> None:
     assert [house.ask(prompt(0), cache_salt=salt) for salt in ("y", None, "x")] == [0, 0, 16]
 
 
-def test_what_adapters_computed_stays_off_the_disk() -> None:
+def test_kv_of_adapters_stays_off_the_disk() -> None:
     """The host has it until it gives way."""
     disk = MadeUpDisk()
     tiers = Tiers(memoryview(bytearray(4)), 1, b"", "lru", lambda event: None, disk, 8)
@@ -232,7 +232,7 @@ def test_what_adapters_computed_stays_off_the_disk() -> None:
 @pytest.mark.parametrize(
     ("policy", "outlasts"), [("lru", 0), ("lfu", 4), ("slru", 4), ("tenant", 4)]
 )
-def test_what_is_hit_outlasts_a_flood(policy: str, outlasts: int) -> None:
+def test_a_hit_block_outlasts_a_flood(policy: str, outlasts: int) -> None:
     """Contents that were loaded once, or are a small tenant's, among many that are evicted once."""
     tiers = Tiers(memoryview(bytearray(16)), 1, b"", policy, lambda event: None)
     known = [BlockHash(bytes([0, n]), b"", (n,)) for n in range(4)]

@@ -1,5 +1,5 @@
-"""Finished outputs: as many as may be, of whom there is most the oldest out first, nothing of those
-gone left behind, and learnt a few tokens at a time.
+"""Finished outputs: as many as allowed, the oldest of the largest group evicted first, nothing of
+those gone left behind, and learnt a few tokens at a time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ALL = 1 << 20
 
 
 class Model:
-    """What is to be kept, told plainly: outputs by group, and when what one has changed last."""
+    """The plain model of the store: outputs by group, and the time of each group's last change."""
 
     def __init__(self, max_outputs: int, max_tokens: int) -> None:
         self.limits = (max_outputs, max_tokens)
@@ -39,7 +39,7 @@ class Model:
         return [output for group in of for output in self.outputs[group]]
 
     def weight(self, outputs: list[str]) -> int:
-        """What they take of both limits."""
+        """Their share of both limits."""
         max_outputs, max_tokens = self.limits
         return sum(map(len, outputs)) * max_outputs + len(outputs) * max_tokens
 
@@ -77,7 +77,7 @@ class Model:
     st.integers(0, 6),
     st.integers(0, 40),
 )
-def test_what_is_kept_has_room_and_nothing_else_is_found(
+def test_stored_outputs_fit_the_limits_and_no_others_are_found(
     added: list[tuple[tuple[str, str], list[int], int]], max_outputs: int, max_tokens: int
 ) -> None:
     """After every output both bounds hold, over all groups; after some more learning, what can be
@@ -107,8 +107,8 @@ def test_what_is_kept_has_room_and_nothing_else_is_found(
             assert all(text.places(output[:1]) for output in text.outputs)
 
 
-def test_nobody_empties_another_tenants_memory() -> None:
-    """Of a flood, in whatever many salts, its own outputs give way; within a tenant those of the
+def test_no_tenant_empties_another_ones_memory() -> None:
+    """A flood, in any number of salts, evicts its own outputs; within a tenant those of the
     salt that has most.
     """
     finished = FinishedOutputs(100, 1000)
@@ -119,13 +119,13 @@ def test_nobody_empties_another_tenants_memory() -> None:
         finished.add(HERE if number % 2 else ("here", str(number)), [7] * 20)
         finished.learn(10)
     finished.check_integrity()
-    for group, num_kept in ((THERE, 3), (SALTED, 1)):
+    for group, num_stored in ((THERE, 3), (SALTED, 1)):
         text = finished.of(group)
         assert text is not None
-        assert len(text.outputs) == num_kept
+        assert len(text.outputs) == num_stored
 
 
-def test_no_more_is_indexed_than_is_kept_and_learnt_at_a_time() -> None:
+def test_no_more_is_indexed_than_is_stored_and_learnt_at_a_time() -> None:
     """However much ends at once: names in memory are bounded while the sweep trails behind."""
     finished = FinishedOutputs(100, 300)
     for number in range(60):
@@ -136,7 +136,7 @@ def test_no_more_is_indexed_than_is_kept_and_learnt_at_a_time() -> None:
         assert sum(len(text._latest[1]) for text in texts) <= 300 + 20
 
 
-def test_only_the_end_of_a_long_output_is_kept() -> None:
+def test_only_the_end_of_a_long_output_is_stored() -> None:
     """It takes no more room than that."""
     finished = FinishedOutputs(10, 10 * MAX_OUTPUT_TOKENS)
     finished.add(HERE, list(range(MAX_OUTPUT_TOKENS + 5)))

@@ -26,7 +26,7 @@ def find_by_trying(token_ids: list[int], shortest: int, longest: int) -> NgramMa
 
 
 def ask(drafter: NgramDrafter, token_ids: list[int], num_tokens: int = 3) -> Drafts | None:
-    """What is drafted for a fresh sequence."""
+    """The drafts of a fresh sequence."""
     context = DraftContext(0, token_ids, len(token_ids))
     try:
         return drafter.propose(context, num_tokens)
@@ -51,7 +51,7 @@ def test_string_search_and_trying_agree(token_ids: list[int], span: tuple[int, i
 def test_growing_interleaved_sequences_get_what_fresh_ones_get(
     growth: list[tuple[int, list[int]]], span: tuple[int, int], num_tokens: int
 ) -> None:
-    """Whatever was asked before, for it or for others, drafts follow from the tokens alone, and
+    """After any earlier questions, for it or for others, drafts follow from the tokens alone, and
     are tokens that followed the match.
     """
     drafter = NgramDrafter(*span)
@@ -94,7 +94,7 @@ def test_a_longer_match_is_surer() -> None:
 
 
 def test_places_that_went_on_otherwise_make_it_less_sure() -> None:
-    """One of three places of the pair goes on with the draft."""
+    """One of three places of the pair continues with the draft."""
     drafts = ask(NgramDrafter(2, 2), [1, 2, 3, 1, 2, 4, 1, 2, 5, 1, 2], 2)
     assert drafts is not None
     assert drafts.token_ids == (3, 1)

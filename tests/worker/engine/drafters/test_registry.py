@@ -1,4 +1,4 @@
-"""Which method gets which drafter."""
+"""The drafter of each method."""
 
 from __future__ import annotations
 

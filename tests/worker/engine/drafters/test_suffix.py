@@ -31,7 +31,7 @@ def finish(
 
 
 def ask(drafter: SuffixDrafter, token_ids: list[int], group: tuple[str, str]) -> Drafts | None:
-    """What is drafted for a sequence that goes on."""
+    """The drafts of a sequence that continues."""
     return drafter.propose(DraftContext(1, token_ids, len(token_ids), group), 8)
 
 
@@ -56,7 +56,7 @@ def test_finished_outputs_are_learnt_from_and_prompts_are_not() -> None:
     assert ask(drafter, [9, 1], MINE) is None
 
 
-def test_of_sequence_and_outputs_the_better_score_is_taken() -> None:
+def test_the_better_score_of_sequence_and_outputs_is_taken() -> None:
     """Seen once here and once there is as good: the sequence's own is taken. Twice is better."""
     drafter = suffix_drafter()
     finish(drafter, [1, 2, 30, 31], MINE, [])
@@ -71,7 +71,7 @@ def test_of_sequence_and_outputs_the_better_score_is_taken() -> None:
 
 
 def test_a_longer_match_and_more_agreement_are_surer() -> None:
-    """Of three tokens above two; what always followed above what did twice of three times."""
+    """A match of three tokens beats one of two; a token that always followed beats two of three."""
     three = ask(suffix_drafter(), [1, 2, 3, 4, 9, 1, 2, 3], MINE)
     two = ask(suffix_drafter(), [1, 2, 3, 4, 8, 2, 3], MINE)
     mixed = ask(suffix_drafter(), [2, 3, 5, 7, 2, 3, 4, 8, 2, 3, 4, 9, 2, 3], MINE)
@@ -91,9 +91,10 @@ Turn = tuple[int, list[int], int]  # which sequence, its new tokens, whether it 
     )
 )
 def test_nothing_is_drafted_that_the_group_has_not_put_out_itself(turns: list[Turn]) -> None:
-    """Six sequences of three groups, whose prompts and outputs are told apart by the ids of their
-    common tokens' successors, grow, are drafted for and end in turns: every draft is a token of the
-    sequence itself or of an output of its group, and drafts do not depend on what was asked before.
+    """Six sequences of three groups, whose prompts and outputs are distinguished by the ids of
+    their common tokens' successors, grow, are drafted for and end in turns: every draft is a token
+    of the sequence itself or of an output of its group, and drafts do not depend on what was asked
+    before.
     """
     groups = [MINE, YOURS, SALTED]
     drafter = suffix_drafter(max_outputs=5, max_tokens=60)
@@ -132,7 +133,7 @@ def test_nothing_is_drafted_that_the_group_has_not_put_out_itself(turns: list[Tu
     assert drafter.num_sequences == 0
 
 
-def test_no_outputs_are_kept_when_none_may_be() -> None:
+def test_no_outputs_are_stored_when_the_limit_is_zero() -> None:
     """`suffix_decoding_max_cached_requests` 0: the sequence alone is looked in."""
     drafter = suffix_drafter(max_outputs=0)
     finish(drafter, [1, 2, 3], MINE, [])
@@ -150,7 +151,7 @@ def test_no_more_is_drafted_than_asked_for(num_tokens: int) -> None:
     assert drafts.token_ids == tuple(range(10, 10 + num_tokens))
 
 
-def test_what_is_not_to_be_learnt_from_is_forgotten() -> None:
+def test_outputs_of_unsound_sequences_are_forgotten() -> None:
     """The output of a sequence that failed."""
     drafter = suffix_drafter()
     context = DraftContext(1, [1, 2, 3, 1], 1, MINE)

@@ -109,7 +109,7 @@ def test_outputs_are_looked_up_as_if_every_match_was_counted(
 
 @pytest.mark.parametrize("length", ANCHORS)
 def test_only_the_latest_places_are_looked_at(length: int) -> None:
-    """What is seen more often than that is believed as it was lately."""
+    """A token seen more often than that counts by its recent frequency."""
     anchor = "abcdefgh"[-length:]
     text = (anchor + "x") * 99 + (anchor + "y") * MAX_PLACES + anchor
     output = OutputText()
@@ -124,7 +124,7 @@ def test_only_the_latest_places_are_looked_at(length: int) -> None:
         assert {corpus.text[p] for p in places if p not in ends} == {"y"}
 
 
-def test_what_was_seen_once_is_believed_by_half() -> None:
+def test_a_token_seen_once_is_believed_by_half() -> None:
     """Something new may follow here as well as what did there; after that nothing branches."""
     text = spell([1, 2, 3, 4, 5, 1, 2, 3])
     path = best_path(SequenceCorpus(text), text, LIMITS, 9)

@@ -16,7 +16,7 @@ SURROGATES = [0xD83D, 0xDE00, 0xDFFF, 0xD800]
 
 @examples(100)
 @given(st.lists(st.integers(0, sys.maxunicode - 1), max_size=80))
-def test_what_is_spelled_reads_back_the_same(token_ids: list[int]) -> None:
+def test_spelled_tokens_read_back_the_same(token_ids: list[int]) -> None:
     """One character a token, whichever way a text of that length is made."""
     text = spell(token_ids)
     assert len(text) == len(token_ids)
@@ -38,7 +38,7 @@ def test_an_id_that_no_vocabulary_has_is_refused(token_id: int, times: int) -> N
 
 
 def test_texts_grow_with_their_sequences_and_can_be_forgotten() -> None:
-    """What is read is the tokens so far; one that got shorter is not the same sequence."""
+    """It reads the tokens so far; a shorter text is another sequence."""
     texts = SequenceTexts()
     token_ids = [5, 6]
     assert texts.read(1, token_ids) == spell([5, 6])

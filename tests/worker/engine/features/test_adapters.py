@@ -39,7 +39,7 @@ class Files:
         return future
 
     def finish(self) -> None:
-        """What is pending has been read."""
+        """End all pending reads."""
         for adapter, future in self.pending:
             future.set_result(adapter.name)
         self.pending.clear()
@@ -52,7 +52,7 @@ def scheduler(adapters: AdapterSlots, **limits: Any) -> Scheduler:
 def add(
     engine: Scheduler, name: str, adapter: Adapter | None, tokens: int = 2, priority: int = 0
 ) -> None:
-    """A request of one token that is answered with so many."""
+    """A request of one token that is answered with `tokens` tokens."""
     params = SamplingParams(max_tokens=tokens)
     assert not engine.add(AddRequest(name, [7], params, 0.0, priority, adapter=adapter))
 
@@ -99,7 +99,7 @@ def test_only_as_many_are_read_as_could_have_a_slot() -> None:
     assert [slots.place(a, ()) for a in (A, B)] == [Access.READY, Access.READY]
 
 
-def test_what_was_given_up_goes_when_nobody_wants_it() -> None:
+def test_an_adapter_that_was_given_up_goes_with_its_last_request() -> None:
     files = Files()
     slots = AdapterSlots(1, 2, files)
     assert slots.place(A, ()) is Access.READY
@@ -213,7 +213,7 @@ def test_adapters_are_refused_where_there_are_none() -> None:
 def test_every_request_is_answered_by_its_adapter(
     moves: list[tuple[str, int]], num_slots: int
 ) -> None:
-    """Whatever comes and goes: in every step each sequence's slot has the adapter it asked for, no
+    """In every step each sequence's slot has the adapter it asked for, no
     more adapters run than there are slots, and nothing is left waiting in the end.
     """
     adapters, files = (A, B, C, D), Files(is_slow=True)

@@ -1,4 +1,4 @@
-"""KV that comes from other engines or is kept for them: whatever happens, answers are the same."""
+"""KV fetched from other engines or exported for them: answers never change."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def run(core: EngineCore) -> list[RequestOutput]:
     for _ in range(200):
         if not core.has_work:
             return outputs
-        told = core.step()
-        outputs += [] if told is None else told.outputs
+        reported = core.step()
+        outputs += [] if reported is None else reported.outputs
     raise AssertionError("no end")
 
 
 def tokens_of(outputs: list[RequestOutput], name: str = "a") -> list[int]:
-    """What a client was told."""
+    """The tokens that a client received."""
     return [t for output in outputs if output.request_id == name for t in output.token_ids]
 
 
@@ -99,7 +99,7 @@ def test_a_transfer_gives_its_room_back_as_soon_as_its_kv_is_loaded() -> None:
 
 
 def test_a_hit_here_is_not_asked_for_there() -> None:
-    """What the prefix cache has shortens the transfer; less than a block is not worth one."""
+    """Cached tokens shorten the transfer; less than a block is not worth one."""
     connector = MadeUpConnector(dict.fromkeys("abc", (2, PROMPT, None)))
     core, scheduler = house(connector)
     params = SamplingParams(max_tokens=1)
@@ -127,7 +127,7 @@ def test_others_hit_what_was_loaded() -> None:
     assert scheduler.stats().scheduler.prefix_cache_hits >= 10
 
 
-def test_what_was_evicted_meanwhile_is_computed() -> None:
+def test_blocks_evicted_meanwhile_are_computed() -> None:
     """The transfer began behind a hit that is gone when it ends."""
     connector = MadeUpConnector({"a": (6, PROMPT, None)})
     core, scheduler = house(connector)
@@ -142,7 +142,7 @@ def test_what_was_evicted_meanwhile_is_computed() -> None:
 
 
 def test_an_abort_ends_the_transfer() -> None:
-    """Whoever leaves while KV is on its way leaves nothing behind."""
+    """A client that leaves while KV is on its way leaves nothing behind."""
     connector = MadeUpConnector({"a": (10**6, PROMPT, None)})
     core, scheduler = house(connector)
     core.add(asks())
@@ -166,7 +166,7 @@ def test_a_prompts_log_probabilities_are_computed_here() -> None:
     assert len(outputs[0].prompt_logprobs) == len(PROMPT) - 1
 
 
-def test_kv_is_kept_for_those_who_ask() -> None:
+def test_kv_is_exported_for_requests_that_ask() -> None:
     """The prompt's alone, however long the answer; only at a proper end."""
     connector = MadeUpConnector({})
     core, _ = house(connector)
@@ -202,7 +202,9 @@ def test_a_peer_is_asked_for_what_is_not_here() -> None:
 
 
 def test_an_answer_that_went_on_elsewhere_is_asked_for_with_its_prompt() -> None:
-    """Outputs count for no prompt. A peer that waits to be asked is told when nothing is needed."""
+    """Outputs count for no prompt. A peer that waits to be asked is notified when nothing is
+    needed.
+    """
     peer = KvPeer("p", 1, "promised")
     outputs = [*EXPECTED, *EXPECTED][:4]
     connector = MadeUpConnector({"p": (2, [*PROMPT, *outputs], None)})
@@ -221,7 +223,7 @@ def test_an_answer_that_went_on_elsewhere_is_asked_for_with_its_prompt() -> None
 
 
 def test_a_pause_that_waits_waits_for_what_is_promised() -> None:
-    """Whatever was handed over is promised, and only that."""
+    """Exactly the answers that were handed over are promised."""
     connector = MadeUpConnector({})
     core, _ = house(connector)
     core.add(asks("a", kv_source=None))
@@ -297,9 +299,9 @@ def test_moving_kv_changes_no_answer(
     orders: list[tuple[int, Command]],
     num_slots: int,
 ) -> None:
-    """Every answer is what it would be alone, every transfer ends, every block is free again; what
-    is kept is the prompt's, and what is answered is of the tokens asked for. Also where a prompt
-    begins in a host tier.
+    """Every answer is what it would be alone, every transfer ends, every block is free again;
+    exports are the prompt's, and answers are of the tokens asked for. Also where a prompt begins in
+    a host tier.
     """
     arrivals, connector = load
     executor = PagedExecutor(cache.block_size)
@@ -318,9 +320,9 @@ def test_moving_kv_changes_no_answer(
     assert all(pull.is_closed for pull in connector.pulls)
     for arrival in arrivals:
         for name in arrival.names:
-            kept = connector.kept.get(name)
+            export = connector.kept.get(name)
             prompt = arrival.request.prompt_token_ids
-            assert kept is None or kept == bytes(kv_of(prompt))
+            assert export is None or export == bytes(kv_of(prompt))
     for wanted, data in connector.answers:
         end = wanted.start + len(data) // TOKEN_BYTES
         assert end <= max(wanted.start, len(wanted.token_ids) - 1)

@@ -1,4 +1,4 @@
-"""Drafts in a step: what is verified, what room there is for it, and what becomes of the answer."""
+"""Drafts in a step: their verification, their room, and the answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Make = Callable[..., AddRequest]
 
 
 def test_drafts_follow_the_last_known_token(make_request: Make) -> None:
-    """Of the prompt nothing is drafted; then one spec stands for all rows."""
+    """No drafts for the prompt; then one spec serves all rows."""
     engine = scheduler(speculation=by(Says(5, 6, 7)))
     engine.add(make_request("a", [1, 2, 3], max_tokens=20))
     first = scheduled(engine)
@@ -44,7 +44,7 @@ def test_the_room_for_what_fell_is_given_back(make_request: Make) -> None:
 
 
 def test_drafts_get_what_is_left_of_the_budget(make_request: Make) -> None:
-    """First everybody who runs, then who is admitted, then drafts in order of rank."""
+    """Running sequences first, then admitted ones, then drafts in order of rank."""
     engine = scheduler(speculation=by(Says(5, 6, 7)), max_num_batched_tokens=8)
     engine.add(make_request("a", [1, 2], max_tokens=20))
     engine.add(make_request("b", [1, 3], max_tokens=20))
@@ -58,7 +58,7 @@ def test_drafts_get_what_is_left_of_the_budget(make_request: Make) -> None:
     ]
 
 
-def test_drafts_leave_a_block_for_everybody(make_request: Make) -> None:
+def test_drafts_leave_a_block_for_every_sequence(make_request: Make) -> None:
     """Without a spare one they get the slots that the sequence has anyway."""
     drafter = Says(5, 6, 7, 8)
     engine = scheduler(num_blocks=4, speculation=by(drafter))

@@ -69,7 +69,7 @@ class Device:
 
 
 def engine_of(num: int, is_speculating: bool, shape: tuple[int, int], **limits: int) -> Scheduler:
-    """With so many requests of `shape` (tokens of the prompt, of the answer)."""
+    """The steps of `count` requests of `shape` (tokens of the prompt, of the answer)."""
     config = SpeculativeConfig("draft_model", 4)
     speculation = Speculation(config, None, True, 50_000) if is_speculating else None
     cache = CacheConfig(4000, 16, enable_prefix_caching=False)
@@ -87,7 +87,9 @@ def engine_of(num: int, is_speculating: bool, shape: tuple[int, int], **limits: 
 def test_a_prompt_that_is_read_first_does_not_hide_what_drafts_win(
     acceptance: float, num_prompt: int, least: float
 ) -> None:
-    """Answers of 100 tokens get faster though a long prompt has to be read; nobody gets slower."""
+    """Answers of 100 tokens get faster though a long prompt has to be read; no sequence gets
+    slower.
+    """
     seconds = []
     for is_speculating in (False, True):
         device = Device(acceptance)
@@ -98,7 +100,7 @@ def test_a_prompt_that_is_read_first_does_not_hide_what_drafts_win(
 
 @pytest.mark.parametrize("budget", [8, 9, 11])
 def test_no_drafts_are_made_that_the_next_step_cannot_verify(budget: int) -> None:
-    """Where sequences that decode take all of a step, the drafter rests."""
+    """The drafter rests when decoding sequences take all of a step."""
     device = Device(1.0)
     limits = {"max_num_seqs": 8, "max_num_batched_tokens": budget}
     device.run(engine_of(8, True, (3, 300), **limits))

@@ -1,4 +1,4 @@
-"""Who drafts, when a step waits for it, what happens when it goes wrong, and what is counted."""
+"""Sources of drafts, steps that wait for them, failures, and counts."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_steps_overlap_where_drafts_do_not_pay(make_request: Make) -> None:
 
 
 def test_a_prompt_in_chunks_overlaps_until_its_last_one(make_request: Make) -> None:
-    """Nobody decodes before that, so there is nothing to wait for."""
+    """No sequence decodes before that, so there is nothing to wait for."""
     engine = scheduler(speculation=by(Says(5, 6)), max_num_batched_tokens=4)
     engine.add(make_request("a", range(1, 12), max_tokens=20))
     first = scheduled(engine)
@@ -104,8 +104,8 @@ def test_drafts_of_another_place_are_dropped(make_request: Make, position: int) 
     assert share_of(scheduled(engine)).num_drafts == 0
 
 
-def test_drafts_that_nobody_had_budget_for_grow_stale(make_request: Make) -> None:
-    """The sequence went on without them."""
+def test_drafts_beyond_the_budget_grow_stale(make_request: Make) -> None:
+    """The sequence continued without them."""
     engine = scheduler(speculation=by(None, most=3), max_num_batched_tokens=4)
     engine.add(make_request("a", [1, 2, 3], max_tokens=20))
     result = drawn({0: 4})
@@ -130,7 +130,7 @@ def test_the_device_drafts_no_further_than_an_answer_goes(make_request: Make) ->
 
 
 def test_the_device_drafts_in_the_room_there_is(make_request: Make) -> None:
-    """Fewer, or none, when the blocks are taken; nobody gives way."""
+    """Fewer, or none, when the blocks are taken; no sequence gives way."""
     engine = scheduler(num_blocks=3, speculation=by(None, most=8))
     for name in ("a", "b"):
         engine.add(make_request(name, [1, 2], max_tokens=8))
@@ -155,7 +155,7 @@ def test_several_answers_draft_each_for_itself(make_request: Make) -> None:
 def test_a_drafter_that_raises_is_done_with_for_that_sequence(
     make_request: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is logged once and counted; the others keep theirs, and the answer goes on."""
+    """It is logged once and counted; the others keep theirs, and the answer continues."""
     drafter = Raises(0, 5, 6)
     engine = scheduler(speculation=by(drafter))
     for name in ("a", "b"):
@@ -177,7 +177,7 @@ def test_a_drafter_that_raises_is_done_with_for_that_sequence(
 def test_a_drafter_that_cannot_end_is_logged_once(
     make_request: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """However many sequences it fails for; each time counts. One that cannot learn is not told to
+    """However many sequences it fails for; each time counts. One that cannot learn is not asked to
     again.
     """
 
@@ -230,7 +230,7 @@ def test_the_length_of_drafts_is_none_while_nothing_decodes(make_request: Make) 
 
 def run_full(num_drafts: int, lengths: Sequence[int]) -> list[int]:
     """Blocks that lost their contents after each token of the answers, in a pool full of contents;
-    no draft stands.
+    no draft is accepted.
     """
     engine = scheduler(num_blocks=40, speculation=by(Says(*[9] * num_drafts), most=24))
     for number in range(10):
@@ -274,14 +274,14 @@ def test_drafts_take_at_most_the_block_that_comes_next_from_the_cache(
     ],
 )
 def test_drafts_are_cut_at_what_is_no_token(
-    make_request: Make, guess: Sequence[object], kept: list[int]
+    make_request: Make, guess: Sequence[object], accepted: list[int]
 ) -> None:
     """Nor are there more than were asked for."""
     engine = scheduler(speculation=by(Says(*guess)))
     engine.add(make_request("a", [1, 2, 3], max_tokens=20))
     advance(engine, {0: 4})
-    assert list(share_of(scheduled(engine)).drafts) == kept
-    assert engine.stats().speculation.num_drafter_failures == (len(kept) < 8)
+    assert list(share_of(scheduled(engine)).drafts) == accepted
+    assert engine.stats().speculation.num_drafter_failures == (len(accepted) < 8)
 
 
 def test_a_guess_for_another_place_is_a_fault(make_request: Make) -> None:
@@ -294,7 +294,7 @@ def test_a_guess_for_another_place_is_a_fault(make_request: Make) -> None:
     assert engine.stats().speculation.num_drafter_failures == 3
 
 
-def test_figures_are_told_by_answer_and_in_all(make_request: Make) -> None:
+def test_figures_are_reported_by_answer_and_in_all(make_request: Make) -> None:
     """By position in the stats; with every output for the client, once there was any draft: a stop
     string may make any of them the last.
     """

@@ -1,4 +1,4 @@
-"""Whatever is drafted, by whom and when, every answer is what it would be without."""
+"""Drafts, of any source and at any time, change no answer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MANNERS = ("right", "right", "mixed", "mixed", "wrong", "raising", "garbage", "s
 
 @dataclass(frozen=True)
 class Manner:
-    """How well a drafter guesses: a pure function of the context and of what really follows it."""
+    """The quality of a drafter: a pure function of the context and of the true continuation."""
 
     name: str
     salt: int
@@ -202,7 +202,7 @@ def test_drafts_change_no_answer(
     seconds: float,
 ) -> None:
     """Right, wrong or no tokens at all, in any batch: tokens, endings and log probabilities are
-    those of each request alone, limits hold, and every sequence's end is told once.
+    those of each request alone, limits hold, and every sequence's end is reported once.
     """
     bench = Bench(cache, limits, config, manner)
     ticks = itertools.count()
@@ -218,10 +218,10 @@ def test_drafts_change_no_answer(
     assert stats.speculation.num_accepted_tokens <= stats.speculation.num_draft_tokens
     if manner.name in ("right", "wrong", "mixed"):
         assert stats.speculation.num_drafter_failures == 0
-    told = [r.endings[0].speculation for r in walk.received.values() if r.endings]
-    assert sum(figures.num_steps for figures in told if figures) == stats.speculation.num_drafts
+    reported = [r.endings[0].speculation for r in walk.received.values() if r.endings]
+    assert sum(figures.num_steps for figures in reported if figures) == stats.speculation.num_drafts
     assert (
-        sum(figures.num_draft_tokens for figures in told if figures)
+        sum(figures.num_draft_tokens for figures in reported if figures)
         == stats.speculation.num_draft_tokens
     )
     for sequence in (s for step in bench.executor.steps for s in step.sequences):
@@ -237,7 +237,7 @@ class Compared(Scheduler):
     """A scheduler that plans every step a second time, as it would be without drafts."""
 
     def schedule(self, now: float) -> SchedulerOutput | None:
-        """Drafts come on top: nobody runs less, later, elsewhere or not at all because of them."""
+        """Drafts come on top: no sequence runs less, later or elsewhere because of them."""
         if self._in_flight:
             return super().schedule(now)
         twin = copy.deepcopy(self, {id(feature): Feature() for feature in self.features})
@@ -247,13 +247,13 @@ class Compared(Scheduler):
         assert (self.num_running, self.num_waiting) == (twin.num_running, twin.num_waiting)
         if step is not None and plain is not None:
             assert step.block_copies == plain.block_copies
-            for share, bare in zip(step.sequences, plain.sequences, strict=True):
+            for share, alone in zip(step.sequences, plain.sequences, strict=True):
                 num_known = len(share.token_ids) - share.num_drafts
-                table = tuple(share.block_table)[: len(bare.block_table)]
+                table = tuple(share.block_table)[: len(alone.block_table)]
                 assert (share.seq_id, share.start, share.samples, table) == (
-                    (bare.seq_id, bare.start, bare.samples, bare.block_table)
+                    (alone.seq_id, alone.start, alone.samples, alone.block_table)
                 )
-                assert list(share.token_ids[:num_known]) == list(bare.token_ids)
+                assert list(share.token_ids[:num_known]) == list(alone.token_ids)
         return step
 
 

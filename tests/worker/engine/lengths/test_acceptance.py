@@ -12,7 +12,7 @@ SURE, UNSURE = (1.0,) * 4, (0.2,) * 4
 def judged(
     num: int, confidences: tuple[float, ...], num_accepted: int, seq_id: int = 0
 ) -> Acceptance:
-    """Rates after so many offers of which so many drafts stood."""
+    """Rates after a number of offers, with the number of accepted drafts of each."""
     rates = Acceptance()
     for _ in range(num):
         rates.observe(Offer(seq_id, confidences), len(confidences), num_accepted)
@@ -21,27 +21,27 @@ def judged(
 
 
 def test_survivals_never_rise() -> None:
-    """Of drafts behind each other, whatever stood before."""
+    """The rates of successive drafts, whatever was accepted before."""
     for accepted in range(5):
         chances = judged(10, (0.4, 0.9, 0.2, 1.0), accepted).survivals(0, (0.4, 0.9, 0.2, 1.0))
         assert chances == sorted(chances, reverse=True)
         assert 0.0 < chances[0] < 1.0
 
 
-def test_what_stood_is_expected_to_stand() -> None:
+def test_accepted_drafts_raise_the_expectation() -> None:
     good, bad = judged(30, SURE, 4), judged(30, SURE, 0)
     assert good.survivals(0, SURE)[3] > 0.8
     assert bad.survivals(0, SURE)[0] < 0.1
 
 
 def test_a_draft_behind_the_first_that_fell_says_nothing() -> None:
-    """Of later drafts only those are judged that were reached."""
+    """Only later drafts that were reached count."""
     rates = judged(50, SURE, 0)
     first, second = rates.survivals(0, SURE)[:2]
     assert second / first == pytest.approx(0.6, abs=0.01)
 
 
-def test_confidences_are_learned_apart() -> None:
+def test_confidences_are_learned_separately() -> None:
     rates = judged(30, SURE, 4)
     for _ in range(30):
         rates.observe(Offer(0, UNSURE), 4, 0)
@@ -58,7 +58,7 @@ def test_a_sequence_has_rates_of_its_own_until_it_ends() -> None:
     assert rates.survivals(7, SURE) == rates.survivals(8, SURE)
 
 
-def test_what_is_no_longer_verified_gets_a_new_chance() -> None:
+def test_a_class_that_is_no_longer_verified_gets_a_new_chance() -> None:
     """A class of confidence that fell is trusted like the drafter's others after many steps."""
     rates = judged(40, SURE, 4)
     for _ in range(20):

@@ -32,7 +32,7 @@ def lengths(
 
 
 def offers(num: int, confidences: tuple[float, ...] = SURE, first_id: int = 0) -> list[Offer]:
-    """The same drafts for so many sequences."""
+    """The same drafts for `count` sequences."""
     return [Offer(first_id + index, confidences) for index in range(num)]
 
 
@@ -51,7 +51,7 @@ def step(
 
 
 def device_step(chosen: DraftLengths, drafted: int, stands: bool) -> tuple[int, int]:
-    """One step of one sequence whose device drafter made so many drafts after the last one; returns
+    """One step of one sequence whose device drafter made `made` drafts after the last one; returns
     how many were verified, and how many are made now.
     """
     given = [Offer(0, (0.9,) * drafted)]
@@ -65,7 +65,7 @@ def device_step(chosen: DraftLengths, drafted: int, stands: bool) -> tuple[int, 
 
 
 def test_good_drafts_are_verified_up_to_the_limit() -> None:
-    """Where all drafts stand and tokens are cheap, all that may be verified are."""
+    """If all drafts are accepted and tokens are cheap, as many as possible are verified."""
     chosen = lengths(most=5)
     given = offers(1)
     taken = [step(chosen, given, stands=True) for _ in range(60)]
@@ -79,7 +79,7 @@ def test_a_fresh_drafter_is_tried_at_once() -> None:
 
 
 def test_bad_drafts_are_given_up_for_rare_probes() -> None:
-    """Where no draft stands, what is still verified are single ones, far apart."""
+    """If no draft is accepted, only single drafts are verified, far apart."""
     chosen = lengths()
     given = offers(1)
     taken = [step(chosen, given, stands=False) for _ in range(400)]
@@ -100,7 +100,7 @@ def test_drafts_that_become_good_are_noticed(num: int) -> None:
 
 
 def test_copying_that_ends_is_noticed_within_a_few_steps() -> None:
-    """A sequence whose drafts stood all the time and stand no more stops verifying them."""
+    """A sequence whose drafts were always accepted and no longer are stops verifying them."""
     chosen = lengths(token_seconds=0.01)
     given = offers(1)
     taken = [step(chosen, given, stands=True, token_seconds=0.01) for _ in range(100)]
@@ -141,7 +141,7 @@ def test_estimates_of_short_requests_carry_over_to_the_next() -> None:
 
 
 def test_the_surer_drafts_are_taken_first() -> None:
-    """Where sure drafts stood and unsure ones fell, a new sequence's sure drafts are verified."""
+    """Once sure drafts were accepted and unsure ones rejected, new sequences verify sure ones."""
     chosen = lengths(token_seconds=0.01)
     for number in range(40):
         step(chosen, offers(1, (0.2,) * 5, first_id=2 * number), stands=False, token_seconds=0.01)
@@ -167,7 +167,7 @@ def test_nothing_pays_where_each_token_costs_a_step() -> None:
 
 
 def test_without_gain_steps_are_left_to_be_scheduled_ahead() -> None:
-    """Barren drafts end in nobody being asked in most steps; a new sequence is asked about."""
+    """After rejections no sequence drafts in most steps; a new sequence does."""
     chosen = lengths()
     given = offers(2)
     asked = []
@@ -181,7 +181,7 @@ def test_without_gain_steps_are_left_to_be_scheduled_ahead() -> None:
     assert chosen.may_pay([0, 1, 2])
 
 
-def test_nobody_decodes_nothing_pays() -> None:
+def test_nothing_pays_when_no_sequence_decodes() -> None:
     """Without sequences there is nothing to verify and nothing to wait for."""
     chosen = lengths()
     assert not chosen.may_pay([])
@@ -202,7 +202,7 @@ def test_a_schedule_by_batch_size_is_what_is_verified_and_drafted(num: int, most
 
 
 def test_without_adaptive_verification_all_drafts_are_verified() -> None:
-    """As many as there are, up to the limit, however badly it goes."""
+    """All drafts are verified, up to the limit, even if all are rejected."""
     chosen = lengths(most=4, enable_adaptive_verification=False)
     given = [*offers(2), Offer(2, (0.1, 0.1)), Offer(3, ())]
     for _ in range(50):
@@ -254,7 +254,7 @@ def test_a_device_drafter_that_becomes_good_is_noticed() -> None:
 
 @pytest.mark.parametrize("reading", [0.0, 0.2])
 def test_a_device_drafter_that_answers_nothing_is_asked_less_and_less(reading: float) -> None:
-    """Whether it fails at once, or reads and reads."""
+    """It fails at once, or keeps reading."""
     chosen = lengths(most=4, draft_seconds=0.04)
     asked = []
     for _ in range(400):
@@ -314,7 +314,7 @@ def test_a_prompt_in_the_step_does_not_make_poor_drafts_look_good() -> None:
 
 @pytest.mark.parametrize("room", [0, 1, 3, 7, 100])
 def test_no_more_is_verified_or_drafted_than_there_is_room_for(room: int) -> None:
-    """Of all sequences together, with adaptive lengths and without."""
+    """The room of all sequences together, with adaptive lengths and without."""
     for chosen in (lengths(), lengths(enable_adaptive_verification=False)):
         ids = list(range(4))
         assert sum(chosen.to_draft(ids, 0, room)) <= room
@@ -326,7 +326,7 @@ def test_no_more_is_verified_or_drafted_than_there_is_room_for(room: int) -> Non
 
 
 def test_forgotten_sequences_leave_nothing_behind() -> None:
-    """What is remembered does not grow with the number of sequences that have ended."""
+    """The state does not grow with the number of sequences that have ended."""
     chosen = lengths()
     for number in range(200):
         step(chosen, offers(2, first_id=2 * number), stands=number % 2 == 0)
@@ -353,7 +353,7 @@ SECONDS = st.one_of(st.floats(0.0, 10.0), st.sampled_from([0.0, 1e-9, 1e6, float
         max_size=40,
     )
 )
-def test_whatever_happens_lengths_stay_within_what_there_is(
+def test_lengths_never_exceed_the_offers_and_the_room(
     history: list[tuple[list[tuple[float, ...]], int, float, float, int]],
 ) -> None:
     """Never more than offered, than configured, nor below 0, whatever times and verdicts come."""

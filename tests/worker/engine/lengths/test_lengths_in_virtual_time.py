@@ -34,10 +34,10 @@ class Hardware:
     drafting: Callable[[int, int], float] = lambda num, rounds: 0.0
     scheduling: float = 0.0
     noise: float = 0.04  # standard deviation, of the logarithm
-    disturbed: float = (
-        0.04  # part of the steps that somebody else's work makes up to 4 times longer
+    disturbed: float = 0.04  # part of the steps that other processes make up to 4 times longer
+    contention: float = (
+        0.0  # work of others for some steps: all wait this number of steps of one more
     )
-    contention: float = 0.0  # others' work for some steps: all wait so many steps of one more
 
 
 def cpu_step(num_tokens: int) -> float:
@@ -78,9 +78,9 @@ DRAFT_MODEL = Hardware(cpu_step, 1 / 600, lambda q, k: k * 0.2 * cpu_step(q))
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What drafts of a sequence are like: phases of (mean tokens, offered, chance, confidence).
+    """The drafts of a sequence: phases of (mean tokens, offered, chance, confidence).
 
-    In a phase a part `offered` of the positions has drafts at all, each of which stands by its
+    In a phase a part `offered` of the positions has drafts at all, each of which is accepted by its
     chance (given those before it), give or take `spread`; it falls by `decay` with each draft. The
     drafter says that it is as sure as `confidence`; None: as sure as it should be.
     """
@@ -109,7 +109,7 @@ class Script:
         self.text = text
         self.offered: list[bool] = []
         self.chances: list[float] = []
-        self.told: list[float] = []
+        self.reported: list[float] = []
         self.draws: list[float] = []
         index = self.rng.randrange(len(text.phases))
         while len(self.draws) < length:
@@ -118,21 +118,21 @@ class Script:
                 own = min(0.99, max(0.0, chance + self.rng.uniform(-text.spread, text.spread)))
                 self.offered.append(self.rng.random() < offered)
                 self.chances.append(own)
-                self.told.append(max(0.01, own if confidence is None else confidence))
+                self.reported.append(max(0.01, own if confidence is None else confidence))
                 self.draws.append(self.rng.random())
             index = (index + 1) % len(text.phases)
         self.length = length
 
     def confidences(self, position: int, most: int) -> tuple[float, ...]:
-        """What is on offer for `position` and the next ones."""
+        """The drafts for `position` and the next ones."""
         if not self.offered[position]:
             return ()
         end = min(position + most, self.length - 1)
         decay = self.text.decay
-        return tuple(self.told[p] * decay ** (p - position) for p in range(position, end))
+        return tuple(self.reported[p] * decay ** (p - position) for p in range(position, end))
 
     def accepted(self, position: int, num_verified: int) -> int:
-        """How many of the drafts stand."""
+        """The number of accepted drafts."""
         for depth in range(num_verified):
             chance = self.chances[position + depth] * self.text.decay**depth
             if self.draws[position + depth] >= chance:
@@ -198,7 +198,7 @@ class Fixed:
 
 @dataclass(slots=True)
 class Run:
-    """What came of a run."""
+    """The outcome of a run."""
 
     seconds: float = 0.0
     num_tokens: int = 0
@@ -253,7 +253,7 @@ class VirtualEngine:
         self.seed = seed
 
     def run(self, policy: Policy, num_tokens: int) -> Run:
-        """Decode until so many tokens came out."""
+        """Decode until this number of tokens came out."""
         self.noise = random.Random(self.seed + 1)
         self.num_started = 0
         self.waiting = 0.0
@@ -408,7 +408,7 @@ SOME = slice(None, None, by_depth(11, 1))
 
 
 def engine(hardware: Hardware, text: str, batch: int) -> VirtualEngine:
-    """An engine that decodes so many such sequences at a time."""
+    """An engine that decodes `batch` such sequences at a time."""
     texts, on_device = TEXTS[text]
     return VirtualEngine(hardware, texts, batch, on_device, MOST)
 
@@ -437,7 +437,7 @@ def test_adaptive_lengths_are_never_slower_than_plain_decoding(
 def test_adaptive_lengths_are_near_the_best_fixed_length(
     hardware: str, text: str, batch: int
 ) -> None:
-    """At least 0.9 of what the best fixed length gives, which nobody knows beforehand."""
+    """At least 0.9 of what the best fixed length gives, which is unknown beforehand."""
     chosen = engine(HARDWARE[hardware], text, batch)
     fixed = max(chosen.run(Fixed(k), NUM_TOKENS[batch]).rate for k in (0, 1, 2, 3, 5))
     adaptive, _ = run_adaptive(chosen, NUM_TOKENS[batch])
@@ -453,7 +453,7 @@ def test_a_mixed_batch_beats_every_fixed_length() -> None:
 
 
 def test_a_large_mixed_batch_comes_near_the_best_fixed_length_in_the_end() -> None:
-    """Where a draft wins little, it takes long to find out who copies, in text that looks alike."""
+    """If a draft wins little, it takes long to find the sequences that copy, in similar text."""
     chosen = engine(CPU, "half", 16)
     fixed = max(chosen.run(Fixed(k), 4 * NUM_TOKENS[16]).rate for k in (0, 1, 2, 3, 5))
     adaptive, _ = run_adaptive(chosen, 4 * NUM_TOKENS[16])
@@ -472,7 +472,7 @@ def test_speculation_turns_itself_off_where_nothing_is_accepted(text: str, batch
 
 def test_a_busy_machine_does_not_end_what_pays() -> None:
     """A single sequence, steps that are late and others' work that comes and goes: drafts that pay
-    go on, near what the best fixed length gives, whatever happens to be measured first.
+    continue, near what the best fixed length gives, whatever happens to be measured first.
     """
     texts, on_device = TEXTS["head"]
     parts = []

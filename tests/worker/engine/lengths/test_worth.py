@@ -1,4 +1,4 @@
-"""What a token is worth to whom, and whether newcomers take the places that become free."""
+"""The worth of a token to each sequence, and newcomers that take free places."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def test_no_token_is_worth_less_than_nothing(paces: list[float], chance: float) 
     assert len(set(worths([2.0] * len(paces), plain, chance))) == 1
 
 
-def test_who_all_get_on_equally_share_what_the_last_of_them_gains() -> None:
-    """Of much that is nearly the whole step, of little hardly anything; of one alone all of it."""
+def test_equally_fast_sequences_share_the_gain_of_the_last() -> None:
+    """A large gain is nearly the whole step, a small one hardly anything; one sequence gets all."""
     assert worths([1.0], plain, 0.0) == [1.0]
     much, little, hardly = (worths([pace] * 16, plain, 0.0)[0] for pace in (4.0, 1.1, 1.02))
     assert 0.85 < much < 1.0
@@ -38,7 +38,7 @@ def test_who_all_get_on_equally_share_what_the_last_of_them_gains() -> None:
     assert worths([1.1] * 4, plain, 0.0)[0] > little
 
 
-def test_what_the_last_gains_is_what_chance_leaves_it() -> None:
+def test_the_gain_of_the_last_is_left_to_chance() -> None:
     """The least of sixteen sums of rare tokens, drawn: about the part that is worth anything."""
     rng = random.Random(11)
     for pace in (1.2, 1.5, 3.0):
@@ -53,7 +53,7 @@ def test_what_the_last_gains_is_what_chance_leaves_it() -> None:
 
 
 def test_the_few_that_get_ahead_save_their_rows_alone() -> None:
-    """Where nobody comes, tokens of four that copy save four rows; those of the rest the steps."""
+    """Without newcomers, tokens of four that copy save four rows; those of the rest the steps."""
     found = worths([4.0] * 4 + [1.0] * 12, plain, 0.0)
     row = 16 * ROW / plain(16)
     assert found[:4] == pytest.approx([row] * 4, rel=0.1)
@@ -64,7 +64,7 @@ def test_the_few_that_get_ahead_save_their_rows_alone() -> None:
 
 
 def test_newcomers_are_expected_where_places_were_taken() -> None:
-    """From who came soon after somebody had ended; never quite given up."""
+    """Learned from arrivals soon after an end; never quite given up."""
     taken, left = Newcomers(), Newcomers()
     for now in range(0, 2000, 40):
         for one in (taken, left):
@@ -75,8 +75,8 @@ def test_newcomers_are_expected_where_places_were_taken() -> None:
     assert 0.2 < left.chance < 0.3
 
 
-def test_who_comes_when_all_have_ended_takes_nobodys_place() -> None:
-    """A batch after another one: its requests come at once, and yet nobody got on by that."""
+def test_a_newcomer_after_the_last_end_takes_no_place() -> None:
+    """A batch after another one: its requests come at once, and yet no sequence gained by that."""
     newcomers = Newcomers()
     for now in range(0, 1000, 100):
         for left in range(7, -1, -1):

@@ -90,7 +90,7 @@ def mute(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mute:
     return Mute(short_path, monkeypatch)
 
 
-async def test_of_a_backlog_of_heartbeats_only_the_newest_is_judged(mute: Mute) -> None:
+async def test_only_the_newest_of_a_backlog_of_heartbeats_counts(mute: Mute) -> None:
     """We were stopped for a while: what was wrong then and is well now is no reason to kill."""
     child = EngineChild(EngineConfig("sim", None), PATIENT, lambda message: None)
     await child.spawn()
@@ -108,7 +108,7 @@ async def test_of_a_backlog_of_heartbeats_only_the_newest_is_judged(mute: Mute) 
     await child.close(0.0)
 
 
-async def test_an_old_heartbeat_kills_nobody_and_a_fresh_one_does(
+async def test_an_old_heartbeat_kills_no_engine_and_a_fresh_one_does(
     mute: Mute, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stall is judged by what is so now."""
@@ -172,7 +172,7 @@ async def test_silence_of_an_engine_that_waits_for_a_core_is_no_loss(
     await child.close(0.0)
 
 
-async def test_nothing_that_a_lost_engine_said_is_received_any_more(mute: Mute) -> None:
+async def test_messages_of_a_lost_engine_are_discarded(mute: Mute) -> None:
     """Its counters were added up when it was lost; a message that comes later would count twice."""
     received: list[FromEngine] = []
     child = EngineChild(EngineConfig("sim", None), PATIENT, received.append)
@@ -215,7 +215,7 @@ async def test_a_directory_too_deep_for_sockets_is_an_error_and_no_hang(
 async def test_an_engine_that_cannot_be_started_again_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the system refuses: the client says that it is gone, after its last attempt."""
+    """If the system refuses: the client says that it is gone, after its last attempt."""
     deep = tmp_path / ("d" * 100)
     deep.mkdir()
     client = EngineClient(EngineConfig("sim", None), None, Supervision(max_restarts=1))

@@ -62,7 +62,7 @@ async def collect(client: EngineClient, request: AddRequest) -> tuple[list[int],
     return tokens, last
 
 
-async def test_start_tells_the_size_of_the_cache() -> None:
+async def test_start_reports_the_size_of_the_cache() -> None:
     """`EngineReady` carries what the front end must know, with the length the pool allows."""
     client = EngineClient(EngineConfig("sim", None, num_blocks_override=10, block_size=8))
     assert not client.is_alive
@@ -90,7 +90,7 @@ async def test_fifty_requests_at_once_answer_as_each_alone(make_request: Make) -
 
 
 async def test_closing_the_iterator_aborts_in_the_engine(make_request: Make) -> None:
-    """A client that leaves frees its blocks; others go on."""
+    """A client that leaves frees its blocks; others continue."""
     aborted = asyncio.Event()
 
     def on_step(step: StepOutputs) -> None:
@@ -112,20 +112,23 @@ async def test_closing_the_iterator_aborts_in_the_engine(make_request: Make) -> 
 async def test_abort_ends_the_stream(make_request: Make) -> None:
     """A request stopped from outside ends with ABORT, after the tokens it had."""
     async with running(REAL_TIME) as client:
-        told = {}
+        reported = {}
         aborts = {"a": lambda: client.abort("a"), "b": lambda: client.abort_all("going home")}
         for request_id, abort in aborts.items():
             request = make_request(request_id, [1], max_tokens=5000)
             async for output in generate(client, request):
-                told[request_id] = (output.finish_reason, output.error)
+                reported[request_id] = (output.finish_reason, output.error)
                 abort()
         # An abort that was asked for needs no excuse.
-        assert told == {"a": (FinishReason.ABORT, None), "b": (FinishReason.ABORT, "going home")}
+        assert reported == {
+            "a": (FinishReason.ABORT, None),
+            "b": (FinishReason.ABORT, "going home"),
+        }
         client.abort("unknown")
 
 
 async def test_a_request_that_cannot_be_sent_leaves_nothing_open(make_request: Make) -> None:
-    """Nobody would ever tell of its end; its ids are free again."""
+    """Its end would never be reported; its ids are free again."""
     async with running() as client:
         request = make_request("a", [1], max_tokens=1)
         with pytest.raises(OverflowError):
@@ -174,7 +177,7 @@ async def test_start_up_failure_has_the_engines_own_words() -> None:
 
 
 async def test_shutdown_ends_open_streams(make_request: Make) -> None:
-    """Whoever still streams learns that the engine is going down."""
+    """Open streams end because the engine shuts down."""
     stepped = asyncio.Event()
     async with running(REAL_TIME, lambda _: stepped.set()) as client:
         task = asyncio.create_task(collect(client, make_request("a", [1], max_tokens=5000)))
@@ -185,7 +188,7 @@ async def test_shutdown_ends_open_streams(make_request: Make) -> None:
 
 
 async def test_signals_to_the_group_are_left_to_the_parent(make_request: Make) -> None:
-    """SIGINT and SIGTERM do not stop the engine: the parent drains and tells it when."""
+    """SIGINT and SIGTERM do not stop the engine: the parent drains and shuts it down."""
     async with running() as client:
         assert client.pid is not None
         os.kill(client.pid, signal.SIGINT)

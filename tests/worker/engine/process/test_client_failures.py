@@ -118,7 +118,7 @@ async def test_a_killed_engine_is_replaced_and_its_counters_go_on(make_request: 
 
 
 async def test_a_new_engine_follows_grammars_too(make_request: Make) -> None:
-    """It is told what tokens say before any request."""
+    """It gets the vocabulary before any request."""
     tokenizer = SimTokenizer()
     spelled = [tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)]
     async with running(eos_token_ids=(IM_END_ID,), sim=SimConfig(end_token_id=IM_END_ID)) as client:
@@ -155,7 +155,7 @@ async def test_a_stopped_engine_is_killed_when_its_silence_lasts(make_request: M
         assert is_gone(lost)
 
 
-async def test_a_stopped_engine_that_goes_on_in_time_is_kept(make_request: Make) -> None:
+async def test_a_stopped_engine_that_continues_in_time_is_not_replaced(make_request: Make) -> None:
     """A pause shorter than the timeout (a debugger, a busy machine) costs nothing."""
     async with running() as client:
         (stream,) = client.open(make_request("a", [1], max_tokens=5000))
@@ -198,7 +198,7 @@ async def test_an_engine_that_breaks_at_once_is_given_up(make_request: Make) -> 
 async def test_an_error_in_a_step_reaches_every_stream_and_the_engine_comes_back(
     make_request: Make,
 ) -> None:
-    """What Python raised (out of memory, a device error) is what the clients are told."""
+    """The clients get the error that Python raised (out of memory, a device error)."""
     async with running(sim=SimConfig(time_scale=0.0, num_words=0)) as client:
         streams = [client.open(make_request(f"r{i}", [1]))[0] for i in range(5)]
         for stream in streams:
@@ -221,7 +221,7 @@ async def test_shutdown_does_not_wait_for_an_engine_that_is_coming_up() -> None:
 
 
 async def test_commands_are_answered(make_request: Make) -> None:
-    """Each gets its own reply; refusals say why; a frozen engine goes on after `Resume`."""
+    """Each gets its own reply; refusals say why; a frozen engine continues after `Resume`."""
     async with running() as client:
         await last_of(client, make_request("a", range(64)))
         dump, reset = await asyncio.gather(
@@ -241,7 +241,7 @@ async def test_commands_are_answered(make_request: Make) -> None:
 
 
 async def test_a_sleeping_engine_that_dies_comes_back_asleep(make_request: Make) -> None:
-    """What was said about pausing and sleeping holds for the next engine, until it is undone."""
+    """Pauses and sleeps hold for the next engine, until they are undone."""
     slept: list[float] = []
     config = EngineConfig("sim", None, sim=SimConfig(time_scale=0.0))
     client = EngineClient(config, None, PATIENT, slept.append)
@@ -280,7 +280,7 @@ async def replay(endpoint: str) -> list[tuple[int, list[dict[str, object]]]]:
             batches.append((int.from_bytes(number, "big"), events))
 
 
-async def test_a_new_engine_tells_its_blocks_from_the_beginning(
+async def test_a_new_engine_reports_its_blocks_from_the_beginning(
     make_request: Make, tmp_path: Path
 ) -> None:
     """Batch 0 clears what subscribers believe; the same tokens have the same names as before."""
@@ -296,7 +296,7 @@ async def test_a_new_engine_tells_its_blocks_from_the_beginning(
         signal_engine(client, signal.SIGKILL)
         await until(lambda: not client.is_alive)
         await until(lambda: client.is_alive)
-        assert [(n, told[0]["type"]) for n, told in await replay(endpoint)] == [
+        assert [(n, reported[0]["type"]) for n, reported in await replay(endpoint)] == [
             (0, "AllBlocksCleared")
         ]
         await last_of(client, make_request("a", range(64)))

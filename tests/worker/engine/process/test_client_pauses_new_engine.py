@@ -1,4 +1,4 @@
-"""A new engine is told to pause and sleep as the one before it did."""
+"""A new engine pauses and sleeps as the one before it did."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from worker.engine.process.client import Halts
         ([Pause(1), Sleep(2, 1), WakeUp(3)], [Pause(0, "keep")]),
     ],
 )
-def test_what_holds_is_said_again_and_what_was_undone_is_not(
-    told: list[Command], again: list[Command]
+def test_commands_that_hold_are_repeated_and_undone_ones_are_not(
+    reported: list[Command], again: list[Command]
 ) -> None:
     """The shortest way to the same state."""
     halts = Halts()
-    for command in told:
+    for command in reported:
         halts.note(command)
     assert halts.commands() == again
     assert halts.is_halted is bool(again)

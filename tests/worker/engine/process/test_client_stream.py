@@ -26,7 +26,7 @@ async def test_a_lagging_consumer_gets_one_merged_output() -> None:
 
 
 async def test_an_end_without_tokens_is_no_step() -> None:
-    """What counts is how many steps the tokens came in."""
+    """The number of steps that the tokens came in counts."""
     stream = RequestStream("a", [].append)
     stream.push(RequestOutput("a", []))
     stream.push(RequestOutput("a", [1, 2]))

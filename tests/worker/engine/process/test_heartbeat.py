@@ -52,7 +52,7 @@ class Kernel:
 
 @pytest.fixture
 def clock() -> Clock:
-    """A clock that stands at 100 s."""
+    """A clock that starts at 100 s."""
     return Clock()
 
 
@@ -194,7 +194,7 @@ def test_a_command_may_take_long(pulse: Pulse, clock: Clock, step: Step) -> None
 def test_a_step_that_is_known_to_be_long_does_not_stall(
     pulse: Pulse, clock: Clock, step: Step
 ) -> None:
-    """A simulator tells how long its step takes; one that says nothing is stuck as ever."""
+    """A simulator reports the duration of its step; one that does not is stuck as usual."""
     modelled = [6.0]
     pulse.follow(step, lambda: modelled[0])
     pulse.working()
@@ -208,7 +208,7 @@ def test_a_step_that_is_known_to_be_long_does_not_stall(
 def test_time_in_which_nothing_ran_is_no_steps_fault(
     pulse: Pulse, clock: Clock, step: Step
 ) -> None:
-    """The worker was stopped (Ctrl-Z, a frozen container): the step goes on from where it was."""
+    """The worker was stopped (Ctrl-Z, a frozen container): the step continues from where it was."""
     pulse.working()
     step.running = (clock.now, 1)
     clock.now += 9.0
@@ -249,7 +249,7 @@ def beats(
     [(0.0, 0.0, 18.0), (1.0, 0.0, 18.0), (0.01, 0.99, 0.0), (0.25, 0.75, 3.0), (0.0, 0.5, 8.0)],
     ids=["asleep", "endless loop", "starved", "endless loop, starved", "half of it asleep"],
 )
-def test_what_a_step_waited_for_a_core_is_not_its_fault(
+def test_waiting_for_a_core_does_not_stall_a_step(
     *,
     pulse: Pulse,
     clock: Clock,
@@ -267,7 +267,7 @@ def test_what_a_step_waited_for_a_core_is_not_its_fault(
     assert stalled <= found <= stalled + 0.25
 
 
-def test_what_a_step_waited_for_a_core_is_not_learned(
+def test_waiting_for_a_core_is_not_learned(
     pulse: Pulse, clock: Clock, step: Step, kernel: Kernel
 ) -> None:
     """After a starved step of 40 s, one that hangs is noticed as soon as before it."""
@@ -280,7 +280,7 @@ def test_what_a_step_waited_for_a_core_is_not_learned(
     assert beats(pulse, clock, kernel, 5, cpu=0.0, waited=0.0) == 3.0
 
 
-def test_what_comes_after_a_long_step_begins_when_it_ends(
+def test_the_work_after_a_long_step_begins_when_it_ends(
     pulse: Pulse, clock: Clock, step: Step
 ) -> None:
     """The outputs of a step of 30 s, which may take so long, are not out of time at once."""
@@ -299,6 +299,6 @@ def test_what_comes_after_a_long_step_begins_when_it_ends(
     ("gap", "frozen"),
     [(HEARTBEAT_SECONDS, 0.0), (1.9 * HEARTBEAT_SECONDS, 0.0), (8.0, 8.0 - HEARTBEAT_SECONDS)],
 )
-def test_a_beat_that_is_far_too_late_tells_of_a_freeze(gap: float, frozen: float) -> None:
+def test_a_beat_that_is_far_too_late_shows_a_freeze(gap: float, frozen: float) -> None:
     """A busy machine delays a beat a little; only a stopped process misses several."""
     assert frozen_seconds(50.0, 50.0 + gap) == pytest.approx(frozen)

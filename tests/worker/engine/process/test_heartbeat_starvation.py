@@ -1,4 +1,4 @@
-"""A process that waits for a core is told from one that hangs, and from one that never ends."""
+"""A process that waits for a core is distinguished from a hung and from an endless one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def threads(*times: tuple[float, float, bool]) -> Threads:
 def test_time_counts_in_which_a_thread_ran_or_all_slept(
     before: list[tuple[float, float, bool]], after: list[tuple[float, float, bool]], starved: float
 ) -> None:
-    """Of ten seconds; threads are ready, wait and run in them."""
+    """Ten seconds in which threads are ready, wait and run."""
     assert starved_seconds(10.0, threads(*before), threads(*after)) == pytest.approx(starved)
 
 
@@ -64,7 +64,7 @@ def test_time_counts_in_which_a_thread_ran_or_all_slept(
 def test_a_process_that_was_stopped_did_not_run_either(
     before: Threads | None, after: Threads | None, stopped: float, starved: float
 ) -> None:
-    """What is known from elsewhere counts where the kernel says nothing, and not beside it."""
+    """Other sources count where the kernel says nothing, and not beside it."""
     assert starved_seconds(10.0, before, after, stopped) == pytest.approx(starved)
 
 

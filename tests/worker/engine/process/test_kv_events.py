@@ -102,9 +102,9 @@ def test_a_subscriber_that_binds_gets_topic_number_and_payload(context: zmq.Cont
         first = int.from_bytes(frame, "big")
         assert (topic, len(frame)) == (b"kv@me@model", 8)
         assert 0 <= first <= events.last_sequence
-        seconds, told, rank = msgspec.msgpack.decode(payload)
+        seconds, reported, rank = msgspec.msgpack.decode(payload)
         assert (seconds, rank) == (float(first), 0)
-        assert told[0]["type"] == ("BlockStored" if first else "AllBlocksCleared")
+        assert reported[0]["type"] == ("BlockStored" if first else "AllBlocksCleared")
         number = first
         events.publish([BlockRemoved(BLOCK.digest)])
         while number < events.last_sequence:
@@ -214,7 +214,7 @@ def test_closing_sends_what_is_queued_and_may_be_repeated(
         events.close()
 
 
-def test_batches_that_nobody_will_send_count_as_dropped() -> None:
+def test_batches_that_are_never_sent_count_as_dropped() -> None:
     """A sender that failed does not fill the queue in silence."""
     with publisher() as events:
         events.publish([BlockRemoved(cast(Any, None))])  # no digest: cannot be encoded
@@ -232,5 +232,5 @@ def test_batches_that_nobody_will_send_count_as_dropped() -> None:
 def test_there_is_a_publisher_when_events_are_on_and_not_sent_to_nowhere(
     enabled: bool, name: str | None, expected: bool
 ) -> None:
-    """As in vLLM, enabling means zmq unless the publisher is `null`."""
+    """Enabling means zmq unless the publisher is `null`, as in vLLM."""
     assert publishes(KvEventsConfig(enabled, name)) is expected

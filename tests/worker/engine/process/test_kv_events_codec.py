@@ -49,7 +49,7 @@ def test_the_array_form_is_positional() -> None:
 
 @pytest.mark.parametrize("form", ["map", "array"])
 def test_extra_keys_are_untagged_and_only_sent_when_there_are_some(form: str) -> None:
-    """A salt stands in the entry of its block; blocks without keys beside it are nil."""
+    """A salt is in the entry of its block; blocks without keys beside it are nil."""
     child = BlockHash(b"\xfe" * 32, SALTED.digest, (3, 4))
     payload = EventEncoder(2, form).encode([BlocksStored((SALTED, child), None)], 0.0)
     (event,) = msgspec.msgpack.decode(payload)[1]
@@ -76,7 +76,7 @@ def test_hashes_can_be_whole_digests() -> None:
     assert (short["block_hashes"], short["parent_block_hash"]) == ([2**64 - 1], 2)
 
 
-def test_an_announcement_tells_everything_in_runs() -> None:
+def test_an_announcement_reports_everything_in_runs() -> None:
     """First that nothing is known, then chains, each as one event with its parent."""
     other = BlockHash(b"o" * 32, b"root", (5, 6))
     orphan = BlockHash(b"p" * 32, b"gone", (7, 8))

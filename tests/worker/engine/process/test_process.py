@@ -22,7 +22,7 @@ from worker.types import EngineStats, SamplingParams
 
 
 def test_the_simulator_has_a_default_cache() -> None:
-    """Without an override the pool has the simulator's size, and the model's length stands."""
+    """Without an override the pool has the simulator's size, and the model's length holds."""
     _, ready = build_core(EngineConfig("sim", None))
     assert (ready.num_blocks, ready.max_model_len) == (DEFAULT_SIM_BLOCKS, 8192)
 
@@ -46,7 +46,7 @@ def test_an_unknown_engine_is_refused_with_the_known_ones() -> None:
 def test_an_engine_drafts_as_configured(method: str) -> None:
     """A simulated echo of a prompt that repeats itself is drafted, and answered the same."""
     sim = SimConfig(mode="echo", time_scale=0.0)
-    told = {}
+    reported = {}
     for config in (None, SpeculativeConfig(method, 4, prompt_lookup_min=1)):
         core, _ = build_core(EngineConfig("sim", None, sim=sim, speculative=config))
         prompt = [300, 301, 302, 303] * 8
@@ -61,8 +61,8 @@ def test_an_engine_drafts_as_configured(method: str) -> None:
                 stats = outputs.stats
         core.shutdown()
         assert stats is not None
-        told[config is None] = (tokens, stats)
-    plain, drafted = told[True], told[False]
+        reported[config is None] = (tokens, stats)
+    plain, drafted = reported[True], reported[False]
     assert plain[0] == drafted[0] == [300, 301, 302, 303] * 6
     assert (plain[1].speculation.num_drafts, drafted[1].speculation.num_drafts > 0) == (0, True)
     assert drafted[1].speculation.num_accepted_tokens > 0
@@ -70,7 +70,7 @@ def test_an_engine_drafts_as_configured(method: str) -> None:
 
 
 def test_an_engine_without_a_drafter_runs_what_a_grammar_forces_at_once() -> None:
-    """Of the name of a field each byte is a token; all of them take a step."""
+    """Each byte of a field's name is a token; together they take one step."""
     words = [bytes((byte,)) for byte in range(256)]
     vocabulary = Vocabulary([*words, b"<end>"], [256], [256])
     sim = SimConfig(vocab_size=257, end_token_id=256, time_scale=0.0)
@@ -80,17 +80,17 @@ def test_an_engine_without_a_drafter_runs_what_a_grammar_forces_at_once() -> Non
     tokens: list[int] = []
     stats = EngineStats()
     while core.has_work:
-        told = core.step()
-        if told is not None:
-            tokens += [token for one in told.outputs for token in one.token_ids]
-            stats = told.stats
+        reported = core.step()
+        if reported is not None:
+            tokens += [token for one in reported.outputs for token in one.token_ids]
+            stats = reported.stats
     core.shutdown()
     assert re.fullmatch("[ab]longname[cd]", bytes(tokens[:-1]).decode())
     assert (stats.speculation.num_accepted_tokens, stats.scheduler.num_steps) == (8, 3)
 
 
 class Listener(EngineSocket):
-    """Keeps what it is sent, and waits for nobody."""
+    """Stores its messages, and never waits."""
 
     def __init__(self) -> None:
         self.sent: list[object] = []
@@ -105,7 +105,7 @@ class Listener(EngineSocket):
         """Nothing is open."""
 
 
-def test_what_the_user_can_mend_is_told_without_a_stack_trace(
+def test_an_error_of_the_user_is_reported_without_a_stack_trace(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A configuration that cannot work is one sentence, for the parent and in the log."""

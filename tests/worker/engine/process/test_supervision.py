@@ -43,7 +43,7 @@ def test_the_first_restart_is_immediate_and_the_next_ones_wait() -> None:
 
 
 def test_the_budget_is_spent_and_comes_back() -> None:
-    """So many restarts in ten minutes; what is longer ago is forgotten."""
+    """A number of restarts in ten minutes; older ones are forgotten."""
     budget = RestartBudget(Supervision(max_restarts=2))
     assert [budget.take(0.0), budget.take(100.0), budget.take(200.0)] == [0.0, 0.5, None]
     assert budget.take(WINDOW_SECONDS + 50.0) == 0.5

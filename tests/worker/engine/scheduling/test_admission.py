@@ -1,4 +1,4 @@
-"""Who joins: bounded bypass, longest prefix first, waiting for a sibling, coming back."""
+"""Admission: bounded bypass, longest prefix first, waiting for a sibling, coming back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Make = Callable[..., AddRequest]
 def test_smaller_ones_pass_a_head_that_does_not_fit_so_often_and_no_more(
     make_request: Make,
 ) -> None:
-    """Two pass; then nobody until the head has its room."""
+    """Two pass; then no sequence does until the head has its room."""
     engine = scheduler(num_blocks=4, max_bypasses=2)
     engine.add(make_request("runs", [9] * 5, max_tokens=6, ignore_eos=True))
     engine.add(make_request("head", [8] * 15, max_tokens=1))
@@ -75,7 +75,7 @@ def test_a_sibling_waits_for_the_prefix_that_is_being_computed(make_request: Mak
     assert advance(engine)[0] == {0: 5, 1: 5, 2: 4}
 
 
-def test_whoever_shares_is_deferred_and_counted(make_request: Make) -> None:
+def test_sequences_that_share_a_prefix_are_deferred_and_counted(make_request: Make) -> None:
     """Others are not held up; two answers wait."""
     engine = scheduler(in_batch_prefix_tokens=8)
     stem = [5] * 20
@@ -92,7 +92,7 @@ def test_whoever_shares_is_deferred_and_counted(make_request: Make) -> None:
     "sibling",
     [{"cache_salt": "x"}, {"prompt_logprobs": 0}],
 )
-def test_who_cannot_use_the_prefix_does_not_wait_for_it(
+def test_a_sequence_that_cannot_use_the_prefix_does_not_wait_for_it(
     make_request: Make, sibling: dict[str, object]
 ) -> None:
     """Another salt, or a prompt that must be run for its log probabilities."""

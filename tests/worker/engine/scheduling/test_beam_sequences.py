@@ -133,7 +133,7 @@ def test_any_batch_finds_what_each_search_finds_alone(
     orders: list[tuple[int, Command]],
     aborts: dict[int, int],
 ) -> None:
-    """Whatever limits, pool, policies, commands, aborts and neighbours; every block is free at the
+    """With any limits, pool, policies, commands, aborts and neighbours; every block is free at the
     end, and each answer has one ending.
     """
     engine = Scheduler(cache, limits, (END,))
@@ -177,10 +177,10 @@ def _run(
     outputs: dict[str, list[RequestOutput]] = {name: [] for name in named}
 
     def step() -> None:
-        told = core.step()
+        reported = core.step()
         engine.check_integrity()
         core.take_replies()
-        for output in [] if told is None else told.outputs:
+        for output in [] if reported is None else reported.outputs:
             assert not (outputs[output.request_id] and _has_ended(outputs[output.request_id]))
             outputs[output.request_id].append(output)
 
@@ -259,7 +259,7 @@ def test_beams_share_blocks_and_copy_the_last_one_to_write() -> None:
     assert [list(s.token_ids) for s in step.sequences] == [[4], [5], [6]]
     assert len(step.block_copies) == 2
     assert len({source for source, _ in step.block_copies}) == 1
-    # One beam is lost and one goes on in two: sequence 2 takes over a fork of sequence 1.
+    # One beam is lost and one continues in two: sequence 2 takes over a fork of sequence 1.
     result = {0: {4: -5.0, 5: -5.1}, 1: {4: -0.1, 5: -0.2}, 2: {4: -6.0, 5: -7.0}}
     engine.update(step, found(step, result), 0.0)
     engine.check_integrity()
@@ -272,7 +272,7 @@ def test_beams_share_blocks_and_copy_the_last_one_to_write() -> None:
 
 @pytest.mark.parametrize("failing", [0, 1])
 def test_a_beam_that_fails_ends_its_search(failing: int) -> None:
-    """Each answer says why, and neighbours go on."""
+    """Each answer says why, and neighbours continue."""
     engine = scheduler()
     engine.add(searching("a", [1, 2], 2, width=2, early_stopping=False))
     engine.add(AddRequest("b", [3], SamplingParams(4), 0.0))
@@ -301,7 +301,7 @@ def test_more_beams_than_seats_are_refused() -> None:
 
 
 def test_an_answer_given_up_midway_has_what_it_is_so_far() -> None:
-    """The search goes on for the others, and ends with the last of them."""
+    """The search continues for the others, and ends with the last of them."""
     engine = scheduler()
     engine.add(searching("a", [1, 2], 2, width=2, early_stopping=False))
     step = engine.schedule(0.0)

@@ -123,7 +123,7 @@ def test_prompts_that_can_never_run_are_refused(
 
 
 def test_an_id_in_use_is_refused_without_harm_to_its_owner(make_request: Make) -> None:
-    """The first request with the id goes on."""
+    """The first request with the id continues."""
     engine = scheduler()
     assert not engine.add(make_request("a", [1], max_tokens=1))
     (second,) = engine.add(make_request("a", [2]))
@@ -178,7 +178,7 @@ def test_without_chunks_a_prompt_runs_whole_or_not_at_all(make_request: Make) ->
 
 
 def test_a_failed_draw_ends_the_answer_and_forgets_its_blocks(make_request: Make) -> None:
-    """Its client is told why, it is counted, and none of its KV is ever a hit."""
+    """Its client gets the reason, it is counted, and none of its KV is ever a hit."""
     engine = scheduler()
     engine.add(make_request("a", range(1, 10)))
     step = engine.schedule(0.0)
@@ -190,7 +190,7 @@ def test_a_failed_draw_ends_the_answer_and_forgets_its_blocks(make_request: Make
     assert advance(engine)[0] == {1: 9}
 
 
-def test_prompt_logprobs_are_asked_for_by_the_chunk_and_told_once(make_request: Make) -> None:
+def test_prompt_logprobs_are_asked_for_by_the_chunk_and_reported_once(make_request: Make) -> None:
     """Each chunk asks for the tokens that follow its positions; a prefix hit would hide some."""
     engine = scheduler(max_num_batched_tokens=4)
     for name in ("a", "b"):

@@ -88,7 +88,7 @@ def test_ids_of_answers_are_unique(make_request: Make, branches: list[str]) -> N
 def test_an_answer_can_be_given_up_before_the_prompt_has_run(
     make_request: Make, gone: str, left: dict[str, int]
 ) -> None:
-    """The others keep their seeds, whoever of them runs the prompt."""
+    """The others keep their seeds, whichever of them runs the prompt."""
     engine = scheduler()
     engine.add(make_request("a", range(1, 7), seed=10, branches=["a1", "a2"]))
     output = engine.abort(gone)

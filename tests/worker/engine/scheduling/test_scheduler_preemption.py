@@ -1,4 +1,4 @@
-"""What happens around a preemption: the plan, the line, and how often."""
+"""Preemption: the plan, the line, and the number of times."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_victim_that_was_planned_gives_its_budget_back(make_request: Make) -> 
 
 
 def test_the_one_that_asks_may_be_the_victim(make_request: Make) -> None:
-    """Then it leaves the step itself, and those after it go on."""
+    """Then it leaves the step itself, and those after it continue."""
     engine = scheduler(num_blocks=7, block_size=1, victim="largest")
     for name, prompt in (("a", [1]), ("b", [2] * 4), ("c", [3])):
         engine.add(make_request(name, prompt, max_tokens=4))
@@ -36,7 +36,7 @@ def test_the_one_that_asks_may_be_the_victim(make_request: Make) -> None:
     assert plan(engine.schedule(0.0)) == {0: 1, 2: 1}
 
 
-def test_nobody_is_admitted_in_a_step_that_preempts(make_request: Make) -> None:
+def test_no_sequence_is_admitted_in_a_step_that_preempts(make_request: Make) -> None:
     """The room that was made is for those that run."""
     engine = scheduler(num_blocks=6, block_size=1)
     engine.add(make_request("a", [1, 2]))
@@ -130,7 +130,7 @@ def test_others_use_the_room_and_give_way_to_the_guaranteed(make_request: Make) 
 
 
 def test_a_better_class_does_not_wait_for_the_guarantees_of_a_lower_one(make_request: Make) -> None:
-    """What it may take when it asks need not be free beforehand."""
+    """Blocks that it may take when it asks need not be free beforehand."""
     engine = scheduler(num_blocks=40, block_size=4, max_model_len=160)
     engine.add(make_request("low", [1] * 8, max_tokens=120, ignore_eos=True, priority=5))
     for _ in range(policies.MAX_PREEMPTIONS):

@@ -1,4 +1,4 @@
-"""A small pool under many clients: nobody starves, nobody is preempted again and again."""
+"""A small pool under many clients: none starves, none is preempted again and again."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Client:
 
 
 class Clients:
-    """So many clients that each send a request, read the answer and send the next."""
+    """Clients that each send a request, read the answer and send the next."""
 
     def __init__(self, engine: Scheduler, rng: Random, count: int, total: int) -> None:
         self.engine = engine
@@ -55,7 +55,7 @@ class Clients:
             ]
             prompt = (rng.choice(self.stems) if rng.random() < 0.5 else []) + own
             name = str(self.num_sent)
-            # Nobody tells the engine how long the answer will be.
+            # The engine does not know how long the answer will be.
             params = SamplingParams(max_tokens=3000)
             assert not self.engine.add(AddRequest(name, prompt, params, 0.0))
             self.open[name] = Client(now, min(600, int(rng.expovariate(1 / 80)) + 1))
@@ -63,7 +63,7 @@ class Clients:
             self.left -= 1
 
     def give_up(self) -> None:
-        """Now and then somebody disconnects."""
+        """A client disconnects now and then."""
         if self.open and self.rng.random() < 0.01:
             name = self.rng.choice(sorted(self.open))
             assert self.engine.abort(name) is not None
@@ -125,7 +125,7 @@ def test_32_clients_in_200_blocks(victim: str) -> None:
     size=st.integers(1, 30),
     seed=st.integers(0, 1 << 32),
 )
-def test_nobody_starves_behind_an_endless_stream(
+def test_no_request_starves_behind_an_endless_stream(
     make_request: Make, max_bypasses: int, waiting_order: str, victim: str, size: int, seed: int
 ) -> None:
     """However many small or well cached requests keep coming, any one request has its answer after

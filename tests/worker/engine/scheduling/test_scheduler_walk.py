@@ -1,4 +1,4 @@
-"""Whatever the limits, policies, commands and timing, every answer is what it would be alone."""
+"""Under any limits, policies, commands and timing, every answer is what it would be alone."""
 
 from __future__ import annotations
 

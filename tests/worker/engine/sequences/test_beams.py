@@ -146,7 +146,7 @@ def test_a_search_ends_before_its_last_token_where_no_beam_can_win() -> None:
 
 
 def test_the_answers_so_far_are_ranked_like_answers() -> None:
-    """What an answer that is given up midway has: beams that live, and those that ended."""
+    """An answer that is given up midway has the live beams, and those that ended."""
     rules = BeamRules(
         BeamParams(2, 1.0, False), num_prompt=3, max_outputs=9, end_ids=frozenset({0})
     )

@@ -41,7 +41,7 @@ def compiler() -> Iterator[GrammarCompiler]:
 
 @pytest.fixture
 def matcher(compiler: GrammarCompiler) -> Matcher:
-    """Of one of `a` to `c`, then as many `x` as one likes."""
+    """A grammar of one of `a` to `c`, then any number of `x`."""
     return compiler.compile(regex("[abc]x*")).result().fork()
 
 
@@ -66,11 +66,11 @@ def test_there_is_a_mask_for_each_draft_and_the_state_stays(matcher: Matcher) ->
 
 
 def test_masks_are_filled_when_they_are_looked_at(matcher: Matcher) -> None:
-    """Of the outputs as they were: a device has begun the step by then."""
+    """Masks are of the outputs as they were: the device has begun the step."""
     outputs = [ord("a")]
     masks = matcher.masks(outputs[:], [*b"xx"], PLAIN)
     assert masks
-    assert matcher.forced([]) == []  # it stands before the first output still
+    assert matcher.forced([]) == []  # it is still before the first output
     assert len(masks) == 3
     assert masks[2] == masks[0]
 
@@ -84,7 +84,7 @@ def test_masks_end_at_the_first_draft_that_is_forbidden(matcher: Matcher) -> Non
 
 
 def test_a_draft_may_end_the_output(matcher: Matcher) -> None:
-    """What is behind it does not matter, and the state stays."""
+    """Later tokens do not matter, and the state stays."""
     masks = matcher.masks([ord("a")], [ord("x"), END, ord("x")], PLAIN)
     assert [allowed(mask) for mask in masks[:2]] == [{ord("x"), END, OTHER_END}] * 2
     [again] = matcher.masks([ord("a")], (), PLAIN)
@@ -106,7 +106,7 @@ def test_stop_tokens_may_be_drawn_where_the_output_may_end(matcher: Matcher) -> 
     assert (MARK in allowed(first), MARK in allowed(second)) == (False, True)
 
 
-def test_what_ends_an_output_waits_for_its_least_length(matcher: Matcher) -> None:
+def test_end_tokens_wait_for_the_minimum_length(matcher: Matcher) -> None:
     """Counted at each draft."""
     params = SamplingParams(max_tokens=9, min_tokens=3)
     masks = matcher.masks([ord("a")], [*b"xx"], params, (END, OTHER_END))
@@ -176,7 +176,7 @@ def free(name: str, **params: Any) -> AddRequest:
     return AddRequest(name, [1, 2, 3], SamplingParams(9, **params), 0.0)
 
 
-def test_a_sequence_waits_for_its_grammar_and_holds_up_nobody(
+def test_a_sequence_waits_for_its_grammar_and_holds_up_no_other(
     grammars: HeldGrammars, matcher: Matcher
 ) -> None:
     """It has no blocks; those behind it run; it runs when the grammar is there."""
@@ -290,7 +290,7 @@ def test_without_a_drafter_what_is_forced_is_verified_for_constrained_sequences_
 
 
 def test_drafts_of_a_device_are_not_cut(grammars: HeldGrammars, matcher: Matcher) -> None:
-    """Whether one is verified must not depend on what it is; masks end behind the forbidden one."""
+    """Verification must not depend on the token; masks end behind the forbidden one."""
     engine = scheduler(speculation=Speculation(NGRAM, None, True, SIZE))
     engine.attach(ConstrainedOutputs(grammars))
     engine.add(constrained("c"))
