@@ -39,14 +39,14 @@ Report = Written | Found | Lost | Left
 
 def reports(files: BlockFiles, count: int) -> list[Report]:
     """The next `count` reports."""
-    reports: list[Report] = []
+    found: list[Report] = []
 
     def has_all() -> bool:
-        reports.extend(files.take_reports())
-        return len(reports) >= count
+        found.extend(files.take_reports())
+        return len(found) >= count
 
     until(has_all)
-    return reports
+    return found
 
 
 def finished(read: DiskRead) -> bytes | None:

@@ -263,7 +263,7 @@ def test_drafts_take_at_most_the_block_that_comes_next_from_the_cache(
 
 
 @pytest.mark.parametrize(
-    ("guess", "kept"),
+    ("guess", "accepted"),
     [
         ((1000,), []),
         ((5, -1, 6), [5]),

@@ -9,7 +9,7 @@ from worker.engine.process.client import Halts
 
 
 @pytest.mark.parametrize(
-    ("told", "again"),
+    ("reported", "again"),
     [
         ([], []),
         ([ResetPrefixCache(1)], []),
