@@ -1,1 +1,1 @@
-"""The scheduler, and the arithmetic of bursts and latencies that plugins share. No I/O."""
+"""The scheduler: filters, weighted scorers and a picker for each profile. No I/O, no plugin types."""

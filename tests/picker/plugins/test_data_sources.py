@@ -20,14 +20,13 @@ def location(plugin: str, **parameters: object) -> PageLocation | None:
     [
         ("metrics-data-source", PageLocation("http", "/metrics")),
         ("models-data-source", PageLocation("http", "/v1/models")),
-        ("dcgm-data-source", PageLocation("http", "/metrics", 9400)),
         ("endpoint-notification-source", None),
     ],
 )
 def test_sources_have_the_defaults_of_the_reference(
     plugin: str, expected: PageLocation | None
 ) -> None:
-    """Plain http at the endpoint's own port, except for DCGM."""
+    """Plain http at the endpoint's own port."""
     assert location(plugin) == expected
 
 
@@ -61,11 +60,3 @@ def test_a_page_is_at_the_metrics_address_of_the_endpoint(
     """A port of the source replaces the endpoint's."""
     where = location("metrics-data-source", **parameters)
     assert where.address(endpoint) == address
-
-
-def test_an_exporter_on_the_node_needs_the_node() -> None:
-    """Without its address there is no page."""
-    where = location("dcgm-data-source", useNodeAddress=True)
-    assert where.address(Endpoint("a", "10.0.0.1", 1, node_address="10.9.0.1")) == "10.9.0.1:9400"
-    assert where.address(Endpoint("a", "10.0.0.1", 1, node_address="fd00::1")) == "[fd00::1]:9400"
-    assert where.address(Endpoint("a", "10.0.0.1", 1)) is None

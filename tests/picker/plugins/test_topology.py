@@ -1,4 +1,4 @@
-"""Nearness of endpoints to the endpoint of the previous stage."""
+"""Topology: locations from labels, and nearness to the endpoint of the previous stage."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pytest
 
 from picker.framework.attributes import PEER_ENDPOINT_KEY, Attributes, Topology
 from picker.plugins.topology import Tier, shared_tier
-from picker.types import Candidate
+from picker.scrape.sources import EndpointExtractor
+from picker.types import Candidate, Endpoint
 from tests.support.picker.plugin_scenes import configured, passed, placed
 
 PEER = Topology("h1", "r1", "z1", "g1")
@@ -112,3 +113,27 @@ def test_the_extractor_is_configurable() -> None:
     attributes[PEER_ENDPOINT_KEY] = placed("peer", attributes={"Topology/mine": Topology("h1")})
     candidates = [placed("theirs", attributes=theirs), placed("mine", attributes=mine)]
     assert passed(plugin, candidates, attributes) == ["mine"]
+
+
+def topology(endpoint: Endpoint, **parameters: str) -> object:
+    extractor = configured("topology-extractor", parameters, "where")
+    assert isinstance(extractor, EndpointExtractor)
+    return extractor.describe(endpoint)["Topology/where"]
+
+
+def test_a_location_is_read_from_labels() -> None:
+    """By the usual names, or those of the parameters; unknown tiers are empty."""
+    labels = {
+        "kubernetes.io/hostname": "h",
+        "topology.kubernetes.io/rack": "r",
+        "topology.kubernetes.io/zone": "z",
+        "nvl": "domain",
+    }
+    endpoint = Endpoint("a", "10.0.0.1", 1, labels=labels)
+    assert topology(endpoint) == Topology("h", "r", "z", "")
+    assert topology(endpoint, rack="nvl", hostname="none") == Topology("", "domain", "z", "")
+
+
+def test_the_node_address_replaces_a_missing_hostname() -> None:
+    endpoint = Endpoint("a", "10.0.0.1", 1, node_address="10.9.0.1")
+    assert topology(endpoint) == Topology("10.9.0.1")
