@@ -1,1 +1,1 @@
-"""The scheduler: filters, weighted scorers and a picker for each profile. No I/O, no plugin types."""
+"""The scheduler: filters, weighted scorers and a picker for each profile. No I/O."""
