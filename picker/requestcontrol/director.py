@@ -18,6 +18,7 @@ from random import Random
 from typing import Any
 from uuid import UUID
 
+import msgspec
 from msgspec.structs import replace
 
 from picker.decisions.decision import Decision
@@ -77,47 +78,30 @@ class Director:
 
     def begin(self, evict: Callable[[DropReason], None] | None = None, /) -> Exchange:
         """Open the exchange of a new stream; `evict` stops its request while it is under way."""
-        return Exchange(self, evict)
+        context, clock = self.context, self.context.clock
+        decision = Decision(next(context.numbers), clock(), steps=PluginSteps(clock))
+        return Exchange(self, self.pipeline, context, self.log, decision, evict)
 
 
-class Exchange:
+class Exchange(msgspec.Struct, eq=False):
     """One request as its stream sees it.
 
     Owns the resources of the request, and releases them in `finish` and nowhere else.
     """
 
-    __slots__ = (
-        "_attempt",
-        "_context",
-        "_decision",
-        "_director",
-        "_evict",
-        "_flight",
-        "_goes_at_once",
-        "_log",
-        "_pipeline",
-        "_queued_at",
-        "_response",
-        "_span",
-        "_ticket",
-    )
-
-    def __init__(self, director: Director, evict: Callable[[DropReason], None] | None) -> None:
-        context = director.context
-        self._director = director
-        self._pipeline = director.pipeline
-        self._context = context
-        self._log = director.log
-        clock = context.clock
-        self._decision = Decision(next(context.numbers), clock(), steps=PluginSteps(clock))
-        self._span: Span | None = None
-        self._evict = evict
-        self._goes_at_once = False
-        self._queued_at: float | None = None  # set when the request enters flow control
-        self._ticket: Ticket | None = None  # set when flow control admits it
-        self._flight: Flight | None = None  # set when hooks are called
-        self._attempt: EndpointAttempt | None = None  # set when the request leaves
-        self._response: Response | None = None
+    _director: Director
+    _pipeline: RequestPipeline
+    _context: RequestContext
+    _log: PluginLog
+    _decision: Decision
+    _evict: Callable[[DropReason], None] | None
+    _goes_at_once: bool = False
+    _span: Span | None = None
+    _queued_at: float | None = None  # set when the request enters flow control
+    _ticket: Ticket | None = None  # set when flow control admits it
+    _flight: Flight | None = None  # set when hooks are called
+    _attempt: EndpointAttempt | None = None  # set when the request leaves
+    _response: Response | None = None
 
     # Called by the stream
 
@@ -469,10 +453,12 @@ class Exchange:
             self._decision,
             flight,
             parser,
-            self._pipeline,
             self._context,
             self._log,
-            renamed_from=request.target_model if renamed else None,
+            self._pipeline.response_heads,
+            list(self._pipeline.response_progress),
+            request.target_model if renamed else None,
+            request.body.stream,
         )
         headers = {**result.set_headers, **hook_headers}
         if not raw.headers.get(REQUEST_ID):

@@ -12,17 +12,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TypeGuard
 
+import msgspec
 from msgspec.structs import replace
 
 from picker.decisions.decision import Decision, ResponseTimes
-from picker.framework.interfaces import Flight, Parser, ReadsResponses, ResponseReader
+from picker.decisions.steps import BoundPlugin
+from picker.framework.interfaces import (
+    Flight,
+    Parser,
+    ReadsResponses,
+    ResponseHeadHook,
+    ResponseProgressHook,
+    ResponseReader,
+)
 from picker.outliers.breaker import Answer
 from picker.requestcontrol.headers import DESTINATION_NAMESPACE, DESTINATION_SCORES, REQUEST_ID
 from picker.requestcontrol.pipeline import (
     BodylessResponseHook,
     EndpointAttempt,
     RequestContext,
-    RequestPipeline,
 )
 from picker.requestcontrol.plugin_log import PluginLog
 from picker.requestcontrol.renaming import ModelRenamer
@@ -37,61 +45,34 @@ SERVED_ENDPOINT = "x-pointsman-endpoint"
 _OF_GRPC = {"2": 500, "4": 504, "13": 500, "14": 503}
 
 
-class Response:
-    """A `ResponseTap`. Owns the measurements of the response to one request."""
+class Response(msgspec.Struct, eq=False):
+    """A `ResponseTap`. Owns the measurements of the response to one request.
 
-    __slots__ = (
-        "_content_type",
-        "_context",
-        "_decision",
-        "_ended",
-        "_first_at",
-        "_flight",
-        "_is_readable",
-        "_is_streaming",
-        "_last_at",
-        "_legs",
-        "_log",
-        "_num_bytes",
-        "_parser",
-        "_pipeline",
-        "_processing",
-        "_progress",
-        "_reader",
-        "_renamed_from",
-        "_renamer",
-        "attempt",
-        "has_body",
-    )
+    `_renamed_from` is the endpoint's model if the client asked for another one; `attempt` is set
+    when the request leaves.
+    """
 
-    def __init__(
-        self,
-        decision: Decision,
-        flight: Flight,
-        parser: Parser,
-        pipeline: RequestPipeline,
-        context: RequestContext,
-        log: PluginLog,
-        renamed_from: str | None = None,
-    ) -> None:
-        """`renamed_from` is the endpoint's model if the client asked for another one."""
-        self._decision, self._flight, self._parser = decision, flight, parser
-        self._pipeline, self._context, self._log = pipeline, context, log
-        self._renamed_from = renamed_from
-        self.attempt: EndpointAttempt | None = None  # set when the request leaves
-        self._legs: tuple[str, ...] = ()
-        self._progress = list(pipeline.response_progress)
-        self._content_type = ""
-        self._is_readable = True
-        self._is_streaming = flight.request.body.stream
-        self._reader: ResponseReader | None = None
-        self._renamer: ModelRenamer | None = None
-        self.has_body = False
-        self._num_bytes = 0
-        self._first_at: float | None = None
-        self._last_at = 0.0
-        self._processing = 0.0
-        self._ended = False
+    _decision: Decision
+    _flight: Flight
+    _parser: Parser
+    _context: RequestContext
+    _log: PluginLog
+    _heads: Sequence[BoundPlugin[ResponseHeadHook]]
+    _progress: list[BoundPlugin[ResponseProgressHook]]
+    _renamed_from: str | None
+    _is_streaming: bool
+    attempt: EndpointAttempt | None = None
+    has_body: bool = False
+    _legs: tuple[str, ...] = ()
+    _content_type: str = ""
+    _is_readable: bool = True
+    _reader: ResponseReader | None = None
+    _renamer: ModelRenamer | None = None
+    _num_bytes: int = 0
+    _first_at: float | None = None
+    _last_at: float = 0.0
+    _processing: float = 0.0
+    _ended: bool = False
 
     def acquire_legs(self, legs: Iterable[str]) -> None:
         """Count parts of the request at `legs`, the endpoints of its earlier stages."""
@@ -130,9 +111,9 @@ class Response:
         if self.attempt is not None:
             self.attempt.responded(answer_of(head), clock())
         headers: dict[str, str] = {}
-        if self._pipeline.response_heads:
+        if self._heads:
             head = replace(head, came_at_seconds=clock())
-        for bound in self._pipeline.response_heads:
+        for bound in self._heads:
             steps, log, hook = self._decision.steps, self._log, bound.plugin.response_head
             try:
                 wanted = steps.call(bound, hook, self._flight, head)
