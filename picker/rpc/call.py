@@ -13,7 +13,8 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
-from picker.rpc.budget import ByteBudget
+import msgspec
+
 from picker.rpc.calls import Abort, Metadata, Method, Receiver, RpcError, Status
 from picker.rpc.framing import PREFIX, MessageSplitter, trailers
 from picker.rpc.http2.engine import Http2Engine, Http2Stream
@@ -85,54 +86,26 @@ class _NoReceiver:
 _NO_RECEIVER: Final = _NoReceiver()
 
 
-class Call(Http2Stream):
+class Call(Http2Stream, eq=False, kw_only=True):
     """Owns the buffers of one call. Its one receiver sends with `send` and `end`."""
 
-    __slots__ = (
-        "_has_refused",
-        "_input_ended",
-        "_is_reading_paused",
-        "_messages",
-        "_outlet",
-        "_receiver",
-        "_splitter",
-        "_unacknowledged",
-        "ending",
-        "gone",
-        "head_sent",
-        "opened_at",
-        "reads_on",
-        "room",
-        "timer",
-        "unsent",
-    )
-
-    def __init__(
-        self,
-        stream_id: int,
-        send_window: int,
-        outlet: Outlet,
-        max_message_bytes: int,
-        budget: ByteBudget,
-        opened_at: float,
-    ) -> None:
-        super().__init__(stream_id, send_window)
-        self.timer: asyncio.TimerHandle | None = None  # the caller's deadline
-        self.opened_at = opened_at
-        self.head_sent = False
-        self.ending: bytes | None = None  # the header block sent last, once nothing else is unsent
-        self.gone = False  # the peer has reset the stream, or the connection is lost
-        self.reads_on = False  # messages are delivered even while much is unsent
-        self.room: asyncio.Future[None] | None = None  # a writer waits for it
-        self.unsent = bytearray()  # data that waits for the peer's window or for the transport
-        self._outlet = outlet
-        self._receiver: Receiver = _NO_RECEIVER
-        self._splitter = MessageSplitter(max_message_bytes, budget)
-        self._messages: deque[bytes] | None = None  # messages held back, while there are any
-        self._is_reading_paused = False
-        self._has_refused = False  # a message without room that has begun
-        self._unacknowledged = 0
-        self._input_ended = False
+    outlet: Outlet
+    splitter: MessageSplitter
+    opened_at: float
+    timer: asyncio.TimerHandle | None = None  # the caller's deadline
+    head_sent: bool = False
+    ending: bytes | None = None  # the header block sent last, once nothing else is unsent
+    gone: bool = False  # the peer has reset the stream, or the connection is lost
+    reads_on: bool = False  # messages are delivered even while much is unsent
+    room: asyncio.Future[None] | None = None  # a writer waits for it
+    # Data that waits for the peer's window or for the transport.
+    unsent: bytearray = msgspec.field(default_factory=bytearray)
+    _receiver: Receiver = _NO_RECEIVER
+    _messages: deque[bytes] | None = None  # messages held back, while there are any
+    _is_reading_paused: bool = False
+    _has_refused: bool = False  # a message without room that has begun
+    _unacknowledged: int = 0
+    _input_ended: bool = False
 
     # Called by the receiver
 
@@ -148,7 +121,7 @@ class Call(Http2Stream):
         """Send a message; dropped on a call that is over."""
         if self.gone or self.ending is not None:
             return
-        outlet, head = self._outlet, PREFIX.pack(0, len(message))
+        outlet, head = self.outlet, PREFIX.pack(0, len(message))
         if not self.unsent and not outlet.is_paused:
             http2 = outlet.http2
             if not self.head_sent:
@@ -168,9 +141,9 @@ class Call(Http2Stream):
         """End the call after all data is sent; no messages are received any longer."""
         if self.ending is None and not self.gone:
             self.ending = trailers(status, text) if status or text else _OK_TRAILERS
-            self._splitter.discard()
+            self.splitter.discard()
             self._messages = None
-            self._outlet.schedule(self)
+            self.outlet.schedule(self)
 
     def pause_reading(self) -> None:
         """Hold messages back until `resume_reading`."""
@@ -185,12 +158,12 @@ class Call(Http2Stream):
 
     def spawn(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run a coroutine of the receiver in a task, which the receiver may cancel."""
-        return self._outlet.spawn(coroutine)
+        return self.outlet.spawn(coroutine)
 
     @property
     def peer(self) -> str:
         """The address of the caller, for the log."""
-        return self._outlet.peer
+        return self.outlet.peer
 
     @property
     def is_congested(self) -> bool:
@@ -202,7 +175,7 @@ class Call(Http2Stream):
     def refuse(self, block: bytes) -> None:
         """Answer a request other than a gRPC call with this header block alone."""
         self.head_sent, self.ending = True, block
-        self._outlet.schedule(self)
+        self.outlet.schedule(self)
 
     def take(self, limit: int) -> bytes:
         """Take up to `limit` bytes to send."""
@@ -222,7 +195,7 @@ class Call(Http2Stream):
             self._receiver.abort(why)
             self.end(status, text)
         elif not self.gone:
-            self._outlet.schedule(self)  # the end waited for the dropped data
+            self.outlet.schedule(self)  # the end waited for the dropped data
 
     def drop(self) -> None:
         """Release everything, because the peer is gone."""
@@ -237,8 +210,8 @@ class Call(Http2Stream):
         self.gone = True
         left, self._unacknowledged = self._unacknowledged, 0
         if left:
-            self._outlet.http2.acknowledge(self, left)
-        self._splitter.discard()
+            self.outlet.http2.acknowledge(self, left)
+        self.splitter.discard()
         self._messages = None
         self.unsent.clear()
         self._receiver = _NO_RECEIVER  # which refers to this
@@ -253,12 +226,12 @@ class Call(Http2Stream):
         self._unacknowledged += flow_controlled_bytes
         if self.ending is None and not self.gone:
             try:
-                messages = self._splitter.feed(data)
+                messages = self.splitter.feed(data)
             except RpcError as failure:
                 self._fail(failure)
             else:
                 self._hand_on(messages)
-                if self._splitter.lacks_room:
+                if self.splitter.lacks_room:
                     self._catch_up()
         if self._unacknowledged >= ACKNOWLEDGE_BYTES:
             self._acknowledge()
@@ -273,12 +246,12 @@ class Call(Http2Stream):
         """Called when the peer, or a breach of the protocol, ends the stream."""
         is_unanswered = not self.head_sent and not self.unsent
         self.drop()
-        self._outlet.on_reset(self, is_unanswered)
+        self.outlet.on_reset(self, is_unanswered)
 
     def on_window(self) -> None:
         """Called when the window has grown."""
         if self.unsent:
-            self._outlet.schedule(self)
+            self.outlet.schedule(self)
 
     # Shared
 
@@ -303,7 +276,7 @@ class Call(Http2Stream):
             self._hand_on(held)
         if self.ending is not None or self.gone or self._messages is not None:
             return
-        splitter = self._splitter
+        splitter = self.splitter
         if splitter.lacks_room and not self._has_refused:
             self._has_refused = self._receiver.refuses_large_message()
             if not self._has_refused:
@@ -317,10 +290,10 @@ class Call(Http2Stream):
                 self._fail(RpcError(Status.INTERNAL, "the stream ended within a message"))
 
     def _acknowledge(self) -> None:
-        if self._messages is None and not self._splitter.lacks_room:
+        if self._messages is None and not self.splitter.lacks_room:
             count, self._unacknowledged = self._unacknowledged, 0
-            self._outlet.http2.acknowledge(self, count)
-            self._outlet.schedule_flush()
+            self.outlet.http2.acknowledge(self, count)
+            self.outlet.schedule_flush()
 
     def _fail(self, failure: RpcError) -> None:
         self._receiver.abort(Abort.BROKEN)

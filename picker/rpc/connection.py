@@ -27,7 +27,7 @@ from typing import Any, Final, TypeVar, cast
 
 from picker.rpc.call import HEAD, Call, Served
 from picker.rpc.calls import Abort, Metadata, Status
-from picker.rpc.framing import timeout_seconds
+from picker.rpc.framing import MessageSplitter, timeout_seconds
 from picker.rpc.http2.engine import Http2Engine, Http2Error
 from picker.rpc.http2.frames import ErrorCode, graceful_goaway
 from picker.rpc.http2.headers import encode_fields
@@ -235,9 +235,9 @@ class GrpcConnection(asyncio.Protocol):
 
     def on_request(self, stream_id: int, send_window: int, headers: Metadata) -> Call:
         """Open a call, or refuse another kind of request."""
-        options, budget = self._options, self._options.budget
-        now = self._last_received_at
-        call = Call(stream_id, send_window, self, options.max_message_bytes, budget, now)
+        options, now = self._options, self._last_received_at
+        splitter = MessageSplitter(options.max_message_bytes, options.budget)
+        call = Call(stream_id, send_window, outlet=self, splitter=splitter, opened_at=now)
         if headers.get(b":method") != b"POST":
             call.refuse(_NOT_POST)
         elif not headers.get(b"content-type", b"").startswith(b"application/grpc"):

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from struct import Struct
 from typing import Protocol
 
+import msgspec
 from hpack import Decoder, HPACKError, OversizedHeaderListError
 
 from picker.errors import PickerError
@@ -62,25 +63,15 @@ class Http2Error(PickerError):
     """The peer broke HTTP/2; the GOAWAY with the reason is queued."""
 
 
-class Http2Stream:
+class Http2Stream(msgspec.Struct, eq=False):
     """One open stream. The engine owns the fields; a subclass handles the events."""
 
-    __slots__ = (
-        "credit",
-        "input_closed",
-        "output_closed",
-        "receive_window",
-        "send_window",
-        "stream_id",
-    )
-
-    def __init__(self, stream_id: int, send_window: int) -> None:
-        self.stream_id = stream_id
-        self.send_window = send_window
-        self.receive_window = STREAM_WINDOW_BYTES
-        self.credit = 0  # acknowledged bytes without a window update yet
-        self.input_closed = False  # the peer sends no more
-        self.output_closed = False  # nothing more can be sent
+    stream_id: int
+    send_window: int
+    receive_window: int = STREAM_WINDOW_BYTES
+    credit: int = 0  # acknowledged bytes without a window update yet
+    input_closed: bool = False  # the peer sends no more
+    output_closed: bool = False  # nothing more can be sent
 
     def on_data(self, data: bytes, flow_controlled_bytes: int) -> None:
         """Process content; acknowledge `flow_controlled_bytes` later (padding counts)."""

@@ -105,12 +105,10 @@ BLOCK = encode_fields([(name.encode(), value.encode()) for name, value in REQUES
 HEADERS = frame(FrameType.HEADERS, END_HEADERS, 1, BLOCK)
 
 
-class Stream(Http2Stream):
-    """Writes down what happens to it, but for what changes nothing."""
+class Stream(Http2Stream, eq=False, kw_only=True):
+    """Records its events, except those without an effect."""
 
-    def __init__(self, stream_id: int, send_window: int, events: list[tuple[Any, ...]]) -> None:
-        super().__init__(stream_id, send_window)
-        self.events = events
+    events: list[tuple[Any, ...]]
 
     def on_data(self, data: bytes, flow_controlled_bytes: int) -> None:
         self.events.append(("data", self.stream_id, bytes(data), flow_controlled_bytes))
@@ -135,7 +133,7 @@ class Record:
 
     def on_request(self, stream_id: int, send_window: int, headers: Any) -> Stream:
         self.events.append(("request", stream_id, dict(headers)))
-        stream = self.streams[stream_id] = Stream(stream_id, send_window, self.events)
+        stream = self.streams[stream_id] = Stream(stream_id, send_window, events=self.events)
         return stream
 
     def on_window(self) -> None:
