@@ -120,7 +120,7 @@ def _requests(path: Path, output_tokens: int) -> Iterable[TracedRequest]:
                 return list(_azure(file))
             if first.strip() and not first.startswith("{"):
                 raise ValueError(
-                    "is no trace that is known: Mooncake's JSON lines, Azure's CSV, or a recording "
+                    "is not a known trace: Mooncake's JSON lines, Azure's CSV, or a recording "
                     "of `picker --record`"
                 )
             if '"line":"header"' not in first.replace(" ", ""):

@@ -28,7 +28,7 @@ OVERRIDE_HOST = ".OverrideHost"
 _MANAGER = ".HttpConnectionManager"
 _WORD = re.compile(r"[A-Za-z0-9]+")
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-_TOO_DEEP = "holds more within each other than a configuration does"
+_TOO_DEEP = "is nested more deeply than a configuration can be"
 _DUMP_SECONDS = 20.0  # thousands of clusters are tens of megabytes
 Version: TypeAlias = tuple[int, int, int]
 

@@ -30,8 +30,8 @@ _FLAGS: Final = """
 def build_parser() -> Parser:
     parser = Parser(
         prog="pointsman doctor",
-        description="Look at a picker, Envoys, workers and a cluster, and say what is wrong and "
-        "how to put it right. Without a flag that names something: the fleet that runs here. "
+        description="Check a picker, Envoys, workers and a cluster; report what is wrong and "
+        "how to repair it. Without a flag that names something: the fleet that runs here. "
         "Exit status: 0 nothing wrong, 1 warnings, 2 errors.",
     )
     repeated: Mapping[str, object] = {"action": "append", "default": []}

@@ -74,7 +74,7 @@ def _place(url: str) -> tuple[Address, str, str, ssl.SSLContext | None]:
     if parts.scheme == "unix":
         return PipeAddress(unquote(parts.path)), "", "localhost", None
     if parts.scheme not in _PORTS or not parts.hostname:
-        raise ValueError("that is no address: it takes http://HOST:PORT or unix:///PATH")
+        raise ValueError("that is not an address: it takes http://HOST:PORT or unix:///PATH")
     tls = None
     if parts.scheme == "https":
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -159,7 +159,7 @@ class PickerRestart:
         scene = self._scene
         try:
             await scene.until(
-                lambda: scene.knows_as_much(new, old), "the new picker did not get to know the pool"
+                lambda: scene.knows_as_much(new, old), "the new picker did not learn the pool"
             )
             scene.rotation.pickers([new.plan, old.plan])
             await scene.until(

@@ -315,7 +315,7 @@ def _least(run: _Run, results: Results, out: Out) -> bool:
     while not keeps(many):
         few, many = many, 2 * many
         if many > MAX_WORKERS_TRIED:
-            out(f"{name}: {few:,} workers do not keep it either: {'; '.join(tried[few])}")
+            out(f"{name}: {few:,} workers do not meet it either: {'; '.join(tried[few])}")
             return False
     while many - few > 1:
         middle = (few + many) // 2

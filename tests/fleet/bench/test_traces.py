@@ -115,7 +115,7 @@ def test_a_recording_of_two_runs_has_the_requests_of_both(tmp_path: Path) -> Non
     ("text", "reason"),
     [
         ("", "has no request"),
-        ("hello\n", "is no trace that is known: Mooncake's JSON lines, Azure's CSV, or"),
+        ("hello\n", "is not a known trace: Mooncake's JSON lines, Azure's CSV, or"),
         ("{}\n", "line 1: Object missing required field"),
         ("TIMESTAMP,ContextTokens\n2023-11-16 18:17:03,12\n", "is no column GeneratedTokens"),
         (AZURE + "yesterday,1,1\n", "line 4: Invalid RFC3339 encoded datetime - at `$.TIMESTAMP`"),

@@ -183,7 +183,7 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "bench: no trace": (("bench", "--trace", "/no/such"), "--trace: /no/such: No such file"),
     "bench: no such trace": (
         ("bench", "--trace", "{tmp}/broken.yaml"),
-        "is no trace that is known",
+        "is not a known trace",
     ),
     "bench: a result that is a folder": (("bench", "--json", "{tmp}"), "the name of a file"),
     "train-draft: a wrong number": (

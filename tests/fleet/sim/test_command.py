@@ -170,7 +170,7 @@ def test_an_objective_beyond_all_workers_is_reported() -> None:
     load = ["--fast", "--requests", "2", "--slo", "ttft_p50<1ms"]
     status, text = run(*load, "--find", "workers")
     assert status == 1
-    assert "do not keep it either" in text
+    assert "do not meet it either" in text
 
 
 def test_a_page_and_a_table_have_every_configuration(tmp_path: Path) -> None:
