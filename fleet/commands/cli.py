@@ -7,7 +7,8 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING
+from os import environ
+from typing import TYPE_CHECKING, NamedTuple
 
 from base.flags import Parser, add_flags, near
 from fleet.broken_pipe import status_of
@@ -17,6 +18,19 @@ if TYPE_CHECKING:
     from fleet.run.models import Progress
 
 _OURS = ("pointsman", "base", "picker", "worker", "fleet")
+
+
+class _Command(NamedTuple):
+    """A row of `_COMMANDS`. `flags_in` is the module of its `build_parser`, which is read without
+    the code that runs the command; without one its flags are in `_FLAGS`, and `add` adds positional
+    arguments. `extra` is what an installation lacks if the command cannot be imported.
+    """
+
+    about: str
+    run: Callable[[list[str]], int]
+    flags_in: str = ""
+    add: Callable[[Parser], None] = lambda _: None
+    extra: str = ""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,7 +56,7 @@ def _run(arguments: list[str]) -> int:
         if name not in _COMMANDS:
             known = "" if name.startswith("-") else near(name, _COMMANDS)
             raise UsageError(f"there is no command {name}{known} (see pointsman --help)")
-        return _COMMANDS[name](arguments[1:])
+        return _COMMANDS[name].run(arguments[1:])
     except FleetError as error:
         print(f"pointsman: {error}", file=sys.stderr)
         return error.status
@@ -51,8 +65,8 @@ def _run(arguments: list[str]) -> int:
             raise
         from fleet.extras import install_command
 
-        extra = _EXTRAS.get(name, "")
-        text = f"`pointsman {name}` needs {error.name}: {install_command(extra)}"
+        needed = install_command(_COMMANDS[name].extra)
+        text = f"`pointsman {name}` needs {error.name}: {needed}"
         print(f"pointsman: {text}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -61,19 +75,43 @@ def _run(arguments: list[str]) -> int:
 
 def _overview() -> str:
     lines = [_ABOUT, "", "usage: pointsman COMMAND [FLAG …]", ""]
-    lines += [f"  {name:<13}{text}" for name, text in _HELP.items()]
+    lines += [f"  {name:<13}{command.about}" for name, command in _COMMANDS.items()]
     return "\n".join((*lines, "", "`pointsman COMMAND --help` has the flags of a command."))
 
 
 def parser_of(name: str) -> Parser:
     """The parser of a subcommand."""
-    if name not in _FLAGS_IN:
-        parser = Parser(prog=f"pointsman {name}", description=f"{_HELP[name].capitalize()}.")
-        _ADD_ARGUMENTS.get(name, lambda _: None)(parser)
-        add_flags(parser, _FLAGS.get(name, ""))
-        return parser
-    found: Parser = import_module(_FLAGS_IN[name]).build_parser()
-    return found
+    command = _COMMANDS[name]
+    if command.flags_in:
+        found: Parser = import_module(command.flags_in).build_parser()
+        return found
+    parser = Parser(prog=f"pointsman {name}", description=f"{command.about.capitalize()}.")
+    command.add(parser)
+    add_flags(parser, _FLAGS.get(name, ""))
+    return parser
+
+
+def _calls(name: str, module: str, function: str, *others: object) -> Callable[[list[str]], int]:
+    """Create a command that calls a function with its arguments and `others`, once the flags are
+    right and its extra is installed.
+    """
+
+    def run(argv: list[str]) -> int:
+        parser_of(name).parse_args(argv)
+        if extra := _COMMANDS[name].extra:
+            _require(name, extra)
+        status: int = getattr(import_module(module), function)(argv, *others)
+        return status
+
+    return run
+
+
+def _note(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def _print_now(line: str) -> None:
+    print(line, flush=True)
 
 
 def _require(name: str, extra: str) -> None:
@@ -206,8 +244,6 @@ def _chat(argv: list[str]) -> int:
 
 def _top(argv: list[str]) -> int:
     arguments = parser_of("top").parse_args(argv)
-    from os import environ
-
     from fleet.commands.top import console_and_keyboard, top
     from fleet.run.running_picker import picker_url
 
@@ -217,8 +253,6 @@ def _top(argv: list[str]) -> int:
 
 def _explain(argv: list[str]) -> int:
     arguments = parser_of("explain").parse_args(argv)
-    from os import environ
-
     from rich.console import Console
 
     from fleet.commands.explain import ExplainOptions, explain
@@ -248,20 +282,6 @@ def _worker(argv: list[str]) -> int:
     return worker_main(argv)
 
 
-def _sidecar(argv: list[str]) -> int:
-    parser_of("sidecar").parse_args(argv)
-    from fleet.proxy.sidecar import sidecar_command
-
-    return sidecar_command(argv)
-
-
-def _front(argv: list[str]) -> int:
-    parser_of("front").parse_args(argv)
-    from fleet.proxy.front import front_command
-
-    return front_command(argv)
-
-
 def _picker(argv: list[str]) -> int:
     from picker.cli.flags import options_of
     from picker.errors import ConfigError
@@ -276,20 +296,13 @@ def _picker(argv: list[str]) -> int:
     return picker_main(argv)
 
 
-def _config(argv: list[str]) -> int:
-    parser_of("config").parse_args(argv)
-    from fleet.commands.config import config_command
-
-    return config_command(argv, print, lambda line: print(line, file=sys.stderr))
-
-
 def _replay(argv: list[str]) -> int:
     parser_of("replay").parse_args(argv)
     from rich.console import Console
 
     from fleet.commands.replay import replay_command
 
-    return replay_command(argv, Console(), lambda line: print(line, file=sys.stderr))
+    return replay_command(argv, Console(), _note)
 
 
 def _bench(argv: list[str]) -> int:
@@ -303,12 +316,6 @@ def _bench(argv: list[str]) -> int:
     return bench_command(argv, print, Console(stderr=True))
 
 
-def _plan(argv: list[str]) -> int:
-    from fleet.commands.capacity_plan import plan_command
-
-    return plan_command(argv, print)
-
-
 def _simulate(argv: list[str]) -> int:
     from fleet.sim.flags import read_settings
 
@@ -316,31 +323,10 @@ def _simulate(argv: list[str]) -> int:
     _require("simulate", "sim")
     from fleet.sim.command import simulate_command
 
-    def note(line: str) -> None:
-        print(line, file=sys.stderr)
-
-    return simulate_command(argv, lambda text: print(text, flush=True), note)
-
-
-def _fit(argv: list[str]) -> int:
-    parser_of("fit").parse_args(argv)
-    _require("fit", "sim")
-    from fleet.sim.fit import fit_command
-
-    return fit_command(argv, print)
-
-
-def _restart(argv: list[str]) -> int:
-    from os import environ
-
-    from fleet.run.control import restart_command
-
-    return restart_command(argv, environ, lambda line: print(line, flush=True))
+    return simulate_command(argv, _print_now, _note)
 
 
 def _ps(argv: list[str]) -> int:
-    from os import environ
-
     from fleet.commands.parts import ps_command
 
     parser_of("ps").parse_args(argv)
@@ -349,8 +335,6 @@ def _ps(argv: list[str]) -> int:
 
 def _logs(argv: list[str]) -> int:
     arguments = parser_of("logs").parse_args(argv)
-    from os import environ
-
     from fleet.commands.parts import LogOptions, logs_command
 
     return logs_command(LogOptions(**vars(arguments)), environ)
@@ -388,15 +372,6 @@ def _completion(argv: list[str]) -> int:
     return 0
 
 
-def _doctor(argv: list[str]) -> int:
-    parser_of("doctor").parse_args(argv)
-    from os import environ
-
-    from fleet.doctor.command import doctor_command
-
-    return doctor_command(argv, environ, lambda line: print(line, flush=True))
-
-
 def _train_draft(argv: list[str]) -> int:
     parser_of("train-draft").parse_args(argv)
     _require("train-draft", "worker")
@@ -410,8 +385,6 @@ def with_default_model(argv: list[str], is_training: bool = False) -> list[str]:
     """Complete the flags of a worker, or of a training: without a model, add the default one,
     downloaded if need be; resolve names instead of paths, also of a draft model.
     """
-    from os import environ
-
     from fleet.run.models import resolve_model, with_found_draft_model
 
     known = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -468,40 +441,6 @@ def _progress() -> Iterator[Progress]:
 
 
 _ABOUT = "An Envoy endpoint picker for LLM fleets, and the paged-KV worker behind it."
-_HELP = {
-    "up": "run Envoy, a picker and workers on this machine",
-    "restart": "restart parts of a running fleet without losing requests",
-    "ps": "list the fleets that run here, and their processes",
-    "logs": "show the logs of a running fleet",
-    "chat": "talk to a fleet in the terminal",
-    "models": "list the models that are known by name, or fetch one",
-    "top": "watch a running picker in the terminal",
-    "explain": "show why a request went to its endpoint",
-    "bench": "measure an endpoint under load",
-    "plan": "show how many replicas a load needs",
-    "simulate": "run a fleet in virtual time, with any configuration",
-    "fit": "fit a simulated worker to a run of bench",
-    "doctor": "find the problems of an installation, and their fixes",
-    "worker": "serve one model over the OpenAI API",
-    "front": "keep streams whole when their workers die, in front of a gateway",
-    "sidecar": "have prompts run by prefill workers, in front of a decode worker",
-    "picker": "run an endpoint picker for Envoy",
-    "config": "write, check or show a picker's configuration",
-    "files": "write Envoy bootstraps, systemd units, alerts and dashboards to a folder",
-    "replay": "repeat recorded decisions, also with another configuration",
-    "train-draft": "train a draft head for a model",
-    "completion": "print a script that completes commands and flags in a shell",
-    "version": "print the version",
-}
-# What the tables below cannot name: positional arguments.
-_ADD_ARGUMENTS = {
-    "chat": _add_chat,
-    "explain": _add_explain,
-    "logs": _add_logs,
-    "models": _add_models,
-    "files": _add_files,
-    "completion": _add_completion,
-}
 _PICKER = """
 --picker URL                  the picker's HTTP port; default: of the fleet that runs here, else
                               http://127.0.0.1:9090
@@ -527,50 +466,91 @@ _FLAGS = {
 --port PORT                   port of the fleet's Envoy; required if several fleets run
 """,
 }
-# Where `build_parser` is: read without what runs the command.
-_FLAGS_IN = {
-    "up": "fleet.run.up_flags",
-    "worker": "worker.cli.flags",
-    "front": "fleet.proxy.front_flags",
-    "sidecar": "fleet.proxy.sidecar_flags",
-    "picker": "picker.cli.flags",
-    "train-draft": "worker.training.flags",
-    "config": "fleet.commands.config_flags",
-    "replay": "fleet.commands.replay_flags",
-    "restart": "fleet.run.control",
-    "doctor": "fleet.doctor.flags",
-    "bench": "fleet.bench.flags",
-    "plan": "fleet.commands.capacity_plan",
-    "simulate": "fleet.sim.flags",
-    "fit": "fleet.sim.fit_flags",
+_COMMANDS = {
+    "up": _Command(
+        "run Envoy, a picker and workers on this machine",
+        _up,
+        flags_in="fleet.run.up_flags",
+        extra="sim",
+    ),
+    "restart": _Command(
+        "restart parts of a running fleet without losing requests",
+        _calls("restart", "fleet.run.control", "restart_command", environ, _print_now),
+        flags_in="fleet.run.control",
+    ),
+    "ps": _Command("list the fleets that run here, and their processes", _ps),
+    "logs": _Command("show the logs of a running fleet", _logs, add=_add_logs),
+    "chat": _Command("talk to a fleet in the terminal", _chat, add=_add_chat),
+    "models": _Command(
+        "list the models that are known by name, or fetch one", _models, add=_add_models
+    ),
+    "top": _Command("watch a running picker in the terminal", _top),
+    "explain": _Command("show why a request went to its endpoint", _explain, add=_add_explain),
+    "bench": _Command("measure an endpoint under load", _bench, flags_in="fleet.bench.flags"),
+    "plan": _Command(
+        "show how many replicas a load needs",
+        _calls("plan", "fleet.commands.capacity_plan", "plan_command", print),
+        flags_in="fleet.commands.capacity_plan",
+    ),
+    "simulate": _Command(
+        "run a fleet in virtual time, with any configuration",
+        _simulate,
+        flags_in="fleet.sim.flags",
+        extra="sim",
+    ),
+    "fit": _Command(
+        "fit a simulated worker to a run of bench",
+        _calls("fit", "fleet.sim.fit", "fit_command", print),
+        flags_in="fleet.sim.fit_flags",
+        extra="sim",
+    ),
+    "doctor": _Command(
+        "find the problems of an installation, and their fixes",
+        _calls("doctor", "fleet.doctor.command", "doctor_command", environ, _print_now),
+        flags_in="fleet.doctor.flags",
+    ),
+    "worker": _Command(
+        "serve one model over the OpenAI API", _worker, flags_in="worker.cli.flags", extra="sim"
+    ),
+    "front": _Command(
+        "keep streams whole when their workers die, in front of a gateway",
+        _calls("front", "fleet.proxy.front", "front_command"),
+        flags_in="fleet.proxy.front_flags",
+    ),
+    "sidecar": _Command(
+        "have prompts run by prefill workers, in front of a decode worker",
+        _calls("sidecar", "fleet.proxy.sidecar", "sidecar_command"),
+        flags_in="fleet.proxy.sidecar_flags",
+    ),
+    "picker": _Command("run an endpoint picker for Envoy", _picker, flags_in="picker.cli.flags"),
+    "config": _Command(
+        "write, check or show a picker's configuration",
+        _calls("config", "fleet.commands.config", "config_command", print, _note),
+        flags_in="fleet.commands.config_flags",
+    ),
+    "files": _Command(
+        "write Envoy bootstraps, systemd units, alerts and dashboards to a folder",
+        _files,
+        add=_add_files,
+    ),
+    "replay": _Command(
+        "repeat recorded decisions, also with another configuration",
+        _replay,
+        flags_in="fleet.commands.replay_flags",
+    ),
+    "train-draft": _Command(
+        "train a draft head for a model",
+        _train_draft,
+        flags_in="worker.training.flags",
+        extra="worker",
+    ),
+    "completion": _Command(
+        "print a script that completes commands and flags in a shell",
+        _completion,
+        add=_add_completion,
+    ),
+    "version": _Command("print the version", _version),
 }
-_COMMANDS: dict[str, Callable[[list[str]], int]] = {
-    "up": _up,
-    "restart": _restart,
-    "ps": _ps,
-    "logs": _logs,
-    "chat": _chat,
-    "models": _models,
-    "top": _top,
-    "explain": _explain,
-    "bench": _bench,
-    "plan": _plan,
-    "simulate": _simulate,
-    "fit": _fit,
-    "doctor": _doctor,
-    "worker": _worker,
-    "front": _front,
-    "sidecar": _sidecar,
-    "picker": _picker,
-    "config": _config,
-    "files": _files,
-    "replay": _replay,
-    "train-draft": _train_draft,
-    "completion": _completion,
-    "version": _version,
-}
-# What an installation lacks where a command cannot be imported.
-_EXTRAS = {"up": "sim", "worker": "sim", "train-draft": "worker", "simulate": "sim", "fit": "sim"}
 
 if __name__ == "__main__":
     sys.exit(main())
