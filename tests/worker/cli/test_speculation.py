@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from worker.cli.flags import build_parser, resolve
-from worker.cli.speculation import parse
+from worker.cli.speculation import LOOKUP, parse
+from worker.cli.table import FLAGS
 from worker.config import SpeculativeConfig
 from worker.errors import ConfigError
 from worker.tokenizer.checkpoint import Checkpoint
@@ -246,3 +247,7 @@ def test_any_object_is_a_configuration_or_an_error(config: dict[str, Any]) -> No
         parsed = parse(config)
         assert 1 <= parsed.num_speculative_tokens <= 128
         assert 1 <= parsed.prompt_lookup_min <= parsed.prompt_lookup_max
+
+
+def test_help_shows_the_value_that_a_fleet_gives_its_workers() -> None:
+    assert LOOKUP in " ".join(FLAGS.split())
