@@ -168,7 +168,6 @@ class Adapters(Feature):
         self._broken: list[tuple[Sequence, str]] = []
 
     def attach(self, state: EngineState) -> None:
-        """Follow the scheduler's sequences."""
         self._live = state.live
         self._max_bypasses = state.limits.max_bypasses
 
@@ -211,7 +210,6 @@ class Adapters(Feature):
                 other.num_bypassed += 1
 
     def take_failed(self) -> Seq[tuple[Sequence, str]]:
-        """Sequences whose adapters cannot be read."""
         broken, self._broken = self._broken, []
         return broken
 
@@ -229,12 +227,10 @@ class Adapters(Feature):
         self.slots.prune({adapter.number for adapter in wanted if adapter is not None})
 
     def stats(self) -> dict[str, Any]:
-        """Names of adapters in slots, and of those that requests wait for."""
         loaded = self.slots.loaded
         wanted = (s.request.adapter for s in self._live.waiting)
         awaited = {a.name: None for a in wanted if a is not None and a.name not in loaded}
         return {"adapters": AdapterStats(loaded, tuple(awaited))}
 
     def check_integrity(self, in_flight: Iterable[StepInFlight]) -> None:
-        """Check the slots against the running sequences."""
         self.slots.check_integrity(self._live.running_adapters())

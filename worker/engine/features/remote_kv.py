@@ -140,16 +140,13 @@ class RemoteKv(BackgroundFeature):
         self.bell = connector.bell
 
     def attach(self, state: EngineState) -> None:
-        """Serve the scheduler's caches from now on."""
         self._live, self._kv, self._counters = state.live, state.kv, state.counters
 
     @property
     def totals(self) -> tuple[int, ...]:
-        """Transfers since start: expired, then as `TransferCounts` has them."""
         return (self._connector.num_expired, *dataclasses.astuple(self._connector.counts))
 
     def stats(self) -> dict[str, Any]:
-        """The connector's counts, and the pulls of waiting sequences."""
         counts = self._connector.counts
         transfers = TransferStats(
             counts.num_failed,
@@ -160,7 +157,6 @@ class RemoteKv(BackgroundFeature):
         return {"transfers": transfers, "pulls": self._live.pulls()}
 
     def leave_model(self) -> None:
-        """Give and take nothing: other engines' KV is of other weights."""
         self._connector.leave_model()
 
     def close(self) -> None:

@@ -110,7 +110,6 @@ class Speculation(Feature):
         self._last_ended_seconds = -math.inf
 
     def attach(self, state: EngineState) -> None:
-        """Draft for the scheduler's sequences."""
         self._live, self._kv = state.live, state.kv
         self._max_tokens = state.limits.max_num_batched_tokens  # of a step
 
@@ -243,7 +242,6 @@ class Speculation(Feature):
         self._faulted.discard(seq_id)
 
     def stats(self) -> dict[str, Any]:
-        """The verification of all drafts since start."""
         tally = self._tally
         stats = SpeculationStats(
             tally.num_runs,

@@ -28,7 +28,6 @@ class TieredCache(BackgroundFeature):
         self.tiers: Tiers
 
     def attach(self, state: EngineState) -> None:
-        """Evicted blocks go to the tiers from now on."""
         self._live = state.live
         self.tiers = state.kv.tiers = self._make(state.kv.root, state.kv.blocks.record)
 
@@ -45,26 +44,20 @@ class TieredCache(BackgroundFeature):
         self.tiers.ended(step.step)
 
     def leave_model(self) -> None:
-        """Do without the disk from now on."""
         self.tiers.leave_disk()
 
     @property
     def totals(self) -> tuple[int, ...]:
-        """Blocks on disk and the disk's counts."""
         return self.tiers.totals
 
     def announce(self) -> Seq[CacheEvent]:
-        """Report all blocks in the tiers."""
         return self.tiers.announce()
 
     def stats(self) -> dict[str, Any]:
-        """Contents of the tiers, and pulls of waiting sequences."""
         return {"tiers": self.tiers.stats(), "pulls": self._live.pulls()}
 
     def check_integrity(self, in_flight: Iterable[StepInFlight]) -> None:
-        """Check slots, contents and orders."""
         self.tiers.check_integrity()
 
     def close(self) -> None:
-        """End the disk's threads."""
         self.tiers.close()
