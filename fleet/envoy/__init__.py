@@ -1,1 +1,6 @@
-"""The proxy in front of the fleet: its bootstrap, built from typed messages, and its binary."""
+"""The Envoy in front of the fleet; our own proxies are in `fleet.proxy`.
+
+`settings` are the values that `bootstrap` turns into a document, with `listener`, `clusters`,
+`local_replies` and `proto` for its parts. `binary` finds the program, `admin` reads and controls a
+running one, by the requests of `probe`.
+"""
