@@ -95,7 +95,7 @@ async def test_nothing_is_sent_before_the_first_token(bench: Any) -> None:
         assert await call == 200
 
 
-async def test_the_openai_client_understands_us(bench: Any) -> None:
+async def test_the_openai_client_reads_answers(bench: Any) -> None:
     """The official client reads answers, streams, errors and models."""
     async with (
         bench.listening(bench.api()) as url,
@@ -221,7 +221,7 @@ async def test_keys_guard_routes_that_cost_or_reveal(bench: Any) -> None:
     assert refused.headers["www-authenticate"] == "Bearer"
 
 
-async def test_methods_can_be_asked_for(bench: Any) -> None:
+async def test_options_lists_the_methods(bench: Any) -> None:
     async with bench.client() as client:
         known, unknown = await client.options("/ping"), await client.options("/nope")
     assert (known.status_code, known.headers["allow"]) == (200, "GET, POST, OPTIONS")
@@ -314,7 +314,7 @@ async def test_load_comes_in_a_header_when_asked_for(
     assert response.headers.get("endpoint-load-metrics") == value
 
 
-async def test_an_unexpected_error_is_counted_and_said(bench: Any) -> None:
+async def test_an_unexpected_error_is_counted_and_reported(bench: Any) -> None:
     bench.engine.steps = [KeyError("secret")]
     api = bench.api()
     async with bench.client_of(api) as client:

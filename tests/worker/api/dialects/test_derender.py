@@ -58,7 +58,9 @@ def comparable(body: dict[str, Any]) -> dict[str, Any]:
         chat("abc", n=2, return_token_ids=True),
     ],
 )
-def test_the_three_parts_of_a_chat_are_the_chat(client: httpx.Client, body: dict[str, Any]) -> None:
+def test_rendering_running_and_derendering_make_a_chat(
+    client: httpx.Client, body: dict[str, Any]
+) -> None:
     whole = answer(client, CHAT, body)
     rendered = answer(client, CHAT + "/render", body)
     generated = answer(client, GENERATE, rendered)
@@ -71,7 +73,7 @@ def test_the_three_parts_of_a_chat_are_the_chat(client: httpx.Client, body: dict
     assert comparable(parts) == comparable(whole)
 
 
-def test_the_three_parts_of_a_text_completion_are_it(client: httpx.Client) -> None:
+def test_rendering_running_and_derendering_make_a_completion(client: httpx.Client) -> None:
     body = {"model": "echo", "prompt": ["ab", "Zürich"], "seed": 1, "logprobs": 1, "max_tokens": 9}
     whole = answer(client, TEXT, body)
     rendered = answer(client, TEXT + "/render", body)

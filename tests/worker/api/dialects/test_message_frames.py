@@ -67,7 +67,7 @@ def plain(message: Any) -> Any:
         (f"{CALL}\nLast.", {}, ["tool_use", "text"], "tool_use"),
     ],
 )
-async def test_streamed_is_whole(
+async def test_a_stream_adds_up_to_the_whole_answer(
     bench: Any, text: str, settings: dict[str, Any], kinds: list[str], reason: str, size: int
 ) -> None:
     says(bench, text, size=size)
@@ -160,7 +160,7 @@ async def test_cached_tokens_are_counted_separately(bench: Any) -> None:
         (anthropic.AuthenticationError, {}, {"api_keys": ["y"]}),
     ],
 )
-async def test_errors_are_the_clients(
+async def test_errors_have_anthropics_envelope(
     bench: Any, error: type[Exception], fields: dict[str, Any], settings: dict[str, Any]
 ) -> None:
     async with client_of(bench, **settings) as client:
@@ -171,7 +171,7 @@ async def test_errors_are_the_clients(
     assert body["error"].keys() == {"type", "message"}
 
 
-async def test_the_clients_key_is_taken(bench: Any) -> None:
+async def test_anthropics_key_header_is_accepted(bench: Any) -> None:
     says(bench, "Hello.")
     async with client_of(bench, key="y", api_keys=["y"]) as client:
         assert (await client.messages.create(**ASKED)).content[0].text == "Hello."
@@ -203,7 +203,7 @@ def asked_with(place: str, mark: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("place", ["block", "line", "text", "turn"])
-async def test_a_line_that_differs_each_time_is_not_in_the_prompt(bench: Any, place: str) -> None:
+async def test_the_billing_line_is_left_out_of_the_prompt(bench: Any, place: str) -> None:
     prompts = []
     async with client_of(bench) as client:
         for mark in ("a1", "b22"):
@@ -262,7 +262,7 @@ TURNS = "{% for m in messages %}…<{{ m.role }}>{{ m.content }}{% endfor %}<ass
         ),
     ],
 )
-async def test_the_system_speaks_within_a_conversation(
+async def test_system_messages_within_a_conversation_are_read(
     bench: Any, turns: list[Any], in_place: str, folded: str
 ) -> None:
     bench.tokenizer = ByteTokenizer()

@@ -113,7 +113,7 @@ async def test_rendering_is_as_strict_as_generating(
         (CHAT, {"messages": [{"role": "user", "content": "shono " * 900}]}),
     ],
 )
-async def test_offsets_cost_no_second_look_at_the_text(
+async def test_offsets_cost_no_second_encoding(
     bench: Any, watched: Any, path: str, body: dict[str, Any]
 ) -> None:
     """Every text is encoded once, and a long one off the event loop."""

@@ -71,7 +71,7 @@ def plain(response: Any) -> Any:
         ),
     ],
 )
-async def test_streamed_is_whole(
+async def test_a_stream_adds_up_to_the_whole_answer(
     bench: Any, text: str, settings: dict[str, Any], kinds: list[str], size: int
 ) -> None:
     says(bench, text, size=size)

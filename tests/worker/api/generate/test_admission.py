@@ -22,7 +22,7 @@ async def test_a_dead_engine_admits_no_request(bench: Any) -> None:
     assert response.headers["retry-after"] == "1"
 
 
-async def test_a_full_queue_refuses(bench: Any) -> None:
+async def test_a_full_queue_refuses_requests(bench: Any) -> None:
     bench.engine.stats = EngineStats(num_running=1, num_waiting=2)
     api = bench.api(max_num_queued_reqs=2)
     async with bench.client_of(api) as client:
@@ -44,7 +44,7 @@ async def test_a_burst_is_counted_before_the_engine_knows_it(bench: Any) -> None
 
 
 @pytest.mark.parametrize(("inside", "refused"), [(0, False), (3, False), (4, True)])
-async def test_a_queue_of_none_still_uses_every_slot(
+async def test_a_queue_limit_of_zero_still_uses_every_slot(
     bench: Any, inside: int, refused: bool
 ) -> None:
     admission = bench.api(max_num_queued_reqs=0, max_num_seqs=4).admission
@@ -57,7 +57,7 @@ async def test_a_queue_of_none_still_uses_every_slot(
     assert admission.num_inside == 0
 
 
-async def test_each_of_n_counts(bench: Any) -> None:
+async def test_each_of_n_answers_counts(bench: Any) -> None:
     bench.engine.stats = EngineStats(num_running=4, num_waiting=1)
     api = bench.api(max_num_queued_reqs=3, max_num_seqs=4)
     async with bench.client_of(api) as client:
@@ -72,7 +72,7 @@ async def test_each_of_n_counts(bench: Any) -> None:
     assert api.admission.num_inside == 0
 
 
-async def test_a_backlog_of_tokens_refuses(bench: Any) -> None:
+async def test_a_backlog_of_tokens_refuses_requests(bench: Any) -> None:
     """Prompt tokens that wait are bounded; alone, a request of any length is let in."""
     bench.engine.steps = [go := asyncio.Event(), *bench.engine.steps]
     api = bench.api(max_num_queued_tokens=10)
@@ -91,7 +91,7 @@ async def test_a_backlog_of_tokens_refuses(bench: Any) -> None:
     assert api.admission.num_queued_tokens == 0
 
 
-async def test_a_lack_of_memory_refuses(bench: Any) -> None:
+async def test_a_lack_of_memory_refuses_requests(bench: Any) -> None:
     api = bench.api()
     guard = MemoryGuard(100, lambda: 101, lambda: 0.0)
     admission = Admission(
@@ -103,7 +103,7 @@ async def test_a_lack_of_memory_refuses(bench: Any) -> None:
     assert 'reason="memory"} 1\n' in api.page()
 
 
-async def test_draining_refuses_and_waits_for_those_inside(bench: Any) -> None:
+async def test_a_draining_worker_refuses_new_requests_and_finishes_running_ones(bench: Any) -> None:
     """New requests get 503 while the running one finishes; then the worker is idle."""
     go = asyncio.Event()
     bench.engine.steps = [go, *bench.engine.steps]
@@ -121,7 +121,7 @@ async def test_draining_refuses_and_waits_for_those_inside(bench: Any) -> None:
     assert await api.admission.wait_idle(0)
 
 
-def test_memory_is_read_now_and_then() -> None:
+def test_memory_is_read_four_times_a_second() -> None:
     """A reading counts for a quarter of a second; without a limit nothing is read."""
     readings = [100, 200, 50]
     now = [0.0]

@@ -41,7 +41,7 @@ def test_counts_and_times_come_from_the_last_output(bench: Any) -> None:
     assert (record.reason, subject.num_cached) == (FinishReason.LENGTH, 2)
 
 
-def test_a_choice_that_got_nothing_is_an_abort() -> None:
+def test_a_choice_without_output_is_an_abort() -> None:
     """A client that leaves before the first token leaves no times behind."""
     record = choice().record(9.0)
     assert (record.reason, record.first_token_seconds) == (FinishReason.ABORT, None)

@@ -123,7 +123,7 @@ def test_facts_that_were_asked_for_are_in_the_frames(
     assert place["prompt_token_ids"] == [3]
 
 
-def test_a_chat_that_goes_on_begins_with_what_it_continues() -> None:
+def test_a_continued_chat_begins_with_its_last_message() -> None:
     """The role is the last speaker's, and the echoed text comes first."""
     frames = ChatFrames(HEAD, PromptFacts(text="<p>"), role="user", echo="I am")
     role, echoed = (

@@ -231,7 +231,7 @@ def test_a_stream_of_runs_says_what_the_body_says(
     assert frames["ends"] == [(choice["finish_reason"], choice["stop_reason"])]
 
 
-async def test_usage_goes_on_with_every_frame(bench: Any) -> None:
+async def test_usage_grows_with_every_frame(bench: Any) -> None:
     bench.engine.steps = [bench.say("a"), bench.say("bcd"), bench.say("efENDgh")]
     options = {"include_usage": True, "continuous_usage_stats": True}
     asked_for = {"prompt": "a", "stream": True, "stop": "END", "stream_options": options}
@@ -240,7 +240,7 @@ async def test_usage_goes_on_with_every_frame(bench: Any) -> None:
     assert [f["usage"]["completion_tokens"] for f in frames] == [4, 9, 9]  # the first is held back
 
 
-async def test_a_stop_string_comes_before_whatever_ended_the_sequence_later(bench: Any) -> None:
+async def test_a_stop_string_precedes_later_ends(bench: Any) -> None:
     """A run with the match and the server's own abort is an answer, as it was when the match
     came; without the match it is an error.
     """

@@ -49,7 +49,7 @@ async def test_logprobs_come_with_their_tokens_exactly_once(bench: Any) -> None:
     assert [len(c["logprobs"]["content"]) for c in choices] == [1] * len(choices)
 
 
-async def test_text_offsets_go_on_over_the_frames(bench: Any) -> None:
+async def test_text_offsets_continue_over_the_frames(bench: Any) -> None:
     """The frames of a text completion count characters from the start of the answer."""
     bench.engine.steps = [
         bench.say("ab", logprobs=[bench.logprob("a", ("z", -2.0)), bench.logprob("b")]),

@@ -55,7 +55,7 @@ async def test_aborts_reach_every_sequence_of_a_response(
     assert bench.engine.aborted == stopped
 
 
-async def test_closed_sequences_are_forgotten(subject: Any, bench: Any) -> None:
+async def test_closed_sequences_leave_the_list(subject: Any, bench: Any) -> None:
     engine, _ = subject
     (stream,) = engine.open(request("cmpl-a-0-1f"))
     stream.close()
@@ -96,7 +96,7 @@ class Compared(str):
     __hash__ = str.__hash__
 
 
-async def test_many_ids_cost_one_look_at_what_is_open(subject: Any, bench: Any) -> None:
+async def test_many_ids_cost_one_pass_over_open_sequences(subject: Any, bench: Any) -> None:
     """Ids are looked up, not compared one by one with everything that is open."""
     engine, _ = subject
     for n in range(50):

@@ -49,7 +49,7 @@ async def test_tokens_can_be_named_by_their_ids(bench: Any) -> None:
     assert names == [["token_id:97"], ["token_id:97"], ["a"]]
 
 
-async def test_prompt_logprobs_stand_where_each_endpoint_has_them(bench: Any) -> None:
+async def test_prompt_logprobs_are_where_each_endpoint_has_them(bench: Any) -> None:
     bench.engine.steps = [
         bench.say([], prompt_logprobs=[bench.logprob("y", ("q", -1.0))]),
         bench.say("a", prompt_logprobs=[bench.logprob("z")]),

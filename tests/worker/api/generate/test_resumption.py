@@ -105,7 +105,7 @@ def same_calls(stream: bytes) -> bytes:
 
 @pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize("case", CASES)
-async def test_it_goes_on_after_every_mark(bench: Any, case: str, size: int) -> None:
+async def test_a_stream_continues_after_every_mark(bench: Any, case: str, size: int) -> None:
     script(bench, CASES[case][1], size)
     async with client_of(bench, case) as client:
         state, stream = await ask(client, case, {})
@@ -119,7 +119,7 @@ async def test_it_goes_on_after_every_mark(bench: Any, case: str, size: int) -> 
             assert same_calls(text + MARK.sub(b"", rest)) == same_calls(whole)
 
 
-async def test_one_that_has_not_begun_begins_anew_under_its_id(bench: Any) -> None:
+async def test_a_stream_that_has_not_begun_starts_under_its_id(bench: Any) -> None:
     script(bench, "hi", 1)
     async with client_of(bench, "chat") as client:
         state, stream = await ask(client, "chat", {})

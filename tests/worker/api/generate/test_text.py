@@ -60,7 +60,7 @@ async def test_the_number_of_documents_is_bounded() -> None:
         (TokenizeRequest(continue_final_message=True, add_generation_prompt=False), False),
     ],
 )
-def test_a_prompt_opens_a_turn_unless_the_last_one_goes_on(
+def test_a_prompt_opens_a_turn_unless_the_last_one_continues(
     options: TokenizeRequest, opens: bool
 ) -> None:
     assert opens_a_turn(options) is opens

@@ -239,7 +239,7 @@ async def test_marks_that_are_control_tokens_are_seen(bench: Any, skip: bool) ->
     assert body["choices"][0]["message"]["content"] == f"Hi{inner}oops"
 
 
-async def test_a_conversation_with_tools_goes_on(bench: Any) -> None:
+async def test_a_conversation_with_tools_continues(bench: Any) -> None:
     """The answer and the tool's result reach the template in the next turn, as the model wrote
     them; `/tokenize` counts the same prompt.
     """
@@ -267,7 +267,7 @@ async def test_a_conversation_with_tools_goes_on(bench: Any) -> None:
     assert counted["count"] == body["usage"]["prompt_tokens"]
 
 
-async def test_a_template_may_want_arguments_as_text(bench: Any) -> None:
+async def test_a_template_may_take_arguments_as_text(bench: Any) -> None:
     bench.template_source = (
         "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}"
         "{{ c.function.name + c.function.arguments }}{% endfor %}|{% endfor %}"
@@ -278,7 +278,7 @@ async def test_a_template_may_want_arguments_as_text(bench: Any) -> None:
     assert body["prompt_text"] == 'hi|f{"a":1}|'
 
 
-async def test_no_tool_may_be_wanted(bench: Any) -> None:
+async def test_tool_choice_none_needs_no_parser(bench: Any) -> None:
     """`tool_choice: "none"` needs no parser: the prompt has the tools, and text stays text."""
     says(bench, CALL)
     body = await answer(bench, tool_choice="none", return_prompt_text=True)

@@ -128,7 +128,7 @@ async def test_ambiguous_requests_are_refused(bench: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("target", [b"worker:443", b"[::1]:443", b"/health", b"*"])
-async def test_it_is_no_proxy(bench: Any, target: bytes) -> None:
+async def test_connect_is_refused(bench: Any, target: bytes) -> None:
     """CONNECT is a 405 that names the methods there are, and the end of the connection."""
     async with peers(bench) as [peer]:
         peer.send(b"CONNECT " + target + b" HTTP/1.1\r\n" + HOST + b"\r\n" + GET)
@@ -148,7 +148,7 @@ async def test_an_unreadable_target_is_named(bench: Any, target: bytes) -> None:
     assert b"callback" not in body
 
 
-async def test_half_a_connection_is_enough_to_read(bench: Any) -> None:
+async def test_a_half_closed_connection_gets_cheap_answers(bench: Any) -> None:
     """Pipelined requests that only read are answered after the client closed its half."""
     async with peers(bench) as [peer]:
         peer.send(GET * 3)
@@ -158,7 +158,7 @@ async def test_half_a_connection_is_enough_to_read(bench: Any) -> None:
     assert received.count(b"connection: close") == 1
 
 
-async def test_half_a_connection_does_not_generate(bench: Any) -> None:
+async def test_a_half_closed_connection_does_not_generate(bench: Any) -> None:
     """A client that left looks the same, and what it asked for is aborted; so is what it pipelined
     something else behind.
     """
@@ -172,7 +172,7 @@ async def test_half_a_connection_does_not_generate(bench: Any) -> None:
             await bench.engine.saw_abort.wait()
 
 
-async def test_a_cut_answer_is_no_error_of_ours(
+async def test_a_cut_answer_is_no_server_error(
     bench: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench.engine.steps = [bench.say("x"), bench.say("", FinishReason.ERROR, error="broken")]

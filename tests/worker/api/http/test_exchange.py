@@ -52,7 +52,7 @@ async def test_a_body_in_pieces_is_joined() -> None:
 
 
 @pytest.mark.looptime
-async def test_a_body_has_its_time() -> None:
+async def test_a_slow_body_times_out() -> None:
     loop = asyncio.get_running_loop()
 
     async def receive() -> Message:
@@ -175,7 +175,7 @@ async def test_both_sizes_are_known() -> None:
     assert (subject.num_body_bytes, subject.num_reply_bytes, subject.status) == (2, 8, 200)
 
 
-async def test_a_client_that_leaves_while_sending_is_gone() -> None:
+async def test_a_client_that_leaves_while_sending_raises() -> None:
     parts: list[Message] = [
         {"type": "http.request", "body": b"ab", "more_body": True},
         {"type": "http.disconnect"},
@@ -184,7 +184,7 @@ async def test_a_client_that_leaves_while_sending_is_gone() -> None:
         await exchange(parts, []).json_body(10)
 
 
-async def test_waiting_for_the_end_skips_what_else_comes() -> None:
+async def test_waiting_for_a_disconnect_skips_other_messages() -> None:
     parts: list[Message] = [{"type": "http.request"}, {"type": "http.disconnect"}]
     with pytest.raises(ClientGoneError):
         await exchange(parts, []).disconnected()

@@ -244,7 +244,7 @@ async def test_a_prompt_is_truncated_when_asked(bench: Any) -> None:
     assert (len(request.prompt_token_ids), request.params.max_tokens) == (60, 4)
 
 
-async def test_a_chat_can_go_on_with_its_last_message(bench: Any) -> None:
+async def test_a_chat_can_continue_its_last_message(bench: Any) -> None:
     """`continue_final_message` leaves the turn open, and `echo` shows what it began with."""
     messages = [*USER, {"role": "assistant", "content": "well said"}]
     body = {"messages": messages, "continue_final_message": True, "echo": True}
@@ -311,7 +311,7 @@ async def test_each_mistake_is_named(
 
 
 @pytest.mark.parametrize("path", [TEXT, "/inference/v1/generate"])
-async def test_workers_of_a_room_do_their_part_of_one_body(bench: Any, path: str) -> None:
+async def test_two_workers_of_a_room_share_one_body(bench: Any, path: str) -> None:
     """The one runs the prompt and draws one token, the other takes the KV and answers."""
     sampling: dict[str, Any] = {"max_tokens": 7, "min_tokens": 3}
     body: dict[str, Any] = {"prompt": [1, 2, 3], **sampling}
@@ -539,7 +539,7 @@ def test_a_prompt_is_truncated_at_the_side_asked_for(
         (101, "truncate_prompt_tokens"),
     ],
 )
-def test_senseless_truncations_are_refused(asked: int, param: str | None) -> None:
+def test_invalid_truncations_are_refused(asked: int, param: str | None) -> None:
     with pytest.raises(RequestError, match="truncate_prompt_tokens") as caught:
         checks.truncated([1], asked, None, 1, LIMITS)
     assert caught.value.param == param

@@ -101,7 +101,7 @@ async def test_a_context_can_be_filled(bench: Any) -> None:
     assert len(bench.engine.requests[-1].prompt_token_ids) == 64
 
 
-async def test_openais_client_reads_them(bench: Any) -> None:
+async def test_openais_client_reads_embeddings(bench: Any) -> None:
     async with (
         bench.listening(bench.api(embedding_size=4)) as url,
         openai.AsyncOpenAI(base_url=url + "/v1", api_key="x", max_retries=0) as client,
@@ -111,7 +111,7 @@ async def test_openais_client_reads_them(bench: Any) -> None:
     assert math.hypot(*answer.data[1].embedding) == pytest.approx(1)
 
 
-async def test_they_are_counted_as_other_requests(bench: Any) -> None:
+async def test_embeddings_are_counted_like_other_requests(bench: Any) -> None:
     api = bench.api(embedding_size=4)
     async with bench.client_of(api) as client:
         await client.post(PATH, json={"input": "a"})

@@ -51,7 +51,7 @@ def api(bench: Any, **settings: object) -> Any:
     return bench.api(kv_role="kv_consumer", pd_proxy=True, **settings)
 
 
-async def test_the_leg_is_the_sidecars(bench: Any, prefiller: Server) -> None:
+async def test_the_prefill_leg_is_that_of_the_sidecar(bench: Any, prefiller: Server) -> None:
     headers = {"x-prefiller-host-port": prefiller.address, "authorization": "Bearer ü".encode()}
     async with bench.client_of(api(bench)) as client:
         body = {**ASKED, "min_tokens": 2, "stream": True, "unheard_of": 1}
@@ -98,7 +98,7 @@ async def test_only_allowed_prefillers_are_asked(bench: Any, prefiller: Server) 
     assert bench.engine.requests == []
 
 
-async def test_a_client_does_not_say_where_kv_is_taken_from(bench: Any) -> None:
+async def test_a_client_cannot_name_a_source_of_kv(bench: Any) -> None:
     async with bench.client_of(api(bench)) as client:
         body = json.dumps({**ASKED, "kv_transfer_params": STORED, "x": 7})
         # 1e999 is more than a number can be.

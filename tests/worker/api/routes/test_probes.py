@@ -44,7 +44,9 @@ async def test_health_follows_the_engine(bench: Any, alive: bool) -> None:
         ({"stats": EngineStats(is_paused=True)}, None),
     ],
 )
-async def test_ready_says_why_not(bench: Any, fault: dict[str, Any], reason: str | None) -> None:
+async def test_the_readiness_probe_names_the_reason(
+    bench: Any, fault: dict[str, Any], reason: str | None
+) -> None:
     """Empty and 200, or a 503 whose error has the reason; an engine that sleeps is healthy."""
     for name, value in fault.items():
         setattr(bench.engine, name, value)
@@ -160,6 +162,6 @@ async def test_event_sources_are_listed(bench: Any) -> None:
     }
 
 
-async def test_the_documentation_is_pointed_to(bench: Any) -> None:
+async def test_docs_point_to_the_document(bench: Any) -> None:
     async with bench.client() as client:
         assert "/openapi.json" in (await client.get("/docs")).text

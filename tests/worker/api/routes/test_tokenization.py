@@ -56,7 +56,7 @@ async def test_a_text_has_ids_and_names(bench: Any) -> None:
     ],
     ids=lambda value: str(value)[:40],
 )
-async def test_wrong_questions_are_refused(bench: Any, path: str, body: dict[str, Any]) -> None:
+async def test_wrong_bodies_are_refused(bench: Any, path: str, body: dict[str, Any]) -> None:
     response = await bench.post(path, body)
     assert response.status_code in (400, 404)
     if path == "/detokenize":

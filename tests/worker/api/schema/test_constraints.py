@@ -266,7 +266,7 @@ async def test_the_engine_gets_the_grammar(bench: Any, path: str) -> None:
     assert len(request.branch_ids) == 1
 
 
-async def test_a_rendered_request_keeps_what_it_must_match(bench: Any) -> None:
+async def test_a_rendered_request_keeps_its_constraint(bench: Any) -> None:
     body = {
         "messages": [{"role": "user", "content": "hi"}],
         "response_format": TAG,

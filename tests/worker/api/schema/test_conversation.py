@@ -173,7 +173,7 @@ def test_an_assistants_reasoning_reaches_the_template() -> None:
         {"role": "assistant", "reasoning": "a", "reasoning_content": "b"},
     ],
 )
-def test_reasoning_that_is_nobodys_is_refused(fields: dict[str, str]) -> None:
+def test_reasoning_of_other_roles_is_refused(fields: dict[str, str]) -> None:
     """Only assistants reason, and in one way at a time."""
     with pytest.raises(RequestError) as caught:
         template_messages([ChatMessage(**fields)])

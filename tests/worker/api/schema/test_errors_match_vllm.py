@@ -19,7 +19,7 @@ ROWS = {row["name"]: row for row in TABLE["rows"]}
 
 
 @pytest.mark.parametrize("name", ROWS)
-async def test_errors_are_vllms(bench: Any, name: str) -> None:
+async def test_errors_match_vllms(bench: Any, name: str) -> None:
     """Status, type, param and code, or the difference that the table has."""
     row = ROWS[name]
     async with bench.client(max_model_len=128, vocab_size=49152) as client:

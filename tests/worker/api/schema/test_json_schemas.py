@@ -106,7 +106,7 @@ def test_times_have_no_leap_seconds() -> None:
         assert not has_form("time", text)
 
 
-def test_forms_stand_beside_what_else_a_schema_says() -> None:
+def test_formats_are_combined_with_other_keywords() -> None:
     date = enforceable({"format": "date"})["allOf"]
     inner = {"format": "date", "allOf": [{"minLength": 3}]}
     found = enforceable({"properties": {"format": inner}, "const": inner})
@@ -182,7 +182,7 @@ def test_other_look_arounds_stay_as_they_are(pattern: str) -> None:
         (r"[^\S\n][^\D]\]\s", r"[^[^\t-\r\x20]\n][^[^0-9]]\][\t-\r\x20]"),
     ],
 )
-def test_classes_let_in_what_is_of_ascii(pattern: str, expected: str) -> None:
+def test_classes_match_ascii_only(pattern: str, expected: str) -> None:
     assert patterns_of(pattern) == [expected]
     assert enforceable({"patternProperties": {pattern: {}}})["patternProperties"] == {expected: {}}
 

@@ -130,7 +130,7 @@ def peer(
     return kv_peer(fields, given, header, role, address)
 
 
-def test_the_more_exact_word_says_whom_to_ask() -> None:
+def test_the_most_specific_source_of_kv_wins() -> None:
     """A resumed stream's own worker, else the body's, else the picker's, whose KV is as far from
     its HTTP port as ours, or at a port that was given.
     """

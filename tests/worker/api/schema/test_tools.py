@@ -142,7 +142,7 @@ def test_required_calls_are_an_array(answer: object, right: bool) -> None:
     )
 
 
-def test_one_call_may_be_all_that_is_wanted() -> None:
+def test_parallel_tool_calls_can_be_switched_off() -> None:
     fields = {"tools": [tool("f")], "tool_choice": "required", "parallel_tool_calls": False}
     call = {"name": "f", "parameters": {}}
     validator = jsonschema.Draft202012Validator(schema_of(**fields))

@@ -437,7 +437,7 @@ def test_a_malformed_call_is_content(tool_format: str, text: str) -> None:
     assert parse(text, tool_format) == parsed
 
 
-def test_a_call_in_python_is_sent_once_it_is_one() -> None:
+def test_a_call_in_python_is_sent_once_it_is_certain() -> None:
     for text in ("[now('x')]", "[now(a=1, 'x')]", "[now(a=1, b=c)]"):
         assert parse(text, "pythonic") == Parsed(content=text)
     cut = parse("[now(a=1, b=[2", "pythonic", truncated=True)
@@ -562,7 +562,7 @@ def test_arguments_come_as_they_are_written() -> None:
     assert parser.num_calls == 0
 
 
-def test_only_the_first_call_is_wanted() -> None:
+def test_only_the_first_call_is_returned_without_parallel_calls() -> None:
     """`parallel_tool_calls: false` leaves others out; text stays."""
     text = CASES["hermes, text around two"].text
     parsed = parse(text, "hermes", only_one=True)
