@@ -18,6 +18,7 @@ from worker.api.generate.frames import (
     Ending,
     ResponseHead,
     TokenCounts,
+    encode,
     in_order,
 )
 from worker.api.schema.answers import TOOL_CALLS_ENDED, Count
@@ -25,7 +26,6 @@ from worker.api.tools.writer import CallDelta
 from worker.types import FinishReason
 
 Json = dict[str, Any]
-_encode = msgspec.json.Encoder().encode
 _StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
@@ -105,7 +105,7 @@ class MessageFrames:
         [answer] = answers
         self._add(answer.text, answer.reasoning, answer.calls)
         self._end(answer.ending)
-        return _encode(self._message(self._blocks, answer.ending, _usage(usage)))
+        return encode(self._message(self._blocks, answer.ending, _usage(usage)))
 
     def _message(
         self, blocks: list[ContentBlock], ending: Ending | None, usage: MessagesUsage
@@ -179,7 +179,7 @@ class MessageFrames:
         self._open = None
 
     def _emit(self, kind: str, **fields: Any) -> None:
-        data = _encode({"type": kind, **fields})
+        data = encode({"type": kind, **fields})
         self._events.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), data))
 
     def _take(self) -> bytes:

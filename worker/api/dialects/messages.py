@@ -14,7 +14,7 @@ from worker.api.dialects.message_frames import Message, MessageFrames
 from worker.api.generate.prepared import Prepared
 from worker.api.http.arrival import Arrival
 from worker.api.http.exchange import ErrorForm, Exchange
-from worker.api.http.field_errors import fields_named, malformed, refused
+from worker.api.http.field_errors import fields_named, malformed, needed, refused
 from worker.api.routes.generation import GenerationRoutes, answered_by
 from worker.api.schema.answers import Count
 from worker.api.schema.parse import Whole, decode_supported, hint, refuse_unsupported, shown
@@ -344,16 +344,16 @@ def _turns(role: str, blocks: list[str | Block], place: str) -> list[ChatMessage
         block = Block(type="text", text=given) if isinstance(given, str) else given
         _check_block(block, role, where)
         if block.type == "text":
-            texts.append(ContentPart("text", _needed(block.text, f"{where}.text")))
+            texts.append(ContentPart("text", needed(block.text, f"{where}.text")))
         elif block.type == "thinking":
-            thought = _needed(block.thinking, f"{where}.thinking")
+            thought = needed(block.thinking, f"{where}.thinking")
             turn.reasoning = (turn.reasoning or "") + thought
         elif block.type == "tool_use":
-            name = _needed(block.name, f"{where}.name")
+            name = needed(block.name, f"{where}.name")
             function = CalledFunction(name, json.dumps(block.input or {}))
             calls.append(SentCall(function, id=block.id, type="function"))
         elif block.type == "tool_result":
-            call_id = _needed(block.tool_use_id, f"{where}.tool_use_id")
+            call_id = needed(block.tool_use_id, f"{where}.tool_use_id")
             content = _result(block.content, f"{where}.content")
             results.append(ChatMessage(role="tool", tool_call_id=call_id, content=content))
     turn.tool_calls = calls or None
@@ -395,12 +395,6 @@ def _result(content: str | list[str | Json] | None, place: str) -> str:
             raise RequestError(f"{place}[{n}]: {reason}", param=f"{place}[{n}]")
         texts.append(text)
     return "\n".join(texts)
-
-
-def _needed(value: str | None, place: str) -> str:
-    if value is None:
-        raise malformed(f"Missing required field `{place}`", place)
-    return value
 
 
 class CountedTokens(msgspec.Struct):

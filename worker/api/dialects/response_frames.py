@@ -21,6 +21,7 @@ from worker.api.generate.frames import (
     Ending,
     ResponseHead,
     TokenCounts,
+    encode,
     in_order,
 )
 from worker.api.schema.answers import Count
@@ -28,7 +29,6 @@ from worker.api.tools.writer import CallDelta
 from worker.types import FinishReason
 
 Json = dict[str, Any]
-_encode = msgspec.json.Encoder().encode
 
 
 class ResponsePart(msgspec.Struct, kw_only=True):
@@ -158,12 +158,12 @@ class ResponseFrames:
         [answer] = answers
         self._add(answer.text, answer.reasoning, answer.calls, answer.logprobs)
         self._end(answer.ending)
-        return _encode(self._response(self._status(), usage, metrics))
+        return encode(self._response(self._status(), usage, metrics))
 
     def _emit(self, kind: str, **fields: Any) -> None:
         event = {"type": kind, "sequence_number": self._next_event, **fields}
         self._next_event += 1
-        self._events.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), _encode(event)))
+        self._events.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), encode(event)))
 
     def _take(self) -> bytes:
         frames, self._events = b"".join(self._events), []

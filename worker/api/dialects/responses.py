@@ -15,7 +15,7 @@ from msgspec import UNSET
 from worker.api.dialects.response_frames import Response, ResponseFrames
 from worker.api.generate.prepared import Prepared
 from worker.api.http.arrival import Arrival
-from worker.api.http.field_errors import fields_named, malformed, refused
+from worker.api.http.field_errors import fields_named, malformed, needed, refused
 from worker.api.routes.generation import GenerationRoutes, answered_by
 from worker.api.schema.conversation import PART_TEXTS, Parts, texts_of, thoughts_of
 from worker.api.schema.parse import Whole, decode_supported, hint, refuse_unsupported, shown
@@ -280,11 +280,11 @@ def _messages(request: ResponsesRequest) -> list[ChatMessage]:
             raise refused(f"{place}.type", reason)
         if kind == "function_call_output":
             output = "" if item.output is None else _text(item.output, f"{place}.output")
-            call_id = _needed(item.call_id, f"{place}.call_id")
+            call_id = needed(item.call_id, f"{place}.call_id")
             messages.append(ChatMessage(role="tool", tool_call_id=call_id, content=output))
             turn = None
         elif kind == "message" and item.role != "assistant":
-            role, content = _needed(item.role, f"{place}.role"), item.content
+            role, content = needed(item.role, f"{place}.role"), item.content
             if role not in _ROLES:
                 reason = f"{place}.role must be one of {', '.join(_ROLES)}, got '{shown(role)}'"
                 raise malformed(reason, f"{place}.role")
@@ -315,15 +315,9 @@ def _extend(turn: ChatMessage, item: InputItem, kind: str, place: str) -> None:
         if isinstance(item.content, list):
             turn.reasoning = (turn.reasoning or "") + thoughts_of(item.content)
     else:
-        function = CalledFunction(_needed(item.name, f"{place}.name"), item.arguments)
+        function = CalledFunction(needed(item.name, f"{place}.name"), item.arguments)
         call = SentCall(function, id=item.call_id, type="function")
         turn.tool_calls = [*(turn.tool_calls or ()), call]
-
-
-def _needed(value: str | None, place: str) -> str:
-    if value is None:
-        raise malformed(f"Missing required field `{place}`", place)
-    return value
 
 
 def _text(content: str | Parts, place: str, kinds: Mapping[str, str | None] = _OF_OTHERS) -> str:

@@ -49,6 +49,13 @@ def malformed(message: str | tuple[str, ...], place: str = "") -> FieldError:
     return FieldError(*parts, param=_BODY + path if path else "body", kind="Bad Request")
 
 
+def needed(value: str | None, place: str) -> str:
+    """A field that is required here, though not in every body of its type."""
+    if value is None:
+        raise malformed(f"Missing required field `{place}`", place)
+    return value
+
+
 @contextmanager
 def fields_named(names: Mapping[str, str]) -> Iterator[None]:
     """Rename the fields in errors of the block: `names` maps paths to those of another API."""

@@ -252,13 +252,6 @@ def schema_hook(kind: type) -> dict[str, Any]:
     raise NotImplementedError(kind)
 
 
-def plain(value: object) -> int:
-    """A `Whole` as msgspec can write it: the `enc_hook` for parsed bodies."""
-    if isinstance(value, Whole):
-        return int(value)
-    raise NotImplementedError(type(value))
-
-
 def shown(value: object) -> str:
     """A client's value for an error message: cut when it is long."""
     text = str(value)
