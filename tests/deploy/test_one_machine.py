@@ -85,7 +85,7 @@ def test_units_start_what_they_say(path: Path, tmp_path: Path) -> None:
     program, name, *flags = shlex.split(unit["Service"]["ExecStart"])
     assert (Path(program).name, f"pointsman-{name}") == ("pointsman", path.stem)
     options = parser_of(name).parse_args([one for one in flags if not one.startswith("$")])
-    drain = {"picker": "drain_timeout", "worker": "shutdown_timeout_seconds"}[name]
+    drain = {"picker": "drain_timeout_seconds", "worker": "shutdown_timeout_seconds"}[name]
     assert getattr(options, drain) < float(unit["Service"]["TimeoutStopSec"])
     if shutil.which("systemd-analyze") is not None:
         installed = tmp_path / path.name

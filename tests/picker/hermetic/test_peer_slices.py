@@ -43,8 +43,8 @@ async def test_replicas_are_found_and_given_up_as_slices_say(tmp_path: Path) -> 
     server = PeerServer({"pool": PoolReports(other.exchange, series, lambda: True)}, lambda: now)
     port = await server.start(peer_port(LOOPBACK, 0))
 
-    def heard() -> float:
-        return dict(series.heard.numbers()).get((), 0.0)
+    def reporting() -> float:
+        return dict(series.reporting.numbers()).get((), 0.0)
 
     try:
         async with running_kube_api(None, *sorted(CRDS.glob("*.yaml"))) as api:
@@ -55,9 +55,9 @@ async def test_replicas_are_found_and_given_up_as_slices_say(tmp_path: Path) -> 
             peers = PeerFlags((), 0, slices=PeerName("peers", port))
             changes = {"endpoints_file": None, "kubernetes": cluster, "pool_name": "pool"}
             async with whole_picker(tmp_path, (), FOUR_SCORERS, peers=peers, **changes):
-                await until(lambda: heard() == 1)
+                await until(lambda: reporting() == 1)
                 api.write(peers_slice())
-                await until(lambda: heard() == 0)
+                await until(lambda: reporting() == 0)
     finally:
         await server.stop()
 
