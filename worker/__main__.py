@@ -18,10 +18,10 @@ from worker.tokenizer.checkpoint import read_checkpoint
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a worker until it is told to stop; returns the exit status.
+    """Run a worker until a signal stops it; return the exit status.
 
-    Whatever prevents it from starting is one sentence on standard error and status 1; a wrong flag
-    exits with status 2.
+    A failed start writes one sentence to standard error and exits with status 1, a wrong flag with
+    status 2.
     """
     options = build_parser().parse_args(argv)
     logging.basicConfig(

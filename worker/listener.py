@@ -1,5 +1,5 @@
-"""The socket a worker listens on: bound early, so that a busy address is found before anything is
-loaded; listening late, when requests can be answered.
+"""The socket of a worker: bound early, so that a busy address fails before the model loads, and
+listening late, when requests can be answered.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from worker.errors import ConfigError
 
 @contextmanager
 def bound(config: ServeConfig) -> Iterator[socket.socket]:
-    """A bound socket that does not listen yet. Raises `ConfigError` when the address is taken."""
+    """Bind the socket without listening. Raise `ConfigError` when the address is taken."""
     if config.uds is None:
         with bind(config.host, config.port) as listener:
             yield listener
@@ -36,7 +36,7 @@ def bound(config: ServeConfig) -> Iterator[socket.socket]:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A bound TCP socket that does not listen yet. Raises `ConfigError`."""
+    """Bind a TCP socket without listening. Raise `ConfigError`."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -59,7 +59,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 @contextmanager
 def _locked(path: str) -> Iterator[None]:
-    """Hold `path` for this process, by a lock on a file beside it: a worker that has bound its
+    """Reserve `path` for this process by a lock on a file beside it: a worker that has bound its
     socket but does not listen yet looks dead from outside. The lock ends with the process.
     """
     name = f"{path}.lock"
@@ -73,9 +73,8 @@ def _locked(path: str) -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(OSError):
-            os.unlink(
-                name
-            )  # while we hold it: whoever waits for it looks whether it is still there
+            # Unlink while holding the lock: the next holder checks that the file is still there.
+            os.unlink(name)
         os.close(lock)
 
 
@@ -89,11 +88,11 @@ def _lock(name: str) -> int:
         except BaseException:
             os.close(lock)
             raise
-        os.close(lock)  # its owner removed the file between our opening and our locking it
+        os.close(lock)  # its owner removed the file between our open and our lock
 
 
 def _identity(file: str | int) -> tuple[int, int] | None:
-    """Which file it is, whatever its name; None when there is none."""
+    """The device and inode of a file, which outlast a rename; None when there is no file."""
     try:
         status = os.stat(file)
     except FileNotFoundError:
@@ -102,7 +101,7 @@ def _identity(file: str | int) -> tuple[int, int] | None:
 
 
 def _bind_unix(path: str) -> socket.socket:
-    """A unix socket; one that a dead worker left behind is replaced, nothing else is."""
+    """Bind a unix socket. Replace the socket of a dead worker, and no other file."""
     with contextlib.suppress(OSError):
         if stat.S_ISSOCK(os.stat(path).st_mode) and not _is_answered(path):
             os.unlink(path)
@@ -121,7 +120,7 @@ def _is_answered(path: str) -> bool:
 
 
 def shown(listener: socket.socket, *, tls: bool) -> str:
-    """Where it listens, as a user writes it."""
+    """The address that users type."""
     if listener.family == socket.AF_UNIX:
         return f"unix:{listener.getsockname()}"
     host, port = listener.getsockname()[:2]
@@ -129,7 +128,7 @@ def shown(listener: socket.socket, *, tls: bool) -> str:
 
 
 def is_exposed(listener: socket.socket) -> bool:
-    """Other machines may reach it."""
+    """True if other machines may reach the socket."""
     if listener.family == socket.AF_UNIX:
         return False
     return not ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback

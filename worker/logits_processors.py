@@ -1,10 +1,10 @@
-"""Logits processors: classes of installed packages that change the logits of requests which ask.
+"""Logits processors: classes of installed packages that change the logits of chosen requests.
 
 A package names a class in the entry-point group `GROUP`; `--logits-processors` loads it by that
-name. The parameters of its constructor are the keys of `vllm_xargs` that it takes: a request that
-sends one gets an instance made of those it sent, and a constructor that raises ValueError refuses
-the request. The API makes an instance to check the request, and only the name and the arguments
-travel to the engine, which makes its own.
+name. Its constructor's parameters are keys of `vllm_xargs`: a request that sends any of them gets
+an instance built from its values, and a constructor that raises ValueError refuses the request. The
+API builds an instance to check the request; only the name and the arguments travel to the engine,
+which builds its own.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ _NAMELESS = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL
 
 
 class LogitsProcessor(Protocol):
-    """What an instance does. Requests with the same arguments share one, and after a preemption or
-    a rejected draft it is asked about the same place again: what `process` returns may depend on
-    the constructor's arguments and on its own, on nothing else.
+    """One processor with its arguments. Requests with the same arguments share an instance, and a
+    preemption or a rejected draft repeats a position: the result of `process` may depend on the
+    arguments of the constructor and of the call, on nothing else.
     """
 
     def process(self, output_token_ids: Sequence[int], row: Any) -> Any:
-        """The logits of the next token, from those of the model, `row`: a float32 tensor [V] on
-        the model's device, which may be changed in place. -inf excludes a token. The tokens are
-        those generated so far, drafts before this place included.
+        """Return the logits of the next token, given the model's, `row`: a float32 tensor [V] on
+        the model's device, which may be changed in place. -inf excludes a token.
+        `output_token_ids` are the tokens generated so far, earlier drafts included.
         """
         ...
 
 
 @cache
 def load(name: str) -> Callable[..., LogitsProcessor]:
-    """The class that the entry point `name` is. Raises `ConfigError`."""
+    """Load the class of the entry point `name`. Raise `ConfigError`."""
     flag = f"--logits-processors {name}"
     installed = {point.name: point for point in entry_points(group=GROUP)}
     if name not in installed:
@@ -60,8 +60,8 @@ def load(name: str) -> Callable[..., LogitsProcessor]:
 
 
 def chosen(names: Iterable[str], arguments: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Which of the processors `names` a request's `arguments` ask for, each with its own as JSON.
-    Raises `ValueError` with what is wrong with them.
+    """The processors among `names` that a request's `arguments` select, each with its arguments as
+    JSON. Raise `ValueError` that says what is wrong with the arguments.
     """
     takes = {name: inspect.signature(load(name)).parameters for name in names}
     known = sorted({key for keys in takes.values() for key in keys})
@@ -81,5 +81,5 @@ def chosen(names: Iterable[str], arguments: Mapping[str, Any]) -> tuple[tuple[st
 
 @lru_cache(maxsize=256)
 def instance(name: str, arguments: str) -> LogitsProcessor:
-    """The processor `name` made of its arguments, which `chosen` gave."""
+    """Build the processor `name` from its arguments, as `chosen` returned them."""
     return load(name)(**msgspec.json.decode(arguments))

@@ -31,9 +31,8 @@ class Pooling(Enum):
 class Adapter:
     """A LoRA adapter that requests may choose by its `name`, read from the directory `path`.
 
-    `number` is its own among all that a worker ever loads. `version` counts those that were loaded
-    before it by the same name from the same path, and may have had other weights. `digest` is of
-    its files.
+    `number` is unique among all adapters that a worker ever loads. `version` counts earlier loads
+    of the same name and path, which may have had other weights. `digest` covers its files.
     """
 
     name: str
@@ -44,7 +43,7 @@ class Adapter:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """Its key in block hashes: vLLM's key, until files of its path are loaded again."""
+        """The key in block hashes: vLLM's, until the same path is loaded again."""
         return ("lora", self.name, f"{self.path}#{self.version}" if self.version else self.path)
 
 
@@ -116,7 +115,7 @@ class SamplingParams:
 
     @property
     def needs_history(self) -> bool:
-        """True if a draw depends on earlier tokens in other ways than through the logits."""
+        """True if a draw depends on earlier tokens other than through the model."""
         return bool(
             self.presence_penalty
             or self.frequency_penalty
@@ -137,9 +136,9 @@ class SampleSpec:
     can be distinguished from the others. `history` is every token before `position`, given only
     when `params.needs_history`.
 
-    With `masks` only tokens of the first one can be drawn: token t if bit t % 8 of byte t // 8 is
-    set. The others are for the tokens after as many drafts, up to the first draft that cannot be
-    drawn; so are those of later rows, where nothing that is drawn counts.
+    With `masks`, only tokens of the first mask can be drawn: token t if bit t % 8 of byte t // 8 is
+    set. Mask i applies to the token after i drafts. The masks end at the first draft that its own
+    mask excludes: later draws are discarded.
     """
 
     params: SamplingParams
@@ -150,8 +149,8 @@ class SampleSpec:
     masks: Sequence[bytes] = ()
 
     def after(self, drafts: Sequence[int]) -> SampleSpec:
-        """The spec of the token after `drafts`, as if this spec and the next ones had drawn them:
-        in penalties, bad words and `min_tokens`.
+        """The spec of the token after `drafts`, as if these had been drawn: with their effect on
+        penalties, bad words and `min_tokens`.
         """
         if not drafts:
             return self
@@ -193,7 +192,7 @@ class ScheduledSequence:
     `num_to_draft` asks the executor's own drafter, if it has one, for up to this number of drafts
     of the tokens after this step's draws. The block table has room for the draws and those drafts.
 
-    `adapter_slot` is where the adapter is that all its tokens run with (None: the model alone).
+    `adapter_slot` is the slot of the adapter that all its tokens run with (None: the model alone).
     `num_pooled` asks for the sum of the hidden states of this number of the last `token_ids`.
     """
 
@@ -212,19 +211,18 @@ class ScheduledSequence:
 
     @property
     def drafts(self) -> Sequence[int]:
-        """The drafted tokens that this step verifies."""
+        """The drafts that this step verifies."""
         return self.token_ids[len(self.token_ids) - self.num_drafts :]
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that this sequence runs in the step."""
         return len(self.token_ids) + self.takes_pending
 
 
 class KvSource(msgspec.Struct, frozen=True, array_like=True):
     """The source of the KV of the first `num_tokens` tokens of a prompt, which can be fetched once:
-    the engine `engine_id`, which listens on `host`:`port` and exports it as `transfer_id`. None:
-    any engine that does, as soon as it has it.
+    the engine `engine_id` (None: whichever exports it first) listens on `host`:`port` and exports
+    it as `transfer_id`.
     """
 
     host: str
@@ -235,8 +233,8 @@ class KvSource(msgspec.Struct, frozen=True, array_like=True):
 
 
 class KvPeer(msgspec.Struct, frozen=True, array_like=True):
-    """An engine whose caches may hold KV of a request: it listens on `host`:`port`. `promise` names
-    a sequence that it has handed over, and whose fetch it awaits before it ends ("": none).
+    """An engine whose caches may hold KV of a request; it listens on `host`:`port`. `promise` names
+    a sequence that it handed over; it waits for its fetch before it exits ("": none).
     """
 
     host: str
@@ -246,7 +244,7 @@ class KvPeer(msgspec.Struct, frozen=True, array_like=True):
 
 class KvOffer(msgspec.Struct, frozen=True, array_like=True):
     """KV that an engine exports for another, until `expires_seconds` (Unix time). `block_ids` are
-    those that it was computed in.
+    the blocks it was computed in.
     """
 
     source: KvSource
@@ -288,7 +286,7 @@ class SchedulerOutput:
     """One step's work. `block_copies` (source, destination) are done before anything is written;
     every source is read before any destination is written. `kv_saves` are read before that;
     `kv_loads` are written after the copies, and before anything else. `adapters` are put into slots
-    first: each slot, and what `Executor.read_adapter` gave.
+    first: pairs of a slot and the result of `Executor.read_adapter`.
     """
 
     step: int
@@ -300,7 +298,6 @@ class SchedulerOutput:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens run in this step."""
         return sum(s.num_tokens for s in self.sequences)
 
 
@@ -330,8 +327,8 @@ class Draw:
 class Drafts:
     """Guesses of the next tokens of a sequence whose next token has index `position`.
 
-    `confidences[i]`, in (0, 1], is how sure the drafter is of `token_ids[i]`, given that those
-    before it stand; on a scale of its own (`engine.speculation` learns what it is worth).
+    `confidences[i]`, in (0, 1], is the drafter's confidence in `token_ids[i]`, given that the
+    drafts before it are accepted, on the drafter's own scale (`engine.speculation` calibrates it).
     """
 
     position: int
@@ -348,10 +345,10 @@ class ModelOutput:
     for each of `prompt_targets`. `failed` names sequences that could not be answered (logits that
     are not numbers) and why; they are in none of the others.
 
-    `drafts` are what the executor's own drafter guesses, for sequences with `num_to_draft`; one
-    may be missing or shorter than asked for. `drafting_seconds` of the step's time went into them,
-    and `catch_up_seconds` besides into what the drafter had to read first, more than it has to in
-    every round: a prompt, say. That pays off only later, or never.
+    `drafts` are the guesses of the executor's own drafter, for sequences with `num_to_draft`; they
+    may be missing or fewer. Drafting took `drafting_seconds` of the step's time, and
+    `catch_up_seconds` more went into one-time reading by the drafter (a prompt, say), which pays
+    off only later, or never.
 
     `pooled` holds, for sequences with `num_pooled`, the sum [hidden_size] of hidden states after
     the final norm.
@@ -367,7 +364,7 @@ class ModelOutput:
 
 
 class SchedulerCounters(msgspec.Struct, array_like=True):
-    """The scheduler's totals since start; tokens where the name does not say otherwise."""
+    """The scheduler's totals since start, in tokens unless the name says otherwise."""
 
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
@@ -377,10 +374,10 @@ class SchedulerCounters(msgspec.Struct, array_like=True):
     generation_tokens: int = 0
     num_steps: int = 0
     num_corrupted_requests: int = 0
-    num_out_of_memory: int = 0  # steps taken back for lack of memory
-    external_cache_queries: int = 0  # prompt tokens asked of other engines, and of tiers
+    num_out_of_memory: int = 0  # steps rolled back for lack of memory
+    external_cache_queries: int = 0  # prompt tokens looked up in other engines and in tiers
     external_cache_hits: int = 0  # prompt tokens whose KV was loaded from there
-    prompt_tokens_external: int = 0  # the same, of prompts that have been run
+    prompt_tokens_external: int = 0  # the same, of prompts that have run
     prompt_tokens_host: int = 0  # of `prompt_tokens_external`
     prompt_tokens_disk: int = 0
 
@@ -405,7 +402,7 @@ class AdapterStats(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PullStats(msgspec.Struct, frozen=True, array_like=True):
-    """The numbers of waiting sequences whose KV is on its way, and of those whose KV is here."""
+    """The numbers of waiting sequences whose KV is in flight, and whose KV has arrived."""
 
     num_fetching: int = 0
     num_fetched: int = 0
@@ -415,7 +412,7 @@ class TransferStats(msgspec.Struct, frozen=True, array_like=True):
     """KV that moved between engines."""
 
     num_failed: int = 0
-    num_expired: int = 0  # exported, and not fetched in time
+    num_expired: int = 0  # exported, but not fetched in time
     bytes_sent: int = 0
     bytes_received: int = 0
 
@@ -435,8 +432,8 @@ class TierStats(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EngineStats(msgspec.Struct, frozen=True, array_like=True):
-    """Gauges of the moment and counters since start; the source of `/metrics`. Each nested struct
-    is written by one owner.
+    """Current gauges and counters since start; the source of `/metrics`. Each nested struct has one
+    writer.
 
     `num_deferred` waiting sequences could run but are held back on purpose (a sibling is computing
     their prefix, scheduling is paused). `sleep_level` None: awake. The client fills in
