@@ -269,8 +269,8 @@ class EngineConfig:
     kv_cache_memory_bytes: int | None = None
     # No flag gives the scheduler's `max_model_len`: it may shrink to the size of the KV cache.
     fits_max_model_len: bool = False
-    # The fraction of a GPU's memory for weights and KV cache together; on a CPU, the fraction of the
-    # available memory for the KV cache, a quarter at most.
+    # The fraction of a GPU's memory for weights and KV cache together; on a CPU, the fraction of
+    # the available memory for the KV cache, a quarter at most.
     gpu_memory_utilization: float = 0.92
     enable_prefix_caching: bool = True
     enable_partial_hits: bool = True
@@ -397,7 +397,7 @@ class LoraModule:
 
 @dataclass(frozen=True, slots=True)
 class TlsConfig:
-    """The certificate to serve HTTPS with; with `ca_certs`, clients must present one signed by them."""
+    """The certificate of HTTPS; with `ca_certs`, clients must present one signed by them."""
 
     certfile: str
     keyfile: str
@@ -406,7 +406,7 @@ class TlsConfig:
 
 @dataclass(frozen=True, slots=True)
 class FaultConfig:
-    """Injected faults (`worker.sim`). For `startup_seconds` the worker reports that it is not ready;
+    """Injected faults (`worker.sim`). For `startup_seconds` the worker reports itself not ready;
     `reply_headers` are added to every answer of a generation route.
     """
 

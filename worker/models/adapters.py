@@ -1,8 +1,8 @@
 """LoRA adapters (Hu et al., arXiv:2106.09685) as PEFT writes them: a directory with
 `adapter_config.json` and `adapter_model.safetensors`.
 
-What would change the model in another way than by a product of two matrices beside one of its own
-is refused by name; so is a tensor that the model has no place for.
+An adapter may only add a product of two matrices to products of the model. Settings that ask for
+more, and tensors for which the model has no place, are refused by name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from worker.models.loader import expected_shapes
 from worker.ops.lora import Factors, Product
 
 CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
-# By product of a layer, the modules that it computes together.
+# The modules that each product of a layer fuses.
 _PARTS = {
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "output": ("self_attn.o_proj",),
@@ -32,7 +32,7 @@ _PARTS = {
     "down": ("mlp.down_proj",),
 }
 TARGETS = tuple(name.rpartition(".")[2] for names in _PARTS.values() for name in names)
-# Fields of PEFT's LoraConfig that ask for what is not built, and the values that do not.
+# Fields of PEFT's LoraConfig for unsupported features, and the values that leave them off.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none",),
@@ -51,8 +51,6 @@ _NAME = re.compile(r"base_model\.model\.(.+)\.lora_(A|B)\.weight")
 
 
 class _Settings(msgspec.Struct):
-    """What an adapter's weights are read by."""
-
     r: int
     lora_alpha: float
     use_rslora: bool = False
@@ -64,7 +62,7 @@ class _Settings(msgspec.Struct):
 
 
 def layer_products(config: ModelConfig) -> list[dict[str, Product]]:
-    """Of each layer, the products that an adapter can add to."""
+    """The products of each layer that an adapter can add to."""
     shapes = expected_shapes(config)
     layers = []
     for index in range(config.num_layers):
@@ -83,8 +81,8 @@ def layer_products(config: ModelConfig) -> list[dict[str, Product]]:
 
 
 def read_adapter(path: str, config: ModelConfig, max_rank: int) -> list[dict[str, Factors]]:
-    """Of each layer, what the adapter adds to its products: float32, on the CPU. Raises
-    `ModelError`, before any weight is read unless the disk fails.
+    """Read an adapter's factors for the products of each layer: float32, on the CPU. Raise
+    `ModelError`; unless the disk fails, before any weight is read.
     """
     folder = Path(path)
     settings = _settings(folder / CONFIG_NAME, max_rank)
@@ -111,7 +109,7 @@ def read_adapter(path: str, config: ModelConfig, max_rank: int) -> list[dict[str
 
 
 def _places(layers: Sequence[Mapping[str, Product]]) -> dict[str, tuple[int, int]]:
-    """The modules that can be adapted, and the shapes of their weights."""
+    """The shapes of the weights that can be adapted, by module."""
     return {
         f"model.layers.{index}.{name}": (size, product.inputs)
         for index, products in enumerate(layers)
@@ -156,7 +154,9 @@ def _checked(
     places: Mapping[str, tuple[int, int]],
     rank: int,
 ) -> dict[_Side, str]:
-    """The stored names of the two weights of each module. Every one has its shape and its twin."""
+    """The stored names of each module's two weights. Raise `ModelError` for a wrong shape or a
+    weight without its twin.
+    """
     names: dict[_Side, str] = {}
     for name, shape in stored.items():
         match = _NAME.fullmatch(name)
@@ -185,6 +185,6 @@ def _layer(
             (weights[module, "A"], weights[module, "B"]) if (module, "A") in weights else None
             for module in modules
         ]
-        if any(parts_of is not None for parts_of in parts):
+        if any(part is not None for part in parts):
             adapted[product] = Factors(shape, tuple(parts))
     return adapted

@@ -1,14 +1,12 @@
 """Named tensors on disk: GGUF files and Hugging Face safetensors directories.
 
-Both are read through one interface under Hugging Face's tensor names, straight into the memory the
-model keeps: a tensor is decoded a piece at a time, so that a start needs little more memory than
-the model itself.
+Both are read through one interface under Hugging Face's tensor names, directly into the model's
+memory: a tensor is decoded a piece at a time, so that a start needs little more memory than the
+model itself.
 
-Decodes ggml tensor encodings to float32 arrays, exactly as llama.cpp does, and encodes dense
-weights in two of them.
-
-The common encodings are written here, vectorised, because decoding is most of a start. The rest go
-through the `gguf` package, which is imported only when a file needs it.
+ggml's encodings are decoded to float32 exactly as llama.cpp does; dense weights can be encoded in
+two of them. The common encodings are vectorised here, because decoding takes most of a start. The
+rest go through the `gguf` package, which is imported only when a file needs it.
 """
 
 from __future__ import annotations
@@ -45,8 +43,8 @@ from worker.models.quantized import QuantizedTensors, as_blocks, read_quantizati
 from worker.ops.cpu.native import GGML_TYPES, Stored, stored
 from worker.ops.quantized import GroupedWeight
 
-# Elements decoded at a time: little enough to stay in a core's cache, and for torch to copy them in
-# the thread that decoded them (it shares larger copies out, which costs more than it gains).
+# Elements decoded at a time: few enough to stay in a core's cache, and for torch to copy them in
+# the thread that decoded them (it splits larger copies over threads, at a net loss).
 _PIECE_ELEMENTS = 32000
 
 _SAFE_FLOATS = ("F64", "F32", "F16", "BF16")
@@ -59,8 +57,8 @@ _PROJECTION_BIAS = re.compile(r"\.(?:([a-z_]+)_proj|w[123])\.bias$")
 
 
 class WeightFile(Protocol):
-    """Named tensors on disk. `source` names it in errors; if it `is_grouped`, `grouped` gives some
-    of them.
+    """Named tensors on disk. `source` names the file in errors; if `is_grouped`, `grouped` returns
+    some of the tensors.
     """
 
     source: str
@@ -68,29 +66,29 @@ class WeightFile(Protocol):
     is_grouped: bool
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every tensor stored, by its Hugging Face name."""
+        """The shapes of all tensors by Hugging Face name."""
         ...
 
     def stored_name(self, name: str) -> str:
-        """What the checkpoint itself calls (or would call) a tensor."""
+        """The checkpoint's own name of a tensor, stored or not."""
         ...
 
     def read_into(
         self, name: str, destination: Tensor, first_row: int = 0, first_column: int = 0
     ) -> None:
-        """Decode one tensor, or the part of it that begins at a row and a column (of a vector, at
-        element `first_row`), into contiguous memory of the part's shape, of any float dtype and
-        device. A part of what holds a rotary embedding's rows is one of whole heads.
+        """Decode one tensor, or the part that begins at a row and a column (in a vector, at element
+        `first_row`), into contiguous memory of the part's shape, of any float dtype and device. A
+        part of a tensor with rotary rows consists of whole heads.
         """
         ...
 
     def stored(self, name: str) -> Stored | None:
-        """A weight [rows, cols] as it is stored; None: in an encoding that has to be decoded."""
+        """A weight [rows, cols] as stored; None if its encoding has to be decoded."""
         ...
 
     def grouped(self, name: str, rows: slice, columns: slice) -> GroupedWeight | None:
-        """A part of a weight as codes with scales by group; None: it is stored in another way.
-        Both slices have a beginning and an end.
+        """A part of a weight as codes with scales by group; None if it is stored otherwise. Both
+        slices have a start and a stop.
         """
         ...
 
@@ -98,8 +96,8 @@ class WeightFile(Protocol):
 def open_checkpoint(path: Path, quantization: str = "none") -> WeightFile:
     """Open a GGUF file or a safetensors directory; raise `ModelError` saying what is wrong.
 
-    `quantization` "q8_0" or "q4_1" is what `stored` gives of the latter; of the former it is a
-    `ConfigError`.
+    With `quantization` "q8_0" or "q4_1", `stored` returns this encoding of a directory's weights;
+    for a GGUF file it raises `ConfigError`.
     """
     if path.is_dir():
         return SafetensorsCheckpoint(path, quantization)
@@ -114,7 +112,7 @@ def open_checkpoint(path: Path, quantization: str = "none") -> WeightFile:
 
 
 def read(checkpoint: WeightFile, name: str) -> Tensor:
-    """A whole tensor as float32 on the CPU."""
+    """Read a whole tensor as float32 on the CPU."""
     tensor = torch.empty(checkpoint.shapes()[name])
     checkpoint.read_into(name, tensor)
     return tensor
@@ -145,7 +143,6 @@ class GgufCheckpoint:
         return ggml_name(name, self.config)
 
     def read(self, name: str) -> Tensor:
-        """A whole tensor as float32 on the CPU."""
         return read(self, name)
 
     def read_into(
@@ -160,7 +157,7 @@ class GgufCheckpoint:
     def _decode_into(
         self, name: str, destination: Tensor, first_row: int, first_column: int
     ) -> None:
-        """As `read_into`, with rows in the order of the file."""
+        """Decode like `read_into`, with rows in the order of the file."""
         stored, heads = self._stored[name], self._rotary_heads(name)
         shape = self._file.tensors[stored.stored].shape
         first_row += stored.start
@@ -196,8 +193,7 @@ class GgufCheckpoint:
         return Stored(info.type.name, rows, cols, data, self._rotary_heads(name) or 0)
 
     def grouped(self, name: str, rows: slice, columns: slice) -> GroupedWeight | None:
-        """None: products of GGUF's blocks are a CPU's."""
-        return None
+        return None  # only a CPU has kernels for GGUF's blocks, which `stored` returns
 
     def _rotary_heads(self, name: str) -> int | None:
         if self.config.architecture not in _INTERLEAVED:
@@ -208,8 +204,8 @@ class GgufCheckpoint:
 
 
 def _parts(destination: Tensor, head_rows: int | None) -> Tensor:
-    """The destination as a row of parts in the order the file has them: rows, or, where rotary rows
-    are interleaved, heads of `head_rows` with their two halves taken in turns.
+    """View the destination as a sequence of parts in the order of the file: rows or, where rotary
+    rows are interleaved, heads of `head_rows` whose two halves alternate.
     """
     if head_rows is None:
         return destination
@@ -219,7 +215,7 @@ def _parts(destination: Tensor, head_rows: int | None) -> Tensor:
 
 class SafetensorsCheckpoint:
     """A directory with `config.json` and `model.safetensors`, or shards and their index. With a
-    `quantization` other than "none", `stored` gives rows of whole blocks in that encoding.
+    `quantization` other than "none", `stored` returns rows of whole blocks in that encoding.
     """
 
     def __init__(self, path: Path, quantization: str = "none") -> None:
@@ -242,9 +238,7 @@ class SafetensorsCheckpoint:
         self._places = places(named, self._shapes, self.config)
 
     def _find_quantized(self, config_path: str, values: dict[str, Any]) -> QuantizedTensors | None:
-        """The weights that `quantization_config` is about. In `_shapes` they take the places of
-        their parts.
-        """
+        """Find the weights of `quantization_config`. In `_shapes` they replace their parts."""
         how = read_quantization(config_path, values)
         if how is None:
             return None
@@ -264,9 +258,7 @@ class SafetensorsCheckpoint:
         return found
 
     def _is_needless(self, name: str) -> bool:
-        """Whether a tensor is a bias of zeros in a place where the model has none, as AutoGPTQ
-        writes them.
-        """
+        """True for a bias of zeros where the model has no bias: AutoGPTQ writes them."""
         config, layer = self.config, _PROJECTION_BIAS.search(name)
         if layer is None:
             return False
@@ -294,7 +286,7 @@ class SafetensorsCheckpoint:
         first = self._places[name].start + first_row
         rows = slice(first, first + len(destination))
         tensor = self._tensor(name, rows, columns if destination.dim() > 1 else None)
-        # Gemma's norms multiply by one more than is stored; GGUF files have the sum.
+        # Gemma's norms multiply by 1 + weight; GGUF files store the sum, these the weight.
         is_added = self.config.architecture in GEMMA and _NORM.search(name)
         destination.copy_(tensor.float() + 1 if is_added else tensor)
 
@@ -324,8 +316,8 @@ class SafetensorsCheckpoint:
         return weight if order is None else weight.take(order)
 
     def _tensor(self, name: str, rows: slice, columns: slice | None = None) -> Tensor:
-        """Rows of what is stored, and columns of these, in our order. Raises `ModelError` for
-        numbers of other types.
+        """Read rows and columns of a stored tensor, in our order. Raise `ModelError` for an
+        unsupported dtype.
         """
         stored = self._places[name].stored
         view = self._shard_of[stored].get_slice(stored)
@@ -345,13 +337,13 @@ class SafetensorsCheckpoint:
 
 
 def _narrowest(weight: Tensor) -> Tensor:
-    """A float32 weight, in bfloat16 if that has its very numbers."""
+    """A float32 weight, as bfloat16 if that is exact."""
     narrow = weight.bfloat16()
     return narrow if torch.equal(narrow.float(), weight) else weight
 
 
 def _shard_names(path: Path) -> list[str]:
-    """The weight files of a directory: one, those that an index names, or those that are there."""
+    """The weight files of a directory: the only one, those of its index, or all shards."""
     index_path, single = path / "model.safetensors.index.json", "model.safetensors"
     if (path / single).exists():
         return [single]
@@ -385,7 +377,7 @@ _Bytes = npt.NDArray[np.uint8]
 
 
 def read_tensor(file: GgufFile, name: str) -> Float32Array:
-    """A tensor of the file as a fresh, writable float32 array of its shape.
+    """Decode a tensor to a fresh, writable float32 array of its shape.
 
     Raises `ModelError` when the tensor is missing or its encoding cannot be decoded.
     """
@@ -394,8 +386,8 @@ def read_tensor(file: GgufFile, name: str) -> Float32Array:
 
 
 def read_part(file: GgufFile, name: str, start: int, stop: int, parts: int) -> Float32Array:
-    """Parts `start` to `stop`-1 of a tensor that falls into `parts` equal ones of whole blocks, as
-    a fresh, writable, flat float32 array.
+    """Decode parts `start` to `stop`-1 of a tensor, which consists of `parts` equal parts of whole
+    blocks, to a fresh, writable, flat float32 array.
 
     Raises `ModelError` when the encoding cannot be decoded.
     """
@@ -413,7 +405,7 @@ def read_part(file: GgufFile, name: str, start: int, stop: int, parts: int) -> F
 
 
 def _row_bytes(num_bytes: int, info: TensorInfo) -> int:
-    """Bytes to decode as one row: the package goes 16 rows at a time, and pays for each turn."""
+    """Bytes to decode as one row: the package decodes 16 rows at a time; fewer turns are faster."""
     row = info.shape[-1] // info.type.block_elements * info.type.block_bytes
     rows = num_bytes // row
     return row * next(n for n in (64, 16, 4, 1) if rows % n == 0)
@@ -490,8 +482,8 @@ def _q4_k(raw: _Bytes) -> Float32Array:
 
 
 def _six_bit_pairs(packed: _Bytes) -> tuple[Float32Array, Float32Array]:
-    """12 bytes to eight scales and eight minimums: the low four of each lie whole, the high four
-    are split, their upper bits in what the low ones leave free.
+    """12 bytes to eight scales and eight minimums: the first four of each are contiguous; the upper
+    bits of the other four fill the spare bits of the first four.
     """
     low, high, split = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     scales = np.concatenate((low & 63, (split & 15) | ((low >> 6) << 4)), axis=-1)
@@ -500,8 +492,8 @@ def _six_bit_pairs(packed: _Bytes) -> tuple[Float32Array, Float32Array]:
 
 
 def _q6_k(raw: _Bytes) -> Float32Array:
-    """Super-blocks of 256: two halves of four rows of 32 values of 6 bits, an 8-bit scale for every
-    16.
+    """Super-blocks of 256: two halves of four rows of 32 values of 6 bits, with an 8-bit scale for
+    every 16 values.
     """
     blocks = raw.reshape(-1, 210)
     low = blocks[:, :128].reshape(-1, 2, 2, 32)
@@ -530,8 +522,8 @@ _DECODERS: dict[str, Callable[[_Bytes], Float32Array]] = {
 
 
 def quantized(weight: Tensor, type_name: str) -> Stored:
-    """A dense weight [rows, cols] in blocks of Q8_0 or Q4_1, byte for byte as ggml's reference has
-    them (`quantize_row_q8_0_ref`, `quantize_row_q4_1_ref`). `cols` are whole blocks.
+    """Encode a dense weight [rows, cols] in blocks of Q8_0 or Q4_1, byte for byte like ggml's
+    reference (`quantize_row_q8_0_ref`, `quantize_row_q4_1_ref`). `cols` are whole blocks.
     """
     rows, cols = weight.shape
     num_bytes, encode = _ENCODERS[type_name]
@@ -539,7 +531,7 @@ def quantized(weight: Tensor, type_name: str) -> Stored:
     step = max(1, _PIECE_ELEMENTS // cols)
     for start in range(0, rows, step):
         blocks = weight[start : start + step].float().reshape(-1, _BLOCK_ELEMENTS)
-        # What is not finite makes its block so; the scales say it, whatever the codes are.
+        # A value that is not finite makes its block's scale not finite, whatever the codes are.
         with np.errstate(all="ignore"):
             data[start : start + step] = encode(blocks).reshape(-1, *data.shape[1:])
     return Stored(type_name, rows, cols, data.reshape(-1))
@@ -551,7 +543,7 @@ def _to_q8_0(blocks: Tensor) -> _Bytes:
     scaled = blocks.numpy() * _inverse(scales)
     sizes = np.abs(scaled)
     whole = np.floor(sizes)
-    whole += sizes - whole >= 0.5  # halves go away from zero, as in C
+    whole += sizes - whole >= 0.5  # round halves away from zero, as in C
     codes = np.copysign(whole, scaled).astype(np.int8)
     return np.hstack((scales.astype("<f2").view(np.uint8), codes.view(np.uint8)))
 
@@ -567,7 +559,7 @@ def _to_q4_1(blocks: Tensor) -> _Bytes:
 
 
 def _inverse(scales: Float32Array) -> Float32Array:
-    """1 / scale; 0 of 0."""
+    """1 / scale, and 0 for 0."""
     return np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales != 0)
 
 

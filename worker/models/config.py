@@ -1,8 +1,7 @@
 """The architecture of a checkpoint, read from GGUF metadata or Hugging Face JSON.
 
-Sources of the context length: vLLM for how far a scaled model reaches (`linear`: the stated
-positions times the factor; `yarn`: the original positions times the factor), llama.cpp for the keys
-of GGUF.
+Sources of the context length: vLLM for scaled models (`linear`: the stated positions times the
+factor; `yarn`: the original positions times the factor), llama.cpp for the keys of GGUF.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ GEMMA = ("gemma2", "gemma3", "gemma3_text")
 
 # SmolLM3 leaves rotary embedding out of every fourth layer unless the file says otherwise.
 _SMOLLM3_NO_ROPE_INTERVAL = 4
-_QWEN3_HEAD_DIM = 128  # where a Qwen3 configuration does not say
-_GEMMA_HEAD_DIM = 256  # nor a Gemma configuration, of its heads and of what scores are scaled by
+_QWEN3_HEAD_DIM = 128  # the default of a Qwen3 configuration
+_GEMMA_HEAD_DIM = 256  # and of a Gemma configuration, also for the scale of scores
 _GEMMA3_THETA = 1_000_000.0
-_TIED = ("gemma2", "gemma3_text", "smollm3")  # where a configuration does not say
-# Keys of GGUF that change the arithmetic, and the value that leaves it as it is.
+_TIED = ("gemma2", "gemma3_text", "smollm3")  # by default
+# Keys of GGUF that change the arithmetic, and the value that leaves it unchanged.
 _NEUTRAL_KEYS = {
     "expert_count": 0,
     "attention.clamp_kqv": 0,
@@ -41,8 +40,8 @@ _NEUTRAL_KEYS = {
     "attn_logit_softcapping": 0,
     "final_logit_softcapping": 0,
 }
-_MIXTURES = ("llama", "qwen3moe")  # those of GGUF that may have experts
-# What changes the arithmetic in a way that is done for some.
+_MIXTURES = ("llama", "qwen3moe")  # GGUF architectures that may have experts
+# Keys whose change of the arithmetic is supported for some architectures.
 _EXPECTED = {
     "expert_count": _MIXTURES,
     "attn_logit_softcapping": ("gemma2",),
@@ -50,11 +49,12 @@ _EXPECTED = {
 }
 _QK_NORM = ("gemma3", "gemma3_text", "qwen3", "qwen3_moe", "qwen3moe")
 _PARTLY_ROTATED = ("phi3",)
-# Those whose window is used only if `use_sliding_window` says so, and in how many layers it is not.
+# Architectures that need `use_sliding_window` for a window, and the default number of layers
+# without it.
 _WINDOW_IF_ASKED = ("qwen2", "qwen3", "qwen3_moe", "smollm3")
 _QWEN_FULL_LAYERS = 28
-# Of Gemma, which layers have no window: every so many-th; the base of those that have one; and the
-# number of layers of the sizes whose scores are scaled otherwise, which GGUF does not say.
+# Gemma: every n-th layer has no window; the others have their own rotary base. Models of these
+# numbers of layers scale scores differently, which GGUF does not record.
 _GEMMA_FULL_INTERVALS = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6}
 _GEMMA3_LOCAL_THETA = 10_000.0
 _GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
@@ -68,19 +68,19 @@ class ModelConfig:
     `max_context` is the number of positions that a sequence may have.
 
     `qk_norm`: queries and keys are normalised per head before they are rotated. `no_rope_layers`
-    are the layers that do not rotate at all. The first `rotary_dim` numbers of a head are rotated
-    (0: all of them). With a `window`, a row sees so many positions, its own included, in all layers
-    but the `full_layers`. If those have a rotary base of their own, it is `local_rope_theta`, and
-    their frequencies are not scaled.
+    are the layers without rotary embedding. The first `rotary_dim` numbers of a head are rotated
+    (0: all of them). With a `window`, a row sees this number of positions, its own included, in all
+    layers but the `full_layers`. `local_rope_theta`, if not 0, is the rotary base of the layers
+    with a window, whose frequencies are then not scaled.
 
-    `activation` ("silu" or "gelu", by tanh) gates the MLP. `post_norms`: what attention and MLP
-    give is normalised before it is added. Embeddings are multiplied by `embedding_scale`, scores by
-    `attention_scale` (0: 1 / sqrt(head_dim)). Softcaps c > 0 make c · tanh(x / c) of x: of the
-    scores of attention, and of logits.
+    `activation` ("silu" or "gelu", by tanh) gates the MLP. `post_norms`: the outputs of attention
+    and MLP are normalised before they are added. Embeddings are multiplied by `embedding_scale`,
+    scores by `attention_scale` (0: 1 / sqrt(head_dim)). Softcaps c > 0 turn x into
+    c · tanh(x / c), for attention scores and for logits.
 
     With `num_experts`, the MLP of every `expert_interval`-th layer but the `dense_layers` is a
-    mixture of so many with `expert_size` inner features each. A token takes `experts_per_token` of
-    them, with weights that add up to one if `normalizes_experts`.
+    mixture of this number of experts with `expert_size` inner features each. A token takes
+    `experts_per_token` of them, with weights that add up to one if `normalizes_experts`.
     """
 
     architecture: str
@@ -150,22 +150,22 @@ class ModelConfig:
             raise ModelError(f"every {self.expert_interval}th layer cannot have experts")
 
     def window_of(self, layer: int) -> int | None:
-        """How many positions a row of a layer sees, its own included; None: all before it."""
+        """The number of positions that a row sees, its own included; None: all up to its own."""
         return self.window if self.window and layer not in self.full_layers else None
 
     def has_experts(self, layer: int) -> bool:
-        """Whether a layer's MLP is a mixture."""
+        """True if the layer's MLP is a mixture."""
         is_due = (layer + 1) % self.expert_interval == 0 and layer not in self.dense_layers
         return self.num_experts > 0 and is_due
 
     @property
     def kv_elements_per_token(self) -> int:
-        """Elements of K and V that one token keeps over all layers."""
+        """Elements of K and V of one token over all layers."""
         return self.num_layers * 2 * self.num_kv_heads * self.head_dim
 
 
 def check_architecture(source: str, architecture: object) -> str:
-    """The architecture, when it is one that this engine computes. Raises `ModelError`."""
+    """Return a supported architecture; raise `ModelError` for any other."""
     if not isinstance(architecture, str) or architecture not in SUPPORTED_ARCHITECTURES:
         supported = ", ".join(SUPPORTED_ARCHITECTURES)
         raise ModelError(
@@ -232,7 +232,7 @@ def from_gguf(file: GgufFile) -> ModelConfig:
 
 
 def _gguf_experts(fields: Fields, inner: int) -> dict[str, Any]:
-    """The experts of a mixture, of the inner features of a dense MLP if nothing else is said."""
+    """The experts of a mixture; their default size is that of a dense MLP."""
     count = fields.number("expert_count", int, 0)
     if not count:
         return {}
@@ -246,7 +246,7 @@ def _gguf_experts(fields: Fields, inner: int) -> dict[str, Any]:
 def _gemma(
     architecture: str, hidden: int, query_scalar: float, caps: Sequence[float], local_theta: float
 ) -> dict[str, Any]:
-    """What the Gemmas do otherwise; scores are divided by the root of `query_scalar`."""
+    """The fields special to Gemma; scores are divided by the root of `query_scalar`."""
     return {
         "local_rope_theta": 0.0 if architecture == "gemma2" else local_theta,
         "activation": "gelu",
@@ -263,8 +263,8 @@ def _default_interval(architecture: str) -> int:
 
 
 def _every_nth(interval: int, num_layers: int) -> range:
-    """Layers interval-1, 2·interval-1, …; none for 0. Not written out: it is not checked yet that
-    there are so many.
+    """Layers interval-1, 2·interval-1, …; none for 0. A range, not a set: `num_layers` is not
+    checked yet, and a hostile file may claim billions.
     """
     return range(interval - 1, num_layers, interval) if interval > 0 else range(0)
 
@@ -292,7 +292,7 @@ def from_hf(source: str, values: Mapping[str, Any]) -> ModelConfig:
     if architecture in GEMMA:
         scalar = fields.number("query_pre_attn_scalar", float, _GEMMA_HEAD_DIM)
         defaults = _GEMMA2_CAPS if architecture == "gemma2" else {}
-        # What is null is off, and what is missing is as in the class of transformers.
+        # null is off; a missing key has the default of the class in transformers.
         caps = [
             fields.number(key, float, 0.0 if key in values else defaults.get(key, 0.0))
             for key in _GEMMA2_CAPS
@@ -326,11 +326,10 @@ def from_hf(source: str, values: Mapping[str, Any]) -> ModelConfig:
 
 
 def _hf_experts(fields: Fields, architecture: str) -> dict[str, Any]:
-    """The experts of a mixture."""
     if architecture not in ("mixtral", "qwen3_moe"):
         return {}
     is_qwen = architecture == "qwen3_moe"
-    # transformers has called them by either name.
+    # transformers has used either name.
     count = fields.number("num_local_experts", int, 0) or fields.number("num_experts", int)
     dense = fields.values.get("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
@@ -386,7 +385,7 @@ def _hf_no_rope_layers(
 def _hf_full_layers(
     fields: Fields, architecture: str, num_layers: int
 ) -> range | frozenset[int] | None:
-    """The layers without a sliding window: by `layer_types`, or else as the architecture has them.
+    """The layers without a sliding window: by `layer_types`, or else by the architecture's rule.
     None: there is no window.
     """
     # Qwen2 writes a window it does not use beside `use_sliding_window: false`.
@@ -410,7 +409,6 @@ def _hf_full_layers(
 
 
 def _hf_rotary_dim(source: str, values: Mapping[str, Any], architecture: str, head_dim: int) -> int:
-    """How many numbers of a head are rotated."""
     rope = hf_rope(source, values)
     part = rope.number("partial_rotary_factor", float, 1.0)
     if part == 1.0:
@@ -421,21 +419,19 @@ def _hf_rotary_dim(source: str, values: Mapping[str, Any], architecture: str, he
 
 
 def hf_context_length(source: str, values: Mapping[str, Any]) -> int:
-    """Positions a sequence of a model with this `config.json` may have: as far as its scaling
-    reaches.
-    """
+    """The context length of a model with this `config.json`, scaling included."""
     fields, rope = Fields(source, values), hf_rope(source, values)
     positions = fields.number("max_position_embeddings", int)
     kind = rope.values.get("rope_type") or rope.values.get("type")
     factor = rope.number("factor", float, 1.0)
     original = rope.number("original_max_position_embeddings", int, positions)
-    if values.get("model_type") in GEMMA:  # stated as they are with scaling
+    if values.get("model_type") in GEMMA:  # the stated number includes the scaling
         return positions
     return _scaled(kind, positions, original, factor)
 
 
 def gguf_context_length(source: str, architecture: str, metadata: Mapping[str, Any]) -> int:
-    """The same for a GGUF file's metadata."""
+    """The context length by a GGUF file's metadata, scaling included."""
     fields = gguf_fields(source, architecture, metadata)
     positions = fields.number("context_length", int)
     kind = fields.values.get("rope.scaling.type")

@@ -1,14 +1,14 @@
-"""A draft head: one small layer that foresees what the target says next.
+"""A draft head: one small layer that predicts the target's next tokens.
 
-After EAGLE (Li et al., arXiv:2401.15077): where the target has a hidden state for position p and
-token p+1 is known, the head makes of both a hidden state for position p+1 of its own, and from that
-the likeliest tokens p+2. Its own hidden state stands in for the target's when it goes on drafting.
-It attends to all earlier positions through a KV cache of its own. The tokens it can say are a part
-of the target's vocabulary (`draft_vocab`, as in EAGLE-3, arXiv:2503.01840); the rows it scores them
-with, and the embedding it reads tokens by, are the target's.
+After EAGLE (Li et al., arXiv:2401.15077): from the target's hidden state of position p and token
+p+1, the head computes a hidden state of its own for position p+1, and from that the likeliest
+tokens p+2. To draft further, it uses its own hidden state in place of the target's. It attends to
+all earlier positions through a KV cache of its own. It can draft a part of the target's vocabulary
+(`draft_vocab`, as in EAGLE-3, arXiv:2503.01840), and shares the target's embedding and the rows of
+its output head.
 
-On disk a head is a safetensors file, its configuration and the fingerprint of the target it was
-trained for in the file's metadata; whether it fits is checked before anything of it is used.
+On disk a head is a safetensors file whose metadata has its configuration and the fingerprint of its
+target. The fingerprint is checked before any tensor is used.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ from worker.ops.rope import RopeTable
 
 FORMAT = "pointsman-draft-head"
 HEAD_FILE = "head.safetensors"
-# Rows that a fingerprint is taken of: of the embedding, and of two matrices of every layer.
+# The numbers of rows in a fingerprint: of the embedding, and of two matrices of every layer.
 _EMBEDDING_ROWS, _LAYER_ROWS = 1024, 16
 
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """What a head's file says of its own size; everything else follows from the target."""
+    """The sizes in a head's file; everything else follows from the target."""
 
     intermediate_size: int
     draft_vocab_size: int
 
     def config(self, target: ModelConfig) -> ModelConfig:
-        """The head's layer as a model of one layer."""
+        """The configuration of the head as a model of one layer."""
         return dataclasses.replace(
             target,
             vocab_size=self.draft_vocab_size,
@@ -76,7 +76,7 @@ class HeadShape:
         )
 
     def tensor_shapes(self, target: ModelConfig) -> dict[str, tuple[int, ...]]:
-        """Every tensor of a head's file but `draft_vocab`, by name."""
+        """The shapes of a head's tensors but `draft_vocab`, by name."""
         hidden, inner = target.hidden_size, self.intermediate_size
         queries = target.num_heads * target.head_dim
         keys = target.num_kv_heads * target.head_dim
@@ -98,8 +98,8 @@ class HeadShape:
 class DraftHead:
     """Weights of a head on its target's device and in its dtype. Holds no state between steps.
 
-    `config` describes its one layer, and with it the KV cache it needs. `draft_vocab` [Vd] int64
-    are the target's ids of the tokens that the columns of `logits` stand for.
+    `config` describes its one layer and thereby its KV cache. `draft_vocab` [Vd] int64 maps the
+    columns of `logits` to token ids of the target.
     """
 
     config: ModelConfig
@@ -116,11 +116,11 @@ class DraftHead:
     backend: Backend
 
     def forward(self, features: Tensor, step: StepTensors, kv_cache: Tensor) -> Tensor:
-        """Run a step; the head's hidden states [T, H], of every row.
+        """Run a step and return the head's hidden states [T, H] of every row.
 
         `features` [T, H] are hidden states of the step's positions: the target's, before its final
-        norm, or what this gave for the position before. `step.token_ids` are shifted: row p has
-        token p+1; positions, slots and attention are those of p. kv_cache [1, num_blocks, 2,
+        norm, or this method's result for the position before. `step.token_ids` are shifted: row p
+        has token p+1; positions, slots and attention are those of p. kv_cache [1, num_blocks, 2,
         kv_heads, block_size, head_dim] is read and written.
         """
         eps = self.config.rms_norm_eps
@@ -138,11 +138,11 @@ class DraftHead:
 
 
 def fingerprint(target: LlamaModel) -> str:
-    """A short name for a target's weights, the same in every dtype it may be loaded in.
+    """A short digest of a target's weights, the same in every dtype.
 
-    The signs of some rows of its embedding and of every layer's first and last matrix do not depend
-    on rounding, but change with training, whatever part of a layer is trained, and with
-    quantisation.
+    It covers the signs of some rows of the embedding and of every layer's first and last matrix.
+    They do not depend on rounding, but change with quantisation, and with training of any part of a
+    layer.
     """
     config = target.config
     digest = hashlib.sha256()
@@ -161,17 +161,16 @@ def fingerprint(target: LlamaModel) -> str:
 
 
 def _signs(rows: Tensor) -> bytes:
-    """Which numbers are above 0, after float16 has made the smallest of them 0 in every dtype."""
+    # float16 rounds the smallest numbers to 0 in every dtype, so that their signs agree.
     return (rows.to(torch.float16) > 0).cpu().numpy().tobytes()
 
 
 def _spread(size: int, device: torch.device) -> Tensor:
-    """Numbers of some rows out of `size`, int64."""
+    """The indices of about _LAYER_ROWS rows spread over `size`, int64."""
     return torch.arange(0, size, max(1, size // _LAYER_ROWS), device=device)
 
 
 def head_metadata(shape: HeadShape, target: LlamaModel) -> dict[str, str]:
-    """What a head's file says about itself."""
     return {
         "format": FORMAT,
         "fingerprint": fingerprint(target),
@@ -182,7 +181,7 @@ def head_metadata(shape: HeadShape, target: LlamaModel) -> dict[str, str]:
 def load_draft_head(path: Path, target: LlamaModel, *, is_rounded: bool = False) -> DraftHead:
     """Load a head for its target; raise `ModelError` saying what is wrong and what helps.
 
-    `is_rounded`: products may be made in bfloat16 where that is faster.
+    `is_rounded`: products may be computed in bfloat16 where that is faster.
     """
     shape, tensors = read_head(path, target)
     vocab = tensors["draft_vocab"].to(target.device)
@@ -190,9 +189,9 @@ def load_draft_head(path: Path, target: LlamaModel, *, is_rounded: bool = False)
 
 
 def read_head(path: Path, target: LlamaModel) -> tuple[HeadShape, dict[str, Tensor]]:
-    """A head's shape and tensors, as they are stored but for `draft_vocab` [Vd], which is int64.
+    """Read a head's shape and its tensors, as stored except for `draft_vocab` [Vd], which is int64.
 
-    Raises `ModelError` for a file that is none, is broken, or is of another target.
+    Raise `ModelError` for a file that is not a head, is broken, or is for another target.
     """
     shape = _checked_shape(path, _metadata(path), target)
     wanted = shape.tensor_shapes(target.config) | {"draft_vocab": (shape.draft_vocab_size,)}
@@ -219,7 +218,7 @@ def assemble(
     *,
     is_rounded: bool = False,
 ) -> DraftHead:
-    """A head of tensors named and shaped as `HeadShape.tensor_shapes` says."""
+    """Build a head from tensors with the names and shapes of `HeadShape.tensor_shapes`."""
     make = make_rounded_linear if is_rounded else make_linear
     linear = functools.partial(make, kernels=target.kernels)
     names = shape.tensor_shapes(target.config)
@@ -250,8 +249,8 @@ def assemble(
 
 
 def shipped_head(target: LlamaModel, heads: Path | None = None) -> Path | None:
-    """The file of a head for this target: one that `pointsman train-draft` has put under `heads`
-    (default: `heads_directory()`), or else one that comes with the package. None: there is none.
+    """Find the file of a head for this target: under `heads` (default: `heads_directory()`), where
+    `pointsman train-draft` writes, or else in the package.
     """
     name = fingerprint(target)
     trained = (heads or heads_directory()) / name / HEAD_FILE
@@ -262,7 +261,7 @@ def shipped_head(target: LlamaModel, heads: Path | None = None) -> Path | None:
 
 
 def heads_directory(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where heads trained on this machine are kept, one directory for each fingerprint: below
+    """The directory of heads trained on this machine, with a folder for each fingerprint: below
     $POINTSMAN_CACHE, else ~/.cache/pointsman.
     """
     chosen = environment.get("POINTSMAN_CACHE")

@@ -9,18 +9,18 @@ from worker.errors import ModelError
 
 _T = TypeVar("_T", int, float)
 _MISSING = object()
-_LARGEST = 1 << 63  # no size or factor is near, and products of two are finite
+_LARGEST = 1 << 63  # far above any size or factor; products of two are finite
 
 
 class Fields:
-    """One source of configuration, whose name stands in every error."""
+    """One source of configuration, which every error names."""
 
     def __init__(self, source: str, values: Mapping[str, Any]) -> None:
         self.source = source
         self.values = values
 
     def number(self, key: str, kind: type[_T], default: Any = _MISSING) -> _T:
-        """A finite number; null counts as missing, and without a default that is an error."""
+        """A finite number. null counts as missing, which is an error without a default."""
         value = self.values.get(key)
         if value is None:
             if default is _MISSING:
@@ -37,11 +37,11 @@ class Fields:
         return kind(value)
 
     def optional(self, key: str) -> float | None:
-        """A number, or None where it is missing or null."""
+        """A number; None if it is missing or null."""
         return None if self.values.get(key) is None else self.number(key, float)
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """Whether a switch is on; null counts as missing."""
+        """A switch; null counts as missing."""
         value = self.values.get(key)
         return default if value is None else bool(value)
 
@@ -57,5 +57,4 @@ class Fields:
         return found
 
     def refuse(self, reason: str) -> ModelError:
-        """An error that names the source."""
         return ModelError(f"{self.source}: {reason}")

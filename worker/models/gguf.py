@@ -1,6 +1,6 @@
 """Reader of the GGUF container: metadata and tensor directory of a memory-mapped file.
 
-It needs neither torch nor numpy, so that the tokenizer can read a vocabulary without them. Layout
+It imports neither torch nor numpy, so that the tokenizer can read a vocabulary without them. Layout
 (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), little-endian throughout:
 
     "GGUF"  u32 version  u64 n_tensors  u64 n_kv
@@ -9,7 +9,7 @@ It needs neither torch nor numpy, so that the tokenizer can read a vocabulary wi
     padding to `general.alignment`, then the data section the offsets count from
 
 A file is input from outside: every count, length and offset is checked against the size of the file
-before it is used, and whatever does not fit is a `ModelError` that names the file and the place.
+before it is used, and any mismatch is a `ModelError` that names the file and the place.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ GGML_TYPES: dict[int, GgmlType] = {
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor lies. `shape` is slowest dimension first, as torch and numpy write it;
-    `offset` and `num_bytes` are absolute in the file and known to lie inside it.
+    """The place of a tensor. `shape` has the slowest dimension first, as in torch and numpy; the
+    range of `offset` and `num_bytes` is absolute and inside the file.
     """
 
     name: str
@@ -156,7 +156,7 @@ class _Cursor:
         raise ModelError(f"{self.path}: corrupt GGUF in {self.place}: {reason}")
 
     def take(self, num_bytes: int) -> bytes:
-        """The next bytes, or an error when the file ends before."""
+        """Read the next bytes; raise `ModelError` at the end of the file."""
         start = self.position
         end = start + num_bytes
         if end > self.size:
@@ -171,7 +171,7 @@ class _Cursor:
         return int.from_bytes(self.take(8), "little")
 
     def count(self, min_bytes_each: int, what: str) -> int:
-        """A u64 count of items that cannot be more than the rest of the file holds."""
+        """Read a u64 count of items, bounded by the rest of the file."""
         count = self.u64()
         if count * min_bytes_each > self.size - self.position:
             self.fail(f"{count} {what} cannot fit in a file of {self.size} bytes")
@@ -185,7 +185,7 @@ class _Cursor:
             self.fail(f"a string is not UTF-8: {error.reason}")
 
     def strings(self, count: int) -> list[str]:
-        """`count` strings. The hot loop of a start: a vocabulary and its merges are 100,000."""
+        """Read `count` strings. The hot loop of a start: a vocabulary with merges has 100,000."""
         data, size, position = self.data, self.size, self.position
         from_bytes = int.from_bytes
         out: list[str] = []
@@ -278,7 +278,7 @@ def _read_tensor_infos(
 
 
 def _read_tensor_info(cursor: _Cursor, alignment: int) -> TensorInfo:
-    """One directory entry; its offset still counts from the data section."""
+    """Read one directory entry; its offset still counts from the data section."""
     name = cursor.string()
     cursor.place = f"tensor {name!r}"
     num_dims = cursor.u32()

@@ -1,5 +1,5 @@
-"""The llama family, and what has grown out of it: Mistral, Phi, Qwen (which adds biases to q, k and
-v, or norms), Gemma (which normalises what attention and MLP give as well).
+"""The llama family and its descendants: Mistral, Phi, Qwen (with biases of q, k and v, or norms)
+and Gemma (which also normalises the outputs of attention and MLP).
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class LayerWeights:
 
     `query_norm` and `key_norm` [head_dim] normalise each head before it is rotated, where the
     architecture does so; `rotates` is off for layers without rotary embedding. With a `window`, a
-    row sees so many positions, its own included. `attention_norm` and `branch_norm` [hidden]
-    normalise what attention and MLP give before it is added, where the architecture does so. With
-    `experts`, these are the MLP; `gate_up` and `down` are those of the first of them. Keys and
-    values are divided by `kv_scales` [2, kv_heads] float32 in a cache of eight bits.
+    row sees this number of positions, its own included. `attention_norm` and `branch_norm` [hidden]
+    normalise the outputs of attention and MLP before they are added, where the architecture does
+    so. With `experts`, these are the MLP, and `gate_up` and `down` belong to the first of them. An
+    8-bit cache stores keys and values divided by `kv_scales` [2, kv_heads] float32.
     """
 
     input_norm: Tensor
@@ -49,13 +49,13 @@ class LayerWeights:
 
 
 def layer_shape(config: ModelConfig) -> LayerShape:
-    """What the native layers of a model have in common."""
+    """The shape that all native layers of a model share."""
     return LayerShape(config.num_heads, config.num_kv_heads, config.head_dim, config.rms_norm_eps)
 
 
 def native_layers(layers: Sequence[LayerWeights], config: ModelConfig) -> NativeLayers | None:
-    """The layers run by native kernels; None: not all of their products are native, or they do
-    what the kernels do not.
+    """The layers for native kernels. None: a product is not native, or the architecture needs
+    arithmetic that the kernels lack.
     """
     if config.post_norms or config.activation != "silu" or config.num_experts:
         return None
@@ -70,7 +70,7 @@ def native_layers(layers: Sequence[LayerWeights], config: ModelConfig) -> Native
     return NativeLayers(layer_shape(config), products, norms, rotates, windows)
 
 
-# What adapters add to a product of a layer, by name, made of x: to y, in place.
+# Adds the adapters' part of a product, by its name: from the input x, to the output y, in place.
 AddAdapters = Callable[[str, Tensor, Tensor], None]
 
 
@@ -90,7 +90,7 @@ def attention_block(
     """x [T, hidden] + attention(norm(x)); writes the step's keys and values into `cache`.
 
     cache [num_blocks, 2, kv_heads, block_size, head_dim] is this layer's; `attention` is planned
-    for the step by `backend`; `add` gets every product with what it was made of.
+    for the step by `backend`; `add` gets the name, input and output of every product.
     """
     eps = config.rms_norm_eps
     normed = backend.rms_norm(x, layer.input_norm, eps)
@@ -119,8 +119,8 @@ def mlp_block(
     backend: Backend,
     add: AddAdapters = _add_nothing,
 ) -> Tensor:
-    """x [T, hidden] + down(silu(gate) · up) of norm(x), or with the GELU; or of several experts.
-    `add` gets every product with what it was made of, but those of experts.
+    """x [T, hidden] + down(silu(gate) · up) of norm(x), or with GELU, or of several experts. `add`
+    gets the name, input and output of every product but those of experts.
     """
     eps = config.rms_norm_eps
     normed = backend.rms_norm(x, layer.mlp_norm, eps)
@@ -146,7 +146,7 @@ def run_layers(
     backend: Backend,
     local_rope: RopeTable | None = None,
 ) -> Tensor:
-    """x [T, hidden] through layers, each with its part of kv_cache; see `LlamaModel.forward`."""
+    """Run x [T, hidden] through layers, each with its part of the cache of `LlamaModel.forward`."""
     shape = AttentionShape(
         config.num_heads,
         config.num_kv_heads,
@@ -169,9 +169,9 @@ def run_layers(
 class LlamaModel:
     """Weights on one device, and how to run them. Holds no state between steps.
 
-    `embedding` is read by rows only. `dtype` is that of activations. With `kernels`, all products
-    are native, and `native` runs the layers, if it is there; else `backend` serves them.
-    `local_rope` is the table of layers with a window, if they have one of their own.
+    `embedding` is read by rows only. `dtype` is the dtype of activations. With `kernels`, all
+    products are native, and `native`, if set, runs the layers; else `backend` does. `local_rope` is
+    the table of the layers with a window, if it differs.
     """
 
     config: ModelConfig
@@ -188,20 +188,18 @@ class LlamaModel:
     local_rope: RopeTable | None = None
 
     def forward(self, step: StepTensors, kv_cache: Tensor) -> Tensor:
-        """Run a step; logits [R, vocab_size] float32 of the step's `sample_rows`.
+        """Run a step; return logits [R, vocab_size] float32 of its `sample_rows`.
 
         kv_cache [num_layers, num_blocks, 2, kv_heads, block_size, head_dim] is read and written.
         """
         return self.logits(self.hidden(step, kv_cache))
 
     def hidden(self, step: StepTensors, kv_cache: Tensor) -> Tensor:
-        """As `forward`, but what `logits` makes them from: [R, hidden_size]."""
+        """Run a step; return the input of `logits` [R, hidden_size] for its `sample_rows`."""
         return self.states(step, kv_cache).index_select(0, step.sample_rows)
 
     def states(self, step: StepTensors, kv_cache: Tensor) -> Tensor:
-        """As `forward`, but of all rows what the final norm and the head have not seen yet:
-        [T, hidden_size].
-        """
+        """Run a step; return hidden states [T, hidden_size] of all rows before the final norm."""
         x = self.embedding.rows(step.token_ids)
         if self.config.embedding_scale != 1.0:
             x = x * torch.tensor(self.config.embedding_scale, dtype=x.dtype)

@@ -1,7 +1,7 @@
-"""WeightFile to model: takes every tensor exactly once, into the memory the model keeps.
+"""Load a model from a `WeightFile`: read every tensor exactly once, directly into its final memory.
 
-A tensor that is missing, has another shape than the configuration says, or belongs to nothing is a
-`ModelError` that names it, found before anything is read.
+A missing tensor, an unexpected one, or one whose shape contradicts the configuration raises a
+`ModelError` that names it before any weight is read.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ __all__ = ["GgufCheckpoint", "WeightFile", "load_model"]
 
 logger = logging.getLogger(__name__)
 
-# Buffers some exporters store although they follow from the configuration.
+# Buffers that some exporters store although they follow from the configuration.
 _DERIVED = re.compile(r"(^|\.)(rotary_emb\.inv_freq|masked_bias|attn\.bias)$")
-# What keys and values are divided by in a cache of eight bits, by those who store it.
+# Names of the scales that divide keys and values in an 8-bit cache, by exporter.
 _KV_SCALES = ("{}_scale", "attn.{}_scale", "{}_proj.{}_scale", "{}_proj.output_scale")
 _KV_SCALE = re.compile(r"\.self_attn\.((attn\.|[qkv]_proj\.)?[qkv]|[qkv]_proj\.output)_scale$")
 _ROPE_FACTORS = "rope_freqs.weight"
@@ -46,7 +46,7 @@ _EMBEDDING, _FINAL_NORM = "model.embed_tokens.weight", "model.norm.weight"
 _HEAD = "lm_head.weight"
 _KV_PARTS = frozenset({"self_attn.k_proj", "self_attn.v_proj"})
 _NAMES_LISTED = 5
-# Layers read at a time; each needs room for its largest product twice while that is laid out.
+# Layers read at a time; each briefly needs twice the memory of its largest product.
 _MAX_READERS = 4
 
 
@@ -62,14 +62,14 @@ def load_model(
 ) -> LlamaModel:
     """Load a GGUF file or a safetensors directory; raise `ModelError` saying what is wrong.
 
-    `max_positions` is how many a sequence may have, if not all that the model can attend to.
-    `check` is called with the model's shape before any weight is read, and may raise. With
-    `kernels`, and a `dtype` of float32, weights stay as they are stored and layers are native; a
-    `quantization` "q8_0" or "q4_1" converts those of products (embedding and head included) whose
-    rows are whole blocks. Raises `ConfigError` where that cannot be.
+    `max_positions` limits the positions of a sequence below the model's context. `check` is called
+    with the model's shape before any weight is read, and may raise. With `kernels`, and a `dtype`
+    of float32, weights stay as stored and layers are native; `quantization` "q8_0" or "q4_1"
+    converts the weights of products (embedding and head included) whose rows are whole blocks, and
+    raises `ConfigError` where the kernels do not support the model.
 
-    Of a `shard`, which takes no `kernels`, only what it needs is read (and the whole embedding),
-    and shapes are its own: see `shard_config`, which may raise.
+    A `shard`, which takes no `kernels`, reads only its own parts and the whole embedding, and has
+    shapes of its own: see `shard_config`, which may raise.
     """
     checkpoint = open_checkpoint(Path(path), quantization)
     _check_tensors(checkpoint)
@@ -87,8 +87,8 @@ def load_model(
 
 
 def shard_config(config: ModelConfig, shard: Shard) -> ModelConfig:
-    """The shape of a shard's layers: its part of the heads, of the KV heads (or one, where there
-    are more shards) and of the inner size. Raises `ConfigError` where these have no such parts.
+    """The shape of a shard's layers: its part of the heads, of the KV heads (one, if there are more
+    shards) and of the inner size. Raise `ConfigError` if these do not divide evenly.
     """
     if config.num_experts and shard.size > 1:
         raise ConfigError(
@@ -112,17 +112,17 @@ def shard_config(config: ModelConfig, shard: Shard) -> ModelConfig:
 
 
 def _splits(counts: tuple[int, int, int], size: int) -> bool:
-    """Whether shards of that number have equal parts of heads, KV heads and inner size. A KV head
-    may be that of several shards.
+    """True if heads, KV heads and inner size divide evenly among `size` shards; several shards may
+    share a KV head.
     """
     heads, kv_heads, inner = counts
     return heads % size == inner % size == 0 and min(kv_heads % size, size % kv_heads) == 0
 
 
 def _check_tensors(checkpoint: WeightFile) -> None:
-    """Every tensor wanted is there in its shape, and no other."""
+    """Raise `ModelError` unless exactly the expected tensors are there, in their shapes."""
     found, num_layers = checkpoint.shapes(), checkpoint.config.num_layers
-    if num_layers > len(found):  # before every tensor of every layer is named
+    if num_layers > len(found):  # `expected_shapes` would not end for a hostile number of layers
         raise ModelError(
             f"{checkpoint.source}: there are {len(found)} tensors, too few for {num_layers} layers"
         )
@@ -152,14 +152,14 @@ def _check_tensors(checkpoint: WeightFile) -> None:
 
 
 def _some(names: Iterable[str]) -> str:
-    """A few names, and how many more there are."""
+    """The first names, and the number of the others."""
     listed = list(dict.fromkeys(names))  # parts of a fused tensor have one name
     more = len(listed) - _NAMES_LISTED
     return ", ".join(listed[:_NAMES_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Every tensor a model of this shape has, by its Hugging Face name."""
+    """The shapes of a model's tensors by Hugging Face name."""
     table = (config.vocab_size, config.hidden_size)
     shapes: dict[str, tuple[int, ...]] = {_EMBEDDING: table, _FINAL_NORM: (config.hidden_size,)}
     if not config.tied_head:
@@ -188,13 +188,13 @@ def _norms(config: ModelConfig) -> dict[str, int]:
 
 
 def _mlp_norm(config: ModelConfig) -> str:
-    """The norm before the MLP, which is the one after attention unless that has one of its own."""
+    """The norm before the MLP. Without `post_norms` its name says that it follows attention."""
     return "pre_feedforward_layernorm" if config.post_norms else "post_attention_layernorm"
 
 
 class _Projection(NamedTuple):
-    """Linear parts of a layer that read the same input, fused along their outputs. Shards have
-    other outputs, or else (`splits_inputs`) other inputs.
+    """Linear parts of a layer that read the same input, fused along their outputs. Shards split the
+    outputs or (`splits_inputs`) the inputs.
     """
 
     outputs: dict[str, int]
@@ -260,12 +260,12 @@ class _Assembly:
         config = self._config
         table = (config.vocab_size, config.hidden_size)
         embedding, head = self._tables(table)
-        # Decoding is most of a start, and layers do not wait for each other.
+        # Decoding takes most of a start, and layers are independent of each other.
         with ThreadPoolExecutor(min(_MAX_READERS, torch.get_num_threads())) as readers:
             layers = tuple(readers.map(self._layer, range(config.num_layers)))
         if self._decoded:
             logger.warning(
-                "%s: quantised weights that no kernel here takes are decoded: %s",
+                "%s: quantised weights without a kernel on this device are decoded: %s",
                 self._checkpoint.source,
                 _some(sorted(self._decoded)),
             )
@@ -290,7 +290,7 @@ class _Assembly:
         )
 
     def _tables(self, shape: tuple[int, int]) -> tuple[Linear, Linear]:
-        """The embedding and the head [vocab_size, hidden], which may be one."""
+        """The embedding and the head [vocab_size, hidden], which may be the same."""
         if self._shard.size > 1:
             weight = self._read(_EMBEDDING, shape)
             return DenseLinear(weight), self._vocab_parallel_head(weight)
@@ -298,7 +298,7 @@ class _Assembly:
         if native is None:
             weight = self._read(_EMBEDDING, shape)
             embedding = make_linear(weight, kernels=self._kernels)
-            if self._kernels is None:  # it is read by rows, which takes the plain layout
+            if self._kernels is None:  # reading by rows takes the plain layout
                 embedding, native = DenseLinear(weight), embedding
         else:
             embedding = native
@@ -308,7 +308,7 @@ class _Assembly:
         return embedding, head or make_linear(self._read(_HEAD, shape), kernels=self._kernels)
 
     def _vocab_parallel_head(self, embedding: Tensor) -> Linear:
-        """The head of the shard's part of the vocabulary."""
+        """The head for the shard's part of the vocabulary."""
         vocab_size, hidden = embedding.shape
         size = -(-vocab_size // self._shard.size)
         start = min(self._shard.rank * size, vocab_size)
@@ -353,8 +353,8 @@ class _Assembly:
         )
 
     def _kv_scales(self, prefix: str) -> Tensor | None:
-        """Of the shard's KV heads, [2, kv_heads]; None where nothing is stored. Raises `ModelError`
-        for what is no scale.
+        """The scales of the shard's KV heads [2, kv_heads]; None if none are stored. Raise
+        `ModelError` for an invalid scale.
         """
         heads, names = self._config.num_kv_heads, self._checkpoint.shapes()
         scales = torch.ones(2, heads)
@@ -376,8 +376,8 @@ class _Assembly:
         return scales.to(self._device) if found else None
 
     def _stacks(self) -> dict[str, Tensor]:
-        """Memory for the weights of all experts of a layer, below each other, and the part of each
-        of their products; none where products have a layout of their own.
+        """Allocate the stacked weights of a layer's experts; return the stacks and each expert's
+        part. Empty where products have a layout of their own.
         """
         config, is_cpu = self._config, self._device.type == "cpu"
         if self._kernels is not None or (is_cpu and can_pack(self._dtype)):
@@ -391,7 +391,6 @@ class _Assembly:
         return stacks | parts
 
     def _experts(self, parts: Mapping[str, Linear], stacks: Mapping[str, Tensor]) -> Experts:
-        """The mixture of a layer with such products."""
         config = self._config
         numbers = range(config.num_experts)
         return Experts(
@@ -404,11 +403,11 @@ class _Assembly:
         )
 
     def _linear(self, prefix: str, part: _Projection, into: Tensor | None = None) -> Linear:
-        """The fused product, its parts below each other; its weight is decoded to `into`, if given,
-        and stays there.
+        """The fused product of stacked parts. If `into` is given, the weight is decoded to it and
+        stays there.
         """
         bias = None
-        if part.bias and not (part.splits_inputs and self._shard.rank > 0):  # it is added once
+        if part.bias and not (part.splits_inputs and self._shard.rank > 0):  # rank 0 alone adds it
             bias = self._joined(prefix, "bias", part)
         native = self._native([f"{prefix}{name}.weight" for name in part.outputs], bias)
         if native is not None:
@@ -421,8 +420,8 @@ class _Assembly:
         return linear
 
     def _native(self, names: Sequence[str], bias: Tensor | None = None) -> Linear | None:
-        """The product with weights as they are stored, below each other; None: not with kernels, or
-        one of them has to be decoded.
+        """The product of stacked weights as stored. None: there are no kernels, or a weight has to
+        be decoded.
         """
         if self._kernels is None:
             return None
@@ -432,14 +431,14 @@ class _Assembly:
     def _packed(
         self, prefix: str, part: _Projection, bias: Tensor | None, is_stacked: bool
     ) -> Linear | None:
-        """The product with weights that stay quantised. None: one of them is not quantised, or they
-        have to be decoded, as on a CPU and in a stack of experts.
+        """The product of weights that stay quantised. None: a weight is not quantised, or has to be
+        decoded, as on a CPU and in a stack of experts.
         """
         if self._product is None or self._kernels is not None:
             return None
         found = []
         for name, (rows, columns) in self._places(part).items():
-            if is_stacked:  # whether it is quantised is all that is asked
+            if is_stacked:  # one row is enough to see whether it is quantised
                 rows = slice(rows.start, rows.start + 1)
             weight = self._checkpoint.grouped(f"{prefix}{name}.weight", rows, columns)
             if weight is None:
@@ -454,7 +453,7 @@ class _Assembly:
     def _places(self, part: _Projection) -> dict[str, tuple[slice, slice]]:
         """The shard's rows and columns of each weight of a projection."""
         rank, places = self._shard.rank, {}
-        # Ranks in a row have the same KV head, where there are more ranks.
+        # With more ranks than KV heads, consecutive ranks share a head.
         sharing = max(1, self._shard.size // self._checkpoint.config.num_kv_heads)
         for name, count in part.outputs.items():
             own = rank // sharing if name in _KV_PARTS else rank
@@ -465,7 +464,7 @@ class _Assembly:
     def _joined(
         self, prefix: str, kind: str, part: _Projection, into: Tensor | None = None
     ) -> Tensor:
-        """The weights or biases of a projection decoded below each other; the shard's part."""
+        """Decode the shard's part of a projection's weights or biases, stacked."""
         size = sum(part.outputs.values())
         shape = (size, part.inputs) if kind == "weight" else (size,)
         joined, start = self._empty(shape) if into is None else into, 0
@@ -482,7 +481,7 @@ class _Assembly:
         return tensor
 
     def _norm(self, name: str, size: int) -> Tensor:
-        """Gemma's are stored without the one that is added, and are more precise than the sum."""
+        # Gemma multiplies by 1 + weight; the sum needs more precision than the stored weight.
         is_added = self._config.architecture in GEMMA
         dtype = torch.float32 if is_added else self._dtype
         tensor = torch.empty(size, dtype=dtype, device=self._device)
@@ -496,7 +495,7 @@ class _Assembly:
 def model_rope_table(
     config: ModelConfig, length: int, device: torch.device, factors: Tensor | None = None
 ) -> RopeTable:
-    """cos and sin of positions 0 to length-1, on a device."""
+    """Compute cos and sin of positions 0 to length-1 on a device."""
     frequencies = inverse_frequencies(config, factors, length)
     still = config.head_dim // 2 - len(frequencies)  # pairs that are not rotated
     table = make_rope_table(functional.pad(frequencies, (0, still)).to(device), length)
@@ -509,18 +508,18 @@ def model_rope_table(
 
 
 def _rotary_pairs(config: ModelConfig) -> int:
-    """Pairs of numbers of a head that are rotated."""
+    """The number of rotated pairs in a head."""
     return (config.rotary_dim or config.head_dim) // 2
 
 
 def inverse_frequencies(
     config: ModelConfig, factors: Tensor | None = None, length: int = 0
 ) -> Tensor:
-    """Rotary inverse frequencies [rotary_dim / 2], float32, scaled as the configuration says.
+    """Rotary inverse frequencies [rotary_dim / 2], float32, with the configuration's scaling.
 
-    `factors` [rotary_dim / 2] divide them (how GGUF stores Llama 3's scaling).
+    `factors` [rotary_dim / 2] divide them (GGUF's form of Llama 3's scaling).
 
-    Dynamic scaling uses one base for all positions, that of a sequence as long as the model's
+    Dynamic scaling uses one base for all positions: the base for a sequence as long as the model's
     context. transformers raises the base only once a sequence outgrows the original context, which
     no sequence does here, because the context of such a model is the original one. Longrope has one
     set of factors as well: the long ones if sequences may have a `length` beyond the original.
@@ -555,21 +554,21 @@ def _dynamic_base(base: float, head_dim: int, scaling: RopeScaling, context: int
 
 
 def _llama3_frequencies(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
-    """Llama 3.1's stretch: long wavelengths by `factor`, short ones not, a ramp between."""
+    """Llama 3.1's scaling: long wavelengths by `factor`, short ones not, a ramp between."""
     wavelengths = 2 * math.pi / frequencies
     low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
-    kept = ((scaling.original_context / wavelengths - low) / (high - low)).clamp(0, 1)
-    return (1 - kept) * frequencies / scaling.factor + kept * frequencies
+    unscaled = ((scaling.original_context / wavelengths - low) / (high - low)).clamp(0, 1)
+    return (1 - unscaled) * frequencies / scaling.factor + unscaled * frequencies
 
 
 def _yarn_frequencies(frequencies: Tensor, base: float, scaling: RopeScaling) -> Tensor:
-    """YaRN's stretch: pairs that turn often over the original context keep their frequency, those
-    that turn seldom are divided by `factor`, a ramp over the index of the pair between.
+    """YaRN's scaling: pairs that turn often over the original context keep their frequency, those
+    that turn rarely are divided by `factor`, with a ramp over the pair's index between.
     """
     pairs = len(frequencies)
 
     def pair_turning(turns: float) -> float:
-        """The (fractional) pair that makes so many turns over the original context."""
+        """The (fractional) pair that makes `turns` turns over the original context."""
         return pairs * math.log(scaling.original_context / (turns * 2 * math.pi)) / math.log(base)
 
     low, high = pair_turning(scaling.beta_fast), pair_turning(scaling.beta_slow)

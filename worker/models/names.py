@@ -1,6 +1,7 @@
-"""What files call tensors, and where in their tensors ours lie.
+"""Names of tensors in files, and the places of the model's tensors in them.
 
-Ours are those of a Llama in Hugging Face's layout, with `mlp.experts.N` for the MLPs of a mixture.
+The model's own names are those of a Llama in Hugging Face's layout, with `mlp.experts.N` for the
+MLPs of a mixture.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 
 from worker.models.config import ModelConfig
 
-ROUTER = "mlp.gate"  # of a layer with experts; stays as precise as it is
+ROUTER = "mlp.gate"  # of a layer with experts; never quantised
 _GGUF_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _GGUF_LAYER_NAMES = {
     "attn_norm": "input_layernorm",
@@ -27,7 +28,7 @@ _GGUF_LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-# What some architectures call otherwise.
+# Names that differ in some architectures.
 _GEMMA_NAMES = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
@@ -46,7 +47,7 @@ _GGUF_OWN_NAMES = {
     "gemma3": _GEMMA_NAMES,
     "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
 }
-# Tensors that hold several of ours below each other, with the sizes of these.
+# Tensors that hold several of the model's tensors, stacked.
 _FUSED = {
     "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
@@ -59,27 +60,28 @@ _GGML_OF = {hf: ggml for ggml, hf in (_GGUF_NAMES | _GGUF_LAYER_NAMES).items()}
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a tensor lies: rows `start` to `stop` - 1 of what the file calls `stored`."""
+    """The place of a tensor: rows `start` to `stop` - 1 of the file's tensor `stored`."""
 
     stored: str
     start: int
     stop: int
 
     def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of these rows."""
+        """The shape of these rows, given the shape of the whole tensor."""
         return (self.stop - self.start, *whole[1:][-1:]) if whole else ()
 
 
 def num_rows(shape: tuple[int, ...]) -> int:
-    """Rows of a tensor, those of matrices below each other."""
+    """Rows of a tensor, with those of all its matrices stacked."""
     return math.prod(shape[:-1]) if len(shape) > 1 else sum(shape)
 
 
 def places(
     stored: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], config: ModelConfig
 ) -> dict[str, Place]:
-    """Where our tensors lie, of a file that has tensors of some `shapes` under the names `stored`,
-    by what these are for us. Of a fused one the last part has what is left, right or wrong.
+    """Find the places of the model's tensors in a file with tensors of the given `shapes`. `stored`
+    maps Hugging Face names to the file's names. The last part of a fused tensor takes all remaining
+    rows; a later check of shapes finds a wrong number.
     """
     places = {}
     sizes = {
@@ -107,9 +109,9 @@ def places(
 
 
 def row_order(name: str, config: ModelConfig, rows: int) -> list[int] | None:
-    """So many rows of a projection to queries or keys, those of whole heads, in the order in which
-    we have them; None: as they are. We rotate a number with the one half a head away, also where
-    only the first numbers of a head are rotated: these move to the beginnings of both halves.
+    """The order for `rows` rows (of whole heads) of a query or key projection; None: unchanged.
+    The kernels rotate a number with the one half a head away. Where only the first numbers of a
+    head are rotated, these therefore move to the beginnings of both halves.
     """
     if config.rotary_dim in (0, config.head_dim) or not re.search(
         r"\.[qk]_proj\.(weight|bias)$", name
@@ -123,7 +125,7 @@ def row_order(name: str, config: ModelConfig, rows: int) -> list[int] | None:
 
 
 def hf_name(name: str, config: ModelConfig) -> str:
-    """The Hugging Face name of a GGUF tensor; a name it does not know stays as it is."""
+    """The Hugging Face name of a GGUF tensor; an unknown name stays unchanged."""
     layer = _GGUF_LAYER.fullmatch(name)
     known = _GGUF_LAYER_NAMES | _GGUF_OWN_NAMES.get(config.architecture, {})
     if layer is not None and layer[2] in known:
@@ -133,7 +135,7 @@ def hf_name(name: str, config: ModelConfig) -> str:
 
 
 def ggml_name(name: str, config: ModelConfig) -> str:
-    """The way back."""
+    """The inverse of `hf_name`."""
     own = _GGUF_OWN_NAMES.get(config.architecture, {})
     known = _GGML_OF | {hf: ggml for ggml, hf in own.items()}
     layer = _HF_LAYER.fullmatch(re.sub(r"\.experts\.\d+\.", ".experts.*.", name))
@@ -144,11 +146,11 @@ def ggml_name(name: str, config: ModelConfig) -> str:
 
 
 def from_mixtral(name: str) -> str:
-    """Our name of a tensor of Mixtral's."""
+    """The Hugging Face name, in a Llama's layout, of a tensor of Mixtral."""
     return ".".join(_MIXTRAL.get(part, part) for part in name.split("."))
 
 
 def to_mixtral(name: str) -> str:
-    """The way back."""
+    """The inverse of `from_mixtral`."""
     back = {own: stored for stored, own in _MIXTRAL.items()}
     return ".".join(back.get(part, part) for part in name.split("."))

@@ -1,8 +1,8 @@
 """Weights of safetensors directories in FP8, AWQ or GPTQ, as `quantization_config` describes them.
 
-Which weights are quantised is what the tensors say: a weight that is stored in a float type of its
-own stays as it is, whatever lists of exceptions the configuration has. Activations are not
-quantised, so the scales for them are not read, nor are those of a KV cache.
+The tensors decide which weights are quantised: a weight stored in a float type stays unchanged,
+whatever exceptions the configuration lists. Activations are not quantised, so their scales are not
+read; the scales of a KV cache are the loader's.
 
 Sources of the layouts: transformers' `finegrained_fp8` and compressed-tensors' "float-quantized"
 (weight = code · scale; scales of the tensor, of each row or of each block); AutoAWQ's GEMM kernels
@@ -26,10 +26,10 @@ from worker.models.fields import Fields
 from worker.ops.cpu.native import Stored
 from worker.ops.quantized import Encoding, GroupedWeight
 
-_FP8 = "F8_E4M3"  # what safetensors call the type
+_FP8 = "F8_E4M3"  # in the terms of safetensors
 _METHODS = ("fp8", "compressed-tensors", "awq", "gptq")
 _FORMATS = ("float-quantized", "naive-quantized")  # of compressed-tensors
-# Where an output's code is among the eight of its word.
+# The place of each output's code among the eight of its word.
 _AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]
 _SCALE_NAMES = ("weight_scale_inv", "weight_scale")
 _PARTS = {
@@ -37,7 +37,7 @@ _PARTS = {
     "awq": ("qweight", "qzeros", "scales"),
     "gptq": ("qweight", "qzeros", "scales", "g_idx"),
 }
-# Of what attention multiplies; those of the KV cache are the loader's.
+# Scales of the operands of attention; those of the KV cache are the loader's.
 _ATTENTION_SCALES = tuple(
     f".self_attn.{name}_scale" for name in ("q", "prob_output", "q_proj.output")
 )
@@ -47,11 +47,11 @@ _Q4_0_ZERO = 8
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """How a checkpoint's weights are stored. `method` is "fp8", "awq" or "gptq".
+    """The encoding of a checkpoint's weights. `method` is "fp8", "awq" or "gptq".
 
-    Of FP8, `block` is the size [rows, columns] of what shares a scale, None where the tensor or a
-    row does. Of the others, `group_size` columns share a scale (0: all), and `zero_offset` is what
-    zero points are more than is stored.
+    FP8: a `block` of (rows, columns) shares a scale; None: a row or the whole tensor does. The
+    others: `group_size` columns share a scale (0: all), and zero points are the stored numbers plus
+    `zero_offset`.
     """
 
     method: str
@@ -62,7 +62,7 @@ class Quantization:
 
 
 def read_quantization(source: str, values: Mapping[str, Any]) -> Quantization | None:
-    """What a `config.json` says; None: nothing. Raises `ModelError` for what is not supported."""
+    """Read the encoding from a `config.json`, if any. Raise `ModelError` for an unsupported one."""
     settings = values.get("quantization_config")
     if settings is None:
         return None
@@ -88,14 +88,14 @@ def read_quantization(source: str, values: Mapping[str, Any]) -> Quantization | 
         return Quantization("awq", bits, group_size=max(size, 0))
     version = _one_of(fields, "checkpoint_format", ("gptq", "gptq_v2"), "gptq")
     overrides = fields.values.get("dynamic") or {}
-    # "-:" is before patterns of modules that are not quantised.
+    # "-:" marks patterns of modules that are not quantised.
     if not isinstance(overrides, dict) or not all(each.startswith("-:") for each in overrides):
         raise fields.refuse("dynamic has settings of its own for some modules: not supported")
     return Quantization("gptq", bits, None, max(size, 0), 1 if version == "gptq" else 0)
 
 
 def _compressed(fields: Fields) -> Quantization:
-    """Of compressed-tensors, FP8 with one layout for all groups of modules."""
+    """Read compressed-tensors: FP8 with one layout for all groups of modules."""
     _one_of(fields, "format", _FORMATS)
     for key in ("sparsity_config", "transform_config"):
         value = fields.values.get(key)
@@ -120,7 +120,7 @@ def _compressed(fields: Fields) -> Quantization:
 
 
 def _one_of(fields: Fields, key: str, allowed: tuple[str, ...], default: str = "") -> str:
-    """A word of a few, in any case. Raises `ModelError` for others."""
+    """One of a few words, in upper or lower case. Raise `ModelError` for others."""
     value = fields.values.get(key) or default
     word = value.lower() if isinstance(value, str) else ""
     if word not in allowed:
@@ -142,8 +142,8 @@ def _block(fields: Fields, key: str) -> tuple[int, int] | None:
 class QuantizedTensors:
     """The quantised weights among the tensors of a checkpoint.
 
-    `weights` has the shape [out, in] of each, by the name `….weight`; `others` are the names of
-    tensors that belong to them, or that nothing needs.
+    `weights` has the shape [out, in] of each, by the name `….weight`; `others` are the names of the
+    tensors that they consist of, and of tensors that are not read.
     """
 
     def __init__(
@@ -154,8 +154,8 @@ class QuantizedTensors:
         types: Mapping[str, str],
         open_slice: Callable[[str], Any],
     ) -> None:
-        """`shapes` and `types` are those of what is stored, and `open_slice` gives one to slice.
-        Raises `ModelError` for a weight whose parts are missing or do not fit together.
+        """`shapes` and `types` describe the stored tensors, and `open_slice` opens one for slicing.
+        Raise `ModelError` for a weight whose parts are missing or do not fit together.
         """
         self._source = source
         self._how = quantization
@@ -187,12 +187,11 @@ class QuantizedTensors:
         return columns, rows * self._per_word
 
     def _scale_name(self, stem: str) -> str:
-        """Of the scales of an FP8 weight."""
         names = [f"{stem}.{name}" for name in _SCALE_NAMES]
         return next((name for name in names if name in self._shapes), names[-1])
 
     def _check(self, stem: str) -> None:
-        """The parts of a weight have the shapes that its own shape asks for."""
+        """Raise `ModelError` unless the parts of a weight have the shapes that its own implies."""
         out, inputs = self.weights[f"{stem}.weight"]
         how = self._how
         if how.method == "fp8":
@@ -219,9 +218,9 @@ class QuantizedTensors:
             )
 
     def read(self, name: str, rows: slice, columns: slice) -> GroupedWeight:
-        """Rows and columns, both with a beginning and an end, of a weight by its name in `weights`.
+        """Read a part of a weight by its name in `weights`. Both slices have a start and a stop.
 
-        Raises `ModelError` for groups that are not there.
+        Raise `ModelError` for groups without scales.
         """
         stem = name.removesuffix(".weight")
         read = {"fp8": self._read_fp8, "awq": self._read_awq, "gptq": self._read_gptq}
@@ -282,13 +281,13 @@ class QuantizedTensors:
         )
 
     def _consecutive(self, columns: slice) -> Tensor:
-        """The groups of some columns, if they are next to each other."""
+        """The groups of columns, if each consists of consecutive columns."""
         size = self._how.group_size or columns.stop
         return torch.arange(columns.start, columns.stop) // size
 
 
 def _widened(part: slice, multiple: int) -> tuple[slice, slice]:
-    """The words that hold a part of what is packed, and the part's place in what they hold."""
+    """The words that hold a part of the packed codes, and the part's place in them."""
     first = part.start // multiple
     inner = slice(part.start - first * multiple, part.stop - first * multiple)
     return slice(first, -(-part.stop // multiple)), inner
@@ -303,16 +302,16 @@ def _unpack(words: Tensor, bits: int) -> Tensor:
 
 
 def as_blocks(weight: GroupedWeight) -> Stored | None:
-    """The same weight, to the bit, in GGUF's blocks: Q4_0 for codes of four bits whose zeros are
-    all 8, else Q8_0. None: that cannot be, because blocks would cross groups, a scale is no
-    float16 number, or codes less their zeros take more than eight bits.
+    """Re-encode a weight exactly in GGUF's blocks: Q4_0 for 4-bit codes whose zeros are all 8, else
+    Q8_0. None where that is impossible: blocks would cross groups, a scale is not a float16 number,
+    or codes minus zeros need more than eight bits.
     """
     rows, columns = weight.codes.shape
     if weight.zeros is None or columns % _BLOCK_ELEMENTS:
         return None
     groups = weight.groups.view(-1, _BLOCK_ELEMENTS)
     scales = weight.scales.to(torch.float16)
-    is_exact = torch.equal(scales.float(), weight.scales.float())  # not of NaN either
+    is_exact = torch.equal(scales.float(), weight.scales.float())  # False for NaN too
     if not is_exact or not torch.equal(groups, groups[:, :1].expand_as(groups)):
         return None
     blocks = groups[:, 0]

@@ -1,6 +1,6 @@
 """Settings of the rotary embedding, read from GGUF metadata or Hugging Face JSON.
 
-Sources: transformers' `modeling_rope_utils.py` for what the keys mean, llama.cpp for those of GGUF.
+Sources: transformers' `modeling_rope_utils.py` for Hugging Face's keys, llama.cpp for GGUF's.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ _LONGROPE = ("longrope", "su")
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """How rotary frequencies are stretched. `kind` is "linear", "dynamic", "llama3", "yarn" or
+    """The scaling of rotary frequencies. `kind` is "linear", "dynamic", "llama3", "yarn" or
     "longrope".
 
     `original_context` is the number of positions the unscaled model was trained for.
 
-    linear: frequencies divided by `factor` (kaiokendev). dynamic: a larger base for contexts beyond
-    the original one (NTK). llama3: frequencies whose wavelength is beyond `original_context /
+    linear: frequencies are divided by `factor` (kaiokendev). dynamic: a larger base for contexts
+    beyond the original one (NTK). llama3: frequencies whose wavelength is above `original_context /
     low_frequency_factor` are divided by `factor`, those below `original_context /
-    high_frequency_factor` are kept, and between the two it is interpolated. yarn (Peng et al.,
-    arXiv:2309.00071): interpolated between `beta_fast` and `beta_slow` turns over the original
-    context, the bounds rounded outwards when `truncate`; cos and sin times `attention_factor`.
-    longrope (Ding et al., arXiv:2402.13753): each divided by its own factor, of `long_factors` for
-    a context longer than the original one, else of `short_factors`; and `attention_factor`.
+    high_frequency_factor` stay unchanged, those between are interpolated. yarn (Peng et al.,
+    arXiv:2309.00071): frequencies are interpolated between `beta_fast` and `beta_slow` turns over
+    the original context, with bounds rounded outwards if `truncate`; cos and sin are multiplied by
+    `attention_factor`. longrope (Ding et al., arXiv:2402.13753): each frequency is divided by its
+    own factor, from `long_factors` for a context longer than the original one, else from
+    `short_factors`; `attention_factor` applies too.
     """
 
     kind: str
@@ -56,13 +57,13 @@ class RopeScaling:
 
 def hf_rope(source: str, values: Mapping[str, Any]) -> Fields:
     """The rotary settings of either layout: `rope_parameters` (transformers 5), or `rope_theta`
-    beside `rope_scaling` (before). Raises `ModelError` when they are no object.
+    beside `rope_scaling` (before). Raise `ModelError` if they are not an object.
     """
     stated = values.get("rope_parameters") or values.get("rope_scaling") or {}
     if not isinstance(stated, Mapping):
         raise ModelError(f"{source}: rope_parameters or rope_scaling is {stated!r}, not an object")
     rope = dict(stated)
-    if isinstance(rope.get("full_attention"), Mapping):  # settings for each type of layer
+    if isinstance(rope.get("full_attention"), Mapping):  # settings by type of layer
         rope = dict(rope["full_attention"])
     for key in ("rope_theta", "partial_rotary_factor"):
         if key not in rope and values.get(key) is not None:
@@ -135,7 +136,7 @@ def _hf_longrope(rope: Fields, values: Mapping[str, Any], positions: int) -> Rop
 
 
 def _mscale(factor: float, scale: float = 1.0) -> float:
-    """YaRN's growth of the attention logits with the context, of cos and sin each."""
+    """YaRN's factor for cos and sin, which lets attention logits grow with the context."""
     return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
 
