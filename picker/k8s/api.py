@@ -1,7 +1,7 @@
-"""What the picker asks of a Kubernetes API server, without how it is asked.
+"""The requests of the picker to a Kubernetes API server, as an interface.
 
-`picker.k8s.client` speaks with a real one. Everything else here is written against `KubernetesApi`,
-so that it can be run against a server in the same process, and in virtual time.
+`picker.k8s.client` implements it over HTTP. All other code uses `KubernetesApi`, so that it can run
+against a server in the same process, in virtual time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 
 @dataclass(frozen=True, slots=True)
 class ApiResource:
-    """A kind of objects, as paths name it; `group` "" is the core."""
+    """A kind of objects in the terms of API paths; `group` "" is the core group."""
 
     group: str
     version: str
@@ -24,16 +24,16 @@ class ApiResource:
 
     @property
     def api_version(self) -> str:
-        """As objects state it."""
+        """The `apiVersion` of its objects."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     @property
     def qualified(self) -> str:
-        """For people: plural and group."""
+        """Plural and group, for texts."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
     def path(self, namespace: str, name: str = "") -> str:
-        """Of all objects in `namespace`, or of one."""
+        """The path of all objects in `namespace`, or of one."""
         root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
         path = f"{root}/namespaces/{namespace}/{self.plural}"
         return f"{path}/{name}" if name else path
@@ -52,7 +52,7 @@ ENDPOINT_SLICES = ApiResource("discovery.k8s.io", "v1", "endpointslices")
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which objects of a kind: those of one namespace that both selectors let through."""
+    """The objects of one namespace that match both selectors."""
 
     namespace: str
     label_selector: str = ""
@@ -78,8 +78,8 @@ class WatchEvent:
 class ApiError(Exception):
     """The server refused; `status` is that of HTTP, or the code of an ERROR in a watch.
 
-    `reason` is the server's own ("Gone", "Forbidden", "NotFound"…; "" when it gave none),
-    `retry_after_seconds` how long it asked to be left alone.
+    `reason` is the server's own ("Gone", "Forbidden", "NotFound"…; "" without one),
+    `retry_after_seconds` the wait that it asks for.
     """
 
     def __init__(
@@ -93,39 +93,33 @@ class ApiError(Exception):
 
 
 class UnreachableError(Exception):
-    """No answer: no connection, a connection that broke or was silent for too long, no such name,
-    or bytes that are no answer.
+    """No answer: no connection, a broken or silent connection, an unknown host name, or bytes that
+    are not an answer of an API server.
     """
 
 
 class SilentError(UnreachableError):
-    """A connection that stays open, and on which nothing came for longer than anything may last."""
+    """A connection that stays open without any bytes for longer than a live watch."""
 
 
 class KubernetesApi(Protocol):
     """An API server. Every method raises `ApiError` or `UnreachableError` and nothing else."""
 
-    async def list(self, resource: ApiResource, selection: Selection) -> Listing:
-        """All objects now."""
-        ...
+    async def list(self, resource: ApiResource, selection: Selection) -> Listing: ...
 
     def watch(
         self, resource: ApiResource, selection: Selection, resource_version: str
     ) -> AbstractAsyncContextManager[AsyncIterator[WatchEvent]]:
-        """What changes after `resource_version`, with bookmarks, until the server ends the watch.
-
-        Ends with `SilentError` when nothing at all came for longer than a live watch is ever
-        silent.
+        """Watch the changes after `resource_version`, with bookmarks, until the server ends the
+        watch. Ends with `SilentError` after a longer silence than that of any live watch.
         """
         ...
 
-    async def get(self, resource: ApiResource, namespace: str, name: str) -> dict[str, Any]:
-        """One object."""
-        ...
+    async def get(self, resource: ApiResource, namespace: str, name: str) -> dict[str, Any]: ...
 
     async def send(self, method: str, path: str, document: dict[str, Any]) -> dict[str, Any]:
-        """POST a new object or a review, or PUT an object in place of another (409 when its
-        resourceVersion is not the current one); the object as the server has it then.
+        """POST a new object or a review, or PUT an object in place of another (409 if its
+        resourceVersion is not the current one); returns the stored object.
         """
         ...
 

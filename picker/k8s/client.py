@@ -1,7 +1,7 @@
-"""Asks an API server over HTTP: `KubernetesApi` with aiohttp, objects as the bytes that came.
+"""`KubernetesApi` over HTTP with aiohttp; objects stay the received bytes.
 
-A path may keep sockets open and forward nothing, which no keepalive of TCP detects. So every watch
-asks the server to end it soon (`ClientLimits.watch_seconds`), and one on which nothing came for
+A network path may keep sockets open and forward nothing, which no TCP keepalive detects. So every
+watch asks the server to end it soon (`ClientLimits.watch_seconds`), and a watch without bytes for
 `silent_seconds` is dead: a live server would have ended it before (docs/decisions/0028).
 """
 
@@ -35,7 +35,7 @@ from picker.k8s.credentials import Access, Credentials
 MAX_BODY_BYTES: Final = 256 * 2**20
 MAX_LINE_BYTES: Final = 16 * 2**20
 _SHOWN_BYTES: Final = 200
-_MESSAGE_LENGTH: Final = 1000  # of what a server says in refusals, which is logged
+_MESSAGE_LENGTH: Final = 1000  # of a refusal's text, which is logged
 _LIST_ATTEMPTS: Final = 3
 _REFUSAL_BYTES: Final = 2**20
 _REFUSAL_SECONDS: Final = 5.0
@@ -43,7 +43,7 @@ _EXPIRED: Final = 410
 _UNAUTHORIZED: Final = 401
 _OK: Final = range(200, 300)
 _JSON: Final = "application/json"
-_HTML: Final = "text/html"  # of whatever stands before the server: a watch would seem to open
+_HTML: Final = "text/html"  # from a proxy before the server; else a watch would seem to open
 _AGENT: Final = "pointsman-picker"
 # As `socket.getaddrinfo` returns it.
 _AddressInfo: TypeAlias = tuple[int | socket.AddressFamily, int | socket.SocketKind, int, str, Any]
@@ -51,10 +51,10 @@ _AddressInfo: TypeAlias = tuple[int | socket.AddressFamily, int | socket.SocketK
 
 @dataclass(frozen=True, slots=True)
 class ClientLimits:
-    """How long things may last, in seconds, and how long lists may be.
+    """Limits of time, in seconds, and of lists.
 
-    Watches are ended by the server after a time between the two `watch` ones; one on which nothing
-    came for `silent`, which is longer, is dead. `list` is for each page.
+    The server ends a watch after a time between the two values of `watch`; a watch without bytes
+    for `silent`, which is longer, is dead. `list` is per page.
     """
 
     watch_seconds: tuple[int, int] = (18, 24)
@@ -63,11 +63,11 @@ class ClientLimits:
     request_seconds: float = 15.0
     list_seconds: float = 30.0
     page_objects: int = 500
-    most_pages: int = 2000
+    max_pages: int = 2000
 
 
 class KubernetesClient:
-    """A real API server; used as a context manager, which owns the connections."""
+    """A `KubernetesApi` over HTTP; a context manager that owns the connections."""
 
     def __init__(
         self, credentials: Credentials, *, rng: Random, limits: ClientLimits | None = None
@@ -79,7 +79,7 @@ class KubernetesClient:
 
     async def __aenter__(self) -> Self:
         connector = aiohttp.TCPConnector(socket_factory=_socket, limit=0)
-        # Compressed lists cost the server more than the bytes cost a network in a cluster.
+        # Compression costs the server more than the bytes cost the network of a cluster.
         headers = {"Accept": _JSON, "Accept-Encoding": "identity", "User-Agent": _AGENT}
         self._session = aiohttp.ClientSession(connector=connector, headers=headers)
         return self
@@ -95,7 +95,7 @@ class KubernetesClient:
             await session.close()
 
     async def list(self, resource: ApiResource, selection: Selection) -> Listing:
-        """All objects now, read in pages; begun anew when the server forgets the list meanwhile."""
+        """List all objects, in pages; starts again if the list expires in between."""
         for _ in range(_LIST_ATTEMPTS - 1):
             try:
                 return await self._pages(resource, selection)
@@ -108,20 +108,20 @@ class KubernetesClient:
         items: list[msgspec.Raw] = []
         query = {"limit": str(self._limits.page_objects), **_selectors(selection)}
         path = resource.path(selection.namespace)
-        for _ in range(self._limits.most_pages):
+        for _ in range(self._limits.max_pages):
             body = await self._ask("GET", path, query=query, seconds=self._limits.list_seconds)
             page = decode_listing(body)
             items.extend(page.objects)
             if not page.metadata.continue_:
                 return Listing(items, page.metadata.resource_version)
             query["continue"] = page.metadata.continue_
-        raise UnreachableError(f"a list that does not end after {self._limits.most_pages} pages")
+        raise UnreachableError(f"a list that does not end after {self._limits.max_pages} pages")
 
     @asynccontextmanager
     async def watch(
         self, resource: ApiResource, selection: Selection, resource_version: str
     ) -> AsyncIterator[AsyncIterator[WatchEvent]]:
-        """What changes, see `KubernetesApi`; the server ends it after half a minute at most."""
+        """See `KubernetesApi`; the server ends the watch within half a minute."""
         query = {
             "watch": "1",
             "allowWatchBookmarks": "true",
@@ -139,11 +139,9 @@ class KubernetesClient:
             response.close()
 
     async def get(self, resource: ApiResource, namespace: str, name: str) -> dict[str, Any]:
-        """One object."""
         return decode_object(await self._ask("GET", resource.path(namespace, name)))
 
     async def send(self, method: str, path: str, document: dict[str, Any]) -> dict[str, Any]:
-        """An object or a review as the server has it then, see `KubernetesApi`."""
         return decode_object(await self._ask(method, path, document))
 
     async def has(self, resource: ApiResource) -> bool:
@@ -168,7 +166,7 @@ class KubernetesClient:
         query: Mapping[str, str] | None = None,
         seconds: float | None = None,
     ) -> bytes:
-        """One request; the body of its good answer."""
+        """Send a request; returns the body of a successful response."""
         timeout = self._timeout(total=seconds or self._limits.request_seconds)
         body = None if document is None else msgspec.json.encode(document)
         response = await self._open(method, path, body, query=query, timeout=timeout)
@@ -185,7 +183,7 @@ class KubernetesClient:
         query: Mapping[str, str] | None = None,
         timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - of aiohttp's kinds
     ) -> aiohttp.ClientResponse:
-        """A good answer, its body unread. Credentials that are not taken are renewed once."""
+        """A successful response with an unread body. Rejected credentials are renewed once."""
         access = await self._credentials.access()
         response = await self._send(access, method, path, body, query, timeout)
         if response.status == _UNAUTHORIZED:
@@ -197,7 +195,7 @@ class KubernetesClient:
             if response.content_type != _HTML:
                 return response
             response.close()
-            raise UnreachableError("the answer is a page for people (text/html), not an API's")
+            raise UnreachableError("the answer is an HTML page (text/html), not that of an API")
         async with response:
             raise api_error(response.status, response.headers, await _beginning(response))
 
@@ -216,7 +214,7 @@ class KubernetesClient:
         if body is not None:
             headers["Content-Type"] = _JSON
         with _translated():
-            # The limits of a watch are for its socket, and bind no proxy and no name server.
+            # The limits of a watch apply to its socket, not to proxies and name servers.
             async with asyncio.timeout(timeout.total or timeout.sock_read):
                 return await self._session.request(
                     method,
@@ -247,10 +245,10 @@ def _selectors(selection: Selection) -> dict[str, str]:
 async def _events(
     response: aiohttp.ClientResponse, silent_seconds: float
 ) -> AsyncGenerator[WatchEvent, None]:
-    """The events of a watch. All lines of a piece come without giving way in between.
+    """The events of a watch; all lines of one piece without a turn of the loop in between.
 
-    Where nothing comes the reply's own limit holds. Bytes that end no line are silence too:
-    something on the way may send blanks to keep it open.
+    The response's own limit covers total silence. Bytes without a line end are silence too, because
+    a proxy may send blanks to keep the connection open.
     """
     loop, lines = asyncio.get_running_loop(), WatchLines()
     with _translated(SilentError):
@@ -265,7 +263,7 @@ async def _events(
 
 
 async def _beginning(response: aiohttp.ClientResponse) -> bytes:
-    """The beginning of a refusal's body, or "": its status counts, whatever befalls the body."""
+    """The beginning of a refusal's body; "" if it cannot be read, since the status suffices."""
     body = b""
     with suppress(aiohttp.ClientError, OSError):
         async with asyncio.timeout(_REFUSAL_SECONDS):
@@ -278,7 +276,7 @@ async def _beginning(response: aiohttp.ClientResponse) -> bytes:
 
 @contextmanager
 def _translated(silence: type[UnreachableError] = UnreachableError) -> Iterator[None]:
-    """Whatever goes wrong with a connection, as what it means here."""
+    """Translate the errors of a connection."""
     try:
         yield
     except (aiohttp.SocketTimeoutError, TimeoutError) as error:
@@ -288,7 +286,7 @@ def _translated(silence: type[UnreachableError] = UnreachableError) -> Iterator[
 
 
 def _socket(address: _AddressInfo) -> socket.socket:
-    """One that notices within half a minute that its peer is gone, also while it is idle."""
+    """A socket that detects a dead peer within half a minute, even while idle."""
     family, kind, protocol, _, _ = address
     made = socket.socket(family, kind, protocol)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -301,11 +299,11 @@ def _socket(address: _AddressInfo) -> socket.socket:
     return made
 
 
-# Bytes of an API server as values. Bytes that are no answer of one raise `UnreachableError`.
+# Bytes of an API server → values. Bytes that are not its answer raise `UnreachableError`.
 
 
 class ListMetadata(msgspec.Struct, frozen=True):
-    """Where a list stands, and how it goes on."""
+    """The version of a list, and the token of its next page."""
 
     resource_version: str = msgspec.field(name="resourceVersion", default="")
     continue_: str = msgspec.field(name="continue", default="")
@@ -319,7 +317,7 @@ class Page(msgspec.Struct, frozen=True):
 
     @property
     def objects(self) -> list[msgspec.Raw]:
-        """The items; a server may say null for none."""
+        """The items; a server may write null for none."""
         return self.items or []
 
 
@@ -347,20 +345,20 @@ _STATUS = msgspec.json.Decoder(_Status)
 _OBJECT = msgspec.json.Decoder(dict[str, Any])
 
 
-async def read_bounded(stream: aiohttp.StreamReader, most_bytes: int) -> bytes:
-    """A whole body. Raises `UnreachableError` when it is larger than `most_bytes`."""
+async def read_bounded(stream: aiohttp.StreamReader, max_bytes: int) -> bytes:
+    """Read a whole body. Raises `UnreachableError` if it is larger than `max_bytes`."""
     pieces: list[bytes] = []
     size = 0
     async for piece in stream.iter_any():
         size += len(piece)
-        if size > most_bytes:
-            raise UnreachableError(f"an answer of more than {most_bytes} bytes")
+        if size > max_bytes:
+            raise UnreachableError(f"an answer of more than {max_bytes} bytes")
         pieces.append(piece)
     return b"".join(pieces)
 
 
 def decode_listing(body: bytes) -> Page:
-    """A page of a list. A reply without a version is none, though it may look like an empty one."""
+    """Decode a page of a list. A reply without a version is not a list, even if it looks empty."""
     try:
         page = _PAGE.decode(body)
     except _NO_JSON as error:
@@ -371,16 +369,15 @@ def decode_listing(body: bytes) -> Page:
 
 
 def decode_object(body: bytes) -> dict[str, Any]:
-    """One object."""
     try:
         return _OBJECT.decode(body)
     except _NO_JSON as error:
-        # Nothing of it is shown: reviews of tokens come back with the token in them.
+        # Without the body: a review of a token contains the token.
         raise UnreachableError(f"the answer is no object: {error}") from error
 
 
 def decode_event(line: bytes) -> WatchEvent:
-    """A line of a watch. Raises `ApiError` for an ERROR event."""
+    """Decode a line of a watch. Raises `ApiError` for an ERROR event."""
     try:
         event = _LINE.decode(line)
     except _NO_JSON as error:
@@ -391,7 +388,7 @@ def decode_event(line: bytes) -> WatchEvent:
 
 
 def api_error(status: int | None, headers: Mapping[str, str], body: bytes) -> ApiError:
-    """A refusal, whatever its body is; without the `status` of HTTP that of the body."""
+    """Decode a refusal with any body; without an HTTP `status` the body's code counts."""
     try:
         refusal = _STATUS.decode(body)
     except _NO_JSON:
@@ -405,25 +402,25 @@ def api_error(status: int | None, headers: Mapping[str, str], body: bytes) -> Ap
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds; the form with a date is not one that API servers use."""
+    """The seconds; API servers do not use the form with a date."""
     text = headers.get("Retry-After", "").strip()
     return float(text) if text.isascii() and text.isdigit() else None
 
 
 class WatchLines:
-    """Cuts what comes on a watch into lines. A line may come in many pieces, which are put together
-    once. Owns what has come of a line that has not ended.
+    """Splits the bytes of a watch into lines. Owns the pieces of an unfinished line, which are
+    joined once.
     """
 
-    def __init__(self, most_bytes: int = MAX_LINE_BYTES) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self, max_bytes: int = MAX_LINE_BYTES) -> None:
+        self._max_bytes = max_bytes
         self._pieces: list[bytes] = []
         self._size = 0
 
     def added(self, piece: bytes) -> Iterator[bytes]:
-        """The lines that have ended now, empty ones left out.
+        """The lines that `piece` completes, without empty ones.
 
-        Raises `UnreachableError` for one that does not end.
+        Raises `UnreachableError` for an endless line.
         """
         begun, *rest = piece.split(b"\n")
         self._size += len(begun)
@@ -433,11 +430,11 @@ class WatchLines:
             self._pieces, self._size = [following], len(following)
             if line.strip():
                 yield line
-        if self._size > self._most_bytes:
-            raise UnreachableError(f"a line of more than {self._most_bytes} bytes")
+        if self._size > self._max_bytes:
+            raise UnreachableError(f"a line of more than {self._max_bytes} bytes")
 
     def check_whole(self) -> None:
-        """Raises `UnreachableError` when the stream has ended within a line."""
+        """Raises `UnreachableError` if the stream has ended within a line."""
         if b"".join(self._pieces).strip():
             raise UnreachableError("a watch ended in the middle of a line")
 

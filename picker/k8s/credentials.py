@@ -1,8 +1,8 @@
-"""Where the API server is and which credentials it accepts: kubeconfig files or a service account.
+"""The address of the API server and the credentials for it: kubeconfig files or a service account.
 
-The official `kubernetes` package (extra `k8s`) reads the files, runs exec plugins and asks token
-issuers; this module judges the result. Tokens and certificates change while the picker runs: they
-are read again every minute, in a thread, and at once when the server refuses them.
+The official `kubernetes` package (extra `k8s`) reads the files, runs exec plugins and calls token
+issuers; this module checks the result. Tokens and certificates change while the picker runs: they
+are read again every minute, in a thread, and at once after the server has refused them.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _TOKEN: Final = "BearerToken"  # the package's name for the header's value, of w
 class Access:
     """An API server and the credentials for it.
 
-    `url` has no slash at its end. `authorization` is the whole header. `tls` is None for the
-    defaults (and for plain HTTP).
+    `url` has no trailing slash. `authorization` is the whole header. `tls` None: the defaults, or
+    plain HTTP.
     """
 
     url: str
@@ -47,17 +47,17 @@ class Access:
 
 
 class AccessSource(Protocol):
-    """Where credentials come from. It may block: files, processes, token issuers."""
+    """A source of credentials; it may block on files, processes and token issuers."""
 
     def load(self, *, anew: bool) -> Access:
-        """The credentials now, the same object when nothing changed; `anew`: the server refuses
-        what was known. Raises `ConfigError`.
+        """The present credentials, the same object if nothing changed; `anew` after the server has
+        refused the last ones. Raises `ConfigError`.
         """
         ...
 
 
 class Credentials:
-    """Hands out the access that `source` gives, and reads it again in time; owns the last one.
+    """Owns the last access from `source`, and reads it again in time.
 
     `clock` is monotonic, in seconds. Requests wait for a source for at most `timeout_seconds`.
     """
@@ -76,13 +76,13 @@ class Credentials:
         self._reading: asyncio.Future[Access] | None = None
 
     async def access(self) -> Access:
-        """The access to use now; the last one stays in use when it cannot be read again."""
+        """The access to use now; the last one stays in use if a new one cannot be read."""
         if self._clock() - self._read_at >= REREAD_SECONDS:
             await self._read(anew=False)
         return self._access
 
     async def renewed(self, refused: Access) -> Access:
-        """The access to use after a 401 to `refused`; the same when there is no other."""
+        """The access to use after a 401 to `refused`; the same if there is no other."""
         if self._access is not refused:
             return self._access
         now = self._clock()
@@ -94,7 +94,7 @@ class Credentials:
         return self._access
 
     async def _read(self, *, anew: bool) -> None:
-        """Ask the source, once for all who wait; not for long, for a plugin may hang."""
+        """Ask the source once for all waiting requests, with a time-out: a plugin may hang."""
         if self._reading is None:
             work = asyncio.to_thread(self._source.load, anew=anew)
             self._reading = asyncio.ensure_future(work)
@@ -115,7 +115,7 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where credentials are looked for: the environment, the home, the service account."""
+    """The places to search for credentials: the environment, the home, the service account."""
 
     environ: Mapping[str, str]
     home: Path
@@ -158,7 +158,7 @@ def _source(kubeconfig: str, context: str | None, places: Places) -> AccessSourc
 
 
 class _AccessMaker:
-    """Makes an `Access` of a `Configuration` of the package; owns the last one, which it gives
+    """Makes an `Access` from a `Configuration` of the package; owns the last one, and returns it
     again while nothing changes, so that connections stay open.
     """
 
@@ -173,7 +173,7 @@ class _AccessMaker:
         if scheme not in ("https", "http"):
             shown = _without_password(url)
             raise ConfigError(
-                f"the server {shown!r} is no address: begin it with https:// or http://"
+                f"the server {shown!r} is not an address: begin it with https:// or http://"
             )
         header = configuration.api_key.get(_TOKEN)
         access = Access(
@@ -188,7 +188,7 @@ class _AccessMaker:
         return self._access or access
 
     def _context(self, configuration: Any) -> ssl.SSLContext:
-        """A new one only when a file has other bytes than before: many change by themselves."""
+        """A new context only if the bytes of a file have changed: many files rotate."""
         paths = (configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file)
         files = (Path(path).read_bytes() if path else None for path in paths)
         material = (bool(configuration.verify_ssl), *paths, *files)
@@ -207,14 +207,14 @@ def _context(
             f"{authorities}: no certificates of authorities in it ({error}); "
             f"give PEM in certificate-authority"
         ) from error
-    # Authorities made by cluster installers often lack extensions that newer Pythons insist on.
+    # The authorities of cluster installers often lack extensions that newer Pythons require.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     if not verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     if certificate:
         try:
-            # A password, so that an encrypted key is refused instead of asked for on the terminal.
+            # A password, so that an encrypted key is refused instead of a prompt on the terminal.
             context.load_cert_chain(certificate, key or None, password="")
         except OSError as error:
             raise ConfigError(
@@ -225,7 +225,7 @@ def _context(
 
 
 def _header(text: str) -> str:
-    """The value of `Authorization`; files of tokens often end with a line break."""
+    """The value of `Authorization`; token files often end with a line break."""
     scheme, _, secret = text.strip().partition(" ")
     if not secret.strip() or any(ord(one) < ord(" ") for one in secret.strip()):
         raise ConfigError("the token is empty or has line breaks; give exactly one token")
@@ -246,21 +246,21 @@ def _proxy(configuration: Any, url: str) -> str | None:
 
 
 def _without_password(url: str) -> str:
-    """An address for people, without what stands before "@"."""
+    """An address for texts, without the credentials before "@"."""
     before, _, rest = url.rpartition("@")
     scheme, separator, _ = before.partition("://")
     return f"{scheme}{separator}{rest}" if separator else rest
 
 
 class ServiceAccount:
-    """The service account that Kubernetes puts into every Pod; its token changes on disk."""
+    """The service account that Kubernetes mounts into every Pod; its token rotates on disk."""
 
     def __init__(self, folder: Path, environ: Mapping[str, str]) -> None:
         self._folder, self._environ = folder, environ
         self._maker = _AccessMaker()
 
     def load(self, *, anew: bool) -> Access:
-        """See `AccessSource`. Reading is cheap, so the files are read in either case."""
+        """See `AccessSource`. The files are always read, which is cheap."""
         configuration = _package().client.Configuration()
         with _explained(f"the service account in {self._folder}"):
             importlib.import_module("kubernetes.config.incluster_config").InClusterConfigLoader(
@@ -272,8 +272,8 @@ class ServiceAccount:
 
 
 class KubeconfigFiles:
-    """Kubeconfig files; of two that define one name the first counts. Owns the configuration that
-    the package made of them last. Errors name the files by `source`, the flag or variable.
+    """Kubeconfig files; the first definition of a name counts. Owns the last configuration that the
+    package made. Errors name the files by `source`, the flag or variable.
     """
 
     def __init__(self, paths: tuple[Path, ...], context: str | None, source: str) -> None:
@@ -282,8 +282,8 @@ class KubeconfigFiles:
         self._configuration: Any = None
 
     def load(self, *, anew: bool) -> Access:
-        """See `AccessSource`. Plugins run again only when their token is about to expire: they are
-        dear, and some ask a person.
+        """See `AccessSource`. Plugins run again only if their token is about to expire: they are
+        expensive, and some are interactive.
         """
         with _explained(self._source):
             name, user = self._context()
@@ -308,7 +308,7 @@ class KubeconfigFiles:
         return configuration
 
     def _check_user(self, name: str, user: dict[str, Any], plugin: str | None) -> None:
-        """The files gave no token: no request is sent without the one that they name."""
+        """Refuse files that name a token but gave none."""
         if plugin is not None and self._configuration.cert_file is None:
             raise ConfigError(
                 f"{self._source}: the plugin {plugin!r} of context {name!r} gave no credentials; "
@@ -321,8 +321,8 @@ class KubeconfigFiles:
             )
 
     def _context(self) -> tuple[str, dict[str, Any]]:
-        """The name and the user of the context to use: of the wanted one, or else of the first that
-        a file calls current. The package would take the last that a file calls current.
+        """The name and the user of the context: the wanted one, else the first current one. The
+        package would use the last current one.
         """
         documents = [_document(path) for path in self._paths if path.exists()]
         if not documents:
@@ -344,7 +344,7 @@ def _document(path: Path) -> dict[str, Any]:
     try:
         document = yaml.safe_load(path.read_text())
     except yaml.MarkedYAMLError as error:
-        # Without the text of the line, which may hold a token.
+        # Without the text of the line, which may contain a token.
         mark = error.problem_mark or error.context_mark
         where = "" if mark is None else f" in line {mark.line + 1}, column {mark.column + 1}"
         what = error.problem or error.context or "broken YAML"
@@ -352,12 +352,12 @@ def _document(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: not a kubeconfig file: {error}") from error
     if not isinstance(document, dict):
-        raise ConfigError(f"{path}: not a kubeconfig file: it is no mapping")
+        raise ConfigError(f"{path}: not a kubeconfig file: it is not a mapping")
     return document
 
 
 def _named(documents: list[dict[str, Any]], section: str, key: str) -> dict[str, dict[str, Any]]:
-    """The entries of a section by name, of all files; the first of a name wins."""
+    """The entries of a section of all files by name; the first of each name wins."""
     found: dict[str, dict[str, Any]] = {}
     for document in documents:
         listed = document.get(section)
@@ -368,7 +368,7 @@ def _named(documents: list[dict[str, Any]], section: str, key: str) -> dict[str,
 
 
 def _plugin(user: dict[str, Any]) -> str | None:
-    """The command or issuer behind a user's credentials; None for a user of files alone."""
+    """The command or issuer of a user's credentials; None for a user with files alone."""
     command, provider = user.get("exec"), user.get("auth-provider")
     if isinstance(command, dict):
         return str(command.get("command"))
@@ -376,7 +376,7 @@ def _plugin(user: dict[str, Any]) -> str | None:
 
 
 def _package() -> Any:
-    """The official package, which is only needed, and only installed, where there is Kubernetes."""
+    """Import the official package, which only pickers in Kubernetes need."""
     try:
         importlib.import_module("kubernetes.config")
         return importlib.import_module("kubernetes")
@@ -389,8 +389,8 @@ def _package() -> Any:
 
 @contextmanager
 def _explained(source: str) -> Iterator[None]:
-    """Whatever the package, its plugins and the libraries of token issuers raise, as one error:
-    they have no common root, and a broken file is an `AttributeError` as well as anything else.
+    """Translate all errors of the package, its plugins and the libraries of token issuers: they
+    have no common base class, and a broken file may raise even `AttributeError`.
     """
     try:
         yield

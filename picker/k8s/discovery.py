@@ -1,10 +1,9 @@
 """Endpoints, objectives and rewrites from a Kubernetes cluster.
 
-Theory of operation. One reflector follows the pool, one the Pods that it selects, one each the
-objectives and the rewrites. Their views go to `PoolReconciler`; one task applies them, so that a
-burst of changes costs little more than one, and so that what is due later is done without a new
-event. While the API server is away nothing changes: the picker serves from the last known state,
-and reports that.
+Theory of operation. One reflector each follows the pool, the Pods that it selects, the objectives
+and the rewrites. Their views go to `PoolReconciler`; one task applies them, so that a burst of
+changes costs little more than one change, and deadlines need no event. While the API server is
+unreachable nothing changes: the picker serves from the last known state, and reports that.
 """
 
 from __future__ import annotations
@@ -46,9 +45,9 @@ from picker.pool.policies import Objective, RequestRules, RewriteRule
 log = logging.getLogger(__name__)
 
 R = TypeVar("R")
-GATHER_SECONDS: Final = 0.02  # so long at least between two changes of endpoints
-# Events of Pods, objectives and rewrites that follow others so soon are applied together, and so is
-# what is due: where something changes all the time, waking up costs most.
+GATHER_SECONDS: Final = 0.02  # the minimum between two changes of endpoints
+# Events of Pods, objectives and rewrites within this time are applied together, and so are
+# deadlines: under constant changes, waking up costs most.
 NEWS_SECONDS: Final = 0.1
 MAX_SHARE: Final = 0.3  # of the loop's time that applying changes may take
 ASK_AGAIN_SECONDS: Final = 30.0
@@ -60,21 +59,21 @@ Connect: TypeAlias = Callable[[], AbstractAsyncContextManager[KubernetesApi]]
 
 @dataclass(frozen=True, slots=True)
 class WatchedPool:
-    """What to follow: the InferencePool `pool`, or with `pods` these Pods under that name."""
+    """The InferencePool to follow, or with `pods` the Pods to follow under its name."""
 
     pool: PoolName
     pods: PoolShape | None = None
 
 
 def selected_pods(selector: str, ports: tuple[int, ...]) -> PoolShape:
-    """Pods to follow without any InferencePool. Raises `ValueError` for what is no selector."""
+    """The Pods to follow without an InferencePool. Raises `ValueError` for an invalid selector."""
     return PoolShape(selector, LabelSelector.parse(selector).matches, ports)
 
 
 @dataclass(slots=True)
 class _PodWatch:
-    """The Pods of one selector; `news` is their view where it is not applied yet, `changed` the
-    keys of those that may differ from the view that is.
+    """The Pods of one selector; `news` is their view until it is applied, `changed` the keys that
+    may differ from the applied view.
     """
 
     reflector: Reflector[PodRecord]
@@ -85,7 +84,7 @@ class _PodWatch:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind that the picker can do without, in its current and in its deprecated group."""
+    """An optional kind, in its current and in its deprecated group."""
 
     current: ApiResource
     legacy: ApiResource
@@ -96,7 +95,7 @@ REWRITE_KIND: Final = Kind(REWRITES, LEGACY_REWRITES)
 
 
 async def installed(api: KubernetesApi, kind: Kind) -> ApiResource | None:
-    """The resource to follow; None: the server knows neither. Raises as `KubernetesApi` does."""
+    """The resource to follow; None if the server knows neither. Raises as `KubernetesApi` does."""
     for one in (kind.current, kind.legacy):
         if await api.has(one):
             return one
@@ -105,10 +104,10 @@ async def installed(api: KubernetesApi, kind: Kind) -> ApiResource | None:
 
 
 class KindFollower(Generic[R]):
-    """Calls `use` with all records of a kind, in whichever group the server has it, whenever they
-    change; with none where there is no such kind. `reflect` makes what follows a resource.
+    """Calls `use` with all records of a kind, in the group that the server has, after each change;
+    with none if the server does not know the kind. `reflect` makes the reflector of a resource.
 
-    What is followed is given up for less only when it is missing twice in a row: an API server that
+    A followed resource is given up only if it is missing twice in a row, because an API server that
     starts may not know its kinds yet.
     """
 
@@ -123,14 +122,15 @@ class KindFollower(Generic[R]):
         self._failure: str | None = None
 
     def problem(self) -> str | None:
-        """Why what is known may be old; None: it is current, or there is no such kind."""
+        """The reason why the records may be outdated; None: they are current, or there is no such
+        kind.
+        """
         if self._failure is not None:
             return self._failure
         reflector = self._reflector
         return reflector.problem() if reflector is not None and reflector.installed else None
 
     async def run(self, api: KubernetesApi) -> None:
-        """Follow until cancelled."""
         following: ApiResource | None = None
         is_first, was_missing = True, False
         async with asyncio.TaskGroup() as group:
@@ -139,7 +139,7 @@ class KindFollower(Generic[R]):
                 try:
                     found = await installed(api, self._kind)
                 except (ApiError, UnreachableError) as error:
-                    # What is followed tells of the same by itself.
+                    # A reflector reports the same problem by itself.
                     plural = self._kind.current.plural
                     self._failure = f"{plural}: {error}" if self._reflector is None else None
                     await asyncio.sleep(RETRY_SECONDS if is_first else ASK_AGAIN_SECONDS)
@@ -153,7 +153,7 @@ class KindFollower(Generic[R]):
                 if is_first or found != following:
                     if task is not None:
                         task.cancel()
-                        await asyncio.wait({task})  # does not swallow a cancellation of this
+                        await asyncio.wait({task})  # does not swallow a cancellation of this task
                     task = self._begin(group, found)
                 following, is_first = found, False
                 await asyncio.sleep(ASK_AGAIN_SECONDS)
@@ -173,7 +173,7 @@ class KindFollower(Generic[R]):
 def _log_change(
     kind: Kind, before: ApiResource | None, now: ApiResource | None, *, is_first: bool
 ) -> None:
-    """Log which resource is followed, when that is new."""
+    """Log a change of the followed resource."""
     if now == before and not is_first:
         return
     plural = kind.current.plural
@@ -195,7 +195,7 @@ def _log_change(
 
 
 class KubernetesDiscovery:
-    """A `PoolSource` that is a cluster. `connect` opens the way to its API server."""
+    """The `PoolSource` of a cluster. `connect` connects to its API server."""
 
     def __init__(
         self,
@@ -221,16 +221,15 @@ class KubernetesDiscovery:
         """Does nothing: `run` asks the server."""
 
     def problem(self) -> str | None:
-        """Why what is known may be old, or that an object is not followed."""
+        """The reason why the state may be outdated, or an object that is not followed."""
         return next(self._problems(), None)
 
     def is_absent(self) -> bool:
-        """True if there is known to be no such pool, or none that could be obeyed."""
+        """True if it is known that there is no such pool, or no valid one."""
         pool = self._pool
         return pool is not None and pool.synced and not pool.view
 
     async def run(self) -> None:
-        """Follow until cancelled."""
         async with self._connect() as api, asyncio.TaskGroup() as group:
             selected = self._target.pods
             if selected is None:
@@ -284,7 +283,7 @@ class KubernetesDiscovery:
         )
 
     def _watch_wanted_pods(self, api: KubernetesApi, group: asyncio.TaskGroup) -> None:
-        """Watch what the reconciler wants, and nothing else."""
+        """Watch the Pods that the reconciler wants, and no others."""
         wanted = self._reconciler.selectors
         for selector in [one for one in self._pods if one not in wanted]:
             self._pods.pop(selector).task.cancel()
@@ -317,7 +316,7 @@ class KubernetesDiscovery:
             log.warning("there is no %s", self._called)
         self._reconciler.use_pool(wanted, self._clock())
         for watch in self._pods.values():
-            # A pool that was gone for a moment only knows no Pods, and their watch goes on.
+            # A pool that was gone for a moment has lost its Pods, while their watch continues.
             if watch.reflector.synced:
                 watch.news = watch.reflector.view
         self._changed.set()
@@ -331,7 +330,7 @@ class KubernetesDiscovery:
         self._changed.set()
 
     async def _apply_changes(self, api: KubernetesApi, group: asyncio.TaskGroup) -> None:
-        """Apply new views, and what is due, until cancelled."""
+        """Apply new views and deadlines until cancelled."""
         while True:
             self._changed.clear()
             began = self._clock()

@@ -1,17 +1,17 @@
-"""The choice of a leader among replicas, by what one of them has seen of a Lease.
+"""The election of a leader among replicas, from one replica's view of a Lease.
 
-Theory of operation. A leader leads for `renew_seconds` from the moment at which it *asked* for the
-write that was then accepted. Another one takes the Lease when it has not seen it change for
-`lease_seconds`, counted from when it *heard* of the last change, which is later than that write.
-Both count by monotonic clocks of their own; the time that a holder wrote is never read. As
-the second span is longer than the first, no two lead at a time, however late answers come, however
-long a process stands still, and whatever wall clocks say, as long as
+Theory of operation. A leader leads for `renew_seconds` from the moment at which it *requested* the
+write that was then accepted. Another replica takes the Lease after `lease_seconds` without a
+change, counted from when it *learned* of the last change, which is later than that write. Both
+count by their own monotonic clocks; the time that a holder wrote is never read. Because the second
+span is longer than the first, no two replicas lead at a time, however late answers arrive, however
+long a process is suspended, and whatever wall clocks show, as long as
 
 - clocks do not differ in rate by more than `lease_seconds / renew_seconds` (1.5 by default),
 - the API server accepts no write of an outdated version, and
 - no other client deletes the Lease or takes the holder out of it.
 
-A Lease that goes all the same is waited out by those who have seen its holder.
+If the Lease is deleted nevertheless, replicas that know its holder wait for the full span.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import enum
 from dataclasses import dataclass
 from typing import Final
 
-MAX_STATED_SECONDS: Final = 120.0  # what a Lease may ask others to wait
+MAX_STATED_SECONDS: Final = 120.0  # the longest wait that a Lease can demand of others
 
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """How long a Lease holds for others, how long for its holder, and between two tries."""
+    """The validity of a Lease for others and for its holder, and the time between two attempts."""
 
     lease_seconds: float = 15.0
     renew_seconds: float = 10.0
@@ -33,21 +33,19 @@ class Timings:
 
     @property
     def look_seconds(self) -> float:
-        """Between two looks of a standby: what a released Lease waits for, and by how much one
-        that is not renewed may be judged too long.
+        """The time between two reads of a standby: the delay of taking a released Lease, and the
+        excess delay of taking an expired one.
         """
         return self.retry_seconds / 4
 
     @property
     def answer_seconds(self) -> float:
-        """So long an answer is waited for: a leader can try twice before its time is up."""
+        """The time-out of a request, so that a leader can try twice before its time is over."""
         return self.renew_seconds / 2.5
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseName:
-    """Which Lease."""
-
     namespace: str
     name: str
 
@@ -69,7 +67,7 @@ class LeaseRecord:
 
 
 class Step(enum.Enum):
-    """What to ask of the API server next: read the Lease, make it, or write it as one's own."""
+    """The next request to the API server: read the Lease, create it, or write it as the holder."""
 
     LOOK = "look"
     CREATE = "create"
@@ -77,7 +75,7 @@ class Step(enum.Enum):
 
 
 class Elector:
-    """Owns what one replica knows of the Lease, and until when it leads.
+    """Owns one replica's view of the Lease, and the end of its leadership.
 
     Every `now` is of one monotonic clock, in seconds, that does not stop while the process does.
     """
@@ -85,44 +83,43 @@ class Elector:
     def __init__(self, identity: str, timings: Timings) -> None:
         self._identity, self._timings = identity, timings
         self._record: LeaseRecord | None = None
-        self._free_at = float("-inf")  # for others than the holder
+        self._free_at = float("-inf")  # for replicas other than the holder
         self._outdated = True
         self._leads_until: float | None = None
 
     def is_leader(self, now: float) -> bool:
-        """True if this replica leads; no other one does at the time."""
+        """True if this replica leads; then no other one does."""
         return self._leads_until is not None and now < self._leads_until
 
     @property
     def leads_until(self) -> float | None:
-        """When it stops to lead, if nothing else happens; None: it does not lead."""
+        """The end of leadership without a further write; None: it does not lead."""
         return self._leads_until
 
     @property
     def holder(self) -> str:
-        """The holder of the Lease when it was last seen; "" for none."""
+        """The last known holder; "" for none."""
         return (self._record.holder or "") if self._record is not None else ""
 
     @property
     def holds(self) -> bool:
-        """True if the Lease named this one when it was last seen."""
+        """True if this replica is the last known holder."""
         return self._record is not None and self._record.holder == self._identity
 
     @property
     def is_outdated(self) -> bool:
-        """True if a write would be of a version that is not the current one, as far as is known."""
+        """True if the known version may not be the current one."""
         return self._outdated
 
     def step(self, now: float) -> Step:
-        """What comes next."""
         if self._outdated or not (self.holds or now >= self._free_at):
             return Step.LOOK
         return Step.CREATE if self._record is None else Step.WRITE
 
     def wait_seconds(self, now: float, jitter: float = 1.0) -> float:
-        """How long to wait before the next step, after one that went well.
+        """The wait before the next step, after a successful one.
 
-        `jitter` shortens what may be shortened, so that replicas do not ask in step.
+        `jitter` shortens waits, so that replicas do not synchronize.
         """
         if self.is_leader(now):
             return self._timings.retry_seconds * jitter
@@ -132,7 +129,7 @@ class Elector:
         return min(max(self._free_at - now, 0.0), looking) if not self._outdated else looking
 
     def saw(self, record: LeaseRecord, now: float) -> None:
-        """The Lease was read, or written for another holder; `now` is when the answer was there."""
+        """Note the Lease as read, or as written for another holder; `now` is after the answer."""
         known, self._record, self._outdated = self._record, record, False
         if record.holder != self._identity:
             self._leads_until = None
@@ -143,20 +140,20 @@ class Elector:
             self._free_at = now + max(self._timings.lease_seconds, stated)
 
     def saw_none(self, now: float) -> None:
-        """There is no Lease. One whose holder was known is waited out, but by that holder."""
+        """Note that there is no Lease. All but its last known holder wait for the full span."""
         if self.holds:
             self._free_at = now
         self._record, self._outdated = None, False
 
     def wrote(self, record: LeaseRecord, asked_at: float) -> None:
-        """A write was accepted; `asked_at` is from before it was sent."""
+        """Note an accepted write; `asked_at` is the time before it was sent."""
         self._record, self._outdated, self._free_at = record, False, asked_at
         self._leads_until = asked_at + self._timings.renew_seconds
 
     def lost_track(self) -> None:
-        """A write was refused, or its outcome is unknown: look before the next one."""
+        """Note a write that was refused or has no known outcome: read before the next one."""
         self._outdated = True
 
     def stand_down(self) -> None:
-        """Lead no more, whatever the Lease says."""
+        """Stop leading, whatever the Lease says."""
         self._leads_until = None

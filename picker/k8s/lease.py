@@ -1,7 +1,7 @@
-"""The Lease by which one of several replicas leads: makes the requests that `Elector` decides on.
+"""The Lease of leader election: sends the requests that `Elector` decides on.
 
-Call `LeaseKeeper.is_leader` anew each time; it reads the clock. So a process that stood still finds
-at once that it leads no more, and an API server that is away ends leading in time.
+Call `LeaseKeeper.is_leader` each time; it reads the clock. So a suspended process notices at once
+that it no longer leads, and an unreachable API server ends leadership in time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from picker.metrics.families import ElectionSeries
 
 log = logging.getLogger(__name__)
 
-RELEASE_SECONDS: Final = 2.0  # for the Lease to be given back; after that it expires by itself
+RELEASE_SECONDS: Final = 2.0  # to release the Lease; after that it expires by itself
 _RELEASE_TRIES: Final = 3
 _JITTER: Final = (0.8, 1.0)
 _LAST_TICK: Final = timedelta(microseconds=1)
@@ -34,14 +34,14 @@ Connect: TypeAlias = Callable[[], AbstractAsyncContextManager[KubernetesApi]]
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """`steady` in seconds of one clock that never stops or jumps; `wall` for people to read."""
+    """`steady` is a clock in seconds that never stops or jumps; `wall` is for display."""
 
     steady: Callable[[], float]
     wall: Callable[[], datetime]
 
 
 class LeaseKeeper:
-    """Owns one replica's part in the election; `connect` opens the way to the API server."""
+    """Owns one replica's part in the election; `connect` connects to the API server."""
 
     def __init__(
         self,
@@ -62,32 +62,32 @@ class LeaseKeeper:
         self._document: dict[str, Any] = {}
         self._resigned, self._led = asyncio.Event(), asyncio.Event()
         self._was_leader = False
-        self._problems: dict[bool, str] = {}  # of looks, and of writes
+        self._problems: dict[bool, str] = {}  # of reads (True) and of writes
         self._wrote_at = datetime.min.replace(tzinfo=UTC)
 
     def is_leader(self) -> bool:
-        """True if this replica leads at this moment."""
+        """True if this replica leads now."""
         return not self._resigned.is_set() and self._elector.is_leader(self._clocks.steady())
 
     @property
     def holder(self) -> str:
-        """The leader, as far as is known; "" for none."""
+        """The last known leader; "" for none."""
         return self._elector.holder
 
     def problem(self) -> str | None:
-        """Why this replica cannot lead, with the fix where there is one."""
+        """The reason why this replica cannot lead, with a fix if there is one."""
         return next(iter(self._problems.values()), None)
 
     async def led(self) -> None:
-        """Return once this replica has led."""
+        """Wait until this replica has led."""
         await self._led.wait()
 
     def resign(self) -> None:
-        """Lead no more from now on; `run` gives the Lease back and ends."""
+        """Stop leading; `run` releases the Lease and ends."""
         self._resigned.set()
 
     async def run(self) -> None:
-        """Take part until `resign` or cancelled; either way the Lease is given back first."""
+        """Take part until `resign` or cancellation; both release the Lease first."""
         with self._series.shown(self.is_leader):
             async with self._connect() as api, asyncio.TaskGroup() as group:
                 campaign = group.create_task(self._campaign(api), name="election")
@@ -106,24 +106,24 @@ class LeaseKeeper:
             self._log_change()
             now, until = self._clocks.steady(), self._elector.leads_until
             if until is not None and now < until <= now + wait:
-                await asyncio.sleep(until - now)  # so that its end is logged in time
+                await asyncio.sleep(until - now)  # so that the end of leadership is logged in time
                 self._log_change()
                 wait -= until - now
             await asyncio.sleep(wait)
 
     async def _try(self, api: KubernetesApi) -> float:
-        """One step; how long to wait before the next one."""
+        """Take one step; returns the wait before the next one."""
         step = self._elector.step(self._clocks.steady())
         try:
             async with asyncio.timeout(self._timings.answer_seconds):
                 await self._take(step, api)
         except (ApiError, UnreachableError, TimeoutError) as error:
             return self._failed(step, error)
-        self._went_well(step)
+        self._clear_problems(step)
         return self._elector.wait_seconds(self._clocks.steady(), self._rng.uniform(*_JITTER))
 
-    def _went_well(self, step: Step) -> None:
-        """A look that is followed by a write at once proves nothing about writes."""
+    def _clear_problems(self, step: Step) -> None:
+        """Clear the problems; a read that is followed by a write says nothing about writes."""
         now = self._clocks.steady()
         if step is Step.LOOK and self._elector.step(now) is not Step.LOOK:
             self._problems.pop(True, None)
@@ -136,7 +136,7 @@ class LeaseKeeper:
             await self._look(api)
             return
         asked_at = self._clocks.steady()
-        self._elector.lost_track()  # until the answer is there
+        self._elector.lost_track()  # until the answer arrives
         stored = await self._write(api, step)
         record, self._document = record_of(stored), stored
         if record.holder == self._identity:
@@ -170,8 +170,8 @@ class LeaseKeeper:
         return await api.send("PUT", path, {**self._document, "spec": spec})
 
     def _spec(self, document: dict[str, Any]) -> dict[str, Any]:
-        """The spec that names this replica. Its time always moves on: other replicas see only a
-        write that changes something.
+        """The spec that names this replica. Its time always increases, because other replicas
+        notice only a write that changes something.
         """
         known, before = _spec_of(document), record_of(document)
         # The stored time has microseconds: a shorter step would change nothing.
@@ -189,10 +189,10 @@ class LeaseKeeper:
         }
 
     async def _release(self, api: KubernetesApi) -> None:
-        """Give the Lease back, so that no other replica has to wait until it expires."""
+        """Release the Lease, so that no other replica has to wait until it expires."""
         try:
             async with asyncio.timeout(RELEASE_SECONDS):
-                await self._give_back(api)
+                await self._release_now(api)
         except (ApiError, UnreachableError, TimeoutError) as error:
             seconds = f"{self._timings.lease_seconds:.0f} s"
             why = _said(error)
@@ -200,7 +200,7 @@ class LeaseKeeper:
                 "lease %s was not released: %s; it expires in %s", self._lease, why, seconds
             )
 
-    async def _give_back(self, api: KubernetesApi) -> None:
+    async def _release_now(self, api: KubernetesApi) -> None:
         for _ in range(_RELEASE_TRIES):
             if self._elector.is_outdated:
                 await self._look(api)
@@ -218,10 +218,10 @@ class LeaseKeeper:
                 return
 
     def _failed(self, step: Step, error: ApiError | UnreachableError | TimeoutError) -> float:
-        """Count a failure, and log a new one; how long to wait."""
+        """Count a failure, and log a new one; returns the wait."""
         status = error.status if isinstance(error, ApiError) else None
         self._series.count_error("unreachable" if status is None else str(status))
-        if status != _CONFLICT:  # another one was faster: the next look finds out which
+        if status != _CONFLICT:  # another replica was faster; the next read shows which
             problem, is_look = self._why(error), step is Step.LOOK
             if is_look not in self._problems:
                 log.warning("%s", problem)
@@ -233,7 +233,7 @@ class LeaseKeeper:
     def _why(self, error: ApiError | UnreachableError | TimeoutError) -> str:
         name, namespace = self._lease.name, self._lease.namespace
         if not isinstance(error, ApiError) or error.status not in (_FORBIDDEN, _NOT_FOUND):
-            return f"lease {self._lease} cannot be kept: {_said(error)}"
+            return f"lease {self._lease} cannot be renewed: {_said(error)}"
         if error.status == _NOT_FOUND:
             return (
                 f"lease {self._lease} cannot be made: is there a namespace {namespace!r}? {error}"
@@ -246,7 +246,7 @@ class LeaseKeeper:
         )
 
     def _log_change(self) -> None:
-        """Log and count when leading begins and ends."""
+        """Log and count the begin and the end of leadership."""
         leads = self.is_leader()
         if leads == self._was_leader:
             return
@@ -256,11 +256,11 @@ class LeaseKeeper:
             self._led.set()
             log.info("leading: holds lease %s as %s", self._lease, self._identity)
         elif not self._resigned.is_set():
-            log.warning("leads no more; lease %s is held by %r", self._lease, self.holder)
+            log.warning("no longer leads; lease %s is held by %r", self._lease, self.holder)
 
 
 def record_of(document: dict[str, Any]) -> LeaseRecord:
-    """What a Lease says, with what is malformed left out."""
+    """Decode a Lease, without malformed fields."""
     spec, metadata = _spec_of(document), document.get("metadata")
     holder, moves = spec.get("holderIdentity"), spec.get("leaseTransitions")
     seconds = spec.get("leaseDurationSeconds")
@@ -280,7 +280,7 @@ def _spec_of(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _whole(number: object) -> int:
-    """A count; one that is malformed counts as none."""
+    """A count; a malformed one is 0."""
     is_one = isinstance(number, int) and not isinstance(number, bool) and number >= 0
     return int(number) if is_one and isinstance(number, int) else 0
 

@@ -1,4 +1,4 @@
-"""The objects of a selection as small records: those of a list, changed by the events of a watch.
+"""The objects of a selection as small records: those of a list, updated by the events of a watch.
 
 Pure and synchronous; `Reflector` is the shell around it.
 """
@@ -22,14 +22,14 @@ _UNNAMED: ObjectKey = ("", "")
 
 
 class MalformedObjectError(Exception):
-    """An object that cannot be followed. Unless `keep_last_good`, what it said before goes too."""
+    """An object that cannot be followed. Without `keep_last_good` its last record goes too."""
 
     def __init__(self, message: str, *, keep_last_good: bool = True) -> None:
         super().__init__(message)
         self.keep_last_good = keep_last_good
 
 
-# What decoders raise for an object that has not been checked.
+# The errors of decoders for a malformed object.
 _MALFORMED = (
     MalformedObjectError,
     msgspec.MsgspecError,
@@ -42,7 +42,7 @@ _MALFORMED = (
 
 
 class Metadata(msgspec.Struct, frozen=True, rename="camel"):
-    """What tells objects and their states apart; "" where the server did not say."""
+    """The identity and the version of an object; "" for missing fields."""
 
     name: str = ""
     namespace: str = ""
@@ -64,7 +64,7 @@ _HEAD = msgspec.json.Decoder(_Headed)
 
 
 def metadata_of(raw: msgspec.Raw) -> Metadata | None:
-    """The metadata of an object; None when it has none that can be read."""
+    """The metadata of an object; None if it is missing or malformed."""
     try:
         return _HEAD.decode(raw).metadata
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -73,33 +73,33 @@ def metadata_of(raw: msgspec.Raw) -> Metadata | None:
 
 @dataclass(frozen=True, slots=True)
 class _Held(Generic[R]):
-    """An object: which one it is, and its record, None when it has none to show."""
+    """The uid of an object, and its record, if it has one."""
 
     uid: str
     record: R | None
 
 
 class ObjectMap(Generic[R]):
-    """Owns the records by namespace and name, and what is wrong with objects that have none.
+    """Owns the records by namespace and name, and the problems of malformed objects.
 
-    `decode` makes a record of an object. It gives None for one that is not to be seen, and raises
-    `MalformedObjectError` (or a decoding error of msgspec, which means the same) for one that is
-    wrong: then the record of the same object, by uid, stays unless the error says otherwise.
+    `decode` makes a record of an object. It returns None for an irrelevant one, and raises
+    `MalformedObjectError` (or a decoding error of msgspec, which means the same) for a malformed
+    one: then the last record of the same object, by uid, stays unless the error says otherwise.
     """
 
     def __init__(self, decode: Decode[R], label: str) -> None:
         self._decode = decode
         self._label = label
         self._held: dict[ObjectKey, _Held[R]] = {}
-        self._records: dict[ObjectKey, R] = {}  # of those held, without None; quick to copy
+        self._records: dict[ObjectKey, R] = {}  # of all objects that have one; quick to copy
         self._malformed: dict[ObjectKey, str] = {}
         self._view: Mapping[ObjectKey, R] | None = MappingProxyType({})
         self._news: dict[ObjectKey, None] = {}  # in the order of the changes
 
     @property
     def view(self) -> Mapping[ObjectKey, R]:
-        """All records now, in the order in which they came to be seen; it never changes, and it is
-        the same object until a record does.
+        """All records, in the order of their first appearance. The mapping is immutable, and the
+        same object until a record changes.
         """
         if self._view is None:
             self._view = MappingProxyType(self._records.copy())
@@ -107,16 +107,16 @@ class ObjectMap(Generic[R]):
 
     @property
     def malformed(self) -> Mapping[ObjectKey, str]:
-        """What is wrong with objects that cannot be followed."""
+        """The problems of objects that cannot be followed."""
         return MappingProxyType(self._malformed)
 
     def take_news(self) -> tuple[ObjectKey, ...]:
-        """Which records of the view may differ from those at the last call, each named once."""
+        """The keys of records that may have changed since the last call, each once."""
         news, self._news = self._news, {}
         return tuple(news)
 
     def put(self, metadata: Metadata, raw: msgspec.Raw) -> bool:
-        """An object was added or changed; whether the view did."""
+        """Add or replace an object; True if the view changed."""
         key = metadata.key
         before = self._held.get(key)
         held = self._held[key] = self._read(metadata, raw)
@@ -128,9 +128,9 @@ class ObjectMap(Generic[R]):
         return self._changed(key, not same and (held.record is not None or _shown(before)))
 
     def remove(self, metadata: Metadata) -> bool:
-        """An object is gone, or was selected once; whether the view changed.
+        """Remove an object; True if the view changed.
 
-        Of an object that has been replaced by another of its name nothing is left to remove.
+        Nothing happens if another object has taken the name.
         """
         before = self._held.get(metadata.key)
         if before is None or (metadata.uid and before.uid != metadata.uid):
@@ -141,32 +141,32 @@ class ObjectMap(Generic[R]):
         return self._changed(metadata.key, _shown(before))
 
     def clear(self) -> bool:
-        """There are no such objects; whether the view changed."""
-        return self._settle({})
+        """Remove all objects; True if the view changed."""
+        return self._replace({})
 
     def read(self, raw: msgspec.Raw) -> tuple[ObjectKey, _Held[R]] | None:
-        """One object of a list, for `settle`; None when it cannot be identified."""
+        """Read one object of a list, for `replace`; None if it cannot be identified."""
         metadata = metadata_of(raw)
         if metadata is None or not metadata.name:
             self.unreadable("it has no name")
             return None
         return metadata.key, self._read(metadata, raw)
 
-    def settle(self, listed: Sequence[tuple[ObjectKey, _Held[R]] | None]) -> bool:
-        """Be what a list said, of all of whose objects `listed` has what `read` gave; whether the
-        view changed. Records keep their order.
+    def replace(self, listed: Sequence[tuple[ObjectKey, _Held[R]] | None]) -> bool:
+        """Replace all objects by those of a list, in the results of `read`; True if the view
+        changed. Records keep their order.
 
-        A list with objects that cannot be identified removes nothing.
+        A list with an unidentified object removes nothing.
         """
-        known, said = self._held, dict(one for one in listed if one is not None)
-        old = known | said if None in listed else {key: said[key] for key in known if key in said}
-        return self._settle(old | said)
+        known, found = self._held, dict(one for one in listed if one is not None)
+        old = known | found if None in listed else {k: found[k] for k in known if k in found}
+        return self._replace(old | found)
 
     def unreadable(self, why: str) -> None:
-        """An object or an event came that cannot be identified."""
+        """Note an object or an event that cannot be identified."""
         self._report(_UNNAMED, why)
 
-    def _settle(self, held: dict[ObjectKey, _Held[R]]) -> bool:
+    def _replace(self, held: dict[ObjectKey, _Held[R]]) -> bool:
         before = self.view
         uids = {key: one.uid for key, one in self._held.items()}
         self._held = held
@@ -203,7 +203,7 @@ class ObjectMap(Generic[R]):
         return _Held(metadata.uid, record)
 
     def _report(self, key: ObjectKey, why: str) -> None:
-        """Once for each thing that is wrong, however often it is said."""
+        """Log each problem once."""
         if self._malformed.get(key) != why:
             self._malformed[key] = why
             name = "/".join(part for part in key if part) or "an object without a name"

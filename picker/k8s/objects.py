@@ -79,7 +79,7 @@ FailureMode: TypeAlias = Literal["FailOpen", "FailClose"]
 
 
 class PoolSelector(Part, frozen=True, kw_only=True):
-    """Which Pods of the pool's own namespace belong to it: those with all of these labels."""
+    """The labels of the pool's Pods, in its own namespace; a Pod must have all of them."""
 
     match_labels: Annotated[dict[str, LabelValue], Meta(min_length=1, max_length=64)]
 
@@ -106,12 +106,12 @@ class EndpointPickerReference(_Reference, frozen=True, kw_only=True):
 
     @property
     def service_port(self) -> int | None:
-        """The port of its Service; None for other kinds that name none."""
+        """The port of its Service; None for a kind without one."""
         return None if self.port is None else self.port.number
 
 
 class InferencePoolSpec(Part, frozen=True, kw_only=True):
-    """Which Pods make up the pool, which protocol they speak, and who chooses among them."""
+    """The selector, the target ports, the protocol and the endpoint picker of a pool."""
 
     selector: PoolSelector
     target_ports: Annotated[tuple[Port, ...], Meta(min_length=1, max_length=MAX_TARGET_PORTS)]
@@ -120,8 +120,6 @@ class InferencePoolSpec(Part, frozen=True, kw_only=True):
 
 
 class InferencePool(Part, frozen=True, kw_only=True):
-    """InferencePool `inference.networking.k8s.io/v1`."""
-
     api_version: str
     kind: Literal["InferencePool"]
     metadata: ObjectMeta
@@ -135,12 +133,12 @@ class ExtensionReference(_Reference, frozen=True, kw_only=True):
 
     @property
     def service_port(self) -> int | None:
-        """The port of its Service; None for other kinds that name none."""
+        """The port of its Service; None for a kind without one."""
         return self.port_number or (DEFAULT_LEGACY_PORT if self.kind == "Service" else None)
 
 
 class LegacyPoolSpec(Part, frozen=True, kw_only=True):
-    """Which Pods make up the pool, their one port, and who chooses among them."""
+    """The selector, the one target port and the endpoint picker of a pool."""
 
     selector: Annotated[dict[str, LabelValue], Meta(min_length=1)]
     target_port_number: PortNumber
@@ -148,8 +146,6 @@ class LegacyPoolSpec(Part, frozen=True, kw_only=True):
 
 
 class LegacyPool(Part, frozen=True, kw_only=True):
-    """InferencePool `inference.networking.x-k8s.io/v1alpha2`."""
-
     api_version: str
     kind: Literal["InferencePool"]
     metadata: ObjectMeta
@@ -165,8 +161,8 @@ PickerReference: TypeAlias = EndpointPickerReference | ExtensionReference
 class Pool:
     """An InferencePool, of the current group or of the legacy one.
 
-    `selector` has at least one label; a Pod has to have all of them. Each of the 1 to 8 different
-    `target_ports` is an endpoint of its own on every Pod.
+    `selector` has at least one label; a Pod must have all of them. Each of the 1 to 8 distinct
+    `target_ports` is an endpoint on every Pod.
     """
 
     name: str
@@ -182,7 +178,7 @@ class Pool:
 
     @property
     def label_selector(self) -> str:
-        """The selector as the parameter `labelSelector` of a list or a watch."""
+        """The value of the parameter `labelSelector` of a list or a watch."""
         return ",".join(f"{key}={value}" for key, value in sorted(self.selector.items()))
 
 
@@ -335,10 +331,10 @@ class PoolName:
 
 @dataclass(slots=True)
 class ObjectReader:
-    """Reads the objects that concern `pool`; owns what was logged about them.
+    """Decodes the objects that concern `pool`; owns the versions with logged problems.
 
-    Warnings are logged once for each state of an object. One that cannot be followed is a
-    `MalformedObjectError` that says why; `count_error` is called once for each state too.
+    Warnings are logged once per version of an object. One that cannot be followed raises
+    `MalformedObjectError` with the reason; `count_error` is called once per version too.
     """
 
     pool: PoolName
@@ -346,7 +342,7 @@ class ObjectReader:
     _logged: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def read_pool(self, raw: msgspec.Raw) -> Pool | None:
-        """The pool itself; None while it is being deleted, even if it is malformed."""
+        """The pool; None while it is being deleted, even if it is malformed."""
         document = msgspec.json.decode(raw)
         metadata = _metadata_of(document)
         is_ours = metadata.get("name") == self.pool.name and self._is_here(metadata)
@@ -355,9 +351,9 @@ class ObjectReader:
         return self._checked(POOL_KIND, metadata, read_pool(document))
 
     def read_pod(self, raw: msgspec.Raw) -> PodRecord | None:
-        """A Pod; None when it is of another namespace.
+        """A Pod; None for another namespace.
 
-        A malformed one that is being deleted has no last good state: it must not serve on.
+        A malformed one that is being deleted loses its last good state: it must not serve any more.
         """
         try:
             record = read_pod(raw)
@@ -369,12 +365,12 @@ class ObjectReader:
         return record if record.namespace == self.pool.namespace else None
 
     def read_objective(self, raw: msgspec.Raw) -> Objective | None:
-        """An objective; None when it is about another pool."""
+        """An objective; None if it refers to another pool."""
         given = self._policy(raw)
         return objective_of(given) if isinstance(given, InferenceObjective) else None
 
     def read_rewrite(self, raw: msgspec.Raw) -> tuple[RewriteRule, ...] | None:
-        """The rules of a rewrite; None when it is about another pool."""
+        """The rules of a rewrite; None if it refers to another pool."""
         given = self._policy(raw)
         return rules_of(given) if isinstance(given, InferenceModelRewrite) else None
 
@@ -387,11 +383,11 @@ class ObjectReader:
         return self._checked(kind, metadata, read_policy(document))
 
     def _is_here(self, metadata: dict[str, Any]) -> bool:
-        """True if an object is of the pool's namespace, as all are that a server was asked for."""
+        """True if an object is in the pool's namespace, as all requested objects should be."""
         return bool(metadata.get("namespace", self.pool.namespace) == self.pool.namespace)
 
     def _concerns(self, document: Any) -> bool:
-        """True if it may be about the pool; problems of other objects are not reported."""
+        """True if the object may refer to the pool; problems of others are not reported."""
         reference = _at(document, ("spec", "poolRef"))
         if not isinstance(reference, dict):
             return True
@@ -399,7 +395,7 @@ class ObjectReader:
         return named == (self.pool.name, self.pool.group)
 
     def _checked(self, kind: str, metadata: dict[str, Any], reading: Reading[V]) -> V | None:
-        """The value. Raises `MalformedObjectError` when one of the problems is an error."""
+        """The value of a reading. Raises `MalformedObjectError` for an error."""
         name, version = str(metadata.get("name")), str(metadata.get("resourceVersion"))
         is_new = self._logged.get((kind, name)) != version
         if is_new:

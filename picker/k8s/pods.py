@@ -1,12 +1,12 @@
-"""A Pod as JSON → what the picker needs to know of it.
+"""A Pod as JSON → a small record of the fields that the picker needs.
 
-An API server hands out some 12 kB for a Pod, thousands of times a second in a large pool that is
-rolled out. So only the fields needed are decoded, straight from the bytes, into one small record;
-two states of a Pod that make no difference here are equal records.
+An API server sends about 12 kB for a Pod, thousands of times a second during the rollout of a large
+pool. So only the needed fields are decoded, straight from the bytes; two states of a Pod without a
+relevant difference are equal records.
 
-What a kubelet was recorded to write (`tests/data/kubernetes`): at its deletion a Pod is ready and
-running for as long as its preStop hook takes; one that has ended keeps its IP; a container that was
-killed for memory is started again under the same IP.
+Recorded behaviour of kubelets (`tests/data/kubernetes`): a deleted Pod stays ready and running for
+the duration of its preStop hook; a Pod that has ended retains its IP; a container that was killed
+for memory restarts under the same IP.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ LEGACY_ACTIVE_PORTS: Final = "inference.networking.k8s.io/active-ports"
 
 
 class PodError(ValueError):
-    """The JSON is no Pod that an API server would hand out; says why."""
+    """The JSON is not a valid Pod; the text says why."""
 
 
 class Phase(Enum):
-    """Where in its life a Pod is; UNKNOWN is everything that is none of the others."""
+    """The phase of a Pod; UNKNOWN is any other value."""
 
     PENDING = "Pending"
     RUNNING = "Running"
@@ -41,10 +41,10 @@ class Phase(Enum):
 
 
 class ContainerRun(msgspec.Struct, frozen=True):
-    """A container and which run of it this is: `run` differs after a restart.
+    """A container; `run` changes with each restart.
 
-    `ports` are those that it declares; it need not declare any on which it listens. One that
-    `has_stopped` waits to be started again, or is not.
+    `ports` are the declared ones; a container may listen on others. One that `has_stopped` may be
+    restarted later.
     """
 
     name: str
@@ -54,11 +54,11 @@ class ContainerRun(msgspec.Struct, frozen=True):
 
 
 class PodRecord(msgspec.Struct, frozen=True):
-    """What of a Pod decides whether and how it serves.
+    """The fields of a Pod that decide whether and how it serves.
 
-    `address` is its first IP, None while it has none. `active_ports` are the target ports to which
-    it restricts itself, None: it does not. `containers` are without init containers, in the order
-    of the specification. `created` is in RFC 3339, so that later ones sort later.
+    `address` is its first IP. `active_ports` are the target ports to which it restricts itself;
+    None: no restriction. `containers` exclude init containers and have the order of the
+    specification. `created` is in RFC 3339, so that later times sort later.
     """
 
     name: str
@@ -78,31 +78,29 @@ class PodRecord(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> tuple[str, str]:
-        """Namespace and name, which another Pod may take over."""
+        """Namespace and name; another Pod may take them over."""
         return self.namespace, self.name
 
     def serving_containers(self, port: int) -> tuple[ContainerRun, ...]:
-        """The containers that may serve at `port`: those that declare it, or all where none
-        does.
-        """
+        """The containers that may serve at `port`: those that declare it, or all if none does."""
         declaring = tuple(one for one in self.containers if port in one.ports)
         return declaring or self.containers
 
     def incarnation(self, port: int) -> str:
-        """Another one when what serves at `port` has forgotten everything: it is another Pod, or
-        a container was restarted.
+        """A text that changes when the server at `port` has lost its state: another Pod, or a
+        restarted container.
         """
         runs = (f"{one.name}={one.run}" for one in self.serving_containers(port))
         return " ".join((self.uid, *runs))
 
     def could_serve(self) -> bool:
-        """True if it lacks nothing for serving, but perhaps readiness."""
+        """True if the Pod lacks at most readiness for serving."""
         is_running = self.phase is Phase.RUNNING and self.address is not None
         return is_running and not self.is_deleting
 
 
 class _Part(msgspec.Struct, frozen=True, rename="camel", gc=False):
-    """A part of a Pod; what else stands in it is skipped."""
+    """A part of a Pod; unknown fields are skipped."""
 
 
 class _Metadata(_Part, frozen=True, rename="camel"):
@@ -183,7 +181,7 @@ _NO_STATUS: Final = _ContainerStatus(name="")
 
 
 def read_pod(document: msgspec.Raw | bytes) -> PodRecord:
-    """A Pod. Raises `PodError`."""
+    """Decode a Pod. Raises `PodError`."""
     try:
         pod = _DECODER.decode(document)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -214,12 +212,12 @@ def _address(status: _Status) -> str | None:
     return None if text is None else _canonical(text)
 
 
-@lru_cache(maxsize=8192)  # a Pod has the same one in all of its states
+@lru_cache(maxsize=8192)  # all states of a Pod have the same address
 def _canonical(text: str) -> str:
     try:
         return str(ip_address(text))
     except ValueError as error:
-        raise PodError(f"its IP {text[:60]!r} is none") from error
+        raise PodError(f"its IP {text[:60]!r} is invalid") from error
 
 
 def _is_ready(status: _Status) -> bool:
@@ -227,7 +225,7 @@ def _is_ready(status: _Status) -> bool:
 
 
 def _active_ports(annotations: dict[str, str] | None) -> frozenset[int] | None:
-    """What is no port in the list is left out; nothing may be left then."""
+    """The ports of the annotation, without invalid entries; the result may be empty."""
     if not annotations:
         return None
     text = annotations.get(ACTIVE_PORTS, annotations.get(LEGACY_ACTIVE_PORTS))
@@ -239,7 +237,7 @@ def _active_ports(annotations: dict[str, str] | None) -> frozenset[int] | None:
 
 
 def _containers(spec: _Spec, status: _Status) -> tuple[ContainerRun, ...]:
-    """Those of the specification; a container has no status while its Pod is being started."""
+    """The containers of the specification; one has no status while its Pod starts."""
     statuses = {one.name: one for one in status.container_statuses or ()}
     return tuple(
         _container(one, statuses.get(one.name, _NO_STATUS)) for one in spec.containers or ()

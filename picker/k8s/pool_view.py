@@ -1,28 +1,28 @@
-"""The endpoints of a pool, worked out from its Pods.
+"""The endpoints of a pool, derived from its Pods.
 
-Theory of operation. A Pod serves while it runs, has an IP, is ready and is not being deleted. Once
-it lacks one of these it is no endpoint any more, at once, with one exception. A kubelet that is
-started again reports all Pods of its node as not ready for 50 to 460 ms, one after the other, and
-they serve all the time. So a Pod that served and of which nothing has changed but its readiness
-*flickers*, and may stay an endpoint for a while:
+Theory of operation. A Pod serves while it runs, has an IP, is ready and is not being deleted. If it
+lacks one of these it stops being an endpoint at once, with one exception. A restarted kubelet
+reports all Pods of its node as not ready for 50 to 460 ms, one after the other, while they continue
+to serve. So a Pod that served and has lost nothing but its readiness *flickers*, and may stay an
+endpoint for a while:
 
-- for `GATHER_SECONDS` where other Pods of the pool serve or flicker on its node, to see whether it
-  is the node: that is so when two of them, and at least half, flicker at the same time;
-- for `HOLD_SECONDS` when it is the node, or when no Pod of the pool serves any more.
+- for `GATHER_SECONDS` if other Pods of the pool serve or flicker on its node, to see whether the
+  node is the cause: that is so if two of them, and at least half, flicker at the same time;
+- for `HOLD_SECONDS` if the node is the cause, or if no Pod of the pool serves any more.
 
-Both count from when it began to flicker. One that is neither is out at once: that of a node of its
-own in a pool where others serve. A restarted container, a deletion, another IP, another Pod of the
-same name are no flicker, and neither is a Pod that was not serving before.
+Both count from the start of the flicker. In any other case the Pod is removed at once: it is alone
+on its node, and others in the pool serve. A restarted container, a deletion, another IP and another
+Pod of the same name are no flicker, nor is a Pod that did not serve before.
 
-Of two Pods with one IP the newer one has it, whether it serves or not, as an older one is known to
-have it only because its end was missed. On the network of their host Pods share an IP. There a port
-is that of the Pod that names it, in its annotation or as a port of a container, as the scheduler
-keeps apart what these declare; else of one that declares none of the pool's ports; else of any. Of
-equal claims the newest Pod that serves has the port, and the others are reported (`Contest`), as is
-a Pod that is left without any port.
+If two Pods have one IP, the newer one owns it, whether it serves or not, because the older one is
+known only if its end was missed. Pods on the host network share an IP. There a port belongs to the
+Pod that names it, in its annotation or as a port of a container, because the scheduler separates
+declared ports; else to a Pod that declares none of the pool's ports; else to any Pod. Among equal
+claims the newest serving Pod wins, and the others are reported (`Contest`), as is a Pod that is
+left without any port.
 
-A Pod makes a difference to itself and to those that have its IP, so only these are looked at when
-it has changed; what a look costs does not depend on how many Pods there are.
+A changed Pod affects only itself and the Pods with its IP, so only these are updated; the cost of
+an update does not depend on the number of Pods.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from picker.types import Endpoint
 
 GATHER_SECONDS: Final = 0.3  # in a recorded restart, 274 ms lie between a node's first and last Pod
 HOLD_SECONDS: Final = 1.0
-MIN_FLICKERING: Final = 2  # Pods that make it their node's doing
+MIN_FLICKERING: Final = 2  # Pods of a node that make the node the cause
 
 PodKey: TypeAlias = tuple[str, str]
-_DECLARES_OTHERS, _DECLARES_NONE, _NAMED = range(3)  # claims to a port, the best last
+_DECLARES_OTHERS, _DECLARES_NONE, _NAMED = range(3)  # claims to a port, the strongest last
 _ENDED: Final = frozenset({Phase.SUCCEEDED, Phase.FAILED})
 
 
 @dataclass(frozen=True, slots=True)
 class PoolShape:
-    """Which Pods make up a pool, by their labels, and at which ports each of them serves. By
-    `selector`, which means the same as `selects`, an API server is asked for them.
+    """The labels of a pool's Pods, and the ports at which each serves. `selector` is the selector
+    for an API server and equivalent to `selects`.
     """
 
     selector: str
@@ -58,7 +58,7 @@ class PoolShape:
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """Two Pods that serve and claim the same ports of an IP; `winner` has them."""
+    """Two serving Pods that claim the same ports of an IP; `winner` has them."""
 
     address: str
     ports: tuple[int, ...]
@@ -68,9 +68,9 @@ class Contest:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What has become of the endpoints since the look before: those that are new or different, the
-    keys of those that are none any more, and when this may go on though nothing is heard (None:
-    never then); that is on the clock of the caller. `contests` are new ones.
+    """The changes of the endpoints since the last look: new and changed ones, the keys of removed
+    ones, the new contests, and the time of the next change that needs no event (None: there is
+    none), on the caller's clock.
     """
 
     changed: tuple[Endpoint, ...]
@@ -81,7 +81,7 @@ class View:
 
 @dataclass(slots=True)
 class _Serving:
-    """A Pod that serves, or flickers since `since` and stays `until`."""
+    """A Pod that serves, or has flickered since `since` and stays `until`."""
 
     record: PodRecord
     endpoints: tuple[Endpoint, ...]
@@ -91,19 +91,19 @@ class _Serving:
 
 @dataclass(slots=True)
 class PoolView:
-    """Owns what is known of the Pods of one selection; all methods are synchronous."""
+    """Owns the state of the Pods of one selection; all methods are synchronous."""
 
     shape: PoolShape
     _records: dict[PodKey, PodRecord] = field(default_factory=dict)
     _serving: dict[PodKey, _Serving] = field(default_factory=dict)
-    _flickering: dict[PodKey, _Serving] = field(default_factory=dict)  # of those that serve
-    _on_node: Counter[str] = field(default_factory=Counter)  # how many of them
-    # By IP: who has it or may be thought to. Dicts, as the order of a set is another in every run.
+    _flickering: dict[PodKey, _Serving] = field(default_factory=dict)  # a part of `_serving`
+    _on_node: Counter[str] = field(default_factory=Counter)  # the number of serving Pods
+    # The Pods that have or may have an IP. Dicts, because the order of sets differs in each run.
     _at: dict[str, dict[PodKey, None]] = field(default_factory=dict)
     _touched: dict[PodKey, None] = field(default_factory=dict)  # since the last look
     _touched_ips: dict[str, None] = field(default_factory=dict)
     _shown: dict[PodKey, tuple[Endpoint, ...]] = field(default_factory=dict)
-    _contests: dict[str, dict[Contest, None]] = field(default_factory=dict)  # by IP, all so far
+    _contests: dict[str, dict[Contest, None]] = field(default_factory=dict)  # reported, by IP
     _new_contests: list[Contest] = field(default_factory=list)
 
     @property
@@ -113,11 +113,11 @@ class PoolView:
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
-        """All of them, as of the last look."""
+        """All endpoints, as of the last look."""
         return tuple(chain.from_iterable(self._shown.values()))
 
     def put(self, record: PodRecord, now: float) -> bool:
-        """A Pod is there, or has changed; whether that could make a difference."""
+        """Add or replace a Pod; False if its record is unchanged."""
         before = self._records.get(record.key)
         if before is record or before == record:
             return False
@@ -125,11 +125,11 @@ class PoolView:
             self._unclaim(before)
         self._records[record.key] = record
         self._claim(record)
-        self._judge(record, now)
+        self._classify(record, now)
         return True
 
     def remove(self, key: PodKey) -> bool:
-        """A Pod is gone; whether it was known."""
+        """Remove a Pod; False if it was unknown."""
         record = self._records.pop(key, None)
         if record is None:
             return False
@@ -138,13 +138,12 @@ class PoolView:
         return True
 
     def replace(self, records: Mapping[PodKey, PodRecord], now: float) -> None:
-        """These are all Pods."""
         self.update(records, [*(key for key in self._records if key not in records), *records], now)
 
     def update(
         self, records: Mapping[PodKey, PodRecord], changed: Collection[PodKey], now: float
     ) -> None:
-        """These are all Pods, and those before but for `changed`."""
+        """Set all Pods, which equal the last ones except for `changed`."""
         arrived = []
         for key in changed:
             record = records.get(key)
@@ -156,18 +155,18 @@ class PoolView:
             self.put(record, now)
 
     def use(self, shape: PoolShape, now: float) -> None:
-        """Go by other labels or ports from now on."""
+        """Switch to other labels or ports."""
         self.shape = shape
         for record in self._records.values():
             self._touch(record)
-            self._judge(record, now)
+            self._classify(record, now)
 
     def look(self, now: float, *, is_current: bool = True) -> View:
-        """What has changed. Unless what is known `is_current`, no time runs out for a node or for
-        the pool: that they are well again could not be heard.
+        """The changes since the last look. Unless the records are current (`is_current`), no
+        flicker of a node or of the pool expires, because its end could not be received.
         """
         if self._flickering:
-            self._settle(now, is_current=is_current)
+            self._expire_flickers(now, is_current=is_current)
         changed: list[Endpoint] = []
         gone: list[str] = []
         for key, endpoints in self._fresh().items():
@@ -184,8 +183,8 @@ class PoolView:
 
     # One Pod
 
-    def _judge(self, record: PodRecord, now: float) -> None:
-        """True if a Pod serves, by its own state."""
+    def _classify(self, record: PodRecord, now: float) -> None:
+        """Decide by its own state whether a Pod serves."""
         key = record.key
         before = self._serving.get(key)
         if not record.could_serve() or not self.shape.selects(record.labels):
@@ -193,7 +192,7 @@ class PoolView:
             return
         endpoints = self._endpoints(record)
         if before is not None and before.endpoints == endpoints:
-            endpoints = before.endpoints  # the same objects, which are quicker to compare
+            endpoints = before.endpoints  # the same objects compare faster
         if record.is_ready:
             self._serve(_Serving(record, endpoints))
         elif before is not None and self._only_lost_readiness(before, record, endpoints):
@@ -225,7 +224,7 @@ class PoolView:
     def _only_lost_readiness(
         self, before: _Serving, record: PodRecord, endpoints: tuple[Endpoint, ...]
     ) -> bool:
-        """True if the same servers still run there."""
+        """True if the same servers still run."""
         ports = self.shape.ports
         runs = (run for port in ports for run in record.serving_containers(port))
         return (
@@ -235,7 +234,7 @@ class PoolView:
         )
 
     def _endpoints(self, record: PodRecord) -> tuple[Endpoint, ...]:
-        """One for each port that is active."""
+        """One endpoint per active port."""
         return tuple(
             Endpoint(
                 name=f"{record.name}-rank-{rank}",
@@ -253,8 +252,8 @@ class PoolView:
 
     # Pods together
 
-    def _settle(self, now: float, *, is_current: bool) -> None:
-        """Work out how long those that flicker stay, and drop those whose time is over."""
+    def _expire_flickers(self, now: float, *, is_current: bool) -> None:
+        """Set the end of each flicker, and remove the Pods whose time is over."""
         flickering = list(self._flickering.values())
         unready = Counter(one.record.node for one in flickering)
         is_pool = len(flickering) == len(self._serving)
@@ -270,7 +269,7 @@ class PoolView:
                 self._stop(one.record.key)
 
     def _touch(self, record: PodRecord) -> None:
-        """Look at a Pod the next time, and at those that have its IP."""
+        """Mark a Pod, and those with its IP, for the next look."""
         self._touched[record.key] = None
         if record.address is not None:
             self._touched_ips[record.address] = None
@@ -290,7 +289,7 @@ class PoolView:
                 self._contests.pop(record.address or "", None)
 
     def _fresh(self) -> dict[PodKey, tuple[Endpoint, ...]]:
-        """The endpoints of those Pods that have to be looked at."""
+        """The endpoints of all marked Pods."""
         fresh: dict[PodKey, tuple[Endpoint, ...]] = dict.fromkeys(self._touched, ())
         for address in self._touched_ips:
             fresh |= dict.fromkeys(self._at.get(address, ()), ())
@@ -299,7 +298,7 @@ class PoolView:
         return fresh
 
     def _endpoints_at(self, address: str) -> dict[PodKey, tuple[Endpoint, ...]]:
-        """Those of an IP."""
+        """The endpoints of the Pods with one IP."""
         there = [self._records[key] for key in self._at.get(address, ())]
         owner = max((one for one in there if not one.is_on_host_network), key=_age, default=None)
         serving = [one for one in there if one.key in self._serving]

@@ -1,13 +1,12 @@
 """The pure half of discovery: the objects of a pool → endpoints and rules.
 
-Theory of operation. `PoolReconciler` holds the last known objects of each kind, and does no I/O;
-`apply` makes the datastore and the rules follow from them, and returns when it has to be called
-again though nothing changes. Between two calls any number of changes cost one.
+Theory of operation. `PoolReconciler` stores the last known objects of each kind, and does no I/O;
+`apply` updates the datastore and the rules from them, and returns the time of the next call that is
+due without a change. All changes between two calls cost one update.
 
-The pool says which Pods are to be watched (`selectors`). When it asks for others, those of
-before stay the endpoints until the new ones are known. A pool that is gone takes all with it:
-endpoints and rules. Nothing is shown before everything is known once, so that no request goes by
-half of it.
+The pool determines the Pods to watch (`selectors`). When its selector changes, the old Pods stay
+endpoints until the new ones are known. The end of a pool removes its endpoints and rules. Nothing
+is published before everything is known once, so that no request meets a partial state.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from picker.pool.policies import NO_RULES, Objective, RequestRules, RewriteRule,
 
 log = logging.getLogger(__name__)
 
-RULES_TIMEOUT_SECONDS: Final = 5.0  # for objectives and rewrites, once the Pods are known
-LOG_SECONDS: Final = 1.0  # between two lines about endpoints, however often they change
+RULES_TIMEOUT_SECONDS: Final = 5.0  # the wait for objectives and rewrites, once the Pods are known
+LOG_SECONDS: Final = 1.0  # between two log lines about endpoints
 
 
 class PoolReconciler:
-    """Owns what is known of a pool's objects; all methods are synchronous.
+    """Owns the known objects of a pool; all methods are synchronous.
 
     `now` is on one monotonic clock, in seconds.
     """
@@ -42,21 +41,21 @@ class PoolReconciler:
         self._is_gone = False
         self._objectives: tuple[Objective, ...] | None = None
         self._rewrites: tuple[RewriteRule, ...] | None = None
-        self._is_shown = False  # whether the datastore has the endpoints of the view's last look
+        self._is_shown = False  # the datastore has the endpoints of the last look
         self._rules_due_at: float | None = None
         self._log = _EndpointLog(str(pool))
 
     @property
     def selectors(self) -> frozenset[str]:
-        """By which Pods are to be watched: those in use, and those to be used once they are known;
-        none while there is no pool.
+        """The selectors of the Pods to watch: the one in use, and the next one until its Pods are
+        known; none without a pool.
         """
         wanted = () if self._wanted is None else (self._wanted.selector,)
         used = () if self._selector is None else (self._selector,)
         return frozenset((*wanted, *used))
 
     def use_pool(self, wanted: PoolShape | None, now: float) -> None:
-        """The pool is there, or has changed; None: there is none."""
+        """Set the shape of the pool; None: there is no pool."""
         self._is_gone = wanted is None
         self._wanted = wanted
         if wanted is None:
@@ -71,9 +70,9 @@ class PoolReconciler:
         changed: Collection[PodKey],
         now: float,
     ) -> None:
-        """These are all Pods that a selector takes; ignored when they are not wanted any more.
+        """Set all Pods of a selector; ignored if the selector is no longer wanted.
 
-        They are those of the call before with this selector, but for `changed`.
+        They equal those of the last call with this selector, except for `changed`.
         """
         wanted = self._wanted
         if selector == self._selector and self._view is not None:
@@ -86,17 +85,17 @@ class PoolReconciler:
             self._selector = selector
 
     def use_objectives(self, objectives: Iterable[Objective]) -> None:
-        """These are all objectives of the pool."""
+        """Set all objectives of the pool."""
         self._objectives = tuple(sorted(objectives, key=lambda one: one.name))
 
     def use_rewrites(self, rewrites: Iterable[RewriteRule]) -> None:
-        """These are all rules of the pool's rewrites."""
+        """Set all rules of the pool's rewrites."""
         self._rewrites = tuple(sorted(rewrites, key=lambda one: (one.name, one.position)))
 
     def apply(self, now: float, stale: Container[str] = ()) -> float | None:
-        """Make it so; when to be called again (None: when something changes).
+        """Update the datastore and the rules; returns the time of the next call that is due.
 
-        `stale` are the selectors of whose Pods nothing can be heard.
+        `stale` are the selectors whose watches are interrupted.
         """
         if self._is_gone:
             self._clear()
@@ -129,7 +128,7 @@ class PoolReconciler:
         self._log.note(changes, self._datastore.size)
 
     def _warn_of(self, contest: Contest) -> None:
-        """Log that one of two Pods gets no requests at some ports."""
+        """Warn that one of two Pods gets no requests at some ports."""
         log.warning(
             "%s: the Pods %s and %s both claim port %s of %s, where %s serves now: give each a "
             "containerPort or an annotation %s of its own",
@@ -143,7 +142,7 @@ class PoolReconciler:
         )
 
     def _wait_for_rules(self, now: float) -> float | None:
-        """Until when requests have to wait for objectives and rewrites; None: no longer."""
+        """The end of the wait for objectives and rewrites; None: it is over."""
         if self._rules_due_at is None:
             self._rules_due_at = now + RULES_TIMEOUT_SECONDS
         if now < self._rules_due_at:
@@ -154,11 +153,11 @@ class PoolReconciler:
                 for name, known in (("objectives", self._objectives), ("rewrites", self._rewrites))
                 if known is None
             ]
-            log.warning("%s: goes on without %s for now", self._pool, " and ".join(missing))
+            log.warning("%s: continues without %s for now", self._pool, " and ".join(missing))
         return None
 
     def _clear(self) -> None:
-        """There is no pool, so nothing can be said of it."""
+        """Remove the endpoints and rules of a pool that is gone."""
         self._rules.use(NO_RULES)
         if self._datastore.synced:
             self._datastore.forget_pool()
@@ -168,7 +167,7 @@ class PoolReconciler:
 
 
 class _EndpointLog:
-    """Owns the changes of endpoints since the last line in the log."""
+    """Owns the changes of endpoints since the last log line."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -177,14 +176,14 @@ class _EndpointLog:
         self._written_at = float("-inf")
 
     def note(self, changes: EndpointChanges, total: int) -> None:
-        """Endpoints were set."""
+        """Count a change of endpoints."""
         self._total = total
         self._added += len(changes.added)
         self._removed += len(changes.removed)
         self._is_due = self._is_first or bool(self._added or self._removed)
 
     def write(self, now: float) -> float | None:
-        """Log it, if it is time; when it will be."""
+        """Log the changes if a line is due; returns the time at which it will be."""
         if not self._is_due:
             return None
         due = self._written_at + LOG_SECONDS

@@ -1,15 +1,15 @@
 """A map of small records that follows one selection of objects of an API server.
 
-Theory of operation: list, then watch from the list's version; a watch that ends is opened again
-from the last version that came, so nothing is lost and nothing comes twice. When that version is
-too old (410), when nothing came for long, or every ten minutes (a version from the future,
-as after a restored backup, is answered with silence), all is listed again and compared. What fails
-is tried again ever less often; a watch that lasted is what makes attempts quick again, so that a
-server that accepts and drops at once is not flooded; when watches do so without an event, lists
-take their place. The view is never emptied by a failure.
+Theory of operation: list, then watch from the list's version; a watch that ends is reopened from
+the last received version, so no event is lost or repeated. If that version is too old (410), after
+a long silence, or every ten minutes (a version from the future, as after a restored backup, is
+answered with silence), everything is listed again and compared. Failures are retried with a growing
+back-off, which only a watch that lasted resets, so that a server that accepts and drops at once is
+not flooded; after several such watches without an event, lists take their place. A failure never
+empties the view.
 
-Listeners are called once for all that a batch of events changed: everything that the stream has is
-applied first, and between two calls lie a few milliseconds at least.
+Listeners are called once per batch of events: all events in the stream are applied first, and
+between two calls are at least a few milliseconds.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ Listener: TypeAlias = Callable[[Mapping[ObjectKey, R], Collection[ObjectKey]], N
 _UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND, _GONE = 401, 403, 404, 410
 _TO_BE_MENDED: Final = frozenset({400, 403, 404, 405, 406, 422})
 _CHANGES: Final = frozenset({"ADDED", "MODIFIED", "DELETED"})
-_MOST_BARREN: Final = 3  # watches in a row that end at once without an event; then all is listed
-_SLICE: Final = 64  # objects of a list that are decoded before others get their turn
+_MAX_BARREN: Final = 3  # watches in a row that end at once without an event, before a list
+_SLICE: Final = 64  # objects of a list to decode before the loop gets a turn
 
 
 @dataclass(frozen=True, slots=True)
 class Subject(Generic[R]):
-    """What to follow, and what to keep of each object (see `ObjectMap` for `decode`).
+    """The objects to follow, and their decoder (see `ObjectMap`).
 
-    The bytes that `decode` gets are those of a whole reply: a record must not hold on to them.
+    `decode` receives a part of a whole reply; a record must not reference its bytes.
     """
 
     resource: ApiResource
@@ -60,13 +60,12 @@ class Subject(Generic[R]):
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How often, in seconds.
+    """Intervals in seconds.
 
-    `gather`: at least so long between two calls of listeners. `relist`: about so often everything
-    is listed again. `trust`: for so long a version can be resumed after a failure, then a list is
-    cheaper than doubt. `steady`: a watch that lasted so long was a good one. `refused`: the wait
-    after 403, 404 and the like, which an operator has to mend first. `absent`: a kind that is not
-    known for so long has no objects.
+    `gather`: the minimum between two calls of listeners. `relist`: the mean between two lists.
+    `trust`: the time after a failure in which a watch may resume from its version. `steady`: the
+    minimum duration of a successful watch. `refused`: the wait after 403, 404 and the like, which
+    an operator has to fix. `absent`: an unknown kind has no objects after this time.
     """
 
     gather_seconds: float = 0.005
@@ -78,7 +77,7 @@ class Pace:
 
 
 class Reflector(Generic[R]):
-    """Follows one subject as long as `run` does; the sole owner of its records.
+    """Follows one subject while `run` does; the sole owner of its records.
 
     `clock` is monotonic, in seconds, and runs as the event loop's does.
     """
@@ -114,12 +113,12 @@ class Reflector(Generic[R]):
 
     @property
     def view(self) -> Mapping[ObjectKey, R]:
-        """The records by namespace and name, as last known. It never changes; another one does."""
+        """The last known records by namespace and name; an immutable mapping."""
         return self._objects.view
 
     @property
     def malformed(self) -> Mapping[ObjectKey, str]:
-        """Objects that are not followed, and why."""
+        """The problems of objects that are not followed."""
         return self._objects.malformed
 
     @property
@@ -131,22 +130,22 @@ class Reflector(Generic[R]):
 
     @property
     def installed(self) -> bool:
-        """False when the server said last that it does not know the kind."""
+        """False if the server does not know the kind, by its last answer."""
         return self._absent_since is None
 
     def problem(self) -> str | None:
-        """Why the view may be old, in a sentence for people; None: it is current."""
+        """The reason why the view may be outdated, as a sentence; None: it is current."""
         return self._contact.problem(self._clock())
 
     def subscribe(self, listener: Listener[R]) -> None:
-        """Call `listener` with the view whenever it changed, and once when it is first known, from
-        the event loop; it must be quick. It is given the keys of what may differ from the view of
-        the call before, so that it need not look at everything.
+        """Call `listener` with the view after each change, and once when it is first known, from
+        the event loop; it must be quick. It also receives the keys of the records that may have
+        changed since the last call.
         """
         self._listeners.append(listener)
 
     async def run(self) -> None:
-        """Follow until cancelled. Fails for nothing that a server or an object does."""
+        """Follow until cancelled. No behaviour of a server or an object raises an error."""
         selection = self._subject.selection
         selector = selection.label_selector or selection.field_selector
         with self._series.age_shown(selector, lambda: self._contact.silent_seconds(self._clock())):
@@ -160,16 +159,16 @@ class Reflector(Generic[R]):
                     self._notifying = None
 
     async def _round(self) -> float:
-        """One list, if it is due, and one watch; how long to wait then."""
+        """List if that is due, then watch; returns the wait before the next round."""
         listing = self._version is None or self._clock() >= self._relist_at
-        listing = listing or self._barren >= _MOST_BARREN
+        listing = listing or self._barren >= _MAX_BARREN
         try:
             if listing:
                 await self._list()
                 listing = False
             lasted = await self._watch()
         except (ApiError, UnreachableError) as error:
-            return self._failed(await self._judged(error), listing=listing)
+            return self._failed(await self._confirmed(error), listing=listing)
         if lasted >= self._pace.steady_seconds:
             return 0.0
         return self._backoff.next_seconds()
@@ -183,7 +182,7 @@ class Reflector(Generic[R]):
             listed.append(self._objects.read(raw))
             if index % _SLICE == 0:
                 await asyncio.sleep(0)
-        changed = self._objects.settle(listed)
+        changed = self._objects.replace(listed)
         self._version = listing.resource_version or None
         self._relist_at = self._clock() + self._pace.relist_seconds * self._rng.uniform(0.9, 1.1)
         self._absent_since = None
@@ -193,7 +192,7 @@ class Reflector(Generic[R]):
             self._notify_soon()
 
     async def _watch(self) -> float:
-        """One watch to its end; how many seconds it lasted."""
+        """Watch once, to the end; returns the duration in seconds."""
         self._series.watches.inc()
         resource, selection = self._subject.resource, self._subject.selection
         began = self._clock()
@@ -205,7 +204,7 @@ class Reflector(Generic[R]):
                     self._apply(event)
                     if self._clock() >= self._relist_at:
                         break
-            self._note(well_again=self._contact.heard(self._clock()))
+            self._note(well_again=self._contact.received(self._clock()))
         finally:
             lasted = self._clock() - began
             if lasted >= self._pace.steady_seconds:
@@ -217,26 +216,26 @@ class Reflector(Generic[R]):
         self._series.count(event.kind)
         metadata = metadata_of(event.object)
         if metadata is None or not metadata.resource_version:
-            self._missed(f"{event.kind} without metadata or resourceVersion")
+            self._note_unusable(f"{event.kind} without metadata or resourceVersion")
             return
         version = metadata.resource_version
         changed = False
         if event.kind == "BOOKMARK":
             self._check_onward(version)
         elif not metadata.name or event.kind not in _CHANGES:
-            self._missed(f"{event.kind} of {metadata.name or 'an object without name'}")
+            self._note_unusable(f"{event.kind} of {metadata.name or 'an object without name'}")
         elif event.kind == "DELETED":
             changed = self._objects.remove(metadata)
         else:
             changed = self._objects.put(metadata, event.object)
         self._version = version
         self._barren = 0
-        self._note(well_again=self._contact.heard(self._clock()))
+        self._note(well_again=self._contact.received(self._clock()))
         if changed:
             self._notify_soon()
 
-    def _missed(self, why: str) -> None:
-        """An event says nothing, though something may have happened: the next list tells, soon."""
+    def _note_unusable(self, why: str) -> None:
+        """An unusable event may hide a change, so list again soon."""
         self._objects.unreadable(why)
         self._relist_at = min(self._relist_at, self._clock() + self._pace.trust_seconds)
 
@@ -245,13 +244,13 @@ class Reflector(Generic[R]):
             logger.info("%s can be followed again", self._subject.resource.qualified)
 
     def _check_onward(self, version: str) -> None:
-        """A bookmark before what is known means that the server was put back to a backup."""
+        """A bookmark with an older version means that the server was restored from a backup."""
         known = self._version or ""
         if known.isdigit() and version.isdigit() and int(version) < int(known):
             raise ApiError(_GONE, "Expired", f"resource versions went back to {version}")
 
-    async def _judged(self, error: ApiError | UnreachableError) -> ApiError | UnreachableError:
-        """A 404 means that there is no such kind only when discovery says so, too."""
+    async def _confirmed(self, error: ApiError | UnreachableError) -> ApiError | UnreachableError:
+        """A 404 means an unknown kind only if discovery confirms it."""
         if not isinstance(error, ApiError) or error.status != _NOT_FOUND:
             return error
         try:
@@ -261,7 +260,7 @@ class Reflector(Generic[R]):
         return error if missing else UnreachableError(f"{error}; yet discovery has the kind")
 
     def _failed(self, error: ApiError | UnreachableError, *, listing: bool) -> float:
-        """Note why a round ended; how long to wait."""
+        """Note a failed round; returns the wait before the next one."""
         now = self._clock()
         too_old = isinstance(error, ApiError) and error.status == _GONE
         if listing and self._version is not None:
@@ -282,14 +281,14 @@ class Reflector(Generic[R]):
         return self._backoff.next_seconds(error.retry_after_seconds, at_least)
 
     def _may_resume(self, error: ApiError | UnreachableError, now: float) -> bool:
-        """True if the version that is known is worth another watch."""
+        """True if a watch may resume from the known version."""
         silent = self._contact.silent_seconds(now)
         if silent is None or silent > self._pace.trust_seconds or isinstance(error, SilentError):
             return False
         return isinstance(error, UnreachableError) or error.status in (401, 403, 429, 500, 503)
 
     def _absent(self, now: float) -> None:
-        """The kind is not known: no objects, at once if there were none, else when it stays so."""
+        """Note an unknown kind; its objects, if there were any, disappear after a while."""
         if self._absent_since is None:
             self._absent_since = now
         emptied = not self._synced
@@ -300,7 +299,7 @@ class Reflector(Generic[R]):
             self._notify_soon()
 
     def _notify_soon(self) -> None:
-        """Once everything that the stream has is applied, and not too soon after the last time."""
+        """Schedule a call of the listeners, not too soon after the last one."""
         if self._notifying is not None:
             return
         wait = 0.0
@@ -318,14 +317,14 @@ class Reflector(Generic[R]):
 
 
 def _reason(error: ApiError | UnreachableError) -> str:
-    """A word for a label, from a small set."""
+    """The value of a label, from a small set."""
     if isinstance(error, ApiError):
         return str(error.status)
     return "silent" if isinstance(error, SilentError) else "unreachable"
 
 
 async def is_missing(api: KubernetesApi, resource: ApiResource) -> bool:
-    """True if a server knows no such kind. Raises as `KubernetesApi` does."""
+    """True if the server does not know the kind. Raises as `KubernetesApi` does."""
     if await api.has(resource):
         return False
     await check_api_server(api)
@@ -333,54 +332,52 @@ async def is_missing(api: KubernetesApi, resource: ApiResource) -> bool:
 
 
 async def check_api_server(api: KubernetesApi) -> None:
-    """Every API server has Pods; a proxy without one behind it answers 404 to everything."""
+    """Raise `UnreachableError` for a server without Pods, which is a proxy that answers 404."""
     if not await api.has(PODS):
-        raise UnreachableError("what answers knows no Pods, so it is no API server: 404")
+        raise UnreachableError("the server knows no Pods, so it is not an API server: 404")
 
 
 class Contact:
-    """What is known of the way to a server, for one selection of one resource.
+    """The state of the connection to a server, for one selection of one resource.
 
-    A watch that was silent is not trusted because a new one opens: whatever swallows the stream
-    may let its beginning pass. Then only something heard on a watch is proof.
+    After a silent watch, the opening of a new one proves nothing: a path that swallows the stream
+    may pass its beginning. Then only an event of a watch is proof.
     """
 
     def __init__(self, resource: ApiResource, selection: Selection) -> None:
         self._resource = resource
         self._selection = selection
-        self._heard_at: float | None = None
+        self._received_at: float | None = None
         self._failing_since: float | None = None
         self._error: ApiError | UnreachableError | None = None
 
-    def heard(self, now: float) -> bool:
-        """An event, a bookmark, or a watch that came to its proper end. Whether that is news."""
-        self._heard_at = now
+    def received(self, now: float) -> bool:
+        """Note an event, a bookmark, or the regular end of a watch; True after a failure."""
+        self._received_at = now
         if self._error is None:
             return False
         self._error = self._failing_since = None
         return True
 
     def answered(self, now: float) -> bool:
-        """A list, or a watch that opens: proof too, but not after silence. Whether it is news."""
-        return not isinstance(self._error, SilentError) and self.heard(now)
+        """Note a list or the opening of a watch; True after a failure other than silence."""
+        return not isinstance(self._error, SilentError) and self.received(now)
 
     def failed(self, now: float, error: ApiError | UnreachableError) -> bool:
-        """A request or a watch came to this. Whether it is news: well before, or another trouble
-        than before.
-        """
+        """Note a failure; True if it is the first one or another one than before."""
         before = self._error
         if self._failing_since is None:
             self._failing_since = now
         if not isinstance(before, SilentError) or isinstance(error, ApiError):
             self._error = error
-        return before is None or _trouble(before) != _trouble(error)
+        return before is None or _failure_of(before) != _failure_of(error)
 
     def silent_seconds(self, now: float) -> float | None:
-        """Since something was last heard; None when nothing ever was."""
-        return None if self._heard_at is None else now - self._heard_at
+        """The seconds since the last proof; None before the first one."""
+        return None if self._received_at is None else now - self._received_at
 
     def problem(self, now: float) -> str | None:
-        """Why what is known may be old, with the fix where there is one; None while all is well."""
+        """The reason why the view may be outdated, with a fix; None: it is current."""
         if self._error is None or self._failing_since is None:
             return None
         what = f"{self._resource.qualified} in namespace {self._selection.namespace!r}"
@@ -398,7 +395,7 @@ class Contact:
                 f"{self._selection.namespace!r} to the picker's service account: {error.message}"
             )
         if error.status == _UNAUTHORIZED:
-            return f"the API server does not know who asks; renew the credentials: {error.message}"
+            return f"the API server rejects the credentials; renew them: {error.message}"
         if error.status == _NOT_FOUND:
             return (
                 f"the API server knows no {self._resource.plural} of "
@@ -407,6 +404,6 @@ class Contact:
         return f"the API server refuses: {error}"
 
 
-def _trouble(error: ApiError | UnreachableError) -> int:
-    """What makes two failures the same one to people."""
+def _failure_of(error: ApiError | UnreachableError) -> int:
+    """A number that equal failures share."""
     return error.status if isinstance(error, ApiError) else 0

@@ -27,19 +27,19 @@ _AT_A_TIME: Final = 4
 
 
 class Authorization(enum.Enum):
-    """True if a request is answered."""
+    """The verdict on a request."""
 
     ALLOWED = "allowed"
-    UNKNOWN = "nobody knows this token"
+    UNKNOWN = "unknown token"
     FORBIDDEN = "not allowed to read this"
 
 
 class ReviewError(Exception):
-    """The API server did not answer, or does not let the picker ask; the text says what to do."""
+    """The API server did not answer, or forbids the review; the text names the fix."""
 
 
 class AccessReviews:
-    """Owns what is remembered; `clock` is monotonic, in seconds."""
+    """Owns the cache; `clock` is monotonic, in seconds."""
 
     def __init__(self, api: KubernetesApi, clock: Callable[[], float]) -> None:
         self._api, self._clock = api, clock

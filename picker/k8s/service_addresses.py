@@ -1,7 +1,7 @@
-"""The addresses of the Pods behind a Service, as its EndpointSlices name them.
+"""The addresses of the Pods behind a Service, from its EndpointSlices.
 
-Pods that are not ready or are ending count as well: replicas speak with every Pod that runs, and
-send it no requests.
+Pods that are not ready or are terminating count as well, because replicas exchange reports with
+every running Pod, not requests.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _SLICE = msgspec.json.Decoder(_Slice)
 
 
 def slice_addresses(raw: msgspec.Raw) -> Addresses:
-    """The IP addresses of one slice. Raises `msgspec.MsgspecError` for what is no slice.
+    """The IP addresses of one slice. Raises `msgspec.MsgspecError` for an invalid one.
 
-    All addresses of an endpoint are the same Pod, so the first one is enough. Names, which slices
-    of another address type have, are passed over.
+    All addresses of an endpoint belong to one Pod, so the first one suffices. Host names, in slices
+    of another address type, are ignored.
     """
     firsts = (one.addresses[0] for one in _SLICE.decode(raw).endpoints or () if one.addresses)
     return tuple(address for address in firsts if _is_ip(address))
@@ -55,8 +55,8 @@ async def follow_service(
     series: KubernetesSeries | None = None,
 ) -> None:
     """Call `found` with all addresses of a Service, sorted, whenever they change, until cancelled.
-    While the API server is away nothing changes. `selection` is that of `of_service`; `clock` as
-    for `Reflector`.
+    While the API server is unreachable nothing changes. `selection` is that of `of_service`;
+    `clock` as for `Reflector`.
     """
 
     def notify(view: Mapping[ObjectKey, Addresses], _: Collection[ObjectKey]) -> None:
@@ -70,7 +70,7 @@ async def follow_service(
 
 
 def of_service(namespace: str, name: str) -> Selection:
-    """The slices of a Service; it may have several, and their names mean nothing."""
+    """The slices of a Service, which may be several."""
     return Selection(namespace, f"{SERVICE_LABEL}={name}")
 
 

@@ -53,7 +53,7 @@ async def test_without_the_api_server_no_picker_is_ready_and_all_serve(tmp_path:
         for one in (scene.leader, scene.standby):
             assert await one.serving("liveness")
             await until(
-                lambda one=one: one.page("/readyz"), lambda page: "cannot be kept" in page[1]
+                lambda one=one: one.page("/readyz"), lambda page: "cannot be renewed" in page[1]
             )
         await scene.api.come_back(forget_changes=True)
         waits = [asyncio.create_task(until_ready(one)) for one in (scene.leader, scene.standby)]

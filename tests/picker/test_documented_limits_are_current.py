@@ -49,7 +49,7 @@ NO_LIMITS = {
     *("cli.flags.MAX_LEASE_NAME", "cli.flags.MAX_LEASE_SECONDS"),
     # parts of formulas
     "planner.capacity._MAX_SECONDS",
-    *("k8s.reflector._MOST_BARREN", "plugins.fairness_policies._burst_headroom.MAX_DEVIATIONS"),
+    *("k8s.reflector._MAX_BARREN", "plugins.fairness_policies._burst_headroom.MAX_DEVIATIONS"),
     *(
         f"plugins.fairness_policies.{name}"
         for name in (

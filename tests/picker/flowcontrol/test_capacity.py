@@ -121,7 +121,7 @@ async def test_what_can_never_be_held_is_not_asked_to_come_again() -> None:
 @pytest.mark.parametrize("caps", [{"max_bytes": 100}, {"bands": {0: band(max_bytes=100)}}])
 @pytest.mark.parametrize("pool_size", [0, 1])
 async def test_what_can_never_fit_is_not_asked_to_come_again(caps: Any, pool_size: int) -> None:
-    """True if anybody waits or not, and with an empty pool too; what fits in an empty queue is."""
+    """With and without waiting requests, and with an empty pool; one that fits alone may retry."""
     scene = Scene(**caps)
     await scene.resize(pool_size)
     for _ in range(2):

@@ -319,7 +319,7 @@ async def test_a_list_that_never_ends_is_given_up() -> None:
     """A server that says the same page for ever."""
     page = b'{"metadata":{"continue":"x","resourceVersion":"5"},"items":[]}'
     sent = HEAD + b"Content-Length: %d\r\nConnection: close\r\n\r\n" % len(page) + page
-    limits = ClientLimits(most_pages=20)
+    limits = ClientLimits(max_pages=20)
     async with answering(sent) as url, client_of(Access(url), limits=limits) as client:
         with pytest.raises(UnreachableError, match="not end after 20 pages"):
             await client.list(CONFIGS, ALL)

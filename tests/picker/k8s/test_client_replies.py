@@ -40,7 +40,7 @@ def test_lines_are_the_same_however_they_are_cut(lines: list[bytes], sizes: list
 
 def test_a_line_that_does_not_end_is_refused() -> None:
     """Long before it fills the memory; one that is as long as allowed is not."""
-    cutter = WatchLines(most_bytes=10)
+    cutter = WatchLines(max_bytes=10)
     assert list(cutter.added(b"0123456789")) == []
     assert list(cutter.added(b"\n")) == [b"0123456789"]
     with pytest.raises(UnreachableError, match="more than 10 bytes"):

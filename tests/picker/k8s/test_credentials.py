@@ -384,9 +384,9 @@ ONE = "contexts: [{name: one, context: {cluster: c}}]\ncurrent-context: one\n"
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        ("", "it is no mapping"),
+        ("", "it is not a mapping"),
         ("{", "not a kubeconfig file"),
-        ("[]", "it is no mapping"),
+        ("[]", "it is not a mapping"),
         ("a: \x00", "not a kubeconfig file"),
         ("kind: Config", "no current-context; the files have: none"),
         ("current-context: one", "no context 'one'"),
@@ -469,7 +469,7 @@ def test_without_the_extra_it_is_said_how_to_get_it(
         ),
         (
             ONE + "clusters: [{name: c, cluster: {server: 'me:top-secret@b'}}]",
-            "server 'b' is no address",
+            "server 'b' is not an address",
         ),
     ],
 )

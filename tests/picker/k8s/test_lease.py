@@ -174,7 +174,7 @@ async def test_a_leader_that_ends_gives_its_lease_back(way: str) -> None:
 
 
 async def test_a_leader_that_ends_in_the_middle_of_a_renewal_gives_its_lease_back() -> None:
-    """True if the renewal was stored or not."""
+    """Both if the renewal was stored and if it was not."""
     async with electing("a") as scene:
         scene.server.faults.delay(0.5, "update")
         one = scene.replicas["a"]

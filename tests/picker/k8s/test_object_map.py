@@ -38,7 +38,7 @@ def put(objects: ObjectMap[int], name: str, value: Any = 1, uid: str = "u") -> b
 
 
 def settle(objects: ObjectMap[int], *given_raws: msgspec.Raw) -> bool:
-    return objects.settle([objects.read(one) for one in given_raws])
+    return objects.replace([objects.read(one) for one in given_raws])
 
 
 @pytest.fixture

@@ -39,14 +39,14 @@ def test_after_silence_only_what_is_heard_is_proof(contact: Contact) -> None:
     assert not contact.answered(13)
     assert "nothing came" in (contact.problem(14) or "")
     assert contact.silent_seconds(14) is None
-    assert contact.heard(15)
+    assert contact.received(15)
     assert contact.problem(15) is None
 
 
 @pytest.mark.parametrize(
     ("status", "wanted"),
     [
-        (401, "renew the credentials"),
+        (401, "rejects the credentials; renew them"),
         (403, "grant the verbs list and watch on inferencepools"),
         (404, "install its CustomResourceDefinition"),
         (429, "the API server refuses: 429 Why: words"),
