@@ -1,4 +1,4 @@
-"""What can go wrong on purpose in the HTTP process, as `/admin/config` takes it. Pure."""
+"""The settings of injected faults in the HTTP process, in the form of `/admin/config`. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FAKE_METRICS = ("running-requests", "waiting-requests", "kv-cache-usage")
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error answer, in the words of the llm-d inference simulator; `%s` is the model."""
+    """An error answer with the llm-d inference simulator's text; `%s` is the model."""
 
     status: int
     message: str
@@ -53,7 +53,7 @@ FAILURES: Mapping[str, Failure] = {
     ),
     "model_not_found": Failure(404, "The model '%s-nonexistent' does not exist", "model"),
 }
-# What a broken server says; never drawn unless it is named. Unlike a 503 no proxy tries it again.
+# The answer of a broken server, drawn only if named. Proxies retry a 503, but not this.
 INTERNAL_ERROR = "internal_error"
 ALL_FAILURES: Mapping[str, Failure] = {
     **FAILURES,
@@ -70,15 +70,15 @@ _ERROR_TYPES = {
 
 
 def failure_of(status: int, message: str, param: str | None = None) -> RequestError:
-    """An error answer, with the type that the simulator gives its status."""
+    """Build an error answer, with the llm-d inference simulator's type for the status."""
     fallback = "InternalServerError" if status >= 500 else "APIConnectionError"
     return RequestError(message, param, status, _ERROR_TYPES.get(status, fallback))
 
 
 @dataclass(frozen=True, slots=True)
 class Wave:
-    """A number that changes with time: `oscillate` (a sine), `ramp` (to the end and stays),
-    `rampreset` (again and again) or `squarewave` from `start` to `end` every `period_seconds`.
+    """A number that varies between `start` and `end` with a period of `period_seconds`: `oscillate`
+    (a sine), `ramp` (rises once, then stays at `end`), `rampreset` (a sawtooth) or `squarewave`.
     """
 
     shape: str
@@ -87,7 +87,7 @@ class Wave:
     period_seconds: float
 
     def at(self, seconds: float) -> float:
-        """Its value so long after it was set."""
+        """The value at `seconds` after the wave was set."""
         phase = seconds / self.period_seconds
         if self.shape == "ramp":
             phase = min(phase, 1.0)
@@ -107,7 +107,7 @@ FakeMetric = float | Wave
 
 
 def parse_fake_metric(name: str, value: object) -> FakeMetric:
-    """A fake metric: a number ("NaN" and "-Inf" among them) or `shape:start:end:period`."""
+    """Parse a fake metric: a number (including "NaN" and "-Inf") or `shape:start:end:period`."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ConfigError(f"fake-metrics.{name} must be a number or shape:start:end:period")
     try:
@@ -130,18 +130,18 @@ def parse_fake_metric(name: str, value: object) -> FakeMetric:
     period = parse_duration(parts[3])
     if not period or not MIN_PERIOD_SECONDS <= period <= MAX_SECONDS:
         raise ConfigError(f"the period of fake-metrics.{name} must be from 1ms to a day")
-    if not (abs(start) <= MAX_FACTOR and abs(end) <= MAX_FACTOR):  # not a number least of all
+    if not (abs(start) <= MAX_FACTOR and abs(end) <= MAX_FACTOR):  # refuses NaN too
         raise ConfigError(f"fake-metrics.{name} can vary between ±{MAX_FACTOR:g} at most")
     return Wave(parts[0], start, end, period)
 
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """Everything that is wrong at the moment. Rates are percentages of generation requests."""
+    """The faults in force. Rates are percentages of generation requests."""
 
     failure_injection_rate: float = 0.0
     failure_types: tuple[str, ...] = ()  # empty: all
-    stall_rate: float = 100.0  # of requests that the two stalls below hit
+    stall_rate: float = 100.0  # of requests with the two stalls below
     stall_before_seconds: float = 0.0
     stall_stream_seconds: float = 0.0
     stall_after_events: int = 1
@@ -155,7 +155,7 @@ class Faults:
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """Ends a process: the "engine" or the "worker", after so many requests or tokens; 0 is now."""
+    """Ends the "engine" or the "worker" process after a number of requests or tokens; 0 is now."""
 
     target: str
     after_requests: int | None = None
@@ -164,8 +164,8 @@ class Crash:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """A partial configuration, taken apart: the new faults, settings of the simulator, and what is
-    to happen once.
+    """A parsed partial configuration: the new faults, settings for the simulator to parse, and
+    one-time events.
     """
 
     faults: Faults
@@ -175,9 +175,9 @@ class Update:
 
 
 SETTINGS = (
-    Setting("failure-injection-rate", "failure_injection_rate", kind=Kind.NUMBER, most=100.0),
+    Setting("failure-injection-rate", "failure_injection_rate", kind=Kind.NUMBER, maximum=100.0),
     Setting("failure-types", "failure_types", kind=Kind.WORDS, choices=tuple(ALL_FAILURES)),
-    Setting("stall-rate", "stall_rate", kind=Kind.NUMBER, most=100.0),
+    Setting("stall-rate", "stall_rate", kind=Kind.NUMBER, maximum=100.0),
     Setting("stall-before", "stall_before_seconds"),
     Setting("stall-stream", "stall_stream_seconds"),
     Setting("stall-after-events", "stall_after_events", kind=Kind.COUNT),
@@ -191,8 +191,8 @@ _BY_NAME = {setting.name: setting for setting in SETTINGS}
 
 
 def parse_update(faults: Faults, body: bytes, settings: frozenset[str]) -> Update:
-    """A JSON object that names what is to change; `settings` are the simulator's names, left for it
-    to parse. Raises `ConfigError` that names what is wrong.
+    """Parse a JSON object of changes; `settings` are names that the simulator parses later. Raise
+    `ConfigError` that names the wrong setting.
     """
     try:
         given = msgspec.json.decode(body, type=dict[str, Any])
@@ -219,7 +219,7 @@ def parse_update(faults: Faults, body: bytes, settings: frozenset[str]) -> Updat
 
 
 def _fake_metrics(current: Mapping[str, FakeMetric], value: Any) -> dict[str, FakeMetric]:
-    """Added to those that there are; null ends them all, a null one ends that one."""
+    """Merge fake metrics into the current ones; null removes all of them, or a single one."""
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -263,5 +263,5 @@ def show(faults: Faults) -> dict[str, object]:
 
 
 def _is_plain(value: FakeMetric) -> bool:
-    """Whether JSON has a number for it."""
+    # JSON has no NaN and no infinity: these are shown as text.
     return isinstance(value, float) and math.isfinite(value)

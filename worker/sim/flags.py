@@ -12,13 +12,13 @@ from worker.sim.settings import MODES, PRESETS, SETTINGS, Kind, Setting, apply
 from worker.tokenizer import sim
 from worker.tokenizer.checkpoint import Checkpoint
 
-# These take milliseconds, and say so.
+# These flags take milliseconds and have the suffix -ms.
 _MILLISECONDS = {"step-overhead", "decode-base", "decode-per-seq"}
 _defaults = SimConfig()
 
 
 def add_sim_flags(group: argparse._ArgumentGroup) -> None:
-    """Add the simulator's flags. One that is not given is None: what it is then depends on the
+    """Add the simulator's flags. Their default is None, because the real default depends on the
     preset.
     """
     group.add_argument(
@@ -36,7 +36,7 @@ def add_sim_flags(group: argparse._ArgumentGroup) -> None:
             help=f"{setting.text} (default {setting.show(_defaults)})",
         )
     group.add_argument(
-        "--sim-seed", type=int, default=_defaults.seed, help="of tokens, noise and faults"
+        "--sim-seed", type=int, default=_defaults.seed, help="seed of tokens, noise and faults"
     )
     group.add_argument(
         "--sim-mode",
@@ -49,12 +49,13 @@ def add_sim_flags(group: argparse._ArgumentGroup) -> None:
         type=_startup,
         default=0.0,
         metavar="DURATION",
-        help="how long /health/ready says no after the start",
+        help="time after the start during which /health/ready answers 503",
     )
     group.add_argument(
         "--enable-fault-injection",
         action="store_true",
-        help="take faults over /admin/config with a real model too; the simulator always does",
+        help="accept faults over /admin/config with a real model too; the simulator always accepts"
+        " them",
     )
 
 
@@ -73,7 +74,7 @@ def _parser(setting: Setting) -> Callable[[str], object]:
         except ConfigError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
 
-    parse.__name__ = setting.kind.value  # what argparse calls a value that is not one
+    parse.__name__ = setting.kind.value  # argparse names it in "invalid … value"
     return parse
 
 
@@ -85,13 +86,13 @@ def _startup(text: str) -> float:
 def sim_config(
     options: argparse.Namespace, checkpoint: Checkpoint | None, eos_token_ids: tuple[int, ...]
 ) -> SimConfig:
-    """The simulator's configuration: defaults, then the preset, then the flags. With a checkpoint,
-    answers are words of its vocabulary. Raises `ConfigError`.
+    """Build the simulator's configuration: defaults, then the preset, then the flags. With a
+    checkpoint, answers are words of its vocabulary. Raise `ConfigError`.
     """
     first, count, vocab_size = sim.FIRST_WORD_ID, sim.NUM_WORDS, sim.VOCAB_SIZE
     turn_token_id: int | None = sim.IM_START_ID
     if checkpoint is not None:
-        # Real vocabularies begin with control tokens and bytes; what follows is ordinary text.
+        # Real vocabularies begin with control tokens and bytes; ordinary text follows.
         vocab_size = checkpoint.vocab_size
         first = min(512, vocab_size // 2)
         count = max(1, min(16_384, vocab_size - first))
@@ -113,7 +114,7 @@ def sim_config(
 
 
 def fault_config(options: argparse.Namespace, environment: Mapping[str, str]) -> FaultConfig | None:
-    """Whether and how faults can be injected. A simulator in a pod says in which one it is."""
+    """The configuration of fault injection; None: off. A simulator in a pod names it in headers."""
     if options.engine != "sim":
         return FaultConfig() if options.enable_fault_injection else None
     headers: tuple[tuple[str, str], ...] = ()

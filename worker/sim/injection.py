@@ -1,8 +1,8 @@
-"""Faults on purpose: an ASGI application around the API that breaks what it gets right.
+"""Injected faults: an ASGI application around the API that delays, breaks or replaces its answers.
 
-Only with the simulator or `--enable-fault-injection`. What is wrong is asked for over
-`/admin/config`, changes as a whole, and is drawn from the seed and the request's number, so that
-the same requests fail on every run.
+It runs only with the simulator or `--enable-fault-injection`. `/admin/config` changes the faults
+atomically. The seed and the request's number decide each draw, so that the same requests fail on
+every run.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from worker.types import EngineStats
 logger = logging.getLogger(__name__)
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
-Rest = Callable[[Send], Awaitable[None]]  # what the application would do, given where to send
+Rest = Callable[[Send], Awaitable[None]]  # runs the application with a given `send`
 
 CONFIG_PATH = "/admin/config"
 GENERATION_PATHS = frozenset(
@@ -64,11 +64,11 @@ GENERATION_PATHS = frozenset(
         "/inference/v1/generate",
     )
 )
-_CRASH_DELAY_SECONDS = 0.1  # for the answer to leave
+_CRASH_DELAY_SECONDS = 0.1  # so that the answer leaves first
 _FAILURES, _STALLS = 5, 6  # purposes of random streams
 _WHOLE = 1 << 32
 _TEXT = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
-_CHUNK = b"# HELP vllm:padding What a page of this size is made of, and nothing else.\n" * 800
+_CHUNK = b"# HELP vllm:padding Fills a page of the requested size.\n" * 800
 _GARBAGE_BYTES = 64 << 10
 _STATS_FIELDS = {
     "running-requests": "num_running",
@@ -78,10 +78,10 @@ _STATS_FIELDS = {
 
 
 class FaultInjection:
-    """Sole owner of what is wrong at the moment. Used on the event loop of the HTTP process.
+    """Sole owner of the faults in force. Used on the event loop of the HTTP process.
 
-    `clock` is monotonic; `die` ends this process at once. A real engine's own faults cannot be
-    injected, only those of this process.
+    `clock` is monotonic; `die` ends this process at once. With a real engine, only the faults of
+    this process can be injected, not the engine's own.
     """
 
     def __init__(
@@ -105,14 +105,14 @@ class FaultInjection:
         self._ready_at = clock() + setup.startup_seconds
         self._faults = Faults()
         self._sim = self._sim_at_start
-        self._num_restarts = 0  # of the engine, when it was last looked at
+        self._num_restarts = 0  # of the engine, at the last check
         self._changing = asyncio.Lock()
         self._fakes_since = clock()
         self._num_requests = 0
         self._requests_left: int | None = None
 
     def stats(self) -> EngineStats:
-        """The engine's statistics, some of them false when that is asked for."""
+        """The engine's statistics, with fake metrics in place of the real ones."""
         stats, fakes = self._engine.stats, self._faults.fake_metrics
         if not fakes:
             return stats
@@ -120,13 +120,13 @@ class FaultInjection:
         changed: dict[str, Any] = {}
         for name, fake in fakes.items():
             value = fake.at(elapsed) if isinstance(fake, Wave) else fake
-            # Requests are whole, however they wave; what is set goes out as it is, however odd.
+            # Waves of counts are rounded; a constant is reported unchanged, however odd.
             is_count = isinstance(fake, Wave) and name != "kv-cache-usage"
             changed[_STATS_FIELDS[name]] = round(value) if is_count else value
         return msgspec.structs.replace(stats, **changed)
 
     def around(self, app: App) -> App:
-        """An application that does what `app` does, and what goes wrong."""
+        """Wrap `app` with the injected faults."""
 
         async def faulty(scope: Any, receive: Any, send: Any) -> None:
             async def rest(send: Send) -> None:
@@ -197,7 +197,7 @@ class FaultInjection:
             self._die()
 
     def _share(self, purpose: int, number: int) -> float:
-        """A number in [0, 1) for the n-th request."""
+        """A uniform number in [0, 1) for the n-th request."""
         return (self._bits(purpose, number) >> 32) / _WHOLE
 
     def _bits(self, purpose: int, number: int) -> int:
@@ -247,8 +247,8 @@ class FaultInjection:
     async def _update(self, exchange: Exchange) -> None:
         try:
             body = await exchange.body(self._config.max_body_bytes)
-            async with self._changing:  # each change builds on what the one before left
-                self._look_for_restart()
+            async with self._changing:  # each change builds on the one before
+                self._check_for_restart()
                 known = frozenset(sim_settings.BY_NAME) if self._sim else frozenset[str]()
                 update = parse_update(self._faults, body, known)
                 await self._take(update)
@@ -263,8 +263,8 @@ class FaultInjection:
             await exchange.reply(self._shown())
             self._crash_worker(update.crash)
 
-    def _look_for_restart(self) -> None:
-        """A new engine begins with the settings of the command line; forget the old one's."""
+    def _check_for_restart(self) -> None:
+        """A new engine starts with the settings of the command line: drop the old engine's."""
         num_restarts = self._engine.stats.num_restarts
         if num_restarts != self._num_restarts:
             self._num_restarts = num_restarts
@@ -272,7 +272,7 @@ class FaultInjection:
             self._faults = replace(self._faults, slow=Faults().slow)
 
     async def _take(self, update: Update) -> None:
-        """Have the engine do its part, then take over the rest; all or nothing."""
+        """Apply the engine's part of an update, then the rest; all or nothing."""
         settings: dict[str, Any] = {}
         sim = self._sim
         if sim is not None and update.settings:
@@ -298,7 +298,7 @@ class FaultInjection:
         self._faults = update.faults
 
     async def _set_in_engine(self, settings: dict[str, Any], *, ends: bool) -> None:
-        """Send settings to the engine. One that `ends` by them cannot answer; that is no error."""
+        """Send settings to the engine. If it `ends` by them, a missing answer is no error."""
         if self._sim is None:
             raise ConfigError("the engine's own faults need --engine sim")
         try:
@@ -319,13 +319,13 @@ class FaultInjection:
             asyncio.get_running_loop().call_later(_CRASH_DELAY_SECONDS, self._die)
 
     def _shown(self) -> bytes:
-        self._look_for_restart()
+        self._check_for_restart()
         settings = sim_settings.show(self._sim) if self._sim else {}
         return msgspec.json.encode({**settings, **show(self._faults)})
 
 
 def _asked_failure(exchange: Exchange) -> RequestError | None:
-    """The error that the request itself asks for."""
+    """The error that the request's header X-Return-Error asks for."""
     asked = exchange.header(b"x-return-error")
     if asked is None:
         return None
@@ -337,7 +337,7 @@ def _asked_failure(exchange: Exchange) -> RequestError | None:
 
 
 async def _send_huge_page(exchange: Exchange, send: Send, num_bytes: int) -> None:
-    """Chunks without end in sight, until the client has had enough."""
+    """Send `num_bytes` of padding in chunks, until the client disconnects."""
     await send({"type": "http.response.start", "status": 200, "headers": [_TEXT]})
     gone = asyncio.create_task(exchange.disconnected(), name="disconnect-watcher")
     try:
@@ -353,7 +353,7 @@ async def _send_huge_page(exchange: Exchange, send: Send, num_bytes: int) -> Non
 
 
 async def _page_of(rest: Rest) -> bytes:
-    """The page that the application would have sent."""
+    """Capture the page of the application."""
     parts: list[bytes] = []
 
     async def collect(message: Message) -> None:
@@ -364,12 +364,12 @@ async def _page_of(rest: Rest) -> bytes:
 
 
 class StalledReply:
-    """One reply on its way out: with more headers, and held up in the middle.
+    """One reply with extra headers and a stall in the middle of its stream.
 
-    After `after_events` parts of a stream (None: never) nothing leaves for `stall_seconds`. What
-    comes meanwhile is buffered, so that the writer does not notice and does not give the client up;
-    it leaves when the time is over, whether more comes then or not. A context around one writer:
-    leaving it waits for the buffer, or drops that when the writer failed.
+    After `after_events` parts of a stream (None: never) nothing leaves for `stall_seconds`. Parts
+    written meanwhile are buffered, so that the writer does not notice and does not abandon the
+    client; a timer flushes them after the stall. A context around one writer: its exit waits for
+    the flush, or drops the buffer if the writer failed.
     """
 
     def __init__(
@@ -398,14 +398,13 @@ class StalledReply:
             await asyncio.gather(self._release, return_exceptions=True)
 
     async def send(self, message: Message) -> None:
-        """An ASGI `send`."""
         if message["type"] == "http.response.start":
             message["headers"] = [*message["headers"], *self._headers]
         if self._is_silent:
             self._buffered.append(message)
             return
         if self._release is not None:
-            await self._release  # what was buffered comes first
+            await self._release  # the buffered parts go first
         await self._send(message)
         if message["type"] == "http.response.body" and message.get("more_body", False):
             self._part_sent()
@@ -417,9 +416,9 @@ class StalledReply:
         if self._events_left <= 0:
             self._events_left = None
             self._is_silent = True
-            self._release = asyncio.create_task(self._let_go(), name="stalled-reply")
+            self._release = asyncio.create_task(self._flush(), name="stalled-reply")
 
-    async def _let_go(self) -> None:
+    async def _flush(self) -> None:
         await asyncio.sleep(self._stall_seconds)
         self._is_silent = False
         for message in self._buffered:

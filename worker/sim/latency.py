@@ -1,26 +1,25 @@
-"""How long a simulated step takes: four models, each a pure function of the step.
+"""The duration of a simulated step: four models, each a pure function of the step.
 
 Theory of operation
 -------------------
 The scheduler runs in lock step: every sequence of a step gets its token when the step ends. Models
-of whole steps (linear, dynamo) fit that as they are. Models of single requests (constant, llm-d)
-give each request its own time to first token and its own time between tokens; a step makes one
-number of them:
+of whole steps (linear, dynamo) fit that directly. Models of single requests (constant, llm-d) give
+each request its own time to first token and its own time between tokens, which make one duration of
+the step:
 
     step = max(longest of the prompts' times, mean of the decoding sequences' times)
 
-The mean and not the longest of the decoding ones, because the expected time of a step is then the
-model's own whatever the batch; and the larger of the two sides and not the sum, because these
-models know no interference between requests. What the lock step adds is that running sequences wait
-for a prompt that joins them; chunked prefill shortens that wait as in a real engine.
+The mean and not the longest of the decoding sequences, because the expected time of a step is then
+the model's own for any batch; and the larger of the two sides and not the sum, because these models
+know no interference between requests. The lock step adds one effect: running sequences wait for a
+prompt that joins them. Chunked prefill shortens that wait as in a real engine.
 
-Chunks: the token times of a prompt add up over its chunks, whatever their sizes; what a prompt
-costs only once (the constant time to first token, the overhead) falls due with its last chunk.
-Cached tokens are never run, so they are free. A sequence that runs one known token and is past its
-first decodes; everything else is a prompt, the tokens that a preempted sequence runs again among
-them. Drafts that a decoding sequence verifies cost what a prompt's tokens cost besides what a
-prompt costs once: they are more rows of the same forward pass. Models whose times do not depend on
-numbers of tokens have them for nothing.
+Chunks: the token times of a prompt add up over its chunks, whatever their sizes; its one-time costs
+(the constant time to first token, the overhead) fall due with its last chunk. Cached tokens are
+never run, so they are free. A sequence that runs one known token past its first decodes; everything
+else is a prompt, including tokens that a preempted sequence runs again. Drafts that a decoding
+sequence verifies cost as much as a prompt's tokens, without the one-time costs: they are more rows
+of the same forward pass. They are free in models whose times do not depend on numbers of tokens.
 
 Noise is a function of (simulator seed, request seed, position): the same in any batch.
 """
@@ -35,29 +34,27 @@ from worker.config import SimConfig
 from worker.sim.random import bits, normal, stream
 from worker.types import SampleSpec, ScheduledSequence, SchedulerOutput
 
-MAX_STD_SHARE = 0.3  # of the mean, as the simulators we stand in for have it
+MAX_STD_SHARE = 0.3  # of the mean, as in the llm-d inference simulator
 _LATENCY = 1  # purpose of a stream
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What the worker can hold: sequences in a step, tokens in the KV cache."""
+    """The worker's limits: sequences in a step, tokens in the KV cache."""
 
     max_num_seqs: int = 128
     kv_tokens: int = 65_536
 
 
 class LatencyModel(Protocol):
-    """Gives the time of a step."""
-
     def seconds(self, step: SchedulerOutput) -> float:
-        """How long the step takes, before `time_scale`."""
+        """The duration of a step, before `time_scale`."""
         ...
 
 
 def is_decoding(sequence: ScheduledSequence) -> bool:
-    """Whether a share of a step runs one token, with drafts behind it or without, and draws what is
-    not its request's first.
+    """True if a sequence runs one known token (and drafts behind it), and draws a token that is not
+    its request's first.
     """
     if len(sequence.token_ids) - sequence.num_drafts != 1 or not sequence.samples:
         return False
@@ -81,7 +78,7 @@ class LinearModel:
             count, start = len(sequence.token_ids), sequence.start
             if is_decoding(sequence):
                 num_decoding += 1
-                num_read += start + count  # once, for however many rows
+                num_read += start + count  # once per sequence, not per row
                 count, start = sequence.num_drafts, start + 1
             num_prefill += count
             num_pairs += count * start + count * (count + 1) // 2
@@ -96,7 +93,7 @@ class LinearModel:
 
 
 class RequestModel:
-    """The models of single requests; see the module for how they make a step.
+    """The models of single requests; the module's docstring says how they make a step.
 
     constant: a prompt takes `time_to_first_token`, a step that decodes `inter_token_latency`.
 
@@ -106,8 +103,8 @@ class RequestModel:
     1 + (time_factor_under_load − 1) · (n − 1) / (max_num_seqs − 1) for n sequences in the step (1
     when max_num_seqs is 1).
 
-    Each time is drawn from N(mean, std), clamped to [0.3, 1.7] · mean, which leaves the mean as it
-    is. The std is 30 % of the mean at most. No truncation to whole milliseconds.
+    Each time is drawn from N(mean, std), clamped to [0.3, 1.7] · mean, which does not change the
+    mean. The std is 30 % of the mean at most. Times are not rounded to milliseconds.
     """
 
     def __init__(self, config: SimConfig, capacity: Capacity) -> None:
@@ -143,7 +140,7 @@ class RequestModel:
             mean = len(sequence.token_ids) * config.prefill_per_token_seconds
             if sequence.samples:
                 mean += config.prefill_overhead_seconds
-            # The mean is the prompt's, so only here is it known how much is too much.
+            # The mean depends on the prompt, so the std can only be capped here.
             std = min(config.prefill_std_seconds, MAX_STD_SHARE * mean)
         else:
             mean = config.time_to_first_token_seconds if sequence.samples else 0.0
@@ -205,11 +202,11 @@ MODELS: Mapping[str, Callable[[SimConfig, Capacity], LatencyModel]] = {
 
 
 def build_model(config: SimConfig, capacity: Capacity) -> LatencyModel:
-    """The model that the configuration names; it has been checked."""
+    """Build the model of a checked configuration."""
     return MODELS[config.latency_model](config, capacity)
 
 
 def transfer_seconds(config: SimConfig, num_tokens: int) -> float:
-    """How long the KV of so many tokens is on its way from another worker."""
+    """The time to transfer the KV of `num_tokens` tokens from another worker."""
     per_token = config.kv_transfer_per_token_seconds * num_tokens
     return (config.kv_transfer_seconds or per_token) * config.time_scale

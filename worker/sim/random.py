@@ -1,4 +1,4 @@
-"""Random numbers of the simulator: functions of their keys, so that no order of calls matters."""
+"""Random numbers of the simulator: functions of their keys, independent of the order of calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def scramble(value: int) -> int:
 
 @lru_cache(maxsize=1 << 14)
 def stream(seed: int, request_seed: int, purpose: int) -> int:
-    """Where the numbers of one request and purpose begin; 64 bits."""
+    """The 64-bit base of the numbers of one request and purpose."""
     return scramble(scramble(scramble(seed) + request_seed) + purpose)
 
 
@@ -32,6 +32,6 @@ def bits(base: int, position: int, salt: int = 0) -> int:
 
 
 def normal(random_bits: int) -> float:
-    """A standard normal number made of 64 random bits (Box and Muller 1958)."""
+    """A standard normal number from 64 random bits (Box and Muller 1958)."""
     first = ((random_bits >> 32) + 1) * _HALF
     return sqrt(-2.0 * log(first)) * cos(tau * (random_bits & 0xFFFFFFFF) * _HALF)

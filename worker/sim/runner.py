@@ -1,4 +1,4 @@
-"""An executor without a model: it takes the time a step would take and draws repeatable tokens."""
+"""An executor without a model: it waits for a step's modelled time and draws repeatable tokens."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ _LINE_BREAK = 10  # in the simulator's own tokenizer
 
 
 class TokenCache:
-    """Owns one token id for each slot of every block: this is the KV of a token."""
+    """Owns one token id for each slot of every block: the id stands for the token's KV."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self._block_size = block_size
         self._slots = array("i", bytes(TOKEN_BYTES * num_blocks * block_size))
-        # Echoes read before, by sequence; only spares the reading.
+        # Echoes by sequence: a cache, so that each prompt is read once.
         self._echoes: OrderedDict[int, tuple[int, ...]] = OrderedDict()
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
@@ -57,15 +57,15 @@ class TokenCache:
             self._slots[target * size : (target + 1) * size] = content
 
     def write(self, sequence: ScheduledSequence) -> None:
-        """Keep the tokens that a sequence runs in this step."""
+        """Store the tokens that a sequence runs in this step."""
         self._put(array("i", sequence.token_ids), sequence.block_table, sequence.start)
 
     def load(self, load: KvLoad) -> None:
-        """Keep the tokens of another simulator's cache."""
+        """Store tokens from another simulator's cache."""
         self._put(array("i", b"".join(load.parts)), load.blocks, 0)
 
     def read(self, block_table: Sequence[int], num_tokens: int) -> memoryview:
-        """A copy of the first tokens in some blocks, as bytes."""
+        """Copy the first `num_tokens` tokens of some blocks, as bytes."""
         return memoryview(array("i", self._read(block_table, num_tokens))).cast("B")
 
     def _put(self, tokens: array[int], block_table: Sequence[int], position: int) -> None:
@@ -80,7 +80,7 @@ class TokenCache:
     def echo(
         self, sequence: ScheduledSequence, num_prompt: int, turn: int | None, end: int | None
     ) -> tuple[int, ...]:
-        """What an echo of the sequence's prompt says; see `spoken`."""
+        """The echo of the sequence's prompt; see `spoken`."""
         known = self._echoes.get(sequence.seq_id)
         if known is None:
             known = spoken(self._read(sequence.block_table, num_prompt), turn, end)
@@ -98,8 +98,8 @@ class TokenCache:
 
 
 def spoken(prompt: Sequence[int], turn: int | None, end: int | None) -> tuple[int, ...]:
-    """What an echo says of a prompt: in a conversation (turns are `turn`, role, line break, text,
-    `end`) the text of the last turn that ended, else all of it; control tokens never.
+    """The part of a prompt that an echo repeats: in a conversation (turns are `turn`, role, line
+    break, text, `end`) the text of the last complete turn, else all of it; no control tokens.
     """
     tokens = list(prompt)
     if turn is not None and end in tokens and turn in tokens:
@@ -117,7 +117,7 @@ MAX_STEP_SECONDS = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class SimLimits:
-    """What the rest of the engine was configured with."""
+    """The sizes of the engine around the simulator."""
 
     num_blocks: int = DEFAULT_SIM_BLOCKS
     block_size: int = 16
@@ -125,16 +125,15 @@ class SimLimits:
 
     @property
     def capacity(self) -> Capacity:
-        """The same in the latency models' terms."""
         return Capacity(self.max_num_seqs, self.num_blocks * self.block_size)
 
 
 class RealTime:
-    """Lets steps take their time on the wall clock.
+    """Waits for the end of steps on the wall clock.
 
-    What goes by between a step and one that follows it (the engine's own work, a late timer) is
-    part of the second one's time, up to `catch_up_seconds`: on average steps take what the model
-    says, and not a fraction of a millisecond more each.
+    The time between a step and one that follows it (the engine's own work, a late timer) counts
+    towards the second step, up to `catch_up_seconds`: on average, steps take exactly the model's
+    time, not a fraction of a millisecond more each.
     """
 
     def __init__(
@@ -158,8 +157,6 @@ class RealTime:
 
 
 class _Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `SimExecutor.configure` takes."""
-
     sim: dict[str, Any] = {}
     slow_factor: float | None = None
     hang_seconds: float | None = None
@@ -169,7 +166,7 @@ class _Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What a configuration makes; replaced as a whole."""
+    """The parts built from a configuration; replaced as a whole."""
 
     config: SimConfig
     latency: LatencyModel
@@ -177,11 +174,11 @@ class _Parts:
 
 
 class SimExecutor(HostExecutor):
-    """Answers steps from the latency model of `SimConfig`.
+    """Executes steps with the latency model of `SimConfig`.
 
-    `wait(seconds, follows)` lets a step's seconds pass (sleep in a process, advance a virtual clock
-    in a simulation); the step `follows` when the engine was busy until then. It is not called when
-    there are none. `crash` ends the process. Implements `KvMemory`: what moves are tokens.
+    `wait(seconds, follows)` lets a step's time pass (sleep in a process, advance a virtual clock in
+    a simulation); the step `follows` if the engine was busy until then. It is not called for 0
+    seconds. `crash` ends the process. Implements `KvMemory`: token ids stand for KV.
     """
 
     kv_shape = ("int32", 1, 1, 1)
@@ -212,7 +209,7 @@ class SimExecutor(HostExecutor):
         self._tokens_left: int | None = None
 
     def execute(self, step: SchedulerOutput) -> ModelOutput:
-        """Wait as long as the step takes, then give every sequence that samples its tokens."""
+        """Draw the tokens of a step and wait for its modelled time."""
         self._hang()
         parts = self._parts
         if self._cache is not None:
@@ -241,42 +238,40 @@ class SimExecutor(HostExecutor):
         seconds = self.step_seconds(step)
         if seconds > 0:
             self._modelled_seconds = seconds
-            # What decodes ran in the step before.
+            # A decoding sequence ran in the step before, so the engine was busy.
             self._wait(seconds, any(map(is_decoding, step.sequences)))
             self._modelled_seconds = 0.0
         self._count(step, sampled)
         return ModelOutput(sampled, prompt_logprobs, failed, pooled=pooled)
 
     def step_seconds(self, step: SchedulerOutput) -> float:
-        """How long the step takes; `MAX_STEP_SECONDS` at most, whatever the settings add up to."""
+        """The duration of a step; at most `MAX_STEP_SECONDS`, whatever the settings add up to."""
         parts = self._parts
         scale = parts.config.time_scale * self._slow_factor
         return min(MAX_STEP_SECONDS, parts.latency.seconds(step) * scale) if scale else 0.0
 
     def read_kv(self, blocks: Sequence[int], num_tokens: int) -> memoryview:
-        """As `KvMemory` says."""
         if self._cache is None:
             raise RuntimeError("the simulator was built without KV that moves")
         return self._cache.read(blocks, num_tokens)
 
     def transfer_seconds(self, num_tokens: int) -> float:
-        """How long the KV of so many tokens is on its way here."""
         return min(MAX_STEP_SECONDS, transfer_seconds(self._parts.config, num_tokens))
 
     @property
     def modelled_seconds(self) -> float:
-        """What the step that runs takes by its model, 0 without one and while a hang holds it up:
-        a slow model is not a stuck device. May be read from any thread.
+        """The modelled time of the running step: a slow model is not a stuck device. 0 without a
+        step, and during a hang. May be read from any thread.
         """
         return self._modelled_seconds
 
     def configure(self, settings: dict[str, Any]) -> None:
-        """Change how it behaves from the next step on; all or nothing.
+        """Change the behaviour from the next step on; all or nothing.
 
-        `sim`: fields of `SimConfig`; `slow_factor` multiplies steps; `hang_seconds` holds the next
-        step up, 0 lets one go that is held up; `crash_after_requests` and `crash_after_tokens` end
-        the process when so many requests more have had their first token, or so many tokens more
-        are drawn (0: now). Raises `ConfigError` that says what is wrong.
+        `sim`: fields of `SimConfig`; `slow_factor` multiplies steps; `hang_seconds` blocks the next
+        step, and 0 releases a blocked one; `crash_after_requests` and `crash_after_tokens` end the
+        process after the first tokens of this number of further requests, or after this number of
+        further tokens (0: now). Raise `ConfigError` that says what is wrong.
         """
         try:
             given = msgspec.convert(settings, _Settings)
@@ -303,12 +298,11 @@ class SimExecutor(HostExecutor):
 
     @property
     def is_hanging(self) -> bool:
-        """Whether a step is held up."""
+        """True while a hang blocks a step."""
         return self._is_hanging
 
     def shutdown(self) -> None:
-        """There is no device to give back; a step that is held up is let go."""
-        self._released.set()
+        self._released.set()  # a hanging step must end with the executor
 
     def _build(self, config: SimConfig) -> _Parts:
         return _Parts(config, build_model(config, self._limits.capacity), TokenSource(config))
@@ -338,7 +332,7 @@ class SimExecutor(HostExecutor):
         return tuple(draws)
 
     def _count(self, step: SchedulerOutput, sampled: Mapping[int, tuple[Draw, ...]]) -> None:
-        """Crash when it is time to."""
+        """Count first tokens and tokens down to an injected crash."""
         if self._requests_left is None and self._tokens_left is None:
             return
         samples = [sample for sequence in step.sequences for sample in sequence.samples[:1]]
@@ -356,7 +350,7 @@ class SimExecutor(HostExecutor):
 def _draw(
     source: TokenSource, last_token: int, sample: SampleSpec, echo: tuple[int, ...] | None
 ) -> Draw | None:
-    """The token after `last_token`, with what is told about it; None when there can be none."""
+    """Draw the token after `last_token`, with its log probabilities; None if none is allowed."""
     token = source.draw(last_token, sample, echo)
     if token is None:
         return None
@@ -368,8 +362,8 @@ def _draw(
 def _verified(
     source: TokenSource, sequence: ScheduledSequence, echo: tuple[int, ...] | None
 ) -> tuple[Draw, ...] | None:
-    """The drafts that stand and one token more: whatever would be drawn one at a time. Where none
-    can be drawn after drafts that stand, these are all there is, and the next step fails.
+    """The accepted drafts and one more token: exactly the draws without speculation. If no token is
+    allowed after the accepted drafts, return only these; the next step fails.
     """
     drafts, (sample,) = sequence.drafts, sequence.samples
     last_token = sequence.token_ids[-1 - len(drafts)]
@@ -395,7 +389,7 @@ def _prompt_logprobs(source: TokenSource, sequence: ScheduledSequence) -> tuple[
 
 
 def build_sim_executor(config: EngineConfig) -> tuple[SimExecutor, int]:
-    """The executor of an engine process, and how many blocks its KV cache has."""
+    """Build the executor of an engine process; return it with its number of KV blocks."""
     num_blocks = config.num_blocks_override
     if num_blocks is None:
         num_blocks = DEFAULT_SIM_BLOCKS

@@ -1,6 +1,5 @@
-"""The simulator's settings under the names that people give them: on the command line (`--sim-` in
-front) and, while it runs, in `/admin/config`. Names are those of the llm-d inference simulator
-where it has the same setting. Everything here is pure.
+"""The simulator's settings by name: flags with the prefix `--sim-`, and keys of `/admin/config`
+while it runs. Names are those of the llm-d inference simulator where it has the setting. Pure.
 """
 
 from __future__ import annotations
@@ -19,18 +18,18 @@ from worker.sim.latency import MAX_STD_SHARE, MODELS
 from worker.sim.tokens import OUTPUT_LENGTHS
 
 MODES = ("random", "echo")
-# Nobody waits for longer, and no clock or timer is asked for more than it can count.
+# No test waits longer, and no clock or timer overflows.
 MAX_SECONDS = 86_400.0
 MAX_FACTOR = 1e9
-MAX_COUNT = (1 << 53) - 1  # what every reader of JSON has exactly
+MAX_COUNT = (1 << 53) - 1  # exact in every reader of JSON
 
-# Units in a second, for rounding; the longer ones are less than one.
+# The number of units in a second: exact for those below a second.
 _UNITS = {"ns": 1e9, "us": 1e6, "µs": 1e6, "ms": 1e3, "s": 1.0, "m": 1 / 60, "h": 1 / 3600}
 _DURATION = re.compile(r"(?:\d+(?:\.\d*)?|\.\d+)(?:ns|us|µs|ms|s|m|h)")
 
 
 class Kind(Enum):
-    """What a setting's value is."""
+    """The type of a setting's value."""
 
     DURATION = "duration"  # "250ms", "1m30s"; a number is milliseconds
     NUMBER = "number"
@@ -42,23 +41,23 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting: its name, the field of the configuration that it sets, and what it may be.
+    """One setting: its name, its field of the configuration, its help text and its valid values.
 
-    A number is at least `least`, or above it with `is_open`, and at most `most` (None: a day, or
-    `MAX_FACTOR`). A word is one of `choices`.
+    A number is at least `minimum` (above it with `is_open`) and at most `maximum` (None: a day for
+    a duration, else `MAX_FACTOR`). A word is one of `choices`.
     """
 
     name: str
     field: str
     text: str = ""
     kind: Kind = Kind.DURATION
-    least: float = 0.0
+    minimum: float = 0.0
     is_open: bool = False
     choices: tuple[str, ...] = ()
-    most: float | None = None
+    maximum: float | None = None
 
     def parse(self, value: Any) -> Any:
-        """The field's value. Raises `ConfigError` that names the setting."""
+        """Parse the field's value. Raise `ConfigError` that names the setting."""
         match self.kind:
             case Kind.WORD:
                 if not isinstance(value, str) or value not in self.choices:
@@ -89,11 +88,11 @@ class Setting:
         number = parse_duration(value) if is_duration else _number(value)
         if number is None:
             raise self._wrong("a duration like 250ms" if is_duration else "a number", value)
-        if number < self.least or (self.is_open and number == self.least):
-            raise self._wrong(f"{'above' if self.is_open else 'at least'} {self.least:g}", value)
-        most = self.most or (MAX_SECONDS if is_duration else MAX_FACTOR)
-        if number > most:
-            limit = format_duration(most) if is_duration else f"{most:g}"
+        if number < self.minimum or (self.is_open and number == self.minimum):
+            raise self._wrong(f"{'above' if self.is_open else 'at least'} {self.minimum:g}", value)
+        maximum = self.maximum or (MAX_SECONDS if is_duration else MAX_FACTOR)
+        if number > maximum:
+            limit = format_duration(maximum) if is_duration else f"{maximum:g}"
             raise self._wrong(f"at most {limit}", value)
         return number
 
@@ -106,7 +105,7 @@ SETTINGS = (
     Setting(
         "latency-model",
         "latency_model",
-        "formula of the time a step takes",
+        "formula of the duration of a step",
         Kind.WORD,
         choices=tuple(MODELS),
     ),
@@ -114,32 +113,42 @@ SETTINGS = (
     Setting(
         "prefill-tokens-per-second",
         "prefill_tokens_per_second",
-        "linear: rate of prompts",
+        "linear: prefill rate",
         Kind.NUMBER,
         is_open=True,
     ),
-    Setting("step-overhead", "step_overhead_seconds", "linear: of every step"),
+    Setting("step-overhead", "step_overhead_seconds", "linear: fixed time of every step"),
     Setting(
         "prefill-context-time",
         "prefill_context_seconds",
-        "linear: per prompt token and token of its context",
+        "linear: per pair of a prompt token and a token of its context",
     ),
-    Setting("decode-base", "decode_base_seconds", "linear: of a step that decodes"),
+    Setting("decode-base", "decode_base_seconds", "linear: fixed time of a step that decodes"),
     Setting("decode-per-seq", "decode_per_sequence_seconds", "linear: per decoding sequence"),
-    Setting("kv-read-time", "kv_read_seconds", "linear: per context token of what decodes"),
-    Setting("time-to-first-token", "time_to_first_token_seconds", "constant, llm-d: of any prompt"),
-    Setting("time-to-first-token-std-dev", "time_to_first_token_std_seconds", "its spread"),
-    Setting("inter-token-latency", "inter_token_latency_seconds", "constant, llm-d: of a token"),
-    Setting("inter-token-latency-std-dev", "inter_token_latency_std_seconds", "its spread"),
-    Setting("prefill-overhead", "prefill_overhead_seconds", "llm-d: of any prompt"),
-    Setting("prefill-time-per-token", "prefill_per_token_seconds", "llm-d: of uncached tokens"),
-    Setting("prefill-time-std-dev", "prefill_std_seconds", "spread of a prompt's time"),
+    Setting("kv-read-time", "kv_read_seconds", "linear: per context token of decoding sequences"),
+    Setting(
+        "time-to-first-token",
+        "time_to_first_token_seconds",
+        "constant, llm-d: the same for any prompt",
+    ),
+    Setting(
+        "time-to-first-token-std-dev", "time_to_first_token_std_seconds", "its standard deviation"
+    ),
+    Setting(
+        "inter-token-latency", "inter_token_latency_seconds", "constant, llm-d: time between tokens"
+    ),
+    Setting(
+        "inter-token-latency-std-dev", "inter_token_latency_std_seconds", "its standard deviation"
+    ),
+    Setting("prefill-overhead", "prefill_overhead_seconds", "llm-d: fixed time of any prompt"),
+    Setting("prefill-time-per-token", "prefill_per_token_seconds", "llm-d: per uncached token"),
+    Setting("prefill-time-std-dev", "prefill_std_seconds", "standard deviation of a prompt's time"),
     Setting(
         "time-factor-under-load",
         "time_factor_under_load",
-        "llm-d: how much slower a full batch is",
+        "llm-d: slowdown factor of a full batch",
         Kind.NUMBER,
-        least=1.0,
+        minimum=1.0,
     ),
     Setting(
         "speedup-ratio", "speedup_ratio", "dynamo: divides all times", Kind.NUMBER, is_open=True
@@ -152,17 +161,19 @@ SETTINGS = (
         is_open=True,
     ),
     Setting(
-        "kv-cache-transfer-latency", "kv_transfer_seconds", "of KV from another worker, if not 0"
+        "kv-cache-transfer-latency",
+        "kv_transfer_seconds",
+        "fixed time to transfer KV from another worker",
     ),
     Setting(
         "kv-cache-transfer-time-per-token",
         "kv_transfer_per_token_seconds",
-        "else that of a token of KV",
+        "transfer time per token of KV, if the fixed time is 0",
     ),
     Setting(
         "output-length",
         "output_length",
-        "how the lengths of answers spread",
+        "distribution of the lengths of answers",
         Kind.WORD,
         choices=OUTPUT_LENGTHS,
     ),
@@ -174,7 +185,9 @@ SETTINGS = (
         Kind.NUMBER,
         is_open=True,
     ),
-    Setting("output-tokens-std", "output_tokens_std", "gaussian: its spread", Kind.NUMBER),
+    Setting(
+        "output-tokens-std", "output_tokens_std", "gaussian: its standard deviation", Kind.NUMBER
+    ),
 )
 BY_NAME: Mapping[str, Setting] = {setting.name: setting for setting in SETTINGS}
 
@@ -191,8 +204,8 @@ _LLM_D: dict[str, tuple[object, ...]] = {
 
 
 def _presets() -> dict[str, dict[str, object]]:
-    """A profile of a model has the same time to first token for every prompt ("constant"), or one
-    that its tokens make ("per-token").
+    """Make two presets of each profile: with a fixed time to first token ("constant"), and with one
+    that depends on the prompt's tokens ("per-token").
     """
     presets: dict[str, dict[str, object]] = {"dynamo": {"latency-model": "dynamo"}}
     for name, values in _LLM_D.items():
@@ -208,8 +221,8 @@ PRESETS: Mapping[str, Mapping[str, object]] = _presets()
 
 
 def apply(config: SimConfig, given: Mapping[str, object]) -> SimConfig:
-    """A configuration with some settings changed. Raises `ConfigError` that names the one that is
-    unknown, has a value it cannot have, or does not fit the others.
+    """Change some settings of a configuration. Raise `ConfigError` that names a setting which is
+    unknown, has an invalid value, or does not fit the others.
     """
     fields: dict[str, Any] = {}
     for name, value in given.items():
@@ -236,7 +249,7 @@ def show(config: SimConfig) -> dict[str, object]:
 
 
 def parse_duration(value: object) -> float | None:
-    """Seconds of "250ms", "1m30s" or a number of milliseconds; None when it is none of these."""
+    """Seconds of "250ms", "1m30s" or a number of milliseconds; None for anything else."""
     if not isinstance(value, str):
         number = _number(value)
         return None if number is None else number / 1e3
@@ -251,7 +264,7 @@ def parse_duration(value: object) -> float | None:
 
 
 def format_duration(seconds: float) -> str:
-    """The same in the largest unit that needs no leading zero: 0.25 → "250ms"."""
+    """Format seconds in the largest unit without a leading zero: 0.25 → "250ms"."""
     for unit in ("s", "ms", "us", "ns"):
         number = seconds * _UNITS[unit]
         if number >= 1:

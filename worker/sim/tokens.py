@@ -20,33 +20,31 @@ FULL_BIAS = 100.0  # a logit bias of this size decides alone
 
 _WORDS, _LENGTHS, _PROMPT = 2, 3, 4  # purposes of streams; 1 is latencies
 _LOG_HALF = log(0.5)
-# One constrained draw in so many ends a string, an array or an object if it may: bytes are their
-# own tokens.
+# Every n-th constrained draw ends a string, an array or an object where the mask allows it. Bytes
+# are their own tokens.
 _CLOSE_EVERY, _CLOSERS = 3, frozenset(b'"]}')
-# The llm-d inference simulator's: an answer falls into the n-th bucket of max_tokens this often.
+# The llm-d inference simulator's probabilities of the buckets of answer lengths.
 _BUCKETS = (0.2, 0.3, 0.2, 0.05, 0.1, 0.15)
 _BUCKET_TOKENS, _FLEXIBLE_BUCKET = 20, 3
 
 
 class TokenSource:
-    """Draws tokens. Pure."""
-
     def __init__(self, config: SimConfig) -> None:
         self._config = config
-        # As a share of 2**32, to be compared with the upper half of the random bits.
+        # A share of 2**32, to compare with the upper half of the random bits.
         self._end_below = int((1 << 32) / max(1.0, config.mean_output_tokens))
 
     def draw(
         self, last_token: int, sample: SampleSpec, echo: Sequence[int] | None = None
     ) -> int | None:
-        """The token at `sample.position`, after `last_token`; None when none may be drawn.
+        """Draw the token at `sample.position`, after `last_token`; None if no token is allowed.
 
-        With `echo` the answer is that, then the end; over again for who wants more.
+        With `echo` the answer is the echo and the end token; with `ignore_eos` the echo repeats.
         """
         config, params = self._config, sample.params
         base = stream(config.seed, params.seed if params.temperature > 0 else 0, _WORDS)
         random_bits = bits(base, sample.position, last_token)
-        is_free = not sample.banned_ids and not sample.masks and not _is_choosy(params)
+        is_free = not sample.banned_ids and not sample.masks and not _is_constrained(params)
         end = None if params.ignore_eos else config.end_token_id
         if end is not None and (is_free or _may_draw(end, sample)):
             if echo is not None:
@@ -64,7 +62,7 @@ class TokenSource:
         return self._choose(sample, random_bits)
 
     def _choose(self, sample: SampleSpec, random_bits: int) -> int | None:
-        """A token that the request's constraints allow."""
+        """Draw a token that the request's constraints allow."""
         config, params = self._config, sample.params
         candidates: Sequence[int] = [t for t, bias in params.logit_bias if bias >= FULL_BIAS]
         if not candidates and sample.masks:
@@ -83,17 +81,17 @@ class TokenSource:
         return None
 
     def _ends(self, sample: SampleSpec, random_bits: int) -> bool:
-        """Whether the answer's own length has come."""
+        """True if the answer has reached its drawn length."""
         if self._config.output_length == "geometric":
             return random_bits >> 32 < self._end_below
         return sample.position - sample.num_prompt + 1 >= self._length(sample)
 
     def _length(self, sample: SampleSpec) -> int:
-        """How long the answer is to be, the token that ends it included."""
+        """The drawn length of the answer, its end token included."""
         config, params = self._config, sample.params
         if config.output_length == "fixed":
             return round(config.mean_output_tokens)
-        # Greedy requests must answer alike when they ask alike, but not all at the same length.
+        # Equal greedy requests must get equal answers, but different prompts different lengths.
         is_greedy = params.temperature <= 0
         base = stream(config.seed, 0 if is_greedy else params.seed, _LENGTHS)
         random_bits = bits(base, sample.num_prompt if is_greedy else 0)
@@ -103,24 +101,26 @@ class TokenSource:
         return bucket_length(params.max_tokens, random_bits)
 
     def logprobs(self, last_token: int, token: int, sample: SampleSpec) -> TokenLogprobs | None:
-        """What goes with a drawn token, when the request asked for it."""
+        """The log probabilities at a drawn token; None unless the request asks for them."""
         params = sample.params
         if params.logprobs is None:
             return None
         base = stream(self._config.seed, params.seed if params.temperature > 0 else 0, _WORDS)
         random_bits = bits(base, sample.position, last_token)
         rank = 0 if params.temperature <= 0 else _geometric(random_bits)
-        return self._told(token, rank, random_bits, params.logprobs, params.logprob_token_ids)
+        return self._distribution(
+            token, rank, random_bits, params.logprobs, params.logprob_token_ids
+        )
 
     def prompt_logprobs(
         self, last_token: int, token: int, position: int, num_likeliest: int
     ) -> TokenLogprobs:
-        """What goes with the prompt's `token` at `position`, after `last_token`."""
+        """The log probabilities at the prompt's `token` at `position`, after `last_token`."""
         base = stream(self._config.seed, 0, _PROMPT)
         random_bits = bits(base, position, last_token)
-        return self._told(token, _geometric(random_bits), random_bits, num_likeliest, ())
+        return self._distribution(token, _geometric(random_bits), random_bits, num_likeliest, ())
 
-    def _told(
+    def _distribution(
         self,
         token: int,
         rank: int,
@@ -129,8 +129,8 @@ class TokenSource:
         asked: Sequence[int],
     ) -> TokenLogprobs:
         """Log probabilities of a made-up distribution: the n-th likeliest token of the vocabulary
-        has 0.5 ** n. The token that stands there is in place `rank` (from 0), the others follow
-        in an order that the random bits choose, words first.
+        has 0.5 ** n. `token` has place `rank` (from 0); the random bits order the other tokens,
+        words first.
         """
         order = _Order(self._config, token, rank, random_bits)
         count = self._config.vocab_size if num_likeliest < 0 else num_likeliest
@@ -142,7 +142,7 @@ class TokenSource:
 
 
 class _Order:
-    """An order of the whole vocabulary with one token in a given place. O(1) both ways."""
+    """An order of the whole vocabulary with one token in a given place; O(1) in both directions."""
 
     def __init__(self, config: SimConfig, token: int, rank: int, random_bits: int) -> None:
         self._first, self._num_words = config.first_word_id, config.num_words
@@ -168,7 +168,7 @@ class _Order:
         return place + (place >= self._rank)
 
     def _place_of(self, token: int) -> int:
-        """Its place before the one token moved to its rank."""
+        """The place of a token before the chosen token moved to its rank."""
         word = token - self._first
         if 0 <= word < self._num_words:
             return (word - self._shift) % self._num_words
@@ -176,9 +176,9 @@ class _Order:
 
 
 def bucket_length(max_tokens: int, random_bits: int) -> int:
-    """A length of 1 to `max_tokens` as the llm-d inference simulator spreads them: six buckets of
-    fixed probabilities, equal ones up to 120 tokens; above that five of 20, and the fourth takes
-    the rest.
+    """Draw a length of 1 to `max_tokens` from the llm-d inference simulator's distribution: six
+    buckets of fixed probabilities. Up to 120 tokens they are of equal size; above that, five are of
+    20 tokens, and the fourth takes the rest.
     """
     share = (random_bits >> 32) / (1 << 32)
     bucket = 0
@@ -201,13 +201,11 @@ def _geometric(random_bits: int) -> int:
     return (low & -low).bit_length() - 1 if low else 32
 
 
-def _is_choosy(params: SamplingParams) -> bool:
-    """Whether the request restricts what may be drawn."""
+def _is_constrained(params: SamplingParams) -> bool:
     return params.allowed_token_ids is not None or bool(params.logit_bias or params.bad_words)
 
 
 def _may_draw(token: int, sample: SampleSpec) -> bool:
-    """Whether the request's constraints allow a token."""
     params = sample.params
     if token in sample.banned_ids or (sample.masks and not _is_in(sample.masks[0], token)):
         return False
@@ -219,12 +217,11 @@ def _may_draw(token: int, sample: SampleSpec) -> bool:
 
 
 def _is_in(mask: bytes, token: int) -> bool:
-    """Whether a mask (see `SampleSpec`) allows a token."""
     return token >> 3 < len(mask) and bool(mask[token >> 3] >> (token & 7) & 1)
 
 
 def _completes(token: int, word: tuple[int, ...], history: Sequence[int]) -> bool:
-    """Whether a token would be the last of a forbidden sequence."""
+    """True if `token` would complete a forbidden sequence."""
     if word[-1] != token:
         return False
     head = word[:-1]
@@ -232,6 +229,6 @@ def _completes(token: int, word: tuple[int, ...], history: Sequence[int]) -> boo
 
 
 def pooled_states(token_ids: Sequence[int]) -> list[float]:
-    """The sum [HIDDEN_SIZE] of vectors that each token alone decides, of numbers in [-1, 1]."""
+    """The sum [HIDDEN_SIZE] of one vector per token, of numbers in [-1, 1] that only it decides."""
     rows = [shake_128(b"%d" % token).digest(HIDDEN_SIZE) for token in token_ids]
     return [sum(column) / 127.5 - len(rows) for column in zip(*rows, strict=True)]

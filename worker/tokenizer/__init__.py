@@ -1,4 +1,4 @@
 """Text to token ids and back, and chat messages to prompts: tokenizers, their files, templates.
 
-Nothing here knows of requests or of the engine, and nothing imports torch.
+Nothing here knows requests or the engine, and nothing imports torch.
 """

@@ -1,9 +1,9 @@
 """Chat messages → prompt text, through the model's own Jinja template in a sandbox.
 
 A template comes with a model file and its input from any client, so it runs in a sandbox with a
-budget (`sandbox`), with the few extras Hugging Face templates rely on: `raise_exception`,
-`strftime_now`, `tojson` that does not escape for HTML, loop controls, and `{% generation %}`, which
-marks what the model says for training and means nothing here.
+budget (`sandbox`). It has the extras that Hugging Face templates rely on: `raise_exception`,
+`strftime_now`, `tojson` without HTML escapes, loop controls, and `{% generation %}`, which marks
+the model's text for training and has no effect here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from worker.errors import ModelError, RequestError
 from worker.tokenizer.checkpoint import Checkpoint
 from worker.tokenizer.sandbox import BudgetedEnvironment, RenderLimits
 
-# What a client's own template variables cannot be: the request's other fields decide these.
+# Variables that a client cannot set: other fields of the request decide them.
 RESERVED_VARIABLES = frozenset(
     (
         "messages",
@@ -45,7 +45,7 @@ RESERVED_VARIABLES = frozenset(
     )
 )
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
-_LONGEST_INDENT = 16
+_MAX_INDENT = 16
 _PROBED = {"probed": "argument"}
 _REFUSALS = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
 
@@ -61,7 +61,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    if indent is not None and (not isinstance(indent, int) or indent > _LONGEST_INDENT):
+    if indent is not None and (not isinstance(indent, int) or indent > _MAX_INDENT):
         raise SecurityError(f"tojson: an indent of {indent!r} is not supported")
     return json.dumps(
         value,
@@ -73,7 +73,7 @@ def _tojson(
 
 
 class _Generation(Extension):
-    """`{% generation %}…{% endgeneration %}`: its body, as if the tags were not there."""
+    """Renders the body of `{% generation %}…{% endgeneration %}` without the tags."""
 
     tags = {"generation"}  # noqa: RUF012  (Jinja's protocol)
 
@@ -99,7 +99,7 @@ class ChatTemplate:
         """Compile; raise `ModelError` when the template is not valid Jinja.
 
         `special_tokens` are further variables of the template (`unk_token`, …); `tool_source` is
-        the template for requests with tools, where the model has two.
+        the template for requests with tools, if the model has a separate one.
         """
         environment = BudgetedEnvironment(limits or RenderLimits(), [_Generation, loopcontrols])
         environment.filters["tojson"] = _tojson
@@ -115,23 +115,22 @@ class ChatTemplate:
 
     @property
     def source(self) -> str:
-        """The template as the model has it."""
         return self._source
 
     @property
     def tool_source(self) -> str:
-        """The same of requests with tools."""
+        """The source of the template for requests with tools."""
         return self._tool_source
 
     @property
     def shows_tools(self) -> bool:
-        """Whether the template says anything of tools."""
+        """True if the template mentions tools."""
         return "tools" in self._tool_source
 
     @cached_property
     def takes_argument_objects(self) -> bool:
-        """Whether the arguments of tool calls in a history should be objects, as most templates
-        want them, or JSON text: found out by a look at what the template makes of either.
+        """True if the template expects the arguments of earlier tool calls as objects, as most do;
+        False for JSON text. Found by rendering both.
         """
         return self._writes_arguments(_PROBED) or not self._writes_arguments(json.dumps(_PROBED))
 
@@ -152,8 +151,8 @@ class ChatTemplate:
 
     @cached_property
     def takes_system_turns(self) -> bool:
-        """True if a message of the system within a conversation is a turn in its place. Templates
-        may refuse it, leave it out, or move it to the beginning.
+        """True if the template renders a system message within a conversation as a turn in its
+        place. Others refuse it, leave it out, or move it to the beginning.
         """
         return all(self._inserts_system_turn(place) for place in (3, 4))
 
@@ -166,15 +165,15 @@ class ChatTemplate:
             text = self.render([*turns[:place], turn, *turns[place:]])
         except RequestError:
             return False
-        same = len(list(takewhile(lambda two: two[0] == two[1], zip(plain, text, strict=False))))
-        rest = plain[same:]  # at least the beginning of the answer, which it must not be part of
+        same = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(plain, text, strict=False))))
+        rest = plain[same:]  # at least the generation prompt, which must follow the turn
         return bool(rest) and text.endswith(rest) and "probed" in text[same : -len(rest)]
 
     def _compiled(self, source: str) -> Template:
         try:
             return self._environment.from_string(source)
         except (TemplateSyntaxError, SyntaxError, RecursionError) as error:
-            # Python, which Jinja compiles to, has bounds of its own on how deep blocks may nest.
+            # Jinja compiles to Python, which limits the nesting of blocks.
             raise ModelError(f"the chat template is not valid Jinja: {error}") from error
 
     def render(
@@ -187,12 +186,12 @@ class ChatTemplate:
         documents: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt of a conversation; messages, tools and documents reach the template as they
-        are. `continue_final_message` ends it with the last message's text, to be gone on with.
+        """Render the prompt of a conversation; messages, tools and documents reach the template
+        unchanged. `continue_final_message` ends it with the last message's text, to be continued.
 
-        `variables` are the client's own template variables (`chat_template_kwargs`). Raises
-        `RequestError` (400) naming one that another field decides, when the template refuses the
-        messages, or when rendering them costs more than it may.
+        `variables` are the client's own template variables (`chat_template_kwargs`). Raise
+        `RequestError` (400) for a reserved variable, for messages that the template refuses, and
+        for a render over its budget.
         """
         reserved = sorted(self._reserved & (variables or {}).keys())
         if reserved:
@@ -226,7 +225,7 @@ class ChatTemplate:
 
 
 def chat_template_of(checkpoint: Checkpoint, now: Callable[[], datetime]) -> ChatTemplate | None:
-    """A checkpoint's template, or None for a model that is not a chat model."""
+    """Build a checkpoint's template; None for a model without chat."""
     if checkpoint.chat_template is None:
         return None
     return ChatTemplate(
@@ -244,7 +243,7 @@ def _refusal(reason: str) -> RequestError:
 
 
 def _tagged(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The messages with a mark after the last text of the last one."""
+    """Append a mark to the last text of the last message."""
     content = messages[-1].get("content") if messages else None
     marked: str | list[Any] | None = None
     if isinstance(content, str):
@@ -267,12 +266,12 @@ def _tagged(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _cut_at_tag(text: str) -> str:
-    """The text up to the mark; a template that trims the message has it trimmed at the end too."""
+    """Cut the text at the mark; if the template trims messages, trim the end too."""
     at = text.rfind(_CONTINUE_TAG.strip())
     if at < 0:
         raise RequestError(
             "continue_final_message: the chat template leaves the final message out",
             param="continue_final_message",
         )
-    kept = text[:at]
-    return kept if text.startswith(_CONTINUE_TAG, at) else kept.rstrip()
+    head = text[:at]
+    return head if text.startswith(_CONTINUE_TAG, at) else head.rstrip()

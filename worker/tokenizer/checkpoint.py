@@ -1,8 +1,8 @@
 """The text settings of a checkpoint: context length, end tokens, chat template.
 
-Read before the engine starts, because the engine's configuration depends on it; it costs some
-60 ms for the default model. Building the tokenizer itself (`tokenizer.build_tokenizer`) comes
-after, beside the start of the engine.
+They are read before the engine starts, because its configuration depends on them; this takes some
+60 ms for the default model. The tokenizer itself (`tokenizer.build_tokenizer`) is built later,
+while the engine starts.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from worker.models.gguf import GgufFile
 
 CHATML_END_OF_TEXT = "<|endoftext|>"
 _CHATML_MARK = "<|im_end|>"
-# What chat models end a turn or a document with. GGUF files name one of them as their eos, and most
-# converters left the others out; llama.cpp knows them by these texts.
+# Tokens with which chat models end a turn or a document. GGUF files name one of them as their eos;
+# most converters leave the others out, and llama.cpp recognises them by these texts.
 _ENDS_OF_TURNS = frozenset(
     {
         *(_CHATML_MARK, CHATML_END_OF_TEXT, "<|eot_id|>", "<|eom_id|>", "<|eot|>", "<|eom|>"),
@@ -36,7 +36,7 @@ _ENDS_OF_TURNS = frozenset(
         *("<|END_OF_TURN_TOKEN|>", "<\uff5cend▁of▁sentence\uff5c>"),
     }
 )
-# Where a model has the second, the first ends a message within its turn.
+# In a model with the second token, the first ends a message within its turn, not the turn.
 _END_OF_MESSAGE, _END_BEHIND_MESSAGES = "<|end|>", "<|return|>"
 _KINDS = "tokenizer.ggml.token_type"
 _NORMAL, _CONTROL = 1, 3
@@ -54,18 +54,18 @@ _GGUF_SAMPLING = {
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The text side of one checkpoint. `eos_token_ids` ends a sequence, the first one being the
-    model's own, all below `vocab_size`, the number of embeddings. `chat_template` None means that
-    the model is not a chat model, and `tool_chat_template` is the one it wants for requests with
-    tools, where it has a second one.
+    """The text side of one checkpoint. `eos_token_ids` end a sequence; the first is the model's
+    own, and all are below `vocab_size`, the number of embeddings. `chat_template` None means that the
+    model is not a chat model; `tool_chat_template` is its separate template for requests with
+    tools, if any.
 
-    `generation_config` holds the model's own sampling defaults (`temperature`, `top_p`, …) under
-    the names of `generation_config.json`, whatever else that file says, and nothing that is null;
-    the file stands in the directory, or next to a GGUF file, whose own metadata win over it.
-    `special_tokens` maps the names templates use (`bos_token`, `unk_token`, …) to texts.
+    `generation_config` holds the non-null keys of `generation_config.json`, among them the model's
+    sampling defaults (`temperature`, `top_p`, …). The file is in the directory, or next to a GGUF
+    file, whose own metadata take precedence. `special_tokens` maps the names in templates
+    (`bos_token`, `unk_token`, …) to texts.
 
-    `hidden_size` None: not told. `gguf_metadata` is set for GGUF files only; a directory is read
-    again by the tokenizer, which is given its `tokenizer_config`.
+    `hidden_size` None: unknown. `gguf_metadata` is set for GGUF files only; for a directory, the
+    tokenizer reads its own files and gets `tokenizer_config`.
     """
 
     path: Path
@@ -94,8 +94,8 @@ class Checkpoint:
 def read_checkpoint(path: Path, *, any_architecture: bool = False) -> Checkpoint:
     """Describe a GGUF file or a Hugging Face directory; raise `ModelError` saying what is wrong.
 
-    An architecture that the engine does not compute is refused first, as its files may lack what is
-    read here; with `any_architecture`, for an engine that needs the text alone, it is not.
+    An unsupported architecture is refused first, as its files may lack keys that this function
+    reads. `any_architecture` accepts it, for an engine that only needs the text.
     """
     if path.is_dir():
         return _from_directory(path, any_architecture)
@@ -174,8 +174,8 @@ def _gguf_template(file: GgufFile, key: str) -> str | None:
 
 
 def _gguf_vocab_size(file: GgufFile, num_tokens: int) -> int:
-    """Rows of the embedding. What the metadata says may be older than the file's tensors, and only
-    counts where there are none (a vocabulary alone).
+    """The number of rows of the embedding. The metadata may be older than the tensors, and only
+    count in a file without any (a vocabulary alone).
     """
     embedding = file.tensors.get("token_embd.weight")
     if embedding is not None and embedding.shape:
@@ -190,7 +190,7 @@ def _gguf_hidden_size(file: GgufFile) -> int | None:
 
 
 def _embedded(ids: Iterable[int], vocab_size: int) -> tuple[int, ...]:
-    """Those the model can draw, each once. Files list ends of tokens it has no row for."""
+    """The distinct ids that the model can draw. Files list end tokens without an embedding."""
     return tuple(dict.fromkeys(i for i in ids if 0 <= i < vocab_size))
 
 
@@ -199,8 +199,8 @@ def _known_id(value: object, tokens: list[str]) -> int | None:
 
 
 def _with_marked_ends(tokens: list[str], metadata: dict[str, Any], template: str) -> dict[str, Any]:
-    """The metadata in which the ends of turns that the chat template writes are control tokens.
-    Some converters made plain text of them, which a prompt never has as one token.
+    """Mark the end-of-turn tokens of the chat template as control tokens. Some converters mark them
+    as plain text, which a prompt would never encode as one token.
     """
     kinds = metadata.get(_KINDS)
     named = {text for text in _ENDS_OF_TURNS if text in template}
@@ -212,8 +212,8 @@ def _with_marked_ends(tokens: list[str], metadata: dict[str, Any], template: str
 
 
 def _ends_by_text(tokens: list[str], metadata: dict[str, Any]) -> list[int]:
-    """The tokens of a chat model's vocabulary that end a turn; they are marked as such tokens are,
-    where the file marks any.
+    """The tokens of a chat model's vocabulary that end a turn. If the file has token types, only
+    control and user-defined tokens count.
     """
     kinds = metadata.get(_KINDS)
     marked = kinds if isinstance(kinds, list) and len(kinds) == len(tokens) else None
@@ -269,8 +269,8 @@ def _from_directory(path: Path, any_architecture: bool) -> Checkpoint:
 
 
 def _tokenizer_config(path: Path) -> dict[str, Any]:
-    """`tokenizer_config.json`; where it lists no added tokens, with what older directories have in
-    files of their own. Those files count for nothing else, in transformers too.
+    """Read `tokenizer_config.json`. If it lists no added tokens, merge the separate files of older
+    directories. As in transformers, these files have no other effect.
     """
     stated = _read_json(path / "tokenizer_config.json", required=False)
     if "added_tokens_decoder" in stated:
@@ -302,7 +302,7 @@ def _id_list(value: object) -> list[int]:
 
 
 def _special_tokens(tokenizer_config: dict[str, Any]) -> dict[str, str]:
-    """Texts of every `…_token` of the configuration."""
+    """The text of every `…_token` of the configuration."""
     found = {
         key: _token_text(value)
         for key, value in tokenizer_config.items()
@@ -318,8 +318,8 @@ def _token_text(value: object) -> str:
 
 
 def _directory_template(path: Path, tokenizer_config: dict[str, Any], name: str) -> str | None:
-    """A template by name. Files win over `tokenizer_config.json`, as Hugging Face reads them, and
-    that over the `chat_template.json` of processors.
+    """Find a template by name. As in transformers, files take precedence over
+    `tokenizer_config.json`, and that over the `chat_template.json` of processors.
     """
     main = path / "chat_template.jinja"
     file = main if name == "default" else path / "additional_chat_templates" / f"{name}.jinja"
@@ -362,8 +362,8 @@ class _TokenizerFile(msgspec.Struct):
 
 
 def _added_token_ids(path: Path, tokenizer_config: dict[str, Any]) -> dict[str, int]:
-    """Ids of the added tokens by text, from `tokenizer.json`, or from the configuration beside a
-    SentencePiece `tokenizer.model`.
+    """Read the ids of added tokens by text from `tokenizer.json`, or from the configuration beside
+    a SentencePiece `tokenizer.model`.
     """
     described = path / "tokenizer.json"
     if described.is_file():
@@ -386,9 +386,7 @@ def _added_token_ids(path: Path, tokenizer_config: dict[str, Any]) -> dict[str, 
 
 
 def served_name(path: Path) -> str:
-    """The name a model is served under unless one is given: the file's stem without its
-    quantisation, or the directory's name.
-    """
+    """The default served name: the file's stem without its encoding, or the directory's name."""
     if path.suffix.lower() != ".gguf":
         return path.resolve().name
     stem, dot, quantisation = path.stem.rpartition(".")

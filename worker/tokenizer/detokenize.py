@@ -1,10 +1,10 @@
-"""Token ids → text as they come, with stop strings cut out exactly. Pure.
+"""Incremental detokenization: token ids → text, cut exactly at stop strings. Pure.
 
 Theory of operation. A byte-level token is a string of bytes, so the text of a sequence is one UTF-8
-stream cut at arbitrary places: an incremental decoder turns it into characters, keeping an
-incomplete tail back, and the concatenation of what it gives is the decoding of the whole, however
-the tokens fall. With stop strings, the last `longest - 1` characters are held back, because a match
-may begin there and end later; everything older can never be part of a match and is released.
+stream cut at arbitrary places: an incremental decoder turns it into characters and holds back an
+incomplete tail. Its concatenated output is the decoding of the whole, wherever tokens are cut. With
+stop strings, the last `longest - 1` characters are held back, because a match may begin there and
+end later; older characters can never be part of a match and are released.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Detokenizer:
         include_stop: bool = False,
         strip_space: bool = False,
     ) -> None:
-        """`stop` strings are not looked for in the first `min_tokens` tokens; `include_stop` keeps
-        the matched one in the text. Tokens in `skip_ids` have no text. `strip_space` leaves out a
-        space at the very beginning: wanted when the tokenizer `strips_leading_space` and nothing
-        with text comes before these tokens.
+        """The first `min_tokens` tokens are not searched for `stop` strings; `include_stop` leaves
+        the match in the text. Tokens in `skip_ids` have no text. `strip_space` removes a space at
+        the very beginning, for a tokenizer that `strips_leading_space` when no text precedes these
+        tokens.
         """
         self._token_bytes = token_bytes
         self._skip_ids = skip_ids
@@ -43,10 +43,10 @@ class Detokenizer:
         self._strip_space = strip_space
         self._held = ""
         self.matched: str | None = None
-        self.num_consumed = 0  # tokens that were looked at: all, but those after a match
+        self.num_consumed = 0  # all tokens but those after a match
 
     def feed(self, token_ids: Sequence[int]) -> str:
-        """Text that is now certain. Nothing more comes once `matched` is set."""
+        """Take tokens and return the text that is now certain; empty once `matched` is set."""
         if not self._stop:
             skip, lookup = self._skip_ids, self._token_bytes
             self.num_consumed += len(token_ids)
@@ -61,10 +61,10 @@ class Detokenizer:
         return "".join(released)
 
     def finish(self) -> str:
-        """What was held back, an incomplete character shown as U+FFFD. Call once, at the end."""
+        """Return the held text, an incomplete character as U+FFFD. Call once, at the end."""
         if self.matched is not None:
             return ""
-        tail = self._decoder.decode(b"", final=True)  # never a space: it is of incomplete bytes
+        tail = self._decoder.decode(b"", final=True)  # of incomplete bytes, so never a space
         if not self._stop:
             return tail
         # A match cuts the held text short and leaves nothing held.
@@ -73,7 +73,7 @@ class Detokenizer:
         return released + held
 
     def _decoded(self, raw: bytes) -> str:
-        """Characters that are complete with these bytes."""
+        """Decode the characters that these bytes complete."""
         text = self._decoder.decode(raw)
         if self._strip_space and text:
             self._strip_space = False
@@ -81,7 +81,7 @@ class Detokenizer:
         return text
 
     def _push(self, text: str) -> str:
-        """Take new characters, look for stop strings, give what can no longer be part of one."""
+        """Take new characters, search for stop strings, return text that cannot be part of one."""
         self._held += text
         if self._unchecked_tokens > 0:
             self._unchecked_tokens -= 1
@@ -95,8 +95,8 @@ class Detokenizer:
         return released
 
     def _cut(self, num_new: int) -> bool:
-        """Cut the held text at the match that ends first (ties: the first of the list), among those
-        that end in the `num_new` newest characters.
+        """Cut the held text at the match that ends first (ties: the first of the list), among the
+        matches that end in the `num_new` newest characters.
         """
         best: tuple[int, int, str] | None = None
         for string in self._stop:
@@ -115,6 +115,6 @@ class Detokenizer:
 def decode(
     token_bytes: Callable[[int], bytes], token_ids: Iterable[int], skip_ids: Set[int] = frozenset()
 ) -> str:
-    """The text of a whole sequence; bytes that are not UTF-8 show as U+FFFD."""
+    """Decode a whole sequence; bytes that are not UTF-8 become U+FFFD."""
     raw = b"".join([token_bytes(t) for t in token_ids if t not in skip_ids])
     return raw.decode("utf-8", "replace")

@@ -1,7 +1,7 @@
-"""Tokenizers that the Rust `tokenizers` library runs: from `tokenizer.json`, or from its parts.
+"""Tokenizers of the Rust `tokenizers` library, from `tokenizer.json` or from its parts.
 
-The library encodes. Decoding is ours: every token stands for exact bytes, found from how its
-vocabulary spells them, which is what lets the incremental detokenizer be a byte decoder.
+The library encodes. Decoding is done here: every token stands for exact bytes, derived from its
+spelling in the vocabulary, so that the incremental detokenizer can be a byte decoder.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Spelling = Callable[[str], bytes]
 
 
 class LibraryTokenizer:
-    """A tokenizer of the Rust library. Owns a growing table of the bytes of tokens it was asked for
-    (bounded by the vocabulary).
+    """A tokenizer of the Rust library. Owns a table of the bytes of tokens seen so far (bounded by
+    the vocabulary).
     """
 
     def __init__(
@@ -33,8 +33,8 @@ class LibraryTokenizer:
         spelling: Spelling | None = None,
         strips_leading_space: bool = False,
     ) -> None:
-        """`spelling` gives the bytes of a token from its text in the vocabulary; without one it is
-        the byte-level alphabet.
+        """`spelling` maps a token's text in the vocabulary to its bytes (default: the byte-level
+        alphabet).
         """
         self._rust = rust
         self._spelling = spelling or byte_level_bytes
@@ -46,8 +46,8 @@ class LibraryTokenizer:
         self.vocab_size = 1 + max(rust.get_vocab(with_added_tokens=True).values(), default=-1)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        # The batch form lets other threads run meanwhile, which `encode` does not, and skips the
-        # offsets that are not read.
+        # Unlike `encode`, the batch form releases the interpreter lock, and skips the unused
+        # offsets.
         batch = self._rust.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return batch[0].ids
 
@@ -73,8 +73,8 @@ class LibraryTokenizer:
 
 
 def _byte_decoder() -> dict[str, int]:
-    """GPT-2's printable stand-ins, character → byte: printable Latin-1 characters mean themselves,
-    the 68 others are shifted past U+0100 in order.
+    """GPT-2's printable stand-ins, character → byte: printable Latin-1 characters stand for
+    themselves, and the 68 others are shifted past U+0100 in order.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     table = {chr(b): b for b in printable}
@@ -90,12 +90,12 @@ def byte_level_bytes(spelling: str) -> bytes:
     """The bytes of a token spelled in GPT-2's stand-ins."""
     try:
         return bytes([_BYTE_OF[c] for c in spelling])
-    except KeyError:  # a token that is not spelled in stand-ins means its own text
+    except KeyError:  # a token outside the alphabet stands for its own text
         return spelling.encode()
 
 
 def _piece_spelling(space: str, has_byte_pieces: bool) -> Spelling:
-    """Of vocabularies spelled in text: `space` stands for a blank, `<0x0A>` for a byte."""
+    """The spelling of a vocabulary of plain text: `space` for a blank, `<0x0A>` for a byte."""
 
     def spelled(piece: str) -> bytes:
         match = _BYTE_PIECE.fullmatch(piece) if has_byte_pieces else None
@@ -127,7 +127,7 @@ def from_tokenizer_json(path: Path) -> LibraryTokenizer:
     spelling, strips = _decoding(path, decoder)
     try:
         rust = RustTokenizer.from_file(str(path))
-    except Exception as error:  # the Rust library raises bare exceptions
+    except Exception as error:  # the Rust library raises plain `Exception`
         raise ModelError(f"{path}: the tokenizers library cannot read it: {error}") from error
     rust.no_truncation()
     rust.no_padding()
@@ -135,7 +135,7 @@ def from_tokenizer_json(path: Path) -> LibraryTokenizer:
 
 
 def _decoding(path: Path, decoder: _Decoder | None) -> tuple[Spelling, bool]:
-    """How tokens are spelled, and whether a text loses its first space, by the file's decoder."""
+    """The spelling of tokens, and whether a text loses its first space, by the file's decoder."""
     if decoder is not None and decoder.type == "Metaspace":
         prepends = decoder.prepend_scheme != "never" and decoder.add_prefix_space
         return _piece_spelling(decoder.replacement, has_byte_pieces=False), prepends

@@ -1,15 +1,15 @@
 """A Jinja sandbox with a budget: no request can keep a worker busy through its chat template.
 
 Theory of operation. A chat template comes with a model, its variables from any client. Jinja's
-immutable sandbox keeps both away from Python; what it does not bound is work. So every turn of a
-loop, every call and every character put out is charged to the render it belongs to: loops through a
-filter woven into their bodies when the template is compiled, output through Jinja's `finalize`
-hook. Values are bounded where they can grow at once: by arithmetic, and by the methods and filters
-that pad, repeat, join or replace. The clock is read every few hundred steps.
+immutable sandbox keeps both away from Python, but does not bound work. So every loop iteration,
+every call and every output character is charged to its render: loops through a filter woven into
+their bodies when the template is compiled, output through Jinja's `finalize` hook. Values are
+bounded wherever one operation can make them large: arithmetic, and the methods and filters that
+pad, repeat, join or replace. The clock is read every few hundred steps.
 
-The bound holds whatever a request's variables are. A template made to do harm can still spend time
-inside a single operation on what it has built (comparing nested lists, say); templates come from
-the operator, and from requests only where the operator allows it.
+The bound holds for any variables of a request. A hostile template can still spend time inside a
+single operation on its own values (comparing nested lists, say); templates come from the operator,
+and from requests only if the operator allows it.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from jinja2.visitor import NodeTransformer
 
 _BUDGET, _STEP, _SIZED = "<budget>", "<step>", "<sized>"  # names no template can write
 _STEPS_BETWEEN_CLOCKS = 256
-_LARGEST_WIDTH = 10_000
-_MOST_WRAPPED = 1 << 30
+_MAX_WIDTH = 10_000
+_MAX_WRAPPED = 1 << 30
 _WIDE_FORMAT = re.compile(r"\d{5,}|\*")
-# Filters whose numbers are values or cut text, not widths.
+# Filters whose numbers are values or lengths to cut at, not widths.
 _WITHOUT_WIDTHS = frozenset(("default", "d", "truncate", "int", "float", "sum", "round"))
 _PADDING_METHODS = frozenset(("center", "ljust", "rjust", "zfill", "expandtabs"))
 
 
 @dataclass(frozen=True, slots=True)
 class RenderLimits:
-    """What one render may cost. `steps` are turns of loops and calls; `chars` is what is put out,
-    inside macros and blocks too, and the length of the longest value. `clock` is monotonic.
+    """The budget of one render. `steps` bounds loop iterations and calls; `chars` bounds the output
+    (macros and blocks included) and the length of any value. `clock` is monotonic.
     """
 
     steps: int = 1_000_000
@@ -54,11 +54,11 @@ class RenderLimits:
 
 
 class BudgetExceededError(SecurityError):
-    """The render cost more than it may."""
+    """The render exceeds its budget."""
 
 
 class _Budget:
-    """Sole owner of what is left of one render's allowance."""
+    """Sole owner of the rest of one render's budget."""
 
     def __init__(self, limits: RenderLimits) -> None:
         self._limits = limits
@@ -67,15 +67,14 @@ class _Budget:
         self._deadline = limits.clock() + limits.seconds
 
     def step(self) -> None:
-        """Pay for one turn or call."""
+        """Charge one loop iteration or call."""
         self._steps -= 1
         if self._steps < 0:
             raise BudgetExceededError(f"it takes more than {self._limits.steps} steps")
         if self._steps % _STEPS_BETWEEN_CLOCKS == 0 and self._limits.clock() > self._deadline:
             raise BudgetExceededError(f"it takes more than {self._limits.seconds:g} seconds")
 
-    def put_out(self, chars: int) -> None:
-        """Pay for characters."""
+    def charge_output(self, chars: int) -> None:
         self._chars -= chars
         if self._chars < 0:
             raise BudgetExceededError(f"it gives more than {self._limits.chars} characters")
@@ -83,31 +82,31 @@ class _Budget:
 
 @pass_context
 def _step(context: Context, value: None, chars: int) -> bool:
-    """The filter woven into loops: one turn, with `chars` characters of plain text in it."""
+    """Charge one loop iteration with `chars` characters of template text: the woven-in filter."""
     budget: _Budget = context.parent[_BUDGET]
     budget.step()
-    budget.put_out(chars)
+    budget.charge_output(chars)
     return True
 
 
 @pass_context
-def _put_out(context: Context, value: Any) -> Any:
-    """The hook before a value becomes text of the output."""
+def _charge_output(context: Context, value: Any) -> Any:
+    """Charge a value before it becomes output: the `finalize` hook."""
     budget: _Budget = context.parent[_BUDGET]
-    budget.put_out(_text_size(value, {}))
+    budget.charge_output(_text_size(value, {}))
     return value
 
 
 class BudgetedEnvironment(ImmutableSandboxedEnvironment):
-    """Jinja's immutable sandbox, with every render under a budget. Its templates must be rendered
-    through `render_within_limits`.
+    """Jinja's immutable sandbox with a budget for every render. Render its templates only through
+    `render_within_limits`.
     """
 
     intercepted_binops = frozenset(("+", "*", "**", "%"))
 
     def __init__(self, limits: RenderLimits, extensions: Sequence[type[Any]]) -> None:
         super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=_put_out
+            trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=_charge_output
         )
         self._limits = limits
         del self.globals["lipsum"]
@@ -118,13 +117,13 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
         self.filters[_SIZED] = self._sized
 
     def render_within_limits(self, template: Template, variables: dict[str, Any]) -> str:
-        """The text of a template; raise `BudgetExceededError`, or what the template raises."""
+        """Render a template; raise `BudgetExceededError`, or the template's own error."""
         budget = _Budget(self._limits)
         context = template.new_context({**variables, _BUDGET: budget})
         return "".join(template.root_render_func(context))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Arithmetic whose result is not too large."""
+        """Compute a binary operation; refuse powers and oversized results."""
         if operator == "**":
             raise SecurityError("powers are not supported")
         if operator == "*":
@@ -153,7 +152,7 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
         return self._sized(super().call(context, obj, *args, **kwargs))
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        """Parse, and weave the charges in."""
+        """Parse a template and weave the charges in."""
         tree = super()._parse(source, name, filename)
         _SizedConcatenations().visit(tree)
         for loop in tree.find_all(nodes.For):
@@ -165,7 +164,7 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
         return tree
 
     def _guarded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A filter that refuses very large widths, and gives no longer text than allowed."""
+        """Wrap a filter to refuse very large widths and oversized results."""
 
         @functools.wraps(function)
         def guarded(*args: Any, **kwargs: Any) -> Any:
@@ -189,7 +188,7 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
         return guarded
 
     def _join(self, value: Iterable[Any], d: str = "", attribute: str | int | None = None) -> str:
-        """Jinja's `join`, counting what it joins."""
+        """Join like Jinja's filter, with a check of the size before each item."""
         if attribute is not None:
             value = map(make_attrgetter(self, attribute), value)
         parts, size = [], 0
@@ -205,7 +204,7 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
         self._check_size(len(text) + text.count(old) * (len(new) - len(old)))
 
     def _sized(self, value: Any) -> Any:
-        """The value, unless it is too long."""
+        """Return the value; raise `BudgetExceededError` if it is too long."""
         if isinstance(value, str | list | tuple):
             self._check_size(len(value))
         return value
@@ -216,7 +215,7 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
 
 
 class _SizedConcatenations(NodeTransformer):
-    """Puts every `a ~ b` through the filter that refuses what is too long."""
+    """Puts every `a ~ b` through the filter that refuses oversized values."""
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802  (Jinja's protocol)
         self.generic_visit(node)
@@ -233,17 +232,17 @@ def _check_format(text: str) -> None:
 
 
 def _check_wrapping(text: str, width: int = 79, **_: Any) -> None:
-    """Refuse a line that is so much longer than the width that `textwrap`, which copies what is
-    left of a word for every piece of it, would take seconds.
+    """Refuse a line that is too long for the width: `textwrap` copies the rest of a word for every
+    piece of it, which could take seconds.
     """
     copied = sum(len(line) ** 2 for line in text.splitlines())
-    if copied > _MOST_WRAPPED * max(1, width):
+    if copied > _MAX_WRAPPED * max(1, width):
         raise SecurityError("wordwrap: a line is too long for the width")
 
 
 def _text_size(value: Any, known: dict[int, int]) -> int:
-    """At least about how many characters the text of a value has, found without making it. `known`
-    are the sizes of containers by identity: one may be in others any number of times.
+    """Estimate the length of a value's text (about a lower bound) without building it. `known`
+    caches sizes by identity: a container may occur any number of times in others.
     """
     if isinstance(value, str):
         return len(value)
@@ -252,7 +251,7 @@ def _text_size(value: Any, known: dict[int, int]) -> int:
         parts = chain(value.keys(), value.values())
     elif isinstance(value, list | tuple | Set):
         parts = value
-    elif isinstance(value, Namespace):  # whose attributes are a template's own
+    elif isinstance(value, Namespace):  # a template sets its attributes
         parts = object.__getattribute__(value, "__dict__").values()
     else:
         return 1
@@ -264,5 +263,5 @@ def _text_size(value: Any, known: dict[int, int]) -> int:
 
 def _check_widths(name: str, values: Iterable[Any]) -> None:
     for value in values:
-        if isinstance(value, int) and abs(value) > _LARGEST_WIDTH:
-            raise SecurityError(f"{name}: {value} is more than {_LARGEST_WIDTH}")
+        if isinstance(value, int) and abs(value) > _MAX_WIDTH:
+            raise SecurityError(f"{name}: {value} is more than {_MAX_WIDTH}")

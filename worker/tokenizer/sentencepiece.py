@@ -1,17 +1,17 @@
 """SentencePiece byte-pair encoding from scored pieces, run by the Rust `tokenizers` library.
 
-Theory of operation. Text is escaped (spaces become `▁`, and a text usually gets one in front), cut
-into characters, and then the two neighbours whose concatenation is the piece with the best score
+Theory of operation. Text is escaped (spaces become `▁`, and a text usually gets one in front) and
+cut into characters. Then the two neighbours whose concatenation is the piece with the best score
 are joined, the leftmost pair first among equals, until no neighbours make a piece. A character that
-is no piece is spelled in byte pieces `<0x00>` to `<0xFF>`, or is the unknown piece where there are
-none. The library joins by a list of ranked pairs instead: every way to split every piece, by the
-piece's score. Pairs that make the same piece then rank one after the other rather than equal, which
-has not made a difference in any text that was compared with the sentencepiece library.
+is not a piece is spelled in byte pieces `<0x00>` to `<0xFF>`, or becomes the unknown piece if there
+are none. The library joins by a list of ranked pairs instead: every way to split every piece, by
+the piece's score. Pairs that make the same piece then rank one after the other rather than equal,
+which has made no difference in any text compared with the sentencepiece library.
 
-The pieces come from a GGUF file or from `tokenizer.model`, of which the few protobuf fields that
-matter are read without protoc (sentencepiece_model.proto of https://github.com/google/sentencepiece).
-A message is a row of (key, value) pairs, key = field number · 8 + wire type; anything unknown is
-stepped over.
+The pieces come from a GGUF file or from `tokenizer.model`, a protobuf message
+(sentencepiece_model.proto of https://github.com/google/sentencepiece) whose few relevant fields are
+read without protoc. A message is a sequence of (key, value) pairs, key = field number · 8 + wire
+type; unknown fields are skipped.
 """
 
 from __future__ import annotations
@@ -36,10 +36,9 @@ _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 @dataclass(frozen=True, slots=True)
 class ScoredPiece:
-    """One entry of the vocabulary; its id is its place. `kind` is SentencePiece's (and GGUF's)
-    type: normal, unknown, control, user defined, unused or byte.
-
-    `strips_left` and `strips_right`: a marked token that takes the blanks beside it along.
+    """One entry of the vocabulary; its id is its index. `kind` is SentencePiece's (and GGUF's)
+    type: normal, unknown, control, user defined, unused or byte. A mark with `strips_left` or
+    `strips_right` absorbs the blanks beside it.
     """
 
     text: str
@@ -50,19 +49,19 @@ class ScoredPiece:
 
     @property
     def is_mark(self) -> bool:
-        """Whether it is found in a text before anything is joined."""
+        """True if the piece is matched in a text before any joining."""
         return self.kind in (CONTROL, USER_DEFINED) and bool(self.text)
 
     @property
     def mark_text(self) -> str:
-        """What stands in a text for it, if it is a mark."""
+        """The text of a mark in unescaped text."""
         return self.text.replace(SPACE, " ")
 
 
 @dataclass(frozen=True, slots=True)
 class SentencePieceOptions:
-    """What a model adds around a text. `space_after_marks`: text that follows a control or user
-    defined token gets a space in front as the beginning does.
+    """A model's additions around a text. `space_after_marks`: text after a control or user defined
+    token gets a space in front, like the beginning of a text.
     """
 
     bos_id: int | None = None
@@ -72,8 +71,6 @@ class SentencePieceOptions:
 
 
 class SentencePieceTokenizer(LibraryTokenizer):
-    """A tokenizer made of scored pieces."""
-
     def __init__(
         self,
         source: str,
@@ -84,7 +81,7 @@ class SentencePieceTokenizer(LibraryTokenizer):
         self._options = options or SentencePieceOptions()
         self._pieces = tuple(pieces)
         marks = tuple(p.mark_text for p in pieces if p.is_mark)
-        # Without a space after marks there is only the one at the beginning, put there by hand.
+        # The library's space also follows marks; without that, `encode` adds the first space.
         everywhere = self._options.add_space_prefix and self._options.space_after_marks
         self._prefixes = self._options.add_space_prefix and not everywhere
         self._marks = marks
@@ -116,7 +113,7 @@ class SentencePieceTokenizer(LibraryTokenizer):
         pairs: list[tuple[int, tuple[int, int]]] = []
         for place, (token_id, (start, end)) in enumerate(zip(found, spans, strict=True)):
             start, end = max(0, start - shift), max(0, end - shift)
-            # The library says of a space that was added that it came from the character behind it.
+            # The library maps an added space to the character after it.
             following = spans[place + 1][0] - shift if place + 1 < len(spans) else None
             if self._pieces[token_id].text == SPACE and following == start:
                 end = start
@@ -164,7 +161,7 @@ def _rust_tokenizer(source: str, pieces: Sequence[ScoredPiece], prepends: bool) 
 
 
 def _merges(pieces: Sequence[ScoredPiece]) -> list[tuple[float, str, str]]:
-    """Every pair that makes a piece, the best first, with the negative score."""
+    """Every pair that makes a piece, best first, with the negative score."""
     scores = {p.text: p.score for p in pieces if p.kind in (NORMAL, UNUSED)}
     merges = [
         (-score, text[:cut], text[cut:])
@@ -176,7 +173,7 @@ def _merges(pieces: Sequence[ScoredPiece]) -> list[tuple[float, str, str]]:
 
 
 def _unused_splits(pieces: Sequence[ScoredPiece]) -> dict[int, tuple[int, ...]]:
-    """For each unused piece the ids that stand for it in an encoding: those it was joined from."""
+    """For each unused piece, the ids that replace it in an encoding: its parts."""
     unused = {p.text for p in pieces if p.kind == UNUSED}
     if not unused:
         return {}
@@ -223,7 +220,7 @@ _MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
 
 @dataclass(frozen=True, slots=True)
 class SentencePieceFile:
-    """The vocabulary of a file, and what it says about the text around it."""
+    """The vocabulary of a file, and its additions around a text."""
 
     pieces: tuple[ScoredPiece, ...]
     bos_id: int | None
@@ -236,7 +233,7 @@ class _DamagedError(Exception):
 
 
 def read_sentencepiece(path: Path) -> SentencePieceFile:
-    """Read a file; raise `ModelError` when it is damaged, or made by another algorithm than BPE, or
+    """Read a file; raise `ModelError` if it is damaged, uses another algorithm than BPE, or
     rewrites text before it is cut.
     """
     try:
@@ -297,12 +294,12 @@ def _piece(data: bytes) -> ScoredPiece:
 
 
 def _known_id(value: int | bytes, num_pieces: int) -> int | None:
-    """An id of the vocabulary; the file writes -1 (as 64 bits) for a token it does not have."""
+    """An id of the vocabulary, or None: the file writes -1 (as 64 bits) for a missing token."""
     return value if isinstance(value, int) and value < num_pieces else None
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Field numbers with numbers (varints) or raw bytes, in the order they are written."""
+    """Iterate over fields in file order: the field number with a number (varint) or raw bytes."""
     position = 0
     while position < len(data):
         key, position = _varint(data, position)
@@ -324,7 +321,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """A number in base 128, and the position after it."""
+    """Read a number in base 128; return it and the position after it."""
     value = shift = 0
     while position < len(data) and shift < 64:
         byte = data[position]

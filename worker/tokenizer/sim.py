@@ -1,10 +1,10 @@
 """A tokenizer without a model, for `--engine sim`.
 
-It has the shape of a real one at a fraction of the cost: about one token a word, stable ids, and
-text in the answers that looks like words. It is not invertible: spaces are not tokens, and a word
-outside the built-in list takes the id of a word that hashes alike, so `decode(encode(x))` keeps the
-length and the punctuation but not the words. What it does keep is what prefix caching needs: equal
-text has equal ids, and an answer sent back in the next turn encodes to the ids it was made of.
+It behaves like a real tokenizer at a fraction of the cost: about one token a word, stable ids, and
+answers that look like words. It is not invertible: spaces are not tokens, and a word outside the
+built-in list takes the id of a listed word by its hash, so `decode(encode(x))` preserves the length
+and the punctuation but not the words. It preserves the basis of prefix caching: equal text has
+equal ids, and an answer sent back in the next turn encodes to its original ids.
 
 Ids: [0, 256) bytes; [256, 256 + 1024) words, each standing for " word"; then the two ChatML marks.
 """
@@ -47,8 +47,8 @@ IM_START_ID = FIRST_WORD_ID + NUM_WORDS
 IM_END_ID = IM_START_ID + 1
 VOCAB_SIZE = IM_END_ID + 1
 
-# Words of up to eight letters are one token, longer ones a token for every eight, a run of line
-# breaks is one, other blanks are none.
+# A word is one token for every eight letters, a run of line breaks is one token, and other blanks
+# are none.
 _PIECES = re.compile(r"<\|im_(?:start|end)\|>|\w{1,8}|[^\w\s]|\n+")
 _ID_OF_WORD = {word: FIRST_WORD_ID + n for n, word in enumerate(WORDS)}
 _MARKS = {IM_START: IM_START_ID, IM_END: IM_END_ID}
@@ -69,22 +69,19 @@ def _piece_ids(piece: str) -> tuple[int, ...]:
 
 
 class SimTokenizer:
-    """The simulator's tokenizer; see the module for what it promises."""
+    """The simulator's tokenizer; the module's docstring has its contract."""
 
     @property
     def special_ids(self) -> frozenset[int]:
-        """The two ChatML marks."""
         return frozenset((IM_START_ID, IM_END_ID))
 
     @property
     def vocab_size(self) -> int:
-        """Bytes, words, and the two marks."""
         return VOCAB_SIZE
 
     @property
     def strips_leading_space(self) -> bool:
-        """Words carry their space; none is put in front."""
-        return False
+        return False  # a word includes its leading space
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return [i for piece in _PIECES.findall(text) for i in _piece_ids(piece)]

@@ -1,10 +1,9 @@
-"""Text ↔ token ids: the interface, and which tokenizer a checkpoint needs.
+"""Text ↔ token ids: the interface, and the construction of a checkpoint's tokenizer.
 
-How text is cut into words before byte-pair merging, by the names GGUF files carry.
-
-`tokenizer.ggml.pre` names the published pre-tokenizer of the model a vocabulary was trained for.
-Every rule is a list of regular expressions applied in turn: what one matches, and what it leaves
-between two matches, are pieces that the next one cuts further and that no merge crosses.
+A GGUF file does not contain the rule that cuts text into words before byte-pair merging, only its
+name in `tokenizer.ggml.pre`; the table here has the published rules. A rule is a list of regular
+expressions applied in turn: the matches of one, and the text between them, are pieces that the next
+one cuts further and that no merge crosses.
 """
 
 from __future__ import annotations
@@ -45,28 +44,28 @@ _TEKKEN_WORDS = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# For a vocabulary whose own rule is not recorded: llama.cpp's fallback.
+# llama.cpp's fallback for a vocabulary without a recorded rule.
 _DEFAULT_RULES = (r"[\p{P}\$\+<=>\^~\|]+", _GPT2_WORDS, r"\p{N}+", r"[0-9][0-9][0-9]")
 
 
 @dataclass(frozen=True, slots=True)
 class PreTokenization:
     """One rule. `patterns` are applied in turn; None stands for GPT-2's own, built into the
-    library. `ignore_merges`: a word that is a token as a whole stays one, whatever the merges say.
-    `compose`: the text is brought into Unicode's composed form (NFC) first. `adds_bos`: the model
-    expects its begin token unless the file says otherwise.
+    library. `splits_digits`: every digit is a piece. `ignore_merges`: a word that is a token stays
+    one token, whatever the merges say. `compose`: the text is first converted to Unicode's composed
+    form (NFC). `adds_bos`: the begin token is added unless the file says otherwise.
     """
 
     patterns: tuple[str, ...] | None = None
-    digits_apart: bool = False
+    splits_digits: bool = False
     ignore_merges: bool = False
     compose: bool = False
     adds_bos: bool = False
 
     def pre_tokenizer(self) -> pre_tokenizers.PreTokenizer:
-        """The library's form of the rule, ending in GPT-2's byte alphabet."""
+        """The library's form of the rule, with GPT-2's byte alphabet as the last step."""
         steps: list[Any] = []
-        if self.digits_apart:
+        if self.splits_digits:
             steps.append(pre_tokenizers.Digits(individual_digits=True))
         steps += [
             pre_tokenizers.Split(Regex(pattern), behavior="isolated")
@@ -76,12 +75,11 @@ class PreTokenization:
         return pre_tokenizers.Sequence([*steps, words]) if steps else words
 
     def normalizer(self) -> normalizers.Normalizer | None:
-        """What happens to the text before it is cut."""
         return normalizers.NFC() if self.compose else None
 
 
 _GPT2 = PreTokenization()
-_SMOLLM = PreTokenization(digits_apart=True)
+_SMOLLM = PreTokenization(splits_digits=True)
 _LLAMA3 = PreTokenization((_LLAMA3_WORDS,), ignore_merges=True, adds_bos=True)
 _LLAMA3_PLAIN = PreTokenization((_LLAMA3_WORDS,))
 _QWEN2 = PreTokenization((_QWEN2_WORDS,), compose=True)
@@ -117,12 +115,12 @@ _Entry = TypeVar("_Entry")
 
 
 class Tokenizer(Protocol):
-    """What the API needs of a tokenizer. Thread-safe: long prompts are encoded in a thread."""
+    """The API's view of a tokenizer. Thread-safe: long prompts are encoded in a thread."""
 
     @property
     def vocab_size(self) -> int:
-        """One more than the largest id it can give, added tokens among them. A model may have more
-        embeddings, and should not have fewer.
+        """The largest id plus one, including added tokens. A model may have more embeddings, and
+        should not have fewer.
         """
         ...
 
@@ -133,44 +131,42 @@ class Tokenizer(Protocol):
 
     @property
     def strips_leading_space(self) -> bool:
-        """The first space of a text that begins a sequence is not part of it: SentencePiece puts
-        one in front when it encodes. Text that follows other text keeps it.
+        """True if decoding removes the first space of a sequence, which SentencePiece adds when it
+        encodes. Text that follows other text retains its space.
         """
         ...
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of a text. Control tokens written out in it become their ids.
-        `add_special_tokens` puts the model's own prefix (bos) in front where it has one.
+        """Encode a text. Control tokens spelled out in it become their ids. `add_special_tokens`
+        adds the model's own prefix (bos), if any.
         """
         ...
 
     def encode_with_offsets(
         self, text: str, *, add_special_tokens: bool
     ) -> tuple[list[int], list[tuple[int, int]]]:
-        """The same ids, and for each the range of characters of `text` it came from: empty for what
-        the tokenizer added, the same for all tokens that spell one character.
+        """Encode a text and return, for each id, its range of characters in `text`: empty for
+        additions of the tokenizer, the same for all tokens that spell one character.
         """
         ...
 
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool) -> str:
-        """The text of a whole sequence; bytes that are not UTF-8 show as U+FFFD. There are never
-        blanks between special tokens, whatever `spaces_between_special_tokens` says.
+        """Decode a whole sequence; bytes that are not UTF-8 become U+FFFD. There are never blanks
+        between special tokens, whatever `spaces_between_special_tokens` says.
         """
         ...
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes a token stands for; a token's bytes need not be whole UTF-8 characters. An id
-        the vocabulary does not name stands for nothing.
-        """
+        """The bytes of a token, perhaps a part of a UTF-8 character; none for an unknown id."""
         ...
 
     def token_text(self, token_id: int) -> str:
-        """The vocabulary's own spelling of a token, for people."""
+        """The vocabulary's own spelling of a token, for display."""
         ...
 
 
 def build_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
-    """Build a checkpoint's tokenizer; raise `ModelError` naming what is not supported."""
+    """Build a checkpoint's tokenizer; raise `ModelError` naming an unsupported feature."""
     if checkpoint.gguf_metadata is not None:
         return _from_gguf(checkpoint.path, checkpoint.gguf_metadata)
     described = checkpoint.path / "tokenizer.json"
@@ -208,7 +204,7 @@ def _byte_level_from_gguf(path: Path, metadata: dict[str, Any]) -> LibraryTokeni
     vocabulary = {token: i for i, token in enumerate(tokens)}
     try:
         bpe = models.BPE(vocab=vocabulary, merges=merges, ignore_merges=rule.ignore_merges)
-    except Exception as error:  # the Rust library raises bare exceptions
+    except Exception as error:  # the Rust library raises plain `Exception`
         raise ModelError(f"{path}: tokenizer.ggml.merges do not fit the vocabulary") from error
     rust = RustTokenizer(bpe)
     normalizer = rule.normalizer()
@@ -222,7 +218,7 @@ def _byte_level_from_gguf(path: Path, metadata: dict[str, Any]) -> LibraryTokeni
         token_id = _asked_id(metadata, kind, default, len(tokens))
         if token_id is not None:
             template.insert(0 if kind == "bos" else len(template), kind)
-            # By a name of ours: the text itself may be one that templates read otherwise.
+            # Under `kind`, not its text, which may have a meaning in the template syntax.
             added.append({"id": kind, "ids": [token_id], "tokens": [tokens[token_id]]})
     if added:
         rust.post_processor = processors.TemplateProcessing(single=template, special_tokens=added)
@@ -232,7 +228,7 @@ def _byte_level_from_gguf(path: Path, metadata: dict[str, Any]) -> LibraryTokeni
 def _list_of(
     path: Path, metadata: dict[str, Any], key: str, kind: type[_Entry], *others: type
 ) -> list[_Entry]:
-    """A list of the vocabulary whose entries are all of a kind; none where it is missing."""
+    """Read a list of entries of one type; empty if it is missing."""
     values = metadata.get(f"{_KEY}{key}", [])
     if not isinstance(values, list) or not set(map(type, values)) <= {kind, *others}:
         raise ModelError(f"{path}: {_KEY}{key} is not a list of {kind.__name__} values")
@@ -240,7 +236,7 @@ def _list_of(
 
 
 def _asked_id(metadata: dict[str, Any], kind: str, default: bool, vocab_size: int) -> int | None:
-    """The "bos" or "eos" token when the file (or else `default`) says that it is added."""
+    """The "bos" or "eos" token, if the file (or else `default`) says that it is added."""
     token_id = metadata.get(f"{_KEY}{kind}_token_id")
     if not metadata.get(f"{_KEY}add_{kind}_token", default):
         return None
@@ -248,8 +244,8 @@ def _asked_id(metadata: dict[str, Any], kind: str, default: bool, vocab_size: in
 
 
 def _add_marked_tokens(rust: RustTokenizer, tokens: list[str], types: list[int]) -> None:
-    """Control tokens are matched before pre-tokenisation and can be skipped in the output;
-    user-defined ones are matched too but are text.
+    """Add control and user-defined tokens, which are matched before pre-tokenisation. Only control
+    tokens can be skipped in the output.
     """
     marked = [(t, kind) for t, kind in zip(tokens, types, strict=False) if kind >= CONTROL]
     rust.add_special_tokens(
@@ -277,7 +273,7 @@ def _sentencepiece_from_gguf(path: Path, metadata: dict[str, Any]) -> SentencePi
 
 
 def _from_sentencepiece(path: Path, config: dict[str, Any]) -> SentencePieceTokenizer:
-    """A `tokenizer.model`, with the tokens and switches that `tokenizer_config.json` adds."""
+    """Build from a `tokenizer.model`, with the tokens and switches of `tokenizer_config.json`."""
     file = read_sentencepiece(path)
     pieces = _with_added_tokens(path, file.pieces, config)
     adds_bos = config.get("add_bos_token", True) is not False
@@ -294,7 +290,7 @@ def _from_sentencepiece(path: Path, config: dict[str, Any]) -> SentencePieceToke
 def _with_added_tokens(
     path: Path, pieces: tuple[ScoredPiece, ...], config: dict[str, Any]
 ) -> list[ScoredPiece]:
-    """The pieces with `added_tokens_decoder` of the configuration laid over and behind them."""
+    """Replace and extend the pieces with `added_tokens_decoder` of the configuration."""
     result = list(pieces)
     added = config.get("added_tokens_decoder")
     entries = added.items() if isinstance(added, dict) else ()
