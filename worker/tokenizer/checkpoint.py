@@ -55,8 +55,8 @@ _GGUF_SAMPLING = {
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """The text side of one checkpoint. `eos_token_ids` end a sequence; the first is the model's
-    own, and all are below `vocab_size`, the number of embeddings. `chat_template` None means that the
-    model is not a chat model; `tool_chat_template` is its separate template for requests with
+    own, and all are below `vocab_size`, the number of embeddings. `chat_template` None means that
+    the model is not a chat model; `tool_chat_template` is its separate template for requests with
     tools, if any.
 
     `generation_config` holds the non-null keys of `generation_config.json`, among them the model's
