@@ -1,4 +1,4 @@
-"""Faults are asked for by name, all or none, and every refusal says which and why."""
+"""Updates of faults are all or nothing, and every refusal names the setting and the reason."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ KNOWN = frozenset({"inter-token-latency"})
 
 
 def update(faults: Faults | None = None, /, **settings: object) -> Update:
-    """The update of a JSON object; names with underscores for dashes."""
+    """Parse an update; underscores in names stand for dashes."""
     body = {name.replace("_", "-"): value for name, value in settings.items()}
     return parse_update(faults or Faults(), json.dumps(body).encode(), KNOWN)
 
 
 def test_a_partial_update_leaves_the_rest() -> None:
-    """Only what is named changes; the simulator's settings are handed on as they came."""
+    """Only named settings change; the simulator's settings pass through unchanged."""
     first = update(failure_injection_rate=25, failure_types=["rate_limit"])
     second = update(first.faults, stall_stream="1s", inter_token_latency="9ms")
     assert second.faults.failure_injection_rate == 25
@@ -42,8 +42,7 @@ def test_a_partial_update_leaves_the_rest() -> None:
     assert second.crash is None
 
 
-def test_what_is_shown_can_be_given_back() -> None:
-    """Showing faults and parsing that gives the same faults."""
+def test_shown_faults_parse_to_the_same_faults() -> None:
     faults = update(
         failure_injection_rate=12.5,
         failure_types=["model_not_found", "server_error"],
@@ -111,7 +110,6 @@ def test_what_is_shown_can_be_given_back() -> None:
     ],
 )
 def test_wrong_settings_are_named(body: bytes, message: str) -> None:
-    """Unknown keys and impossible values are refused."""
     with pytest.raises(ConfigError, match=message):
         parse_update(Faults(), body, KNOWN)
 
@@ -124,13 +122,11 @@ def test_wrong_settings_are_named(body: bytes, message: str) -> None:
         ({"target": "engine", "after-tokens": 9}, Crash("engine", None, 9)),
     ],
 )
-def test_crashes_are_now_or_counted(crash: dict[str, object], parsed: Crash) -> None:
-    """Without a count it is at once."""
+def test_a_crash_without_a_count_is_immediate(crash: dict[str, object], parsed: Crash) -> None:
     assert update(crash=crash).crash == parsed
 
 
-def test_fake_metrics_are_added_and_ended_one_by_one() -> None:
-    """Others stay as they are; null ends one, or all."""
+def test_fake_metrics_merge_and_null_removes_one_or_all() -> None:
     faults = update(fake_metrics={"running-requests": 7, "kv-cache-usage": 0.5}).faults
     faults = update(faults, fake_metrics={"running-requests": None, "waiting-requests": 1}).faults
     assert faults.fake_metrics == {"kv-cache-usage": 0.5, "waiting-requests": 1.0}
@@ -147,21 +143,20 @@ def test_fake_metrics_are_added_and_ended_one_by_one() -> None:
     ],
 )
 def test_waves_have_their_published_shapes(shape: str, values: list[float]) -> None:
-    """From start to end over a period of four seconds."""
     wave = parse_fake_metric("running-requests", f"{shape}:2:10:4s")
     assert isinstance(wave, Wave)
     assert [wave.at(second) for second in range(6)] == pytest.approx(values)
 
 
-def test_an_internal_error_comes_only_where_it_is_named() -> None:
-    """It is none of the simulator's, which are drawn from when nothing is named."""
+def test_an_internal_error_is_drawn_only_if_named() -> None:
+    """It is not among the llm-d simulator's failures, which are the default."""
     assert update(failure_types=["internal_error"]).faults.failure_types == ("internal_error",)
     assert ALL_FAILURES["internal_error"].status == 500
     assert "internal_error" not in FAILURES
 
 
-def test_failures_are_those_of_the_llm_d_simulator() -> None:
-    """Six kinds, their statuses and their bodies."""
+def test_failures_match_the_llm_d_simulator() -> None:
+    """Six types with their statuses and bodies."""
     statuses = {name: failure.status for name, failure in FAILURES.items()}
     assert statuses == {
         "rate_limit": 429,

@@ -35,7 +35,7 @@ class FakeEngine:
     num_waiting_reported = 1
 
     async def run(self, command: Command) -> CommandReply:
-        """None for an answer: it dies."""
+        """Record the command; without an `answer`, die."""
         assert isinstance(command, Configure)
         self.commands.append(command.settings)
         await asyncio.sleep(self.delay_seconds)
@@ -46,7 +46,7 @@ class FakeEngine:
 
 @dataclass
 class Answer:
-    """What came back, and when its parts did."""
+    """A reply and the arrival times of its parts."""
 
     status: int = 0
     headers: dict[bytes, bytes] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Answer:
 
 
 async def stream_of_four(scope: Any, receive: Any, send: Any) -> None:
-    """A reply of four parts, one each second."""
+    """Reply in four parts, one each second."""
     await send({"type": "http.response.start", "status": 200, "headers": []})
     for number in range(4):
         body = b"%d\n" % number
@@ -86,8 +86,8 @@ class Bench:
         leaves: bool = False,
         **headers: str,
     ) -> Answer:
-        """One request; a `partial` one promises more of its body than ever comes. A client that
-        `leaves` goes once its request is there.
+        """Send one request. A `partial` one never sends its whole body; a client that `leaves`
+        disconnects after its request.
         """
         answer = Answer()
         sent = b"" if body is None else json.dumps(body).encode()
@@ -122,13 +122,11 @@ class Bench:
         return await self.ask("/admin/config", body)
 
     async def shown(self) -> dict[str, Any]:
-        """The settings of the moment."""
         found: dict[str, Any] = json.loads((await self.ask("/admin/config", method="GET")).body)
         return found
 
 
 def bench(kind: str = "sim", seed: int = 0, setup: FaultConfig | None = None, **api: Any) -> Bench:
-    """A new one, on the running loop's clock."""
     engine, deaths = FakeEngine(), []
     config = ServeConfig(
         "127.0.0.1",
@@ -145,8 +143,7 @@ def bench(kind: str = "sim", seed: int = 0, setup: FaultConfig | None = None, **
 pytestmark = pytest.mark.looptime
 
 
-async def test_without_faults_nothing_changes() -> None:
-    """The application's reply, part by part."""
+async def test_a_reply_is_unchanged_without_faults() -> None:
     answer = await bench().ask()
     assert (answer.status, answer.body) == (200, b"0\n1\n2\n3\n")
     assert answer.times == pytest.approx([0, 1, 2, 3])
@@ -155,26 +152,24 @@ async def test_without_faults_nothing_changes() -> None:
 
 @pytest.mark.parametrize("status", [400, 401, 404, 429, 500, 503, 599])
 async def test_a_request_can_ask_for_an_error(status: int) -> None:
-    """With the status in a header, whatever the rate."""
+    """The status is in a header; the failure rate does not matter."""
     answer = await bench().ask(x_return_error=str(status))
     assert answer.status == status
     assert answer.error["code"] == status
 
 
 @pytest.mark.parametrize("asked", ["", "x", "200", "99", "600", "4e2", "+42", "0429"])
-async def test_what_is_no_error_status_is_a_bad_request(asked: str) -> None:
-    """The header's name is in the answer."""
+async def test_a_header_without_an_error_status_is_a_bad_request(asked: str) -> None:
     answer = await bench().ask(x_return_error=asked)
     assert (answer.status, answer.error["param"]) == (400, "X-Return-Error")
 
 
-async def test_failures_come_at_their_rate_and_repeat_with_the_seed() -> None:
-    """About so many of them, of the types asked for; the same ones on every run."""
+async def test_failures_follow_their_rate_and_repeat_with_the_seed() -> None:
+    """All types occur, and the same requests fail on every run."""
 
     async def run(seed: int) -> list[int]:
         subject = bench(seed=seed)
         await subject.configure(failure_injection_rate=20)
-        # The header answers before the application, and does not touch the draw of the next.
         return [(await subject.ask("/v1/completions")).status for _ in range(400)]
 
     first, again, other = await run(1), await run(1), await run(2)
@@ -198,8 +193,7 @@ async def test_a_failure_names_the_model_and_its_parameter() -> None:
     assert (await subject.ask("/v1/models", method="GET")).status == 200
 
 
-async def test_a_reply_can_be_held_back() -> None:
-    """Before anything is read or sent, and in the middle of a stream."""
+async def test_a_reply_stalls_before_its_start_or_within_its_stream() -> None:
     subject = bench()
     await subject.configure(stall_before="5s")
     assert (await subject.ask()).times == pytest.approx([5, 6, 7, 8])
@@ -208,15 +202,15 @@ async def test_a_reply_can_be_held_back() -> None:
 
 
 async def test_only_some_requests_stall() -> None:
-    """As many as the rate says, the same ones on every run."""
+    """`stall_rate` is their percentage."""
     subject = bench()
     await subject.configure(stall_before="9s", stall_rate=30)
     stalled = [(await subject.ask()).times[0] > 0 for _ in range(100)]
     assert 15 < sum(stalled) < 45
 
 
-async def test_fake_metrics_stand_for_the_statistics_that_they_name() -> None:
-    """Fixed, changing, and impossible values; the rest is true."""
+async def test_fake_metrics_replace_their_statistics() -> None:
+    """Waves and impossible values work; other statistics stay real."""
     subject = bench()
     assert subject.faults.stats() == subject.engine.stats
     fakes = {"running-requests": "ramp:0:10:10s", "kv-cache-usage": "NaN"}
@@ -246,10 +240,10 @@ async def metrics_page(scope: Any, receive: Any, send: Any) -> None:
         ("huge", 200, 200_000),
     ],
 )
-async def test_a_broken_metrics_page_stands_for_the_true_one(
+async def test_a_broken_metrics_page_replaces_the_real_one(
     page: str, status: int, size: int
 ) -> None:
-    """In every way that a scraper must survive; the other routes are as they were."""
+    """Each breaks in a way that a scraper must survive; other routes are unchanged."""
     subject = bench()
     subject.app = subject.faults.around(metrics_page)
     there = "http://127.0.0.1:1/x"
@@ -262,22 +256,20 @@ async def test_a_broken_metrics_page_stands_for_the_true_one(
     assert len(asyncio.all_tasks()) == 1
 
 
-async def test_a_huge_metrics_page_ends_with_its_client() -> None:
-    """Who leaves is not sent the rest."""
+async def test_a_client_disconnect_ends_a_huge_metrics_page() -> None:
     subject = bench()
     await subject.configure(metrics_page="huge", metrics_bytes=1 << 40)
     assert len((await subject.ask("/metrics", method="GET", leaves=True)).body) < 1 << 20
 
 
-async def test_a_metrics_page_can_be_late() -> None:
-    """The true one, after its delay."""
+async def test_the_metrics_page_can_be_delayed() -> None:
     subject = bench()
     await subject.configure(metrics_delay="5s")
     assert (await subject.ask("/metrics", method="GET")).times == pytest.approx([5, 6, 7, 8])
 
 
-async def test_a_worker_can_take_its_time_to_be_ready() -> None:
-    """Only readiness waits."""
+async def test_a_worker_is_not_ready_during_its_startup_duration() -> None:
+    """Only readiness is affected."""
     subject = bench(setup=FaultConfig(startup_seconds=10.0))
     assert (await subject.ask("/health/ready", method="GET")).status == 503
     assert (await subject.ask("/health", method="GET")).status == 200
@@ -285,8 +277,8 @@ async def test_a_worker_can_take_its_time_to_be_ready() -> None:
     assert (await subject.ask("/health/ready", method="GET")).status == 200
 
 
-async def test_replies_say_which_pod_they_are_from() -> None:
-    """Generation only, errors included."""
+async def test_replies_name_their_pod() -> None:
+    """Only replies of generation routes do, errors included."""
     subject = bench(setup=FaultConfig(reply_headers=(("x-inference-pod", "p-0"),)))
     assert (await subject.ask()).headers == {b"x-inference-pod": b"p-0"}
     assert (await subject.ask(x_return_error="429")).headers[b"x-inference-pod"] == b"p-0"
@@ -294,7 +286,7 @@ async def test_replies_say_which_pod_they_are_from() -> None:
 
 
 async def test_the_simulators_settings_reach_the_engine() -> None:
-    """Parsed, as fields of its configuration, and shown from then on."""
+    """They arrive as fields of its configuration, and are shown afterwards."""
     subject = bench()
     answer = await subject.configure(inter_token_latency="30ms", slow=2)
     assert answer.status == 200
@@ -319,7 +311,6 @@ async def test_the_simulators_settings_reach_the_engine() -> None:
     ],
 )
 async def test_a_wrong_setting_changes_nothing(settings: dict[str, object]) -> None:
-    """Neither here nor in the engine; the answer says what is wrong."""
     subject = bench()
     before = await subject.shown()
     answer = await subject.configure(**settings)
@@ -329,8 +320,8 @@ async def test_a_wrong_setting_changes_nothing(settings: dict[str, object]) -> N
     assert subject.engine.commands == []
 
 
-async def test_what_the_engine_refuses_changes_nothing() -> None:
-    """Its reason is passed on."""
+async def test_a_refusal_of_the_engine_changes_nothing() -> None:
+    """The answer has the engine's reason."""
     subject = bench()
     before = await subject.shown()
     subject.engine.answer = CommandReply(0, False, "not today")
@@ -341,8 +332,8 @@ async def test_what_the_engine_refuses_changes_nothing() -> None:
     assert await subject.shown() == before
 
 
-async def test_changes_at_the_same_time_are_all_made() -> None:
-    """One after the other, while the engine takes its time: none undoes what another changed."""
+async def test_concurrent_changes_all_take_effect() -> None:
+    """They are serialized even if the engine is slow: none reverts another."""
     subject = bench()
     subject.engine.delay_seconds = 5.0
     await asyncio.gather(
@@ -356,8 +347,8 @@ async def test_changes_at_the_same_time_are_all_made() -> None:
     assert (shown["inter-token-latency"], shown["time-scale"]) == ("30ms", 2.0)
 
 
-async def test_a_new_engine_begins_with_the_settings_of_the_command_line() -> None:
-    """What was asked of the old one is shown no more, and can be asked of the new one."""
+async def test_a_new_engine_starts_with_the_settings_of_the_command_line() -> None:
+    """The old engine's settings are no longer shown, and can be set again."""
     subject = bench()
     at_first = await subject.shown()
     await subject.configure(slow=3, inter_token_latency="30ms", stall_before="1s")
@@ -372,8 +363,8 @@ async def test_a_new_engine_begins_with_the_settings_of_the_command_line() -> No
     assert (await subject.shown())["slow"] == 3.0
 
 
-async def test_a_real_engine_has_no_faults_of_its_own() -> None:
-    """Those of the HTTP process work; the simulator's settings are unknown."""
+async def test_a_real_engine_takes_only_faults_of_the_http_process() -> None:
+    """The simulator's settings are unknown to it."""
     subject = bench("torch")
     assert (await subject.configure(failure_injection_rate=100)).status == 200
     assert (await subject.configure(inter_token_latency="3ms")).status == 400
@@ -382,8 +373,7 @@ async def test_a_real_engine_has_no_faults_of_its_own() -> None:
     assert subject.engine.commands == []
 
 
-async def test_a_worker_crashes_when_it_is_due() -> None:
-    """At once, after the answer has left; or with the n-th request from then on."""
+async def test_a_worker_crashes_after_its_answer_or_at_the_nth_request() -> None:
     subject = bench()
     assert (await subject.configure(crash={"target": "worker"})).status == 200
     assert subject.deaths == []
@@ -397,8 +387,8 @@ async def test_a_worker_crashes_when_it_is_due() -> None:
     assert subject.deaths == [1]
 
 
-async def test_an_engine_crashes_when_it_is_due() -> None:
-    """It gets the count; one that is to crash now cannot answer, which is no error."""
+async def test_an_engine_gets_the_count_of_its_crash() -> None:
+    """An immediate crash leaves no answer, which is no error."""
     subject = bench()
     await subject.configure(crash={"target": "engine", "after-tokens": 100})
     counts = {"crash_after_requests": None, "crash_after_tokens": 100}
@@ -407,15 +397,14 @@ async def test_an_engine_crashes_when_it_is_due() -> None:
     assert (await subject.configure(crash={"target": "engine"})).status == 200
 
 
-async def test_configuration_asks_for_the_key_when_there_is_one() -> None:
-    """The keys of the API protect it too."""
+async def test_the_api_keys_protect_the_configuration() -> None:
     subject = bench(api_keys=("secret",))
     assert (await subject.ask("/admin/config", {}, authorization="Bearer x")).status == 401
     assert (await subject.ask("/admin/config", {}, authorization="Bearer secret")).status == 200
 
 
-async def test_configuration_is_read_and_posted_only() -> None:
-    """Other methods get the list of those; a long body is refused, or one that does not come."""
+async def test_the_configuration_takes_get_and_bounded_posts_only() -> None:
+    """Other methods get a 405 with `allow`, a long body a 413, a missing body a 408."""
     subject = bench(body_timeout_seconds=3.0, max_body_bytes=1000)
     answer = await subject.ask("/admin/config", method="DELETE")
     assert (answer.status, answer.headers[b"allow"]) == (405, b"GET, POST")
@@ -426,7 +415,7 @@ async def test_configuration_is_read_and_posted_only() -> None:
 
 
 class Client:
-    """Records what it gets, and when; it is gone before part number `leaves_at`."""
+    """Records the parts of a reply with their times; disconnects before part `leaves_at`."""
 
     def __init__(self, leaves_at: int | None = None) -> None:
         self.heads: list[Any] = []
@@ -445,7 +434,7 @@ class Client:
 
 
 async def stream(client: Client, after_events: int | None, seconds: float) -> None:
-    """Four parts, one each second."""
+    """Send four parts, one each second."""
     headers = ((b"x-a", b"b"),)
     async with StalledReply(client.send, headers, after_events, seconds) as reply:
         await reply.send({"type": "http.response.start", "status": 200, "headers": []})
@@ -464,10 +453,10 @@ async def stream(client: Client, after_events: int | None, seconds: float) -> No
         (1, 1.5, [0, 1.5, 2, 3]),
     ],
 )
-async def test_a_held_up_stream_goes_on_when_its_time_is_over(
+async def test_a_stalled_stream_continues_after_its_stall(
     after_events: int | None, seconds: float, times: list[float]
 ) -> None:
-    """Not with the next part, which may be long in coming; all of it and in order."""
+    """A timer flushes the buffered parts in order, without waiting for the next part."""
     client = Client()
     await stream(client, after_events, seconds)
     assert [body for body, _ in client.parts] == [b"0", b"1", b"2", b"3"]
@@ -475,8 +464,8 @@ async def test_a_held_up_stream_goes_on_when_its_time_is_over(
     assert client.heads[0]["headers"] == [(b"x-a", b"b")]
 
 
-async def test_what_is_buffered_goes_with_a_writer_that_fails() -> None:
-    """The failure is raised at once, nothing leaves afterwards, and no task stays behind."""
+async def test_a_failed_writer_drops_the_buffered_parts() -> None:
+    """The failure is raised at once, nothing is sent afterwards, and no task is left."""
     client = Client()
 
     async def fail() -> None:
@@ -492,8 +481,8 @@ async def test_what_is_buffered_goes_with_a_writer_that_fails() -> None:
 
 
 @pytest.mark.parametrize("seconds", [1.5, 60.0])
-async def test_a_client_that_leaves_a_stall_is_noticed(seconds: float) -> None:
-    """The writer's next part raises, or the end."""
+async def test_a_disconnect_during_a_stall_reaches_the_writer(seconds: float) -> None:
+    """The next part raises, or the exit of the context."""
     client = Client(leaves_at=1)
     with pytest.raises(OSError, match="gone"):
         await stream(client, 1, seconds)

@@ -1,4 +1,4 @@
-"""The time of a simulated step is the formula of its model, whatever the order of calls."""
+"""The duration of a simulated step follows its model's formula, in any order of calls."""
 
 from __future__ import annotations
 
@@ -24,25 +24,24 @@ def prompt(num_tokens: int, start: int = 0, seed: int = 0, last: bool = True) ->
 
 
 def decode(context: int, seed: int = 0) -> ScheduledSequence:
-    """A sequence that runs its newest token, the last of `context`."""
+    """A sequence that runs its newest token, the last of `context` tokens."""
     sample = SampleSpec(SamplingParams(9, seed=seed), context, num_prompt=1)
     return ScheduledSequence(2, [7], context - 1, [0], (sample,))
 
 
 def verify(context: int, num_drafts: int, seed: int = 0) -> ScheduledSequence:
-    """The same with drafts behind it."""
+    """A decoding sequence with drafts."""
     plain = decode(context, seed)
     tokens = [7] * (1 + num_drafts)
     return dataclasses.replace(plain, token_ids=tokens, num_drafts=num_drafts)
 
 
 def seconds(config: SimConfig, *sequences: ScheduledSequence) -> float:
-    """What the configured model gives for one step."""
     return build_model(config, CAPACITY).seconds(SchedulerOutput(1, sequences))
 
 
-def test_a_first_token_is_never_decoding() -> None:
-    """One uncached token of a prompt is a prompt; one token after an output is not."""
+def test_a_first_token_is_not_decoding() -> None:
+    """A prompt with one uncached token is a prompt; a token after an output is not."""
     assert not is_decoding(prompt(1, start=31))
     assert not is_decoding(prompt(1, last=False))
     assert is_decoding(decode(32))
@@ -50,8 +49,8 @@ def test_a_first_token_is_never_decoding() -> None:
     assert not is_decoding(prompt(5))
 
 
-def test_drafts_cost_linear_time_as_rows_of_a_prompt_do() -> None:
-    """Their tokens and contexts are a prompt's; the sequence and its context count once."""
+def test_drafts_cost_a_prompts_rows_in_the_linear_model() -> None:
+    """The sequence and its context count once."""
     config = SimConfig(
         prefill_tokens_per_second=100.0,
         prefill_context_seconds=0.001,
@@ -65,8 +64,7 @@ def test_drafts_cost_linear_time_as_rows_of_a_prompt_do() -> None:
     assert seconds(config, verify(8, 3), decode(4)) == pytest.approx(plain + drafts + 0.5 + 1.0)
 
 
-def test_drafts_cost_nothing_where_tokens_do_not() -> None:
-    """A step is as long as its requests' own times say, however much it verifies."""
+def test_drafts_are_free_in_the_constant_model() -> None:
     config = SimConfig(
         latency_model="constant",
         inter_token_latency_seconds=0.012,
@@ -75,8 +73,8 @@ def test_drafts_cost_nothing_where_tokens_do_not() -> None:
     assert seconds(config, verify(9, 5)) == seconds(config, decode(9))
 
 
-def test_drafts_cost_llm_d_its_time_per_token() -> None:
-    """Only where prompts cost by the token, and more under load like everything else."""
+def test_drafts_cost_the_time_per_token_in_the_llm_d_model() -> None:
+    """Only if prompts cost by the token; load slows drafts down too."""
     config = SimConfig(**LLM_D, prefill_overhead_seconds=0.03, prefill_per_token_seconds=0.00025)  # type: ignore[arg-type]
     assert seconds(config, verify(9, 4)) == pytest.approx(0.012 + 4 * 0.00025)
     loaded = dataclasses.replace(config, time_factor_under_load=2.0)
@@ -85,8 +83,8 @@ def test_drafts_cost_llm_d_its_time_per_token() -> None:
     assert seconds(fixed, verify(9, 4)) == pytest.approx(0.012)
 
 
-def test_drafts_cost_dynamo_the_polynomial_of_their_tokens() -> None:
-    """Without what a prompt costs besides; beside a prompt they are tokens of the same pass."""
+def test_drafts_cost_the_prompt_polynomial_in_the_dynamo_model() -> None:
+    """Without a prompt's constant; with a prompt they are tokens of the same pass."""
     config = SimConfig(latency_model="dynamo")
 
     def rows(count: int) -> float:
@@ -102,7 +100,7 @@ def test_drafts_cost_dynamo_the_polynomial_of_their_tokens() -> None:
     )
 
 
-def test_linear_adds_up_what_a_step_contains() -> None:
+def test_the_linear_model_sums_the_parts_of_a_step() -> None:
     """a + b·prompt tokens + c·pairs of token and context + base + d·decoding + e·tokens read."""
     config = SimConfig(
         step_overhead_seconds=1.0,
@@ -119,8 +117,8 @@ def test_linear_adds_up_what_a_step_contains() -> None:
     assert mixed == pytest.approx(1 + 0.1 + 0.055 + 10 + 0.5 + 2.0)
 
 
-def test_linear_prompts_cost_the_same_in_any_chunks() -> None:
-    """The attention term counts each token's own context, so cutting changes nothing."""
+def test_a_linear_prompt_costs_the_same_in_any_chunks() -> None:
+    """The attention term counts each token's own context."""
     config = SimConfig(prefill_context_seconds=1e-4)
     rng = random.Random(3)
     for _ in range(20):
@@ -132,8 +130,7 @@ def test_linear_prompts_cost_the_same_in_any_chunks() -> None:
         )
 
 
-def test_constant_takes_the_longer_of_prompts_and_decoding() -> None:
-    """No interference: a step is as long as its longest prompt, or its tokens if there is none."""
+def test_the_constant_model_takes_the_longer_of_prompts_and_decoding() -> None:
     config = SimConfig(
         latency_model="constant",
         time_to_first_token_seconds=0.1,
@@ -146,19 +143,19 @@ def test_constant_takes_the_longer_of_prompts_and_decoding() -> None:
 
 
 @pytest.mark.parametrize("running", [1, 2, 5])
-def test_llm_d_slows_down_with_load(running: int) -> None:
-    """The factor grows from 1 for one sequence to its full value for max_num_seqs, linearly."""
+def test_the_llm_d_model_slows_down_with_load(running: int) -> None:
+    """The factor grows linearly from 1 for one sequence to its full value for max_num_seqs."""
     config = SimConfig(**LLM_D, time_factor_under_load=2.0)  # type: ignore[arg-type]
     factor = 1 + (2.0 - 1) * (running - 1) / 4
     assert seconds(config, *[decode(5)] * running) == pytest.approx(0.012 * factor)
 
 
 def test_llm_d_prompts_cost_by_uncached_token_unless_a_first_token_time_is_set() -> None:
-    """The published rule: constant when the time to first token or its spread is given."""
+    """The published rule: constant if the time to first token or its std is given."""
     config = SimConfig(**LLM_D, prefill_overhead_seconds=0.03, prefill_per_token_seconds=0.00025)  # type: ignore[arg-type]
     whole = seconds(config, prompt(256))
     assert whole == pytest.approx(0.094)
-    # 200 of them cached: only the rest is run.
+    # 200 tokens are cached, so only the rest runs.
     assert seconds(config, prompt(56, start=200)) == pytest.approx(0.044)
     parts = seconds(config, prompt(200, last=False)) + seconds(config, prompt(56, start=200))
     assert parts == pytest.approx(whole)
@@ -166,8 +163,8 @@ def test_llm_d_prompts_cost_by_uncached_token_unless_a_first_token_time_is_set()
     assert seconds(fixed, prompt(256)) == seconds(fixed, prompt(1)) == pytest.approx(0.1)
 
 
-def test_noise_is_normal_clamped_and_keeps_the_mean() -> None:
-    """Within ±70 % of the mean, and right on average, also far below a millisecond."""
+def test_noise_is_normal_clamped_and_preserves_the_mean() -> None:
+    """Times are within ±70 % of the mean, even far below a millisecond."""
     config = SimConfig(
         latency_model="constant",
         inter_token_latency_seconds=0.0005,
@@ -180,8 +177,7 @@ def test_noise_is_normal_clamped_and_keeps_the_mean() -> None:
     assert statistics.stdev(drawn) == pytest.approx(0.00015, rel=0.03)
 
 
-def test_a_prompts_noise_is_cut_down_to_what_fits_its_own_mean() -> None:
-    """A deviation far too large for a short prompt spreads its time by 30 %, not more."""
+def test_a_prompts_std_is_at_most_30_percent_of_its_mean() -> None:
     config = SimConfig(
         latency_model="llm-d",
         prefill_overhead_seconds=0.0,
@@ -195,7 +191,7 @@ def test_a_prompts_noise_is_cut_down_to_what_fits_its_own_mean() -> None:
 
 
 def test_noise_depends_on_seeds_and_position_alone() -> None:
-    """The same request at the same place takes the same time in any company and order."""
+    """A request at a position takes the same time in any batch and order."""
     config = SimConfig(
         latency_model="constant",
         inter_token_latency_seconds=0.01,
@@ -215,8 +211,8 @@ def test_noise_depends_on_seeds_and_position_alone() -> None:
     assert seconds(other, decode(9)) != alone[0]
 
 
-def test_dynamo_is_two_polynomials() -> None:
-    """The published coefficients, prompt and decode time added, ratios dividing."""
+def test_the_dynamo_model_has_the_published_polynomials() -> None:
+    """Prompt and decode time add up, and the ratios divide them."""
     config = SimConfig(latency_model="dynamo")
     assert seconds(config, prompt(2000)) == pytest.approx(
         (4.209989e-7 * 2000**2 + 1.518344e-2 * 2000 + 16.50142) / 1e3
@@ -234,12 +230,11 @@ def test_dynamo_is_two_polynomials() -> None:
 
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_every_model_takes_an_empty_step(name: str) -> None:
-    """No division by what is not there."""
     assert seconds(SimConfig(latency_model=name)) == 0.0
 
 
-def test_one_slot_has_no_load() -> None:
-    """A worker for one sequence at a time never divides by zero."""
+def test_a_worker_with_one_slot_has_no_load() -> None:
+    """The load factor does not divide by zero."""
     config = SimConfig(**LLM_D, time_factor_under_load=2.0)  # type: ignore[arg-type]
     model = build_model(config, Capacity(max_num_seqs=1, kv_tokens=16))
     assert model.seconds(SchedulerOutput(1, (decode(5),))) == pytest.approx(0.012)

@@ -1,4 +1,4 @@
-"""The simulator's steps take their time, draw what was asked for, and fail when told to."""
+"""The simulator's steps take the modelled time, draw valid tokens, and fail on command."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONFIG = SimConfig(
 def sequence(
     seq_id: int, tokens: list[int], start: int, sample: bool = True, **spec: object
 ) -> ScheduledSequence:
-    """A share of a step that samples the next position."""
+    """A scheduled sequence that samples its next token."""
     params = SamplingParams(**{"max_tokens": 100} | spec)  # type: ignore[arg-type]
     num_prompt = start + len(tokens) - (start > 0)
     asked = (SampleSpec(params, start + len(tokens), num_prompt=num_prompt),) if sample else ()
@@ -36,7 +36,7 @@ def sequence(
 
 
 def drawn(output: ModelOutput) -> list[int]:
-    """The one token of every sequence that has one, in the order of the step."""
+    """All drawn tokens, in the order of the step."""
     return [draw.token_id for draws in output.sampled.values() for draw in draws]
 
 
@@ -60,10 +60,10 @@ def executor(
         ((sequence(1, [1], 7), sequence(2, [1], 9), sequence(3, [1] * 50, 0)), 2.8),
     ],
 )
-def test_a_step_takes_what_the_latency_model_says(
+def test_a_step_takes_the_modelled_time(
     sequences: tuple[ScheduledSequence, ...], seconds: float
 ) -> None:
-    """The model's seconds, stretched by `time_scale`, which may stop time altogether."""
+    """`time_scale` multiplies it; with 0 no step waits."""
     waits: list[float] = []
     for scale in (1.0, 0.5, 0.0):
         sim = SimExecutor(
@@ -74,7 +74,7 @@ def test_a_step_takes_what_the_latency_model_says(
 
 
 def test_only_sampling_sequences_get_a_token_and_it_is_a_word() -> None:
-    """A chunk short of the prompt's end has none; ids stay in the configured range."""
+    """An unfinished prompt gets none; ids are in the configured range."""
     step = SchedulerOutput(
         1,
         (
@@ -87,8 +87,8 @@ def test_only_sampling_sequences_get_a_token_and_it_is_a_word() -> None:
     assert set(drawn(output)) == {300, 301, 302, 303, 304}
 
 
-def test_tokens_do_not_depend_on_chunking_or_company() -> None:
-    """The same last token, position and seed give the same draw."""
+def test_tokens_do_not_depend_on_chunking_or_the_batch() -> None:
+    """The last token, the position and the seed decide a draw."""
     sim = executor()
     whole = sim.execute(SchedulerOutput(1, (sequence(1, [4, 5, 6], 0, seed=9),)))
     part = sim.execute(
@@ -98,8 +98,7 @@ def test_tokens_do_not_depend_on_chunking_or_company() -> None:
     assert part.sampled[7] != part.sampled[8]
 
 
-def test_several_samples_and_log_probabilities_are_answered() -> None:
-    """One draw for each sample, with its numbers; one entry for each prompt target."""
+def test_every_sample_and_prompt_target_gets_log_probabilities() -> None:
     specs = tuple(
         SampleSpec(SamplingParams(9, seed=seed, logprobs=2), 3, num_prompt=3) for seed in (1, 2, 3)
     )
@@ -111,11 +110,11 @@ def test_several_samples_and_log_probabilities_are_answered() -> None:
     for draw in output.sampled[1]:
         assert draw.logprobs is not None
         assert draw.logprobs.token_ids[0] == draw.token_id
-    assert [told.token_ids[0] for told in output.prompt_logprobs[1]] == [5, 6]
+    assert [entry.token_ids[0] for entry in output.prompt_logprobs[1]] == [5, 6]
 
 
-def test_a_sequence_without_a_possible_token_fails_alone() -> None:
-    """It is named with the reason; the others have their tokens."""
+def test_a_sequence_without_an_allowed_token_fails_alone() -> None:
+    """It fails with the reason; the other sequence gets its token."""
     stuck = sequence(1, [4], 2, allowed_token_ids=(5,), logit_bias=((5, -100.0),))
     output = executor().execute(SchedulerOutput(1, (stuck, sequence(2, [4], 2))))
     assert "no token to draw" in output.failed[1]
@@ -123,7 +122,7 @@ def test_a_sequence_without_a_possible_token_fails_alone() -> None:
 
 
 def serve(config: SimConfig, prompts: list[list[int]], overlap: bool) -> list[list[int]]:
-    """Answers of the production engine with a cache that is far too small, chunks and sharing."""
+    """Answers of the real scheduler with far too small a cache, chunks and shared prefixes."""
     limits = SchedulerConfig(max_num_batched_tokens=24, max_num_seqs=6, max_model_len=96)
     scheduler = Scheduler(CacheConfig(num_blocks=14, block_size=8), limits, ())
     sim = SimExecutor(config, no_wait, SimLimits(14, 8, 6))
@@ -144,9 +143,9 @@ def serve(config: SimConfig, prompts: list[list[int]], overlap: bool) -> list[li
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_an_echo_comes_back_through_the_real_scheduler(overlap: bool) -> None:
-    """Chunked, preempted, sharing prefixes: every request gets its own prompt back, so its blocks
-    held the right tokens.
+def test_the_real_scheduler_preserves_an_echo(overlap: bool) -> None:
+    """With chunks, preemptions and shared prefixes, every request gets its own prompt back: its
+    blocks held the right tokens.
     """
     rng = random.Random(5)
     prefixes = [[rng.randrange(256, 1280) for _ in range(21)] for _ in range(3)]
@@ -159,7 +158,6 @@ def test_an_echo_comes_back_through_the_real_scheduler(overlap: bool) -> None:
 
 
 def test_settings_change_between_steps() -> None:
-    """Fields of the configuration and the slow factor, from the next step on."""
     waits: list[float] = []
     sim = SimExecutor(CONFIG, lambda seconds, follows: waits.append(seconds))
     step = SchedulerOutput(1, (sequence(1, [1], 7),))
@@ -183,8 +181,7 @@ def test_settings_change_between_steps() -> None:
         {"sim": {"time_scale": 0.0}, "hang_seconds": "long"},
     ],
 )
-def test_settings_that_cannot_be_change_nothing(settings: dict[str, object]) -> None:
-    """All or nothing, with a reason."""
+def test_invalid_settings_change_nothing(settings: dict[str, object]) -> None:
     waits: list[float] = []
     sim = SimExecutor(CONFIG, lambda seconds, follows: waits.append(seconds))
     with pytest.raises(ConfigError):
@@ -193,8 +190,8 @@ def test_settings_that_cannot_be_change_nothing(settings: dict[str, object]) -> 
     assert waits == pytest.approx([2.625])
 
 
-def test_a_hang_holds_one_step_until_it_is_let_go() -> None:
-    """The step does not end by itself for the time; nothing else is lost."""
+def test_a_hang_blocks_one_step_until_it_is_released() -> None:
+    """The blocked step then draws its usual tokens."""
     sim = executor()
     sim.configure({"hang_seconds": 3600.0})
     results: list[ModelOutput] = []
@@ -218,8 +215,8 @@ def test_a_hang_holds_one_step_until_it_is_let_go() -> None:
         ({"crash_after_tokens": 0}, 0),
     ],
 )
-def test_crashes_come_when_they_are_due(settings: dict[str, object], steps: int) -> None:
-    """After so many tokens or first tokens; at once for none."""
+def test_a_crash_follows_its_count(settings: dict[str, object], steps: int) -> None:
+    """It counts tokens or first tokens; 0 is immediate."""
     crashes: list[int] = []
     sim = executor(crash=lambda: crashes.append(done))
     done = 0
@@ -229,15 +226,14 @@ def test_crashes_come_when_they_are_due(settings: dict[str, object], steps: int)
     assert crashes == [steps]
 
 
-def test_an_engines_simulator_is_sized_by_its_configuration() -> None:
-    """Blocks from the override or the default; the load factor from its slots."""
+def test_the_configuration_decides_the_number_of_blocks() -> None:
     config = EngineConfig("sim", None, num_blocks_override=7)
     assert build_sim_executor(config)[1] == 7
     assert build_sim_executor(replace(config, num_blocks_override=None))[1] == 4096
 
 
-def test_real_time_steps_last_as_long_as_the_model_says() -> None:
-    """What goes by between steps is part of the next one: many short steps add up to their sum."""
+def test_real_time_steps_add_up_to_the_modelled_time() -> None:
+    """The time between steps counts towards the next step."""
     now, slept = [0.0], []
 
     def sleep(seconds: float) -> None:
@@ -250,28 +246,28 @@ def test_real_time_steps_last_as_long_as_the_model_says() -> None:
         wait(0.001, True)
     assert now[0] == pytest.approx(1.0, abs=0.001)
     now[0] += 5.0  # idle, then stopped for a while
-    for follows, most in ((False, 0.0011), (True, 0.0011), (True, 5.001)):
+    for follows, limit in ((False, 0.0011), (True, 0.0011), (True, 5.001)):
         before = now[0]
-        now[0] += most - 0.0011
+        now[0] += limit - 0.0011
         wait(0.001, follows)
-        assert now[0] - before <= most + 1e-9
+        assert now[0] - before <= limit + 1e-9
     wait(0.2, True)
     assert slept[-1] == pytest.approx(0.2 - 0.1 + 0.001, abs=0.01)
 
 
-def test_a_step_follows_when_something_decodes_in_it() -> None:
-    """A prompt alone may come after a pause; what decodes ran until now."""
-    told: list[bool] = []
-    sim = SimExecutor(CONFIG, lambda seconds, follows: told.append(follows))
+def test_a_step_with_a_decoding_sequence_follows_the_one_before() -> None:
+    """A step of prompts alone may come after a pause."""
+    seen: list[bool] = []
+    sim = SimExecutor(CONFIG, lambda seconds, follows: seen.append(follows))
     sim.execute(SchedulerOutput(1, (sequence(1, [1] * 9, 0),)))
     sim.execute(SchedulerOutput(2, (sequence(2, [1] * 9, 0), sequence(1, [1], 9))))
-    assert told == [False, True]
+    assert seen == [False, True]
 
 
-def test_a_step_tells_its_time_while_it_runs_but_not_while_it_hangs() -> None:
-    """What watches for stuck steps can tell a slow model from a device that hangs."""
-    told: list[float] = []
-    sim = SimExecutor(CONFIG, lambda seconds, follows: told.append(sim.modelled_seconds))
+def test_a_step_reports_its_time_while_it_runs_but_not_while_it_hangs() -> None:
+    """A watchdog can distinguish a slow model from a hung device."""
+    reported: list[float] = []
+    sim = SimExecutor(CONFIG, lambda seconds, follows: reported.append(sim.modelled_seconds))
     step = SchedulerOutput(1, (sequence(1, [1] * 100, 0),))
     sim.execute(step)
     sim.configure({"slow_factor": 1000.0, "hang_seconds": 60.0})
@@ -279,23 +275,22 @@ def test_a_step_tells_its_time_while_it_runs_but_not_while_it_hangs() -> None:
     thread.start()
     while not sim.is_hanging:
         thread.join(0.001)
-    told.append(sim.modelled_seconds)
+    reported.append(sim.modelled_seconds)
     sim.configure({"hang_seconds": 0.0})
     thread.join()
-    assert told == pytest.approx([2.1, 0.0, 2100.0])
+    assert reported == pytest.approx([2.1, 0.0, 2100.0])
     assert sim.modelled_seconds == 0.0
 
 
-def test_an_engine_passes_on_what_its_step_takes() -> None:
-    """While the step runs; an engine of a device that knows nothing says nothing."""
-    told: list[float] = []
-    sim = SimExecutor(CONFIG, lambda seconds, follows: told.append(core.modelled_seconds))
+def test_an_engine_reports_the_time_of_its_running_step() -> None:
+    reported: list[float] = []
+    sim = SimExecutor(CONFIG, lambda seconds, follows: reported.append(core.modelled_seconds))
     scheduler = Scheduler(CacheConfig(num_blocks=14, block_size=8), SchedulerConfig(), ())
     core = EngineCore(scheduler, sim, lambda: 0.0)
     core.add(AddRequest("a", [1] * 50, SamplingParams(1), 0.0))
     while core.has_work:
         core.step()
-    assert told == pytest.approx([2.05])
+    assert reported == pytest.approx([2.05])
     assert core.modelled_seconds == 0.0
 
 
@@ -308,8 +303,8 @@ def test_an_engine_passes_on_what_its_step_takes() -> None:
         {"mean_output_tokens": 5e-324},
     ],
 )
-def test_no_setting_asks_for_more_time_than_a_timer_has(settings: dict[str, object]) -> None:
-    """A step of millions of years would end the engine, as timers cannot count that far."""
+def test_no_setting_overflows_a_timer(settings: dict[str, object]) -> None:
+    """A timer for a step of millions of years would raise and end the engine."""
     waits: list[float] = []
     sim = SimExecutor(SimConfig(), lambda seconds, follows: waits.append(seconds))
     sim.configure({"sim": settings, "slow_factor": 1e9})

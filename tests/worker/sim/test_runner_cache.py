@@ -1,4 +1,4 @@
-"""An echo reads what the blocks hold, through tables, copies and shared prefixes."""
+"""An echo reads the contents of blocks through tables, copies and shared prefixes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ TURN, END = 90, 91
 
 
 def run(seq_id: int, tokens: list[int], start: int, table: list[int]) -> ScheduledSequence:
-    """A share of a step."""
     return ScheduledSequence(seq_id, tokens, start, table)
 
 
-def test_chunks_land_where_the_block_table_says() -> None:
-    """Across block borders, in any order of blocks."""
+def test_chunks_follow_the_block_table_across_blocks() -> None:
     cache = TokenCache(num_blocks=4, block_size=4)
     cache.write(run(1, [1, 2, 3], 0, [3, 0, 2]))
     cache.write(run(1, [4, 5, 6, 7, 8, 9], 3, [3, 0, 2]))
@@ -23,8 +21,7 @@ def test_chunks_land_where_the_block_table_says() -> None:
     assert cache.echo(other, 8, None, None) == (1, 2, 3, 4, 5, 6, 7, 8)
 
 
-def test_copies_read_before_they_write() -> None:
-    """Two blocks can change places."""
+def test_copies_can_swap_two_blocks() -> None:
     cache = TokenCache(num_blocks=2, block_size=2)
     cache.write(run(1, [1, 2, 3, 4], 0, [0, 1]))
     cache.copy(((0, 1), (1, 0)))
@@ -32,7 +29,7 @@ def test_copies_read_before_they_write() -> None:
 
 
 def test_an_echo_is_read_once() -> None:
-    """What is written over later does not change what is being said."""
+    """Later writes to its blocks do not change a running answer."""
     cache = TokenCache(num_blocks=1, block_size=4)
     sequence = run(1, [5, 6], 0, [0])
     cache.write(sequence)
@@ -42,7 +39,7 @@ def test_an_echo_is_read_once() -> None:
 
 
 def test_a_conversation_echoes_its_last_turn() -> None:
-    """Without the role, the marks and the opening of the answer."""
+    """It omits the role, the marks and the opening of the answer."""
     prompt = [TURN, 1, 10, 21, 22, END, 10, TURN, 2, 10, 31, 10, 32, END, 10, TURN, 3, 10]
     assert spoken(prompt, TURN, END) == (31, 10, 32)
     assert spoken([TURN, 7, 8, END], TURN, END) == (7, 8)

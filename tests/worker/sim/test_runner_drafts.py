@@ -1,4 +1,4 @@
-"""The simulator's drafts: the tokens of one draw at a time, in fewer steps."""
+"""Drafts give the simulator's usual tokens in fewer steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from worker.types import ModelOutput, SampleSpec, SamplingParams, ScheduledSeque
 
 
 def drawn(output: ModelOutput) -> list[int]:
-    """Every token that was drawn."""
     return [draw.token_id for draws in output.sampled.values() for draw in draws]
 
 
@@ -29,7 +28,7 @@ def executor(
 
 
 def decoded(sim: SimExecutor, prompt: list[int], count: int, **spec: Any) -> list[int]:
-    """An answer of so many tokens, drawn one at a time."""
+    """An answer of `count` tokens, drawn one at a time."""
     tokens = list(prompt)
     params = SamplingParams(**{"max_tokens": 100} | spec)
     start = 0
@@ -42,7 +41,7 @@ def decoded(sim: SimExecutor, prompt: list[int], count: int, **spec: Any) -> lis
 
 
 def asked_after(params: SamplingParams, tokens: list[int], num_prompt: int) -> SampleSpec:
-    """How to draw the token after these."""
+    """The spec of the token after `tokens`."""
     position = len(tokens)
     banned = (sim_tokens.IM_END_ID,) if position - num_prompt < params.min_tokens else ()
     history = tuple(tokens) if params.needs_history else ()
@@ -50,7 +49,7 @@ def asked_after(params: SamplingParams, tokens: list[int], num_prompt: int) -> S
 
 
 PROMPT = [300, 301, 302, 303, 300, 301, 302]
-MANNERS: list[tuple[str, dict[str, Any]]] = [
+CASES: list[tuple[str, dict[str, Any]]] = [
     ("random", {"temperature": 0.0}),
     ("random", {"seed": 7, "min_tokens": 9}),
     ("random", {"seed": 8, "logprobs": 2, "allowed_token_ids": (300, 301)}),
@@ -59,14 +58,14 @@ MANNERS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("mode", "spec"), MANNERS)
+@pytest.mark.parametrize(("mode", "spec"), CASES)
 @given(guesses=st.lists(st.lists(st.booleans(), max_size=4), min_size=3, max_size=8))
 @examples(30)
-def test_drafts_change_no_answer(
+def test_drafts_do_not_change_answers(
     mode: str, spec: dict[str, Any], guesses: list[list[bool]]
 ) -> None:
-    """Right and wrong guesses in any order: the tokens of one draw at a time, log probabilities
-    too, and one token more than the guesses that were right.
+    """Right and wrong guesses in any order give the usual tokens and log probabilities, and one
+    token more than the accepted guesses.
     """
     config = SimConfig(mode=mode, mean_output_tokens=10.0, end_token_id=sim_tokens.IM_END_ID)
     expected = decoded(executor(config), PROMPT, 45, **spec)
@@ -82,14 +81,14 @@ def test_drafts_change_no_answer(
             num_drafts=len(drafts),
         )
         draws = sim.execute(SchedulerOutput(1, (share,))).sampled[1]
-        stood = (*guess, False).index(False)
-        assert [draw.token_id for draw in draws] == expected[known : known + stood + 1]
+        num_accepted = (*guess, False).index(False)
+        assert [draw.token_id for draw in draws] == expected[known : known + num_accepted + 1]
         assert all((draw.logprobs is not None) == ("logprobs" in spec) for draw in draws)
         tokens += [draw.token_id for draw in draws]
 
 
-def test_a_run_ends_where_nothing_may_follow() -> None:
-    """The drafts that stood are told; the step after them fails, as it does without drafts."""
+def test_a_run_of_drafts_ends_where_no_token_is_allowed() -> None:
+    """The accepted drafts are returned; the next step fails, as without drafts."""
     spec = SampleSpec(
         SamplingParams(9, allowed_token_ids=(300,), bad_words=((300, 300, 300),)),
         position=2,
@@ -103,8 +102,7 @@ def test_a_run_ends_where_nothing_may_follow() -> None:
     assert list(executor().execute(SchedulerOutput(1, (alone,))).failed) == [1]
 
 
-def test_crashes_count_the_tokens_that_were_drawn() -> None:
-    """A run of accepted drafts is as many tokens."""
+def test_a_crash_counts_accepted_drafts_as_tokens() -> None:
     crashes: list[int] = []
     sim = executor(SimConfig(mode="echo"), crash=lambda: crashes.append(1))
     first = SampleSpec(SamplingParams(100), 4, num_prompt=4)

@@ -1,4 +1,4 @@
-"""The simulator's settings have one name each, on the command line and at run time."""
+"""The simulator's settings have the same names on the command line and at run time."""
 
 from __future__ import annotations
 
@@ -45,24 +45,22 @@ def configured(*flags: str) -> SimConfig:
     ],
 )
 def test_durations_are_go_strings_or_milliseconds(text: object, seconds: float) -> None:
-    """Any unit of the llm-d inference simulator's configuration, sums of them, or a bare number."""
+    """Any unit of the llm-d inference simulator's configuration, sums of them, or a number."""
     assert parse_duration(text) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("text", ["", "fast", "10 ms", "5x", "ms", "1s2", True, None, [], "nan"])
-def test_what_is_no_duration_is_none(text: object) -> None:
-    """Nothing is guessed."""
+def test_invalid_durations_are_none(text: object) -> None:
     assert parse_duration(text) is None
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1e-9, 2.5e-7, 0.00025, 0.012, 0.1, 1.0, 90.5, 7200.0])
-def test_durations_are_shown_as_they_are_taken(seconds: float) -> None:
-    """What is shown can be given back."""
+def test_a_formatted_duration_parses_to_itself(seconds: float) -> None:
     assert parse_duration(format_duration(seconds)) == pytest.approx(seconds, rel=1e-11)
 
 
 def test_every_field_of_a_model_has_a_setting() -> None:
-    """Only what the vocabulary and the start decide cannot be changed at run time."""
+    """Exceptions are fields that the vocabulary or the start decides."""
     fields = {field.name for field in dataclasses.fields(SimConfig)}
     fixed = {"seed", "mode", "first_word_id", "num_words", "vocab_size"}
     fixed |= {"end_token_id", "turn_token_id"}
@@ -70,8 +68,7 @@ def test_every_field_of_a_model_has_a_setting() -> None:
     assert len(BY_NAME) == len(SETTINGS)
 
 
-def test_settings_can_be_read_back() -> None:
-    """Showing a configuration and applying that gives the same configuration."""
+def test_shown_settings_parse_to_the_same_configuration() -> None:
     config = apply(SimConfig(), PRESETS["8b-h100-balanced-per-token"])
     assert apply(SimConfig(), show(config)) == config
 
@@ -97,14 +94,14 @@ def test_settings_can_be_read_back() -> None:
     ],
 )
 def test_wrong_settings_are_named(given: dict[str, object], message: str) -> None:
-    """Every refusal says which setting and what it may be."""
+    """Every refusal names the setting and its valid values."""
     with pytest.raises(ConfigError, match=message):
         apply(SimConfig(), given)
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_presets_are_valid_and_take_time(name: str) -> None:
-    """Each makes a model in which a prompt of 256 tokens takes about as long as its GPU's."""
+    """A prompt of 256 tokens takes about as long as on the profile's GPU."""
     config = configured("--sim-preset", name)
     spec = SampleSpec(SamplingParams(9), 256, num_prompt=256)
     step = SchedulerOutput(1, (ScheduledSequence(1, [1] * 256, 0, [0], (spec,)),))
@@ -112,7 +109,7 @@ def test_presets_are_valid_and_take_time(name: str) -> None:
 
 
 def test_the_published_profiles_have_the_published_numbers() -> None:
-    """8B on an H100, both calculators."""
+    """8B on an H100, in both forms."""
     per_token = configured("--sim-preset", "8b-h100-balanced-per-token")
     assert per_token.latency_model == "llm-d"
     assert per_token.prefill_overhead_seconds == pytest.approx(0.030)
@@ -125,8 +122,7 @@ def test_the_published_profiles_have_the_published_numbers() -> None:
     assert constant.time_to_first_token_std_seconds == pytest.approx(0.02)
 
 
-def test_flags_go_before_the_preset_and_it_before_the_defaults() -> None:
-    """A preset fills in only what is not given."""
+def test_flags_override_the_preset_which_overrides_the_defaults() -> None:
     config = configured(
         *("--sim-preset", "70b-h100-tp8-throughput-constant"),
         *("--sim-inter-token-latency", "30ms", "--sim-time-scale", "0.1"),
@@ -149,21 +145,19 @@ def test_flags_go_before_the_preset_and_it_before_the_defaults() -> None:
         ["--sim-startup-duration", "-1s"],
     ],
 )
-def test_wrong_flags_are_refused(flags: list[str]) -> None:
-    """With status 2, like any other."""
+def test_wrong_flags_exit_with_status_2(flags: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         configured(*flags)
     assert caught.value.code == 2
 
 
-def test_contradictory_flags_are_one_sentence() -> None:
-    """A spread without a mean."""
+def test_a_std_without_a_mean_is_refused() -> None:
     with pytest.raises(ConfigError, match="time-to-first-token-std-dev"):
         configured("--sim-time-to-first-token-std-dev", "5ms")
 
 
-def test_faults_come_with_the_simulator_or_by_flag() -> None:
-    """A simulator in a pod says which one it is; a real engine says nothing."""
+def test_the_simulator_or_a_flag_enables_faults() -> None:
+    """Only a simulator in a pod names the pod in its replies."""
 
     def faults(*flags: str, **environment: str) -> FaultConfig | None:
         return fault_config(build_parser().parse_args(flags), environment)

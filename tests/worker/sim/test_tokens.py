@@ -1,4 +1,4 @@
-"""What the simulator draws: repeatable, within the request's constraints, with honest numbers."""
+"""The simulator's draws are repeatable, obey constraints, and have log probabilities."""
 
 from __future__ import annotations
 
@@ -20,21 +20,19 @@ END = 2
 def spec(
     position: int = 5, num_prompt: int = 3, history: tuple[int, ...] = (), **params: object
 ) -> SampleSpec:
-    """Asks for the token at `position`."""
     banned = params.pop("banned", ())
     sampling = SamplingParams(**{"max_tokens": 100, "ignore_eos": True} | params)  # type: ignore[arg-type]
     return SampleSpec(sampling, position, banned, history, num_prompt)  # type: ignore[arg-type]
 
 
 def test_banned_tokens_are_never_drawn() -> None:
-    """Whatever the seed, the draw is one of the words left."""
     banned = tuple(range(300, 309))
     source = TokenSource(CONFIG)
     assert {source.draw(1, spec(seed=n, banned=banned)) for n in range(50)} == {309}
 
 
 def test_only_allowed_tokens_are_drawn() -> None:
-    """Also ones that are no words, and not those that are banned as well."""
+    """They need not be words, and bans still apply."""
     source = TokenSource(CONFIG)
     allowed = (5, 6, 7)
     drawn = {
@@ -43,8 +41,8 @@ def test_only_allowed_tokens_are_drawn() -> None:
     assert drawn == {5, 7}
 
 
-def test_only_what_a_mask_allows_is_drawn() -> None:
-    """Whatever else the request allows; what closes an object is drawn often."""
+def test_only_tokens_of_the_mask_are_drawn() -> None:
+    """Other constraints apply too; tokens that close an object are drawn often."""
     source = TokenSource(CONFIG)
     mask = sum(1 << token for token in (5, 6, ord("}"), 305)).to_bytes(50, "little")
 
@@ -60,8 +58,8 @@ def test_only_what_a_mask_allows_is_drawn() -> None:
     assert drawn(allowed_token_ids=(7,)).keys() == {None}
 
 
-def test_a_full_bias_decides() -> None:
-    """+100 forces tokens, −100 forbids them; anything between has no effect."""
+def test_a_full_bias_forces_or_forbids_tokens() -> None:
+    """+100 forces, −100 forbids; anything between has no effect."""
     source = TokenSource(CONFIG)
     forced = {source.draw(1, spec(seed=n, logit_bias=((8, 100.0), (9, 100.0)))) for n in range(50)}
     assert forced == {8, 9}
@@ -72,7 +70,7 @@ def test_a_full_bias_decides() -> None:
 
 
 def test_bad_words_are_never_completed() -> None:
-    """The last token of a forbidden sequence is left out after the others, and only there."""
+    """The last token of a forbidden sequence is excluded only after its first tokens."""
     source = TokenSource(CONFIG)
     words = ((300,), (4, 301))
     after = {source.draw(4, spec(seed=n, bad_words=words, history=(1, 2, 4))) for n in range(200)}
@@ -83,13 +81,12 @@ def test_bad_words_are_never_completed() -> None:
     assert elsewhere == set(range(301, 310))
 
 
-def test_contradictory_constraints_leave_nothing() -> None:
-    """No token is made up when none may be drawn."""
+def test_contradictory_constraints_leave_no_token() -> None:
     assert TokenSource(CONFIG).draw(1, spec(allowed_token_ids=(5,), banned=(5,))) is None
 
 
-def test_an_ignored_end_is_not_drawn_at_all() -> None:
-    """With ignore_eos, or while it is banned (min_tokens), an answer is words only."""
+def test_an_ignored_or_banned_end_is_never_drawn() -> None:
+    """`ignore_eos` ignores it; `min_tokens` bans it."""
     config = replace(CONFIG, output_length="fixed", mean_output_tokens=1.0)
     source = TokenSource(config)
     assert source.draw(1, spec(ignore_eos=False)) == END
@@ -111,7 +108,7 @@ def lengths(config: SimConfig, count: int, **params: object) -> list[int]:
 
 
 def test_fixed_answers_have_one_length() -> None:
-    """The end is the last of so many tokens."""
+    """The length includes the end token."""
     assert set(lengths(replace(CONFIG, output_length="fixed", mean_output_tokens=7.0), 5)) == {7}
 
 
@@ -122,8 +119,8 @@ def test_geometric_answers_have_their_mean() -> None:
     assert statistics.stdev(found) == pytest.approx(19.5, rel=0.1)
 
 
-def test_gaussian_answers_have_mean_and_spread() -> None:
-    """Drawn once for a request, never below one token."""
+def test_gaussian_answers_have_their_mean_and_std() -> None:
+    """The length is drawn once per request and is at least 1."""
     config = replace(
         CONFIG, output_length="gaussian", mean_output_tokens=40.0, output_tokens_std=20.0
     )
@@ -136,7 +133,7 @@ def test_gaussian_answers_have_mean_and_spread() -> None:
 
 @pytest.mark.parametrize(("limit", "edges"), [(120, 20), (60, 10), (500, None)])
 def test_bucket_lengths_follow_the_published_shares(limit: int, edges: int | None) -> None:
-    """Six buckets; above 120 tokens the fourth takes what five of 20 leave."""
+    """Six buckets; above 120 tokens, five are of 20 and the fourth takes the rest."""
     draws = [bucket_length(limit, (n * 0x9E3779B97F4A7C15) & (1 << 64) - 1) for n in range(20_000)]
     assert min(draws) == 1
     assert max(draws) == limit
@@ -151,7 +148,7 @@ def test_bucket_lengths_follow_the_published_shares(limit: int, edges: int | Non
 
 
 def test_greedy_answers_do_not_depend_on_the_seed() -> None:
-    """Neither their words nor their length; another prompt length is another answer length."""
+    """Neither words nor length do, but the length depends on the prompt's."""
     config = replace(
         CONFIG, output_length="gaussian", mean_output_tokens=40.0, output_tokens_std=12.0
     )
@@ -170,8 +167,8 @@ def test_greedy_answers_do_not_depend_on_the_seed() -> None:
     assert ends != other
 
 
-def test_an_echo_says_the_prompt_then_ends_or_repeats() -> None:
-    """As many tokens as asked for: cut, ended, or begun again when ends are ignored."""
+def test_an_echo_is_the_prompt_and_then_ends_or_repeats() -> None:
+    """It repeats if the end is ignored."""
     source = TokenSource(CONFIG)
 
     def says(index: int, **params: object) -> int | None:
@@ -184,21 +181,21 @@ def test_an_echo_says_the_prompt_then_ends_or_repeats() -> None:
     assert source.draw(9, spec(3, 3, ignore_eos=False), echo=()) == END
 
 
-def check(told: TokenLogprobs, token: int, count: int, vocab_size: int = 400) -> None:
-    """What any client may rely on."""
-    assert len(told.token_ids) == len(told.logprobs) == 1 + count
-    assert told.token_ids[0] == token
-    likeliest, values = told.token_ids[1:], told.logprobs[1:]
+def check(entry: TokenLogprobs, token: int, count: int, vocab_size: int = 400) -> None:
+    """Assert the invariants of every entry."""
+    assert len(entry.token_ids) == len(entry.logprobs) == 1 + count
+    assert entry.token_ids[0] == token
+    likeliest, values = entry.token_ids[1:], entry.logprobs[1:]
     assert len(set(likeliest)) == count
     assert all(0 <= t < vocab_size for t in likeliest)
     assert list(values) == sorted(values, reverse=True)
     assert sum(map(math.exp, values)) <= 1
     if token in likeliest:
-        assert told.logprobs[0] == values[likeliest.index(token)]
-        assert told.rank == likeliest.index(token) + 1
+        assert entry.logprobs[0] == values[likeliest.index(token)]
+        assert entry.rank == likeliest.index(token) + 1
     else:
-        assert told.rank > count
-        assert told.logprobs[0] < min(values, default=0.0)
+        assert entry.rank > count
+        assert entry.logprobs[0] < min(values, default=0.0)
 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 20, -1])
@@ -210,18 +207,18 @@ def test_log_probabilities_are_well_formed(count: int) -> None:
         sample = spec(seed=seed, logprobs=count)
         token = source.draw(1, sample)
         assert token is not None
-        told = source.logprobs(1, token, sample)
-        assert told is not None
-        check(told, token, size)
-        assert source.logprobs(1, token, sample) == told
+        entry = source.logprobs(1, token, sample)
+        assert entry is not None
+        check(entry, token, size)
+        assert source.logprobs(1, token, sample) == entry
         check(source.prompt_logprobs(1, token, 4 + seed, count), token, size)
     end = source.logprobs(1, END, spec(logprobs=count))
     assert end is not None
     check(end, END, size)
 
 
-def test_log_probabilities_are_told_only_when_asked_for() -> None:
-    """None costs nothing; fixed tokens come last, with the values they have among all."""
+def test_log_probabilities_are_returned_only_on_request() -> None:
+    """Fixed tokens come last, with their values in the whole vocabulary."""
     source = TokenSource(CONFIG)
     assert source.logprobs(1, 305, spec()) is None
     everything = source.logprobs(1, 305, spec(logprobs=-1))
@@ -233,14 +230,14 @@ def test_log_probabilities_are_told_only_when_asked_for() -> None:
     assert [known[t] for t in some.token_ids] == list(some.logprobs)
 
 
-def test_ranks_are_drawn_as_often_as_their_probability_says() -> None:
-    """A sampled token is the likeliest half of the time, the next a quarter; greedy always."""
+def test_ranks_follow_their_probabilities() -> None:
+    """A sampled token is the likeliest half of the time; a greedy one always is."""
     source = TokenSource(CONFIG)
     ranks = Counter()
     for seed in range(4000):
-        told = source.logprobs(1, 305, spec(seed=seed, logprobs=0))
-        assert told is not None
-        ranks[told.rank] += 1
+        entry = source.logprobs(1, 305, spec(seed=seed, logprobs=0))
+        assert entry is not None
+        ranks[entry.rank] += 1
     assert ranks[1] / 4000 == pytest.approx(0.5, abs=0.03)
     assert ranks[2] / 4000 == pytest.approx(0.25, abs=0.03)
     greedy = source.logprobs(1, 305, spec(temperature=0.0, logprobs=1))

@@ -1,4 +1,4 @@
-"""Chat templates render as Hugging Face renders them, and cannot reach out of the sandbox."""
+"""Chat templates render as in Hugging Face's libraries, and cannot leave the sandbox."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ def template(source: str, **options: Any) -> ChatTemplate:
 USER = [{"role": "user", "content": "<é> & 'x'"}]
 
 
-def test_block_lines_leave_no_blanks() -> None:
-    """Lines with only a tag vanish, as with trim_blocks and lstrip_blocks."""
+def test_lines_with_only_a_tag_leave_no_blanks() -> None:
     source = "{{ bos_token }}\n  {% for m in messages %}\n{{ m.content }}\n  {% endfor %}\nend"
     assert template(source).render(USER) == "<s>\n<é> & 'x'\nend"
 
 
-def test_the_extras_of_hugging_face_are_there() -> None:
+def test_the_extras_of_hugging_face_work() -> None:
     """`tojson` escapes nothing for HTML; `strftime_now` is the given clock; loops can break."""
     source = (
         "{{ messages[0] | tojson }} {{ strftime_now('%d %b %Y') }}"
@@ -38,8 +37,8 @@ def test_the_extras_of_hugging_face_are_there() -> None:
     assert template(source).render(USER) == expected
 
 
-def test_variables_are_seen_by_the_template() -> None:
-    """A client's own variables reach the template; tools and documents are None without any."""
+def test_client_variables_reach_the_template() -> None:
+    """Tools and documents are None by default."""
     chat = template("{{ thinking }} {{ tools is none }} {{ documents is none }}")
     assert chat.render(USER, variables={"thinking": True}) == "True True True"
 
@@ -49,22 +48,19 @@ def test_variables_are_seen_by_the_template() -> None:
     ["messages", "tools", "tokenize", "add_generation_prompt", "continue_final_message",
      "chat_template", "bos_token", "unk_token"],
 )  # fmt: skip
-def test_variables_cannot_replace_what_other_fields_decide(name: str) -> None:
-    """A variable of a reserved name is refused, with its name."""
+def test_a_variable_with_a_reserved_name_is_refused(name: str) -> None:
     chat = template("{{ messages | length }}", special_tokens={"unk_token": "<unk>"})
     with pytest.raises(RequestError, match=name) as caught:
         chat.render(USER, variables={name: []})
     assert caught.value.param == "chat_template_kwargs"
 
 
-def test_generation_tags_change_nothing() -> None:
-    """What marks the model's own words for training is rendered as its body."""
+def test_generation_tags_have_no_effect() -> None:
     source = "{% for m in messages %}{% generation %}{{ m.role }}{% endgeneration %}{% endfor %}"
     assert template(source).render(USER) == "user"
 
 
 def test_requests_with_tools_have_their_own_template() -> None:
-    """A model with a second template for tools uses it for requests that have any."""
     chat = template("plain", tool_source="{{ tools[0].function.name }}")
     tools = [{"type": "function", "function": {"name": "look_up"}}]
     assert (chat.render(USER), chat.render(USER, tools=tools)) == ("plain", "look_up")
@@ -88,8 +84,8 @@ def test_requests_with_tools_have_their_own_template() -> None:
         ("{{ raise_exception('no calls') }}", True),
     ],
 )
-def test_a_template_tells_how_it_wants_arguments(written: str, as_objects: bool) -> None:
-    """Objects, unless it makes JSON of text alone."""
+def test_the_form_of_arguments_is_found_by_rendering(written: str, as_objects: bool) -> None:
+    """Objects, unless the template renders only text as JSON."""
     source = "{% for m in messages %}{% for call in m.tool_calls or [] %}…{% endfor %}{% endfor %}"
     assert template(source.replace("…", written)).takes_argument_objects is as_objects
 
@@ -113,8 +109,8 @@ TURNS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     ],
     ids=["turns", "sim", "no answer begun", "left out", "moved", "refused", "in the answer"],
 )
-def test_a_template_shows_how_it_takes_turns_of_the_system(source: str, takes: bool) -> None:
-    """They are in their place, and nothing else changes."""
+def test_support_of_system_turns_is_found_by_rendering(source: str, takes: bool) -> None:
+    """The turn must be in its place, and nothing else may change."""
     assert template(source).takes_system_turns is takes
 
 
@@ -133,17 +129,19 @@ def test_a_template_shows_how_it_takes_turns_of_the_system(source: str, takes: b
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     ],
 )
-def test_what_a_template_refuses_is_the_clients_error(source: str) -> None:
-    """A template that raises, fails, or leaves the sandbox answers 400."""
+def test_a_failing_template_is_the_clients_error(source: str) -> None:
+    """It raises, fails, or tries to leave the sandbox."""
     with pytest.raises(RequestError) as caught:
         template(source).render(USER)
     assert caught.value.param == "messages"
 
 
 def test_a_broken_template_is_the_models_error() -> None:
-    """A template that does not compile is found at start-up."""
+    """Both templates are compiled at start-up."""
     with pytest.raises(ModelError, match="chat template"):
         template("{% if %}")
+    with pytest.raises(ModelError, match="chat template"):
+        template("fine", tool_source="{% if %}")
 
 
 @pytest.mark.parametrize(
@@ -153,34 +151,28 @@ def test_a_broken_template_is_the_models_error() -> None:
 def test_blocks_nested_too_deeply_are_the_models_error(
     opening: str, closing: str, depth: int
 ) -> None:
-    """Python compiles only so many blocks in one another, whatever Jinja thinks of them."""
+    """Python limits the nesting of blocks in the compiled template."""
     with pytest.raises(ModelError, match="not valid Jinja: too many"):
         template(opening * depth + "x" + closing * depth)
 
 
-def test_a_second_broken_template_is_found_too() -> None:
-    """The template for tools is compiled at start-up like the other."""
-    with pytest.raises(ModelError, match="chat template"):
-        template("fine", tool_source="{% if %}")
-
-
 TRIMMING = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</>{% endfor %}"
-KEEPING = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
+UNTRIMMED = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
 PARTS = "{% for m in messages %}{% for p in m.content %}{{ p.text }}|{% endfor %}{% endfor %}"
 
 
 @pytest.mark.parametrize(
     ("source", "content", "expected"),
     [
-        (KEEPING, "Once upon ", "<user>a</><assistant>Once upon "),
+        (UNTRIMMED, "Once upon ", "<user>a</><assistant>Once upon "),
         (TRIMMING, "Once upon ", "<user>a</><assistant>Once upon"),
         (TRIMMING, " Once", "<user>a</><assistant>Once"),
-        (KEEPING, "</>", "<user>a</><assistant></>"),
-        (KEEPING, "", "<user>a</><assistant>"),
+        (UNTRIMMED, "</>", "<user>a</><assistant></>"),
+        (UNTRIMMED, "", "<user>a</><assistant>"),
     ],
 )
 def test_the_final_message_can_be_left_open(source: str, content: str, expected: str) -> None:
-    """The prompt ends with the last message's text, trimmed only where the template trims it."""
+    """The prompt ends with the last message's text, trimmed only if the template trims it."""
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": content}]
     chat = template(source)
     text = chat.render(messages, add_generation_prompt=False, continue_final_message=True)
@@ -188,8 +180,7 @@ def test_the_final_message_can_be_left_open(source: str, content: str, expected:
     assert messages[-1]["content"] == content
 
 
-def test_the_last_text_part_can_be_left_open() -> None:
-    """Of a message in parts, it is the last one with text that is gone on with."""
+def test_the_last_text_part_of_a_message_can_be_left_open() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b "}, {"type": "image"}]
     messages = [{"role": "assistant", "content": parts}]
     chat = template(PARTS)
@@ -207,10 +198,10 @@ def test_the_last_text_part_can_be_left_open() -> None:
         ([{"role": "assistant", "content": "x"}], True, "exclude each other"),
     ],
 )
-def test_what_cannot_be_left_open_is_refused(
+def test_a_message_that_cannot_be_left_open_is_refused(
     messages: list[Any], generate: bool, reason: str
 ) -> None:
-    """A message without text, or one that the template drops, is the client's error."""
+    """It has no text, or the template drops it."""
     chat = template("{% for m in messages if m.role != 'hidden' %}{{ m.content }}{% endfor %}")
     with pytest.raises(RequestError, match=reason):
         chat.render(messages, add_generation_prompt=generate, continue_final_message=True)

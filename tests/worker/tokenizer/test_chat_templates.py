@@ -1,4 +1,4 @@
-"""Templates of the shapes real models have render as transformers renders them."""
+"""Templates like those of real models render as in transformers."""
 
 from __future__ import annotations
 
@@ -158,7 +158,6 @@ def template(name: str) -> ChatTemplate:
 
 
 def reference(name: str, messages: list[dict[str, Any]], **options: Any) -> str:
-    """What transformers makes of it."""
     source = TEMPLATES[name]
     texts, _ = render_jinja_template([messages], chat_template=source, **TOKENS, **options)
     return str(texts[0])
@@ -170,7 +169,6 @@ def reference(name: str, messages: list[dict[str, Any]], **options: Any) -> str:
 def test_conversations_render_as_in_transformers(
     name: str, conversation: str, generate: bool
 ) -> None:
-    """Character by character, with and without the beginning of an answer."""
     messages = CONVERSATIONS[conversation]
     expected = reference(name, messages, add_generation_prompt=generate)
     assert template(name).render(messages, add_generation_prompt=generate) == expected
@@ -178,7 +176,6 @@ def test_conversations_render_as_in_transformers(
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_continued_messages_render_as_in_transformers(name: str) -> None:
-    """A prompt that ends inside the assistant's answer ends at the same character."""
     messages = [USER, {"role": "assistant", "content": "Once upon a "}]
     expected = reference(name, messages, continue_final_message=True)
     text = template(name).render(messages, add_generation_prompt=False, continue_final_message=True)
@@ -188,7 +185,6 @@ def test_continued_messages_render_as_in_transformers(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["llama3", "qwen"])
 def test_tools_and_their_history_render_as_in_transformers(name: str) -> None:
-    """Tool definitions, calls and results reach the template as they came."""
     messages = [SYSTEM, USER, CALL, RESULT]
     expected = reference(name, messages, tools=TOOLS, add_generation_prompt=True)
     assert template(name).render(messages, tools=TOOLS) == expected
@@ -196,7 +192,6 @@ def test_tools_and_their_history_render_as_in_transformers(name: str) -> None:
 
 
 def test_client_variables_render_as_in_transformers() -> None:
-    """A switch of the template's own is set through the client's variables."""
     expected = reference("qwen", [USER], add_generation_prompt=True, enable_thinking=False)
     text = template("qwen").render([USER], variables={"enable_thinking": False})
     assert text == expected
@@ -204,6 +199,6 @@ def test_client_variables_render_as_in_transformers() -> None:
 
 
 def test_a_template_may_refuse_a_conversation() -> None:
-    """Roles that do not alternate are the client's error, in the template's words."""
+    """The client gets the template's message."""
     with pytest.raises(RequestError, match="roles must alternate"):
         template("mistral").render([USER, USER])

@@ -1,4 +1,4 @@
-"""Checkpoints of both formats say what their text side needs: ends, templates, defaults, names."""
+"""End tokens, templates, defaults and names are read from checkpoints of both formats."""
 
 from __future__ import annotations
 
@@ -45,8 +45,7 @@ def small() -> Checkpoint:
         ("/models/Qwen2.5-0.5B", "Qwen2.5-0.5B"),
     ],
 )
-def test_the_served_name_leaves_the_quantisation_out(path: str, name: str) -> None:
-    """A model is called by its file without the encoding, or by its directory."""
+def test_the_served_name_omits_the_quantisation(path: str, name: str) -> None:
     assert served_name(Path(path)) == name
 
 
@@ -74,7 +73,7 @@ def write_directory(folder: Path, **tokenizer: Any) -> Path:
 
 
 def test_a_directory_is_read_like_a_file(tmp_path: Path) -> None:
-    """tokenizer.json and the configs beside it give what GGUF metadata gives."""
+    """Its JSON files give the same tokenizer as GGUF metadata."""
     found = read_checkpoint(write_directory(tmp_path))
     assert (found.context_length, found.vocab_size, found.eos_token_ids) == (32, 60, (END, 3))
     assert (found.eos_token, found.chat_template) == ("<|end|>", "hello")
@@ -105,7 +104,7 @@ SPM_STEPS = [
 def test_sentencepiece_like_directories_spell_by_their_decoder(
     decoder: dict[str, Any], text: bytes, strips: bool, tmp_path: Path
 ) -> None:
-    """Spaces and bytes of a tokenizer.json are what its decoder makes of the tokens."""
+    """The decoder of a tokenizer.json defines spaces and bytes."""
     vocabulary = {"<unk>": 0, "▁a": 1, "<0x0A>": 2}
     model = {"type": "BPE", "vocab": vocabulary, "merges": [], "byte_fallback": True}
     folder = write_directory(
@@ -126,14 +125,13 @@ def test_sentencepiece_like_directories_spell_by_their_decoder(
     ],
 )
 def test_other_decoders_are_named(steps: list[dict[str, Any]], tmp_path: Path) -> None:
-    """A sequence of steps that is not SentencePiece's is refused with its steps."""
+    """The error lists the steps."""
     folder = write_directory(tmp_path, decoder={"type": "Sequence", "decoders": steps})
     with pytest.raises(ModelError, match=r"Sequence, .*ByteFallback.* is not supported"):
         build_tokenizer(read_checkpoint(folder))
 
 
-def test_a_directory_tells_its_defaults(tmp_path: Path) -> None:
-    """Sampling defaults, special tokens, and the template for tools come from the files."""
+def test_a_directory_has_defaults_special_tokens_and_templates(tmp_path: Path) -> None:
     write_directory(tmp_path)
     change(tmp_path / "generation_config.json", temperature=0.6, top_p=0.9, top_k=None)
     change(tmp_path / "config.json", pad_token_id=5, bos_token_id=None)
@@ -163,7 +161,7 @@ def test_a_directory_tells_its_defaults(tmp_path: Path) -> None:
 
 
 def test_chatml_models_also_stop_at_the_end_of_a_document(tmp_path: Path) -> None:
-    """`<|endoftext|>` ends a sequence of a ChatML model besides its own end token."""
+    """`<|endoftext|>` is an end token besides the model's own."""
     write_directory(tmp_path)
     described = msgspec.json.decode((tmp_path / "tokenizer.json").read_bytes())
     described["added_tokens"][1]["content"] = "<|endoftext|>"
@@ -178,7 +176,7 @@ def change(path: Path, **values: Any) -> None:
 
 
 @pytest.mark.model
-def test_a_file_tells_its_defaults(model_path: Path, tmp_path: Path) -> None:
+def test_a_file_has_defaults_and_special_tokens(model_path: Path, tmp_path: Path) -> None:
     """Sampling defaults come from `general.sampling`, special tokens from their ids."""
     found = read_checkpoint(model_path)
     assert (found.bos_token_id, found.eos_token_id, found.pad_token_id) == (1, 2, 2)
@@ -203,14 +201,14 @@ def test_a_file_tells_its_defaults(model_path: Path, tmp_path: Path) -> None:
     assert chat_template_of(found, now=datetime.now) is None
 
 
-def test_ends_the_model_has_no_embedding_for_are_left_out(tmp_path: Path) -> None:
-    """An end token the model cannot draw (a fine-tune's added one) would index past its logits."""
+def test_end_tokens_without_an_embedding_are_ignored(tmp_path: Path) -> None:
+    """Such a token (added by a fine-tune, say) would index past the logits."""
     change(write_directory(tmp_path) / "config.json", vocab_size=END, eos_token_id=[END, 2, -1])
     assert read_checkpoint(tmp_path).eos_token_ids == (2, 3)
 
 
 def test_a_files_vocabulary_is_as_large_as_its_embedding(tmp_path: Path) -> None:
-    """Neither more tokens nor what the metadata says make the model know more of them."""
+    """Neither a longer list of tokens nor the metadata extend it."""
     writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
     writer.add_token_list(TOKENS)
     writer.add_vocab_size(len(TOKENS) + 7)
@@ -242,10 +240,10 @@ NORMAL, CONTROL, USER = 1, 3, 4
         ({"<|fim_pad|>": CONTROL, "<|file_sep|>": CONTROL, "<|im_end|>": NORMAL}, set()),
     ],
 )
-def test_a_file_that_names_one_end_alone_ends_turns_too(
+def test_end_of_turn_tokens_of_a_file_are_recognised_by_their_texts(
     vocabulary: dict[str, int], ends: set[str], tmp_path: Path
 ) -> None:
-    """By the texts of its control tokens; one without a chat template does not."""
+    """Only control tokens count, and only in a file with a chat template."""
     tokens = ["a", "</s>", *vocabulary]
 
     def found(name: str, **metadata: Any) -> list[str]:
@@ -268,10 +266,10 @@ def test_a_file_that_names_one_end_alone_ends_turns_too(
 
 
 @pytest.mark.parametrize("end", ["<|im_end|>", "<|eot_id|>", "<end_of_turn>"])
-def test_an_end_that_a_converter_made_plain_text_is_one_token_and_ends_turns(
+def test_an_end_of_turn_marked_as_plain_text_is_one_token_and_ends_turns(
     end: str, tmp_path: Path
 ) -> None:
-    """Where the chat template writes it; others of the kind remain text."""
+    """If the chat template writes it; other such tokens remain text."""
     letters = sorted(set(f"ab{end}<EOT>") | {"\u0120"})
     tokens = [*letters, "</s>", end, "<EOT>"]
     writer = gguf.GGUFWriter(tmp_path / "chat.gguf", "llama")
@@ -293,8 +291,8 @@ def test_an_end_that_a_converter_made_plain_text_is_one_token_and_ends_turns(
 
 
 def test_older_conventions_of_directories_are_read(tmp_path: Path) -> None:
-    """`chat_template.json` where there is no other, `special_tokens_map.json` unless the
-    configuration lists its added tokens, as transformers has it; a mark of UTF-8 in front.
+    """`chat_template.json` if there is no other template, `special_tokens_map.json` unless the
+    configuration lists its added tokens (both as in transformers), and a UTF-8 mark.
     """
     config = write_directory(tmp_path) / "tokenizer_config.json"
     config.write_bytes(b'\xef\xbb\xbf{"eos_token": "<user>"}')
@@ -318,8 +316,7 @@ def write(writer: gguf.GGUFWriter) -> None:
     writer.close()
 
 
-def test_a_directory_whose_text_cannot_be_rebuilt_is_named(tmp_path: Path) -> None:
-    """A tokenizer.json with another decoder is refused with that decoder's name."""
+def test_an_unsupported_decoder_is_named(tmp_path: Path) -> None:
     folder = write_directory(tmp_path, decoder={"type": "WordPiece", "prefix": "##"})
     with pytest.raises(ModelError, match="WordPiece"):
         build_tokenizer(read_checkpoint(folder))
@@ -337,10 +334,10 @@ def test_a_directory_whose_text_cannot_be_rebuilt_is_named(tmp_path: Path) -> No
         (None, {"max_position_embeddings": 32, "vocab_size": 60}),
     ],
 )
-def test_another_architecture_is_refused_by_its_name(
+def test_a_directory_of_another_architecture_is_refused_by_name(
     tmp_path: Path, model_type: str | None, sizes: dict[str, int]
 ) -> None:
-    """Before anything that such a model may not have is looked for."""
+    """The check comes before any key that such a model may lack."""
     (tmp_path / "config.json").write_bytes(msgspec.json.encode({"model_type": model_type, **sizes}))
     with pytest.raises(ModelError) as caught:
         read_checkpoint(tmp_path)
@@ -352,33 +349,29 @@ def test_another_architecture_is_refused_by_its_name(
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "bert", "t5", "mamba", "gptneox", "gemma"])
-def test_a_file_of_another_architecture_is_refused_by_its_name(
+def test_a_file_of_another_architecture_is_refused_by_name(
     tmp_path: Path, architecture: str
 ) -> None:
-    """The same for GGUF, whose keys all begin with the architecture's name."""
     writer = gguf.GGUFWriter(tmp_path / "x.gguf", architecture)
     write(writer)
     with pytest.raises(ModelError, match=f"'{architecture}' is not supported .*llama, mistral"):
         read_checkpoint(tmp_path / "x.gguf")
 
 
-def test_the_text_of_any_architecture_can_be_asked_for(tmp_path: Path) -> None:
-    """For the simulator, which needs no weights."""
+def test_the_simulator_reads_the_text_of_any_architecture(tmp_path: Path) -> None:
     change(write_directory(tmp_path) / "config.json", model_type="gpt_neox")
     assert read_checkpoint(tmp_path, any_architecture=True).context_length == 32
 
 
 @pytest.mark.parametrize("missing", ["config.json", "tokenizer.json"])
 def test_a_missing_file_is_named(tmp_path: Path, missing: str) -> None:
-    """A directory without a needed file says which."""
     write_directory(tmp_path)
     (tmp_path / missing).unlink()
     with pytest.raises(ModelError, match=missing):
         read_checkpoint(tmp_path)
 
 
-def test_no_such_model_is_an_error(tmp_path: Path) -> None:
-    """A path that leads nowhere is a ModelError with the path."""
+def test_a_missing_model_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no such model"):
         read_checkpoint(tmp_path / "gone.gguf")
     broken = replace(small(), gguf_metadata=None, path=tmp_path)

@@ -1,4 +1,4 @@
-"""Whatever a checkpoint's text side holds, it is read or refused by name."""
+"""Broken metadata of a checkpoint's text side is refused by name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCORED = {f"{KEY}model": "llama", f"{KEY}tokens": ["<unk>", "a"], f"{KEY}scores"
 
 
 def read(folder: Path, metadata: dict[str, Any]) -> Tokenizer:
-    """The tokenizer of a GGUF file with these keys."""
+    """Build the tokenizer of a GGUF file with these keys."""
     writer = gguf.GGUFWriter(folder / "x.gguf", "llama")
     for key, value in {"llama.context_length": 64, **metadata}.items():
         kind = gguf.GGUFValueType.get_type(value)
@@ -45,17 +45,16 @@ def read(folder: Path, metadata: dict[str, Any]) -> Tokenizer:
         (SCORED, f"{KEY}token_type", 3),
     ],
 )
-def test_a_key_of_another_kind_is_named(
+def test_a_key_of_the_wrong_type_is_named(
     base: dict[str, Any], key: str, value: object, tmp_path: Path
 ) -> None:
-    """A file is input from outside; its keys hold anything."""
     with pytest.raises(ModelError, match=key.removeprefix("llama.")):
         read(tmp_path, {**base, key: value})
 
 
 @pytest.mark.parametrize("bos", [3, 4])
-def test_a_begin_may_have_any_text(bos: int, tmp_path: Path) -> None:
-    """A blank, a colon or a dollar in it is no syntax of the library's templates."""
+def test_a_begin_token_may_have_any_text(bos: int, tmp_path: Path) -> None:
+    """A blank, colon or dollar in it is not parsed as the library's template syntax."""
     added = {f"{KEY}bos_token_id": bos, f"{KEY}add_bos_token": True, f"{KEY}merges": ["a b"]}
     built = read(tmp_path, {**MERGED, **added})
     assert built.encode("ab", add_special_tokens=True) == [bos, 2]
@@ -65,7 +64,6 @@ def test_a_begin_may_have_any_text(bos: int, tmp_path: Path) -> None:
     "name", ["config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json"]
 )
 def test_json_nested_too_deeply_is_refused_by_file(name: str, tmp_path: Path) -> None:
-    """Nesting that no parser follows is a damaged file like any other."""
     config = {"model_type": "llama", "max_position_embeddings": 32, "vocab_size": 60}
     (tmp_path / "config.json").write_bytes(msgspec.json.encode(config))
     (tmp_path / "tokenizer.json").write_bytes(b"{}")
@@ -74,8 +72,7 @@ def test_json_nested_too_deeply_is_refused_by_file(name: str, tmp_path: Path) ->
         read_checkpoint(tmp_path)
 
 
-def test_a_template_that_is_no_text_is_named(tmp_path: Path) -> None:
-    """A template file of other bytes than UTF-8 says which it is."""
+def test_a_template_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
     config = {"model_type": "llama", "max_position_embeddings": 32, "vocab_size": 60}
     (tmp_path / "config.json").write_bytes(msgspec.json.encode(config))
     (tmp_path / "tokenizer.json").write_bytes(b"{}")

@@ -1,4 +1,4 @@
-"""Text comes out the same however the tokens fall, and stop strings are cut exactly."""
+"""The text does not depend on the split into tokens, and stop strings are cut exactly."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from worker.tokenizer.detokenize import Detokenizer, decode
 
 
 def one_byte(token_id: int) -> bytes:
-    """A vocabulary in which every token is one byte."""
+    """The bytes of a token in a vocabulary of single bytes."""
     return bytes((token_id,))
 
 
@@ -28,7 +28,6 @@ def run(detokenizer: Detokenizer, chunks: list[bytes]) -> str:
 
 
 def split(raw: bytes, cuts: list[int]) -> list[bytes]:
-    """Bytes cut at some places."""
     places = sorted({min(c, len(raw)) for c in cuts} | {0, len(raw)})
     return [raw[a:b] for a, b in pairwise(places)]
 
@@ -36,13 +35,12 @@ def split(raw: bytes, cuts: list[int]) -> list[bytes]:
 @given(st.binary(max_size=40) | st.text(max_size=20).map(str.encode), st.lists(st.integers(0, 40)))
 @examples(200)
 def test_every_split_gives_the_text_of_the_whole(raw: bytes, cuts: list[int]) -> None:
-    """The pieces of any split join to the decoding of all tokens, valid UTF-8 or not."""
     got = run(Detokenizer(one_byte), split(raw, cuts))
     assert got == decode(one_byte, raw) == raw.decode("utf-8", "replace")
 
 
 def expected_cut(text: str, stop: list[str]) -> tuple[str, str | None]:
-    """The slow twin: grow the text a character at a time and cut at the first stop string."""
+    """A slow reference: grow the text by a character at a time up to the first stop string."""
     for end in range(1, len(text) + 1):
         for string in stop:
             if text[:end].endswith(string):
@@ -59,21 +57,21 @@ def expected_cut(text: str, stop: list[str]) -> tuple[str, str | None]:
 def test_stop_strings_are_cut_exactly_for_every_split(
     text: str, stop: list[str], cuts: list[int]
 ) -> None:
-    """The text ends before the stop string that is complete first, wherever chunks begin."""
+    """The text ends before the stop string that completes first."""
     detokenizer = Detokenizer(one_byte, stop=tuple(stop))
     got = run(detokenizer, split(text.encode(), cuts))
     assert (got, detokenizer.matched) == expected_cut(text, stop)
 
 
-def test_only_what_may_belong_to_a_stop_string_is_held_back() -> None:
-    """With a stop string of four characters, three stay behind until the end."""
+def test_only_a_possible_stop_string_is_held_back() -> None:
+    """With a stop string of four characters, three are held back until the end."""
     detokenizer = Detokenizer(one_byte, stop=("STOP",))
     assert detokenizer.feed(b"abcST") == "ab"
     assert detokenizer.feed(b"ayed") == "cSTa"
     assert detokenizer.finish() == "yed"
 
 
-def test_a_stop_string_may_be_kept() -> None:
+def test_a_stop_string_can_be_included() -> None:
     """`include_stop` leaves the matched string in the text and drops what follows."""
     detokenizer = Detokenizer(one_byte, stop=("lo",), include_stop=True)
     assert detokenizer.feed(b"hello world") + detokenizer.finish() == "hello"
@@ -86,8 +84,7 @@ def test_stop_strings_do_not_count_in_the_first_tokens() -> None:
     assert detokenizer.feed(b"aaaba!") + detokenizer.finish() == "aaab"
 
 
-def test_an_incomplete_character_shows_at_the_end() -> None:
-    """Bytes that never become a character are one U+FFFD, and only at the end."""
+def test_an_incomplete_character_is_replaced_at_the_end() -> None:
     detokenizer = Detokenizer(one_byte)
     assert detokenizer.feed("€".encode()[:2]) == ""
     assert detokenizer.finish() == "�"
@@ -95,7 +92,7 @@ def test_an_incomplete_character_shows_at_the_end() -> None:
 
 @pytest.mark.parametrize("stop", [(), ("zz",)])
 def test_skipped_tokens_have_no_text(stop: tuple[str, ...]) -> None:
-    """Control tokens leave no trace, not even inside a character."""
+    """Not even one inside a character has an effect."""
     raw = "€".encode()
     detokenizer = Detokenizer(one_byte, skip_ids=frozenset({0}), stop=stop)
     got = detokenizer.feed(raw[:1] + b"\0" + raw[1:]) + detokenizer.finish()
@@ -111,7 +108,7 @@ def test_skipped_tokens_have_no_text(stop: tuple[str, ...]) -> None:
 def test_the_first_space_is_stripped_for_every_split(
     raw: bytes, cuts: list[int], stop: tuple[str, ...]
 ) -> None:
-    """One space at the very beginning goes, before stop strings are looked for, and no other."""
+    """Only one space is removed, before the search for stop strings."""
     detokenizer = Detokenizer(one_byte, stop=stop, strip_space=True)
     got = run(detokenizer, split(raw, cuts))
     whole = raw.decode("utf-8", "replace").removeprefix(" ")

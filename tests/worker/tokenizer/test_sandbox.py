@@ -1,4 +1,4 @@
-"""No request keeps a worker busy through its template; ordinary templates are not changed."""
+"""Templates cannot exceed their budget, and ordinary templates are unaffected."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from worker.tokenizer.sandbox import BudgetedEnvironment, BudgetExceededError, R
 
 
 def render(source: str, limits: RenderLimits | None = None, **variables: Any) -> str:
-    """The text of a template under limits."""
     environment = BudgetedEnvironment(limits or RenderLimits(), [loopcontrols])
     return environment.render_within_limits(environment.from_string(source), variables)
 
@@ -31,8 +30,8 @@ SMALL = RenderLimits(steps=1000, chars=10_000)
         "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(12) }}",
     ],
 )
-def test_turns_and_calls_are_counted(source: str) -> None:
-    """Loops in loops, filtered and recursive ones, and macros that call themselves all end."""
+def test_loop_iterations_and_calls_are_counted(source: str) -> None:
+    """In nested, filtered and recursive loops, and in recursive macros."""
     with pytest.raises(BudgetExceededError, match="1000 steps"):
         render(source, SMALL, xs=[1, 2, 3, 4, 5, 6, 7, 8, 9])
 
@@ -69,7 +68,7 @@ def test_turns_and_calls_are_counted(source: str) -> None:
     ],
 )
 def test_text_cannot_grow_without_bound(source: str) -> None:
-    """Whatever repeats, doubles or joins text stops at the limit, before it is built."""
+    """Operations that repeat, double or join text fail before they build it."""
     with pytest.raises(BudgetExceededError):
         render(source, SMALL)
 
@@ -94,15 +93,14 @@ def test_text_cannot_grow_without_bound(source: str) -> None:
         "{{ lipsum(n=1000000) }}",
     ],
 )
-def test_widths_nobody_needs_are_refused(source: str) -> None:
-    """A number in a request cannot ask for a gigabyte of blanks."""
+def test_huge_widths_and_powers_are_refused(source: str) -> None:
+    """A number in a request cannot produce a gigabyte of blanks."""
     with pytest.raises((SecurityError, UndefinedError)) as caught:
         render(source)
-    assert not isinstance(caught.value, BudgetExceededError)  # it was not even tried
+    assert not isinstance(caught.value, BudgetExceededError)  # refused before any work
 
 
 def test_time_is_bounded() -> None:
-    """A render stops once its time is up by the given clock."""
     ticks: Iterator[int] = count()
     limits = RenderLimits(seconds=3.0, clock=lambda: next(ticks))
     with pytest.raises(BudgetExceededError, match="3 seconds"):
@@ -110,7 +108,6 @@ def test_time_is_bounded() -> None:
 
 
 def test_every_render_has_the_whole_budget() -> None:
-    """What one render spends is not missing from the next."""
     environment = BudgetedEnvironment(SMALL, [])
     template = environment.from_string("{% for i in range(900) %}{% endfor %}ok")
     assert [environment.render_within_limits(template, {}) for _ in range(3)] == ["ok"] * 3
@@ -132,13 +129,12 @@ def test_every_render_has_the_whole_budget() -> None:
         ("{{ xs[::-1] + [0] }}{{ ('ab' * 2).upper() }}", "[2, 1, 0]ABAB"),
     ],
 )  # fmt: skip
-def test_ordinary_templates_are_not_changed(source: str, expected: str) -> None:
-    """The loop variable, filters, methods and arithmetic of templates mean what they always do."""
+def test_ordinary_templates_are_unaffected(source: str, expected: str) -> None:
+    """The loop variable, filters, methods and arithmetic have their usual meaning."""
     assert render(source, xs=[1, 2], d={"a": 1}) == expected
 
 
-def test_values_that_fit_are_put_out_as_ever() -> None:
-    """Lists, objects and wrapped text within the limits look as in any Jinja."""
+def test_values_within_the_limits_render_as_in_plain_jinja() -> None:
     source = "{{ xs }} {{ xs | string }} {{ [xs] | join }} {{ ('ab ' * 3) | wordwrap(width=5) }}"
     nested = [1, "a", {"b": (None, True)}]
     assert render(source, SMALL, xs=nested) == f"{nested} {nested} {nested} ab ab\nab"

@@ -1,4 +1,4 @@
-"""SentencePiece vocabularies of any file encode as the sentencepiece library does."""
+"""SentencePiece vocabularies encode as in the sentencepiece library."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ BOS, EOS = 1, 2
 def tokenizer(
     *pieces: ScoredPiece, options: SentencePieceOptions | None = None, byte_pieces: bool = True
 ) -> SentencePieceTokenizer:
-    """A vocabulary of the usual head and some pieces, the first ones scored best."""
+    """A vocabulary of the usual head and some pieces, best score first."""
     scored = [ScoredPiece(p.text, p.score or -float(n), p.kind) for n, p in enumerate(pieces)]
     return SentencePieceTokenizer(
         "x.gguf", [*HEAD, *(BYTES if byte_pieces else []), *scored], options
@@ -51,7 +51,6 @@ def tokenizer(
 
 
 def spelled(built: Tokenizer, text: str, *, add_special_tokens: bool = False) -> list[str]:
-    """The pieces of a text."""
     return [built.token_text(i) for i in built.encode(text, add_special_tokens=add_special_tokens)]
 
 
@@ -84,25 +83,22 @@ LETTERS = [ScoredPiece(c, -100.0) for c in "▁abc"]
 def test_the_best_scored_neighbours_are_joined_first(
     pieces: list[ScoredPiece], text: str, expected: list[str]
 ) -> None:
-    """Scores decide, the left pair among equals; what is no piece is spelled in bytes."""
+    """Scores decide, then the leftmost pair; other characters are spelled in bytes."""
     assert spelled(tokenizer(*pieces), text) == expected
 
 
 def test_unknown_characters_are_one_unknown_piece_without_byte_pieces() -> None:
-    """A run of what the vocabulary lacks is a single token that covers it."""
     built = tokenizer(*LETTERS, byte_pieces=False)
     assert spelled(built, "aéßb") == ["▁", "a", "<unk>", "b"]
     assert built.encode_with_offsets("aéßb", add_special_tokens=False)[1][2] == (1, 3)
 
 
-def test_a_vocabulary_that_cannot_spell_is_refused() -> None:
-    """Neither byte pieces nor an unknown one: the file is named."""
+def test_a_vocabulary_without_byte_pieces_and_unknown_piece_is_refused() -> None:
     with pytest.raises(ModelError, match=r"x\.gguf.*byte pieces"):
         SentencePieceTokenizer("x.gguf", LETTERS)
 
 
-def test_what_is_added_around_a_text_follows_the_options() -> None:
-    """Begin, end and space are added only where the model says so."""
+def test_additions_around_a_text_follow_the_options() -> None:
     options = SentencePieceOptions(BOS, EOS, add_space_prefix=False)
     built = tokenizer(*LETTERS, options=options)
     assert spelled(built, "a", add_special_tokens=True) == ["<s>", "a", "</s>"]
@@ -111,8 +107,8 @@ def test_what_is_added_around_a_text_follows_the_options() -> None:
     assert spelled(tokenizer(*LETTERS, options=once), "a<s>b") == ["▁", "a", "<s>", "b"]
 
 
-def test_marks_can_take_blanks_along() -> None:
-    """A mark that strips its sides swallows the blanks there, and its range covers them."""
+def test_a_mark_can_absorb_the_blanks_beside_it() -> None:
+    """Its range of characters covers them."""
     mark = ScoredPiece("<m>", 0.0, USER_DEFINED, strips_left=True, strips_right=True)
     built = SentencePieceTokenizer("x", [*HEAD, *LETTERS, mark])
     ids, offsets = built.encode_with_offsets("a  <m> \nb", add_special_tokens=False)
@@ -122,9 +118,9 @@ def test_marks_can_take_blanks_along() -> None:
 
 @pytest.mark.timeout(240)  # a search that begins at every blank would take many minutes
 def test_a_long_run_of_blanks_is_searched_once() -> None:
-    """What a mark may take along on its left does not make the search for it quadratic."""
-    taker = ScoredPiece("<m>", 0.0, USER_DEFINED, strips_left=True)
-    built = SentencePieceTokenizer("x", [*HEAD, *LETTERS, taker])
+    """A mark that absorbs blanks on its left does not make the search quadratic."""
+    absorbing = ScoredPiece("<m>", 0.0, USER_DEFINED, strips_left=True)
+    built = SentencePieceTokenizer("x", [*HEAD, *LETTERS, absorbing])
     ids = built.encode(" " * 500_000 + "a" + " " * 500_000 + "<m>", add_special_tokens=False)
     assert (len(ids), built.token_text(ids[-1])) == (500_003, "<m>")
 
@@ -132,7 +128,6 @@ def test_a_long_run_of_blanks_is_searched_once() -> None:
 @given(st.text("ab cé🙂", max_size=30), st.booleans())
 @examples(100)
 def test_offsets_cover_the_text_in_order(text: str, add: bool) -> None:
-    """The ranges follow one another, and together they are the whole text."""
     options = SentencePieceOptions(BOS, EOS)
     built = tokenizer(ScoredPiece("ab"), ScoredPiece("▁a"), *LETTERS, options=options)
     ids, offsets = built.encode_with_offsets(text, add_special_tokens=add)
@@ -143,7 +138,7 @@ def test_offsets_cover_the_text_in_order(text: str, add: bool) -> None:
 
 @pytest.fixture(scope="module")
 def corpus() -> list[str]:
-    """Text to learn pieces from: this repository's own documentation."""
+    """Training text: this repository's own documentation."""
     root = Path(__file__).parents[3]
     lines = [line for file in sorted(root.glob("*.md")) for line in file.read_text().splitlines()]
     return [line for line in lines if line.strip()][:600]
@@ -162,7 +157,7 @@ TRAININGS: dict[str, dict[str, Any]] = {
 def trained(
     request: pytest.FixtureRequest, corpus: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Any, Path]:
-    """A model of the library's own making, and its file."""
+    """A model trained by the library, and its file."""
     written = io.BytesIO()
     spm.SentencePieceTrainer.train(
         sentence_iterator=iter(corpus),
@@ -180,14 +175,13 @@ def trained(
 
 
 def of_file(path: Path) -> SentencePieceTokenizer:
-    """The tokenizer of a file as the library uses it: marks in a text are plain text to it."""
+    """The tokenizer of a file with the library's semantics: marks in a text are plain text."""
     file = read_sentencepiece(path)
     options = SentencePieceOptions(add_space_prefix=file.add_space_prefix, space_after_marks=False)
     return SentencePieceTokenizer(str(path), file.pieces, options)
 
 
 def test_real_text_encodes_as_in_the_library(trained: tuple[Any, Path], corpus: list[str]) -> None:
-    """Ids of whole documents, and their text, are the library's."""
     library, path = trained
     ours = of_file(path)
     for text in [*corpus[:200], "\n".join(corpus[:50])]:
@@ -200,7 +194,6 @@ def test_real_text_encodes_as_in_the_library(trained: tuple[Any, Path], corpus: 
 @given(text=st.text("theTHE ==\n\téé🙂aa", max_size=40) | st.text(max_size=20))
 @examples(60)
 def test_any_text_encodes_as_in_the_library(trained: tuple[Any, Path], text: str) -> None:
-    """The same for text nobody would write."""
     library, path = trained
     if any(mark in text for mark in ("<s>", "</s>", "<unk>", "\0")):
         return
@@ -212,7 +205,7 @@ def test_any_text_encodes_as_in_the_library(trained: tuple[Any, Path], text: str
 @given(text=st.text(max_size=30))
 @examples(60)
 def test_text_survives_the_round_trip(trained: tuple[Any, Path], text: str) -> None:
-    """With byte pieces no text is lost, streamed a token at a time or decoded at once."""
+    """With byte pieces, both streamed by token and decoded at once."""
     _, path = trained
     ours = of_file(path)
     text = text.replace("▁", "")  # the library's own sign for a space
@@ -227,9 +220,7 @@ def test_text_survives_the_round_trip(trained: tuple[Any, Path], text: str) -> N
 def test_transformers_conversion_agrees_on_real_text(
     trained: tuple[Any, Path], corpus: list[str], tmp_path: Path
 ) -> None:
-    """The tokenizer.json transformers makes of the vocabulary is read, encodes the same text to the
-    same ids, and spells them the same.
-    """
+    """The tokenizer.json of transformers for the vocabulary gives the same ids and spellings."""
     library, path = trained
     if not library.is_byte(3):
         pytest.skip("transformers' conversion needs byte pieces")
@@ -245,7 +236,7 @@ def test_transformers_conversion_agrees_on_real_text(
 
 
 def converted_json(library: Any, folder: Path) -> Checkpoint:
-    """A directory with what transformers' LlamaTokenizer writes for a vocabulary."""
+    """A directory written by transformers' LlamaTokenizer for a vocabulary."""
     from transformers import LlamaTokenizer
 
     pieces = [library.id_to_piece(i) for i in range(library.get_piece_size())]
@@ -302,10 +293,10 @@ def test_a_directory_may_have_only_a_tokenizer_model(
     assert 701 not in built.special_ids
 
 
-def test_added_tokens_may_have_a_file_of_their_own(
+def test_older_directories_list_added_tokens_in_a_separate_file(
     trained: tuple[Any, Path], tmp_path: Path
 ) -> None:
-    """In older directories, where another says which of them are control tokens."""
+    """A second file marks the control tokens."""
     folder = write_directory(tmp_path, trained[1])
     files = {
         "added_tokens.json": {"<|im_end|>": 700, "<tool>": 701, "<|sep|>": 702},
@@ -326,7 +317,6 @@ def test_added_tokens_may_have_a_file_of_their_own(
 def test_gguf_metadata_gives_the_same_tokenizer(
     trained: tuple[Any, Path], corpus: list[str]
 ) -> None:
-    """Pieces, scores and types of a GGUF file are those of the SentencePiece file."""
     library, path = trained
     file = read_sentencepiece(path)
     metadata = {
@@ -373,8 +363,9 @@ PIECE = (1, proto((1, b"a")) + b"\x15" + struct.pack("<f", -1.0))
         (proto((1, proto((3, 9)))), "unknown type 9"),
     ],
 )
-def test_other_files_are_refused_by_name(content: bytes, reason: str, tmp_path: Path) -> None:
-    """Damage, other algorithms and normalizers are errors with the file and the way out."""
+def test_damaged_and_unsupported_files_are_refused_by_name(
+    content: bytes, reason: str, tmp_path: Path
+) -> None:
     path = tmp_path / "tokenizer.model"
     path.write_bytes(content)
     with pytest.raises(ModelError, match=rf"(?s)tokenizer\.model.*{reason}"):
@@ -383,10 +374,10 @@ def test_other_files_are_refused_by_name(content: bytes, reason: str, tmp_path: 
 
 @given(data=st.data())
 @examples(100)
-def test_no_damage_escapes_as_another_error(
+def test_a_damaged_file_is_read_or_refused(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Cut anywhere or with bytes changed, a file is read or refused, and nothing else happens."""
+    """Truncated or changed bytes raise no other error than `ModelError`."""
     content = bytearray(proto(PIECE, PIECE, (2, proto((3, 2))), (3, proto((3, 1), (4, 0)))))
     for _ in range(data.draw(st.integers(0, 3))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))

@@ -1,4 +1,4 @@
-"""The simulator's tokenizer keeps counts and identity of text, if not the text."""
+"""The simulator's tokenizer preserves counts and the identity of text, if not the text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ def encode(text: str) -> list[int]:
 
 
 def test_words_are_distinct_and_one_token_each() -> None:
-    """1,024 different words, each standing for itself after a space."""
     assert len(set(sim.WORDS)) == sim.NUM_WORDS == 1024
     ids = list(range(sim.FIRST_WORD_ID, sim.FIRST_WORD_ID + sim.NUM_WORDS))
     assert encode("".join(f" {w}" for w in sim.WORDS)) == ids
@@ -26,7 +25,7 @@ def test_words_are_distinct_and_one_token_each() -> None:
 @given(st.lists(st.integers(sim.FIRST_WORD_ID, sim.IM_START_ID - 1), max_size=30))
 @examples(50)
 def test_an_answer_sent_back_has_its_own_ids(ids: list[int]) -> None:
-    """What the simulator said encodes to the ids it drew, so the next turn hits the cache."""
+    """An answer encodes to its drawn ids, so the next turn hits the prefix cache."""
     text = decode(TOKENIZER.token_bytes, ids)
     head = "<|im_start|>assistant\n"
     assert encode(head + text + "<|im_end|>") == [*encode(head), *ids, sim.IM_END_ID]
@@ -35,21 +34,19 @@ def test_an_answer_sent_back_has_its_own_ids(ids: list[int]) -> None:
 @given(st.text(max_size=60))
 @examples(200)
 def test_any_text_has_ids_of_the_vocabulary(text: str) -> None:
-    """Every text encodes, the same way each time, to ids that exist."""
     ids = encode(text)
     assert ids == encode(text)
     assert all(0 <= i < sim.VOCAB_SIZE for i in ids)
 
 
-def test_counts_are_about_one_a_word() -> None:
-    """English prose costs a token a word, a sign, and a piece of eight letters."""
+def test_prose_has_about_one_token_per_word() -> None:
+    """A sign is one token too, and a long word has one for every eight letters."""
     assert len(encode("The quick brown fox jumps over the lazy dog.")) == 10
     assert len(encode("internationalisation")) == 3
     assert encode("naïve café") != encode("naive cafe")
 
 
 def test_marks_are_control_tokens() -> None:
-    """The ChatML marks have ids of their own, which the output skips."""
     assert encode("<|im_start|>a<|im_end|>")[::2] == [sim.IM_START_ID, sim.IM_END_ID]
     assert TOKENIZER.special_ids == {sim.IM_START_ID, sim.IM_END_ID}
     assert TOKENIZER.token_bytes(sim.IM_END_ID) == b"<|im_end|>"

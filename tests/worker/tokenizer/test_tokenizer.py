@@ -1,4 +1,4 @@
-"""Tokenizers rebuilt from GGUF metadata and from tokenizer.json give the models' own ids."""
+"""Tokenizers built from GGUF metadata and from tokenizer.json give the models' own ids."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ def pieces(pre: str, text: str, **changes: Any) -> list[str]:
         ("smollm", "a<|end|>b<user>", ["a", "<|end|>", "b", "<user>"]),
     ],
 )
-def test_each_pre_name_cuts_text_its_own_way(pre: str, text: str, expected: list[str]) -> None:
-    """Digits and blanks go where the named pre-tokenizer puts them; only llama has a prefix."""
+def test_each_named_rule_cuts_text_its_own_way(pre: str, text: str, expected: list[str]) -> None:
+    """Rules differ in digits and blanks; only llama-bpe adds a prefix."""
     assert pieces(pre, text) == expected
 
 
-def test_the_prefix_can_be_asked_for_and_left_out() -> None:
-    """`add_bos_token` decides whether special tokens are added, the caller whether they are."""
+def test_the_prefix_depends_on_the_file_and_the_caller() -> None:
+    """`add_bos_token` overrides the rule's default; a caller can omit the prefix."""
     assert pieces("llama-bpe", "a", add_bos_token=False) == ["a"]
     tokenizer = build_tokenizer(checkpoint(add_bos_token=True))
     assert tokenizer.encode("a", add_special_tokens=True)[0] == END
@@ -82,7 +82,7 @@ def test_the_prefix_can_be_asked_for_and_left_out() -> None:
 
 
 def test_control_tokens_are_special_and_user_defined_are_text() -> None:
-    """Only control tokens are left out of the output."""
+    """Only control tokens can be skipped in the output."""
     tokenizer = build_tokenizer(checkpoint())
     assert tokenizer.special_ids == {END}
     assert tokenizer.token_bytes(USER) == b"<user>"
@@ -90,14 +90,14 @@ def test_control_tokens_are_special_and_user_defined_are_text() -> None:
     assert tokenizer.token_bytes(TOKENS.index("Ġa")) == b" a"
 
 
-def test_a_vocabulary_with_a_gap_is_as_large_as_its_largest_id() -> None:
-    """What the size is compared with is the model's rows, so ids count and not their number."""
+def test_the_largest_id_decides_the_size_of_a_vocabulary_with_gaps() -> None:
+    """The size is compared with the rows of the model's embedding."""
     rust = RustTokenizer(models.BPE(vocab={"a": 0, "b": 7}, merges=[]))
     assert LibraryTokenizer(rust).vocab_size == 8
 
 
-def test_offsets_say_where_tokens_come_from() -> None:
-    """Characters of the text, nothing for what is added, and the same for parts of a character."""
+def test_offsets_are_ranges_of_characters() -> None:
+    """They are empty for added tokens, and equal for the parts of a character."""
     tokenizer = build_tokenizer(
         checkpoint(add_bos_token=True, add_eos_token=True, eos_token_id=END)
     )
@@ -108,7 +108,7 @@ def test_offsets_say_where_tokens_come_from() -> None:
 
 
 def test_a_tokenizer_knows_its_size_and_decodes_whole_texts() -> None:
-    """Added tokens count; control tokens are skipped on demand; no blanks come between them."""
+    """Added tokens count; control tokens are skipped on demand, and have no blanks between."""
     tokenizer = build_tokenizer(checkpoint())
     assert tokenizer.vocab_size == len(TOKENS)
     assert not tokenizer.strips_leading_space
@@ -123,8 +123,7 @@ def test_a_tokenizer_knows_its_size_and_decodes_whole_texts() -> None:
 )
 @given(text=st.text("ab'sTLL 019\n\téé́٣🙂.,", max_size=20) | st.text(max_size=12))
 @examples(80)
-def test_words_are_cut_as_transformers_cuts_them(pre: str, reference: str, text: str) -> None:
-    """The named rules are those of the models' own tokenizers."""
+def test_words_are_cut_as_in_transformers(pre: str, reference: str, text: str) -> None:
     theirs = getattr(transformers, reference)().backend_tokenizer
     rule = PRE_TOKENIZATIONS.get(pre)
     assert rule is not None
@@ -140,7 +139,7 @@ def test_words_are_cut_as_transformers_cuts_them(pre: str, reference: str, text:
 @given(text=st.text(max_size=20))
 @examples(15)
 def test_no_rule_loses_text(pre: str, text: str) -> None:
-    """Cut by any rule, the pieces are the text again, once it is composed."""
+    """The pieces of any rule join to the (composed) text."""
     rule = PRE_TOKENIZATIONS.get(pre)
     assert rule is not None
     composed = unicodedata.normalize("NFC", text) if rule.compose else text
@@ -158,8 +157,7 @@ def test_no_rule_loses_text(pre: str, text: str) -> None:
         ({"merges": ["q zz"]}, "merges"),
     ],
 )
-def test_what_cannot_be_rebuilt_is_named(changes: dict[str, Any], named: str) -> None:
-    """An unsupported or broken vocabulary is a ModelError that says which."""
+def test_an_unsupported_or_broken_vocabulary_is_named(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(ModelError, match=named):
         build_tokenizer(checkpoint(**changes))
 
@@ -184,15 +182,15 @@ def smollm(model_path: Path) -> LibraryTokenizer:
 def test_the_default_model_has_its_published_ids(
     smollm: LibraryTokenizer, text: str, ids: list[int]
 ) -> None:
-    """Blanks before digits are where copies of this tokenizer go wrong."""
+    """Copies of this tokenizer often fail at blanks before digits."""
     assert smollm.encode(text, add_special_tokens=True) == ids
 
 
 @pytest.mark.model
 @given(st.lists(st.integers(0, 49151), max_size=12) | st.text(max_size=20))
 @examples(150)
-def test_decoding_is_the_librarys(smollm: LibraryTokenizer, given: list[int] | str) -> None:
-    """Joining the bytes of tokens is what the Rust library does, for any ids and any text."""
+def test_decoding_matches_the_library(smollm: LibraryTokenizer, given: list[int] | str) -> None:
+    """Joined bytes of tokens match the Rust library's text, for any ids and any text."""
     ids = smollm.encode(given, add_special_tokens=False) if isinstance(given, str) else given
     text = decode(smollm.token_bytes, ids)
     assert text == smollm._rust.decode(ids, skip_special_tokens=False)
@@ -204,8 +202,8 @@ def test_decoding_is_the_librarys(smollm: LibraryTokenizer, given: list[int] | s
 @given(st.text(st.characters(max_codepoint=0xFFFF, exclude_categories=["Cs", "Cc"]), max_size=40))
 @examples(150)
 def test_any_text_survives_the_round_trip(smollm: LibraryTokenizer, text: str) -> None:
-    """What is encoded decodes to itself, and the offsets cover it, as far as the vocabulary goes:
-    it has no token for some control characters and for a byte of the rarest others.
+    """The offsets cover the text. The vocabulary lacks tokens for some control characters and for
+    a byte of the rarest others, so these are excluded.
     """
     ids, offsets = smollm.encode_with_offsets(text, add_special_tokens=False)
     assert smollm.decode(ids, skip_special_tokens=False) == text
