@@ -1,4 +1,5 @@
-"""What owns the device and runs steps: model runner and KV cache, ranks, drafting, the simulator.
+"""The part of the worker that owns the device and runs steps: model runner, KV cache, ranks and
+drafters.
 
-It is given plain ints (`worker.types`) and knows nothing of requests or of how steps are chosen.
+It receives plain ints (`worker.types`) and knows nothing of requests or of scheduling.
 """

@@ -1,4 +1,6 @@
-"""The LoRA adapters of a model runner: read by a thread, kept in slots, planned for each step."""
+"""The LoRA adapters of a model runner: a thread reads them, slots hold them, each step has a
+plan.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ class DeviceAdapters:
         self._reader = ThreadPoolExecutor(1, "adapters")
 
     def read(self, adapter: Adapter) -> Future[Any]:
-        """See `Executor.read_adapter`."""
+        """Start reading on the thread; see `Executor.read_adapter`."""
 
         def read() -> Any:
             return self._store.prepared(read_adapter(adapter.path, self._config, self._max_rank))
@@ -33,12 +35,14 @@ class DeviceAdapters:
         return self._reader.submit(read)
 
     def put(self, adapters: Sequence[tuple[int, Any]]) -> None:
-        """What `SchedulerOutput.adapters` says."""
+        """Write adapters into their slots, as `SchedulerOutput.adapters` lists them."""
         for slot, prepared in adapters:
             self._store.put(slot, prepared)
 
     def plan(self, sequences: Sequence[ScheduledSequence]) -> StepAdapters | None:
-        """What a step of these sequences adds; None: no sequence has an adapter."""
+        """Plan what a step of these sequences adds to products; None if no sequence has an
+        adapter.
+        """
         if all(s.adapter_slot is None for s in sequences):
             return None
         slots = [-1 if s.adapter_slot is None else s.adapter_slot for s in sequences]
@@ -46,5 +50,5 @@ class DeviceAdapters:
         return self._store.plan(np.repeat(np.array(slots, np.int32), counts))
 
     def shutdown(self) -> None:
-        """Read no more. Idempotent."""
+        """Stop the reading thread. Idempotent."""
         self._reader.shutdown(wait=False, cancel_futures=True)

@@ -1,13 +1,13 @@
-"""The answers of a step: hidden states turned into draws and log probabilities.
+"""The answers of a step: hidden states become draws and log probabilities.
 
-Logits are made for a bounded number of rows at a time, so that memory does not grow with the
-prompts whose log probabilities are asked for.
+Logits are computed for a bounded number of rows at a time, so memory does not grow with the prompts
+whose log probabilities are requested.
 
-What sequences with drafts draw in a step: the drafts that stand, and one token more.
+A sequence with drafts draws its accepted drafts in a step, and one token more.
 
-A row from which nothing can be drawn ends a run before it: what was drawn up to there stands, as it
-does in plain decoding, which comes to the bad row one token later. The next step then starts at
-that row and fails.
+A row from which nothing can be drawn ends a run before it. The tokens drawn before that row are
+valid: plain decoding draws them too and reaches the bad row one token later. The next step then
+starts at that row and fails.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ TILE_ROWS = 256
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """How drafts are verified that were drawn from a distribution.
+    """Verifies drafts that were drawn from a distribution.
 
-    `proposals[seq_id]` is q [k, V] float32 that this step's drafts were drawn from; they are
-    verified by `method`, with `sums` (see `rejection`). All others are verified by coupling.
+    `proposals[seq_id]` is q [k, V] float32, from which this step's drafts were drawn; `method`
+    verifies them, with `sums` (see `rejection`). All other drafts are verified by coupling.
     """
 
     proposals: Mapping[int, Tensor] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Verification:
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """One prompt token whose log probabilities are wanted, and whose it is."""
+    """One prompt token whose log probabilities are requested, and its sequence."""
 
     seq_id: int
     token_id: int
@@ -67,17 +67,17 @@ class _Target:
 
 
 class PendingAnswers:
-    """The answers of a step from hidden [R, hidden_size], the rows of `batch`'s `sample_rows`: all
-    that the device does for them is launched.
+    """The answers of a step, computed from hidden [R, hidden_size], the rows of `batch`'s
+    `sample_rows`; construction launches all device work.
 
-    `logits_of` turns hidden rows into float32 logits, each row on its own, and `normed` into what
-    embeddings are made of (None: none is asked for). A sequence has failed if
-    one of its rows is not all finite numbers, or if no token may be drawn from it; but rows of
-    drafts count only as far as plain decoding would have come, and there is a token before them.
+    `logits_of` turns hidden rows into float32 logits, each row independently, and `normed` computes
+    the states that embeddings are pooled from (None: no embedding is requested). A sequence has
+    failed if one of its rows is not all finite numbers, or if no token may be drawn from it. Rows
+    of drafts count only as far as plain decoding would have come, and a token comes before them.
 
-    Logits are kept until `collect` where log probabilities of draws, or drafts that are verified by
-    rejection, need them: those of up to `tile_rows` rows. Steps that need more wait for the device
-    before, and so do those that score prompts.
+    Log probabilities of draws, and drafts that are verified by rejection, need the logits until
+    `collect`; up to `tile_rows` rows of them stay in memory. Steps that need more rows wait for the
+    device during construction, and so do steps that score prompts.
     """
 
     def __init__(
@@ -122,14 +122,14 @@ class PendingAnswers:
             self._pooled = [each.sum(dim=0) for each in rows]
 
     def store(self, state: DeviceState) -> None:
-        """Leave the last token of each sequence where the next step finds it, but of those whose
-        drafts are verified by rejection; of several answers, the first one's.
+        """Store the last token of each sequence where the next step reads it (with several answers:
+        the first answer's token), except for sequences whose drafts are verified by rejection.
         """
         for slots, tokens in self._drawn:
             state.remember(slots, tokens)
 
     def collect(self) -> ModelOutput:
-        """The output of the step. Waits for the device."""
+        """Return the output of the step. Waits for the device."""
         self._close()
         failed = self._failed
         if self._finite is not None:
@@ -155,7 +155,7 @@ class PendingAnswers:
 def _tiles(
     sequences: Iterable[ScheduledSequence], tile_rows: int
 ) -> Iterator[list[ScheduledSequence]]:
-    """Sequences in turn, as many as have `tile_rows` rows; all rows of one are in one tile."""
+    """Group sequences, in order, into tiles of up to `tile_rows` rows; no sequence is split."""
     members: list[ScheduledSequence] = []
     room = tile_rows
     for sequence in sequences:
@@ -169,10 +169,10 @@ def _tiles(
 
 
 class _Tile:
-    """Some sequences that draw, and their rows of logits, 1 + `num_drafts` of each in turn.
+    """Some sequences that draw, and their rows of logits, 1 + `num_drafts` consecutive rows each.
 
-    All rows are drawn from at once, also those behind a draft that will fall: what they give is not
-    looked at. Which drafts stand is found on the device; only that and the draws leave it.
+    All rows are drawn from at once, including rows behind a rejected draft, whose draws are
+    ignored. The device finds the accepted drafts; only that and the draws leave it.
     """
 
     def __init__(
@@ -201,22 +201,24 @@ class _Tile:
         self._wait = fetched(runs.answers)
 
     def last_draws(self, slots: Ints) -> tuple[Ints, Tensor]:
-        """The slots of members that are not judged, of `slots` of all, and the last token of each;
-        of several from one row, the first.
+        """Return the slots of members that coupling verifies, out of `slots` of all members, and
+        the last token of each; with several draws from one row, the first.
         """
-        kept, places, place = list[int](), list[int](), 0
+        coupled, places, place = list[int](), list[int](), 0
         for index, member in enumerate(self._members):
             if not self._is_judged(member):
-                kept.append(index)
+                coupled.append(index)
                 places.append(place)
                 place += member.num_runs
         tokens = self._lasts
         if len(places) < len(tokens):
             tokens = tokens[sent(np.array(places, np.int32), tokens.device)]
-        return slots[kept], tokens
+        return slots[coupled], tokens
 
     def collect(self, sampled: dict[int, tuple[Draw, ...]], failed: dict[int, str]) -> None:
-        """All draws of each sequence into `sampled`, or why it has none into `failed`."""
+        """Write all draws of each sequence into `sampled`, or the reason for its failure into
+        `failed`.
+        """
         outcomes = iter(self._wait().tolist())
         judged = [member for member in self._members if self._is_judged(member)]
         runs = iter(_judge(self._logits, judged, self._verification))
@@ -234,7 +236,7 @@ class _Tile:
             sampled[member.sequence.seq_id] = tuple(islice(drawn, len(tokens)))
 
     def _run(self, member: DraftedRows, outcomes: list[list[int]]) -> Run:
-        """Draws from one row fail together."""
+        """Return one run; draws from one row fail together."""
         tokens: list[int] = []
         for outcome in outcomes:
             own, state = run_of(outcome, self._width, member.sequence.num_drafts)
@@ -244,7 +246,7 @@ class _Tile:
         return Run(tokens, None)
 
     def _is_judged(self, member: DraftedRows) -> bool:
-        """Whether its drafts are verified by rejection: q is known, and it samples."""
+        """Return True if rejection verifies the drafts: q is known, and the sequence samples."""
         sequence = member.sequence
         if not sequence.num_drafts or sequence.seq_id not in self._verification.proposals:
             return False
@@ -253,8 +255,8 @@ class _Tile:
 
 @dataclass(frozen=True, slots=True)
 class _Runs:
-    """What coupled sequences of a tile draw, one after the other: `answers` of `run_answers`, of
-    `width` draws, and the last draw of each, `lasts`.
+    """The runs of a tile's coupled sequences, one after the other: `answers` of `run_answers`,
+    `width` draws wide, and the last draw of each, `lasts`.
     """
 
     width: int
@@ -263,7 +265,7 @@ class _Runs:
 
     @staticmethod
     def of(answers: Tensor, members: Sequence[DraftedRows]) -> _Runs:
-        """From tokens and states [2, n] of their draws in turn."""
+        """Compute runs from tokens and states [2, n] of their draws, in order."""
         width = 1 + max((member.sequence.num_drafts for member in members), default=0)
         if width == 1:
             return _Runs(width, answers.T, answers[0])
@@ -287,15 +289,15 @@ class _Runs:
 def run_answers(
     tokens: Tensor, states: Tensor, drafts: Tensor, num_drafts: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """What leaves the device of n runs that `verify_coupled` verifies: `run_of` reads rows of it;
-    and the last draw of each, [n], which stays.
+    """Return the verified runs of n sequences as they leave the device (`run_of` reads the rows),
+    and the last draw of each, [n], which stays on the device.
     """
     runs = verify_coupled(tokens, states, drafts, num_drafts)
     return torch.cat((tokens, runs.states[:, None], runs.ends[:, None]), 1), runs.lasts
 
 
 def run_of(answer: Sequence[int], width: int, num_drafts: int) -> tuple[list[int], int]:
-    """The tokens of a run of up to `width` draws, and `DrawState` of what it ended with; an answer
+    """Return the tokens of a run of up to `width` draws, and the `DrawState` at its end; an answer
     of one draw is its token and state.
     """
     first, end = width - 1 - num_drafts, answer[-1] if width > 1 else 0
@@ -315,7 +317,9 @@ def _score(
     scored: dict[int, list[TokenLogprobs]],
     failed: dict[int, str],
 ) -> None:
-    """The log probabilities of `targets`, whose rows `logits` are, into `scored` or `failed`."""
+    """Write the log probabilities of `targets`, whose rows are `logits`, into `scored` or
+    `failed`.
+    """
     finite = torch.isfinite(logits.amax(dim=-1)).tolist()
     queries = []
     for row, (target, good) in enumerate(zip(targets, finite, strict=True)):
@@ -329,7 +333,9 @@ def _score(
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Tokens that a sequence draws from its rows in turn; without one, `fault` says why."""
+    """Tokens that a sequence draws from its rows in order; if there are none, `fault` has the
+    reason.
+    """
 
     token_ids: list[int]
     fault: Undrawable | None
@@ -344,11 +350,13 @@ class DraftedRows:
 
     @property
     def num_runs(self) -> int:
-        """One with drafts; without, one for each spec, of one draw."""
+        """The number of runs: 1 with drafts; without drafts, 1 for each spec, of one draw each."""
         return 1 if self.sequence.num_drafts else len(self.sequence.samples)
 
     def draws(self) -> Iterator[tuple[int, SampleSpec]]:
-        """The rows to draw from and how, were all drafts to stand."""
+        """Yield each row to draw from with its parameters, assuming that all drafts are
+        accepted.
+        """
         drafts, samples = self.sequence.drafts, self.sequence.samples
         if not drafts:
             yield from ((self.first, spec) for spec in samples)
@@ -357,7 +365,7 @@ class DraftedRows:
             yield self.first + index, samples[0].after(drafts[:index])
 
     def choices(self, token_ids: Sequence[int]) -> list[ChosenToken]:
-        """Tokens drawn, with the rows and parameters they were drawn by."""
+        """Return the drawn tokens with the rows and parameters they were drawn with."""
         step = 1 if self.sequence.num_drafts else 0
         specs = self.sequence.samples * (len(token_ids) if step else 1)
         return [
@@ -368,10 +376,10 @@ class DraftedRows:
 
 @dataclass(frozen=True, slots=True)
 class _Usable:
-    """The drafts of a sequence as far as they can be judged.
+    """The drafts of a sequence up to the first row that nothing can be drawn from.
 
-    `scores` has one row more than `drafts`: if it is `padded` that is no real row, and its token
-    does not count.
+    `scores` has one row more than `drafts`. If it is `padded`, the extra row is not real, and its
+    token does not count.
     """
 
     drafts: list[int]
@@ -385,7 +393,7 @@ def _judge(
     members: Sequence[DraftedRows],
     verification: Verification,
 ) -> list[Run]:
-    """Runs by rejection, all at once."""
+    """Verify the drafts of all members by rejection, in one batch."""
     proposals = verification.proposals
     parts = [_usable(logits, member, proposals[member.sequence.seq_id]) for member in members]
     usable = [part for part in parts if not isinstance(part, Undrawable)]
@@ -416,7 +424,9 @@ def _judge(
 
 
 def _usable(logits: Tensor, member: DraftedRows, proposals: Tensor) -> _Usable | Undrawable:
-    """The rows before the first one from which nothing can be drawn; why, if that is the first."""
+    """Return the rows before the first row from which nothing can be drawn; the reason, if that is
+    the first row.
+    """
     [spec] = member.sequence.samples
     drafts = list(member.sequence.drafts)
     if len(proposals) != len(drafts):
@@ -427,9 +437,9 @@ def _usable(logits: Tensor, member: DraftedRows, proposals: Tensor) -> _Usable |
         if isinstance(scores, Undrawable):
             if not rows:
                 return scores
-            # Whether a draft can be judged depends on those before it, never on itself.
-            kept = torch.stack([*rows, torch.zeros_like(rows[0])])
-            return _Usable(drafts[:index], kept, proposals[:index], padded=True)
+            # The drafts before a draft decide whether it can be verified, never the draft itself.
+            padded = torch.stack([*rows, torch.zeros_like(rows[0])])
+            return _Usable(drafts[:index], padded, proposals[:index], padded=True)
         rows.append(scores)
     return _Usable(drafts, torch.stack(rows), proposals, padded=False)
 

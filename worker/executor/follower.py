@@ -1,5 +1,5 @@
 """Rank 1 to N-1: `python -m worker.executor.follower PARENT RANK`, started by rank 0, whose process
-id PARENT is; see `ranks`. Signals that reach a whole process group are left to the worker.
+id is PARENT; see `ranks`. Signals to a whole process group are left to rank 0.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ logger = logging.getLogger(__name__)
 
 
 def run(messages: SimpleQueue[bytes]) -> None:
-    """Build the shard that the first message asks for, then do what the others say, for ever.
-    Whatever cannot be done raises: rank 0 fails of the same thing, or notices our end.
+    """Build the shard that the first message requests, then carry out the other messages, for ever.
+    Every failure raises: rank 0 fails for the same reason, or notices that this process ended.
     """
     decoder = msgspec.msgpack.Decoder(ToRank)
     first = decoder.decode(messages.get())
@@ -52,7 +52,7 @@ def run(messages: SimpleQueue[bytes]) -> None:
     while True:
         match decoder.decode(messages.get()):
             case StepRanks(step=step):
-                # As on rank 0, a step is there before the next but one is submitted.
+                # As on rank 0, a step is collected before the next but one is submitted.
                 submitted = runner.submit(step)
                 if last is not None:
                     last.collect()
@@ -66,11 +66,11 @@ def run(messages: SimpleQueue[bytes]) -> None:
 
 
 def main() -> int:
-    """Tie our life to rank 0's, then follow it."""
+    """Tie this process's life to rank 0's, then follow rank 0."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     die_with_parent()
-    if os.getppid() != int(sys.argv[1]):  # it was gone before
+    if os.getppid() != int(sys.argv[1]):  # rank 0 ended before
         return 1
     logging.basicConfig(
         level=logging.INFO,
@@ -88,7 +88,7 @@ def main() -> int:
 def _read(messages: SimpleQueue[bytes]) -> None:
     try:
         read_messages(sys.stdin.buffer, messages.put)
-    finally:  # rank 0 has ended us, or is gone
+    finally:  # rank 0 closed the input, or ended
         os._exit(0)
 
 

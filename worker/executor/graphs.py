@@ -1,28 +1,29 @@
-"""Decode steps as graphs: captured once for each size, replayed with other values in one place.
+"""Decode steps as graphs: captured once for each size, replayed with new values in fixed buffers.
 
 Theory of operation. A step in which every sequence decodes one token is padded to the next size.
-All that differs between two such steps, the parameters of draws included, is packed into one buffer
-of the host and copied into one of the device that never moves. Two graphs are then replayed. One
-reads that buffer, brings the block tables up to date, takes the tokens that the step before left on
-the device and runs the model up to the logits. The other draws from these and leaves the tokens for
-the next step. There is one of the second kind for each `Cut`, so that a greedy step makes no noise.
-One more copy brings tokens and states back, on a stream of its own. So a step launches the same few
-calls whatever it holds, and waits for nothing.
+Everything that varies from step to step, the parameters of draws included, is packed into one
+pinned buffer and copied into one buffer of the device that never moves. Two graphs are then
+replayed. The first reads that buffer, updates the block tables, takes the tokens that the previous
+step left on the device, and runs the model up to the logits. The second draws from the logits and
+leaves the tokens for the next step. There is a second graph for each `Cut`, so that a greedy step
+makes no noise. One more copy brings tokens and states back, on its own stream. So every step
+launches the same few calls, whatever its size, and waits for nothing.
 
-Steps with adjusted draws or log probabilities replay the first graph, and go on as others do from a
-copy of its logits.
+Steps with adjusted draws or log probabilities replay the first graph, and continue on the eager
+path from a copy of its logits.
 
-Steps that verify drafts have graphs of their own, in which every sequence has as many rows as the
-most drafts take. One with fewer has padded rows in front: they stand at positions before it, so its
-context is what it would be without them. Which drafts stand is found in the second graph.
+Steps that verify drafts have their own graphs, in which every sequence has as many rows as the
+largest number of drafts takes. A sequence with fewer drafts has padded rows in front: their
+positions come before its first row, so its context is the same as without them. The second graph
+finds the accepted drafts.
 
 Padded rows write their keys and values into the cache's last block, which belongs to no sequence.
 Padded sequences have a context of 0, and leave their token in slot 0 of the state, which belongs to
-none either. Longest contexts and the like are constants of a graph: those of the longest sequence
-that may come.
+none either. Bounds such as the longest context are constants of a graph: those of the longest
+possible sequence.
 
-Two steps can be under way, so host buffers take turns: when a step is submitted, the one before the
-last was collected, and with it all that was copied for it.
+Two steps can be in flight, so host buffers alternate: when a step is submitted, the step before the
+last was collected, and so were all its copies.
 """
 
 from __future__ import annotations
@@ -58,46 +59,46 @@ from worker.ops.sample import (
 from worker.ops.step import StepTensors, sent
 from worker.types import Draw, ModelOutput, SampleSpec, SamplingParams, ScheduledSequence
 
-# Of each row, behind what its draw is made by: token (-1: what the sequence drew last), position,
-# slot of the cache. Of each sequence: slot of the state, context, drafts; and one change of a block
-# table: slot, place, block.
+# Fields of each row, behind its draw parameters: token (-1: the sequence's last draw), position,
+# slot of the cache. Fields of each sequence: slot of the state, context, drafts; and one change of
+# a block table: slot, index, block.
 _ROW_FIELDS, _FIELDS = 3, 6
 _LARGE_STEP = 8
-# Attention takes a sequence with more rows for a chunk.
-_MOST_DRAFTS = 15
+# Attention treats a sequence with more rows as a chunk.
+_MAX_DRAFTS = 15
 # While one thread captures, another may wait for answers.
 _ANY_THREAD = "thread_local"
 
 
 class GraphDevice(Protocol):
-    """What a device does for graphs. Nothing here waits but what `fetch` returns."""
+    """The device operations that graphs need. Only the results of `fetch` wait."""
 
     def host_buffer(self, size: int) -> Tensor:
-        """Zeros [size] int32 on the host that can be copied from and to at any time."""
+        """Return zeros [size] int32 on the host, for copies in both directions at any time."""
         ...
 
     def renew(self) -> None:
-        """What is captured from now on shares no memory with what was captured before."""
+        """Share no memory between future captures and past ones."""
         ...
 
     def capture(self, launch: Callable[[], None], writes: Tensor) -> Callable[[], None]:
-        """Does what `launch` does, with its tensors and constants. It writes all of `writes`, and
-        its own memory may be that of other captures.
+        """Return a function that repeats `launch`, with its tensors and constants. It writes all of
+        `writes`, and its working memory may be shared with other captures.
         """
         ...
 
     def send(self, source: Tensor, target: Tensor) -> None:
-        """Copy a host buffer to the device, after all that was launched."""
+        """Copy a host buffer to the device, after all launched work."""
         ...
 
     def fetch(self, source: Tensor, target: Tensor) -> Callable[[], None]:
-        """Copy to a host buffer, after all that was launched; beside what is launched from now on.
-        The result waits until it is there.
+        """Copy to a host buffer, after all launched work and concurrently with later launches. The
+        returned function waits for the copy.
         """
         ...
 
     def spare_fetched(self) -> None:
-        """What is launched from now on waits for all fetches: it may overwrite what they read."""
+        """Make later launches wait for all fetches: they may overwrite the fetched tensors."""
         ...
 
 
@@ -110,15 +111,17 @@ class CudaGraphs:
         self._launched, self._fetched = _event(), _event()
 
     def host_buffer(self, size: int) -> Tensor:
-        """Pinned."""
+        """Return pinned memory, so that copies are asynchronous."""
         return torch.zeros(size, dtype=torch.int32, pin_memory=True)
 
     def renew(self) -> None:
-        """A pool in which every graph was dropped cannot be used again."""
+        """Begin a new pool: a pool in which every graph was dropped cannot be used again."""
         self._pool = torch.cuda.graph_pool_handle()
 
     def capture(self, launch: Callable[[], None], writes: Tensor) -> Callable[[], None]:
-        """Run once before, so that kernels are compiled and libraries have their workspace."""
+        """Run `launch` once before the capture, so that kernels are compiled and libraries have
+        their workspace.
+        """
         torch.cuda.synchronize()
         with torch.cuda.stream(self._side):
             launch()
@@ -130,11 +133,10 @@ class CudaGraphs:
         return replay
 
     def send(self, source: Tensor, target: Tensor) -> None:
-        """On the stream of launches."""
         target.copy_(source, non_blocking=True)
 
     def fetch(self, source: Tensor, target: Tensor) -> Callable[[], None]:
-        """On a stream of its own."""
+        """Copy on a second stream, which waits for the stream of launches."""
         self._launched.record()
         self._side.wait_event(self._launched)
         with torch.cuda.stream(self._side):
@@ -145,7 +147,6 @@ class CudaGraphs:
         return wait
 
     def spare_fetched(self) -> None:
-        """On the stream of launches."""
         torch.cuda.current_stream().wait_event(self._fetched)
 
 
@@ -154,37 +155,36 @@ def _event() -> torch.cuda.Event:
 
 
 def graph_sizes(max_num_seqs: int) -> tuple[int, ...]:
-    """Sizes of steps that are captured: 1, 2, 4, 8, 16, 24 … and `max_num_seqs`."""
+    """Return the sizes of captured steps: 1, 2, 4, 8, 16, 24 … and `max_num_seqs`."""
     sizes = (1, 2, 4, *range(_LARGE_STEP, max_num_seqs, _LARGE_STEP))
     return (*(size for size in sizes if size < max_num_seqs), max_num_seqs)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Key:
-    """What a graph is of: steps of `size` sequences with `width` rows each."""
+    """The shape of a captured step: `size` sequences with `width` rows each."""
 
     size: int
     width: int
 
     @property
     def num_rows(self) -> int:
-        """Rows of a step."""
         return self.size * self.width
 
     @property
     def num_words(self) -> int:
-        """Words of a step as it is sent."""
+        """The size of a packed step in int32 words."""
         return self.num_rows * (DRAW_WORDS + _ROW_FIELDS) + self.size * _FIELDS
 
     @property
     def num_answers(self) -> int:
-        """Numbers of each sequence that are fetched: see `run_of`."""
+        """The fetched numbers of each sequence: see `run_of`."""
         return self.width + 1 + (self.width > 1)
 
 
 def _keys(sizes: Sequence[int], most_drafts: int) -> list[_Key]:
-    """All steps that are captured, those of most rows first. Of steps with drafts these are as many
-    as decode steps may have, or 256: beyond, drafts pay seldom, and logits take memory.
+    """Return the shapes of all captured steps, the largest first. Steps with drafts have at most as
+    many rows as decode steps, or 256: beyond that, drafts seldom pay, and logits take memory.
     """
     keys = [_Key(size, 1) for size in sizes]
     room = max(*sizes, TILE_ROWS)
@@ -195,10 +195,10 @@ def _keys(sizes: Sequence[int], most_drafts: int) -> list[_Key]:
 
 
 class DecodeGraphs:
-    """Captured steps of `sizes` sequences that decode, with up to `most_drafts` drafts each; at
-    first of no model.
+    """Captured steps of `sizes` sequences that decode, with up to `most_drafts` drafts each; empty
+    until `capture`.
 
-    `room` is what `DeviceState` is to have room for: slots, and blocks of a sequence.
+    `room` is the capacity that `DeviceState` needs: slots, and blocks of a sequence.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class DecodeGraphs:
     ) -> None:
         self.room = room
         self._device = device
-        self._keys = _keys(sizes, min(most_drafts, _MOST_DRAFTS))
+        self._keys = _keys(sizes, min(most_drafts, _MAX_DRAFTS))
         self._decoding = sorted(key for key in self._keys if key.width == 1)
         self._verifying = sorted(key for key in self._keys if key.width > 1)
         step = max(key.num_words for key in self._keys)
@@ -222,14 +222,14 @@ class DecodeGraphs:
         self._draws = _SlotDraws()
 
     def capture(self, model: LlamaModel, cache: Tensor, state: DeviceState) -> None:
-        """Capture all steps, the largest first: the others find room in its memory. The last block
-        of the cache belongs to no sequence. Waits for the device.
+        """Capture all steps, the largest first: the others fit in its memory. The last block of the
+        cache belongs to no sequence. Waits for the device.
         """
         self._captured = None
         self._captured = _Captured(self._device, model, cache, state, self._keys)
 
     def drop(self) -> None:
-        """Give back what was captured: model, cache or state will be others."""
+        """Release all captures: the model, cache or state is about to be replaced."""
         self._captured = None
 
     def submit(
@@ -238,8 +238,8 @@ class DecodeGraphs:
         sampler: Sampler,
         with_history: Callable[[ScheduledSequence], ScheduledSequence],
     ) -> Ticket | None:
-        """Launch a step; None, and nothing is done, for one that no graph holds. `sampler` draws,
-        and `with_history` completes sequences, where a draw is adjusted.
+        """Launch a step; return None, without a launch, for a step that fits no graph. `sampler`
+        draws, and `with_history` completes sequences, where a draw is adjusted.
         """
         captured, key = self._captured, self._key(sequences)
         if captured is None or key is None:
@@ -258,7 +258,7 @@ class DecodeGraphs:
         buffers = self._buffers[key][self._turn]
         buffers.pack(sequences, places, state, captured.scratch)
         buffers.draws[:count] = self._draws.table[places][:, None]
-        # Of rows before the first that counts, any.
+        # Rows before the first real row may have any draw parameters.
         buffers.draws["position"][:count] = buffers.positions[:count] + 1
         buffers.draws[count:] = 0
         if changes:
@@ -277,7 +277,7 @@ class DecodeGraphs:
         return _DecodeTicket(sequences, key.width, wait, buffers.received)
 
     def _key(self, sequences: Sequence[ScheduledSequence]) -> _Key | None:
-        """The smallest step that holds these sequences."""
+        """Return the smallest step that holds these sequences."""
         if not all(map(_decodes, sequences)):
             return None
         drafts = max([sequence.num_drafts for sequence in sequences])
@@ -291,7 +291,7 @@ def _size(key: _Key) -> int:
 
 
 def _decodes(sequence: ScheduledSequence) -> bool:
-    """Whether it runs one token, drafts aside, and draws what follows."""
+    """Return True for a sequence that runs one token, drafts aside, and draws the next."""
     return (
         len(sequence.token_ids) + sequence.takes_pending == 1 + sequence.num_drafts
         and len(sequence.samples) == 1
@@ -306,9 +306,9 @@ def _unchanged(logits: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Buffers:
-    """Of steps of one key, on the host: `step` as it is sent, which is `draws` [size, width] of
-    `DRAWS`, `tokens`, `positions` and `slots` of the cache [size, width], and `fields` [6, size];
-    `answers` as they are fetched, which are `received` [size, n].
+    """The host buffers of steps of one shape. `step` is the packed step: `draws` [size, width] of
+    `DRAWS`, `tokens`, `positions` and `slots` of the cache [size, width], and `fields` [6, size].
+    `answers` is the fetched result, and `received` [size, n] its view.
     """
 
     step: Tensor
@@ -322,7 +322,7 @@ class _Buffers:
 
     @staticmethod
     def of(key: _Key, step: Tensor, answers: Tensor) -> _Buffers:
-        """The first parts of larger buffers."""
+        """Cut the first parts from larger buffers."""
         step, answers = step[: key.num_words], answers[: key.size * key.num_answers]
         draws, rows, fields = _parts(key, step)
         shape = (key.size, key.width)
@@ -338,8 +338,8 @@ class _Buffers:
         state: DeviceState,
         scratch: int,
     ) -> None:
-        """Write all but draws of sequences in such slots of the state, with zeros behind them and
-        for changes of block tables; rows of no token are for slot `scratch` of the cache.
+        """Write all fields except draws of sequences in `slots` of the state, with zeros behind
+        them and the changes of block tables; rows without a token use slot `scratch` of the cache.
         """
         count, width, size = len(sequences), self.tokens.shape[1], state.block_size
         starts = np.array([sequence.start for sequence in sequences], np.int32)
@@ -357,7 +357,7 @@ class _Buffers:
         drafts = np.array([sequence.num_drafts for sequence in sequences], np.int32)
         self.tokens[:count] = [_padded(sequence, width) for sequence in sequences]
         places = np.arange(1 - width, 1, dtype=np.int32) + drafts[:, None]
-        # Before a sequence's beginning there is no position.
+        # No position comes before a sequence's beginning.
         positions = np.maximum(places + starts[:, None], 0)
         blocks = state.blocks(slots[:, None], positions // size)
         self.positions[:count] = positions
@@ -372,7 +372,7 @@ def _padded(sequence: ScheduledSequence, width: int) -> list[int]:
 
 
 def _parts(key: _Key, step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of a step as it is sent: draws [rows, DRAW_WORDS], fields of rows [3, rows], and fields of
+    """Split a packed step into draws [rows, DRAW_WORDS], fields of rows [3, rows], and fields of
     sequences [6, size].
     """
     rows = key.num_rows
@@ -382,9 +382,9 @@ def _parts(key: _Key, step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class _SlotDraws:
-    """How each slot draws, described once for a sequence.
+    """The draw parameters of each slot, described once for a sequence.
 
-    Of every slot, `table` [n] of `DRAWS` holds all but the position, and `cuts` [n] what it needs.
+    For every slot, `table` [n] of `DRAWS` holds all but the position, and `cuts` [n] its `Cut`.
     """
 
     def __init__(self) -> None:
@@ -394,8 +394,8 @@ class _SlotDraws:
         self._params: list[SamplingParams | None] = []
 
     def describe(self, sequences: Sequence[ScheduledSequence], slots: list[int]) -> bool:
-        """Make the entries of `slots` those of the sequences; whether no draw is adjusted or asks
-        for log probabilities.
+        """Update the entries of `slots` for the sequences; return True if no draw is adjusted or
+        asks for log probabilities.
         """
         missing = max(slots) + 1 - len(self._params)
         if missing > 0:
@@ -449,13 +449,13 @@ class _Captured:
         self.steps = {key: packed[: key.num_words] for key in keys}
         self.answers = {key: answers[: key.size * key.num_answers] for key in keys}
         counts = torch.arange(most + 1, dtype=torch.int32, device=state.device)
-        # By the width of a step: where sequences begin.
+        # The first rows of sequences, by the width of a step.
         self._starts = {key.width: counts[:: key.width].contiguous() for key in keys}
         self.logits = torch.zeros(most, model.config.vocab_size, device=state.device)
         self.models: dict[_Key, Callable[[], None]] = {}
         self.draws: dict[tuple[_Key, Cut], Callable[[], None]] = {}
         for key in keys:
-            # What a capture runs is a step of padded rows.
+            # A capture runs a step of padded rows.
             packed.zero_()
             _parts(key, self.steps[key])[1][2] = self.scratch
             run = partial(self._run_model, key)
@@ -465,7 +465,7 @@ class _Captured:
                 self.draws[key, cut] = device.capture(draw, self.answers[key])
 
     def logits_of(self, key: _Key, sequences: Sequence[ScheduledSequence]) -> Tensor:
-        """A copy of the logits of sequences' own rows, in turn."""
+        """Copy the logits of sequences' own rows, in order."""
         if key.width == 1:
             return self.logits[: len(sequences)].clone()
         rows = [
@@ -478,7 +478,7 @@ class _Captured:
         return self.logits.index_select(0, sent(np.array(rows, np.int32), self.logits.device))
 
     def _run_model(self, key: _Key) -> None:
-        """From the packed step to logits."""
+        """Compute logits from the packed step."""
         _, (given, positions, places), fields = _parts(key, self.steps[key])
         slots, contexts, _, rows, columns, blocks = fields.unbind(0)
         self.tables[rows, columns] = blocks
@@ -494,7 +494,9 @@ class _Captured:
         self.logits[: key.num_rows] = logits
 
     def _draw(self, key: _Key, cut: Cut) -> None:
-        """From logits to the tokens that stand, and the last of them into the state."""
+        """Draw from the logits, find the accepted tokens, and store the last of them in the
+        state.
+        """
         table, (given, _, _), fields = _parts(key, self.steps[key])
         logits = self.logits[: key.num_rows]
         drawn = self.model.backend.draw(logits, DrawColumns.of(table), cut)
@@ -517,7 +519,7 @@ class _DecodeTicket:
     received: Ints
 
     def collect(self) -> ModelOutput:
-        """The step's result. Waits for its own answers only."""
+        """Return the step's result. Waits for its own answers only."""
         self.wait()
         answers = self.received[: len(self.sequences)].tolist()
         sampled: dict[int, tuple[Draw, ...]] = {}

@@ -14,79 +14,80 @@ class Ticket(Protocol):
     """A step that was submitted."""
 
     def collect(self) -> ModelOutput:
-        """Wait for the step and return its result; once. Every sequence with `samples` has exactly
-        as many draws in it, or stands in `failed`. Another thread than that of `submit` may call
-        it, also while the next step is being submitted.
+        """Wait for the step and return its result; called once. Every sequence with `samples` has
+        the requested number of draws in the result, or is in `failed`. The calling thread may
+        differ from that of `submit`, and the next step may be submitted at the same time.
 
-        Raises `DeviceMemoryError` as `submit` does; steps behind it may have run on what it drew.
+        Raises `DeviceMemoryError` as `submit` does; later steps may have run on the draws of this
+        step.
         """
         ...
 
 
 class Executor(Protocol):
-    """Runs steps in the order of `submit`, each after the one before it. It keeps the KV cache and
-    the last token of each sequence of the step before; everything else is in `SchedulerOutput`.
+    """Runs steps in the order of `submit`, each after the previous one. It stores the KV cache and
+    the last token of each sequence of the previous step; everything else is in `SchedulerOutput`.
     """
 
     def submit(self, step: SchedulerOutput) -> Ticket:
-        """Hand a step to the device; it need not have run when this returns. At most one step may
-        be submitted whose ticket is not collected, and none if that one has or makes drafts.
+        """Hand a step to the device; it need not have run when this returns. At most one submitted
+        step may be uncollected, and none if that step has or makes drafts.
 
-        Where a sequence `takes_pending`, its token is the one that the step before drew for it;
-        what becomes of a sequence that drew none there does not matter. Called from one thread at
-        a time, not always the same one.
+        If a sequence `takes_pending`, its token is the one that the previous step drew for it; the
+        result for a sequence that drew no token is ignored. Called from one thread at a time, not
+        always the same one.
 
-        Raises `DeviceMemoryError` where memory is too small for the step. Its block copies, loads
-        and saves are made then, in what it was to write there may be anything, and others may be
-        submitted.
+        Raises `DeviceMemoryError` if memory is too small for the step. Its block copies, loads and
+        saves are complete then, the slots that it was to write are undefined, and other steps may
+        be submitted.
         """
         ...
 
     def read_adapter(self, adapter: Adapter) -> Future[Any]:
-        """Begin to read an adapter from its files into the host's memory. What the result holds is
-        for `SchedulerOutput.adapters` alone. Fails with `ModelError` where it cannot be used.
+        """Begin to read an adapter from its files into the host's memory. The result is only for
+        `SchedulerOutput.adapters`. Fails with `ModelError` if the adapter cannot be used.
         """
         ...
 
     def sleep(self, level: int) -> None:
-        """Give memory back: level 1 the KV cache (and the device's copy of the weights), level 2
+        """Free memory: at level 1 the KV cache (and the device's copy of the weights), at level 2
         the weights too. Only between steps; `submit` must not be called until `wake`.
         """
         ...
 
     def wake(self, tags: frozenset[str]) -> None:
-        """Take back "weights", "kv_cache" or both after `sleep`; the KV cache comes back empty."""
+        """Restore "weights", "kv_cache" or both after `sleep`; the KV cache is empty."""
         ...
 
     def shutdown(self) -> None:
-        """Give the device back. Idempotent."""
+        """Release the device. Idempotent."""
         ...
 
 
 class KvMemory(Protocol):
     """An executor whose KV can move: it carries out `SchedulerOutput.kv_loads` and `kv_saves`.
-    What a step saves is there, for any reader, when a step behind it has ended.
+    Blocks that a step saves are readable, for any reader, when the next step has ended.
     """
 
     @property
     def kv_shape(self) -> tuple[str, int, int, int]:
-        """Number format, layers, KV heads and numbers of a head of its cache."""
+        """Return the cache's number format, layers, KV heads and head dimension."""
         ...
 
     @property
     def kv_facts(self) -> tuple[object, ...]:
-        """What else its KV depends on, besides the weights."""
+        """Return everything else that its KV depends on, besides the weights."""
         ...
 
     def read_kv(self, blocks: Sequence[int], num_tokens: int) -> memoryview:
-        """A copy, on the host, of the KV of the first tokens in `blocks`: [num_tokens, layers, 2,
-        kv_heads, head_dim], as bytes. A step may run that writes to other slots. Raises
+        """Copy the KV of the first tokens in `blocks` to the host: [num_tokens, layers, 2,
+        kv_heads, head_dim], as bytes. A step that writes other slots may run meanwhile. Raises
         `DeviceMemoryError`.
         """
         ...
 
     def host_memory(self, num_bytes: int) -> memoryview:
-        """Memory for `kv_saves`, such that the device reads and writes it fast. Raises
+        """Allocate memory for `kv_saves` that the device reads and writes fast. Raises
         `ConfigError`.
         """
         ...
@@ -104,15 +105,14 @@ class Finished:
     output: ModelOutput
 
     def collect(self) -> ModelOutput:
-        """Its result."""
         return self.output
 
 
 class HostExecutor(Executor):
     """An executor whose tokens are plain ints as soon as a step has run.
 
-    Subclasses give `execute`, which sees every token: pending ones are filled in. There is no
-    memory to give back.
+    Subclasses implement `execute`, which sees every token: pending tokens are filled in. There is
+    no device memory to free.
     """
 
     _previous = ModelOutput({})
@@ -122,25 +122,25 @@ class HostExecutor(Executor):
         raise NotImplementedError
 
     def read_adapter(self, adapter: Adapter) -> Future[Any]:
-        """There is nothing to read: any name and path will do."""
+        """Return at once: there is nothing to read, so any name and path is valid."""
         done: Future[Any] = Future()
         done.set_result(adapter)
         return done
 
     def sleep(self, level: int) -> None:
-        """Does nothing."""
+        """Do nothing: there is no device memory."""
         return
 
     def wake(self, tags: frozenset[str]) -> None:
-        """Does nothing."""
+        """Do nothing: there is no device memory."""
         return
 
     def shutdown(self) -> None:
-        """Does nothing."""
+        """Do nothing: there is no device."""
         return
 
     def submit(self, step: SchedulerOutput) -> Ticket:
-        """Run the step; without sequences whose pending token was not drawn."""
+        """Run the step, without sequences whose pending token was not drawn."""
         known = _with_tokens(step, self._previous)
         moves = known.block_copies or known.kv_loads or known.kv_saves
         is_empty = not (known.sequences or moves)
@@ -161,7 +161,7 @@ def _with_tokens(step: SchedulerOutput, previous: ModelOutput) -> SchedulerOutpu
 
 
 def with_token(sequence: ScheduledSequence, token_id: int) -> ScheduledSequence:
-    """A share that takes a pending token, now that the token is known."""
+    """Return the share with its pending token filled in."""
     return replace(
         with_history(sequence, token_id),
         token_ids=[*sequence.token_ids, token_id],
@@ -170,7 +170,7 @@ def with_token(sequence: ScheduledSequence, token_id: int) -> ScheduledSequence:
 
 
 def with_history(sequence: ScheduledSequence, token_id: int) -> ScheduledSequence:
-    """The same share, with the pending token in the history of draws that look at it."""
+    """Return the share with the pending token in the history of draws that depend on it."""
     samples = tuple(_with_past(sample, token_id) for sample in sequence.samples)
     return replace(sequence, samples=samples)
 

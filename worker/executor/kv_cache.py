@@ -17,24 +17,25 @@ from worker.executor.memory import DeviceMemory
 from worker.models.config import ModelConfig
 from worker.types import KvLoad
 
-# On a CPU the cache is this much, or what the context needs, up to a share of the memory.
+# The cache of a CPU has this size, or the size of the context, up to a share of the memory.
 _CPU_DEFAULT_BYTES = 1 << 30
 _CPU_MEMORY_SHARE = 0.25
 _GPU_SPARE = 0.08
-# A context that was not asked for is cut to what the memory holds, but not below what chats need.
-_LEAST_CONTEXT = 512
-# What is gathered at once on a GPU, on its way from or to the host.
+# A default context is cut to the capacity of the memory, but not below the length of usual chats.
+_MIN_CONTEXT = 512
+# Bytes that are gathered at once on a GPU, on their way from or to the host.
 _PIECE_BYTES = 1 << 26
 
 
 def room_bytes(
     config: EngineConfig, memory: DeviceMemory | None, step_bytes: int = 0
 ) -> int | None:
-    """Memory that a cache may take on the device as it is now, where steps take `step_bytes` of it;
-    None where nothing bounds it. `memory` None: the host's.
+    """Return the memory that a cache may take on the device in its present state, with `step_bytes`
+    reserved for steps; None if it is unbounded. `memory` None: the host's memory.
 
-    On a CPU that is a share of what is available (ranks divide it): pages of a cache are taken as
-    they are written, so workers that start together, or next to idle ones, all see the same memory.
+    On a CPU this is a share of the available memory (ranks divide it): pages of a cache are taken
+    only when they are written, so workers that start together, or next to idle workers, all see the
+    same memory as available.
     """
     if memory is not None:
         free, total = memory.free_and_total()
@@ -46,8 +47,8 @@ def room_bytes(
 
 
 def gpu_room_bytes(free: int, total: int, taken: int, utilization: float) -> int:
-    """What is left of this worker's part of a GPU, of which it has or needs `taken` bytes, and of
-    what is `free` besides. A little of the whole stays free for what torch does not count.
+    """Return the rest of this worker's part of a GPU, of which it has or needs `taken` bytes, and
+    of the `free` bytes. A small reserve stays free for memory that torch does not count.
     """
     spare = min(_GPU_SPARE, 1 - utilization) * total
     return max(0, int(min(free - spare, utilization * total - taken)))
@@ -61,11 +62,11 @@ def choose_num_blocks(
     room: int | None,
     drafter_token_bytes: int = 0,
 ) -> int:
-    """Blocks the cache shall have: what the configuration says, else what fits in `room` bytes; a
-    drafter on the device keeps `drafter_token_bytes` for each token beside it.
+    """Return the number of blocks: the configured number, else the number that fits in `room`
+    bytes; a drafter on the device takes `drafter_token_bytes` for each token beside the cache.
 
-    Raises `ConfigError` when they cannot hold one sequence of `max_model_len` tokens (or, if that
-    may be cut, of `_LEAST_CONTEXT`), or when that is more than the model can attend to.
+    Raises `ConfigError` if the blocks cannot hold one sequence of `max_model_len` tokens (or, if
+    that may be cut, of `_MIN_CONTEXT`), or if that length exceeds the model's context.
     """
     max_model_len = config.scheduler.max_model_len
     if max_model_len > model.max_context:
@@ -78,7 +79,7 @@ def choose_num_blocks(
     num_blocks = config.num_blocks_override
     if num_blocks is None:
         num_blocks = _budget_bytes(config, block_bytes, device, room) // block_bytes
-    least = min(max_model_len, _LEAST_CONTEXT) if config.fits_max_model_len else max_model_len
+    least = min(max_model_len, _MIN_CONTEXT) if config.fits_max_model_len else max_model_len
     if num_blocks * config.block_size < least:
         is_gpu = device.type == "cuda"
         raise ConfigError(_too_small(config, num_blocks, block_bytes, least, is_gpu))
@@ -101,7 +102,7 @@ def _budget_bytes(
 def _too_small(
     config: EngineConfig, num_blocks: int, block_bytes: int, least: int, is_gpu: bool
 ) -> str:
-    """Why a cache cannot serve `least` tokens, and which flags help."""
+    """Explain why a cache cannot serve `least` tokens, and name the flags that help."""
     needed = -(-least // config.block_size)
     held = num_blocks * config.block_size
     size = f"{num_blocks} blocks ({num_blocks * block_bytes >> 20} MiB)"
@@ -123,13 +124,13 @@ def _too_small(
 def allocate(
     num_blocks: int, block_size: int, model: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """The cache [layers, num_blocks, 2 (K, V), kv_heads, block_size, head_dim], all zero."""
+    """Return the cache [layers, num_blocks, 2 (K, V), kv_heads, block_size, head_dim], all zero."""
     shape = (model.num_layers, num_blocks, 2, model.num_kv_heads, block_size, model.head_dim)
     return zeros(shape, dtype, device)
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor of zeros; on a CPU its pages are only taken when they are written."""
+    """Return zeros; on a CPU, pages are taken only when they are written."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     num_bytes = int(np.prod(shape)) * dtype.itemsize
@@ -137,10 +138,10 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
 
 
 def copy_blocks(cache: Tensor, copies: tuple[tuple[int, int], ...]) -> None:
-    """Copy blocks (source, destination) over all layers; all are read before any is written. Where
-    the device's memory is too small, through the host's.
+    """Copy blocks (source, destination) over all layers; all are read before any is written. If the
+    device's memory is too small, copy through the host's memory.
     """
-    if cache.itemsize == 1:  # what torch can copy
+    if cache.itemsize == 1:  # torch copies eight-bit floats only as bytes
         cache = cache.view(torch.uint8)
     try:
         pairs = torch.tensor(copies, dtype=torch.int64, device=cache.device)
@@ -157,9 +158,9 @@ def copy_blocks(cache: Tensor, copies: tuple[tuple[int, int], ...]) -> None:
 def read_tokens(
     cache: Tensor, blocks: Sequence[int], num_tokens: int, keys_across: bool
 ) -> memoryview:
-    """The KV of the first tokens in `blocks`, token by token, as bytes on the host: [num_tokens,
-    layers, 2, kv_heads, head_dim]. With `keys_across` the keys of a block and head lie in the cache
-    as [head_dim, block_size] (see `worker.ops.cpu.native`).
+    """Return the KV of the first tokens in `blocks`, token by token, as bytes on the host:
+    [num_tokens, layers, 2, kv_heads, head_dim]. With `keys_across` the cache stores the keys of a
+    block and head as [head_dim, block_size] (see `worker.ops.cpu.native`).
     """
     layers, _, _, heads, size, dim = cache.shape
     shape = (len(blocks), size, layers, 2, heads, dim)
@@ -175,36 +176,38 @@ def read_tokens(
                 keys = keys.reshape(-1, heads, dim, size).transpose(2, 3)
             rows[:, :, number, 0] = keys.transpose(1, 2)
             rows[:, :, number, 1] = values.transpose(1, 2)
-    kept = rows.view(-1, layers, 2, heads, dim)[:num_tokens]
-    return kept.reshape(-1).view(torch.uint8).numpy().data
+    tokens = rows.view(-1, layers, 2, heads, dim)[:num_tokens]
+    return tokens.reshape(-1).view(torch.uint8).numpy().data
 
 
 def _pinned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Memory that torch keeps for the next: new pages would take longer than the copy."""
+    """Allocate pinned memory. Torch caches it for the next call: pinning new pages would take
+    longer than the copy.
+    """
     try:
         return torch.empty(shape, dtype=dtype, pin_memory=True)
-    except RuntimeError:  # there is no more of it
+    except RuntimeError:  # no more memory can be pinned
         return torch.empty(shape, dtype=dtype)
 
 
 def pieces(num_blocks: int, block_bytes: int) -> Iterator[slice]:
-    """All blocks, a number at a time for which a GPU has room."""
+    """Split the blocks into pieces that fit in a GPU's spare memory."""
     step = max(1, _PIECE_BYTES // block_bytes)
     for begin in range(0, num_blocks, step):
         yield slice(begin, begin + step)
 
 
 def gathered(cache: Tensor, blocks: Sequence[int]) -> Tensor:
-    """What `read_tokens` gives, block by block, on the device: [blocks, block_size, layers, 2,
-    kv_heads, head_dim].
+    """Gather the data of `read_tokens`, block by block, on the device: [blocks, block_size, layers,
+    2, kv_heads, head_dim].
     """
     index = torch.tensor(blocks, dtype=torch.int64, device=cache.device)
     return cache[:, index].permute(1, 4, 0, 2, 3, 5).contiguous()
 
 
 def write_tokens(cache: Tensor, load: KvLoad, keys_across: bool) -> None:
-    """Write what `read_tokens` gave, of an engine whose blocks may have another size and keys lie
-    another way. In halves on a GPU, down to a piece or what it has memory for.
+    """Write the result of `read_tokens` of an engine whose block size and key layout may differ. On
+    a GPU, retry in halves, down to one piece or the size that fits its memory.
     """
     half = len(load.blocks) // 2
     if not half or cache.device.type != "cuda" or half * cache[:, 0].nbytes < _PIECE_BYTES:
@@ -215,7 +218,7 @@ def write_tokens(cache: Tensor, load: KvLoad, keys_across: bool) -> None:
             if not half:
                 raise
     begin, end = load.parts[:half], load.parts[half:]
-    if len(load.parts) == 1:  # else it is a part a block
+    if len(load.parts) == 1:  # otherwise each part is a block
         num_bytes = half * cache[:, 0].nbytes
         begin, end = (load.parts[0][:num_bytes],), (load.parts[0][num_bytes:],)
     write_tokens(cache, KvLoad(load.blocks[:half], begin), keys_across)
@@ -254,7 +257,9 @@ _AVAILABLE = re.compile(r"^MemAvailable:\s+(\d+) kB$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class _Accounting:
-    """What a version of cgroups calls the files of a folder, and the page cache in memory.stat."""
+    """The names that a cgroup version has for the files of a folder, and for the page cache in
+    memory.stat.
+    """
 
     limits: tuple[str, ...]
     usage: str
@@ -274,9 +279,9 @@ _V2 = _Accounting(
 
 
 def available_bytes(read: Read) -> int | None:
-    """Bytes that can be taken without swapping or being killed for it; None where nothing says.
+    """Return the bytes that can be taken without swapping or being killed for it; None if unknown.
 
-    `read` gives the text of a file by its path, or None where there is no such file.
+    `read` returns the text of a file by its path, or None if there is no such file.
     """
     machine = _AVAILABLE.search(read("/proc/meminfo") or "")
     bounds = [int(machine[1]) << 10] if machine else []
@@ -289,7 +294,7 @@ def available_bytes(read: Read) -> int | None:
 
 
 def read_file(path: str) -> str | None:
-    """The text of a file; None where it cannot be read."""
+    """Return the text of a file; None if it cannot be read."""
     try:
         return Path(path).read_text(errors="replace")
     except OSError:
@@ -297,7 +302,7 @@ def read_file(path: str) -> str | None:
 
 
 def _left(accounting: _Accounting, folder: PurePosixPath, read: Read) -> int | None:
-    """What a cgroup leaves of its limit; None without a limit."""
+    """Return the rest of a cgroup's limit; None without a limit."""
     limits = [_number(read(f"{folder}/{name}")) for name in accounting.limits]
     known = [limit for limit in limits if limit is not None]
     usage = _number(read(f"{folder}/{accounting.usage}"))
@@ -308,13 +313,13 @@ def _left(accounting: _Accounting, folder: PurePosixPath, read: Read) -> int | N
 
 
 def _number(text: str | None) -> int | None:
-    """None for what is missing, and for "max"."""
+    """Parse a number; None for missing text, and for "max"."""
     return int(text) if text is not None and text.strip().isdecimal() else None
 
 
 def _folders(read: Read) -> Iterator[tuple[_Accounting, PurePosixPath]]:
-    """Folders of this process's cgroups that account for memory, with all above as far as they can
-    be seen: a container sees its own folder as the highest.
+    """Yield this process's cgroup folders that account for memory, with their visible parents: a
+    container sees its own folder as the highest.
     """
     paths: dict[_Accounting, PurePosixPath] = {}
     for line in (read("/proc/self/cgroup") or "").splitlines():
@@ -337,7 +342,7 @@ def _folders(read: Read) -> Iterator[tuple[_Accounting, PurePosixPath]]:
 
 
 def _accounting(kind: list[str]) -> _Accounting | None:
-    """Of a mount, by its file system, its source and its options."""
+    """Return the accounting of a mount with this file system, source and options."""
     if kind[0] == "cgroup2":
         return _V2
     return _V1 if kind[0] == "cgroup" and "memory" in kind[-1].split(",") else None

@@ -24,8 +24,8 @@ from worker.types import KvSave
 
 class BlockSaver:
     """Carries out `SchedulerOutput.kv_saves`. On a GPU the blocks are gathered on the stream of the
-    steps, and go to the host on one of its own while the step runs; the next step waits on the
-    device until they are there.
+    steps, and copied to the host on a second stream while the step runs; the next step waits on the
+    device for the copies.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class BlockSaver:
         self._saved: torch.cuda.Event | None = None
 
     def save(self, cache: Tensor, saves: Sequence[KvSave], keys_across: bool) -> None:
-        """Call it first in each step, also without `saves`."""
+        """Start the saves of a step. Called first in each step, also without `saves`."""
         if self._saved is not None:
             torch.cuda.current_stream(cache.device).wait_event(self._saved)
             self._saved = None
@@ -74,8 +74,8 @@ def _save_now(cache: Tensor, save: KvSave, keys_across: bool) -> None:
 
 
 def host_memory(num_bytes: int, device: torch.device) -> memoryview:
-    """Memory that `device` reads and writes fast: pinned for a GPU; for a CPU, pages that are taken
-    as they are written. Raises ConfigError.
+    """Allocate memory that `device` reads and writes fast: pinned for a GPU; for a CPU, pages that
+    are taken only when they are written. Raises ConfigError.
     """
     available = available_bytes(read_file)
     if available is not None and num_bytes > available:
@@ -83,7 +83,7 @@ def host_memory(num_bytes: int, device: torch.device) -> memoryview:
             f"--kv-offloading-size: {num_bytes >> 20} MiB are more than the {available >> 20} MiB"
             " of memory that are available"
         )
-    try:  # pages of its own, which are taken as they are written
+    try:  # private pages, which are taken only when they are written
         pages = mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, ValueError, OverflowError) as error:
         raise ConfigError(f"--kv-offloading-size: {num_bytes} bytes: {error}") from error
@@ -94,7 +94,9 @@ def host_memory(num_bytes: int, device: torch.device) -> memoryview:
 
 
 def _pin(memory: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
-    """As torch does, which would round its size up to a power of two."""
+    """Pin the memory through the driver; torch's own allocator would round its size up to a power
+    of two.
+    """
     cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     address = memory.ctypes.data
     failure = cuda.cudaHostRegister(address, memory.nbytes, 0)

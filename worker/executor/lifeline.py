@@ -1,4 +1,4 @@
-"""How a process ends with the one that started it."""
+"""Ends a process together with its parent."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _PR_SET_PDEATHSIG = 1  # prctl.h
 
 
 def die_with_parent() -> None:
-    """Have the system kill this process when its parent is gone (in Linux, when the thread that
-    started it is): code that never ends, or holds the interpreter, cannot see to that itself. Linux
-    alone can. A parent that is gone already is not noticed.
+    """Have the system kill this process when its parent ends (on Linux, when the thread that
+    started it ends): code that never returns, or holds the interpreter, cannot do so itself. Does
+    nothing outside Linux. A parent that has already ended is not noticed.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""How much of a GPU's memory steps and graphs take, measured before the KV cache gets the rest."""
+"""Measures the GPU memory of steps and graphs, before the KV cache gets the rest."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from worker.config import SchedulerConfig
 from worker.types import SampleSpec, SamplingParams, ScheduledSequence, SchedulerOutput
 
-# What takes most: a sort of the vocabulary, and a copy of the logits.
+# The largest consumers: a sort of the vocabulary, and a copy of the logits.
 _DRAW = SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9, presence_penalty=0.1)
 
 
@@ -18,16 +18,16 @@ class DeviceMemory(Protocol):
     """The memory of one device. All numbers are bytes."""
 
     def free_and_total(self) -> tuple[int, int]:
-        """What nobody holds, and what there is."""
+        """Return the unallocated and the total memory."""
         ...
 
     def held(self) -> int:
-        """What this process holds."""
+        """Return the memory that this process holds."""
         ...
 
     def peak_of(self, run: Callable[[], object]) -> int:
-        """The most that is held while `run` runs, above what is held now. What it returns is
-        dropped after that.
+        """Return the peak that is held while `run` runs, above the present level. The result of
+        `run` is dropped afterwards.
         """
         ...
 
@@ -39,15 +39,13 @@ class CudaMemory:
         self._device = device
 
     def free_and_total(self) -> tuple[int, int]:
-        """As the driver says."""
         return torch.cuda.mem_get_info(self._device)
 
     def held(self) -> int:
-        """What the allocator has reserved."""
+        """Return the memory that the allocator has reserved."""
         return torch.cuda.memory_reserved(self._device)
 
     def peak_of(self, run: Callable[[], object]) -> int:
-        """The most that the allocator reserves."""
         give_back(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
         before = self.held()
@@ -60,15 +58,15 @@ class CudaMemory:
 
 
 def give_back(device: torch.device) -> None:
-    """Wait for a GPU, and give it the memory that torch keeps for what may come."""
+    """Wait for a GPU, and free the memory that torch caches for later allocations."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
 
 
 def largest_step(limits: SchedulerConfig, block_size: int) -> SchedulerOutput:
-    """A made-up step of as many tokens and sequences as may be: prompts, and tokens decoded behind
-    them, one with the longest context; all draw. It writes to block 0 alone.
+    """Build a made-up step with the maximal tokens and sequences: prompts, and decoded tokens
+    behind them, one at the longest context; all draw. It writes to block 0 only.
     """
     longest = limits.max_model_len
     num_tokens = limits.max_num_batched_tokens

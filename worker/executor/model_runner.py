@@ -1,9 +1,8 @@
 """The executor that runs a real model: plain ints in, sampled tokens out.
 
-Weights moved from the device to the host's memory and back, in place.
-
-The tensors stay the objects they are, so nothing that holds one (a tied head, a fused layer) has to
-learn about it; only the memory behind them goes and comes.
+It also moves weights from the device to the host's memory and back, in place: the tensors stay the
+same objects, so code that holds one (a tied head, a fused layer) need not know; only their memory
+is freed and allocated again.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from typing import Any
 
-# Before torch loads OpenMP, which reads it once: threads that wait by spinning stall each other for
-# hundreds of milliseconds a step as soon as anything else runs on their cores.
+# Set before torch loads OpenMP, which reads it once: threads that spin while they wait stall each
+# other for hundreds of milliseconds a step when any other load runs on their cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # oneDNN keeps a compiled product for every number of rows it has seen, by default for a thousand
 # shapes and over a megabyte each; steps have any number of rows. A few dozen serve a steady batch.
@@ -52,12 +51,11 @@ class ModelRunner:
     """Owns the model, the KV cache and the device's state, and runs steps on them; implements
     `Executor`.
 
-    `load` gives the model again after it was dropped; `allocate_cache` a cache [layers,
-    num_blocks, 2, kv_heads, block_size, head_dim] of zeros.
-    `drafter` guesses what comes next, where a step asks it to; drafts that it drew from a
-    distribution are verified by `rejection_method` with `sums` (None: those for the device).
-    Decode steps are replayed by `graphs`, for which the cache has one block more; not beside a
-    `drafter`, nor with sequences that have `adapters`.
+    `load` loads the model again after it was dropped; `allocate_cache` returns a cache [layers,
+    num_blocks, 2, kv_heads, block_size, head_dim] of zeros. `drafter` makes the drafts that a step
+    requests; drafts that it drew from a distribution are verified by `rejection_method` with `sums`
+    (None: the sums for the device). `graphs` replays decode steps and needs one more block in the
+    cache; it excludes a `drafter`, and sequences that have `adapters`.
     """
 
     def __init__(
@@ -91,7 +89,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def submit(self, step: SchedulerOutput) -> Ticket:
-        """Launch all of a step but the drafts that it asks for."""
+        """Launch all of a step except its drafting."""
         model, cache = self._awake()
         self._saver.save(cache, step.kv_saves, model.native is not None)
         if step.block_copies:
@@ -110,7 +108,7 @@ class ModelRunner:
             return self._launch(step, model, cache, adapted)
         except torch.OutOfMemoryError as error:
             reason = str(error)
-        # The error is gone, and with it the step's tensors.
+        # The exception is released here, and with it the step's tensors.
         self._state.forget()
         give_back(model.device)
         raise DeviceMemoryError(reason)
@@ -142,20 +140,18 @@ class ModelRunner:
 
     @property
     def kv_shape(self) -> tuple[str, int, int, int]:
-        """As `KvMemory` says."""
         _, cache = self._awake()
         layers, _, _, heads, _, dim = cache.shape
         return str(cache.dtype).removeprefix("torch."), layers, heads, dim
 
     @property
     def kv_facts(self) -> tuple[object, ...]:
-        """As `KvMemory` says: the format of activations, and what a position does to a key."""
+        """Return the format of activations, and the effect of a position on a key."""
         model, _ = self._awake()
         return str(model.dtype), model.rope.cos[1:2].float().cpu().numpy().tobytes()
 
     @torch.inference_mode()
     def read_kv(self, blocks: Sequence[int], num_tokens: int) -> memoryview:
-        """As `KvMemory` says."""
         model, cache = self._awake()
         try:
             return read_tokens(cache, blocks, num_tokens, model.native is not None)
@@ -163,18 +159,16 @@ class ModelRunner:
             raise DeviceMemoryError(str(error)) from None
 
     def host_memory(self, num_bytes: int) -> memoryview:
-        """As `KvMemory` says."""
         model, _ = self._awake()
         return host_memory(num_bytes, model.device)
 
     def read_adapter(self, adapter: Adapter) -> Future[Any]:
-        """On a thread of its own."""
         if self._adapters is None:
             raise RuntimeError("the executor was built without adapters")
         return self._adapters.read(adapter)
 
     def _with_history(self, sequence: ScheduledSequence) -> ScheduledSequence:
-        """With the pending token in the history of draws that look at it; waits for that token."""
+        """Add the pending token to the history of draws that depend on it; waits for that token."""
         if not sequence.takes_pending or not any(s.params.needs_history for s in sequence.samples):
             return sequence
         return with_history(sequence, self._state.last_token(sequence.seq_id))
@@ -194,7 +188,7 @@ class ModelRunner:
     @torch.inference_mode()
     def sleep(self, level: int) -> None:
         """Drop the KV cache at level 1, the weights too at level 2. At level 1 the weights of a GPU
-        move to the host's memory; those of a CPU are there already. Level 0 keeps everything.
+        move to the host's memory; those of a CPU are already there. Level 0 frees nothing.
         """
         if level < 1:
             return
@@ -211,8 +205,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def wake(self, tags: frozenset[str]) -> None:
-        """Take back what `sleep` gave away: "weights", read again from the checkpoint after level
-        2, and "kv_cache", all zero. Raises `ModelError` if the checkpoint cannot be read any more.
+        """Restore what `sleep` freed: "weights", read again from the checkpoint after level 2, and
+        "kv_cache", all zero. Raises `ModelError` if the checkpoint can no longer be read.
         """
         if self._is_shut_down:
             raise RuntimeError("the executor is shut down")
@@ -255,8 +249,8 @@ class _ModelTicket:
 
     @torch.inference_mode()
     def collect(self) -> ModelOutput:
-        """The step's result, with the drafts that it asks for. The draws were waited for, and so
-        are the drafts: no device is at work before or after, and the clock sees all of it.
+        """Return the step's result, with the requested drafts. The draws were waited for, and so
+        are the drafts: the device is idle before and after, so the clock measures all of drafting.
         """
         output = self._answered()
         requests = draft_requests(self.step.sequences, output) if self.drafter is not None else []
@@ -283,7 +277,7 @@ class _ModelTicket:
 
 
 class OffloadedWeights:
-    """The weights of a model, held on the host while the device's memory is given back."""
+    """The weights of a model, held on the host while the device's memory is free."""
 
     def __init__(self, model: object) -> None:
         self._held: list[tuple[torch.UntypedStorage, torch.UntypedStorage]] = []
@@ -295,7 +289,7 @@ class OffloadedWeights:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that the device has back."""
+        """The number of bytes that were freed on the device."""
         return sum(held.nbytes() for _, held in self._held)
 
     def restore(self) -> None:
@@ -307,14 +301,16 @@ class OffloadedWeights:
 
 
 def _storages(model: object) -> list[torch.UntypedStorage]:
-    """The memory behind every dense tensor of the model, each once however many share it."""
+    """Return the memory behind every dense tensor of the model, each storage once even if tensors
+    share it.
+    """
     dense = (tensor for tensor in _tensors(model) if tensor.layout is torch.strided)
     storages = (tensor.untyped_storage() for tensor in dense)
     return list({storage.data_ptr(): storage for storage in storages}.values())
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """Every tensor in dataclasses, sequences and plain objects, to any depth."""
+    """Yield every tensor in dataclasses, sequences and plain objects, to any depth."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (tuple, list)):

@@ -1,8 +1,8 @@
-"""A profile of step times, taken when the engine starts.
+"""A profile of step times, measured when the engine starts.
 
-The sizes take turns, so that what else runs on the machine meets all of them alike. A first turn
-shows which sizes are short enough, and compiles what a size needs. The sequences of a profile are
-made up: they write to the KV cache, which holds nothing yet.
+The sizes are timed in turn, so that other load on the machine affects all of them alike. A first
+turn finds the sizes that are short enough, and compiles the kernels of each size. The sequences of
+a profile are made up: they write to the KV cache, which is still empty.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from statistics import median
 from worker.executor.interface import Executor, execute
 from worker.types import ModelOutput, SampleSpec, SamplingParams, ScheduledSequence, SchedulerOutput
 
-_LEAST_TURNS, _MOST_TURNS = 3, 5
+_MIN_TURNS, _MAX_TURNS = 3, 5
 _MAX_SIZE = 512
 _LONGEST_SECONDS = 0.2  # of a step, beyond which no larger one is tried
 _MAX_SECONDS = 2.0  # of all turns, but for the least number
@@ -26,8 +26,8 @@ Points = Sequence[tuple[int, float]]
 @dataclass(frozen=True, slots=True)
 class StepProfile:
     """Seconds measured at start: of a step by its tokens, and of the first and of each further
-    draft of the device's drafter by its sequences (empty where none could be measured). Each has at
-    least two points, whose sizes rise.
+    draft of the device's drafter by its sequences (empty if none could be measured). Each table has
+    at least two points, in ascending order of size.
     """
 
     steps: Points
@@ -37,8 +37,8 @@ class StepProfile:
 
 @dataclass(frozen=True, slots=True)
 class ProfiledCache:
-    """The KV cache that made-up sequences use: its blocks, the tokens of one, and how many tokens a
-    sequence may have.
+    """The KV cache of the made-up sequences: its blocks, the tokens of one block, and the maximal
+    length of a sequence.
     """
 
     num_blocks: int
@@ -46,20 +46,20 @@ class ProfiledCache:
     max_model_len: int
 
     def start(self, num_to_draft: int) -> int:
-        """The position of a sequence's token: in the middle of its second block, or earlier where a
-        token that it draws and drafts would not fit behind it. Below 1: there is no room for them.
+        """Return the position of a sequence's token: in the middle of its second block, or earlier
+        if a drawn token and its drafts would not fit behind it. Below 1, there is no room for them.
         """
         middle = self.block_size + self.block_size // 2
         return min(middle, self.max_model_len - 2 - num_to_draft)
 
     def most(self, num_to_draft: int) -> int:
-        """How many sequences there is room for."""
+        """Return the number of sequences that fit."""
         if self.start(num_to_draft) < 1:
             return 0
         return self.num_blocks // self.blocks_of(num_to_draft)
 
     def blocks_of(self, num_to_draft: int) -> int:
-        """Blocks of a sequence, with room for its token, one that it draws, and drafts."""
+        """Return the blocks of a sequence, with room for its token, one drawn token, and drafts."""
         return -(-(self.start(num_to_draft) + 2 + num_to_draft) // self.block_size)
 
 
@@ -70,9 +70,10 @@ def profile(
     clock: Callable[[], float],
     drafts_on_device: bool,
 ) -> StepProfile | None:
-    """Run steps of rising sizes and time them. `most` are sequences of a step, and drafts of each.
+    """Run steps of ascending sizes and time them. `most` are the sequences of a step, and the
+    drafts of each.
 
-    None where the cache has no room for two sequences.
+    Returns None if the cache has no room for two sequences.
     """
     num_sequences, num_drafts = most
     largest = min(cache.most(0), _MAX_SIZE, num_sequences * (1 + num_drafts))
@@ -80,8 +81,8 @@ def profile(
         return None
     sizes = _sizes(executor, cache, largest, clock)
     began, turns = clock(), list[list[float]]()
-    while len(turns) < _MOST_TURNS:
-        if len(turns) >= _LEAST_TURNS and clock() - began > _MAX_SECONDS:
+    while len(turns) < _MAX_TURNS:
+        if len(turns) >= _MIN_TURNS and clock() - began > _MAX_SECONDS:
             break
         turns.append([_time(executor, cache, size, clock) for size in sizes])
     steps = [(n, median(times)) for n, times in zip(sizes, zip(*turns, strict=True), strict=True)]
@@ -104,7 +105,7 @@ def profile(
 def _sizes(
     executor: Executor, cache: ProfiledCache, largest: int, clock: Callable[[], float]
 ) -> list[int]:
-    """Powers of two up to `largest`, as long as steps are short; two of them at least."""
+    """Return powers of two up to `largest`, while steps are short; at least two of them."""
     sizes = [1, 2]
     longest = max(_time(executor, cache, size, clock) for size in sizes)
     while sizes[-1] * 2 <= largest and longest <= _LONGEST_SECONDS:
@@ -134,8 +135,10 @@ def _time(executor: Executor, cache: ProfiledCache, size: int, clock: Callable[[
 def _time_drafts(
     executor: Executor, cache: ProfiledCache, size: int, num_drafts: int
 ) -> float | None:
-    """Seconds of drafting; None where the drafter made none. It reads the sequences before that."""
+    """Return the seconds of drafting; None if the drafter made no drafts. It reads the sequences
+    before the clock starts.
+    """
     outputs: list[ModelOutput] = [
-        execute(executor, _step(cache, size, num_drafts)) for _ in range(1 + _LEAST_TURNS)
+        execute(executor, _step(cache, size, num_drafts)) for _ in range(1 + _MIN_TURNS)
     ]
     return median([o.drafting_seconds for o in outputs if o.drafts] or [0.0]) or None

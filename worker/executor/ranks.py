@@ -2,16 +2,18 @@
 
 Theory of operation
 -------------------
+
 Rank 0 is the engine's own process. It starts the others (`worker.executor.follower`) and hands them
 every step before it runs that step itself: the collectives inside the model then meet. All ranks
-draw the same tokens from the same logits, so that a token which only the device knows is the same
-one on each; nobody but rank 0 tells what was drawn.
+draw the same tokens from the same logits, so a token that only the device knows is the same on each
+rank; only rank 0 reports the drawn tokens.
 
-A rank reads from its standard input: messages of msgpack, each behind its length (4 bytes, little
-endian). When that ends, rank 0 is gone, and so is the rank at once, whatever it is at.
+A rank reads messages of msgpack from its standard input, each prefixed by its length (4 bytes,
+little endian). When the input ends, rank 0 has ended, and the rank ends at once, even inside a
+step.
 
-When a rank is gone, rank 0 cannot go on. A collective mostly fails of it; where none runs, or one
-waits for ever, the thread that watches the rank ends the process.
+When a rank ends, rank 0 cannot continue. A collective usually fails then; where no collective runs,
+or one waits for ever, the thread that watches the rank ends the process.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ from worker.types import Adapter, KvLoad, SchedulerOutput
 
 logger = logging.getLogger(__name__)
 
-# What failed together with a rank has so long to say why, before the process ends without a word.
+# Time for a call that fails together with a rank to report it, before the process is ended.
 GRACE_SECONDS = 1.0
 EXIT_SECONDS = 2.0
 _HOST = "127.0.0.1"
@@ -52,7 +54,7 @@ _UNBOUNDED = torch.iinfo(torch.int64).max
 
 
 class JoinRanks(msgspec.Struct, frozen=True, tag=True):
-    """The first message: build shard `rank`, and find the others through rank 0's `port`."""
+    """The first message: build shard `rank`, and find the other ranks through rank 0's `port`."""
 
     config: EngineConfig
     rank: int
@@ -60,25 +62,25 @@ class JoinRanks(msgspec.Struct, frozen=True, tag=True):
 
 
 class StepRanks(msgspec.Struct, frozen=True, tag=True):
-    """`Executor.submit`."""
+    """Run `Executor.submit` on every rank."""
 
     step: SchedulerOutput
 
 
 class SleepRanks(msgspec.Struct, frozen=True, tag=True):
-    """`Executor.sleep`."""
+    """Run `Executor.sleep` on every rank."""
 
     level: int
 
 
 class WakeRanks(msgspec.Struct, frozen=True, tag=True):
-    """`Executor.wake`."""
+    """Run `Executor.wake` on every rank."""
 
     tags: frozenset[str]
 
 
 class ReadRanks(msgspec.Struct, frozen=True, tag=True):
-    """`KvMemory.read_kv`: each rank gives what it has to rank 0."""
+    """Run `KvMemory.read_kv` on every rank; each sends its part to rank 0."""
 
     blocks: tuple[int, ...]
     num_tokens: int
@@ -103,41 +105,45 @@ class Ranks:
         self._is_joined = False
 
     def start(self, device: torch.device) -> None:
-        """Start them and join them, with rank 0's `device`. Call it from a thread that lives as
-        long as they shall: on Linux they end with it.
+        """Start the processes and join them, with rank 0's `device`. Call it from a thread that
+        lives as long as the ranks: on Linux they end with it.
         """
         with socket.create_server((_HOST, 0)) as listener:
             port = listener.getsockname()[1]
             for rank in range(1, self._size):
                 self._spawn(rank, port)
-            # Its file descriptor is the store's from here on.
+            # The store owns the file descriptor from here on.
             store = _store(port, self._size, is_master=True, master_listen_fd=listener.detach())
         join(Shard(0, self._size), store, device)
         self._is_joined = True
 
     def send(self, *messages: ToRank) -> None:
-        """Hand a message to every rank, or each its own. Raises OSError where one is gone."""
+        """Send one message to every rank, or to each its own. Raises OSError if a rank has
+        ended.
+        """
         if self._closing.is_set():
             raise RuntimeError("the executor is shut down")
         encoded = itertools.cycle([self._encoder.encode(message) for message in messages])
-        with self._sending:  # every rank gets the messages of all threads in the same order
+        with self._sending:  # every rank receives the messages of all threads in the same order
             for process, own in zip(self._processes, encoded, strict=False):
                 _write(process, own)
 
     def why_lost(self, timeout_seconds: float) -> str | None:
-        """Which rank is gone; None if none is, not even after a while, or all were told to go."""
+        """Return which rank has ended; None if no rank ends within the timeout, or all were asked
+        to.
+        """
         if self._closing.is_set() or not self._lost.wait(timeout_seconds):
             return None
         return self._why_lost
 
     def close(self) -> None:
-        """End them: they leave when their input ends, or are killed. Idempotent."""
+        """Close the input of all ranks, which ends them, and kill those that remain. Idempotent."""
         self._closing.set()
         for process in self._processes:
             try:
                 _input(process).close()
-            except BrokenPipeError:  # what it had not taken
-                logger.debug("rank of process %d was gone already", process.pid)
+            except BrokenPipeError:  # unread messages
+                logger.debug("rank of process %d had already ended", process.pid)
         for process, watcher in zip(self._processes, self._watchers, strict=True):
             watcher.join(EXIT_SECONDS)
             process.kill()
@@ -149,13 +155,13 @@ class Ranks:
 
     def _spawn(self, rank: int, port: int) -> None:
         process = subprocess.Popen(
-            # -P: a folder in the current directory that is named like our package is not ours.
+            # -P: never import a folder of the current directory that has our package's name.
             [
                 *(sys.executable, "-P", "-m", "worker.executor.follower"),
                 *(str(os.getpid()), str(rank)),
             ],
             stdin=subprocess.PIPE,
-            stdout=2,  # what libraries print belongs into the log
+            stdout=2,  # the prints of libraries belong in the log
         )
         name = f"rank-{rank}-watch"
         watcher = threading.Thread(target=self._watch, args=(rank, process), name=name, daemon=True)
@@ -186,25 +192,25 @@ def _write(process: subprocess.Popen[bytes], encoded: bytes) -> None:
 
 
 def read_messages(stream: IO[bytes], take: Callable[[bytes], None]) -> None:
-    """Hand over every message of a rank's input, still encoded, until that ends."""
+    """Hand over every message of a rank's input, still encoded, until the input ends."""
     while head := stream.read(_LENGTH_BYTES):
         take(stream.read(int.from_bytes(head, "little")))
 
 
 def _store(port: int, size: int, **options: Any) -> Any:
-    """Where the ranks find each other: a server in rank 0, on this machine's own address."""
+    """Return the store through which ranks find each other: a server in rank 0, on loopback."""
     make: Any = distributed.TCPStore  # type: ignore[attr-defined]
     return make(_HOST, port, size, wait_for_workers=False, **options)
 
 
 def find_ranks(message: JoinRanks) -> Any:
-    """The store, for a rank that was started."""
+    """Return the store, for a rank that was started."""
     return _store(message.port, message.config.tensor_parallel_size)
 
 
 def join(shard: Shard, store: Any, device: torch.device) -> None:
-    """Make torch's default group of all ranks, when all of them have come: NCCL on GPUs, gloo
-    elsewhere, which listens on this machine's own address only.
+    """Make torch's default group when all ranks have connected: NCCL on GPUs; elsewhere gloo, which
+    listens on loopback only.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -218,8 +224,8 @@ def join(shard: Shard, store: Any, device: torch.device) -> None:
 def agree_on_blocks(
     room: int | None, choose: Callable[[int | None], int], shard: Shard, device: torch.device
 ) -> int:
-    """What `choose` makes on rank 0 of the least room, in bytes, of all ranks; on every rank. May
-    raise on rank 0 what `choose` raises.
+    """Return, on every rank, the result of `choose` on rank 0 for the minimal room, in bytes, of
+    all ranks. On rank 0, errors of `choose` propagate.
     """
     least = torch.tensor(_UNBOUNDED if room is None else room, device=device)
     distributed.all_reduce(least, distributed.ReduceOp.MIN)
@@ -231,8 +237,8 @@ def agree_on_blocks(
 
 
 def gather_kv(runner: ModelRunner, message: ReadRanks) -> list[Tensor] | None:
-    """What each rank has of the KV, as bytes; on rank 0, elsewhere nothing. Raises
-    `DeviceMemoryError` on rank 0 where one of them has no memory for it.
+    """Return each rank's part of the KV, as bytes, on rank 0; None on the others. Raises
+    `DeviceMemoryError` on rank 0 if a rank has no memory for it.
     """
     try:
         own = torch.frombuffer(
@@ -260,20 +266,20 @@ def _bytes(data: memoryview) -> Tensor:
 
 @functools.cache
 def _host_group() -> Any:
-    """Of all ranks, for what is in the host's memory."""
+    """Return a group of all ranks, for tensors in the host's memory."""
     return distributed.new_group(backend="gloo")
 
 
 class TensorParallelExecutor(Executor):
-    """Rank 0: runs what the other ranks run, and answers; implements `Executor` and `KvMemory`, of
-    all the model's `num_kv_heads`. Raises `WorkerError` when a rank is gone.
+    """Rank 0: runs the same steps as the other ranks, and answers; implements `Executor` and
+    `KvMemory`, for all the model's `num_kv_heads`. Raises `WorkerError` when a rank has ended.
     """
 
     def __init__(self, runner: ModelRunner, ranks: Ranks, size: int, num_kv_heads: int) -> None:
         self._runner = runner
         self._ranks = ranks
         self._num_kv_heads = num_kv_heads
-        # Ranks in a row have the same KV head, where there are more ranks.
+        # With more ranks than KV heads, consecutive ranks share a KV head.
         self._sharing = max(1, size // num_kv_heads)
         self._size = size
         dtype, _, self._own_heads, dim = runner.kv_shape
@@ -286,7 +292,7 @@ class TensorParallelExecutor(Executor):
             with self._reporting():
                 self._ranks.send(*map(StepRanks, others))
                 return self._runner.submit(own)
-        except DeviceMemoryError as error:  # the others have run the step, or wait for us in it
+        except DeviceMemoryError as error:  # the others have run the step, or wait for rank 0 in it
             raise WorkerError(f"rank 0: {error}: lower --gpu-memory-utilization") from error
 
     @contextmanager
@@ -300,7 +306,7 @@ class TensorParallelExecutor(Executor):
             raise WorkerError(reason) from error
 
     def _shards(self, step: SchedulerOutput) -> list[SchedulerOutput]:
-        """The step of each rank, which differ in the KV that they load."""
+        """Return the step of each rank; the steps differ in the KV that they load."""
         if not step.kv_loads:
             return [step, step]
         loads: list[list[KvLoad]] = [[] for _ in range(self._size)]
@@ -315,17 +321,14 @@ class TensorParallelExecutor(Executor):
 
     @property
     def kv_shape(self) -> tuple[str, int, int, int]:
-        """As `KvMemory` says."""
         dtype, layers, _, dim = self._runner.kv_shape
         return dtype, layers, self._num_kv_heads, dim
 
     @property
     def kv_facts(self) -> tuple[object, ...]:
-        """As `KvMemory` says."""
         return self._runner.kv_facts
 
     def read_kv(self, blocks: Sequence[int], num_tokens: int) -> memoryview:
-        """As `KvMemory` says."""
         message = ReadRanks(tuple(blocks), num_tokens)
         with self._reporting():
             self._ranks.send(message)
@@ -339,12 +342,12 @@ class TensorParallelExecutor(Executor):
         return self._runner.read_adapter(adapter)
 
     def sleep(self, level: int) -> None:
-        """Every rank gives its memory back."""
+        """Free the memory of every rank."""
         self._ranks.send(SleepRanks(level))
         self._runner.sleep(level)
 
     def wake(self, tags: frozenset[str]) -> None:
-        """Every rank takes its memory back, without waiting for the others."""
+        """Restore the memory of every rank, without waiting for the others."""
         self._ranks.send(WakeRanks(tags))
         self._runner.wake(tags)
 

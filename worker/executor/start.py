@@ -1,4 +1,4 @@
-"""How a configuration becomes an executor: device, number types, backend, weights, KV cache."""
+"""Builds the executor of a configuration: device, number types, backend, weights, KV cache."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ from worker.ops.rejection import choose_sums
 from worker.types import ModelOutput
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# Both are vLLM's names of one type.
+# vLLM has two names for one type.
 EIGHT_BITS = ("fp8", "fp8_e4m3")
 _EIGHT_BIT_GPUS = (8, 9)  # the compute capability
 
 
 def build_executor(config: EngineConfig) -> tuple[Executor, int]:
-    """Load the model, allocate its KV cache; return the executor and the number of blocks. With
-    `tensor_parallel_size` above 1 the other ranks are started, which end with the caller's thread.
+    """Load the model and allocate its KV cache; return the executor and the number of blocks. With
+    `tensor_parallel_size` above 1, start the other ranks, which end with the caller's thread.
 
     Raises `ModelError` for a checkpoint that cannot be loaded and `ConfigError` for settings that
     cannot work. Sets the process's number of torch threads.
@@ -78,13 +78,14 @@ def build_shard(
     shard: Shard = WHOLE,
     meet: Callable[[torch.device], object] | None = None,
 ) -> tuple[ModelRunner, int]:
-    """The executor of one rank and the number of blocks, as `build_executor`. `meet` joins the
-    other ranks with the device; it is called when nothing is left to refuse.
+    """Build the executor of one rank; return it and the number of blocks, as `build_executor`.
+    `meet` joins the other ranks with the device; it is called after all checks of the
+    configuration.
     """
     if config.model_path is None:
         raise ConfigError("--engine torch needs --model")
     for name in config.logits_processors:
-        load_processor(name)  # the first request that asks for it need not wait
+        load_processor(name)  # so that the first request that uses it need not wait
     path, max_model_len = config.model_path, config.scheduler.max_model_len
     _set_threads(config.num_threads, shard)
     device = choose_device(config.device, shard)
@@ -95,7 +96,7 @@ def build_shard(
     memory = CudaMemory(device) if device.type == "cuda" else None
 
     def check(shape: ModelConfig) -> None:
-        # What no memory can hold is refused before minutes go into loading.
+        # Refuse a model that is too large before loading takes minutes.
         _check_heads(backend, shape)
         if shard.rank == 0:
             choose_num_blocks(config, shape, kv_dtype, device, room_bytes(config, memory))
@@ -123,7 +124,7 @@ def build_shard(
     chosen, shape = config.speculative, model.config
 
     def allocate_cache() -> Tensor:
-        # One block is written by padded rows of graphs, and never read.
+        # The padded rows of graphs write to one extra block, which is never read.
         num_held = num_blocks + (graphs is not None)
         return allocate(num_held, config.block_size, shape, kv_dtype, device)
 
@@ -146,7 +147,7 @@ def _set_threads(wanted: int | None, shard: Shard) -> None:
 
 @contextmanager
 def fitting(what: str, advice: str) -> Iterator[None]:
-    """Raises `ConfigError` where the device has too little memory for it."""
+    """Raise `ConfigError` if the device has too little memory for `what`."""
     try:
         yield
     except (torch.OutOfMemoryError, DeviceMemoryError) as error:
@@ -160,8 +161,8 @@ def step_bytes(
     memory: DeviceMemory | None,
     graphs: DecodeGraphs | None,
 ) -> int:
-    """What the largest step takes of a device's memory, and what `graphs` do; both are tried. 0 for
-    the host's, and where the cache has a size.
+    """Return the device memory of the largest step and of `graphs`; both are tried out. 0 for the
+    host's memory, and if the cache has a configured size.
     """
     is_sized = (config.kv_cache_memory_bytes, config.num_blocks_override) != (None, None)
     if memory is None or is_sized:
@@ -190,7 +191,7 @@ _FOR_CACHE = (
 
 
 def choose_adapters(config: LoraConfig | None, model: LlamaModel) -> DeviceAdapters | None:
-    """Room for LoRA adapters beside a model, in the form that its backend multiplies."""
+    """Return slots for LoRA adapters beside a model, in the form that its backend multiplies."""
     if config is None:
         return None
     size, place = config.max_loras, (model.dtype, model.device)
@@ -205,7 +206,7 @@ def choose_adapters(config: LoraConfig | None, model: LlamaModel) -> DeviceAdapt
 
 
 def _check_parallel(config: EngineConfig) -> None:
-    """Raises `ConfigError` for what ranks cannot do."""
+    """Raise `ConfigError` for settings that ranks do not support."""
     flag, speculative = f"--tensor-parallel-size {config.tensor_parallel_size}", config.speculative
     if speculative is not None and speculative.method in ("draft_model", "eagle"):
         raise ConfigError(
@@ -225,8 +226,8 @@ def _check_parallel(config: EngineConfig) -> None:
 
 
 def choose_device(name: str, shard: Shard = WHOLE) -> torch.device:
-    """The device of a configured name; "auto" is the first GPU that CUDA sees, else the CPU. Each
-    rank has a GPU of its own.
+    """Return the device of a configured name; "auto" is the first GPU that CUDA sees, else the CPU.
+    Each rank has its own GPU.
     """
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
@@ -247,9 +248,9 @@ def choose_device(name: str, shard: Shard = WHOLE) -> torch.device:
 
 
 def choose_backend(name: str, device: torch.device, dtype: torch.dtype, block_size: int) -> Backend:
-    """What serves layers that are not native; "auto" is Triton on a GPU, if it is installed, else
-    flash-attn where it is and can work, and torch elsewhere. Raises `ConfigError` for one that
-    cannot work.
+    """Return the backend of layers that are not native; "auto" is Triton on a GPU, if it is
+    installed, else flash-attn if it is installed and supports the settings, and torch elsewhere.
+    Raises `ConfigError` for a backend that cannot work.
     """
     has_triton = find_spec("triton") is not None
     if name == "auto":
@@ -288,7 +289,9 @@ def _triton(device: torch.device) -> Backend:
 
 
 def _no_flash(device: torch.device, dtype: torch.dtype, block_size: int) -> str | None:
-    """Why flash-attn cannot serve attention here, and what helps; None if it can."""
+    """Return the reason that flash-attn cannot serve attention here, with a remedy; None if
+    it can.
+    """
     capability = flash_attention.CAPABILITY
     if device.type != "cuda":
         return "takes a GPU: leave the flag out"
@@ -306,8 +309,8 @@ def _no_flash(device: torch.device, dtype: torch.dtype, block_size: int) -> str 
 def choose_graphs(
     config: EngineConfig, backend: Backend, device: torch.device
 ) -> DecodeGraphs | None:
-    """Graphs of decode steps on a GPU, for a backend that waits for no value. Raises `ConfigError`
-    for sizes that cannot be captured.
+    """Return graphs of decode steps on a GPU, for a backend that waits for no value. Raises
+    `ConfigError` for sizes that cannot be captured.
     """
     limits = config.scheduler
     if config.cuda_graph_sizes and max(config.cuda_graph_sizes) > limits.max_num_seqs:
@@ -318,18 +321,18 @@ def choose_graphs(
     if device.type != "cuda" or backend.name != "triton" or config.enforce_eager:
         return None
     sizes = config.cuda_graph_sizes or graph_sizes(limits.max_num_seqs)
-    # Slots are kept for the sequences of two steps, and slot 0 for none.
+    # There are slots for the sequences of two steps, and slot 0 belongs to none.
     room = (2 * limits.max_num_seqs + 1, -(-limits.max_model_len // config.block_size))
     drafts = 0 if config.speculative is None else config.speculative.num_speculative_tokens
     return DecodeGraphs(CudaGraphs(device), sizes, room, drafts)
 
 
 def choose_dtype(name: str, device: torch.device, packs_bfloat16: bool) -> torch.dtype:
-    """The torch dtype of a configured name; "auto" is float32 on a CPU, half precision on a GPU.
+    """Return the torch dtype of a configured name; "auto" is float32 on a CPU, half precision on a
+    GPU.
 
-    Small quantized models have near ties that bfloat16 decides wrongly, so a CPU is exact unless it
-    is told otherwise. `packs_bfloat16` is `can_pack`'s answer: without it bfloat16 is
-    float32.
+    Small quantized models have near ties that bfloat16 decides wrongly, so a CPU is exact by
+    default. `packs_bfloat16` is the result of `can_pack`: without it bfloat16 becomes float32.
     """
     if name != "auto":
         if name not in _DTYPES:
@@ -343,9 +346,9 @@ def choose_dtype(name: str, device: torch.device, packs_bfloat16: bool) -> torch
 def choose_kv_dtype(
     name: str, device: torch.device, dtype: torch.dtype, backend: Backend
 ) -> torch.dtype:
-    """The torch dtype of a KV cache by its configured name; "auto" is that of activations, `dtype`.
-    Eight bits take Triton, and a GPU that has them; others float32 activations on a CPU. Raises
-    `ConfigError` for what cannot work.
+    """Return the torch dtype of a KV cache by its configured name; "auto" is the dtype of
+    activations, `dtype`. Eight bits need Triton, and a GPU that supports them; other formats need
+    float32 activations on a CPU. Raises `ConfigError` for unsupported settings.
     """
     if name in EIGHT_BITS:
         flag = f"--kv-cache-dtype {name}"
@@ -372,8 +375,8 @@ def choose_kv_dtype(
 def choose_kernels(
     config: EngineConfig, device: torch.device, dtype: torch.dtype
 ) -> CpuKernels | None:
-    """The native kernels, of float32 activations on a CPU; None without, where another backend is
-    asked for, and of ranks. Raises `ConfigError` for a `quantization` that cannot work.
+    """Return the native kernels, for float32 activations on a CPU; None if they are not installed,
+    for another backend, and for ranks. Raises `ConfigError` for a `quantization` that cannot work.
     """
     kernels = None
     wants_them = config.attention_backend == "auto" and config.tensor_parallel_size == 1
@@ -395,7 +398,7 @@ def choose_kernels(
         raise ConfigError(f"{flag} goes without --attention-backend: leave one of them out")
     if kernels is None:
         raise ConfigError(
-            f"{flag} needs the native kernels, which this package or CPU has not: install it with a"
-            " C++ compiler, or leave the flag out"
+            f"{flag} needs the native kernels, which this package or CPU does not have: install it"
+            " with a C++ compiler, or leave the flag out"
         )
     return kernels

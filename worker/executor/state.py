@@ -1,4 +1,4 @@
-"""What the device keeps of sequences from one step to the next: block tables and last tokens."""
+"""The state of sequences on the device from one step to the next: block tables and last tokens."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _FIRST_SLOTS, _FIRST_BLOCKS = 64, 32
 
 
 class DeviceState:
-    """Sole owner of a slot for each recent sequence: the blocks it has, and the token it drew last.
+    """Sole owner of a slot for each recent sequence: its blocks, and the token it drew last.
 
-    A step names the blocks of its sequences; only what differs from the step before is written and
-    sent to the device. The slot of a sequence that was in neither of the last two steps may go to
-    another one; if it returns, all its blocks are written again. Slot 0 is nobody's.
+    A step names the blocks of its sequences; only the difference from the previous step is written
+    and sent to the device. A sequence that was in neither of the last two steps may lose its slot
+    to another; if it returns, all its blocks are written again. Slot 0 belongs to no sequence.
 
-    With `room` for so many slots, and blocks of a sequence, the device's tensors are others only
-    when more are needed.
+    `room` is an initial number of slots, and of blocks of a sequence: the device's tensors are
+    replaced only when more are needed.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class DeviceState:
         self._slots: OrderedDict[int, int] = (
             OrderedDict()
         )  # by sequence id, least recently used first
-        self._used = [0] * num_slots  # the step in which a slot was used last
+        self._used = [0] * num_slots  # the last step that used each slot
         self._held: list[tuple[int, ...]] = [()] * num_slots
         self._step = 0
         self._tables: Ints = np.zeros((num_slots, width), np.int32)
@@ -47,8 +47,8 @@ class DeviceState:
         self._last_tokens = torch.zeros(num_slots, dtype=torch.int32, device=device)
 
     def enter(self, sequences: Sequence[ScheduledSequence]) -> Ints:
-        """Begin a step of these sequences: their slots [S], whose block tables are now those that
-        the step names.
+        """Begin a step of these sequences; return their slots [S], with the block tables of the
+        step.
         """
         slots, changes = self.enter_quietly(sequences)
         if changes and not self._is_shared:
@@ -58,56 +58,61 @@ class DeviceState:
     def enter_quietly(
         self, sequences: Sequence[ScheduledSequence]
     ) -> tuple[list[int], list[tuple[int, int, int]]]:
-        """The same, but the device learns of it from the caller: slots, and changes of its tables
-        (slot, place, block). `device_tables` that had to grow hold them already.
+        """Do the same without an update of the device, which the caller sends; return the slots,
+        and the changes of the tables (slot, index, block). `device_tables` that had to grow contain
+        them already.
         """
         self._step += 1
         slots = [self._slot(sequence.seq_id) for sequence in sequences]
         changes: list[tuple[int, int, int]] = []
         for slot, sequence in zip(slots, sequences, strict=True):
             held, table = self._held[slot], tuple(sequence.block_table)
-            if held is table:  # most are, and to compare two takes time
+            if held is table:  # most are, and a comparison takes time
                 continue
-            num_kept = len(held) if table[: len(held)] == held else 0
-            changes += [(slot, place, table[place]) for place in range(num_kept, len(table))]
+            num_equal = len(held) if table[: len(held)] == held else 0
+            changes += [(slot, place, table[place]) for place in range(num_equal, len(table))]
             self._held[slot] = table
         if changes:
             self._write(changes)
         return slots, changes
 
     def send(self, changes: list[tuple[int, int, int]]) -> None:
-        """Bring the device's tables up to date."""
+        """Update the tables on the device."""
         rows, columns, blocks = sent(np.array(changes, np.int32).T.copy(), self.device)
         self.device_tables[rows, columns] = blocks
 
     def blocks(self, slots: Ints, columns: Ints) -> Ints:
-        """The blocks [n] at places `columns` [n] of the tables of `slots` [n], on the host."""
+        """Return the blocks [n] at `columns` [n] of the tables of `slots` [n], on the host."""
         return self._tables[slots, columns]
 
     def tables(self, slots: Tensor, width: int) -> Tensor:
-        """The first `width` blocks [S, width] of the tables of `slots` [S], on the device. What is
-        behind the end of a table means nothing.
+        """Return the first `width` blocks [S, width] of the tables of `slots` [S], on the device.
+        Entries behind the end of a table are undefined.
         """
         return self.device_tables[:, :width].index_select(0, slots)
 
     def remember(self, slots: Ints, tokens: Tensor) -> None:
-        """The step has drawn tokens [n] for sequences in `slots` [n]; both on the device."""
+        """Store tokens [n] that the step drew for sequences in `slots` [n]; both on the device."""
         self.keep(sent(slots, self.device), tokens)
 
     def keep(self, slots: Tensor, tokens: Tensor) -> None:
-        """The same of `slots` [n] on the device."""
+        """Store tokens as `remember` does, for `slots` [n] on the device."""
         self._last_tokens[slots] = tokens.to(torch.int32)
 
     def last_tokens(self, slots: Tensor) -> Tensor:
-        """What the step before drew for sequences in `slots` [n]: int32 [n] on the device."""
+        """Return the previous step's draws for sequences in `slots` [n]: int32 [n] on the
+        device.
+        """
         return self._last_tokens.index_select(0, slots)
 
     def last_token(self, seq_id: int) -> int:
-        """What the step before drew for one sequence. Waits for the device."""
+        """Return the previous step's draw for one sequence. Waits for the device."""
         return int(self._last_tokens[self._slots[seq_id]])
 
     def forget(self) -> None:
-        """Nobody has a slot any more: a step may have ended before the device was sent all."""
+        """Free all slots, after a step that may have ended before all changes reached the
+        device.
+        """
         self._slots.clear()
         self._held = [()] * len(self._held)
 
@@ -156,6 +161,6 @@ class DeviceState:
         self._last_tokens, self.device_tables, self._tables = last_tokens, there, tables
 
     def _sent(self, tables: Ints) -> Tensor:
-        """Tables on the device; on a CPU the same memory, but for graphs."""
+        """Return tables on the device; on a CPU they share the memory, except for graphs."""
         there = torch.from_numpy(tables)
         return there if self._is_shared else there.to(self.device, copy=True)

@@ -17,8 +17,8 @@ from worker.types import ScheduledSequence
 
 @dataclass(frozen=True, slots=True)
 class AnsweredRows:
-    """Sequences that each have one row and draw from it, and their slots in the state. What answers
-    need of a `StepBatch`.
+    """Sequences that each have one row and draw from it, with their slots in the state: the part of
+    a `StepBatch` that answers depend on.
     """
 
     sampled: Sequence[ScheduledSequence]
@@ -31,11 +31,11 @@ class AnsweredRows:
 class StepBatch:
     """One step's sequences in row order, entered in `state`, and their tensors.
 
-    The rows of `tensors.sample_rows` are: the last 1 + `num_drafts` ones of each of `sampled`, then
-    one for each prompt target of each of `scored`, then the last one of each of `silent`, whose
-    logits are not wanted, then the last `num_pooled` ones of each of `pooled`. `slots` [T] are
-    those of the tensors, on the host; `sampled_slots` are the state's slots of `sampled`. No query
-    attends to positions below `first_position`; the rows have these `adapters`.
+    The rows of `tensors.sample_rows` are: the last 1 + `num_drafts` rows of each of `sampled`, then
+    one row for each prompt target of each of `scored`, then the last row of each of `silent`, whose
+    logits are not needed, then the last `num_pooled` rows of each of `pooled`. `slots` [T] are the
+    slots of the tensors, on the host; `sampled_slots` are the state's slots of `sampled`. Queries
+    attend to no position below `first_position`; the rows have these `adapters`.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class StepBatch:
         self.slots: Ints = blocks * size + positions % size
         self.sampled_slots: Ints = entered[places]
         pending = [i for i, s in enumerate(sequences) if s.takes_pending]
-        # One copy to the device takes all of them.
+        # One copy brings all of them to the device.
         parts = [
             np.array(_token_ids(sequences), np.int32),
             *(positions, self.slots, query_starts, contexts),
@@ -106,7 +106,7 @@ class StepBatch:
 
 
 def _token_ids(sequences: Sequence[ScheduledSequence]) -> list[int]:
-    """The tokens of all rows, 0 for those that are pending."""
+    """Return the tokens of all rows, 0 for pending ones."""
     tokens: list[int] = []
     for sequence in sequences:
         tokens += sequence.token_ids

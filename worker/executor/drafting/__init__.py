@@ -1,4 +1,4 @@
 """Drafters that run on the device, beside the target: a draft model, or a trained head.
 
-How many drafts a step makes is decided in `engine.lengths`, whether they stand in `ops.rejection`.
+`engine.lengths` chooses the number of drafts of a step; `ops.rejection` accepts or rejects them.
 """

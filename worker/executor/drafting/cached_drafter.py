@@ -1,13 +1,13 @@
-"""A drafter with a network and a cache of its own; see `draft_cache` for how that keeps up.
+"""A drafter with its own network and cache; `draft_cache` describes how the cache keeps up.
 
-A draft model has run most drafts itself when the target verifies them. As far as the next step runs
-the very tokens in the very slots, what it made of them is what it would make again, so it need not.
-(A head has run them on guessed states, and reads all but the first again.)
+A draft model has already run most drafts when the target verifies them. Where the next step runs
+the same tokens in the same slots, the draft model would compute the same keys and values again, so
+it skips them. (A head has run them on guessed states, and reads all but the first again.)
 
-A bound on the memory of what drafts are drawn from: a row of the vocabulary for each draft.
+The rows that drafts are drawn from, one row of the vocabulary per draft, have a memory bound.
 
-It may shorten what is asked for, and so decides which drafts are judged. That must not depend on
-which tokens are drawn (docs/decisions/0017): it goes by the numbers of drafts and sequences alone.
+The bound may shorten drafting, and so decides which drafts are verified. That decision must not
+depend on drawn tokens (docs/decisions/0017): it uses only the numbers of drafts and sequences.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Ahead:
-    """Tokens that the network has run at `slots` from position `start` on, before the target."""
+    """Tokens that the network ran at `slots` from position `start` on, before the target did."""
 
     start: int
     token_ids: list[int]
@@ -53,22 +53,22 @@ class _Ahead:
 
 @dataclass(frozen=True, slots=True)
 class _Proposal:
-    """Drafts that were drawn, and q [k, V] that they were drawn from."""
+    """Drafts that were drawn, and their distribution q [k, V]."""
 
     drafts: Drafts
     q: Tensor
 
 
 class CachedDrafter:
-    """Guesses what comes next from what the target runs; sole owner of the network and of a cache
-    beside the target's, in the same blocks.
+    """Drafts the next tokens from the tokens that the target runs; sole owner of the network and of
+    a cache beside the target's, in the same blocks.
 
-    Called in the order of a step: `copy_blocks`, `proposals`, `record`, `propose`. Nothing it does
-    or fails to do changes what the target answers.
+    The calls of a step come in the order `copy_blocks`, `proposals`, `record`, `propose`. No result
+    or failure of a call changes the target's answers.
 
-    `load` gives the network for a target, as it gave `network` for `target`. `blocks` is how many
-    the caches have, and the tokens of one. `method` is how drafts are chosen
-    (`ops.draft`). `kv_dtype` is that of the target's cache; None: of its activations.
+    `load` returns the network for a target, as it returned `network` for `target`. `blocks` is the
+    number of cache blocks and the tokens of one block. `method` chooses drafts (`ops.draft`).
+    `kv_dtype` is the dtype of the target's cache; None: the dtype of its activations.
     """
 
     def __init__(
@@ -104,11 +104,11 @@ class CachedDrafter:
 
     @property
     def weights(self) -> object:
-        """What it has loaded, as `OffloadedWeights` takes it."""
+        """The loaded network, as `OffloadedWeights` takes it."""
         return self._network
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copy what is kept for blocks; nothing is ahead in what was written over."""
+        """Copy the cached data of blocks; overwritten blocks are no longer ahead of the target."""
         _, cache = self._awake()
         cache.copy_blocks(copies)
         written = {destination for _, destination in copies}
@@ -120,8 +120,9 @@ class CachedDrafter:
         }
 
     def proposals(self, sequences: Sequence[ScheduledSequence]) -> dict[int, Tensor]:
-        """By sequence id, q [k, V] float32 of drawn drafts that the last step made and this one
-        verifies. Others are dropped: they would be verified by coupling, which is as exact.
+        """Return, by sequence id, q [k, V] float32 of the drafts that the last step drew and this
+        step verifies. Other distributions are dropped: coupling verifies their drafts, which is as
+        exact.
         """
         held, self._proposals = self._proposals, {}
         found: dict[int, Tensor] = {}
@@ -136,18 +137,20 @@ class CachedDrafter:
         return found
 
     def record(self, batch: StepBatch, states: Tensor) -> None:
-        """The target has run the rows of `batch`; states [T, hidden_size] are what its head reads,
-        before the final norm. What of them is ahead stays synced.
+        """Note that the target has run the rows of `batch`; states [T, hidden_size] are the inputs
+        of its head, before the final norm. Rows that were run ahead stay synced.
         """
         _, cache = self._awake()
         cache.record(batch.tensors, states)
         ahead, self._ahead = self._ahead, {}
         if ahead:
-            kept = [*self._still_ahead(batch, ahead)]
-            cache.mark(np.concatenate([batch.slots[:0], *kept]), True)
+            ahead_slots = [*self._still_ahead(batch, ahead)]
+            cache.mark(np.concatenate([batch.slots[:0], *ahead_slots]), True)
 
     def _still_ahead(self, batch: StepBatch, ahead: dict[int, _Ahead]) -> Iterable[Ints]:
-        """The slots of rows that the network has run already, with the same tokens before them."""
+        """Yield the slots of rows that the network has already run, with the same tokens before
+        them.
+        """
         first = 0
         for sequence in batch.sequences:
             known = batch.slots[first : first + len(sequence.token_ids)]
@@ -162,8 +165,8 @@ class CachedDrafter:
                 yield mine.slots[: _num_equal(pairs)]
 
     def propose(self, requests: Sequence[DraftRequest], num_step_tokens: int) -> Drafted:
-        """Catch up and draft. A failure is logged once until it works again; what was drafted
-        before it counts, since it may have come of the very tokens that were drawn.
+        """Catch up and draft. Repeated failures are logged once until drafting works again. Drafts
+        made before a failure count, since they may depend on the drawn tokens.
         """
         self._ahead = {}
         lines: list[DraftedRun] = []
@@ -174,7 +177,7 @@ class CachedDrafter:
             self._propose(rounds, ready, lines)
         except Exception:
             if not self._is_failing:
-                logger.exception("drafting failed; steps go on without drafts")
+                logger.exception("drafting failed; steps continue without drafts")
             self._is_failing = True
         else:
             self._is_failing = False
@@ -184,7 +187,7 @@ class CachedDrafter:
     def _prepare(
         self, requests: Sequence[DraftRequest], max_rows: int
     ) -> tuple[DraftRounds, CatchUp]:
-        """What is to be run."""
+        """Choose the rows to run, and create the rounds that run them."""
         network, cache = self._awake()
         fitting = [self._fit(request, network) for request in requests]
         fitting = [request for request in fitting if request.num_drafts > 0]
@@ -196,8 +199,8 @@ class CachedDrafter:
         return rounds, plan
 
     def _catch_up(self, rounds: DraftRounds, plan: CatchUp) -> tuple[float, list[RowSpan]]:
-        """Read what is behind; how long that took, and who can draft. It is a pass of its own: so
-        its time is known, which says nothing of the time of a round.
+        """Read the rows of catch-up; return the duration, and the sequences that can draft. This is
+        a pass of its own, so its time is measured apart from the time of a round.
         """
         if not plan.behind:
             return 0.0, plan.ready
@@ -209,7 +212,7 @@ class CachedDrafter:
     def _propose(
         self, rounds: DraftRounds, ready: Sequence[RowSpan], lines: list[DraftedRun]
     ) -> None:
-        """Adds to `lines` what was drafted, also when it raises."""
+        """Append the drafts to `lines`, even if an error is raised."""
         if not ready:
             return
         _, cache = self._awake()
@@ -221,17 +224,17 @@ class CachedDrafter:
                 lines.append(line)
 
     def _fit(self, request: DraftRequest, network: DraftNetwork) -> DraftRequest:
-        """No more drafts than there is room for: the last draft is never run, so its position may
-        be the first without a block, or beyond the network's context.
+        """Limit the drafts to the blocks and the context. The last draft is never run, so its
+        position may be the first without a block, or beyond the network's context.
         """
         positions = len(request.block_table) * self._block_size
         room = min(positions, network.max_positions) - (request.position - 1)
         return dataclasses.replace(request, num_drafts=min(request.num_drafts, room))
 
     def _note(self, line: DraftedRun, cache: DraftCache) -> None:
-        """Remember what the next step may make use of."""
+        """Remember what the next step may reuse."""
         request, start = line.request, line.request.position - 1
-        # First of all: how drawn drafts are judged must not depend on what became of them.
+        # This comes first: the way to verify drawn drafts must not depend on their outcome.
         if line.proposals:
             self._proposals[request.seq_id] = _Proposal(_drafts(line), torch.stack(line.proposals))
         if not line.is_sound:
@@ -242,7 +245,7 @@ class CachedDrafter:
         self._ahead[request.seq_id] = _Ahead(start, token_ids, slots)
 
     def sleep(self, level: int) -> None:
-        """Drop the cache, at level 2 the network too."""
+        """Drop the cache; at level 2 drop the network too."""
         if level < 1:
             return
         self._cache = None
@@ -251,7 +254,9 @@ class CachedDrafter:
             self._network = None
 
     def wake(self, tags: frozenset[str], target: LlamaModel | None) -> None:
-        """Load the network again, for the target as it is now, and make an empty cache."""
+        """Load the network again, for the target in its present form, and allocate an empty
+        cache.
+        """
         if "weights" in tags and self._network is None and target is not None:
             self._network = self._load(target)
         if "kv_cache" in tags and self._cache is None:
@@ -264,7 +269,7 @@ class CachedDrafter:
 
 
 def _num_equal(pairs: Iterable[tuple[object, object]]) -> int:
-    """Pairs of equals before the first of others."""
+    """Count the pairs of equals before the first unequal pair."""
     count = 0
     for one, other in pairs:
         if one != other:
@@ -284,9 +289,10 @@ _ROW_ITEM_BYTES = 4  # float32
 def bound_drawn(
     requests: Sequence[DraftRequest], vocab_size: int, max_bytes: int = MAX_PROPOSAL_BYTES
 ) -> list[DraftRequest]:
-    """The requests, in order, with drafts of those that sample cut where their rows would take more
-    than `max_bytes`: the longest runs first, to one length; and then those that come last. What is
-    cut to nothing is left out. Greedy requests need no rows and keep all of theirs.
+    """Return the requests, in order, with fewer drafts for sequences that sample if their rows
+    would take more than `max_bytes`: the longest runs are cut first, to a common length; then the
+    last requests. Requests without drafts are left out. Greedy requests need no rows and stay
+    unchanged.
     """
     counts = [r.num_drafts if r.params.temperature > 0 else 0 for r in requests]
     room = max_bytes // (vocab_size * _ROW_ITEM_BYTES)

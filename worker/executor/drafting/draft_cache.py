@@ -1,18 +1,18 @@
-"""The cache of a drafter: what it stores for every token, in the same blocks as the target's keys
-and values.
+"""The cache of a drafter: per-token data in the same blocks as the target's keys and values.
 
-Theory of operation. Blocks come and go by the scheduler's rules: prefix hits, preemption, copies,
-eviction. A drafter follows none of that. Beside each block of the target's cache lies, at the same
-place, what the drafter has of those tokens: their ids and (for a head) the target's states, written
-whenever the target runs them; and its own keys and values, made when it needs them. `is_synced`
-says of which tokens it has these. The target's running a token makes it unsynced. So:
+Theory of operation. The scheduler allocates blocks: prefix hits, preemption, copies, eviction. A
+drafter takes no part in that. For each block of the target's cache, the drafter's cache has a block
+with the same index. It holds the ids of the tokens and (for a head) the target's states, written
+whenever the target runs the tokens, and the drafter's own keys and values, computed when it needs
+them. `is_synced` marks the tokens that have these keys and values. A token becomes unsynced when
+the target runs it. Two invariants follow:
 
- * For every position that the target has run, ids and states are those of the sequence.
- * Where a position is synced, and every one before it in the sequence too, the drafter's keys and
-   values there are what it makes of these ids and states.
+ * For every position that the target has run, ids and states belong to the sequence.
+ * Where a position and every earlier position of the sequence are synced, the drafter's keys and
+   values there are computed from these ids and states.
 
-A drafter reads a sequence up from the first position that is not synced. Behind the last token that
-the target has run, nothing means anything.
+A drafter reads a sequence from the first unsynced position on. Data behind the last token that the
+target has run is undefined.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from worker.models.llama import StepTensors
 def bytes_per_token(
     model: ModelConfig, state_size: int, dtype: torch.dtype, kv_dtype: torch.dtype
 ) -> int:
-    """What a `DraftCache` takes for each token."""
+    """Return the bytes that a `DraftCache` takes for each token."""
     kv = model.kv_elements_per_token * kv_dtype.itemsize
     return kv + state_size * dtype.itemsize + torch.int32.itemsize + torch.bool.itemsize
 
@@ -53,8 +53,8 @@ class DraftCache:
         device: torch.device,
         kv_dtype: torch.dtype | None = None,
     ) -> None:
-        """`blocks`: how many, and tokens in one of them. `dtype` is that of states, and of `kv` too
-        without a `kv_dtype`.
+        """Take `blocks`, the number of blocks and the tokens of one block. `dtype` is the dtype of
+        the states, and of `kv` unless `kv_dtype` is given.
         """
         num_blocks, self._block_size = blocks
         self._device = device
@@ -68,13 +68,13 @@ class DraftCache:
         """Copy blocks (source, destination); all are read before any is written."""
         copy_blocks(self.kv, tuple(copies))
         pairs = torch.tensor(copies, dtype=torch.int64, device=self._device)
-        for kept in (self._token_ids, self._is_synced, self._states):
-            if kept is not None:
-                blocks = kept.view(-1, self._block_size, *kept.shape[1:])
+        for stored in (self._token_ids, self._is_synced, self._states):
+            if stored is not None:
+                blocks = stored.view(-1, self._block_size, *stored.shape[1:])
                 blocks[pairs[:, 1]] = blocks[pairs[:, 0]]
 
     def record(self, step: StepTensors, states: Tensor) -> None:
-        """The target has run a step and made states [T, hidden_size] of its rows."""
+        """Store the ids of a step that the target has run, and its states [T, hidden_size]."""
         places = step.slots.long()
         self._token_ids.index_copy_(0, places, step.token_ids)
         self._is_synced.index_fill_(0, places, False)
@@ -82,15 +82,16 @@ class DraftCache:
             self._states.index_copy_(0, places, states)
 
     def mark(self, slots: Ints, is_synced: bool) -> None:
-        """Say of slots [n] whether the drafter's keys and values there are what they should be."""
+        """Mark the drafter's keys and values at slots [n] as valid or not."""
         if len(slots):
             self._is_synced.index_fill_(0, self._ints(slots), is_synced)
 
     def first_unsynced(
         self, tables: Sequence[Sequence[int]], lengths: Sequence[int], first_position: int
     ) -> list[int]:
-        """Of sequences in block `tables`, of which the target has run `lengths` tokens, the first
-        position from `first_position` on that is not synced; the length where there is none.
+        """Return, for each sequence in block `tables`, of which the target has run `lengths`
+        tokens, the first unsynced position from `first_position` on; the length if every position
+        is synced.
         """
         size = self._block_size
         counts = [-(-length // size) for length in lengths]
@@ -105,18 +106,19 @@ class DraftCache:
         return [max(first, first_position) for first in firsts]
 
     def token_ids(self, slots: Ints) -> list[int]:
-        """The tokens at slots [n]."""
         found: list[int] = self._token_ids[self._ints(slots)].tolist()
         return found
 
     def states(self, slots: Ints) -> Tensor | None:
-        """The target's states [n, hidden_size] at slots [n]; None where none are kept."""
+        """Return the target's states [n, hidden_size] at slots [n]; None for a drafter without
+        states.
+        """
         if self._states is None:
             return None
         return self._states.index_select(0, self._ints(slots))
 
     def slots(self, table: Sequence[int], first: int, last: int) -> Ints:
-        """Where positions `first` to `last` - 1 of a sequence are."""
+        """Return the slots of positions `first` to `last` - 1 of a sequence."""
         size = self._block_size
         positions = np.arange(first, last, dtype=np.int32)
         home = first // size

@@ -1,4 +1,4 @@
-"""What the model runner asks of a drafter on the device, and what that asks of its network."""
+"""The interfaces of a drafter on the device: to the model runner, and to its own network."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from worker.types import Drafts, ModelOutput, SamplingParams, ScheduledSequence
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """Asks for up to `num_drafts` drafts of one sequence, of the tokens at `position` on.
+    """A request for up to `num_drafts` drafts of one sequence, starting at `position`.
 
-    `last_token` stands at `position` - 1 and has just been drawn; the target has run every token
-    before it, and none from it on is in its cache. `block_table` covers those positions, and as
-    many as drafts are to be made for.
+    `last_token`, at `position` - 1, has just been drawn; the target has run every token before it,
+    and its cache holds no later token. `block_table` covers those positions, and the positions of
+    the drafts.
     """
 
     seq_id: int
@@ -33,7 +33,7 @@ class DraftRequest:
 def draft_requests(
     sequences: Sequence[ScheduledSequence], output: ModelOutput
 ) -> list[DraftRequest]:
-    """What a step's sequences ask of the drafter, now that `output` has its draws."""
+    """Build the requests to the drafter of a step whose draws are in `output`."""
     requests = []
     for sequence in sequences:
         draws = output.sampled.get(sequence.seq_id, ())
@@ -55,8 +55,8 @@ def draft_requests(
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """Drafts by sequence id, and how long the drafter read before it began with them, beyond what
-    it has to read in every round.
+    """Drafts by sequence id, and the seconds of catch-up before drafting began, beyond the reading
+    that belongs to every round.
     """
 
     drafts: dict[int, Drafts]
@@ -67,36 +67,39 @@ class DraftNetwork(Protocol):
     """The part of a drafter that computes: a model with keys and values in `kv_cache` [num_layers,
     num_blocks, 2, kv_heads, block_size, head_dim]. Holds no state between steps.
 
-    Row p has the token at position p. One that `reads_states` also takes what the target made of
-    position p - 1, so it has no row 0.
+    Row p has the token at position p. A network that `reads_states` also takes the target's state
+    of position p - 1, so it has no row 0.
     """
 
     @property
     def config(self) -> ModelConfig:
-        """The shape of its layers, and with it of its cache."""
+        """The shape of its layers, and so of its cache."""
         ...
 
     @property
     def reads_states(self) -> bool:
-        """Whether rows need features."""
+        """True if rows need features."""
         ...
 
     @property
     def max_positions(self) -> int:
-        """Rows stand at positions below this."""
+        """The exclusive upper bound of row positions."""
         ...
 
     @property
     def draft_vocab(self) -> Tensor | None:
-        """The target's ids [Vd] int64 of the columns of `logits`; None: they are these ids."""
+        """The target's ids [Vd] int64 of the columns of `logits`; None: the columns are the
+        target's.
+        """
         ...
 
     def run(self, features: Tensor | None, step: StepTensors, kv_cache: Tensor) -> Tensor:
-        """Hidden states [T, hidden] of all rows. `features` [T, hidden_size of the target], where
-        they are read: the target's states of the positions before, or what this gave for them.
+        """Return hidden states [T, hidden] of all rows. `features` [T, hidden_size of the target],
+        for a network that reads states: the target's states of the positions before, or this
+        method's results for them.
         """
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [R, Vd] float32 of hidden states [R, hidden]; each row on its own."""
+        """Return logits [R, Vd] float32 of hidden states [R, hidden]; each row independently."""
         ...

@@ -1,4 +1,4 @@
-"""Which drafter a configuration asks for on the device, and its network from disk."""
+"""Chooses the configured drafter of the device, and loads its network from disk."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ class ModelNetwork:
 class HeadNetwork:
     """A trained head; implements `DraftNetwork`.
 
-    A head's own row p pairs the target's state of position p with token p + 1. Here that row stands
-    at position p + 1 and in its slot, with its token, so that what is kept for a block depends on
-    no token behind the block; rotary embedding only sees differences of positions.
+    A head's own row p pairs the target's state of position p with token p + 1. Here that row has
+    position p + 1, its slot and its token, so the cached data of a block depends on no token behind
+    the block; rotary embedding sees only differences of positions.
     """
 
     head: DraftHead
@@ -88,11 +88,11 @@ LoadNetwork = Callable[[LlamaModel], DraftNetwork]
 
 
 def network_loader(config: SpeculativeConfig | None, max_positions: int) -> LoadNetwork | None:
-    """What loads the network of the configured drafter for a target, in the target's dtype and on
-    its device; None where drafts are not made on the device.
+    """Return a function that loads the network of the configured drafter for a target, in the
+    target's dtype and on its device; None if no drafter runs on the device.
 
-    It raises `ModelError` for what cannot be loaded, and `ConfigError` where there is nothing to
-    load or it does not fit the target; both name the flag.
+    The function raises `ModelError` for a network that cannot be loaded, and `ConfigError` if there
+    is nothing to load or it does not fit the target; both name the flag.
     """
     if config is None:
         return None
@@ -106,7 +106,7 @@ def network_loader(config: SpeculativeConfig | None, max_positions: int) -> Load
 def drafter_bytes_per_token(
     network: DraftNetwork, target: LlamaModel, kv_dtype: torch.dtype
 ) -> int:
-    """What the drafter keeps for each token that the target's cache has room for."""
+    """Return the drafter's bytes per token of the target's cache."""
     state_size = target.config.hidden_size if network.reads_states else 0
     return bytes_per_token(network.config, state_size, target.dtype, kv_dtype)
 

@@ -1,19 +1,19 @@
-"""The rounds of drafting: read, draft one token of each sequence, then one more each round.
+"""The rounds of drafting: read, draft one token of each sequence, then one more in each round.
 
-All sequences share a round's forward pass. One leaves when it has as many drafts as were asked for,
-or when its logits are not numbers.
+All sequences share a round's forward pass. A sequence leaves when it has the requested number of
+drafts, or when its logits are not numbers.
 
-What a drafter has to read before it can draft: what the target has run since it last did.
+Before it drafts, a drafter reads the tokens that the target has run since the last drafting.
 
-The last few rows before the drafts belong to every round of drafting, and are run with its first
-draft. All before them is *catch-up*: a prompt, or what was decoded while no drafts were asked for.
+The last few rows before the drafts belong to every round of drafting, and run with its first draft.
+All rows before them are *catch-up*: a prompt, or tokens decoded while no drafts were requested.
 
-Catch-up is bounded in each step, by twice the tokens of the step itself (or `LEAST_ROWS`, if that
-is more): how long a step may take, until it counts as hung, is known by its tokens (see
-`engine.heartbeat`), and a decode step that read thousands of rows besides would seem to be. So the
-chunks of a prompt, which are large, are read as they come, and what is left a little in each step.
-Those go first that have the fewest rows to read; what was read is kept, and a sequence that is not
-through waits for its drafts until a later step.
+Each step bounds its catch-up to twice its own tokens (or `MIN_ROWS`, if that is more). The reason:
+the time after which a step counts as hung follows from its tokens (see `engine.heartbeat`), and a
+decode step that also read thousands of rows would seem to hang. So the large chunks of a prompt are
+read as they arrive, and the rest a little in each step. The sequences with the fewest rows to read
+go first. Rows that were read stay read, and a sequence with rows left to read gets its drafts in a
+later step.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from worker.executor.step_batch import StepBatch
 from worker.ops.draft import choose_drafts
 from worker.types import SampleSpec, ScheduledSequence
 
-LEAST_ROWS = 64
-MOST_ROWS = 2048  # whatever the step: a prompt is read after it is known that drafts pay
+MIN_ROWS = 64
+MAX_ROWS = 2048  # whatever the step: a prompt is read after it is known that drafts pay
 _ROWS_OF_A_STEP = 2  # for each token of it
 
 
@@ -41,7 +41,7 @@ _ROWS_OF_A_STEP = 2  # for each token of it
 class RowSpan:
     """Rows to run for one request: positions `start` to `end` - 1, at `slots`.
 
-    One that `is_complete` ends with the request's last token, which the target has not run yet.
+    A span that `is_complete` ends with the request's last token, which the target has not run yet.
     """
 
     request: DraftRequest
@@ -52,27 +52,27 @@ class RowSpan:
 
     @property
     def known_slots(self) -> Ints:
-        """Without that of the last token."""
+        """Return the slots without the last token's."""
         return self.slots[: len(self.slots) - self.is_complete]
 
 
 @dataclass(frozen=True, slots=True)
 class CatchUp:
-    """What is read first, and then run with the first draft: complete, of all who are through."""
+    """The spans to read first, and the complete spans to run with the first draft."""
 
     behind: list[RowSpan]
     ready: list[RowSpan]
 
 
 def most_rows(num_step_tokens: int) -> int:
-    """Rows of catch-up that a step of so many tokens may have besides."""
-    return min(MOST_ROWS, max(LEAST_ROWS, _ROWS_OF_A_STEP * num_step_tokens))
+    """Return the maximal rows of catch-up beside a step of `num_step_tokens` tokens."""
+    return min(MAX_ROWS, max(MIN_ROWS, _ROWS_OF_A_STEP * num_step_tokens))
 
 
 def plan_catch_up(
     cache: DraftCache, requests: Sequence[DraftRequest], first_position: int, max_rows: int
 ) -> CatchUp:
-    """The rows to run now, `max_rows` of catch-up at most."""
+    """Plan the rows to run now, at most `max_rows` of them catch-up."""
     plan = CatchUp([], [])
     if not requests:
         return plan
@@ -97,18 +97,18 @@ def plan_catch_up(
 
 
 def _num_usual(request: DraftRequest) -> int:
-    """Rows of every round: of as many drafts as are asked for, had they stood, the token drawn
-    behind them, and the last token.
+    """Count the rows of every round: the requested drafts, assuming that all were accepted, the
+    token drawn behind them, and the last token.
     """
     return request.num_drafts + 2
 
 
 @dataclass(slots=True)
 class DraftedRun:
-    """What was drafted for one request; `is_sound` while its logits are numbers.
+    """The drafts of one request; `is_sound` while its logits are numbers.
 
-    `num_rows` rows from the request's last token on have been run; `proposals` are what the drafts
-    were drawn from, if they were.
+    `num_rows` rows from the request's last token on have been run; `proposals` are the
+    distributions of drafts that were drawn.
     """
 
     request: DraftRequest
@@ -130,7 +130,7 @@ class DraftRounds:
         first_position: int,
         method: str,
     ) -> None:
-        """`state` is the drafter's own; rows attend to positions from `first_position` on."""
+        """Take the drafter's own `state`; rows attend to positions from `first_position` on."""
         self._network = network
         self._cache = cache
         self._state = state
@@ -140,16 +140,16 @@ class DraftRounds:
 
     @property
     def lines(self) -> list[DraftedRun]:
-        """What has been drafted, also if `run` raised."""
+        """The drafts so far, also after `run` raised."""
         return list(self._lines.values())
 
     def read(self, spans: Sequence[RowSpan]) -> set[int]:
-        """Read `spans`, of which none is complete; the device has done it when this returns. Gives
-        the sequences that came to what is no number, whose rows do not count as synced.
+        """Read `spans`, none of them complete, and wait for the device. Return the sequences whose
+        states are not numbers; their rows do not count as synced.
         """
         batch, known = self._begin(spans)
         states = self._network.run(self._recorded(batch), batch.tensors, self._cache.kv)
-        # What is no number in any row is seen by all after it.
+        # Every later row attends to a row that is not a number.
         rows = states[batch.tensors.query_starts[1:] - 1]
         sound = torch.isfinite(rows).all(dim=-1).tolist()
         failed = {s.seq_id for s, good in zip(batch.sequences, sound, strict=True) if not good}
@@ -158,8 +158,8 @@ class DraftRounds:
         return failed
 
     def run(self, spans: Sequence[RowSpan], vocab_size: int) -> None:
-        """Run `spans`, all complete, and draft behind them, as ids below `vocab_size`. What was
-        read counts as synced only once it was read to the end, and well.
+        """Run `spans`, all complete, and draft behind them, as ids below `vocab_size`. Rows count
+        as synced only after the whole span was read without a fault.
         """
         lines = self._lines = {span.request.seq_id: DraftedRun(span.request) for span in spans}
         batch, known = self._begin(spans)
@@ -174,7 +174,9 @@ class DraftRounds:
             hidden = self._round(batch, features, vocab_size)
 
     def _begin(self, spans: Sequence[RowSpan]) -> tuple[StepBatch, Ints]:
-        """The rows of `spans`, and the slots of those that the target has run, not synced now."""
+        """Build the batch of `spans`; return it and the slots that the target has run, now
+        unsynced.
+        """
         known = np.concatenate([span.known_slots for span in spans])
         self._cache.mark(known, False)
         token_ids = iter(self._cache.token_ids(known))
@@ -190,7 +192,9 @@ class DraftRounds:
         return StepBatch(sequences, self._state, self._first_position)
 
     def _recorded(self, batch: StepBatch) -> Tensor | None:
-        """What the target made of the positions before the rows of `batch`, if it is read."""
+        """Return the target's states of the positions before the rows of `batch`, if the network
+        reads them.
+        """
         if not self._network.reads_states:
             return None
         before = [
@@ -200,8 +204,8 @@ class DraftRounds:
         return self._cache.states(np.concatenate(before))
 
     def _round(self, batch: StepBatch, features: Tensor | None, vocab_size: int) -> Tensor:
-        """Run the rows of `batch` and draft after those of its `sampled`, whose hidden states
-        [len(sampled), hidden] it returns.
+        """Run the rows of `batch` and draft after its `sampled` sequences; return their hidden
+        states [len(sampled), hidden].
         """
         states = self._network.run(features, batch.tensors, self._cache.kv)
         hidden = states.index_select(0, batch.tensors.sample_rows[: batch.num_logits])
@@ -210,7 +214,7 @@ class DraftRounds:
         return hidden
 
     def _choose(self, lines: Sequence[DraftedRun], hidden: Tensor, vocab_size: int) -> None:
-        """One more draft for each of `lines`, whose rows `hidden` are."""
+        """Choose one more draft for each of `lines`, from the rows `hidden`."""
         logits = self._network.logits(hidden)
         finite = torch.isfinite(logits.amax(dim=-1)).tolist()
         choice = choose_drafts(
@@ -235,14 +239,14 @@ class DraftRounds:
 
 
 def _drawn(lines: Sequence[DraftedRun], proposals: Tensor | None) -> dict[int, Tensor]:
-    """By place in `lines`, q [V] that a draft was drawn from. Greedy drafts are judged without, and
-    take no memory for it.
+    """Return, by index in `lines`, the distribution q [V] of a drawn draft. Greedy drafts need
+    none, and take no memory for it.
     """
     if proposals is None:
         return {}
     places = [i for i, line in enumerate(lines) if line.request.params.temperature > 0]
-    kept = proposals if len(places) == len(lines) else proposals[places]
-    return dict(zip(places, kept, strict=True))
+    drawn = proposals if len(places) == len(lines) else proposals[places]
+    return dict(zip(places, drawn, strict=True))
 
 
 def _wants_more(line: DraftedRun) -> bool:
@@ -250,7 +254,7 @@ def _wants_more(line: DraftedRun) -> bool:
 
 
 def _next_row(line: DraftedRun) -> ScheduledSequence:
-    """Its last draft, to be run as if it were known."""
+    """Return the last draft as a sequence to run."""
     position = line.request.position + len(line.token_ids) - 1
     return _rows(line.request, line.token_ids[-1:], position, draws=True)
 
