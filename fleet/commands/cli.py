@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fleet.run.models import Progress
 
 _OURS = ("pointsman", "base", "picker", "worker", "fleet")
+_SHELVES = ("picker.planner", "worker.sim", "worker.training")
 
 
 class _Command(NamedTuple):
@@ -61,6 +62,9 @@ def _run(arguments: list[str]) -> int:
         print(f"pointsman: {error}", file=sys.stderr)
         return error.status
     except ModuleNotFoundError as error:
+        if error.name is not None and error.name in _SHELVES:
+            print(f"pointsman: {name} needs {error.name}, which is not installed", file=sys.stderr)
+            return 1
         if error.name is None or error.name.partition(".")[0] in _OURS:
             raise
         from fleet.extras import install_command
