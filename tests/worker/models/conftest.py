@@ -1,4 +1,4 @@
-"""Tiny random models on disk, beside the transformers models they were saved from."""
+"""Tiny random models on disk, with the transformers models they were saved from."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TINY = {
     "max_position_embeddings": 256,
     "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
 }
-# What llama.cpp's converter calls an architecture, and whether it interleaves rotary rows.
+# llama.cpp's architecture for each model type, and whether its converter interleaves rotary rows.
 GGUF_ARCHITECTURES = {
     "llama": (gguf.MODEL_ARCH.LLAMA, True),
     "mistral": (gguf.MODEL_ARCH.LLAMA, True),
@@ -40,7 +40,7 @@ GGUF_ARCHITECTURES = {
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint and the logits [T, vocab] the original gives for `token_ids`."""
+    """A checkpoint, and the original model's logits [T, vocab] for `token_ids`."""
 
     path: Path
     model: Any
@@ -55,14 +55,14 @@ def save_tiny(tmp_path: Path) -> Callable[..., Saved]:
     def save(kind: str = "Llama", shard_size: str = "5GB", **changes: object) -> Saved:
         import transformers
 
-        # transformers writes into the settings that it is given.
+        # transformers changes its argument.
         settings = copy.deepcopy({**TINY, **changes})
         architecture = getattr(transformers, f"{kind}ForCausalLM")
         torch.manual_seed(5)
         model = architecture(architecture.config_class(**settings)).eval()
         with torch.no_grad():
             for name, parameter in model.named_parameters():
-                # Far from the initial norms of one and biases of zero, so that swaps show.
+                # Norms are not all 1 and biases not all 0, so that a swap changes the logits.
                 parameter.normal_(1.0 if "norm" in name else 0.0, 0.2)
             token_ids = torch.randint(0, 97, (150,)).tolist()
             logits = model(torch.tensor([token_ids])).logits[0].float()
@@ -74,7 +74,7 @@ def save_tiny(tmp_path: Path) -> Callable[..., Saved]:
 
 
 def describe(writer: gguf.GGUFWriter, config: Any) -> None:
-    """The keys llama.cpp's converter writes for a configuration."""
+    """Write the keys of llama.cpp's converter for a configuration."""
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -150,7 +150,7 @@ def write_gguf(tmp_path: Path) -> Callable[..., Path]:
 
 
 def separated(tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors with gates and what they gate of all experts in tensors of their own."""
+    """Split fused gate and up projections of experts into separate tensors."""
     for name, tensor in tensors.items():
         stem, _, last = name.rpartition(".experts.")
         if last == "gate_up_proj":
@@ -162,6 +162,6 @@ def separated(tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.
 
 
 def interleave(values: np.ndarray, heads: int) -> np.ndarray:
-    """Rows (first half, second half) of each head to alternating ones."""
+    """Interleave the rows of the two halves of each head."""
     halves = values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
     return halves.swapaxes(1, 2).reshape(values.shape)

@@ -1,4 +1,4 @@
-"""Whole answers are those of transformers, token for token, however prompts are cut and batched."""
+"""Whole answers match transformers token for token, for any chunks and batches."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ LENGTHS = (70, 101, 83)
 
 @pytest.fixture(params=["torch", "native"])
 def kernels(request: pytest.FixtureRequest) -> CpuKernels | None:
-    """What products and layers run on."""
     if request.param == "torch":
         return None
     found = open_kernels(2)
@@ -39,7 +38,7 @@ def kernels(request: pytest.FixtureRequest) -> CpuKernels | None:
 
 
 def answers(path: Path, prompts: list[list[int]], kernels: CpuKernels | None) -> list[list[int]]:
-    """Greedy answers to all prompts at once, read in chunks, that begin one step apart."""
+    """Greedy answers to all prompts in one batch; each starts one step later and runs in chunks."""
     with torch.inference_mode():
         model = load_model(path, torch.float32, CPU, kernels=kernels)
         cache = allocate(45, 16, model.config, torch.float32, CPU)
@@ -67,10 +66,11 @@ def answers(path: Path, prompts: list[list[int]], kernels: CpuKernels | None) ->
 
 
 def shortfalls(model: Any, prompt: list[int], answer: list[int]) -> torch.Tensor:
-    """How far the logit of each token of an answer is below the highest one, in transformers, after
-    the prompt and the tokens before it.
+    """The distance of each answer token's logit from the highest one in transformers, after the
+    prompt and the tokens before it.
 
-    None is, exactly when its own greedy answer is this one: by induction, each token is its argmax.
+    All are 0 exactly if transformers' greedy answer is the same: by induction, each token is its
+    argmax.
     """
     with torch.no_grad():
         logits = model(torch.tensor([prompt + answer[:-1]])).logits[0, len(prompt) - 1 :].float()
@@ -78,12 +78,10 @@ def shortfalls(model: Any, prompt: list[int], answer: list[int]) -> torch.Tensor
 
 
 @pytest.mark.parametrize("variant", some(VARIANTS | HF_VARIANTS))
-def test_answers_are_those_of_transformers(
+def test_answers_match_transformers(
     variant: str, kernels: CpuKernels | None, save_tiny: Callable[..., Any]
 ) -> None:
-    """Three prompts, longer than the windows, on torch's layers and on native ones; up to what
-    rounding may decide.
-    """
+    """Prompts are longer than the windows, layers torch's or native; rounding may decide ties."""
     kind, changes = (VARIANTS | HF_VARIANTS)[variant]
     saved = save_tiny(kind, **changes)
     prompts = [saved.token_ids[n : n + length] for n, length in enumerate(LENGTHS)]
@@ -105,18 +103,20 @@ QUANTIZED = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "changes", "form", "kept"), some(QUANTIZED))
-def test_answers_of_quantised_checkpoints_are_those_of_transformers(
+@pytest.mark.parametrize(("kind", "changes", "form", "unchanged"), some(QUANTIZED))
+def test_answers_of_quantised_checkpoints_match_transformers(
     kind: str,
     changes: dict[str, Any],
     form: str,
-    kept: str,
+    unchanged: str,
     kernels: CpuKernels | None,
     save_tiny: Callable[..., Any],
 ) -> None:
-    """With the weights that the codes stand for; some of them kept as they are."""
+    """Transformers gets the decoded weights; some checkpoints leave some weights unquantised."""
     saved = save_tiny(kind, **{**changes, "intermediate_size": 128})
-    model = AutoModelForCausalLM.from_pretrained(quantize(saved.path, form, kept)).float().eval()
+    model = (
+        AutoModelForCausalLM.from_pretrained(quantize(saved.path, form, unchanged)).float().eval()
+    )
     prompts = [saved.token_ids[n : n + length] for n, length in enumerate(LENGTHS)]
     found = answers(saved.path, prompts, kernels)
     for prompt, answer in zip(prompts, found, strict=True):

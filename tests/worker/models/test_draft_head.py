@@ -1,4 +1,4 @@
-"""A draft head runs on the paged cache as it was trained without one, and only for its target."""
+"""A draft head gives the same results on the paged cache as in training, for its target only."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TABLE = [7, 2, 9, 4, 11]
 
 
 def twin_for(target: LlamaModel) -> HeadTwin:
-    """A head none of whose parts does nothing."""
+    """A head in which every part has an effect."""
     noise = torch.Generator().manual_seed(3)
     twin = HeadTwin(SHAPE, teacher_of(target, VOCAB), noise)
     with torch.no_grad():
@@ -51,13 +51,13 @@ def write(path: Path, target: LlamaModel, **changes: torch.Tensor) -> Path:
 
 
 def serving(twin: HeadTwin, target: LlamaModel) -> DraftHead:
-    """The same head, to be run on the paged cache."""
+    """The same head for the paged cache."""
     return assemble(SHAPE, twin.weights(), VOCAB, target)
 
 
 @torch.no_grad()
-def test_the_paged_head_gives_what_the_trained_one_gives() -> None:
-    """A whole text at once, and in chunks with single tokens between, over scattered blocks."""
+def test_the_paged_head_matches_the_trained_one() -> None:
+    """For a whole text and for chunks down to single tokens, over scattered blocks."""
     target = tiny_llama()
     twin = twin_for(target)
     head = serving(twin, target)
@@ -75,8 +75,8 @@ def test_the_paged_head_gives_what_the_trained_one_gives() -> None:
 
 
 @torch.no_grad()
-def test_drafting_on_gives_what_later_passes_were_trained_to_give() -> None:
-    """Feeding the head its own hidden states, token after token, is the twin's passes."""
+def test_further_drafting_matches_the_later_passes_of_training() -> None:
+    """The head takes its own hidden states, token by token."""
     target = tiny_llama()
     twin = twin_for(target)
     head = serving(twin, target)
@@ -93,8 +93,8 @@ def test_drafting_on_gives_what_later_passes_were_trained_to_give() -> None:
             torch.testing.assert_close(hidden[0], passes[number][0, row], rtol=1e-4, atol=1e-5)
 
 
-def test_what_was_written_is_what_is_loaded(tmp_path: Path) -> None:
-    """A file holds the head's own weights; the target lends the rest."""
+def test_a_written_head_loads_unchanged(tmp_path: Path) -> None:
+    """The file has the head's own weights; the rest are the target's."""
     target = tiny_llama()
     head = load_draft_head(write(tmp_path / "head.safetensors", target), target)
     assert head.draft_vocab.tolist() == VOCAB.tolist()
@@ -104,8 +104,8 @@ def test_what_was_written_is_what_is_loaded(tmp_path: Path) -> None:
     torch.testing.assert_close(head.logits(hidden), wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_an_untied_target_lends_the_rows_of_its_own_head() -> None:
-    """Not those of the embedding, where the two differ."""
+def test_a_draft_head_uses_the_output_rows_of_an_untied_target() -> None:
+    """Not the rows of the embedding."""
     target = tiny_llama(config=dataclasses.replace(TINY, tied_head=False))
     head = serving(twin_for(target), target)
     hidden = torch.randn(2, 32)
@@ -115,7 +115,7 @@ def test_an_untied_target_lends_the_rows_of_its_own_head() -> None:
 
 
 def in_dtype(target: LlamaModel, dtype: torch.dtype) -> LlamaModel:
-    """What a loader makes of the same checkpoint when it is asked for `dtype`."""
+    """The same model as loaded in `dtype`."""
 
     def cast(linear: Linear, num_rows: int) -> Linear:
         return make_linear(linear.rows(torch.arange(num_rows)).to(dtype))
@@ -128,10 +128,8 @@ def in_dtype(target: LlamaModel, dtype: torch.dtype) -> LlamaModel:
     return dataclasses.replace(target, embedding=words, layers=layers, dtype=dtype)
 
 
-def test_the_fingerprint_tells_models_apart_but_not_dtypes() -> None:
-    """Loading in half precision is the same model, though it makes the smallest numbers 0; other
-    weights are another.
-    """
+def test_the_fingerprint_distinguishes_models_but_not_dtypes() -> None:
+    """Half precision rounds the smallest numbers to 0, which does not change it."""
     target = tiny_llama()
     target.embedding.weight[0, :3] = torch.tensor([1e-9, -1e-9, 1e-30])
     for dtype in (torch.bfloat16, torch.float16):
@@ -140,8 +138,8 @@ def test_the_fingerprint_tells_models_apart_but_not_dtypes() -> None:
 
 
 @pytest.mark.parametrize("part", ["qkv", "down"])
-def test_a_tuned_model_has_a_fingerprint_of_its_own(part: str) -> None:
-    """Also where only the attention, or only the MLP, of its last layer was trained."""
+def test_a_tuned_model_has_another_fingerprint(part: str) -> None:
+    """Even if only the attention or the MLP of the last layer was trained."""
     target, other = tiny_llama(), tiny_llama(seed=1)
     last = dataclasses.replace(target.layers[-1], **{part: getattr(other.layers[-1], part)})
     tuned = dataclasses.replace(target, layers=(*target.layers[:-1], last))
@@ -156,10 +154,9 @@ def test_a_tuned_model_has_a_fingerprint_of_its_own(part: str) -> None:
         ({"draft_vocab": torch.full((23,), 61, dtype=torch.int32)}, "ids that the target does not"),
     ],
 )
-def test_a_file_that_does_not_hold_what_it_says_is_refused(
+def test_a_file_that_contradicts_its_metadata_is_refused(
     tmp_path: Path, changes: dict[str, torch.Tensor], reason: str
 ) -> None:
-    """Wrong shapes, further tensors and unknown tokens are named."""
     target = tiny_llama()
     path = write(tmp_path / "head.safetensors", target, **changes)
     with pytest.raises(ModelError, match=reason):
@@ -167,14 +164,13 @@ def test_a_file_that_does_not_hold_what_it_says_is_refused(
 
 
 def test_a_head_of_another_model_is_refused_with_the_remedy(tmp_path: Path) -> None:
-    """The file is named, and what to do."""
     path = write(tmp_path / "head.safetensors", tiny_llama())
     with pytest.raises(ModelError, match=r"head\.safetensors: trained for another.*train-draft"):
         load_draft_head(path, tiny_llama(seed=1))
 
 
-def test_what_is_no_head_is_refused(tmp_path: Path) -> None:
-    """Neither a missing file, nor one of something else, nor one cut short is taken for a head."""
+def test_a_file_that_is_not_a_head_is_refused(tmp_path: Path) -> None:
+    """It has other content, is missing, or is truncated."""
     other = tmp_path / "other.safetensors"
     save_file({"x": torch.zeros(2)}, other)
     with pytest.raises(ModelError, match="not a draft head of ours"):
@@ -187,8 +183,8 @@ def test_what_is_no_head_is_refused(tmp_path: Path) -> None:
         load_draft_head(tmp_path / "cut.safetensors", tiny_llama())
 
 
-def test_a_head_trained_here_is_found_by_its_target_alone(tmp_path: Path) -> None:
-    """It lies in the directory of its target's fingerprint."""
+def test_only_its_target_finds_a_trained_head(tmp_path: Path) -> None:
+    """It is in the directory of the target's fingerprint."""
     target = tiny_llama()
     assert shipped_head(target, tmp_path) is None
     directory = tmp_path / fingerprint(target)
@@ -198,7 +194,6 @@ def test_a_head_trained_here_is_found_by_its_target_alone(tmp_path: Path) -> Non
     assert shipped_head(tiny_llama(seed=1), tmp_path) is None
 
 
-def test_heads_lie_in_the_cache_that_the_environment_names() -> None:
-    """As fetched models do."""
+def test_the_environment_names_the_directory_of_heads() -> None:
     assert heads_directory({"POINTSMAN_CACHE": "/data"}) == Path("/data/heads")
     assert heads_directory({}) == Path.home() / ".cache/pointsman/heads"

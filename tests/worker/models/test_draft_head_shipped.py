@@ -1,4 +1,4 @@
-"""The head that comes with the package is the default model's, and foresees what it says."""
+"""The packaged head is for the default model and predicts its tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from worker.models.loader import load_model
 from worker.tokenizer.checkpoint import read_checkpoint
 from worker.tokenizer.tokenizer import build_tokenizer
 
-# The first and the last step of a greedy answer fit in the cache of `empty_cache`.
+# A greedy answer of this length fits in the cache of `empty_cache`.
 ANSWER_TOKENS = 64
 PROMPT = "<|im_start|>user\nWrite a short letter to my aunt.<|im_end|>\n<|im_start|>assistant\n"
 
@@ -22,9 +22,9 @@ PROMPT = "<|im_start|>user\nWrite a short letter to my aunt.<|im_end|>\n<|im_sta
 @pytest.mark.full
 @pytest.mark.model
 @torch.inference_mode()
-def test_the_shipped_head_foresees_the_default_model(model_path: Path, tmp_path: Path) -> None:
-    """A third of the tokens of an answer at least, each from the state two tokens before; the card
-    beside it promises more, on average, and the files together stay small.
+def test_the_shipped_head_predicts_the_default_model(model_path: Path, tmp_path: Path) -> None:
+    """At least a third of an answer's tokens, each from the state two tokens before. The card
+    promises more on average, and the files are small.
     """
     target = load_model(model_path, torch.float32, torch.device("cpu"), 256)
     path = shipped_head(target, tmp_path)

@@ -1,4 +1,4 @@
-"""The GGUF reader: values come back as written, and damage is named, never followed."""
+"""The GGUF reader returns the written values, and names any damage."""
 
 import struct
 from pathlib import Path
@@ -59,8 +59,7 @@ def sample(tmp_path: Path) -> Path:
     return path
 
 
-def test_reads_every_kind_of_value(sample: Path) -> None:
-    """Metadata written by the reference writer comes back equal."""
+def test_every_type_of_value_is_read(sample: Path) -> None:
     metadata = GgufFile.open(sample).metadata
     expected = {
         "u8": 255,
@@ -80,8 +79,8 @@ def test_reads_every_kind_of_value(sample: Path) -> None:
     assert {key: metadata[key] for key in expected} == expected
 
 
-def test_reads_tensors_where_they_lie(sample: Path) -> None:
-    """Shapes are slowest dimension first, and the bytes are the tensor's."""
+def test_tensors_have_their_shape_type_and_bytes(sample: Path) -> None:
+    """Shapes have the slowest dimension first."""
     file = GgufFile.open(sample)
     assert file.architecture == "llama"
     assert file.tensors["first"].shape == (3, 4)
@@ -91,13 +90,11 @@ def test_reads_tensors_where_they_lie(sample: Path) -> None:
 
 
 def test_an_unknown_tensor_is_an_error(sample: Path) -> None:
-    """Asking for what is not there names it."""
     with pytest.raises(ModelError, match="tensor third is missing"):
         GgufFile.open(sample).tensor_bytes("third")
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    """The error carries the path and the system's reason."""
     with pytest.raises(ModelError, match=r"nowhere\.gguf.*No such file"):
         GgufFile.open(tmp_path / "nowhere.gguf")
 
@@ -152,7 +149,6 @@ BROKEN = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_damage_is_refused_with_file_and_reason(name: str, tmp_path: Path) -> None:
-    """Every kind of damage is a ModelError that names the file and the place."""
     content, reason = BROKEN[name]
     path = tmp_path / "broken.gguf"
     path.write_bytes(content)
@@ -162,10 +158,10 @@ def test_damage_is_refused_with_file_and_reason(name: str, tmp_path: Path) -> No
 
 @given(data=st.data())
 @examples(150)
-def test_no_damage_escapes_as_another_error(
+def test_a_damaged_file_is_opened_or_refused(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Cut anywhere or with bytes changed, a file opens or is refused, and nothing else happens."""
+    """Truncated or changed bytes raise no other error than `ModelError`."""
     content = bytearray(
         container(
             kvs=[kv("words", ARRAY, struct.pack("<IQ", STRING, 2) + text("a") + text("bc"))],

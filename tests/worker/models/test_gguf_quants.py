@@ -1,4 +1,4 @@
-"""Decoded tensors against the gguf package's own decoder."""
+"""ggml's encodings are decoded and encoded exactly as by the gguf package."""
 
 from __future__ import annotations
 
@@ -36,22 +36,21 @@ def write(path: Path, encoded: np.ndarray, kind: Type) -> GgufFile:
 
 
 def random_blocks(kind: Type, rows: int, blocks: int, seed: int = 2) -> np.ndarray:
-    """Random bytes as an encoding; its small bytes keep half-precision scales finite."""
+    """Random bytes as an encoding, small enough that half-precision scales are finite."""
     _, num_bytes = gguf.GGML_QUANT_SIZES[kind]
     generator = np.random.default_rng(seed)
     return generator.integers(0, 0x7B, size=(rows, blocks * num_bytes), dtype=np.uint8)
 
 
-def test_the_sizes_of_encodings_are_the_packages() -> None:
-    """Every encoding the package knows is in our table with its block sizes."""
+def test_the_table_of_encodings_matches_the_package() -> None:
     ours = {t.name: (t.block_elements, t.block_bytes) for t in GGML_TYPES.values()}
     assert ours == {kind.name: sizes for kind, sizes in gguf.GGML_QUANT_SIZES.items()}
     assert {number: t.name for number, t in GGML_TYPES.items()} == {k.value: k.name for k in Type}
 
 
 @pytest.mark.parametrize("name", WRITABLE)
-def test_decodes_what_the_package_encodes(name: str, tmp_path: Path) -> None:
-    """Every value equals the package's and is near what was encoded."""
+def test_a_tensor_that_the_package_encoded_is_decoded(name: str, tmp_path: Path) -> None:
+    """Every value equals the package's and is near the original."""
     kind = Type[name]
     values = np.random.default_rng(1).normal(size=(6, 512)).astype(np.float32)
     values[0] = 0.0
@@ -64,8 +63,8 @@ def test_decodes_what_the_package_encodes(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", DECODABLE)
-def test_decodes_any_blocks_as_the_package_does(name: str, tmp_path: Path) -> None:
-    """Every encoding the package decodes comes out the same, whole and in parts."""
+def test_any_blocks_are_decoded_as_by_the_package(name: str, tmp_path: Path) -> None:
+    """Whole and in parts."""
     kind = Type[name]
     encoded = random_blocks(kind, rows=6, blocks=3)
     if name in ("F32", "F16"):
@@ -81,8 +80,7 @@ def test_decodes_any_blocks_as_the_package_does(name: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_an_encoding_nobody_decodes_is_named(name: str, tmp_path: Path) -> None:
-    """The error names the tensor and the encoding."""
+def test_an_encoding_without_a_decoder_is_named(name: str, tmp_path: Path) -> None:
     path = tmp_path / "weights.gguf"
     kind = Type[name]
     blocks = random_blocks(kind, rows=2, blocks=8)
@@ -96,8 +94,8 @@ def test_an_encoding_nobody_decodes_is_named(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", sorted(checkpoints._DECODERS))
 @given(st.data())
 @examples(25)
-def test_our_own_decoders_equal_the_packages(name: str, data: st.DataObject) -> None:
-    """Blocks of any bytes, extreme scales among them, decode to the package's values."""
+def test_the_vectorised_decoders_match_the_package(name: str, data: st.DataObject) -> None:
+    """For blocks of any bytes, including extreme scales."""
     kind = Type[name]
     _, num_bytes = gguf.GGML_QUANT_SIZES[kind]
     raw = np.frombuffer(data.draw(st.binary(min_size=num_bytes, max_size=num_bytes)), np.uint8)
@@ -108,10 +106,10 @@ def test_our_own_decoders_equal_the_packages(name: str, data: st.DataObject) -> 
 
 
 def hard_rows(dtype: torch.dtype) -> torch.Tensor:
-    """Normal weights, and rows of zeros, of one value, of ties, of very large and small ones."""
+    """Normal weights, and rows of zeros, one value, ties, and very large and small values."""
     rows = torch.randn(131, 576, generator=torch.Generator().manual_seed(3))
     rows[0], rows[1] = 0.0, -0.75
-    rows[2] = torch.arange(576) % 32 * 4.5 - 63.5  # multiples of a half of what the largest gives
+    rows[2] = torch.arange(576) % 32 * 4.5 - 63.5  # multiples of half of the scale
     rows[3], rows[4] = rows[3] * 2.0**-14, rows[4] * 2.0**11
     rows[5] = rows[5].abs()
     return rows.to(dtype)
@@ -119,8 +117,8 @@ def hard_rows(dtype: torch.dtype) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_1"])
-def test_encodes_to_the_bytes_of_the_package(name: str, dtype: torch.dtype) -> None:
-    """More rows than are converted at a time, and not a multiple of these."""
+def test_encoding_gives_the_bytes_of_the_package(name: str, dtype: torch.dtype) -> None:
+    """For more rows than one piece, and not a multiple of it."""
     weight = hard_rows(dtype)
     part = quantized(weight, name)
     assert (part.type_name, part.rows, part.cols, part.heads) == (name, 131, 576, 0)
@@ -128,8 +126,8 @@ def test_encodes_to_the_bytes_of_the_package(name: str, dtype: torch.dtype) -> N
     np.testing.assert_array_equal(part.data.reshape(131, -1), wanted)
 
 
-def test_encodes_a_block_by_its_definition() -> None:
-    """In exact arithmetic: the nearest multiple of the scale, of two the one further from zero."""
+def test_a_block_is_encoded_by_its_definition() -> None:
+    """Codes are the nearest multiples of the scale; ties round away from zero."""
     values = [-127.0, -63.5, -0.5, 0.5, 1.5, 2.5, 127.0] + [0.0] * 25
     data = quantized(torch.tensor([values]), "Q8_0").data
     assert data[:2].view("<f2").tolist() == [1.0]
@@ -141,8 +139,7 @@ def test_encodes_a_block_by_its_definition() -> None:
     assert data[4:].tolist() == [codes[i] | codes[i + 16] << 4 for i in range(16)]
 
 
-def test_what_is_not_finite_stays_in_its_block() -> None:
-    """Which is then not finite either."""
+def test_a_value_that_is_not_finite_affects_only_its_block() -> None:
     weight = hard_rows(torch.float32)
     weight[7, 40], weight[8, 3] = torch.nan, torch.inf
     for name in ("Q8_0", "Q4_1"):

@@ -1,4 +1,4 @@
-"""Checkpoints of both formats give the logits of transformers, or are refused by name."""
+"""Checkpoints of both formats give the logits of transformers, or an error names the problem."""
 
 import dataclasses
 import json
@@ -60,7 +60,6 @@ def logits_of(path: Path, token_ids: list[int], dtype: torch.dtype = torch.float
 def test_safetensors_give_the_logits_of_transformers(
     variant: str, save_tiny: Callable[..., Any]
 ) -> None:
-    """Every supported shape of checkpoint agrees at every position of a prompt."""
     kind, changes = (VARIANTS | HF_VARIANTS)[variant]
     saved = save_tiny(kind, **changes)
     logits = logits_of(saved.path, saved.token_ids)
@@ -69,7 +68,6 @@ def test_safetensors_give_the_logits_of_transformers(
 
 @pytest.mark.parametrize("variant", ["llama, untied head", "gemma2"])
 def test_bfloat16_is_near_float32(variant: str, save_tiny: Callable[..., Any]) -> None:
-    """The lower precision changes logits by little more than its rounding."""
     kind, changes = VARIANTS[variant]
     saved = save_tiny(kind, **changes)
     logits = logits_of(saved.path, saved.token_ids, torch.bfloat16)
@@ -77,9 +75,7 @@ def test_bfloat16_is_near_float32(variant: str, save_tiny: Callable[..., Any]) -
 
 
 def test_shards_are_one_checkpoint(save_tiny: Callable[..., Any]) -> None:
-    """Weights spread over files by an index load as if they were in one, without the index too, and
-    one file beside an index is all there is.
-    """
+    """Shards load with and without their index; a single file overrides a stale index."""
     saved = save_tiny(shard_size="60KB")
     shards = list(saved.path.glob("*.safetensors"))
     index = saved.path / "model.safetensors.index.json"
@@ -105,9 +101,7 @@ def test_shards_are_one_checkpoint(save_tiny: Callable[..., Any]) -> None:
 def test_gguf_gives_the_logits_of_transformers(
     variant: str, save_tiny: Callable[..., Any], write_gguf: Callable[..., Path]
 ) -> None:
-    """Interleaved rotary rows are put back where the architecture has them, norms, biases and the
-    head are found.
-    """
+    """Interleaved rotary rows are restored; norms, biases and the head are found."""
     kind, changes = VARIANTS[variant]
     saved = save_tiny(kind, **changes)
     logits = logits_of(write_gguf(saved.model), saved.token_ids)
@@ -117,7 +111,7 @@ def test_gguf_gives_the_logits_of_transformers(
 def test_gguf_rope_factors_are_applied(
     save_tiny: Callable[..., Any], write_gguf: Callable[..., Path]
 ) -> None:
-    """Factors stored as a tensor divide the frequencies, as Llama 3.1 files have them."""
+    """Llama 3.1 files store divisors of the frequencies as a tensor."""
     saved = save_tiny(rope_parameters=LLAMA3)
     scaled = inverse_frequencies(from_hf("", saved.model.config.to_dict()))
     plain = 1.0 / 5000.0 ** (torch.arange(0, 16, 2).float() / 16)
@@ -126,10 +120,10 @@ def test_gguf_rope_factors_are_applied(
     torch.testing.assert_close(logits, saved.logits, rtol=1e-4, atol=1e-4)
 
 
-def test_quantised_gguf_is_the_model_of_its_decoded_weights(
+def test_a_quantised_file_gives_the_logits_of_its_decoded_weights(
     save_tiny: Callable[..., Any], write_gguf: Callable[..., Path]
 ) -> None:
-    """Encodings mixed in one file, decoded piece by piece, give the decoded model's logits."""
+    """With several encodings in one file."""
     saved = save_tiny(tie_word_embeddings=False)
     kinds = [gguf.GGMLQuantizationType[n] for n in ("Q4_1", "Q8_0", "Q5_0", "F16", "BF16")]
     stored = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate"]
@@ -151,12 +145,10 @@ def test_quantised_gguf_is_the_model_of_its_decoded_weights(
 
 @pytest.mark.parametrize("old_layout", [False, True])
 @pytest.mark.parametrize("scaling", [YARN, LLAMA3, LINEAR, DYNAMIC, None])
-def test_rotary_settings_read_the_same_from_both_layouts(
+def test_both_layouts_of_rotary_settings_give_the_frequencies_of_transformers(
     old_layout: bool, scaling: dict[str, Any] | None
 ) -> None:
-    """`rope_parameters` and `rope_theta` beside `rope_scaling` mean the frequencies that
-    transformers computes.
-    """
+    """`rope_parameters`, and `rope_theta` beside `rope_scaling`."""
     import transformers
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -182,7 +174,6 @@ def test_rotary_settings_read_the_same_from_both_layouts(
 
 
 def edit(path: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
-    """Change the tensors of a saved checkpoint."""
     tensors = load_file(path / "model.safetensors")
     change(tensors)
     save_file(tensors, path / "model.safetensors")
@@ -219,17 +210,15 @@ def test_a_wrong_tensor_is_named(
     reason: str,
     save_tiny: Callable[..., Any],
 ) -> None:
-    """Missing, surplus, misshapen and integer tensors are refused with their names."""
     saved = save_tiny()
     edit(saved.path, change)
     with pytest.raises(ModelError, match=reason):
         load_model(saved.path, torch.float32, CPU)
 
 
-def test_a_missing_gguf_tensor_has_its_own_name(
+def test_an_error_about_a_gguf_tensor_has_the_files_name_for_it(
     save_tiny: Callable[..., Any], write_gguf: Callable[..., Path]
 ) -> None:
-    """The error names tensors as the file would."""
     saved = save_tiny()
     with_two = write_gguf(saved.model)
     file = GgufFile.open(with_two)
@@ -242,7 +231,7 @@ def test_a_missing_gguf_tensor_has_its_own_name(
 
 
 def test_derived_buffers_are_ignored(save_tiny: Callable[..., Any]) -> None:
-    """Rotary frequencies that old exporters stored are no reason to refuse."""
+    """Old exporters stored rotary frequencies."""
     saved = save_tiny()
     name = "model.layers.0.self_attn.rotary_emb.inv_freq"
     edit(saved.path, lambda tensors: tensors.update({name: torch.ones(8)}))
@@ -280,10 +269,10 @@ def test_derived_buffers_are_ignored(save_tiny: Callable[..., Any]) -> None:
         ({"sliding_window": -4}, "has a window, cap or scale below 0"),
     ],
 )
-def test_a_configuration_that_cannot_work_is_named(
+def test_an_unsupported_configuration_is_named(
     change: dict[str, object], reason: str, save_tiny: Callable[..., Any]
 ) -> None:
-    """What the code does not do is refused, with the key and its value."""
+    """The error has the key and its value."""
     saved = save_tiny()
     config_path = saved.path / "config.json"
     config_path.write_text(json.dumps({**json.loads(config_path.read_text()), **change}))
@@ -292,7 +281,7 @@ def test_a_configuration_that_cannot_work_is_named(
 
 
 def test_unreadable_files_are_named(save_tiny: Callable[..., Any], tmp_path: Path) -> None:
-    """A path that is not there, broken JSON, and a damaged weight file each name their file."""
+    """A missing path, broken JSON, and a damaged weight file."""
     with pytest.raises(ModelError, match="nowhere: no such file"):
         load_model(tmp_path / "nowhere", torch.float32, CPU)
     saved = save_tiny()
@@ -304,18 +293,17 @@ def test_unreadable_files_are_named(save_tiny: Callable[..., Any], tmp_path: Pat
         load_model(saved.path, torch.float32, CPU)
 
 
-def test_a_sliding_window_leaves_the_context(save_tiny: Callable[..., Any]) -> None:
-    """It is a property of layers: a sequence may be longer."""
+def test_a_sliding_window_does_not_limit_the_context(save_tiny: Callable[..., Any]) -> None:
     saved = save_tiny("Mistral", sliding_window=128)
     model = load_model(saved.path, torch.float32, CPU)
     assert model.config.max_context == 256
     assert [layer.window for layer in model.layers] == [128, 128]
 
 
-def test_longrope_takes_short_factors_where_sequences_stay_short(
+def test_longrope_uses_short_factors_for_short_sequences(
     save_tiny: Callable[..., Any],
 ) -> None:
-    """Factors follow from the longest sequence there may be, so all positions have the same."""
+    """The maximum length of sequences decides, so all positions have the same factors."""
     import transformers
 
     saved = save_tiny("Phi3", rope_parameters=LONGROPE, **PHI3)
@@ -338,10 +326,7 @@ def test_longrope_takes_short_factors_where_sequences_stay_short(
         ({"sliding_window": 100}, 256),
     ],
 )
-def test_the_context_is_as_far_as_the_positions_reach(
-    changes: dict[str, Any], context: int
-) -> None:
-    """Scaled models reach further than the unscaled positions."""
+def test_scaling_extends_the_context(changes: dict[str, Any], context: int) -> None:
     values = {**TINY, "model_type": "llama", **changes}
     assert from_hf("config.json", values).max_context == context
 
@@ -356,10 +341,9 @@ def test_the_context_is_as_far_as_the_positions_reach(
         ("attention.value_length", 8, "another size than keys"),
     ],
 )
-def test_gguf_keys_that_change_the_arithmetic_are_refused(
+def test_unsupported_gguf_keys_are_named(
     key: str, value: object, reason: str, save_tiny: Callable[..., Any], write_gguf: Any
 ) -> None:
-    """What the code does not do is refused by the key's name."""
     file = GgufFile.open(write_gguf(save_tiny().model))
     file.metadata[f"llama.{key}"] = value
     with pytest.raises(ModelError, match=reason):
@@ -369,7 +353,7 @@ def test_gguf_keys_that_change_the_arithmetic_are_refused(
 def test_loading_needs_little_more_memory_than_the_model(
     save_tiny: Callable[..., Any], write_gguf: Callable[..., Path]
 ) -> None:
-    """No more is decoded at a time than a piece, however large the tensor."""
+    """A tensor is decoded in pieces, however large it is."""
     saved = save_tiny(vocab_size=4096, tie_word_embeddings=True)
     checkpoint = GgufCheckpoint(write_gguf(saved.model, {"token_embd.weight": Q8_0}))
     name = "model.embed_tokens.weight"
@@ -382,7 +366,7 @@ def test_loading_needs_little_more_memory_than_the_model(
 
 
 @pytest.mark.model
-def test_the_default_model_is_what_its_metadata_says(model_path: Path) -> None:
+def test_the_default_model_has_its_published_shape(model_path: Path) -> None:
     """SmolLM2-135M: 30 layers, 9 heads on 3 KV heads, tied head, rotary base 100,000."""
     config = load_model(model_path, torch.bfloat16, CPU).config
     shape = (config.num_layers, config.hidden_size, config.num_heads, config.num_kv_heads)

@@ -1,4 +1,4 @@
-"""Configurations that claim more than their files hold are refused at once."""
+"""Oversized numbers in configurations are refused quickly."""
 
 import json
 from collections.abc import Callable
@@ -19,9 +19,7 @@ CPU = torch.device("cpu")
 def test_more_layers_than_tensors_are_refused(
     kind: str, save_tiny: Callable[..., Any], write_gguf: Callable[..., Path]
 ) -> None:
-    """A number of layers no file can have costs nothing to refuse, in both formats: naming the
-    tensors of so many would take hours.
-    """
+    """In both formats, without building the names of their tensors, which would take hours."""
     changes = {"pad_token_id": 0, "no_rope_layers": None} if kind == "SmolLM3" else {}
     saved = save_tiny(kind, **changes)
     config_path = saved.path / "config.json"
@@ -41,8 +39,8 @@ def test_more_layers_than_tensors_are_refused(
         load_model(path, torch.float32, CPU)
 
 
-def test_the_rotary_table_is_as_long_as_sequences_get(save_tiny: Callable[..., Any]) -> None:
-    """What a configuration claims to reach takes no memory unless it is used."""
+def test_the_maximum_length_bounds_the_rotary_table(save_tiny: Callable[..., Any]) -> None:
+    """A claimed context takes no memory unless sequences can use it."""
     path = save_tiny().path
     for asked, length in ((None, 256), (100, 100), (1000, 256)):
         assert load_model(path, torch.float32, CPU, asked).rope.cos.shape[0] == length
@@ -78,14 +76,13 @@ YARN = {"rope_type": "yarn", "factor": 4.0}
         ({"rms_norm_eps": -1}, "rms_norm_eps -1.0"),
     ],
 )
-def test_values_the_arithmetic_cannot_take_are_refused(change: dict[str, Any], reason: str) -> None:
-    """No division by zero while it is read, and no NaN in what is made of it."""
+def test_values_outside_the_arithmetic_are_refused(change: dict[str, Any], reason: str) -> None:
+    """They would divide by zero or give NaN."""
     with pytest.raises(ModelError, match=reason):
         from_hf("config.json", {**SHAPE, **change})
 
 
 def test_a_configuration_nested_too_deeply_is_named(tmp_path: Path) -> None:
-    """Nesting that no parser follows is a damaged file like any other."""
     (tmp_path / "config.json").write_bytes(b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}")
     with pytest.raises(ModelError, match=r"config\.json: cannot be read"):
         load_model(tmp_path, torch.float32, CPU)

@@ -1,4 +1,4 @@
-"""What the ranks of tensor parallelism load is, put together, what one process loads."""
+"""The shards of tensor parallelism together are the model that one process loads."""
 
 from __future__ import annotations
 
@@ -34,18 +34,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def weight(linear: Linear, rows: int) -> Tensor:
-    """All of a product's own rows."""
     return linear.rows(torch.arange(rows))
 
 
 def halves(tensors: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
-    """Shards of a product fused from parts of `sizes`, each with its share of each part, joined."""
+    """Join shards of a product that fuses parts of `sizes`; each has its share of each part."""
     parts = [tensor.split([size // SIZE for size in sizes]) for tensor in tensors]
     return torch.cat([torch.cat(part) for part in zip(*parts, strict=True)])
 
 
 def assert_shards_make(whole: LlamaModel, shards: list[LlamaModel]) -> None:
-    """Every weight of the whole model is in them where it belongs."""
+    """Assert that every weight of the whole model is in its place in the shards."""
     config = whole.config
     hidden, inner, vocab = config.hidden_size, config.intermediate_size, config.vocab_size
     queries, keys = (n * config.head_dim for n in (config.num_heads, config.num_kv_heads))
@@ -75,10 +74,9 @@ def assert_shards_make(whole: LlamaModel, shards: list[LlamaModel]) -> None:
 
 @pytest.mark.parametrize("kind", ["safetensors", "gguf"])
 @pytest.mark.parametrize("name", VARIANTS)
-def test_shards_put_together_are_the_whole(
+def test_shards_together_are_the_whole_model(
     name: str, kind: str, save_tiny: Callable[..., Any], write_gguf: Callable[..., Path]
 ) -> None:
-    """Rows of heads, columns of what meets them, rows of the vocabulary; rotary rows in order."""
     architecture, changes = VARIANTS[name]
     saved = save_tiny(architecture, **changes)
     path = saved.path if kind == "safetensors" else write_gguf(saved.model)
@@ -89,10 +87,10 @@ def test_shards_put_together_are_the_whole(
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_shards_of_quantised_weights_are_the_whole(
+def test_shards_of_quantised_weights_are_the_whole_model(
     form: str, save_tiny: Callable[..., Any]
 ) -> None:
-    """Also where a shard's inputs begin within a group, or are spread over all of them."""
+    """Even if a shard's inputs begin within a group, or spread over all groups."""
     path = save_tiny("Llama", num_hidden_layers=1).path
     quantize(path, form)
     whole = load_model(path, torch.float32, CPU)
@@ -101,7 +99,6 @@ def test_shards_of_quantised_weights_are_the_whole(
 
 
 def test_a_mixture_of_experts_is_not_split(save_tiny: Callable[..., Any]) -> None:
-    """It is refused, and the flag is named."""
     kind, changes = model_variants.VARIANTS["mixtral"]
     path = save_tiny(kind, **changes).path
     with pytest.raises(ConfigError, match="--tensor-parallel-size 2: mixtures of experts"):
@@ -109,10 +106,10 @@ def test_a_mixture_of_experts_is_not_split(save_tiny: Callable[..., Any]) -> Non
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "gguf"])
-def test_parts_of_tensors_are_read_as_the_whole_has_them(
+def test_parts_of_tensors_match_the_whole(
     kind: str, save_tiny: Callable[..., Any], write_gguf: Callable[..., Path]
 ) -> None:
-    """Rows, columns, both; of blocks that a part cuts; of vectors; of rows in rotary order."""
+    """Parts may cut blocks, belong to vectors, or have rows in rotary order."""
     saved = save_tiny("Llama", attention_bias=True, mlp_bias=True)
     types = {"blk.0.ffn_down.weight": gguf.GGMLQuantizationType.Q8_0}
     file: WeightFile = SafetensorsCheckpoint(saved.path)
@@ -134,10 +131,10 @@ def test_parts_of_tensors_are_read_as_the_whole_has_them(
         assert torch.equal(destination, expected), name
 
 
-def test_a_shard_reads_no_more_of_a_file_than_its_part(
+def test_a_shard_reads_only_its_part_of_a_file(
     save_tiny: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whole tensors are the embedding and norms alone."""
+    """Only the embedding and norms are read whole."""
     saved = save_tiny("Llama", tie_word_embeddings=False)
     names: list[str] = []
     read_part = SafetensorsCheckpoint._tensor
@@ -154,8 +151,7 @@ def test_a_shard_reads_no_more_of_a_file_than_its_part(
     assert all("norm" in name or "embed_tokens" in name for name in names)
 
 
-def test_what_has_no_such_parts_is_refused(save_tiny: Callable[..., Any]) -> None:
-    """Heads, KV heads and the inner size count."""
+def test_a_model_that_does_not_divide_evenly_is_refused(save_tiny: Callable[..., Any]) -> None:
     saved = save_tiny("Llama", num_attention_heads=4, num_key_value_heads=4, intermediate_size=94)
     with pytest.raises(ConfigError, match=r"4 does not divide .* size 94: choose 1 or 2$"):
         load_model(saved.path, torch.float32, CPU, shard=Shard(0, 4))

@@ -1,4 +1,4 @@
-"""FP8, AWQ and GPTQ: every number is the one that its codes stand for, or the reason is named."""
+"""Weights in FP8, AWQ and GPTQ are decoded exactly, or an error names the problem."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ PHI3 = VARIANTS["phi3, partly rotated, with a window"]
 
 
 def edit(path: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
-    """Change the tensors of a checkpoint."""
     tensors = load_file(path / "model.safetensors")
     change(tensors)
     save_file(tensors, path / "model.safetensors")
@@ -40,8 +39,8 @@ def configure(path: Path, **changes: object) -> None:
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_weights_are_what_the_codes_stand_for(form: str, save_tiny: Callable[..., Any]) -> None:
-    """To the bit in float32, whole and in part: the parts cut words, groups and blocks."""
+def test_weights_are_decoded_exactly(form: str, save_tiny: Callable[..., Any]) -> None:
+    """In float32, whole and in parts that cut words, groups and blocks."""
     path = save_tiny("Llama", intermediate_size=128).path
     wanted = load_file(quantize(path, form) / "model.safetensors")
     file = SafetensorsCheckpoint(path)
@@ -61,7 +60,7 @@ def test_weights_are_what_the_codes_stand_for(form: str, save_tiny: Callable[...
 
 @pytest.mark.parametrize("form", [*FORMATS, "phi3"])
 def test_packed_weights_are_the_same_numbers(form: str, save_tiny: Callable[..., Any]) -> None:
-    """Of the fused projections, with inputs in their order; rows and products alike."""
+    """Rows and products of a fused projection have its inputs in order."""
     kind, changes = PHI3 if form == "phi3" else ("Llama", {})
     path = save_tiny(kind, **{**changes, "intermediate_size": 128}).path
     beside = SafetensorsCheckpoint(quantize(path, "awq" if form == "phi3" else form))
@@ -99,10 +98,10 @@ def test_packed_weights_are_the_same_numbers(form: str, save_tiny: Callable[...,
         ("compressed, channel", "F32"),
     ],
 )
-def test_a_cpu_takes_blocks_that_hold_the_same_numbers(
+def test_blocks_for_native_kernels_are_the_same_numbers(
     form: str, encoding: str, save_tiny: Callable[..., Any]
 ) -> None:
-    """Of the native kernels: four bits where zeros are all the same, else eight, else float32."""
+    """Four bits if all zeros are 8, else eight bits, else float32."""
     path = save_tiny("Llama", intermediate_size=128).path
     wanted = load_file(quantize(path, form) / "model.safetensors")
     name = f"{PREFIX}mlp.down_proj.weight"
@@ -117,10 +116,10 @@ def test_a_cpu_takes_blocks_that_hold_the_same_numbers(
     assert torch.equal(linear.rows(torch.arange(64)), wanted[name])
 
 
-def test_float8_with_scales_that_are_powers_of_two_is_bfloat16(
+def test_float8_with_power_of_two_scales_is_bfloat16(
     save_tiny: Callable[..., Any],
 ) -> None:
-    """As DeepSeek's scales are: half of float32's memory, and the same numbers."""
+    """Half of float32's memory with the same numbers; DeepSeek's scales are of this form."""
     path = save_tiny("Llama").path
     quantize(path, "compressed, channel")
     scale = f"{PREFIX}mlp.down_proj.weight_scale"
@@ -132,7 +131,7 @@ def test_float8_with_scales_that_are_powers_of_two_is_bfloat16(
 
 
 def test_float8_is_quantised_at_the_start_on_request(save_tiny: Callable[..., Any]) -> None:
-    """`--quantization q8_0` applies to the numbers; other formats are quantised already."""
+    """`--quantization q8_0` refuses other formats, which are quantised already."""
     kernels = open_kernels(1)
     if kernels is None:
         pytest.skip("the native kernels are not built")
@@ -141,7 +140,7 @@ def test_float8_is_quantised_at_the_start_on_request(save_tiny: Callable[..., An
     model = load_model(path, torch.float32, CPU, kernels=kernels, quantization="q8_0")
     down = model.layers[0].down
     assert isinstance(down, BlockLinear)
-    assert down.num_bytes < 64 * 96 * 1.2  # of a byte, and a scale for 32
+    assert down.num_bytes < 64 * 96 * 1.2  # a byte per weight, and a scale for 32
     (path / "config.json").write_text(json.dumps(configured(path, AWQ | {"group_size": 32})))
     with pytest.raises(ConfigError, match=r"quantised already, by awq; leave the flag out"):
         load_model(path, torch.float32, CPU, kernels=kernels, quantization="q8_0")
@@ -183,10 +182,9 @@ def configured(path: Path, quantization: object) -> dict[str, Any]:
         (compressed("group"), "group_0: weights: strategy is 'group'"),
     ],
 )
-def test_what_is_not_supported_is_named(
+def test_unsupported_settings_are_named(
     quantization: object, reason: str, save_tiny: Callable[..., Any]
 ) -> None:
-    """With the field and its value."""
     path = save_tiny().path
     (path / "config.json").write_text(json.dumps(configured(path, quantization)))
     with pytest.raises(ModelError, match=reason):
@@ -230,7 +228,6 @@ def test_parts_that_do_not_fit_together_are_named(
     reason: str,
     save_tiny: Callable[..., Any],
 ) -> None:
-    """Before anything is decoded, but for groups."""
     path = save_tiny("Llama").path
     quantize(path, form)
     edit(path, change)
@@ -238,8 +235,7 @@ def test_parts_that_do_not_fit_together_are_named(
         load_model(path, torch.float32, CPU)
 
 
-def test_without_the_configuration_the_type_is_named(save_tiny: Callable[..., Any]) -> None:
-    """A weight in FP8 means nothing without its scale."""
+def test_scales_without_a_configuration_are_unexpected(save_tiny: Callable[..., Any]) -> None:
     path = save_tiny("Llama").path
     quantize(path, "fp8")
     (path / "config.json").write_text(json.dumps(configured(path, None)))
@@ -247,8 +243,7 @@ def test_without_the_configuration_the_type_is_named(save_tiny: Callable[..., An
         load_model(path, torch.float32, CPU)
 
 
-def test_scales_of_a_cache_are_read_beside_weights(save_tiny: Callable[..., Any]) -> None:
-    """For a cache of eight bits."""
+def test_scales_of_an_8_bit_cache_are_read(save_tiny: Callable[..., Any]) -> None:
     path = save_tiny("Llama").path
     quantize(path, "compressed, tensor")
     configure(path, sparsity_config={"format": "dense"}, transform_config={})
@@ -256,8 +251,8 @@ def test_scales_of_a_cache_are_read_beside_weights(save_tiny: Callable[..., Any]
     assert any(layer.kv_scales is not None for layer in load_model(path, torch.float32, CPU).layers)
 
 
-def test_an_exception_by_module_is_no_setting(save_tiny: Callable[..., Any]) -> None:
-    """GPTQModel's `-:` patterns say what is not quantised, which the tensors say as well."""
+def test_patterns_of_unquantised_modules_are_accepted(save_tiny: Callable[..., Any]) -> None:
+    """GPTQModel's `-:` patterns only repeat the information in the tensors."""
     path = save_tiny("Llama").path
     quantize(path, "gptq", unchanged="v_proj")
     configure(path, dynamic={"-:.*v_proj": {}})
