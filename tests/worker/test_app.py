@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 CHAT = "/v1/chat/completions"
-# Made-up answers may end by chance, unless they are asked not to.
+# Simulated answers may end at any token unless `ignore_eos` is set.
 ASK = {
     "messages": [{"role": "user", "content": "hello"}],
     "max_tokens": 8,
@@ -31,13 +31,12 @@ PATIENCE_SECONDS = 120.0
 
 @dataclass
 class Running:
-    """A worker that has said it is ready."""
+    """A worker that has announced that it is ready."""
 
     process: subprocess.Popen[str]
     url: str
 
     def engine_pid(self) -> int:
-        """The process id of its engine."""
         pid = self.process.pid
         return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
 
@@ -45,14 +44,14 @@ class Running:
 def spawn(*flags: str) -> subprocess.Popen[str]:
     """A worker process with its output piped."""
     command = [sys.executable, "-m", "worker", "--engine", "sim", "--port", "0"]
-    # However long the machine keeps the engine from running, it is not taken for lost.
+    # On a busy machine the engine may be slow; it must not count as lost.
     command += ["--heartbeat-timeout", "600", *flags]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 @contextmanager
 def worker(*flags: str) -> Iterator[Running]:
-    """Start a worker on a free port and wait for its ready line; kill it if it is still there."""
+    """Start a worker on a free port and wait for its ready line; kill it if it still runs."""
     process = spawn(*flags)
     try:
         assert process.stdout is not None
@@ -67,12 +66,12 @@ def worker(*flags: str) -> Iterator[Running]:
 
 
 def client_of(running: Running) -> httpx.Client:
-    """A client of a worker that may take its time."""
+    """A client without a short timeout."""
     return httpx.Client(base_url=running.url, timeout=PATIENCE_SECONDS)
 
 
 def is_running(pid: int) -> bool:
-    """A process with this id exists and is no zombie."""
+    """True if a process with this id exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
@@ -80,7 +79,7 @@ def is_running(pid: int) -> bool:
 
 
 def test_a_worker_serves_and_drains() -> None:
-    """SIGTERM lets the running stream finish, refuses new requests, and exits 0 leaving nothing."""
+    """SIGTERM lets the running stream finish, refuses new requests, and exits 0."""
     flags = ("--served-model-name", "m", "--enable-admin-routes", "--sim-decode-base-ms", "1000")
     with worker(*flags) as running, client_of(running) as client:
         engine = running.engine_pid()
@@ -95,7 +94,7 @@ def test_a_worker_serves_and_drains() -> None:
             lines = response.iter_lines()
             assert next(lines).startswith("data: ")
             with client_of(running) as other:
-                # The stream cannot end before we have seen all that happens meanwhile.
+                # The stream must not end before these checks.
                 assert other.post("/pause", params={"mode": "keep"}).status_code == 200
                 faster = {"decode-base": 10}
                 assert other.post("/admin/config", json=faster).status_code == 200
@@ -113,7 +112,7 @@ def test_a_worker_serves_and_drains() -> None:
 
 
 def read_until_cut(response: httpx.Response, after_first: Callable[[], None]) -> bytes:
-    """What a stream gave before its connection was cut; a regular end fails the test."""
+    """The bytes of a stream before its connection was cut; a regular end fails the test."""
     received = b""
     chunks = response.iter_raw()
     try:
@@ -127,7 +126,7 @@ def read_until_cut(response: httpx.Response, after_first: Callable[[], None]) ->
 
 
 def assert_ends_in_error(received: bytes) -> None:
-    """The last event of a cut stream is an error, and there is no [DONE]."""
+    """Assert that the last event is an error, and that there is no [DONE]."""
     last = received.decode().rstrip().rsplit("\n\n", 1)[-1]
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == 503
     assert b"[DONE]" not in received
@@ -137,9 +136,9 @@ ENDLESS = {**ASK, "stream": True, "max_tokens": 4000, "ignore_eos": True}
 
 
 @pytest.mark.parametrize("hears", [True, False])
-def test_a_drain_that_takes_too_long_aborts(hears: bool) -> None:
-    """After the timeout the stream ends with an error event and without [DONE]; still exit 0. Also
-    where the engine does not hear of it.
+def test_a_drain_aborts_streams_at_its_timeout(hears: bool) -> None:
+    """The stream ends with an error event and without [DONE], and the exit status is 0, even if the
+    engine does not receive the abort.
     """
     flags = ("--sim-decode-base-ms", "100", "--shutdown-timeout", "0.2")
     with (
@@ -158,7 +157,7 @@ def test_a_drain_that_takes_too_long_aborts(hears: bool) -> None:
 
 
 def test_the_engines_death_ends_streams_and_the_worker() -> None:
-    """Killing the engine cuts streams after an error event, and the worker exits with status 1."""
+    """Streams get an error event, and the worker exits with status 1."""
     with (
         worker("--sim-decode-base-ms", "50", "--engine-failure-policy", "exit") as running,
         httpx.Client(timeout=PATIENCE_SECONDS) as client,
@@ -170,7 +169,7 @@ def test_the_engines_death_ends_streams_and_the_worker() -> None:
 
 
 def test_a_busy_port_is_one_sentence() -> None:
-    """The port is tried before the engine starts; the error names it and the flag."""
+    """The worker binds the port before the engine starts; the error names it and the flag."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -185,7 +184,7 @@ def test_a_busy_port_is_one_sentence() -> None:
 
 
 def test_a_bad_model_is_one_sentence(tmp_path: Path) -> None:
-    """A file that is no model ends the start with its reason, not with a traceback."""
+    """The start fails with the reason, without a traceback."""
     bad = tmp_path / "bad.gguf"
     bad.write_bytes(b"not a model")
     process = spawn("--model", str(bad))
@@ -196,7 +195,7 @@ def test_a_bad_model_is_one_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.model
-def test_the_simulator_can_stand_behind_the_real_tokenizer(model_path: Path) -> None:
+def test_the_simulator_can_use_a_real_tokenizer(model_path: Path) -> None:
     """With --model the simulator answers in the model's vocabulary, counted by its tokenizer."""
     with worker("--model", str(model_path), "--sim-time-scale", "0") as running:
         body = httpx.post(running.url + CHAT, json=ASK, timeout=PATIENCE_SECONDS).json()
@@ -205,8 +204,8 @@ def test_the_simulator_can_stand_behind_the_real_tokenizer(model_path: Path) -> 
     assert body["choices"][0]["message"]["content"]
 
 
-def test_a_second_signal_does_not_wait() -> None:
-    """Two SIGINTs end a worker whose request would take minutes."""
+def test_a_second_signal_ends_the_drain() -> None:
+    """The open request would take minutes."""
     with (
         worker("--sim-decode-base-ms", "500") as running,
         httpx.Client(timeout=PATIENCE_SECONDS) as client,
@@ -225,7 +224,7 @@ def test_a_second_signal_does_not_wait() -> None:
 
 
 def test_a_signal_during_the_start_ends_it() -> None:
-    """SIGTERM before the port is open ends the worker without serving."""
+    """SIGTERM before the port is open ends the worker."""
     process = spawn("--port", "0")
     pid = process.pid
     children = Path(f"/proc/{pid}/task/{pid}/children")
@@ -237,8 +236,7 @@ def test_a_signal_during_the_start_ends_it() -> None:
     assert not is_running(int(started[0]))
 
 
-def test_a_worker_starts_without_torch() -> None:
-    """The HTTP process never loads torch."""
+def test_the_http_process_does_not_load_torch() -> None:
     code = "import sys, worker.__main__; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -258,7 +256,7 @@ def certificate(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_a_worker_serves_https(certificate: tuple[Path, Path]) -> None:
-    """With a certificate, streams included; plain HTTP is not answered."""
+    """Streams work too; plain HTTP gets no answer."""
     chain, key = (str(path) for path in certificate)
     flags = ("--ssl-certfile", chain, "--ssl-keyfile", key, "--sim-time-scale", "0")
     with worker(*flags) as running:
@@ -272,8 +270,7 @@ def test_a_worker_serves_https(certificate: tuple[Path, Path]) -> None:
             httpx.get(running.url.replace("https", "http") + "/health")
 
 
-def test_clients_show_certificates_when_they_have_to(certificate: tuple[Path, Path]) -> None:
-    """With --ssl-ca-certs nobody is let in without one."""
+def test_clients_need_a_certificate_with_ssl_ca_certs(certificate: tuple[Path, Path]) -> None:
     chain, key = (str(path) for path in certificate)
     flags = ("--ssl-certfile", chain, "--ssl-keyfile", key, "--ssl-ca-certs", chain)
     with worker(*flags) as running:
@@ -288,7 +285,7 @@ def test_clients_show_certificates_when_they_have_to(certificate: tuple[Path, Pa
 
 
 def test_a_worker_listens_on_a_unix_socket(short_path: Path) -> None:
-    """With --uds there is no port, and nothing is left after the end."""
+    """It opens no port, and removes the socket at its end."""
     path = short_path / "worker.sock"
     with worker("--uds", str(path)) as running:
         assert running.url == f"unix:{path}"
@@ -302,8 +299,8 @@ def test_a_worker_listens_on_a_unix_socket(short_path: Path) -> None:
     assert not path.exists()
 
 
-def test_a_worker_that_others_can_reach_without_a_key_says_so() -> None:
-    """Containers need it, so it is a warning and no error."""
+def test_a_worker_warns_if_other_machines_can_reach_it_without_a_key() -> None:
+    """Containers need this, so it is not an error."""
     process = spawn("--host", "0.0.0.0")
     assert process.stdout is not None
     assert "0.0.0.0" in process.stdout.readline()
@@ -321,7 +318,7 @@ SITE = "https://app.test"
 
 
 def cors(response: httpx.Response) -> dict[str, str]:
-    """The headers of a reply that browsers ask for, without their common prefix."""
+    """The CORS headers of a reply, without their common prefix."""
     prefix = "access-control-"
     return {k[len(prefix) :]: v for k, v in response.headers.items() if k.startswith(prefix)}
 
@@ -344,7 +341,7 @@ def cors(response: httpx.Response) -> dict[str, str]:
 def test_pages_of_allowed_origins_may_send_requests(
     flags: tuple[str, ...], origin: str, status: int, granted: dict[str, str]
 ) -> None:
-    """A preflight needs no API key. Errors have the headers too: else pages cannot read them."""
+    """A preflight needs no API key. Errors have the headers too, so that pages can read them."""
     with worker("--api-key", "k", *flags) as running, client_of(running) as client:
         preflight = client.options(CHAT, headers={"origin": origin, **PREFLIGHT})
         assert preflight.status_code == status
@@ -359,8 +356,7 @@ def test_pages_of_allowed_origins_may_send_requests(
         assert cors(client.get("/health")) == {}
 
 
-def test_a_chat_template_can_be_given() -> None:
-    """It takes the place of the model's own."""
+def test_a_chat_template_flag_replaces_the_models_own() -> None:
     template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     with worker("--chat-template", template) as running, client_of(running) as client:
         rendered = client.post("/tokenize", json={"messages": ASK["messages"]}).json()

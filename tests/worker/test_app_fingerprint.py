@@ -1,4 +1,4 @@
-"""The fingerprint changes with what changes answers."""
+"""The fingerprint changes with settings that change answers."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ CONFIG = EngineConfig(engine="torch", model_path="/models/tiny")
 
 
 def test_a_fingerprint_names_version_and_configuration() -> None:
-    """Equal configurations have equal fingerprints, another type of numbers another one."""
+    """Equal configurations have equal fingerprints, another dtype another one."""
     first = system_fingerprint(CONFIG)
     assert re.fullmatch(r"pointsman-[^-]+-[0-9a-f]{8}", first)
     assert system_fingerprint(replace(CONFIG)) == first
     assert system_fingerprint(replace(CONFIG, dtype="bfloat16")) != first
 
 
-def test_secrets_and_the_machine_are_left_out() -> None:
-    """Neither the seed of the block hashes nor the number of threads shows."""
+def test_the_fingerprint_omits_secrets_and_the_machine() -> None:
+    """The seed of the block hashes and the number of threads do not change it."""
     other = replace(CONFIG, prefix_caching_hash_seed="secret", num_threads=7)
     assert system_fingerprint(other) == system_fingerprint(CONFIG)
 
 
-def test_speculation_shows_only_if_it_changes_what_a_seed_gives() -> None:
-    """Coupled drafts change no token; drafts drawn at random change which ones."""
+def test_the_fingerprint_includes_speculation_only_if_it_changes_answers() -> None:
+    """Coupled drafts change no token; drafts drawn at random change the draws."""
     coupled = replace(CONFIG, speculative=SpeculativeConfig("ngram", 4))
     assert system_fingerprint(coupled) == system_fingerprint(CONFIG)
     drawn = SpeculativeConfig("eagle", 4, draft_sample_method="probabilistic")

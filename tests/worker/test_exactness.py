@@ -1,7 +1,7 @@
 """The whole engine against an independent implementation of the same model, in float32.
 
 The oracle is Hugging Face transformers, which reads and dequantizes the GGUF file by itself.
-Prompts are random token ids, so that no tokenizer and no remembered text stands between the two.
+Prompts are random token ids, so that neither tokenizers nor memorised texts matter.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def oracle(model_path: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def executor(model_path: Path) -> Iterator[Any]:
-    """Our executor with room for every pool size used here."""
+    """The executor, with enough blocks for every pool size in these tests."""
     from worker.executor.start import build_executor
 
     config = EngineConfig(
@@ -61,7 +61,7 @@ def executor(model_path: Path) -> Iterator[Any]:
 
 
 def follow_up_by_oracle(oracle: Any, prompt: list[int], answer: list[int]) -> list[int]:
-    """What transformers puts after the prompt and after each token of `answer` but the last.
+    """The argmax of transformers after the prompt and after each token of `answer` but the last.
 
     Equal to `answer` exactly when transformers' own greedy decoding gives `answer`: by induction,
     each token is its argmax after the same tokens.
@@ -74,59 +74,59 @@ def follow_up_by_oracle(oracle: Any, prompt: list[int], answer: list[int]) -> li
 
 
 @dataclass(frozen=True)
-class Way:
-    """How the engine is set up and asked; the defaults leave room for everything at once."""
+class Setup:
+    """One set-up of the engine; the defaults run all requests at once."""
 
     num_blocks: int = 512
     budget: int = 2048
     batch: int = 64
     caching: bool = True
     overlap: bool = False
-    rounds: int = 1  # of the same requests; later ones find the cache of those before
+    rounds: int = 1  # of the same requests; later rounds hit the prefix cache
     num_answers: int = 1
 
 
-ROOMY = Way()
+ROOMY = Setup()
 
 
 def run(
-    executor: Any, requests: Requests, way: Way = ROOMY
+    executor: Any, requests: Requests, setup: Setup = ROOMY
 ) -> tuple[dict[str, list[int]], EngineStats]:
-    """The tokens of every answer in the last round; of further answers under "name/1", "name/2".
-
-    After every step the bookkeeping is checked, and at the end that every block is free.
+    """Run requests; return the tokens of every answer in the last round, with further answers of a
+    request under "name/1", "name/2". Check the bookkeeping after every step, and the free blocks at
+    the end.
     """
     limits = SchedulerConfig(
-        max_num_batched_tokens=way.budget, max_num_seqs=way.batch, max_model_len=2048
+        max_num_batched_tokens=setup.budget, max_num_seqs=setup.batch, max_model_len=2048
     )
-    cache = CacheConfig(way.num_blocks, BLOCK_SIZE, way.caching)
+    cache = CacheConfig(setup.num_blocks, BLOCK_SIZE, setup.caching)
     scheduler = Scheduler(cache, limits, eos_token_ids=(2,))
-    core = EngineCore(scheduler, Lent(executor), time.monotonic, way.overlap)
+    core = EngineCore(scheduler, SharedExecutor(executor), time.monotonic, setup.overlap)
     answers: dict[str, list[int]] = {}
-    for _ in range(way.rounds):
+    for _ in range(setup.rounds):
         answers = {}
         for name, (prompt, params) in requests.items():
-            branches = [f"{name}/{index}" for index in range(1, way.num_answers)]
+            branches = [f"{name}/{index}" for index in range(1, setup.num_answers)]
             core.add(AddRequest(name, prompt, params, 0.0, branch_ids=branches))
         while core.has_work:
             step = core.step()
             scheduler.check_integrity()
             for output in step.outputs if step is not None else []:
                 answers.setdefault(output.request_id, []).extend(output.token_ids)
-    assert scheduler.blocks.num_free == way.num_blocks
+    assert scheduler.blocks.num_free == setup.num_blocks
     core.shutdown()
     return answers, scheduler.stats()
 
 
-class Lent(Executor):
-    """Another executor, which outlives the engine that it is lent to."""
+class SharedExecutor(Executor):
+    """Forwards to an executor that outlives the engine."""
 
     def __init__(self, executor: Any) -> None:
         self.submit = executor.submit
 
 
 def prompts_with_shared_prefixes(rng: Random, count: int) -> list[list[int]]:
-    """Prompts of 5 to 120 tokens; every other one starts like another."""
+    """Prompts of 5 to 120 tokens; every second one has the same prefix."""
     shared = [rng.randrange(17, 49152) for _ in range(70)]
     prompts = []
     for index in range(count):
@@ -144,25 +144,24 @@ def requests() -> Requests:
 
 @pytest.fixture(scope="module")
 def together(executor: Any, requests: Requests) -> dict[str, list[int]]:
-    """Their answers from one mixed batch with a cold cache and room for all."""
+    """The answers from one mixed batch with a cold cache and enough blocks for all."""
     answers, stats = run(executor, requests)
     assert stats.scheduler.num_preemptions == 0
     return answers
 
 
-def test_a_batch_is_continued_as_transformers_does(
+def test_answers_of_a_batch_match_transformers(
     oracle: Any, requests: Requests, together: dict[str, list[int]]
 ) -> None:
-    """Every token is the one an independent implementation puts there."""
     for name, (prompt, _) in requests.items():
         assert len(together[name]) == NUM_TOKENS
         assert together[name] == follow_up_by_oracle(oracle, prompt, together[name]), name
 
 
-def test_a_seeded_request_gets_the_same_tokens_in_any_company(
+def test_a_seeded_request_gets_the_same_tokens_in_any_batch(
     executor: Any, requests: Requests
 ) -> None:
-    """Same request, same seed: alone, among others, chunked, and after preemption."""
+    """Alone, with others, chunked, and after preemption."""
     sampled = SamplingParams(
         max_tokens=NUM_TOKENS, temperature=0.9, top_p=0.95, top_k=50, seed=7, ignore_eos=True
     )
@@ -171,7 +170,7 @@ def test_a_seeded_request_gets_the_same_tokens_in_any_company(
         for index, (name, (prompt, _)) in enumerate(requests.items())
     }
     roomy, _ = run(executor, drawn)
-    squeezed, stats = run(executor, drawn, Way(num_blocks=by_depth(16, 48), budget=64))
+    squeezed, stats = run(executor, drawn, Setup(num_blocks=by_depth(16, 48), budget=64))
     assert stats.scheduler.num_preemptions > 0
     assert squeezed == roomy
     for name in by_depth(("r0", "r3"), ("r0", "r3", "r9")):
@@ -179,7 +178,7 @@ def test_a_seeded_request_gets_the_same_tokens_in_any_company(
         assert alone[name] == roomy[name]
 
 
-# ---- many answers, every way -------------------------------------------------------------------
+# ---- many answers in every set-up ---------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -201,32 +200,32 @@ def many() -> Requests:
 
 @pytest.fixture(scope="module")
 def alone(executor: Any, many: Requests) -> dict[str, list[int]]:
-    """Their answers one after the other, each prompt whole and from nothing: the definition."""
-    answers, stats = run(executor, many, Way(batch=1, caching=False))
+    """The reference answers: one request at a time, with whole prompts and no cache."""
+    answers, stats = run(executor, many, Setup(batch=1, caching=False))
     assert stats.scheduler.prefix_cache_hits == stats.scheduler.num_preemptions == 0
     return answers
 
 
-WAYS = {
-    "batch 64, cold, then all prefix hits": Way(rounds=2),
-    "chunked": Way(budget=40),
-    "preempted": Way(num_blocks=30),
-    "overlapped, and all of that": Way(num_blocks=12, budget=40, overlap=True),
-    "n=3 forked": Way(overlap=True, num_answers=3),
+SETUPS = {
+    "batch 64, cold, then all prefix hits": Setup(rounds=2),
+    "chunked": Setup(budget=40),
+    "preempted": Setup(num_blocks=30),
+    "overlapped, chunked and preempted": Setup(num_blocks=12, budget=40, overlap=True),
+    "n=3 forked": Setup(overlap=True, num_answers=3),
 }
 
 
-@pytest.mark.parametrize("name", by_depth(["overlapped, and all of that"], list(WAYS)))
-def test_answers_are_the_same_every_way(
+@pytest.mark.parametrize("name", by_depth(["overlapped, chunked and preempted"], list(SETUPS)))
+def test_answers_are_the_same_in_every_setup(
     executor: Any, many: Requests, alone: dict[str, list[int]], name: str
 ) -> None:
-    """No token depends on the company, the cache, the chunks, the pool, the timing or the fork."""
-    way = WAYS[name]
-    answers, stats = run(executor, many, way)
-    assert len(answers) == len(many) * way.num_answers
+    """No token depends on the batch, cache, chunks, number of blocks, timing or fork."""
+    setup = SETUPS[name]
+    answers, stats = run(executor, many, setup)
+    assert len(answers) == len(many) * setup.num_answers
     for answered, tokens in answers.items():
         assert tokens == alone[answered.partition("/")[0]], answered
-    assert (stats.scheduler.num_preemptions > 0) == (way.num_blocks < ROOMY.num_blocks)
+    assert (stats.scheduler.num_preemptions > 0) == (setup.num_blocks < ROOMY.num_blocks)
     assert stats.scheduler.prefix_cache_hits > 0
-    if way.rounds == 2:
+    if setup.rounds == 2:
         assert stats.scheduler.prefix_cache_hits > sum(len(p) - 1 for p, _ in many.values()) * 0.9

@@ -1,7 +1,7 @@
 """The JSON Schema Test Suite against a whole engine, and random expressions and grammars.
 
 A line of the suite's file is a group of its tests for draft 2020-12: [file, description, schema,
-[[is valid, instance], …]]. Of keywords that are refused there are the schemas alone.
+[[is valid, instance], …]]. Refused keywords have only their schemas.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ REFUSED_FILES = {
     *("maxContains", "minContains", "not", "propertyNames", "refRemote", "uniqueItems"),
     *("unevaluatedItems", "unevaluatedProperties"),
 }
-# Of these, the cases whose schema demands nothing.
+# The cases in these files whose schema has no effect.
 IDLE = re.compile(
     r"ignore|non-interference|boolean schema (?:true|false)$|(?:Items|Properties) true$|=false"
 )
@@ -52,7 +52,7 @@ STANDARD = "https://json-schema.org/draft/2020-12/schema"
 
 @dataclass(frozen=True)
 class Group:
-    """Tests of one schema; `grammar` is None for a schema that is refused, and `error` says why."""
+    """Tests of one schema; a refused schema has no `grammar`, but an `error`."""
 
     file: str
     description: str
@@ -95,8 +95,7 @@ def taken(groups: list[Group]) -> list[Group]:
     return [group for group in groups if group.grammar is not None]
 
 
-def test_of_each_keyword_schemas_are_taken_or_all_are_refused(groups: list[Group]) -> None:
-    """As the documentation lists them."""
+def test_exactly_the_documented_keywords_are_refused(groups: list[Group]) -> None:
     taken = {g.file for g in groups if g.grammar is not None and not IDLE.search(g.description)}
     idle = {g.file for g in groups if g.file in REFUSED_FILES and g.grammar is not None}
     assert idle == {
@@ -106,9 +105,9 @@ def test_of_each_keyword_schemas_are_taken_or_all_are_refused(groups: list[Group
     assert {group.file for group in groups} - taken == REFUSED_FILES
 
 
-def test_what_is_refused_is_refused_by_name(groups: list[Group]) -> None:
-    """The message has a word of the schema, or says that nothing can match. A schema that refers to
-    the standard's own is refused for what is in that.
+def test_a_refusal_names_a_word_of_the_schema(groups: list[Group]) -> None:
+    """Or says that nothing can match. Exempt are schemas that refer to the standard's own, whose
+    contents are then the reason.
     """
     for group in groups:
         text = json.dumps(group.schema)
@@ -118,7 +117,7 @@ def test_what_is_refused_is_refused_by_name(groups: list[Group]) -> None:
 
 
 def spellings(value: Any) -> Iterator[str]:
-    """JSON texts that say the value: close and wide, names in another order, letters by number."""
+    """JSON texts of a value: compact, with blanks, with reversed names, with escaped letters."""
 
     def escaped(text: str) -> str:
         units = text.encode("utf-16-be", "surrogatepass").hex()
@@ -143,7 +142,7 @@ def spellings(value: Any) -> Iterator[str]:
 def test_no_spelling_of_an_invalid_instance_is_allowed(
     taken: list[Group], compiler: GrammarCompiler
 ) -> None:
-    """And almost all valid instances are, in one of them."""
+    """Almost all valid instances are allowed in some spelling."""
     wrong, allowed = [], []
     for group in taken:
         start = compiler.compile(str(group.grammar)).result()
@@ -160,14 +159,14 @@ def test_no_spelling_of_an_invalid_instance_is_allowed(
 
 
 def asked(bench: GrammarBench, group: Group, seed: int) -> AddRequest:
-    """An answer that is likely to have the letters of the schema."""
+    """A request whose answer is likely to have the letters of the schema."""
     letters = {*json.dumps(group.schema).encode()} - {*b'"}]{[,: '}
     bias = (*BIAS, *((letter, LIKELY) for letter in sorted(letters)))
     return bench.request(group.grammar, seed=seed, logit_bias=bias, max_tokens=40)
 
 
 def answers(groups: list[Group], **settings: Any) -> list[Answer]:
-    """Of each group `NUM_ANSWERS`, all drawn side by side."""
+    """`NUM_ANSWERS` answers to each group, all in one batch."""
     with GrammarBench(max_num_seqs=256, **settings) as bench:
         requests = [asked(bench, group, seed) for group in groups for seed in range(NUM_ANSWERS)]
         found = bench.run(*requests)
@@ -183,7 +182,7 @@ def plain(taken: list[Group]) -> list[Answer]:
 
 @pytest.mark.full
 def test_sampled_answers_validate(taken: list[Group], plain: list[Answer]) -> None:
-    """By two validators; the second looks at formats, and knows expressions of ECMA-262."""
+    """By two validators; the second checks formats, and supports expressions of ECMA-262."""
     num_ended = 0
     for index, answer in enumerate(plain):
         group = taken[index // NUM_ANSWERS]
@@ -207,7 +206,7 @@ def test_sampled_answers_validate(taken: list[Group], plain: list[Answer]) -> No
 def test_the_same_seed_gives_the_same_answers(
     taken: list[Group], plain: list[Answer], num_blocks: int, speculative: Any
 ) -> None:
-    """With drafts, after preemption, and both."""
+    """With drafts, after preemption, and with both."""
     some = taken[::8]
     found = answers(some, num_blocks=num_blocks, speculative=speculative)
     wanted = [answer for place, answer in enumerate(plain) if place // NUM_ANSWERS % 8 == 0]
@@ -218,7 +217,7 @@ def test_the_same_seed_gives_the_same_answers(
 
 
 def expression(rng: random.Random, depth: int = 3) -> str:
-    """In the syntax that Rust's expressions and Python's have in common."""
+    """A random expression in the common syntax of Rust and Python."""
     kind = rng.randrange(3 if depth == 0 else 7)
     if kind < 2:
         return re.escape(rng.choice(["a", "b", "ab", "é", "0", "-", ".", "(", '"', "\\", " "]))
@@ -233,7 +232,6 @@ def expression(rng: random.Random, depth: int = 3) -> str:
 
 
 def test_answers_match_random_expressions() -> None:
-    """By Python's own `re`."""
     rng = random.Random(25)
     texts = [expression(rng) for _ in range(80)]
     with GrammarBench(max_num_seqs=256, num_blocks=30_000) as bench:
@@ -252,14 +250,13 @@ def test_answers_match_random_expressions() -> None:
 
 @dataclass(frozen=True)
 class Rule:
-    """A part of a grammar: a text, a name of a rule, or `kind` of other parts."""
+    """A part of a grammar: a text, the name of a rule, or an operator `kind` on other parts."""
 
     kind: str
     text: str = ""
     parts: tuple[Rule, ...] = ()
 
     def ebnf(self) -> str:
-        """In GBNF."""
         parts = [part.ebnf() for part in self.parts]
         if self.kind == "text":
             return json.dumps(self.text, ensure_ascii=False)
@@ -270,7 +267,7 @@ class Rule:
         return " ".join(parts) if self.kind == "and" else f"({parts[0]}){self.kind}"
 
     def ends(self, text: str, start: int, rules: dict[str, Rule]) -> set[int]:
-        """Where what begins at `start` may end."""
+        """The possible ends of a match that begins at `start`."""
         if self.kind == "text":
             return {start + len(self.text)} if text.startswith(self.text, start) else set()
         if self.kind == "name":
@@ -292,14 +289,14 @@ class Rule:
 
 
 def random_rule(rng: random.Random, names: list[str], depth: int) -> Rule:
-    """One that takes at least a character; names stand behind one, so that matching ends."""
+    """A rule that matches at least a character; names follow a text, so that matching ends."""
     first = Rule("text", "".join(rng.choices('ab0"(é\\', k=rng.randint(1, 3))))
     if depth == 0:
         return first
     kind = rng.choice(["and", "or", "?", "*", "+", "name"])
     inner = random_rule(rng, names, depth - 1)
     if kind == "name":
-        # An alternative, so that it need not go on for ever.
+        # With an alternative, so that recursion can end.
         return Rule(
             "or", parts=(Rule("and", parts=(first, Rule("name", rng.choice(names)))), inner)
         )
@@ -311,7 +308,7 @@ def random_rule(rng: random.Random, names: list[str], depth: int) -> Rule:
 
 
 def test_answers_match_random_grammars() -> None:
-    """By a matcher that follows the rules in all ways."""
+    """By a matcher that tries all alternatives."""
     rng = random.Random(26)
     names = ["root", "left", "right"]
     grammars = [{name: random_rule(rng, names, 3) for name in names} for _ in range(60)]

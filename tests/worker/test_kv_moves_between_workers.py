@@ -1,4 +1,4 @@
-"""Real workers with the simulator behind them: KV is asked of a peer, and moves when one drains."""
+"""Real workers with simulated engines fetch KV from a peer, and hand it over at a drain."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ def patience(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tokens_of(stream: str) -> list[int]:
-    """What the marks of a stream say has been written."""
+    """The token ids in the resume marks of a stream."""
     lines = [line for line in stream.split("\n") if line.startswith(": resume ")]
     return [token for line in lines for token in json.loads(line.removeprefix(": resume "))]
 
 
 def text_of(stream: str) -> str:
-    """What its events say."""
+    """The text of a stream's events."""
     events = [line for line in stream.split("\n") if line.startswith("data: {")]
     choices = [one for event in events for one in json.loads(event[6:]).get("choices", ())]
     return "".join(choice["text"] for choice in choices)
 
 
 async def moved(worker: Worker) -> tuple[float, float]:
-    """Prompt tokens that came from peers, and transfers that failed."""
+    """The numbers of prompt tokens from peers, and of failed transfers."""
     counters = await worker.counters()
     (p2p,) = [v for k, v in counters.items() if "cached_by_source" in k and "p2p" in k]
     (failed,) = [v for k, v in counters.items() if k.startswith("pointsman:kv_transfer_failures")]
     return p2p, failed
 
 
-async def test_the_peer_that_a_picker_names_is_asked() -> None:
-    """By its HTTP address, from which follows the one of its KV. What is no address is refused; a
-    peer that is not there costs a recompute.
+async def test_a_worker_fetches_kv_from_the_peer_in_the_header() -> None:
+    """The header has the peer's HTTP address, which implies its KV address. An invalid address is
+    refused; a missing peer costs a recompute.
     """
     first_port, second_port = free_ports(2)
     settings = [{"kv_port": first_port}, {"kv_port": second_port, "kv_peer_port": first_port}]
@@ -63,10 +63,10 @@ async def test_the_peer_that_a_picker_names_is_asked() -> None:
         named = {"x-kv-cache-source-host-port": first.http.base_url.netloc.decode()}
         answer = (await second.http.post(PATH, json=BODY, headers=named)).json()
         assert answer["choices"][0]["text"] == expected[0]["text"]
-        # 19 whole blocks of the 79 tokens that need not be computed.
+        # 19 whole blocks of 79 tokens: the last token must be computed.
         assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 76}
         assert await moved(second) == (76, 0)
-        # Without `kv_peer_port` it is as far from the HTTP port as here, where nobody listens.
+        # Without `kv_peer_port` the port follows from this worker's, and no peer listens there.
         other = {**BODY, "prompt": [5, *PROMPT]}
         named = {"x-kv-cache-source-host-port": "127.0.0.1:1"}
         assert (await first.http.post(PATH, json=other, headers=named)).status_code == 200
@@ -79,7 +79,7 @@ async def test_the_peer_that_a_picker_names_is_asked() -> None:
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
 async def test_a_stream_moves_with_its_kv_when_its_worker_drains(end: signal.Signals) -> None:
-    """The worker ends once it has given it. One that is killed gives nothing."""
+    """The worker exits after the hand-over. A killed worker hands nothing over."""
     kv = '{"kv_port": 0, "kv_lease_duration": 600, "kv_transfer_timeout": 120}'
     slow = ("--sim-decode-base-ms", "200ms", *FLAGS, kv)
     fast = ("--sim-time-scale", "0", "--enable-admin-routes", *FLAGS, kv)
@@ -101,7 +101,7 @@ async def test_a_stream_moves_with_its_kv_when_its_worker_drains(end: signal.Sig
 
 
 async def _cut_off(worker: Worker, end: signal.Signals) -> tuple[dict[str, Any], str]:
-    """How a stream goes on whose worker was ended, and what it had said."""
+    """Start a stream and end its worker; return the resume state and the received text."""
     found = ""
     body = {**BODY, "stream": True, "resume": {}}
     with suppress(httpx.RemoteProtocolError, httpx.ReadError):

@@ -1,4 +1,4 @@
-"""The worker's socket: bound early, said plainly, and cleaned up."""
+"""The worker's socket is bound early, announced as a URL, and cleaned up."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def unix(path: Path) -> ServeConfig:
 
 
 def test_a_unix_socket_is_removed_with_the_worker(short_path: Path) -> None:
-    """Nothing is left behind, and nobody can reach it from outside."""
+    """No file is left, and the socket does not count as exposed."""
     path = short_path / "worker.sock"
     with bound(unix(path)) as listener:
         assert path.is_socket()
@@ -28,8 +28,8 @@ def test_a_unix_socket_is_removed_with_the_worker(short_path: Path) -> None:
     assert not path.exists()
 
 
-def test_what_a_dead_worker_left_is_replaced_and_nothing_else_is(short_path: Path) -> None:
-    """A stale socket goes; a file, or a socket that answers, stays and is an error."""
+def test_only_the_socket_of_a_dead_worker_is_replaced(short_path: Path) -> None:
+    """A file, or a socket that answers, stays and is an error."""
     path = short_path / "worker.sock"
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(str(path))
@@ -44,8 +44,8 @@ def test_what_a_dead_worker_left_is_replaced_and_nothing_else_is(short_path: Pat
     assert path.read_text() == "precious"
 
 
-def test_a_worker_that_does_not_listen_yet_keeps_its_socket(short_path: Path) -> None:
-    """Bound but silent, it looks dead: the second one is refused, and takes nothing with it."""
+def test_a_worker_that_does_not_listen_yet_holds_its_socket(short_path: Path) -> None:
+    """It looks dead, but a second worker is refused and removes nothing."""
     path = short_path / "worker.sock"
     with bound(unix(path)) as listener:
         before = path.stat().st_ino
@@ -60,8 +60,7 @@ def test_a_worker_that_does_not_listen_yet_keeps_its_socket(short_path: Path) ->
         assert path.is_socket()
 
 
-def test_a_socket_that_somebody_else_put_there_is_left_alone(short_path: Path) -> None:
-    """Only our own is removed at the end."""
+def test_a_worker_removes_only_its_own_socket(short_path: Path) -> None:
     path = short_path / "worker.sock"
     with bound(unix(path)), socket.socket(socket.AF_UNIX) as other:
         path.rename(short_path / "moved.sock")
@@ -73,8 +72,7 @@ def test_a_socket_that_somebody_else_put_there_is_left_alone(short_path: Path) -
     ("host", "url", "exposed"),
     [("127.0.0.1", "http://127.0.0.1:", False), ("0.0.0.0", "http://0.0.0.0:", True)],
 )
-def test_an_address_is_shown_as_a_url(host: str, url: str, exposed: bool) -> None:
-    """And whether other machines may reach it is known."""
+def test_an_address_has_a_url_and_an_exposure(host: str, url: str, exposed: bool) -> None:
     with bind(host, 0) as listener:
         assert shown(listener, tls=False).startswith(url)
         assert shown(listener, tls=True).startswith("https" + url.removeprefix("http"))
@@ -87,7 +85,6 @@ def test_an_ipv6_address_has_brackets_in_a_url(ipv6: str) -> None:
         assert not is_exposed(listener)
 
 
-def test_a_host_nobody_knows_is_one_sentence() -> None:
-    """The message names the flag."""
+def test_an_unknown_host_is_an_error_that_names_the_flag() -> None:
     with pytest.raises(ConfigError, match=r"--host no\.such\.host\.invalid"):
         bind("no.such.host.invalid", 0)

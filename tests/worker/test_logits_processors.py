@@ -1,4 +1,4 @@
-"""Logits processors of an installed package: who may ask for them, and what they do to answers."""
+"""Logits processors of an installed package: their selection, and their effect on answers."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def mixed(bench: GrammarBench) -> list[AddRequest]:
 
 @pytest.fixture(scope="module")
 def plain(_installed: None) -> list[list[int]]:
-    """What each request gives alone."""
+    """The answer to each request alone."""
     with GrammarBench(overlap=False) as bench:
         return [a.token_ids for r in mixed(bench) for a in bench.run(r).values()]
 
@@ -84,8 +84,7 @@ def test_the_same_seed_gives_the_same_tokens(plain: list[list[int]], name: str) 
 
 
 @pytest.mark.parametrize("speculative", [None, NGRAM], ids=["plain", "ngram"])
-def test_answers_are_what_processors_leave(speculative: Any) -> None:
-    """Forced tokens in their order from the first on, none of those that are excluded."""
+def test_processors_force_and_exclude_tokens(speculative: Any) -> None:
     with GrammarBench(speculative) as bench:
         forced = bench.request(None, max_tokens=40, **asks(cycle=[5, 6, 7]))
         fresh = bench.request(None, max_tokens=60, **asks(window=6, forbidden=[END]))
@@ -100,7 +99,7 @@ def test_answers_are_what_processors_leave(speculative: Any) -> None:
 
 @pytest.mark.parametrize("method", ["standard", "block"])
 def test_drafts_drawn_from_a_distribution_are_verified(method: str) -> None:
-    """The draft model knows no processor: what it draws and one excludes is rejected."""
+    """The draft model has no processors: its excluded drafts are rejected."""
     config = replace(DEVICE, draft_sample_method="probabilistic", rejection_sample_method=method)
     with GrammarBench(config) as bench:
         asked = [bench.request(None, seed=n, max_tokens=60, **asks(window=9)) for n in range(8)]
@@ -111,8 +110,8 @@ def test_drafts_drawn_from_a_distribution_are_verified(method: str) -> None:
     assert 0 < stats.speculation.num_accepted_tokens < stats.speculation.num_draft_tokens
 
 
-def test_a_grammar_has_the_last_word() -> None:
-    """A processor that leaves what the grammar forbids leaves nothing; else the answer matches."""
+def test_a_grammar_applies_after_processors() -> None:
+    """The answer matches, or the request fails if no token is left."""
     grammar = grammar_of(Constraint(StructuredOutputs(regex="(ab|cd){2,9}"), "field"))
     with GrammarBench() as bench:
         found = bench.run(
@@ -128,8 +127,8 @@ def test_a_grammar_has_the_last_word() -> None:
 
 @pytest.mark.parametrize("fault", ["raises", "short", "nan"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_one_that_fails_fails_its_request_alone(fault: str, temperature: float) -> None:
-    """The request that asked for it ends with an error; the one beside it goes on."""
+def test_a_failing_processor_fails_only_its_request(fault: str, temperature: float) -> None:
+    """Another request in the batch continues."""
     with GrammarBench() as bench:
         asked = bench.request(None, temperature=temperature, ignore_eos=True, **asks(fault=fault))
         failed, other = bench.run(asked, bench.request(None, max_tokens=30)).values()
@@ -138,8 +137,7 @@ def test_one_that_fails_fails_its_request_alone(fault: str, temperature: float) 
     assert other.error is None
 
 
-def test_names_and_arguments_travel() -> None:
-    """What the engine process reads is what was sent to it."""
+def test_names_and_arguments_reach_the_engine_process() -> None:
     with GrammarBench() as bench:
         request = bench.request(None, **asks(forbidden=[1, 2], window=3))
     sent = msgspec.msgpack.encode(request)
@@ -161,13 +159,13 @@ def test_names_and_arguments_travel() -> None:
     ],
 )
 def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
-    """In the words of the constructor, behind the processor's name."""
+    """With the constructor's message after the processor's name."""
     with pytest.raises(ValueError, match=message):
         chosen(LOADED, arguments)
 
 
-async def test_requests_name_their_arguments(bench: Any) -> None:
-    """What they send reaches the engine, of rendered requests too; what is wrong is a 400."""
+async def test_arguments_of_requests_reach_the_engine(bench: Any) -> None:
+    """Rendered requests too; wrong arguments are a 400."""
     asked = {"prompt": [1], "vllm_xargs": {"forbidden": [4]}}
     async with bench.client(logits_processors=LOADED) as client:
         rendered = (await client.post("/v1/completions/render", json=asked)).json()[0]
@@ -190,7 +188,7 @@ async def test_requests_name_their_arguments(bench: Any) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/inference/v1/generate"])
 async def test_without_a_processor_arguments_are_refused(bench: Any, path: str) -> None:
-    """By the name of the field; empty ones ask for nothing."""
+    """The error names the field; empty arguments are accepted."""
     async with bench.client() as client:
         for arguments, status in (({"forbidden": [4]}, 400), ({}, 200)):
             body: dict[str, Any] = {"prompt": [1], "vllm_xargs": arguments}
@@ -213,15 +211,15 @@ async def test_without_a_processor_arguments_are_refused(bench: Any, path: str) 
         ("unable", "has no method `process`"),
     ],
 )
-def test_what_cannot_be_loaded_is_one_sentence(name: str, message: str) -> None:
-    """At the start of a worker."""
+def test_a_processor_that_cannot_be_loaded_is_an_error_at_the_start(
+    name: str, message: str
+) -> None:
     options = build_parser().parse_args(["--logits-processors", "forbid", name])
     with pytest.raises(ConfigError, match=f"^--logits-processors {name}: {message}"):
         resolve(options, None, {})
 
 
-def test_the_simulator_has_no_logits() -> None:
-    """So it refuses the flag."""
+def test_the_simulator_refuses_logits_processors() -> None:
     options = build_parser().parse_args(["--engine", "sim", "--logits-processors", "forbid"])
     with pytest.raises(ConfigError, match="--engine sim has no logits"):
         resolve(options, None, {})

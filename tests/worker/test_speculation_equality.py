@@ -1,9 +1,8 @@
-"""Answers with speculation, hundreds at full depth, and the same ones without: no token may differ.
+"""Answers are identical with and without speculation, for hundreds of requests at full depth.
 
-The real model, in float32. Drafts come from drafters of every kind at once, one kind to a request:
-some mostly right, some always wrong, some right for a while, and one that raises. The requests run
-side by side in steps too small for them and on a pool too small for them, so that drafts meet
-chunked prompts, prefix hits, preemption, and each other.
+The model is real, in float32. Each request has one kind of drafter: mostly right, always wrong,
+right for a while, or raising. All requests run in one batch with small steps and few blocks, so
+that drafts meet chunked prompts, prefix hits, preemption, and each other.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ STEMS = (
 
 
 def text_prompt(rng: Random) -> str:
-    """A text that says much the same thing several times, cut off in the middle."""
+    """A text with repeated sentences, cut off in the middle."""
     name, thing, place = rng.choice(NAMES), rng.choice(THINGS), rng.choice(PLACES)
     verb = rng.choice(("lost", "found", "painted", "sold", "borrowed"))
     line = f"{name} {verb} the {thing} {place}. "
@@ -62,13 +61,13 @@ def text_prompt(rng: Random) -> str:
 
 
 def pattern_prompt(rng: Random) -> list[int]:
-    """A pattern of random tokens, some two times; models go on with it."""
+    """A repeated pattern of random tokens, which models continue."""
     pattern = [rng.choice(VOCABULARY) for _ in range(rng.randrange(3, 8))]
     return (pattern * 3)[: len(pattern) * 2 + rng.randrange(len(pattern))]
 
 
 def prompts(tokenizer: Tokenizer, rng: Random, count: int) -> list[tuple[int, ...]]:
-    """Different prompts of 6 to 50 tokens: texts, patterns, patterns that begin like another."""
+    """Distinct prompts of 6 to 50 tokens: texts, patterns, patterns with a shared prefix."""
     found: dict[tuple[int, ...], None] = {}
     shared = [rng.choice(VOCABULARY) for _ in range(21)]
     while len(found) < count:
@@ -81,44 +80,41 @@ def prompts(tokenizer: Tokenizer, rng: Random, count: int) -> list[tuple[int, ..
     return list(found)
 
 
-LARGEST_TOKEN = 49151
+MAX_TOKEN_ID = 49151
 
 
-class Garbage:
-    """Implements `Drafter`: tokens that mean nothing, always as many as may be."""
-
-    def propose(self, context: DraftContext, num_tokens: int) -> Drafts | None:
-        """Random ones, the same for the same tokens."""
-        rng = Random(hash(tuple(context.token_ids)))
-        tokens = tuple(rng.randrange(LARGEST_TOKEN) for _ in range(num_tokens))
-        return _drafts(context, tokens)
+class _Forgetful:
+    """The rest of `Drafter` for drafters without state."""
 
     def end(self, context: DraftContext, learns: bool) -> None:
-        """Nothing to forget."""
+        return
 
     def learn(self, num_tokens: int) -> None:
-        """Nothing to learn."""
+        return
 
 
-class Raising:
-    """Implements `Drafter` and does not work."""
+class Garbage(_Forgetful):
+    """Drafts random tokens, always the maximum number."""
 
     def propose(self, context: DraftContext, num_tokens: int) -> Drafts | None:
-        """Raises."""
+        rng = Random(hash(tuple(context.token_ids)))
+        tokens = tuple(rng.randrange(MAX_TOKEN_ID) for _ in range(num_tokens))
+        return _drafts(context, tokens)
+
+
+class Raising(_Forgetful):
+    """Raises whenever it should draft or end."""
+
+    def propose(self, context: DraftContext, num_tokens: int) -> Drafts | None:
         raise RuntimeError("this drafter does not work")
 
     def end(self, context: DraftContext, learns: bool) -> None:
-        """Raises, too."""
         raise RuntimeError("this drafter cannot even end")
 
-    def learn(self, num_tokens: int) -> None:
-        """Nothing to learn."""
 
-
-class Knowing:
-    """Implements `Drafter`: knows every answer beforehand, and tells `lie_every`th token wrong.
-
-    With `varies` it drafts as many as it likes.
+class Knowing(_Forgetful):
+    """Drafts from the known answers, with every `lie_every`-th token wrong. With `varies` the
+    number of drafts is random.
     """
 
     def __init__(
@@ -129,7 +125,6 @@ class Knowing:
         self._varies = varies
 
     def propose(self, context: DraftContext, num_tokens: int) -> Drafts | None:
-        """What comes next, as far as it is known and told right."""
         num_outputs = len(context.token_ids) - context.num_prompt
         answer = self._truth[tuple(context.token_ids[: context.num_prompt])]
         rng = Random(hash((tuple(answer), num_outputs)))
@@ -140,15 +135,9 @@ class Knowing:
         ]
         return _drafts(context, tuple(tokens)) if tokens else None
 
-    def end(self, context: DraftContext, learns: bool) -> None:
-        """Nothing to forget."""
 
-    def learn(self, num_tokens: int) -> None:
-        """Nothing to learn."""
-
-
-class Dealt:
-    """Implements `Drafter`: to each sequence the one that its prompt is dealt to."""
+class ByPrompt:
+    """Implements `Drafter`: forwards to the drafter that is assigned to the prompt."""
 
     def __init__(
         self, kinds: Mapping[tuple[int, ...], str], drafters: Mapping[str, Drafter]
@@ -157,15 +146,12 @@ class Dealt:
         self._drafters = drafters
 
     def propose(self, context: DraftContext, num_tokens: int) -> Drafts | None:
-        """As that one does."""
         return self._of(context).propose(context, num_tokens)
 
     def end(self, context: DraftContext, learns: bool) -> None:
-        """As that one does."""
         self._of(context).end(context, learns)
 
     def learn(self, num_tokens: int) -> None:
-        """They all do."""
         for drafter in self._drafters.values():
             drafter.learn(num_tokens)
 
@@ -183,7 +169,7 @@ BLOCK_SIZE = 16
 MAX_MODEL_LEN = 512
 EOS = 2
 NUM_GREEDY, NUM_MIXED, NUM_ADAPTIVE, NUM_FEW = by_depth((21, 18, 16, 8), (300, 90, 150, 40))
-# Below these an equality would say little.
+# With fewer events the equality would prove little.
 MIN_DRAFTS, MIN_EVENTS, MIN_FAILURES = by_depth((2, 1, 2), (40, 20, 30))
 GREEDY = SamplingParams(max_tokens=10, temperature=0.0)
 SPECULATIVE = SpeculativeConfig(
@@ -199,7 +185,7 @@ KINDS = (*LOOKUPS, "garbage", "raises", "true", "true then wrong", "any")
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked, and whose drafts are to be verified on the way."""
+    """A request, and the kind of drafter for it."""
 
     prompt: tuple[int, ...]
     params: SamplingParams
@@ -212,7 +198,7 @@ Requests = dict[str, Request]
 
 @dataclass
 class Run:
-    """What came of some requests."""
+    """The results of some requests."""
 
     answers: dict[str, tuple[int, ...]]
     logprobs: dict[str, list[TokenLogprobs]]
@@ -231,7 +217,7 @@ def tokenizer(model_path: Path) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def greedy(tokenizer: Tokenizer) -> Requests:
-    """Greedy requests, the kinds of drafts dealt out in turn."""
+    """Greedy requests, with all kinds of drafters in turn."""
     found = prompts(tokenizer, Random(20261123), NUM_GREEDY)
     return {
         f"q{index}": Request(prompt, GREEDY, KINDS[index // 3 % len(KINDS)])
@@ -254,7 +240,7 @@ VARIANTS: tuple[dict[str, Any], ...] = (
 
 @pytest.fixture(scope="module")
 def mixed(tokenizer: Tokenizer) -> Requests:
-    """Requests with every parameter that decides what may be drawn, a third with three answers."""
+    """Requests with every parameter that affects draws; a third have three answers."""
     rng = Random(20261124)
     return {
         f"m{index}": Request(
@@ -267,8 +253,8 @@ def mixed(tokenizer: Tokenizer) -> Requests:
     }
 
 
-def dealt(requests: Requests, plain: Mapping[str, Sequence[int]]) -> Dealt:
-    """Drafters of every kind for these requests, whose answers are known to those that ought to."""
+def drafters_for(requests: Requests, plain: Mapping[str, Sequence[int]]) -> ByPrompt:
+    """Drafters of every kind for these requests, given their answers."""
     truth = {request.prompt: plain[name] for name, request in requests.items()}
     built = {name: build_drafter(replace(SPECULATIVE, method=name)) for name in LOOKUPS}
     drafters: dict[str, Drafter] = {
@@ -279,7 +265,7 @@ def dealt(requests: Requests, plain: Mapping[str, Sequence[int]]) -> Dealt:
         "true then wrong": Knowing(truth, lie_every=4, varies=False),
         "any": Knowing(truth, lie_every=5, varies=True),
     }
-    return Dealt({request.prompt: request.kind for request in requests.values()}, drafters)
+    return ByPrompt({request.prompt: request.kind for request in requests.values()}, drafters)
 
 
 # ---- runs ---------------------------------------------------------------------------------------
@@ -287,13 +273,12 @@ def dealt(requests: Requests, plain: Mapping[str, Sequence[int]]) -> Dealt:
 
 @dataclass
 class Steps(HostExecutor):
-    """Another executor, which outlives the engine; counts what it is asked."""
+    """Forwards to an executor that outlives the engine, and counts events of steps."""
 
     inner: Any
     counts: Counter[str] = field(default_factory=Counter)
 
     def execute(self, step: SchedulerOutput) -> ModelOutput:
-        """Count, and have it done."""
         chunks = [s for s in step.sequences if not s.samples]
         drafting = [s for s in step.sequences if s.num_drafts]
         self.counts["chunks"] += len(chunks)
@@ -307,12 +292,12 @@ class Steps(HostExecutor):
 
 @dataclass(frozen=True)
 class Room:
-    """How much of everything there is."""
+    """The limits of the engine."""
 
     num_blocks: int = 2000
     budget: int = 2048
     batch: int = 64
-    chunk: int = 0  # the most tokens of a prompt in one step; 0: no such limit
+    chunk: int = 0  # the maximum tokens of a prompt in one step; 0: no limit
     overlap: bool = False
 
 
@@ -333,7 +318,6 @@ def executor(model_path: Path) -> Iterator[Any]:
 def engine_config(
     model_path: Path, room: Room, speculative: SpeculativeConfig | None = None
 ) -> EngineConfig:
-    """The real model in float32 with so much room."""
     return EngineConfig(
         engine="torch",
         model_path=str(model_path),
@@ -347,14 +331,13 @@ def engine_config(
 
 
 def limits_of(room: Room) -> SchedulerConfig:
-    """The limits of a step."""
     return SchedulerConfig(room.budget, room.batch, MAX_MODEL_LEN, room.chunk)
 
 
 def run(
     executor: Any, requests: Requests, room: Room = ROOMY, speculation: Speculation | None = None
 ) -> Run:
-    """Run the requests to their ends, the bookkeeping checked after every few steps."""
+    """Run the requests to their ends; check the bookkeeping after every few steps."""
     cache = CacheConfig(room.num_blocks, BLOCK_SIZE)
     scheduler = Scheduler(cache, limits_of(room), (EOS,), [speculation])
     steps = Steps(executor)
@@ -366,8 +349,8 @@ def run(
 
 
 def drive(core: EngineCore, requests: Requests, check: Callable[[], None] | None = None) -> Run:
-    """Add the requests, step until nothing is left; the answers of one with several under
-    "name/1", "name/2" too.
+    """Add the requests and step until all have ended. Further answers of a request are under
+    "name/1", "name/2".
     """
     for name, request in requests.items():
         branches = [f"{name}/{index}" for index in range(1, request.num_answers)]
@@ -392,12 +375,12 @@ def drive(core: EngineCore, requests: Requests, check: Callable[[], None] | None
     return result
 
 
-# ---- what must hold -----------------------------------------------------------------------------
+# ---- claims -----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def all_requests(greedy: Requests, mixed: Requests) -> Requests:
-    """Greedy and drawn requests in one line, shuffled."""
+    """Greedy and sampled requests, shuffled."""
     names = [*greedy, *mixed]
     Random(20261125).shuffle(names)
     return {name: (greedy | mixed)[name] for name in names}
@@ -405,7 +388,7 @@ def all_requests(greedy: Requests, mixed: Requests) -> Requests:
 
 @pytest.fixture(scope="module")
 def plain(executor: Any, all_requests: Requests) -> Run:
-    """Their answers without any drafts and with room for all."""
+    """The answers without drafts and with room for all."""
     result = run(executor, all_requests)
     assert result.stats.speculation.num_draft_tokens == result.stats.scheduler.num_preemptions == 0
     return result
@@ -413,13 +396,13 @@ def plain(executor: Any, all_requests: Requests) -> Run:
 
 @pytest.fixture(scope="module")
 def speculative(executor: Any, all_requests: Requests, plain: Run) -> Run:
-    """Their answers with drafts of every kind and too little room."""
-    speculation = Speculation(SPECULATIVE, dealt(all_requests, plain.answers), False)
+    """The answers with drafts of every kind and too little room."""
+    speculation = Speculation(SPECULATIVE, drafters_for(all_requests, plain.answers), False)
     return run(executor, all_requests, TIGHT, speculation)
 
 
 def differing(left: Run, right: Run, names: Iterable[str]) -> list[str]:
-    """Answers that are not the same token for token; of further answers too."""
+    """The names of answers that differ in any token."""
     wanted = set(names)
     assert left.answers.keys() == right.answers.keys()
     return [
@@ -432,54 +415,54 @@ def differing(left: Run, right: Run, names: Iterable[str]) -> list[str]:
 def test_greedy_answers_are_the_same_with_drafts(
     greedy: Requests, plain: Run, speculative: Run
 ) -> None:
-    """Token for token, whatever was drafted and however little room there was."""
+    """Token for token, with any drafts and little room."""
     assert len(greedy) == NUM_GREEDY
     assert differing(plain, speculative, greedy) == []
 
 
-def test_drawn_answers_are_the_same_with_drafts(
+def test_sampled_answers_are_the_same_with_drafts(
     mixed: Requests, plain: Run, speculative: Run
 ) -> None:
-    """Seeded draws, with penalties, min_p, bias, bans and branches, in the same steps; and their
-    log probabilities, to the last bit.
+    """With penalties, min_p, bias, bans and branches in the same steps; log probabilities are equal
+    to the last bit.
     """
     assert differing(plain, speculative, mixed) == []
-    told = [name for name in plain.logprobs if plain.logprobs[name]]
-    assert len(told) >= NUM_MIXED // 9
-    assert all(speculative.logprobs[name] == plain.logprobs[name] for name in told)
+    names = [name for name in plain.logprobs if plain.logprobs[name]]
+    assert len(names) >= NUM_MIXED // 9
+    assert all(speculative.logprobs[name] == plain.logprobs[name] for name in names)
     drawn = {name for name, request in mixed.items() if request.params.temperature > 0}
     figures = [f for name, f in speculative.figures.items() if name.partition("/")[0] in drawn]
     assert sum(f.num_accepted_tokens for f in figures) > MIN_DRAFTS
     assert sum(f.num_draft_tokens - f.num_accepted_tokens for f in figures) > MIN_DRAFTS
 
 
-def test_every_kind_of_drafts_stood_and_fell(
+def test_every_kind_of_drafts_was_accepted_and_rejected(
     all_requests: Requests, greedy: Requests, speculative: Run
 ) -> None:
-    """Otherwise the equality would say nothing."""
-    stood: Counter[str] = Counter()
-    fell: Counter[str] = Counter()
+    """Otherwise the equality would prove nothing."""
+    accepted: Counter[str] = Counter()
+    rejected: Counter[str] = Counter()
     longest: Counter[str] = Counter()
     for name, figures in speculative.figures.items():
         kind = all_requests[name.partition("/")[0]].kind
-        stood[kind] += figures.num_accepted_tokens
-        fell[kind] += figures.num_draft_tokens - figures.num_accepted_tokens
+        accepted[kind] += figures.num_accepted_tokens
+        rejected[kind] += figures.num_draft_tokens - figures.num_accepted_tokens
         longest[kind] = max(longest[kind], len(figures.accepted_histogram) - 1)
-    assert stood["garbage"] == stood["raises"] == fell["raises"] == 0
-    assert fell["true"] == 0
+    assert accepted["garbage"] == accepted["raises"] == rejected["raises"] == 0
+    assert rejected["true"] == 0
     for kind in ("ngram", "suffix", "true", "true then wrong", "any"):
-        assert stood[kind] > MIN_DRAFTS, (kind, stood)
+        assert accepted[kind] > MIN_DRAFTS, (kind, accepted)
     for kind in ("ngram", "suffix", "garbage", "true then wrong", "any"):
-        assert fell[kind] > MIN_DRAFTS, (kind, fell)
+        assert rejected[kind] > MIN_DRAFTS, (kind, rejected)
     assert longest["true"] == longest["ngram"] == SPECULATIVE.num_speculative_tokens
     num_raising = sum(request.kind == "raises" for request in greedy.values())
     assert speculative.stats.speculation.num_drafter_failures >= num_raising > MIN_FAILURES
-    assert sum(stood.values()) == speculative.stats.speculation.num_accepted_tokens
-    assert sum(speculative.stats.speculation.num_accepted_by_position) == sum(stood.values())
+    assert sum(accepted.values()) == speculative.stats.speculation.num_accepted_tokens
+    assert sum(speculative.stats.speculation.num_accepted_by_position) == sum(accepted.values())
 
 
-def test_the_drafts_met_everything_else_that_happens(plain: Run, speculative: Run) -> None:
-    """Preemption, chunks and prefix hits, and sequences without drafts in the same steps."""
+def test_drafts_met_every_other_event(plain: Run, speculative: Run) -> None:
+    """Preemption, chunks, prefix hits, and sequences without drafts in the same steps."""
     stats, counts = speculative.stats, speculative.steps.counts
     assert stats.scheduler.num_preemptions > MIN_EVENTS
     assert stats.scheduler.prefix_cache_hits > by_depth(100, 1000)
@@ -488,13 +471,13 @@ def test_the_drafts_met_everything_else_that_happens(plain: Run, speculative: Ru
     assert stats.scheduler.generation_tokens == plain.stats.scheduler.generation_tokens
 
 
-def test_answers_are_the_same_with_draft_lengths_that_adapt(
+def test_answers_are_the_same_with_adaptive_draft_lengths(
     executor: Any, all_requests: Requests, plain: Run
 ) -> None:
-    """With steps scheduled ahead whenever speculation rests."""
+    """Steps are scheduled ahead whenever speculation pauses."""
     some = dict(list(all_requests.items())[:NUM_ADAPTIVE])
     adaptive = replace(SPECULATIVE, enable_adaptive_verification=True)
-    speculation = Speculation(adaptive, dealt(some, plain.answers), False)
+    speculation = Speculation(adaptive, drafters_for(some, plain.answers), False)
     result = run(executor, some, replace(TIGHT, num_blocks=40, batch=20, overlap=True), speculation)
     assert len(result.answers) >= len(some)
     assert all(plain.answers[name] == tokens for name, tokens in result.answers.items())
@@ -508,10 +491,10 @@ def few(all_requests: Requests) -> Requests:
 
 
 @pytest.mark.parametrize("method", ["ngram", "suffix", "draft_model", "eagle"])
-def test_answers_are_the_same_with_each_method_as_configured(
+def test_answers_are_the_same_with_each_configured_method(
     model_path: Path, few: Requests, plain: Run, method: str
 ) -> None:
-    """Built as a worker builds it, the target standing in for a draft model."""
+    """The engine is built as in a worker; the target serves as the draft model."""
     config = replace(SPECULATIVE, method=method, num_speculative_tokens=4)
     if method == "draft_model":
         config = replace(config, model=str(model_path))

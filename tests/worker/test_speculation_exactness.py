@@ -1,10 +1,10 @@
-"""Speculation changes no distribution: requests against the enumeration of all outcomes.
+"""Speculation does not change distributions: requests against the enumeration of all outcomes.
 
 A toy language of five tokens, three tokens of output, 125 outcomes whose exact probabilities come
 from production's own `scores`. The requests' random numbers are the production ones, and single
-requests are repeated through `answer` to the token. By coupling, output is that of plain decoding
-token for token, for all of them; by rejection it has the same distribution. Mistakes that have been
-made elsewhere are caught by the same statistic.
+requests are replayed through `answer` with equal tokens. With coupling, output equals that of plain
+decoding token for token; with rejection it has the same distribution. The same statistic catches
+mistakes known from other implementations.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from worker.types import SamplingParams
 
 REQUESTS = by_depth(20_000, 200_000)
 REPLAYED = by_depth(3, 30)
-WISHES: dict[str, dict[str, Any]] = {
+CASES: dict[str, dict[str, Any]] = {
     "temperature": {"temperature": 0.8},
     "top_k": {"top_k": 3},
     "top_p": {"top_p": 0.7},
@@ -50,9 +50,9 @@ WISHES: dict[str, dict[str, Any]] = {
     },
 }
 PLAIN = Drafting("none", num_drafts=0)
-# The certain drafter is one whose q is all at its draft; it too may be judged by rejection.
-JUDGED = [
-    *((wish, Drafting("probabilistic", m)) for wish in WISHES for m in METHODS),
+# A lookup drafter's q is 1 at its draft, so rejection can verify it too.
+REJECTION = [
+    *((case, Drafting("probabilistic", m)) for case in CASES for m in METHODS),
     *(("everything", Drafting("probabilistic", m, k)) for m in METHODS for k in (1, 2)),
     *(("penalties", Drafting("lookup", m)) for m in METHODS),
 ]
@@ -60,27 +60,27 @@ JUDGED = [
 
 @pytest.fixture(scope="module")
 def chance() -> Chance:
-    """The random numbers of all requests, made once."""
+    """The random numbers of all requests."""
     return Chance(REQUESTS)
 
 
 @pytest.fixture(scope="module")
 def toys(chance: Chance) -> dict[str, Toy]:
-    """The language under each wish."""
+    """The toy language under each set of parameters."""
     return {
-        wish: Toy(SamplingParams(max_tokens=3, **changes), chance)
-        for wish, changes in WISHES.items()
+        case: Toy(SamplingParams(max_tokens=3, **changes), chance)
+        for case, changes in CASES.items()
     }
 
 
 def assert_replayed(toy: Toy, output: torch.Tensor, how: Drafting) -> None:
-    """Requests taken through `choose_drafts` and `answer` one by one give the same tokens."""
+    """Assert that single requests through `choose_drafts` and `answer` give the same tokens."""
     for index in range(REPLAYED):
         assert toy.replay(index, how) == output[index].tolist()
 
 
-def test_the_arrays_of_random_numbers_are_the_production_ones(chance: Chance) -> None:
-    """For every purpose, at any position and offset, to the last bit."""
+def test_the_random_numbers_are_the_production_ones(chance: Chance) -> None:
+    """For every purpose, position and offset, to the last bit."""
     for index in (0, 77, REQUESTS - 1):
         seed = int(chance.seeds[index])
         for purpose in Purpose:
@@ -91,10 +91,10 @@ def test_the_arrays_of_random_numbers_are_the_production_ones(chance: Chance) ->
             assert chance.uniforms(5, purpose)[index].tolist() == expected_draws
 
 
-@pytest.mark.parametrize("wish", WISHES)
-def test_the_enumeration_is_that_of_the_definitions(toys: dict[str, Toy], wish: str) -> None:
-    """The production rows have the distributions that the plain definitions give."""
-    toy = toys[wish]
+@pytest.mark.parametrize("case", CASES)
+def test_the_enumeration_matches_the_definitions(toys: dict[str, Toy], case: str) -> None:
+    """The production rows have the distributions of the plain definitions."""
+    toy = toys[case]
     rows = toy.scores.softmax(-1)
     for number, context in enumerate([(), (0,), (3,), (1, 1), (3, 4)]):
         node = sum(VOCAB**i for i in range(len(context)))
@@ -105,18 +105,18 @@ def test_the_enumeration_is_that_of_the_definitions(toys: dict[str, Toy], wish: 
     assert sum(toy.exact()) == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("wish", WISHES)
+@pytest.mark.parametrize("case", CASES)
 def test_coupled_output_is_plain_output_with_the_exact_distribution(
-    toys: dict[str, Toy], wish: str
+    toys: dict[str, Toy], case: str
 ) -> None:
-    """Token for token, for drafters that look up, guess greedily, or guess the noise's draw."""
-    toy = toys[wish]
+    """Token for token, for drafters that look up, draft greedily, or use the draw's noise."""
+    toy = toys[case]
     plain = toy.simulate(PLAIN)
     found = fit(plain, toy.exact())
     assert found.p_value > 0.01
     assert found.variation < found.bound
     assert_replayed(toy, plain, PLAIN)
-    lengths = (1, 2, 3) if wish == "everything" else (3,)
+    lengths = (1, 2, 3) if case == "everything" else (3,)
     for drafter in ("lookup", "greedy", "gumbel"):
         for num_drafts in lengths:
             how = Drafting(drafter, num_drafts=num_drafts)
@@ -124,12 +124,12 @@ def test_coupled_output_is_plain_output_with_the_exact_distribution(
         assert_replayed(toy, plain, how)
 
 
-@pytest.mark.parametrize(("wish", "how"), JUDGED)
+@pytest.mark.parametrize(("case", "how"), REJECTION)
 def test_output_by_rejection_has_the_exact_distribution(
-    toys: dict[str, Toy], wish: str, how: Drafting
+    toys: dict[str, Toy], case: str, how: Drafting
 ) -> None:
-    """For drafts drawn from q, and for certain ones, under every parameter."""
-    toy = toys[wish]
+    """For drafts drawn from q and for looked-up ones, under every parameter."""
+    toy = toys[case]
     output = toy.simulate(how)
     found = fit(output, toy.exact())
     assert found.p_value > 0.01
@@ -138,7 +138,7 @@ def test_output_by_rejection_has_the_exact_distribution(
 
 
 def accepts_when_likelier(batch: DraftBatch, draws: torch.Tensor, method: str) -> AcceptedPrefixes:
-    """A draft stands if p is at least q, and never else."""
+    """Accept a draft only if p is at least q."""
     sure = (thresholds(batch, method).values < 1).double()
     return accept(batch, sure.to(draws.dtype), method)
 
@@ -146,7 +146,7 @@ def accepts_when_likelier(batch: DraftBatch, draws: torch.Tensor, method: str) -
 def recovers_from_the_target(
     batch: DraftBatch, acceptance: AcceptedPrefixes, noise: torch.Tensor, draws: torch.Tensor
 ) -> torch.Tensor:
-    """A rejected draft is replaced by a draw from p, not from the residual."""
+    """Replace a rejected draft by a draw from p, not from the residual."""
     nothing = torch.zeros_like(batch.proposals)
     whole = DraftBatch(batch.drafts, batch.scores, nothing, batch.num_drafts)
     return last_tokens(whole, acceptance, noise)
@@ -155,7 +155,7 @@ def recovers_from_the_target(
 def recovers_by_the_number_that_rejected(
     batch: DraftBatch, acceptance: AcceptedPrefixes, noise: torch.Tensor, draws: torch.Tensor
 ) -> torch.Tensor:
-    """The residual is drawn from, but with the uniform number that decided the rejection."""
+    """Draw from the residual, but with the uniform number that decided the rejection."""
     tokens = last_tokens(batch, acceptance, noise)
     [rows] = (acceptance.num_accepted < batch.num_drafts).nonzero(as_tuple=True)
     places = acceptance.num_accepted[rows]
@@ -179,7 +179,7 @@ def recovers_by_the_number_that_rejected(
     ids=["accept-if-likelier", "recover-from-p", "reuse-the-uniform", "judge-the-likely"],
 )
 def test_wrong_rules_are_caught(toys: dict[str, Toy], rules: Rules, method: str) -> None:
-    """By the same statistic: no chance for the counts, and a variation far beyond its bound."""
+    """The same statistic gives the counts no chance, and a variation far above its bound."""
     toy = toys["temperature"]
     found = fit(toy.simulate(Drafting("probabilistic", method), rules), toy.exact())
     assert found.p_value < 1e-9
@@ -188,8 +188,8 @@ def test_wrong_rules_are_caught(toys: dict[str, Toy], rules: Rules, method: str)
 
 @pytest.mark.full
 def test_block_verification_needs_fresh_noise_for_every_run(toys: dict[str, Toy]) -> None:
-    """What became of a run depended on the noise of all its positions, so a later run that draws
-    them again by the same noise is caught; judged one by one, positions may be drawn again.
+    """The result of a run depends on the noise of all its positions, so a later run that reuses the
+    noise is biased; standard verification, by single positions, may reuse it.
     """
     toy, rules = toys["temperature"], Rules(reuses_noise=True)
     found = fit(toy.simulate(Drafting("probabilistic", BLOCK), rules), toy.exact())

@@ -1,7 +1,6 @@
-"""Answers of a whole engine match what was asked: schemas, regular expressions, grammars.
+"""Answers of a whole engine match their schemas, regular expressions and grammars.
 
-A tiny llama of random weights draws at temperature 1, so that what an answer says is the grammar's
-doing alone.
+A tiny llama of random weights draws at temperature 1, so that only the grammar shapes the answer.
 """
 
 from __future__ import annotations
@@ -225,7 +224,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "additionalProperties": False,
     },
 }
-# Each must be refused, and the message must say what for.
+# Each must be refused with this word in the message.
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "not": ({"not": {"type": "null"}}, "not"),
     "if": ({"if": {"type": "null"}, "then": {}}, '"if", "then"'),
@@ -280,7 +279,7 @@ def compiler() -> Iterator[GrammarCompiler]:
 
 @pytest.fixture(scope="module")
 def answers(bench: GrammarBench) -> dict[str, list[Answer]]:
-    """Five answers to each schema, drawn side by side."""
+    """`NUM_ANSWERS` answers to each schema, all in one batch."""
     asked = {
         name: [bench.request(grammar(json=schema), seed=seed) for seed in range(NUM_ANSWERS)]
         for name, schema in SCHEMAS.items()
@@ -291,7 +290,7 @@ def answers(bench: GrammarBench) -> dict[str, list[Answer]]:
 
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_answers_validate(answers: dict[str, list[Answer]], name: str) -> None:
-    """Each answer that came to its end is what the schema says."""
+    """Complete answers match the schema; the others reached their length limit."""
     ended = [answer for answer in answers[name] if answer.reason is FinishReason.STOP]
     others = [answer for answer in answers[name] if answer not in ended]
     assert ended
@@ -303,22 +302,22 @@ def test_answers_validate(answers: dict[str, list[Answer]], name: str) -> None:
         validator.validate(json.loads(answer.text))
 
 
-def test_most_answers_come_to_their_end(answers: dict[str, list[Answer]]) -> None:
-    """So that the test above looks at enough of them."""
+def test_most_answers_are_complete(answers: dict[str, list[Answer]]) -> None:
+    """Otherwise the test above would prove little."""
     reasons = [answer.reason for each in answers.values() for answer in each]
     assert reasons.count(FinishReason.STOP) > 0.9 * len(reasons)
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_enforced_is_refused_by_name(compiler: GrammarCompiler, name: str) -> None:
+def test_an_unenforceable_keyword_is_refused_by_name(compiler: GrammarCompiler, name: str) -> None:
     """No schema is enforced in part."""
-    schema, told = REFUSED[name]
+    schema, word = REFUSED[name]
     try:
         error = compiled_error(grammar(json=schema), compiler)
     except RequestError as refusal:
         error = refusal.message
     assert error is not None
-    assert told in error
+    assert word in error
 
 
 REGEXES = (
@@ -339,7 +338,6 @@ REGEXES = (
 
 @pytest.mark.parametrize("regex", REGEXES)
 def test_answers_match_a_regular_expression(bench: GrammarBench, regex: str) -> None:
-    """The whole of each answer does."""
     asked = [bench.request(grammar(regex=regex), seed=seed) for seed in range(NUM_ANSWERS)]
     ended = [a for a in bench.run(*asked).values() if a.reason is FinishReason.STOP]
     assert ended
@@ -347,7 +345,7 @@ def test_answers_match_a_regular_expression(bench: GrammarBench, regex: str) -> 
         assert re.fullmatch(regex, answer.text), answer.text
 
 
-# EBNF and Lark, and what each of them means.
+# Grammars in EBNF and Lark, with equivalent regular expressions.
 GRAMMARS = {
     'root ::= "a" | "b" root': r"b*a",
     'root ::= pair ("," pair)*\npair ::= [a-c]+ "=" [0-9]': r"[a-c]+=[0-9](,[a-c]+=[0-9])*",
@@ -360,7 +358,7 @@ GRAMMARS = {
 
 @pytest.mark.parametrize("text", GRAMMARS)
 def test_answers_match_a_grammar(bench: GrammarBench, text: str) -> None:
-    """By a regular expression that says as much; brackets balance."""
+    """By an equivalent regular expression; brackets balance."""
     asked = [bench.request(grammar(grammar=text), seed=seed) for seed in range(NUM_ANSWERS)]
     ended = [a for a in bench.run(*asked).values() if a.reason is FinishReason.STOP]
     assert ended
@@ -396,10 +394,10 @@ FITS: list[tuple[dict[str, Any], dict[str, bool]]] = [
 
 
 @pytest.mark.parametrize(("outputs", "texts"), FITS)
-def test_classes_escapes_and_dialects_mean_one_thing(
+def test_classes_escapes_and_dialects_have_one_meaning(
     compiler: GrammarCompiler, outputs: dict[str, Any], texts: dict[str, bool]
 ) -> None:
-    r"""`\d`, `\w` and `\s` let in ASCII in each constraint; GBNF begins with `::=`."""
+    r"""`\d`, `\w` and `\s` are ASCII in every constraint; `::=` marks GBNF."""
     start = compiler.compile(grammar(**outputs)).result()
     assert start.error is None
     for text, fits in texts.items():
@@ -427,7 +425,7 @@ TAGGED = {
 def test_white_space_within_json_is_bounded(
     compiler: GrammarCompiler, outputs: dict[str, Any], around: str
 ) -> None:
-    """Whatever lays out JSON is allowed, and no more."""
+    """Usual layouts of JSON are allowed, and no more."""
     start = compiler.compile(grammar(**outputs)).result()
     for blanks, fits in (
         *(("", True), (" ", True), ("\t", True), ("\n", True), (" \n\n" + " " * 40, True)),
@@ -437,8 +435,8 @@ def test_white_space_within_json_is_bounded(
         assert (start.fork().num_allowed([], whole) == len(whole)) is fits, repr(blanks)
 
 
-def test_an_answer_of_nothing_but_white_space_is_impossible(bench: GrammarBench) -> None:
-    """However much the model would like it."""
+def test_an_answer_of_endless_white_space_is_impossible(bench: GrammarBench) -> None:
+    """Even if white space is by far the likeliest."""
     blanks = tuple((ord(char), 40.0) for char in " \n\r\t")
     asked = bench.request(grammar(json=POINT), logit_bias=(*BIAS[:9], *blanks), max_tokens=600)
     [answer] = bench.run(asked).values()
@@ -447,24 +445,24 @@ def test_an_answer_of_nothing_but_white_space_is_impossible(bench: GrammarBench)
     assert max(map(len, re.findall(r"\s+", answer.text))) > 40
 
 
-def test_answers_are_one_of_the_choices(bench: GrammarBench) -> None:
-    """Whatever characters these have."""
+def test_answers_are_among_the_choices(bench: GrammarBench) -> None:
+    """Choices may have any characters."""
     choices = ["a", 'say "hi"', "two\nlines", "é☃", "/x/", "\\d", "\u2028", "a b", "abc", "\x7f"]
     asked = [bench.request(grammar(choice=choices), seed=seed) for seed in range(30)]
-    told = {answer.text for answer in bench.run(*asked).values()}
-    assert told <= set(choices)
-    assert len(told) > 3
+    found = {answer.text for answer in bench.run(*asked).values()}
+    assert found <= set(choices)
+    assert len(found) > 3
 
 
-def test_a_json_object_is_one(bench: GrammarBench) -> None:
+def test_json_object_answers_are_json_objects(bench: GrammarBench) -> None:
     asked = [bench.request(grammar(json_object=True), seed=seed) for seed in range(10)]
     ended = [a for a in bench.run(*asked).values() if a.reason is FinishReason.STOP]
     assert len(ended) > 5
     assert all(isinstance(json.loads(answer.text), dict) for answer in ended)
 
 
-def test_whitespace_is_what_was_asked_for(bench: GrammarBench) -> None:
-    """None at all, or, where there is any, what the pattern matches."""
+def test_whitespace_follows_its_options(bench: GrammarBench) -> None:
+    """No whitespace, or only matches of the pattern."""
     blanks = tuple((ord(char), 9.0) for char in " \n")
     none = grammar(json=POINT, disable_any_whitespace=True)
     two = grammar(json=POINT, whitespace_pattern="[ ]{2}")
@@ -474,8 +472,8 @@ def test_whitespace_is_what_was_asked_for(bench: GrammarBench) -> None:
     assert re.fullmatch(r'\{(?:  )?"x"  :  -?\d+  ,  "y"  :  -?\d+  \}', wide.text)
 
 
-def test_text_goes_on_freely_between_structural_tags(bench: GrammarBench) -> None:
-    """What follows a trigger is one of the structures; the rest is any text."""
+def test_text_between_structural_tags_is_free(bench: GrammarBench) -> None:
+    """A trigger begins one of the structures."""
     tag = {
         "type": "structural_tag",
         "triggers": ["<f"],
@@ -507,8 +505,8 @@ KINDS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_a_constraint_begins_behind_reasoning(bench: GrammarBench) -> None:
-    """Of each kind; what is thought is any text, and is ended once."""
+def test_a_constraint_begins_after_reasoning(bench: GrammarBench) -> None:
+    """Reasoning is any text up to its end token, for every kind of constraint."""
     asked = [
         (form, bench.request(reasoned(grammar(**kind), True), seed=seed, logit_bias=ENDING))
         for kind, form in KINDS
@@ -528,10 +526,10 @@ def test_a_constraint_begins_behind_reasoning(bench: GrammarBench) -> None:
 
 @pytest.mark.parametrize("is_certain", [True, False])
 @pytest.mark.parametrize("is_special", [True, False], ids=["control token", "text"])
-def test_reasoning_is_read_up_to_its_first_end(
+def test_reasoning_ends_at_its_first_end_mark(
     compiler: GrammarCompiler, is_special: bool, is_certain: bool
 ) -> None:
-    """Whether the mark is a control token or text."""
+    """The mark is a control token or text."""
     end = [MARK] if is_special else [*b"</think>"]
     form = reasoned(grammar(regex="[0-9]+"), is_special, is_certain)
     start = compiler.compile(form).result()
@@ -579,7 +577,7 @@ def mixed(bench: GrammarBench) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def plain() -> list[list[int]]:
-    """What each request gives alone."""
+    """The answer to each request alone."""
     with GrammarBench(overlap=False) as bench:
         return [a.token_ids for r in mixed(bench) for a in bench.run(r).values()]
 
@@ -609,7 +607,7 @@ def test_the_same_seed_gives_the_same_tokens(plain: list[list[int]], name: str) 
 
 @pytest.mark.parametrize("method", ["standard", "block"])
 def test_drafts_drawn_from_a_distribution_are_verified_against_the_grammar(method: str) -> None:
-    """The draft model knows nothing of it: what it draws and the grammar forbids is rejected."""
+    """The draft model does not know the grammar: its forbidden drafts are rejected."""
     config = replace(DEVICE, draft_sample_method="probabilistic", rejection_sample_method=method)
     with GrammarBench(config) as bench:
         asked = [bench.request(grammar(regex="[a-m0-4]{12}"), seed=seed) for seed in range(8)]
@@ -622,8 +620,7 @@ def test_drafts_drawn_from_a_distribution_are_verified_against_the_grammar(metho
     assert 0 < stats.speculation.num_accepted_tokens < stats.speculation.num_draft_tokens
 
 
-def test_the_branches_of_a_request_each_match(bench: GrammarBench) -> None:
-    """Three answers, three seeds, one grammar."""
+def test_every_branch_of_a_request_matches_its_grammar(bench: GrammarBench) -> None:
     found = bench.run(bench.request(grammar(json=POINT), 3, logprobs=1)).values()
     assert len({answer.text for answer in found}) > 1
     for answer in found:
@@ -631,45 +628,44 @@ def test_the_branches_of_a_request_each_match(bench: GrammarBench) -> None:
         assert answer.num_logprobs == len(answer.token_ids)
 
 
-def test_a_stop_token_ends_an_answer_that_may_end(bench: GrammarBench) -> None:
-    """Not before, however likely it is."""
+def test_a_stop_token_ends_only_a_complete_answer(bench: GrammarBench) -> None:
     asked = bench.request(grammar(json=POINT), stop_token_ids=(MARK,), logit_bias=((MARK, 50.0),))
     [answer] = bench.run(asked).values()
     assert answer.stop_token_id == MARK
     jsonschema.validate(json.loads(answer.text), POINT)
 
 
-def test_an_answer_that_cannot_go_on_ends_before_its_least_length(bench: GrammarBench) -> None:
+def test_an_answer_that_cannot_continue_ends_before_min_tokens(bench: GrammarBench) -> None:
     asked = bench.request(grammar(choice=["yes"]), min_tokens=20)
     [answer] = bench.run(asked).values()
     assert (answer.text, answer.reason) == ("yes", FinishReason.STOP)
 
 
-def test_an_answer_goes_on_to_its_least_length_if_it_can(bench: GrammarBench) -> None:
+def test_an_answer_continues_to_min_tokens_if_it_can(bench: GrammarBench) -> None:
     asked = bench.request(grammar(regex="a*"), min_tokens=20, logit_bias=((END, 50.0),))
     [answer] = bench.run(asked).values()
     assert text_of(answer.token_ids) == "a" * len(answer.text)
     assert len(answer.token_ids) == 21
 
 
-def test_a_grammar_that_fails_fails_its_request_alone(bench: GrammarBench) -> None:
-    """The API refuses it before; the engine does not rely on that."""
+def test_an_invalid_grammar_fails_only_its_request(bench: GrammarBench) -> None:
+    """The API refuses it earlier, but the engine does not rely on that."""
     good, bad = bench.request(grammar(choice=["yes"])), bench.request("start: nothing")
     found = bench.run(bad, good)
     assert found[bad.request_id].reason is FinishReason.ERROR
     assert found[good.request_id].text == "yes"
 
 
-def test_other_parameters_that_leave_nothing_fail_the_request(bench: GrammarBench) -> None:
+def test_other_parameters_that_leave_no_token_fail_the_request(bench: GrammarBench) -> None:
     asked = bench.request(grammar(choice=["yes"]), allowed_token_ids=(ord("n"),))
     [answer] = bench.run(asked).values()
     assert answer.reason is FinishReason.ERROR
     assert "no token may be drawn" in (answer.error or "")
 
 
-def test_without_a_vocabulary_no_request_may_have_a_grammar() -> None:
+def test_a_grammar_without_a_vocabulary_fails_the_request() -> None:
     with GrammarBench() as bench:
-        bench.scheduler.features.pop(0)  # the last that was attached
+        bench.scheduler.features.pop(0)  # the grammar feature
         [answer] = bench.run(bench.request(grammar(choice=["yes"]))).values()
     assert answer.reason is FinishReason.ERROR
     assert "cannot be constrained" in (answer.error or "")
@@ -678,8 +674,8 @@ def test_without_a_vocabulary_no_request_may_have_a_grammar() -> None:
 @pytest.mark.parametrize(
     "speculative", [replace(NGRAM, num_speculative_tokens=30), JUMP_FORWARD], ids=["ngram", "none"]
 )
-def test_forced_tokens_are_drafts_that_stand(speculative: SpeculativeConfig) -> None:
-    """Names that are not in the prompt take no step for each token, with a drafter or without."""
+def test_forced_tokens_are_accepted_drafts(speculative: SpeculativeConfig) -> None:
+    """Names outside the prompt need no step for each token, with a drafter or without."""
     names = ("kilometres", "longitude", "population")
     schema = {
         **NAMED,
@@ -696,7 +692,7 @@ def test_forced_tokens_are_drafts_that_stand(speculative: SpeculativeConfig) -> 
 
 
 def test_drafts_that_the_grammar_forbids_are_not_verified() -> None:
-    """A prompt that suggests much else: what is verified is what may follow."""
+    """The prompt suggests many forbidden drafts."""
     prompt = b"no no no no yes yes perhaps perhaps " * 3
     config = replace(NGRAM, prompt_lookup_min=1)
     with GrammarBench(config) as bench:
