@@ -244,11 +244,13 @@ async def _started(
             building = group.create_task(built, name="text")
             ready = await client.start()
             text = await building
+            # Its task would keep the group open.
             interrupter.cancel()
     except BaseExceptionGroup as failures:
         cause = root_cause(failures)
         if isinstance(cause, _StoppedError):
             return None
+        # The group's own traceback would only hide the cause from the user.
         raise cause from None
     return ready, text
 
@@ -261,6 +263,7 @@ def _build_text(config: ServeConfig, checkpoint: Checkpoint | None) -> _Text:
         template = ChatTemplate(source, bos_token="", eos_token=sim.IM_END, now=datetime.now)
         return _Text(tokenizer, template, _vocabulary(config, tokenizer))
     if source is not None:
+        # The operator's template serves requests with tools too.
         checkpoint = dataclasses.replace(checkpoint, chat_template=source, tool_chat_template=None)
     tokenizer = build_tokenizer(checkpoint)
     chat_template = chat_template_of(checkpoint, now=datetime.now)
@@ -272,6 +275,7 @@ def _vocabulary(config: ServeConfig, tokenizer: Tokenizer) -> Vocabulary | None:
     ends = [token for token in config.engine.eos_token_ids if token < size]
     if not ends:
         return None
+    # Tokenizers may have special tokens without an embedding, which are never drawn.
     special_ids = sorted({*tokenizer.special_ids, *ends} & set(range(size)))
     return Vocabulary([tokenizer.token_bytes(i) for i in range(size)], special_ids, ends)
 
@@ -385,6 +389,7 @@ class _Worker:
             status = 1 if gone.done() else 0
             if status:
                 logger.error("the engine is gone; exiting so that a supervisor can restart us")
+                # Without an engine nothing can be drained; this only refuses new requests.
                 self._admission.drains.set()
             if not await self._admission.wait_idle(LAST_WORDS_SECONDS):
                 await self._client.shutdown(0.0)  # the aborts may not have reached it
@@ -425,6 +430,7 @@ class _Worker:
 
     def _announce(self, listener: socket.socket, seconds: float) -> None:
         where = shown(listener, tls=self._config.tls is not None)
+        # One line on standard output, which scripts wait for; logs go to standard error.
         sys.stdout.write(f"worker ready on {where} in {seconds:.1f} s\n")
         sys.stdout.flush()
 

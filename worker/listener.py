@@ -30,6 +30,7 @@ def bound(config: ServeConfig) -> Iterator[socket.socket]:
         try:
             yield listener
         finally:
+            # Another process may have replaced the file meanwhile: remove only this socket.
             with contextlib.suppress(OSError):
                 if mine is not None and _identity(config.uds) == mine:
                     os.unlink(config.uds)
@@ -45,6 +46,7 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise ConfigError(f"--host {host}: {error.strerror or error}") from error
     try:
+        # Connections in TIME_WAIT must not block a restart on the same port.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:
@@ -80,6 +82,7 @@ def _locked(path: str) -> Iterator[None]:
 
 def _lock(name: str) -> int:
     while True:
+        # Never follow a link: the path may be in a directory that others can write.
         lock = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -131,4 +134,5 @@ def is_exposed(listener: socket.socket) -> bool:
     """True if other machines may reach the socket."""
     if listener.family == socket.AF_UNIX:
         return False
+    # The zone of a link-local IPv6 address follows %.
     return not ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback

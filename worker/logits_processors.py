@@ -52,6 +52,7 @@ def load(name: str) -> Callable[..., LogitsProcessor]:
     except Exception as error:  # another package's code
         raise ConfigError(f"{flag}: cannot be loaded: {error!r}") from error
     kinds = {parameter.kind for parameter in parameters}
+    # Without named parameters, no request could select it, or any key would.
     if not kinds or not kinds.isdisjoint((*_NAMELESS, inspect.Parameter.VAR_KEYWORD)):
         raise ConfigError(f"{flag}: its constructor must name the arguments that it takes")
     if not callable(getattr(kind, "process", None)):
@@ -72,6 +73,8 @@ def chosen(names: Iterable[str], arguments: Mapping[str, Any]) -> tuple[tuple[st
     for name, keys in takes.items():
         if own := {key: value for key, value in arguments.items() if key in keys}:
             try:
+                # Build it once here, so that wrong values are a 400 and not a failure of the
+                # engine.
                 load(name)(**own)
             except (TypeError, ValueError) as error:
                 raise ValueError(f"{name}: {error}") from error

@@ -90,6 +90,7 @@ def read_adapter(path: str, config: ModelConfig, max_rank: int) -> list[dict[str
     source = folder / WEIGHTS_NAME
     try:
         with safe_open(source, framework="pt") as file:
+            # Shapes come from the header alone: a wrong adapter is refused before its data is read.
             stored = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (no mapping)
             names = _checked(source, stored, _places(layers), settings.r)
             read = {name: file.get_tensor(stored_as) for name, stored_as in names.items()}
@@ -100,6 +101,7 @@ def read_adapter(path: str, config: ModelConfig, max_rank: int) -> list[dict[str
     weights = {name: tensor.to(torch.float32) for name, tensor in read.items()}
     for (name, side), tensor in weights.items():
         if side == "B":
+            # Scaling B once here saves a multiplication in every step.
             tensor.mul_(settings.scale)
         if not bool(tensor.isfinite().all()):
             raise ModelError(f"{source}: the numbers of {name} are not all finite")
@@ -129,6 +131,7 @@ def _settings(path: Path, max_rank: int) -> _Settings:
         raise ModelError(f"{path}: {error}") from error
     for name, neutral in _NEUTRAL.items():
         value = given.get(name)
+        # A field that PEFT adds later is unknown here and accepted; only known changes are refused.
         if value is not None and value not in neutral:
             raise ModelError(f"{path}: {name} {value!r} is not supported")
     targets = settings.target_modules

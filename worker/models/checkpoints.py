@@ -226,6 +226,7 @@ class SafetensorsCheckpoint:
         self.config = model_config.from_hf(str(config_path), values)
         shards = [_open_shard(path / shard) for shard in _shard_names(path)]
         self._shard_of = {name: shard for shard in shards for name in shard.keys()}  # noqa: SIM118
+        # Scalars become vectors of one element, so that every tensor has rows.
         self._shapes = {
             name: tuple(shard.get_slice(name).get_shape()) or (1,)
             for name, shard in self._shard_of.items()
@@ -301,6 +302,7 @@ class SafetensorsCheckpoint:
             if blocks is not None:
                 return blocks
             tensor = _narrowest(grouped.decode())
+        # A quantised router would change which experts a token takes.
         is_exact = self._quantization == "none" or f".{ROUTER}." in name
         if not is_exact and tensor.shape[1] % _BLOCK_ELEMENTS == 0:
             return quantized(tensor, self._quantization.upper())
@@ -352,6 +354,7 @@ def _shard_names(path: Path) -> list[str]:
     weight_map = _read_json(index_path).get("weight_map")
     if not isinstance(weight_map, dict):
         raise ModelError(f"{index_path}: weight_map is missing or not an object")
+    # Only the name: an index must not point outside its directory.
     return sorted({str(Path(str(shard)).name) for shard in weight_map.values()})
 
 
@@ -391,6 +394,7 @@ def read_part(file: GgufFile, name: str, start: int, stop: int, parts: int) -> F
 
     Raises `ModelError` when the encoding cannot be decoded.
     """
+    # A view of the mapping: only the pages of this part are read.
     info = file.tensors[name]
     size = info.num_bytes // parts
     raw = np.frombuffer(file.tensor_bytes(name), np.uint8)[start * size : stop * size]

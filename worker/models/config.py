@@ -120,12 +120,14 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         sizes = (self.vocab_size, self.hidden_size, self.intermediate_size, self.num_layers)
+        # A file is input from outside: no size may lead to a division by zero.
         if min(*sizes, self.num_heads, self.num_kv_heads, self.head_dim, self.max_context) < 1:
             raise ModelError(f"model configuration has a size below 1: {self}")
         if self.num_heads % self.num_kv_heads:
             raise ModelError(
                 f"{self.num_heads} attention heads cannot share {self.num_kv_heads} KV heads evenly"
             )
+        # YaRN divides by the logarithm of the base, and norms take a root of the epsilon.
         if self.rope_theta <= 1 or self.rms_norm_eps < 0:
             raise ModelError(
                 f"rope_theta {self.rope_theta} must be above 1, and rms_norm_eps"
@@ -272,6 +274,7 @@ def _every_nth(interval: int, num_layers: int) -> range:
 def from_hf(source: str, values: Mapping[str, Any]) -> ModelConfig:
     """The configuration in a Hugging Face `config.json`; `source` names the file in errors."""
     architecture = check_architecture(source, values.get("model_type"))
+    # In GGUF the same name is the text model alone.
     if architecture == "gemma3":
         raise ModelError(f"{source}: architecture 'gemma3' has images; supported is gemma3_text")
     key, wanted = "hidden_act", "silu"

@@ -198,6 +198,7 @@ def read_head(path: Path, target: LlamaModel) -> tuple[HeadShape, dict[str, Tens
     try:
         with safe_open(path, "pt") as file:
             found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+            # Extra tensors are refused too: they would be ignored silently.
             if found != wanted:
                 odd = sorted({name for name, _ in found.items() ^ wanted.items()})
                 raise ModelError(f"{path}: tensors {', '.join(odd)} are not as its metadata says")
@@ -205,6 +206,7 @@ def read_head(path: Path, target: LlamaModel) -> tuple[HeadShape, dict[str, Tens
     except (OSError, SafetensorError) as error:
         raise ModelError(f"{path}: cannot be read as a draft head: {error}") from error
     vocab = tensors["draft_vocab"] = tensors["draft_vocab"].to(torch.int64)
+    # An id out of range would index past the target's rows.
     if not bool(((vocab >= 0) & (vocab < target.config.vocab_size)).all()):
         raise ModelError(f"{path}: draft_vocab has ids that the target does not")
     return shape, tensors
@@ -254,6 +256,7 @@ def shipped_head(target: LlamaModel, heads: Path | None = None) -> Path | None:
     """
     name = fingerprint(target)
     trained = (heads or heads_directory()) / name / HEAD_FILE
+    # The operator trained the first one on purpose, so it takes precedence.
     for path in (trained, *_packaged()):
         if path.is_file() and _fits(path, name):
             return path

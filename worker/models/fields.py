@@ -26,8 +26,10 @@ class Fields:
             if default is _MISSING:
                 raise ModelError(f"{self.source}: {key} is missing")
             value = default
+        # bool is an int in Python, but no number in JSON.
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ModelError(f"{self.source}: {key} is {value!r}, not a number")
+        # NaN would pass later checks, because all its comparisons are false.
         if value != value or abs(value) == float("inf"):
             raise ModelError(f"{self.source}: {key} is {value!r}, not a finite number")
         if abs(value) > _LARGEST:

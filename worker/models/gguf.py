@@ -210,6 +210,7 @@ def _read_header(cursor: _Cursor) -> tuple[int, int]:
     cursor.take(4)
     version = cursor.u32()
     if version not in SUPPORTED_VERSIONS:
+        # A big-endian file looks like an absurd version; name the real reason.
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
         reason = (
             "it is big-endian" if swapped in SUPPORTED_VERSIONS else f"its version is {version}"
@@ -273,6 +274,7 @@ def _read_tensor_infos(
         if info.name in relative:
             cursor.fail(f"tensor {info.name!r} appears twice")
         relative[info.name] = info
+    # Offsets count from the first aligned position after the directory.
     data_start = -(-cursor.position // alignment) * alignment
     return {name: _placed(cursor, info, data_start) for name, info in relative.items()}
 
@@ -284,6 +286,7 @@ def _read_tensor_info(cursor: _Cursor, alignment: int) -> TensorInfo:
     num_dims = cursor.u32()
     if num_dims > _MAX_DIMS:
         cursor.fail(f"{num_dims} dimensions")
+    # GGUF writes the fastest dimension first.
     shape = tuple(reversed([cursor.u64() for _ in range(num_dims)]))
     type_id = cursor.u32()
     ggml_type = GGML_TYPES.get(type_id)
@@ -292,6 +295,7 @@ def _read_tensor_info(cursor: _Cursor, alignment: int) -> TensorInfo:
     offset = cursor.u64()
     if offset % alignment:
         cursor.fail(f"offset {offset} is not a multiple of the alignment {alignment}")
+    # Blocks never span rows.
     row = shape[-1] if shape else 1
     if row % ggml_type.block_elements:
         cursor.fail(f"rows of {row} are not whole blocks of {ggml_type.name}")

@@ -99,12 +99,14 @@ def attention_block(
     norms = None
     if layer.query_norm is not None and layer.key_norm is not None:
         norms = HeadNorms(layer.query_norm, layer.key_norm, eps)
+    # Wider caches store keys and values without scaling.
     scales = layer.kv_scales if cache.itemsize == 1 else None
     attention.write(qkv, cache, norms, layer.rotates, scales)
     width = config.num_heads * config.head_dim
     queries = qkv[:, :width].view(-1, config.num_heads, config.head_dim)
     attended = attention.run(queries, cache, layer.window, scales)
     is_plain = layer.attention_norm is None
+    # Without a norm in between, the product can add the residual itself, in one pass.
     output = layer.output(attended, residual=x if is_plain else None)
     add("output", attended, output)
     if layer.attention_norm is None:
@@ -201,6 +203,7 @@ class LlamaModel:
     def states(self, step: StepTensors, kv_cache: Tensor) -> Tensor:
         """Run a step; return hidden states [T, hidden_size] of all rows before the final norm."""
         x = self.embedding.rows(step.token_ids)
+        # Rounded to the dtype first, as transformers does.
         if self.config.embedding_scale != 1.0:
             x = x * torch.tensor(self.config.embedding_scale, dtype=x.dtype)
         if self.native is not None:

@@ -76,6 +76,7 @@ def load_model(
     config = shard_config(checkpoint.config, shard)
     if check is not None:
         check(config)
+    # Torch's layers serve the shapes that the native kernels lack.
     if not layer_shape(checkpoint.config).is_supported:
         kernels = None
     if quantization != "none" and kernels is None:
@@ -291,6 +292,7 @@ class _Assembly:
 
     def _tables(self, shape: tuple[int, int]) -> tuple[Linear, Linear]:
         """The embedding and the head [vocab_size, hidden], which may be the same."""
+        # Every rank embeds all tokens itself, which saves a transfer, and has a part of the head.
         if self._shard.size > 1:
             weight = self._read(_EMBEDDING, shape)
             return DenseLinear(weight), self._vocab_parallel_head(weight)
@@ -316,6 +318,7 @@ class _Assembly:
         if self._config.tied_head and stop - start == size:
             weight = embedding[start:stop]
         else:
+            # All ranks have equal sizes; the last one is padded.
             weight = torch.zeros((size, hidden), dtype=self._dtype, device=self._device)
             if self._config.tied_head:
                 weight[: stop - start] = embedding[start:stop]
@@ -415,6 +418,7 @@ class _Assembly:
         linear = self._packed(prefix, part, bias, into is not None)
         if linear is None:
             linear = make_linear(self._joined(prefix, "weight", part, into), bias, self._kernels)
+        # Each rank has a part of the sum.
         if part.splits_inputs and self._shard.size > 1:
             return RowParallelLinear(linear)
         return linear

@@ -95,6 +95,7 @@ def places(
         if layer is not None and "*" in layer[2]:  # a matrix for each expert
             size = rows // max(config.num_experts, 1)
             for n in range(config.num_experts):
+                # GGUF stacks the matrices of all experts in one tensor.
                 places[name.replace("*", str(n))] = Place(own, n * size, n * size + size)
             continue
         if layer is None or layer[2] not in _FUSED:

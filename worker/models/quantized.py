@@ -169,6 +169,7 @@ class QuantizedTensors:
         ]
         self.weights = {f"{stem}.weight": self._shape(stem) for stem in stems}
         parts = {f"{stem}.{part}" for stem in stems for part in _PARTS[quantization.method]}
+        # Scales of activations would otherwise count as unexpected tensors.
         self.others = {n for n in shapes if n in parts or n.endswith(_ATTENTION_SCALES)}
         for stem in stems:
             self._check(stem)
@@ -242,6 +243,7 @@ class QuantizedTensors:
         return GroupedWeight(Encoding.FLOAT8, codes, scales, None, groups)
 
     def _read_awq(self, stem: str, rows: slice, columns: slice) -> GroupedWeight:
+        # A part may begin within a word: read whole words and cut the codes.
         words, inner = _widened(rows, self._per_word)
 
         def unpacked(part: str, lines: slice) -> Tensor:
@@ -268,6 +270,7 @@ class QuantizedTensors:
         groups, index = self._consecutive(columns), f"{stem}.g_idx"
         if index in self._shapes:
             groups = self._open(index)[columns].long()
+            # An index out of range would read past the scales.
             if int(groups.min()) < 0 or int(groups.max()) >= every.stop:
                 raise ModelError(
                     f"{self._source}: tensor {index} has groups beyond the {every.stop} with scales"

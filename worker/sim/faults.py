@@ -245,10 +245,12 @@ def _parse_crash(value: Any) -> Crash:
         for name in ("after-requests", "after-tokens")
         if name in value
     }
+    # The HTTP process does not see tokens.
     if value["target"] == "worker" and "after-tokens" in counts:
         raise ConfigError("crash.after-tokens is the engine's; a worker counts requests")
     requests, tokens = counts.get("after-requests"), counts.get("after-tokens")
     if requests is None and tokens is None:
+        # Without a count the crash is immediate.
         requests = 0
     return Crash(value["target"], requests, tokens)
 

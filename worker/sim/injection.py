@@ -164,6 +164,7 @@ class FaultInjection:
         self._count_down()
         failure = _asked_failure(exchange) or self._drawn_failure(faults, number)
         if failure is not None:
+            # The connection stays usable for the next request.
             await exchange.discard_body()
             headers = (JSON, *self._reply_headers)
             await exchange.reply(error_body(failure), failure.status, headers)
@@ -213,6 +214,7 @@ class FaultInjection:
             case "ok":
                 await rest(send)
             case "garbage":
+                # The same bytes on every run, so that a failing scraper test repeats.
                 page = random.Random(0).randbytes(_GARBAGE_BYTES)
                 await exchange.reply(page, headers=(_TEXT,))
             case "empty":
@@ -233,6 +235,7 @@ class FaultInjection:
     # ---- /admin/config ----------------------------------------------------------------------
 
     async def _configure(self, exchange: Exchange) -> None:
+        # Changing faults is at least as powerful as any request.
         if self._keys and not self._keys.let_in(exchange):
             body = msgspec.json.encode(Unauthorized())
             await exchange.reply(body, HTTPStatus.UNAUTHORIZED)
@@ -261,6 +264,7 @@ class FaultInjection:
             await exchange.reply(error_body(failure), 503)
         else:
             await exchange.reply(self._shown())
+            # After the reply: the client must learn that its crash was accepted.
             self._crash_worker(update.crash)
 
     def _check_for_restart(self) -> None:
@@ -289,6 +293,7 @@ class FaultInjection:
         if crash is not None and crash.target == "engine":
             settings["crash_after_requests"] = crash.after_requests
             settings["crash_after_tokens"] = crash.after_tokens
+            # An engine that crashes at once cannot reply.
             ends = 0 in (crash.after_requests, crash.after_tokens)
         if settings:
             await self._set_in_engine(settings, ends=ends)

@@ -52,6 +52,7 @@ class TokenCache:
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks (source, destination); all are read before any is written."""
         size = self._block_size
+        # Sources may be destinations of other pairs, so read all of them first.
         contents = [self._slots[source * size : (source + 1) * size] for source, _ in pairs]
         for (_, target), content in zip(pairs, contents, strict=True):
             self._slots[target * size : (target + 1) * size] = content
@@ -237,6 +238,7 @@ class SimExecutor(HostExecutor):
                 sampled[sequence.seq_id] = draws
         seconds = self.step_seconds(step)
         if seconds > 0:
+            # Set before the wait: the watchdog reads it from another thread.
             self._modelled_seconds = seconds
             # A decoding sequence ran in the step before, so the engine was busy.
             self._wait(seconds, any(map(is_decoding, step.sequences)))
@@ -279,6 +281,7 @@ class SimExecutor(HostExecutor):
             parts = self._build(msgspec.convert(dataclasses.asdict(config), SimConfig))
         except (msgspec.ValidationError, TypeError, KeyError) as error:
             raise ConfigError(str(error)) from error
+        # Running sequences have no stored prompts to echo unless the mode was set at the start.
         if config.mode != self._parts.config.mode:
             raise ConfigError("the simulator's mode cannot change while it runs")
         self._parts = parts
@@ -343,6 +346,7 @@ class SimExecutor(HostExecutor):
         if self._tokens_left is not None:
             self._tokens_left -= num_tokens
         if any(left is not None and left <= 0 for left in (self._requests_left, self._tokens_left)):
+            # A test's `crash` returns; it must not be called again.
             self._requests_left = self._tokens_left = None
             self._crash()
 

@@ -97,6 +97,7 @@ class Setting:
         return number
 
     def _wrong(self, wanted: str, value: object) -> ConfigError:
+        # A hostile value may be megabytes long.
         text = repr(value)
         return ConfigError(f"{self.name} must be {wanted}, got {text[:100]}")
 
@@ -239,6 +240,7 @@ def apply(config: SimConfig, given: Mapping[str, object]) -> SimConfig:
 def _check_spread(name: str, config: SimConfig) -> None:
     mean = getattr(config, BY_NAME[name].field)
     std = getattr(config, BY_NAME[f"{name}-std-dev"].field)
+    # The tolerance absorbs rounding of decimal durations.
     if std > MAX_STD_SHARE * mean * (1 + 1e-9):
         raise ConfigError(f"{name}-std-dev may be {MAX_STD_SHARE:.0%} of {name} at most")
 
@@ -278,6 +280,7 @@ def _part_seconds(part: str) -> float:
 
 
 def _number(value: object) -> float | None:
+    # bool is an int in Python.
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:

@@ -53,6 +53,7 @@ class TokenSource:
                 ends = self._ends(sample, random_bits)
             if ends:
                 return end
+        # Even an echo obeys the constraints: a forbidden token is replaced by an allowed one.
         if echo:
             token = echo[(sample.position - sample.num_prompt) % len(echo)]
             if is_free or _may_draw(token, sample):
@@ -74,6 +75,7 @@ class TokenSource:
             candidates = params.allowed_token_ids or range(
                 config.first_word_id, config.first_word_id + config.num_words
             )
+        # Probe from a random start: the draw is deterministic and ends after one round.
         for offset in range(len(candidates)):
             token = candidates[(random_bits + offset) % len(candidates)]
             if _may_draw(token, sample):

@@ -205,7 +205,9 @@ class ChatTemplate:
                     "continue_final_message and add_generation_prompt exclude each other",
                     param="continue_final_message",
                 )
+            # Templates may add text after a message or trim it; the mark shows where it ends.
             messages = _tagged(messages)
+        # The model's own variables come last, so that no client variable replaces them.
         values = {
             **(variables or {}),
             **self._tokens,
@@ -217,6 +219,7 @@ class ChatTemplate:
         template = self._tool_template if tools else self._template
         try:
             text = self._environment.render_within_limits(template, values)
+        # Not among `_REFUSALS`: its own message would name Python's limit.
         except RecursionError as error:
             raise _refusal("it nests too deeply") from error
         except _REFUSALS as error:

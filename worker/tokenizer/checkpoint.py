@@ -108,6 +108,7 @@ def _from_gguf(path: Path, any_architecture: bool) -> Checkpoint:
     file = GgufFile.open(path)
     metadata = file.metadata
     architecture = file.architecture
+    # Before any other key, which another architecture may lack.
     if not any_architecture:
         check_architecture(str(path), architecture)
     tokens = metadata.get("tokenizer.ggml.tokens")
@@ -346,6 +347,7 @@ def _read_json(path: Path, *, required: bool) -> dict[str, Any]:
             raise ModelError(f"{path}: missing; is {path.parent} a Hugging Face model directory?")
         return {}
     try:
+        # Some editors write a byte order mark, which JSON does not allow.
         text = path.read_bytes().removeprefix(BOM_UTF8)
         return msgspec.json.decode(text, type=dict[str, Any])
     except (OSError, msgspec.MsgspecError, RecursionError) as error:

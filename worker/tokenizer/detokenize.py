@@ -47,6 +47,7 @@ class Detokenizer:
 
     def feed(self, token_ids: Sequence[int]) -> str:
         """Take tokens and return the text that is now certain; empty once `matched` is set."""
+        # The fast path of nearly all requests: one join and one decode.
         if not self._stop:
             skip, lookup = self._skip_ids, self._token_bytes
             self.num_consumed += len(token_ids)
@@ -83,6 +84,7 @@ class Detokenizer:
     def _push(self, text: str) -> str:
         """Take new characters, search for stop strings, return text that cannot be part of one."""
         self._held += text
+        # A match may begin in unchecked tokens and end later, so their text is held back too.
         if self._unchecked_tokens > 0:
             self._unchecked_tokens -= 1
         elif text and self._cut(len(text)):

@@ -41,6 +41,7 @@ class LibraryTokenizer:
         self.strips_leading_space = strips_leading_space
         added = rust.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        # Added tokens are spelled in plain text, not in the vocabulary's alphabet.
         self._bytes: dict[int, bytes] = {i: t.content.encode() for i, t in added.items()}
         # The ids of a vocabulary may have gaps.
         self.vocab_size = 1 + max(rust.get_vocab(with_added_tokens=True).values(), default=-1)
@@ -129,6 +130,7 @@ def from_tokenizer_json(path: Path) -> LibraryTokenizer:
         rust = RustTokenizer.from_file(str(path))
     except Exception as error:  # the Rust library raises plain `Exception`
         raise ModelError(f"{path}: the tokenizers library cannot read it: {error}") from error
+    # Files may store the limits of training, which must not cut prompts.
     rust.no_truncation()
     rust.no_padding()
     return LibraryTokenizer(rust, spelling, strips)

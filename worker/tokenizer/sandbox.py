@@ -109,6 +109,7 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
             trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=_charge_output
         )
         self._limits = limits
+        # It generates text of any length.
         del self.globals["lipsum"]
         for name, function in list(self.filters.items()):
             self.filters[name] = self._guarded(name, function)
@@ -169,6 +170,7 @@ class BudgetedEnvironment(ImmutableSandboxedEnvironment):
         @functools.wraps(function)
         def guarded(*args: Any, **kwargs: Any) -> Any:
             passed = isinstance(args[0], Context | EvalContext | Environment)
+            # Jinja passes its context first to some filters.
             values = (*args[passed:], *kwargs.values())
             if name == "replace":
                 self._check_replacement(*values[:3])

@@ -135,6 +135,7 @@ class SentencePieceTokenizer(LibraryTokenizer):
 
 
 def _rust_tokenizer(source: str, pieces: Sequence[ScoredPiece], prepends: bool) -> RustTokenizer:
+    # Only a full set can spell every character.
     has_bytes = len({m[1].upper() for p in pieces if (m := _byte_match(p))}) == 256
     unknown = next((p.text for p in pieces if p.kind == UNKNOWN), None)
     if not has_bytes and unknown is None:
@@ -262,6 +263,7 @@ def _parse(path: Path, data: bytes) -> SentencePieceFile:
             normalizer = dict(_fields(value))
     if not pieces:
         raise _DamagedError("it has no pieces")
+    # protobuf omits fields with their default: a missing type is unigram.
     kind = trainer.get(_TRAINER_MODEL_TYPE, 1)
     if kind != _BPE:
         name = _MODEL_TYPES.get(kind, kind) if isinstance(kind, int) else kind
@@ -314,6 +316,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
             size = 4 if wire_type == _FIXED32 else 8
         else:
             raise _DamagedError(f"wire type {wire_type} at {position}")
+        # A slice past the end would silently be shorter.
         if position + size > len(data):
             raise _DamagedError(f"a field runs past the end at {position}")
         yield number, data[position : position + size]

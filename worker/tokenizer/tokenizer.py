@@ -298,10 +298,12 @@ def _with_added_tokens(
         token_id = int(key)
         if not isinstance(token, dict):
             raise ModelError(f"{path}: the added token {token_id} is not an object")
+        # Ids are positions in the list of pieces.
         if token_id > len(result):
             raise ModelError(f"{path}: added tokens leave a gap before id {token_id}")
         kind = CONTROL if token.get("special") else USER_DEFINED
         text = str(token.get("content"))
+        # The file's control, unknown and byte pieces retain their type.
         if token_id < len(pieces) and pieces[token_id].kind not in (NORMAL, USER_DEFINED):
             kind = pieces[token_id].kind
         piece = ScoredPiece(text, 0.0, kind, bool(token.get("lstrip")), bool(token.get("rstrip")))
