@@ -1,4 +1,1 @@
-"""The sockets on which engines publish KV-cache events, and what keeps them connected.
-
-The pure codec and the index that events feed are in `picker.prefix`.
-"""
+"""Subscribes to the KV-cache events of engines. The pure codec and index are in `picker.prefix`."""

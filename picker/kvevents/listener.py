@@ -1,27 +1,26 @@
-"""Listens to what engines say about their KV caches, over ZMQ, for one consumer.
+"""Receives the KV-cache events of engines over ZMQ for one consumer.
 
 Theory of operation
 -------------------
-Either there is a task for each endpoint of the pool, with a SUB socket connected to its engine, or
-one task with a SUB socket that all engines connect to. ZMQ itself connects again whenever a
-connection breaks; what was lost meanwhile shows in the numbers (`prefix.kv_stream`), and is asked
-for again where the engine has a replay address: an empty frame and the first number wanted, to
-which it answers with messages as it sent them and one with an empty payload at the end.
+Either each endpoint of the pool has a task with a SUB socket connected to its engine, or one task
+has a SUB socket to which all engines connect. ZMQ reconnects by itself. Messages lost meanwhile
+show as a gap in the sequence numbers (`prefix.kv_stream`) and are requested again if the engine has
+a replay address: the request is an empty frame and the first number wanted, the answer the original
+messages and one with an empty payload at the end.
 
-Each time a connection is made, what is missing is asked for at once, beginning with the last
-message that was taken in: an engine that does not send that very message again is a new one, even
-if it says nothing more.
+After every handshake the listener requests a replay at once, starting with the last message it
+applied: an engine that does not repeat exactly that message has restarted, even if it sends
+nothing else.
 
-A replay that stalls is tried again from where it got to; after three attempts without progress, or
-two minutes, it has failed. Then the endpoint is forgotten, because nobody knows what left its cache
-meanwhile, and no replay is tried for half a minute. Without a replay address a gap is passed over:
-what entered the cache is missed, and what left it is believed to be there until it is stored and
-removed again. A new life of an engine is noticed either way.
+A replay that stalls is retried from the point it reached; after three attempts without progress, or
+two minutes, it fails. Then the endpoint's blocks are forgotten, because it is unknown which of them
+the engine has evicted, and no replay is tried for half a minute. Without a replay address gaps are
+ignored: the index misses blocks that were stored, and lists removed ones until they are stored and
+removed again. Restarts are detected either way.
 
-A message that cannot be understood is dropped, logged and counted; an event in it that cannot be
-used is skipped alone, and logged once for each endpoint and reason. A large message is taken in
-part by part, and the loop decides requests in between. Of an endpoint that leaves the
-pool nothing is kept.
+A message that cannot be decoded is dropped, logged and counted; an unusable event in it is skipped
+alone, and logged once per endpoint and reason. A large message is applied in parts, and the event
+loop serves requests between them. All state of an endpoint that leaves the pool is deleted.
 """
 
 from __future__ import annotations
@@ -48,43 +47,37 @@ log = logging.getLogger(__name__)
 
 UNKNOWN_POD = "unknown"
 NUMBER_BYTES = 8
-_END_NUMBERS = 2**63  # from here on they are negative, which no message is
-_MAX_UNREAD = 100_000  # messages that ZMQ keeps while a replay is under way
+_END_NUMBERS = 2**63  # larger numbers are negative as int64, which no message number is
+_MAX_UNREAD = 100_000  # messages that ZMQ queues during a replay
 _RECONNECT_MS, _RECONNECT_MAX_MS = 100, 5000
 _HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 10_000, 30_000
-MAX_MESSAGE_BYTES = 256 * 2**20  # an engine may announce all that it has cached
-PART_BYTES = 32 * 1024  # of a message, taken in within some two milliseconds
-RETRY_SECONDS = 5.0  # after an engine could not be listened to
+MAX_MESSAGE_BYTES = 256 * 2**20  # an engine may announce its whole cache
+PART_BYTES = 32 * 1024  # of a message, applied within some two milliseconds
+RETRY_SECONDS = 5.0  # until a failed subscription is retried
 
 
 @dataclass(frozen=True, slots=True)
 class ReplaySettings:
-    """How patient replays are."""
-
     idle_seconds: float = 2.0
     total_seconds: float = 120.0
     attempts_without_progress: int = 3
     cooldown_seconds: float = 30.0
-    at_once: int = 8
+    max_concurrent: int = 8
 
 
 @dataclass(slots=True)
 class _Engine:
-    """One engine: its endpoint's key, its numbers, and its last topic (None: never heard)."""
-
-    key: str
+    key: str  # of its endpoint
     replay_address: str | None = None
     stream: EventStream = field(default_factory=EventStream)
-    topic: str | None = None
-    last_digest: bytes = b""  # of the payload that was taken in last
-    is_unconfirmed: bool = False  # there was a connection before this one: is it the same engine?
+    topic: str | None = None  # of its last message; None before the first
+    last_digest: bytes = b""  # of the payload that was applied last
+    is_unconfirmed: bool = False  # reconnected, and may have restarted meanwhile
     no_replay_before: float = float("-inf")
 
 
 class KvEventListener:
-    """Feeds one consumer for as long as `run` runs. Owns the sockets and what is known of each
-    engine's numbers.
-    """
+    """Feeds one consumer while `run` runs. Owns the sockets and the stream state of each engine."""
 
     def __init__(
         self,
@@ -99,13 +92,13 @@ class KvEventListener:
         self._replay = replay
         self._series = KvSeries([]) if series is None else series
         self._retry_seconds = retry_seconds
-        self._replays = asyncio.Semaphore(replay.at_once)
+        self._replays = asyncio.Semaphore(replay.max_concurrent)
         self._changed = asyncio.Event()
         self._connected: dict[str, _Engine] = {}  # engines that connect to the picker, by endpoint
-        self._keys: dict[str, str] = {}  # their addresses, which is what they call themselves
-        self._touched: dict[str, None] = {}  # endpoints to look at, if the picker connects to them
+        self._keys: dict[str, str] = {}  # endpoint keys by address, a pod name too
+        self._touched: dict[str, None] = {}  # endpoints whose subscription may have to change
         self.errors: Counter[str] = Counter()  # by endpoint
-        self._skipped: dict[str, set[str]] = {}  # reasons that the log has, by endpoint
+        self._skipped: dict[str, set[str]] = {}  # reasons already logged, by endpoint
 
     async def run(self) -> None:
         """Listen until cancelled. Raises `PickerError` when the address cannot be bound."""
@@ -115,7 +108,7 @@ class KvEventListener:
         self._note_changes(EndpointChanges(tuple(one.endpoint for one in known), ()))
         try:
             with zmq.asyncio.Context() as context:
-                # ZMQ itself stops at 1,023, which are 500 engines.
+                # ZMQ's default of 1,023 sockets is enough for 500 engines only.
                 context.set(zmq.MAX_SOCKETS, context.get(zmq.SOCKET_LIMIT))
                 if feed.bind_address is None:
                     await self._follow_endpoints(context)
@@ -141,7 +134,7 @@ class KvEventListener:
     # Engines that the picker connects to
 
     async def _follow_endpoints(self, context: zmq.asyncio.Context) -> None:
-        """Keep one task for each endpoint of the pool."""
+        """Run one task per endpoint of the pool that has a source."""
         listening: dict[str, tuple[KvEventSource, asyncio.Task[None]]] = {}
         async with asyncio.TaskGroup() as group:
             while True:
@@ -164,16 +157,15 @@ class KvEventListener:
         return None if candidate is None else self._consumer.kv_event_source(candidate.endpoint)
 
     async def _follow(self, context: zmq.asyncio.Context, key: str, source: KvEventSource) -> None:
-        """Listen to one engine, for as long as its endpoint is in the pool."""
+        """Listen to one engine until cancelled; retry failed subscriptions."""
         while True:
-            self._consumer.kv_events_lost(key)  # or a replay would count it twice
+            self._consumer.kv_events_lost(key)  # or a replay would store its blocks twice
             await self._follow_once(context, _Engine(key, source.replay_address), source)
             await asyncio.sleep(self._retry_seconds)
 
     async def _follow_once(
         self, context: zmq.asyncio.Context, engine: _Engine, source: KvEventSource
     ) -> None:
-        """Listen to one engine until that turns out to be impossible."""
         prefix = self._consumer.kv_event_feed.topic_prefix
         try:
             with self._listening(), open_socket(context, zmq.SUB, source.address) as sub:
@@ -195,7 +187,7 @@ class KvEventListener:
         sub: zmq.asyncio.Socket,
         monitor: zmq.asyncio.Socket,
     ) -> None:
-        """Take in messages, and look at what was missed whenever a connection is made."""
+        """Apply messages, and request a replay after every handshake."""
         poller = zmq.asyncio.Poller()
         poller.register(sub, zmq.POLLIN)
         poller.register(monitor, zmq.POLLIN)
@@ -222,7 +214,7 @@ class KvEventListener:
                 pod = parse_topic(frames[0].decode(errors="replace")).pod
                 key = self._key_of(pod)
                 if key is None:
-                    # Under one name, because whoever connects may call itself anything.
+                    # Under one label, because a client may call itself anything.
                     self._failed(UNKNOWN_POD, f"no endpoint of the pool is {pod!r:.100}")
                     continue
                 engine = self._connected.setdefault(key, _Engine(key))
@@ -233,7 +225,7 @@ class KvEventListener:
 
     @contextmanager
     def _listening(self) -> Iterator[None]:
-        """Count an active subscriber for the length of the block."""
+        """Count an active subscriber within the block."""
         self._series.active_subscribers.inc()
         try:
             yield
@@ -245,7 +237,7 @@ class KvEventListener:
     async def _take(
         self, context: zmq.asyncio.Context, engine: _Engine, frames: Sequence[bytes]
     ) -> None:
-        """Deal with a message that came the ordinary way."""
+        """Process a message from the subscription."""
         message = read_message(frames)
         if message is None:
             self._failed(engine.key, f"a message of {len(frames)} frames")
@@ -253,25 +245,25 @@ class KvEventListener:
         self._series.messages_received_total.labels(engine.key).inc()
         engine.topic = message.topic
         stream, now = engine.stream, asyncio.get_running_loop().time()
-        found = stream.heard(message.number, now)
+        found = stream.receive(message.number, now)
         if found is Continuity.RESTARTED:
-            self._begin_anew(engine)
-            found = stream.heard(message.number, now)
+            self._restart(engine)
+            found = stream.receive(message.number, now)
         if found is Continuity.GAP:
             self._series.gaps_total.labels(engine.key).inc()
             await self._fill(context, engine)
         if stream.applied is None or message.number > stream.applied:
             await self._apply(engine, message)
 
-    def _begin_anew(self, engine: _Engine) -> None:
-        """The engine is in a new life, with an empty cache."""
+    def _restart(self, engine: _Engine) -> None:
+        """Start over with an engine that restarted: its cache is empty."""
         self._series.restarts_total.labels(engine.key).inc()
         self._consumer.kv_events_lost(engine.key)
-        engine.stream.forget()
+        engine.stream.reset()
         engine.is_unconfirmed = False
 
     async def _apply(self, engine: _Engine, message: Message) -> None:
-        engine.stream.taken(message.number)
+        engine.stream.mark_applied(message.number)
         engine.last_digest = xxhash.xxh3_128_digest(message.payload)
         topic, is_first = message.topic or engine.topic or "", True
         for part in split_message(message.payload, PART_BYTES):
@@ -279,29 +271,29 @@ class KvEventListener:
                 await asyncio.sleep(0)
             is_first = False
             if self._datastore.get(engine.key) is None:
-                return  # it has left just now, and nothing would forget what it says
-            self._take_in(engine, topic, part)
+                return  # it has just left the pool, so its blocks would never be removed
+            self._consume(engine, topic, part)
 
-    def _take_in(self, engine: _Engine, topic: str, payload: bytes) -> None:
+    def _consume(self, engine: _Engine, topic: str, payload: bytes) -> None:
         try:
             for one in self._consumer.kv_events(engine.key, topic, payload):
                 self._skip(engine.key, one)
         except PickerError as error:
             self._failed(engine.key, str(error))
         except Exception as error:
-            # A message that trips over a mistake of ours must not end listening to all engines.
+            # A bug in the consumer must not stop the listener for all engines.
             if not self.errors[engine.key]:
                 log.exception("a message of %s", engine.key)
             self._failed(engine.key, repr(error))
             self._consumer.kv_events_lost(engine.key)
 
-    def _failed(self, who: str, why: str) -> None:
-        self.errors[who] += 1
-        pod = UNKNOWN_POD if self._datastore.get(who) is None else who
+    def _failed(self, key: str, reason: str) -> None:
+        self.errors[key] += 1
+        pod = UNKNOWN_POD if self._datastore.get(key) is None else key
         self._series.zmq_errors_total.labels(pod, "receive").inc()
-        count = self.errors[who]
-        if count & (count - 1) == 0:  # the first, second, fourth, … of them
-            log.warning("KV events of %s: %s (%d so far)", who, why, count)
+        count = self.errors[key]
+        if count & (count - 1) == 0:  # the first, second, fourth, …
+            log.warning("KV events of %s: %s (%d so far)", key, reason, count)
 
     def _skip(self, key: str, event: SkippedKvEvent) -> None:
         self._series.skipped_total.labels(key, event.reason).inc()
@@ -317,7 +309,7 @@ class KvEventListener:
     # Replay
 
     async def _fill(self, context: zmq.asyncio.Context, engine: _Engine) -> None:
-        """Ask for what is missing, if that is possible; forget the endpoint if it fails."""
+        """Request the missing messages, if possible; forget the endpoint's blocks if that fails."""
         clock = asyncio.get_running_loop().time
         if engine.replay_address is None or clock() < engine.no_replay_before:
             return
@@ -327,7 +319,7 @@ class KvEventListener:
             while attempts < self._replay.attempts_without_progress and clock() < deadline:
                 before = engine.stream.wanted
                 if await self._ask(context, engine, engine.replay_address, deadline):
-                    engine.stream.replayed(clock())
+                    engine.stream.end_replay(clock())
                     return
                 attempts = 0 if engine.stream.wanted > before else attempts + 1
         self._series.replays_total.labels(engine.key, "failed").inc()
@@ -339,7 +331,7 @@ class KvEventListener:
     async def _ask(
         self, context: zmq.asyncio.Context, engine: _Engine, address: str, deadline: float
     ) -> bool:
-        """Ask once. Whether the answer came to its end, by the deadline of the loop's clock."""
+        """Request one replay. Return True if it was complete by `deadline` (loop clock)."""
         clock = asyncio.get_running_loop().time
         with open_socket(context, zmq.DEALER, address) as dealer:
             dealer.connect(address)
@@ -355,28 +347,28 @@ class KvEventListener:
                 if not frames[-1]:
                     if not engine.is_unconfirmed:
                         return True
-                    self._begin_anew(engine)  # it has not got so far yet
+                    self._restart(engine)  # its numbers have not got this far
                     return False
                 message = read_message(frames[1:])
                 if message is None:
                     self._failed(engine.key, f"a replayed message of {len(frames)} frames")
                 elif message.topic is None and engine.topic is None:
-                    return True  # of which model this is will be known from the first message
+                    return True  # the model is unknown until the subscription delivers
                 elif not await self._take_replayed(engine, message):
                     return False
 
     async def _take_replayed(self, engine: _Engine, message: Message) -> bool:
-        """Deal with a message that came again. False: it is of a new life, ask from 0."""
+        """Process a replayed message. Return False if the engine restarted: replay from 0."""
         stream = engine.stream
         if engine.is_unconfirmed:
             engine.is_unconfirmed = False
             if message.number == stream.applied:
                 if xxhash.xxh3_128_digest(message.payload) == engine.last_digest:
                     return True
-                self._begin_anew(engine)
+                self._restart(engine)
                 return False
         if message.number >= stream.wanted:
-            if message.number > stream.wanted > 0:  # between may have been removals, which are gone
+            if message.number > stream.wanted > 0:  # the gap may contain removals
                 self._consumer.kv_events_lost(engine.key)
             await self._apply(engine, message)
         return True
@@ -384,7 +376,7 @@ class KvEventListener:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """Topic, number and payload. A replayed one may come without a topic (None)."""
+    """A message of an engine. A replayed message may have no topic (None)."""
 
     topic: str | None
     number: int
@@ -392,7 +384,7 @@ class Message:
 
 
 def read_message(frames: Sequence[bytes]) -> Message | None:
-    """The message in three frames, or two without the topic; None for any others."""
+    """Read a message from three frames, or two without the topic; None for any others."""
     if not 2 <= len(frames) <= 3 or len(frames[-2]) != NUMBER_BYTES:
         return None
     number = int.from_bytes(frames[-2], "big")
@@ -406,7 +398,7 @@ def read_message(frames: Sequence[bytes]) -> Message | None:
 def open_socket(
     context: zmq.asyncio.Context, kind: int, address: str
 ) -> Iterator[zmq.asyncio.Socket]:
-    """A socket that keeps trying to connect and notices when the other side is gone."""
+    """Open a socket that reconnects by itself and detects a dead peer by heartbeats."""
     socket = context.socket(kind)
     try:
         socket.set_hwm(_MAX_UNREAD)

@@ -1,3 +1,3 @@
-"""The prefix index: chained block hashes, which endpoint has which blocks, and the codec of
-engines' KV-cache events. Pure; the sockets that events arrive on are in `picker.kvevents`.
+"""Indexes which endpoint holds which prompt blocks: chained block hashes, an approximate and a
+precise index, and the codec of KV-cache events. Pure; their sockets are in `picker.kvevents`.
 """

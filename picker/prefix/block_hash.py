@@ -1,4 +1,4 @@
-"""Chained block hashes of a prompt, as the approximate prefix cache of the reference picker does.
+"""Hashes the blocks of a prompt in a chain, like the reference picker's approximate prefix cache.
 
 A prompt is its tokens packed as little-endian uint32. With XXH64:
 
@@ -6,9 +6,9 @@ A prompt is its tokens packed as little-endian uint32. With XXH64:
     id_i   = XXH64(the bytes of block i)
     hash_i = XXH64(LE64(id_i) ‖ LE64(hash_{i-1})),  hash_{-1} = root
 
-so a hash stands for its block and everything before it. A partial tail block is hashed like any
-other. These hashes are internal to the picker and need not equal an engine's. The seed of XXH64 is
-0 in the reference; a random one keeps clients from making prompts whose hashes collide.
+so a hash identifies its block and all blocks before it. A partial last block is hashed like any
+other. These hashes are internal to the picker and need not equal an engine's. The reference seeds
+XXH64 with 0; a random seed prevents clients from constructing prompts whose hashes collide.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def prompt_hashes(
     max_blocks: int | None = None,
     seed: int = 0,
 ) -> tuple[BlockHashes, ...]:
-    """The `block_hashes` of each prompt of a request for `model`."""
+    """Compute the `block_hashes` of each prompt of a request for `model`."""
     root = root_hash(model, salt, seed)
     return tuple(
         [block_hashes(prompt, root, block_size_tokens, max_blocks, seed) for prompt in prompts]
@@ -41,7 +41,7 @@ def prompt_hashes(
 
 
 def root_hash(model: str, salt: str = "", seed: int = 0) -> int:
-    """The hash before block 0; separates models, adapters and salted tenants."""
+    """Compute the hash before block 0, which separates models, adapters and salted tenants."""
     return xxhash.xxh64_intdigest(model.encode() + salt.encode(errors="surrogatepass"), seed)
 
 
@@ -52,9 +52,9 @@ def block_hashes(
     max_blocks: int | None = None,
     seed: int = 0,
 ) -> BlockHashes:
-    """The hashes of the blocks of one prompt, first block first, at most `max_blocks` of them.
+    """Compute the hashes of the first `max_blocks` blocks of a prompt, in order.
 
-    `tokens` is packed uint32; a length that is no multiple of four is hashed as it is. Raises
+    `tokens` is packed uint32; incomplete tokens at the end are hashed as they are. Raises
     `ValueError` for a block size below one.
     """
     if block_size_tokens < 1:

@@ -1,6 +1,6 @@
-"""Keys of full prompt blocks for the precise prefix cache, as the reference's index has them.
+"""Computes keys of full prompt blocks for the precise prefix cache, as the reference does.
 
-Two algorithms, both chained from a root that stands for the model. With `cbor-fnv`, FNV-1a-64 of
+Both algorithms chain keys from a root that identifies the model. With `cbor-fnv`, FNV-1a-64 of
 canonical CBOR:
 
     init    = FNV(seed)
@@ -13,9 +13,9 @@ where extras is null or a list of maps {"Hash": text}. With `xxh64`:
     root    = XXH64(LE64(init) ‖ LE64(length of model) ‖ model)
     key_i   = XXH64(LE64(key_{i-1}) ‖ LE32 of each token ‖ for each extra LE64(length) ‖ extra)
 
-Extras of a block are the content hashes of the media that overlap it, in order, and on block 0 the
-cache salt behind them. Only full blocks have a key. Keys need not equal an engine's hashes, because
-engines send the tokens too.
+The extras of a block are the content hashes of the media that overlap it, in order; on block 0 the
+cache salt follows them. Only full blocks have a key. Keys need not equal an engine's hashes,
+because engines also send the tokens.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _LE64 = Struct("<Q")
 
 
 class HashAlgorithm(Enum):
-    """How keys are made. They differ in nothing but speed: XXH64 is some ten times faster."""
+    """A hash function for keys. XXH64 is about ten times faster; they differ in nothing else."""
 
     CBOR_FNV = "cbor-fnv"
     XXH64 = "xxh64"
 
 
 class BlockKeys:
-    """Makes keys of one block size, seed and algorithm. Stateless."""
+    """Computes keys for one block size, seed and algorithm. Stateless."""
 
     def __init__(
         self,
@@ -62,15 +62,15 @@ class BlockKeys:
         self._is_xxh64 = algorithm is HashAlgorithm.XXH64
 
     def root(self, model: str) -> int:
-        """The key before block 0: separates models and adapters."""
+        """Compute the key before block 0, which separates models and adapters."""
         if self._is_xxh64:
             return _xxh64_key(xxhash.xxh64_intdigest(self._seed), b"", (model,))
         return _fnv(cbor2.dumps([_fnv(self._seed), None, model], canonical=True))
 
     def chain(self, parent: int, tokens: bytes, extras: Sequence[Extras] = ()) -> list[int]:
-        """The keys of the full blocks of `tokens` (packed uint32) that follow `parent`.
+        """Compute the keys of the full blocks of `tokens` (packed uint32) that follow `parent`.
 
-        `extras` has an entry for each block; a shorter list leaves the others without.
+        `extras` has one entry per block; blocks beyond its end have no extras.
         """
         keys: list[int] = []
         step, make = self._step, self._key
@@ -87,7 +87,6 @@ class BlockKeys:
         features: Sequence[MultiModalFeature] = (),
         salt: str = "",
     ) -> list[int]:
-        """The keys of a whole prompt."""
         return self.chain(self.root(model), tokens, self._extras(len(tokens), features, salt))
 
     def _extras(
@@ -109,7 +108,7 @@ class BlockKeys:
 
 def _xxh64_key(parent: int, tokens: bytes, extras: Extras) -> int:
     message = _LE64.pack(parent) + tokens
-    if extras:  # joined, because a client may send many
+    if extras:  # one join, because a client may send many
         texts = [extra.encode(errors="surrogatepass") for extra in extras]
         message = b"".join((message, *(_LE64.pack(len(text)) + text for text in texts)))
     return xxhash.xxh64_intdigest(message)
@@ -122,7 +121,7 @@ def _cbor_key(parent: int, tokens: bytes, extras: Extras) -> int:
 
 
 def _fnv(data: bytes) -> int:
-    """FNV-1a, 64 bits."""
+    # FNV-1a, 64 bits.
     value, prime, mask = _FNV_OFFSET, _FNV_PRIME, _MASK
     for byte in data:
         value = (value ^ byte) * prime & mask

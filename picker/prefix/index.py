@@ -1,23 +1,23 @@
-"""Which endpoint probably holds which prompt blocks, within 64 bytes for each block it holds.
+"""Estimates which endpoint holds which prompt blocks, in at most 64 bytes per held block.
 
 Theory of operation
 -------------------
-What is known are pairs of a block hash and an endpoint. A `PairTable` maps each pair to a node of
-a `RecencyLists`, where each endpoint has a list of its nodes in the order of their last use. The
-key of a pair is the hash mixed with a number that belongs to the endpoint alone; a new number when
-it comes back after it was forgotten. (Two pairs may have the same 63-bit key, as two prompts may
-have the same hash; neither is worth a byte of memory.)
+The index is a set of pairs of a block hash and an endpoint. A `PairTable` maps each pair to a node
+of a `RecencyLists`, where each endpoint has a list of its nodes in the order of their last use. The
+key of a pair is the hash mixed with a salt of the endpoint; an endpoint that is removed and returns
+gets a new salt. (Two pairs may have the same 63-bit key, as two prompts may have the same hash;
+neither is worth a byte of memory.)
 
-A hash stands for its block and everything before it, so prompts are paths of a tree, and whoever
-records a block records what comes before it. Recording refreshes the blocks last to first, as paged
+A hash identifies its block and all blocks before it, so prompts are paths of a tree, and a record
+of a block includes the blocks before it. Recording refreshes the blocks last to first, as paged
 engines free them, so an endpoint over its capacity loses the tail of a prompt before its beginning,
-which other prompts are likelier to share. It follows that an endpoint which holds a block holds all
-blocks before it: a match is contiguous from block 0, and its end can be sought by halving.
+which other prompts are likelier to share. It follows that an endpoint that holds a block holds all
+blocks before it: a match is contiguous from block 0, and a binary search finds its end.
 
-(The reference picker counts, for each endpoint, all blocks it holds up to the first block that
-nobody holds; an engine can only reuse an unbroken prefix, so that count promises too much.)
+(The reference picker counts, for each endpoint, all blocks it holds up to the first block that no
+endpoint holds; an engine can only reuse an unbroken prefix, so that count overstates the match.)
 
-Short prompts are handled block by block and long ones by arrays; both ways do the same.
+Short prompts are processed block by block and long ones by arrays, with the same result.
 """
 
 from __future__ import annotations
@@ -32,36 +32,36 @@ from picker.prefix.pair_table import Keys, PairTable
 from picker.prefix.recency import RecencyLists
 
 _MASK = 2**64 - 1
-_MIX = 0x9E37_79B9_7F4A_7C15  # odd: multiplying by it loses nothing
+_MIX = 0x9E37_79B9_7F4A_7C15  # odd, so multiplication by it is a bijection
 _MIX_ARRAY = np.uint64(_MIX)
 _ONE = np.uint64(1)  # no key is 0
-# Up to so many, pairs are looked up one by one (0.5 µs each), more by arrays (15 µs and 0.06 each).
-_FEW = 24
-_PIVOTS = 4
+# Up to this number, single lookups (0.5 µs each) beat array lookups (15 µs and 0.06 µs each).
+_MAX_SINGLE_LOOKUPS = 24
+_MAX_PIVOTS = 4
 _SCRAMBLE = ((30, 0xBF58_476D_1CE4_E5B9), (27, 0x94D0_49BB_1331_11EB))  # splitmix64
 
 
 @dataclass(slots=True)
 class _Holder:
-    """An endpoint: its mixing number, its recency list, and how many blocks it holds."""
+    """An endpoint that holds blocks."""
 
     key: str
-    salt: int
-    anchor: int
-    size: int = 0
+    salt: int  # mixed into the keys of its pairs
+    anchor: int  # of its recency list
+    size: int = 0  # in blocks
 
 
 class PrefixIndex:
-    """Owns the approximate knowledge of prefix placement. Not thread safe; does no I/O.
+    """Owns the estimated prefix placement. Not thread safe; does no I/O.
 
-    Every `hashes` is one prompt: chained hashes, first block first.
+    Every `hashes` argument is one prompt: its chained hashes, first block first.
     """
 
     def __init__(self) -> None:
         self._table = PairTable()
         self._recency = RecencyLists()
         self._holders: dict[str, _Holder] = {}
-        # The holders as arrays, made when they are needed: endpoints come and go in crowds.
+        # The holders as arrays, built lazily: endpoints arrive and leave in groups.
         self._is_listed = True
         self._names: tuple[str, ...] = ()
         self._salts = np.zeros(0, np.uint64)
@@ -69,17 +69,17 @@ class PrefixIndex:
         self._last_salt = 0
 
     def __len__(self) -> int:
-        """Number of (block, endpoint) pairs held."""
+        """The number of (block, endpoint) pairs."""
         return len(self._table)
 
     def match(self, hashes: BlockHashes) -> dict[str, int]:
-        """For every endpoint that holds block 0: its unbroken run of blocks from there."""
+        """Map every endpoint that holds block 0 to the length of its unbroken run from there."""
         if not len(hashes) or not len(self._table):
             return {}
         if not self._is_listed:
             self._list_holders()
         held = self._holders_of(hashes.item(0))
-        if len(held) > _FEW:
+        if len(held) > _MAX_SINGLE_LOOKUPS:
             runs = self._runs(hashes, self._salts[held]).tolist()
             return {self._names[i]: run for i, run in zip(held, runs, strict=True)}
         matched: dict[str, int] = {}
@@ -88,7 +88,7 @@ class PrefixIndex:
         last = following = hashes.item(run - 1)
         for i in held:
             salt = self._salt_numbers[i]
-            # Most have the run of the one before; nobody else costs more than these two lookups.
+            # Most endpoints have the run of the previous one; these two lookups confirm it.
             if not find((last ^ salt) * _MIX & _MASK | 1) or (
                 run < length and find((following ^ salt) * _MIX & _MASK | 1)
             ):
@@ -98,12 +98,12 @@ class PrefixIndex:
         return matched
 
     def record(self, key: str, hashes: BlockHashes, capacity: int) -> None:
-        """Endpoint `key` is about to hold these blocks; keep its `capacity` most recent ones."""
+        """Note that endpoint `key` will hold these blocks; keep its `capacity` most recent."""
         holder = self._holders.get(key)
         if holder is None:
             holder = self._admit(key)
-        path = hashes[:capacity]  # what lies behind would be the first to go
-        if len(path) <= _FEW:
+        path = hashes[:capacity]  # later blocks would be evicted first
+        if len(path) <= _MAX_SINGLE_LOOKUPS:
             self._record_few(holder, path)
         else:
             self._record_many(holder, path, capacity)
@@ -111,7 +111,7 @@ class PrefixIndex:
             self._evict(holder, holder.size - capacity)
 
     def remove(self, key: str) -> None:
-        """Forget everything about an endpoint; unknown ones are ignored."""
+        """Remove an endpoint and its blocks; unknown endpoints are ignored."""
         holder = self._holders.pop(key, None)
         if holder is None:
             return
@@ -127,13 +127,13 @@ class PrefixIndex:
             if self._recency.length(holder.anchor) != holder.size:
                 raise AssertionError("an endpoint's blocks are miscounted")
         if sum(holder.size for holder in self._holders.values()) != len(self._table):
-            raise AssertionError("an entry belongs to nobody")
+            raise AssertionError("an entry has no endpoint")
 
     # Matching
 
     def _holders_of(self, block: int) -> list[int]:
-        """Which endpoints hold this block, by their position."""
-        if len(self._names) > _FEW:
+        """Return the positions of the endpoints that hold this block."""
+        if len(self._names) > _MAX_SINGLE_LOOKUPS:
             held = self._table.holds(_keys(np.uint64(block), self._salts))
             found: list[int] = held.nonzero()[0].tolist()
             return found
@@ -141,7 +141,7 @@ class PrefixIndex:
         return self._table.positions_held(keys)
 
     def _run(self, hashes: BlockHashes, salt: int, guess: int) -> int:
-        """The run of one endpoint that holds block 0, found soonest when it is the one guessed."""
+        """Search the run of an endpoint that holds block 0; fastest if `guess` is right."""
         low, high, trial = 1, len(hashes), guess
         while low < high:
             trial = min(max(trial, low + 1), high)
@@ -154,15 +154,15 @@ class PrefixIndex:
         return low
 
     def _runs(self, hashes: BlockHashes, salts: Keys) -> npt.NDArray[np.int64]:
-        """The runs of endpoints that hold block 0.
+        """Search the runs of endpoints that hold block 0.
 
-        Endpoints share beginnings, so few different runs occur: that of one is tried on the others.
-        What a few of these leave open is halved.
+        Endpoints share prefixes, so few distinct runs occur: the run of one endpoint is tried on
+        the others. After `_MAX_PIVOTS` such trials, binary search finds the remaining runs.
         """
         low = np.ones(len(salts), np.int64)  # a run is at least low and at most high
         high = np.full(len(salts), len(hashes), np.int64)
         rest = np.arange(len(salts)) if len(hashes) > 1 else np.arange(0)
-        pivots, run = _PIVOTS, len(hashes)
+        pivots, run = _MAX_PIVOTS, len(hashes)
         while len(rest):
             if pivots:
                 pivots -= 1
@@ -203,7 +203,7 @@ class PrefixIndex:
         if len(held):
             self._recency.unlink(held)
         if added:
-            # Those that go make room for those that come, and leave them their nodes.
+            # Evicted blocks make room for new ones, which reuse their nodes.
             surplus = min(holder.size + added - capacity, holder.size - len(held))
             dropped = self._drop_oldest(holder, surplus)
             self._recency.give_back(dropped[added:])
@@ -218,12 +218,12 @@ class PrefixIndex:
         self._recency.give_back(self._drop_oldest(holder, count))
 
     def _drop_oldest(self, holder: _Holder, count: int) -> list[int]:
-        """Forget the `count` blocks of an endpoint that were used least recently: their nodes."""
+        """Remove the `count` least recently used blocks of an endpoint; return their nodes."""
         if count <= 0:
             return []
         nodes = self._recency.cut_oldest(holder.anchor, count)
         holder.size -= len(nodes)
-        if len(nodes) <= _FEW:
+        if len(nodes) <= _MAX_SINGLE_LOOKUPS:
             for node in nodes:
                 self._table.delete_one(node)
         else:
@@ -251,13 +251,13 @@ class PrefixIndex:
 
 
 def _keys(blocks: BlockHashes | np.uint64, salts: Keys | np.uint64) -> Keys:
-    """The keys of pairs of which one part or both are several; not 0, because no key is even."""
+    """Compute the keys of pairs, where one part or both are arrays; odd, so never 0."""
     keys: Keys = np.bitwise_xor(blocks, salts, dtype=np.uint64) * _MIX_ARRAY | _ONE
     return keys
 
 
 def _distinct(keys: Keys) -> Keys:
-    """The keys without repetitions, which only a collision of hashes can bring."""
+    """Remove duplicate keys, which only colliding hashes cause."""
     in_order = np.sort(keys)
     if not (in_order[1:] == in_order[:-1]).any():
         return keys

@@ -1,21 +1,21 @@
-"""What engines say about their KV caches: bytes → values. Pure; trusts nothing.
+"""Decodes the KV-cache events of engines. Pure; validates everything.
 
-A message has a topic, `kv@<pod>@<model>`, a number that grows by one with each message of an
-engine, and a payload, msgpack: the array `[seconds, events, rank?]`. Newer vLLM sends an event as a
-map with `type`, older vLLM and SGLang as an array that begins with the type and may leave out
-trailing fields:
+A message has a topic, `kv@<pod>@<model>`, a number that an engine increments with each message,
+and a msgpack payload: the array `[seconds, events, rank?]`. Newer vLLM sends an event as a
+map with `type`, older vLLM and SGLang as an array that begins with the type and may omit trailing
+fields:
 
     BlockStored       block_hashes, parent_block_hash, token_ids, block_size, lora_id, medium,
                       lora_name, extra_keys, group_idx, kv_cache_spec_kind
     BlockRemoved      block_hashes, medium, group_idx
     AllBlocksCleared
 
-A hash is an integer or bytes, of which the last eight count. An extra key of a block is a text, or
-a list that begins with one. Fields behind these are ignored.
+A hash is an integer or bytes, of which the last eight count. An extra key of a block is a string,
+or a list that begins with one. Further fields are ignored.
 
-Each event stands alone. One of a type that is not known, one with a field that makes no sense, and
-blocks of a group that keeps only a part of the tokens (a sliding window, a state) are skipped and
-reported; the others of the message count. Blocks that continue on skipped ones have no known
+Each event is decoded independently. Events of an unknown type, events with an invalid field, and
+blocks of a group that caches only part of the tokens (a sliding window, a state) are skipped and
+reported; the other events of the message count. Blocks whose parents were skipped have no known
 parent, so matches become too short. Blocks whose removal was skipped count until their engine
 clears its cache.
 """
@@ -34,7 +34,7 @@ from picker.errors import PickerError
 from picker.framework.interfaces import SkippedKvEvent
 
 DEFAULT_TIER = "gpu"
-MAX_EXTRA_KEYS = 256  # of one block: each becomes part of the keys of all that the block overlaps
+MAX_EXTRA_KEYS = 256  # of one block: each is hashed into every key that the block overlaps
 _FULL_ATTENTION = ("", "full_attention", "mla_attention", "sink_full_attention")
 _MASK = 2**64 - 1
 _STORED = (
@@ -55,8 +55,7 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "BlockRemoved": _REMOVED,
     "AllBlocksCleared": (),
 }
-_REQUIRED = {"BlockStored": 4, "BlockRemoved": 1, "AllBlocksCleared": 0}
-
+_REQUIRED = {"BlockStored": 4, "BlockRemoved": 1, "AllBlocksCleared": 0}  # leading fields
 
 _BATCH = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _EVENT = msgspec.msgpack.Decoder()
@@ -64,11 +63,11 @@ _MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class KvEventError(PickerError):
-    """A message that cannot be understood."""
+    """A message cannot be decoded."""
 
 
 class _SkipError(PickerError):
-    """An event that is left out; `reason` is one of a few."""
+    """An event is skipped; `reason` is a metric label."""
 
     def __init__(self, text: str, reason: str = "unusable") -> None:
         super().__init__(text)
@@ -76,7 +75,7 @@ class _SkipError(PickerError):
 
 
 class EngineType(Enum):
-    """Which dialect an engine speaks; SGLang sends no maps."""
+    """The dialect of an engine; SGLang sends no maps."""
 
     VLLM = "vllm"
     SGLANG = "sglang"
@@ -84,7 +83,7 @@ class EngineType(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """Who a message is from; `model` is "" when the topic does not say."""
+    """The sender of a message; `model` is "" if the topic does not name it."""
 
     pod: str
     model: str = ""
@@ -92,10 +91,10 @@ class Topic:
 
 @dataclass(frozen=True, slots=True)
 class BlocksStored:
-    """Consecutive blocks are in a cache now.
+    """Consecutive blocks entered a cache.
 
-    `tokens` are packed uint32, `block_size` of them for each hash, or empty when only the tier is
-    new. `parent` is None at the beginning of a prompt.
+    `tokens` are packed uint32, `block_size` per hash, or empty if only the tier is new. `parent` is
+    None at the beginning of a prompt.
     """
 
     hashes: tuple[int, ...]
@@ -110,7 +109,7 @@ class BlocksStored:
 
 @dataclass(frozen=True, slots=True)
 class BlocksRemoved:
-    """Blocks are not in a cache any more."""
+    """Blocks left a cache."""
 
     hashes: tuple[int, ...]
     tier: str = DEFAULT_TIER
@@ -119,21 +118,22 @@ class BlocksRemoved:
 
 @dataclass(frozen=True, slots=True)
 class CacheCleared:
-    """Nothing is in any cache of the engine any more."""
+    """All caches of the engine are empty."""
 
 
 KvEvent: TypeAlias = BlocksStored | BlocksRemoved | CacheCleared
 
 
 def parse_topic(topic: str) -> Topic:
-    """Read `kv@<pod>@<model>`; what has not these three parts is a pod's name as it stands."""
+    """Read `kv@<pod>@<model>`; a topic without these three parts is a pod name."""
     parts = topic.split("@", 2)
     return Topic(parts[1], parts[2]) if len(parts) == 3 else Topic(topic)
 
 
 def split_message(payload: bytes, part_bytes: int) -> Iterator[bytes]:
-    """A message as several with the same events in the same order, each of some `part_bytes` or of
-    one event; a small one, and what is not a message, as it is.
+    """Split a message into messages of about `part_bytes`, at least one event each, in order.
+
+    A small message, and bytes that are not a message, are yielded unchanged.
     """
     if len(payload) <= part_bytes:
         yield payload
@@ -159,8 +159,9 @@ def split_message(payload: bytes, part_bytes: int) -> Iterator[bytes]:
 def decode_events(
     payload: bytes, engine: EngineType = EngineType.VLLM
 ) -> tuple[list[KvEvent], list[SkippedKvEvent]]:
-    """The events of one message, in order, and those that were skipped. Raises `KvEventError` for
-    what is not a message.
+    """Decode the events of one message, in order, and list the skipped ones.
+
+    Raises `KvEventError` if `payload` is not a message.
     """
     try:
         batch = _BATCH.decode(payload)
@@ -195,7 +196,7 @@ def _event(raw: object, engine: EngineType) -> KvEvent:
 
 
 def _fields(raw: object, engine: EngineType) -> tuple[str, dict[str, Any]]:
-    """The type and the named fields of an event in either form."""
+    """Return the type and the fields by name of an event in either form."""
     if isinstance(raw, dict) and engine is EngineType.VLLM:
         tag = _known(raw.get("type"))
         fields = {name: raw[name] for name in _FIELDS[tag] if name in raw}
@@ -220,7 +221,7 @@ def _known(tag: object) -> str:
 
 def _stored(fields: dict[str, Any]) -> BlocksStored:
     kind = _optional(fields.get("kv_cache_spec_kind"), str, "kv_cache_spec_kind") or ""
-    if kind not in _FULL_ATTENTION:  # first: such a group may name fewer blocks than it has tokens
+    if kind not in _FULL_ATTENTION:  # first: such a group may have fewer blocks than tokens need
         raise _SkipError(
             f"a prompt cannot resume from a cache of kind {kind!r:.50}", "not_resumable"
         )
@@ -273,7 +274,7 @@ def _tier(value: object) -> str:
 
 
 def _extras(value: object, adapter: str) -> tuple[tuple[str, ...], ...]:
-    """The extra keys of each block. The adapter's name is left out: it is in the root already."""
+    """Read the extra keys of each block, without the adapter's name: the root contains it."""
     if value is None:
         return ()
     if not isinstance(value, list):

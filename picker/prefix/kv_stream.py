@@ -1,8 +1,8 @@
-"""The numbers of one engine's messages: what was lost, what comes twice, what is a new life. Pure.
+"""Detects losses, repeats and restarts from the numbers of one engine's messages. Pure.
 
-Messages are numbered from 0 in each life of an engine. A listener that joins late or is too slow
-sees a gap; a number that is not higher than the last means a new life with an empty cache. Messages
-that were asked for again may come a second time from the ordinary way, for a short while.
+An engine numbers its messages from 0 after each start. A listener that joins late or is too slow
+sees a gap; a number not higher than the last means a restart with an empty cache. For a short while
+after a replay, the subscription may deliver replayed messages again.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-TWICE_SECONDS = 5.0
+REPEAT_SECONDS = 5.0
 
 
 class Continuity(Enum):
-    """How the number of a message follows on those before, and so what to do about it."""
+    """The position of a message in its stream, and so what to do with it."""
 
     APPLY = "apply"
     IGNORE = "ignore"
@@ -24,44 +24,43 @@ class Continuity(Enum):
 
 @dataclass(slots=True)
 class EventStream:
-    """Owns what is known of one engine's numbers. `applied` is the highest that was taken in."""
+    """Owns the position in one engine's stream. `applied` is the highest number applied."""
 
     applied: int | None = None
-    _last_heard: int | None = None
+    _last_received: int | None = None
     _repeats_until: float = float("-inf")
 
     @property
     def wanted(self) -> int:
-        """The number that comes next if nothing is lost."""
+        """The number that follows if nothing is lost."""
         return 0 if self.applied is None else self.applied + 1
 
-    def heard(self, number: int, now_seconds: float) -> Continuity:
-        """Message `number` came the ordinary way.
+    def receive(self, number: int, now_seconds: float) -> Continuity:
+        """Classify message `number` of the subscription.
 
-        After `RESTARTED` nothing of before is known, and the same message is to be heard again.
-        After `GAP` it is to be applied, with `taken`, once what is missing was asked for.
+        `RESTARTED` resets the stream; the caller passes the same message again. `GAP` asks the
+        caller to request the missing messages, then to apply this one.
         """
-        if self._last_heard is not None and number <= self._last_heard:
-            self.forget()
+        if self._last_received is not None and number <= self._last_received:
+            self.reset()
             return Continuity.RESTARTED
         if self.applied is not None and number <= self.applied:
             if now_seconds >= self._repeats_until:
-                self.forget()
+                self.reset()
                 return Continuity.RESTARTED
-            self._last_heard = number
+            self._last_received = number
             return Continuity.IGNORE
-        self._last_heard = number
+        self._last_received = number
         return Continuity.APPLY if number == self.wanted else Continuity.GAP
 
-    def taken(self, number: int) -> None:
-        """Message `number` was applied, or could not be understood."""
+    def mark_applied(self, number: int) -> None:
+        """Note that message `number` was applied, or could not be decoded."""
         self.applied = number
 
-    def replayed(self, now_seconds: float) -> None:
-        """What was missing has come; the ordinary way may bring some of it again."""
-        self._repeats_until = now_seconds + TWICE_SECONDS
+    def end_replay(self, now_seconds: float) -> None:
+        """Note that a replay is complete; the subscription may repeat some of its messages."""
+        self._repeats_until = now_seconds + REPEAT_SECONDS
 
-    def forget(self) -> None:
-        """The engine is another one."""
-        self.applied = self._last_heard = None
+    def reset(self) -> None:
+        self.applied = self._last_received = None
         self._repeats_until = float("-inf")

@@ -1,4 +1,4 @@
-"""The finding of a prefix-cache producer, and its key."""
+"""Declares the attribute that a prefix-cache producer computes, and its key."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _NO_TIERS: Mapping[str, Mapping[str, int]] = MappingProxyType({})
 
 
 class PrefixCacheMatchInfo(msgspec.Struct, frozen=True):
-    """How much of a request's prompt each candidate probably has in its KV cache.
+    """The part of a request's prompt that each candidate probably has in its KV cache.
 
     `match_blocks` maps an endpoint key to a number of blocks in [0, `total_blocks`]; an endpoint
-    that is absent matches nothing. Blocks have `block_size_tokens` tokens, the last of a prompt
-    perhaps fewer. `tier_blocks`, where tiers are known, counts the blocks at each endpoint by tier
+    that is absent matches nothing. A block has `block_size_tokens` tokens, the last of a prompt
+    perhaps fewer. `tier_blocks` counts the blocks at each endpoint by tier, if tiers are known
     (`gpu`, `cpu`; a block may be in several).
     """
 
@@ -29,5 +29,5 @@ class PrefixCacheMatchInfo(msgspec.Struct, frozen=True):
 
 
 def match_info_key(producer: str) -> DataKey[PrefixCacheMatchInfo]:
-    """The key under which the producer instance called `producer` stores its finding."""
+    """Return the key under which the producer instance `producer` stores its match."""
     return DataKey(MATCH_INFO, producer)

@@ -1,18 +1,17 @@
-"""A hash table from 64-bit keys to small numbers that looks up many keys at once.
+"""Maps 64-bit keys to small numbers, in a hash table that looks up many keys at once.
 
 Theory of operation
 -------------------
 Keys are uniform (the caller mixes them) and never 0. A bucket is eight lanes of keys, one cache
-line; the home of a key is `(key >> 32) * buckets >> 32`, so bucket by bucket the table is in the
-order of keys. A key that finds its home full is spilled into a dict and its home is marked; few
-are, because a table is at most half full. Nothing is ever moved to make room, so a deletion is a
-lane set to 0.
+line; the home of a key is `(key >> 32) * buckets >> 32`, so the buckets are in the order of keys.
+If its home is full, a key is spilled into a dict and its home is marked; few keys are, because a
+table is at most half full. No entry is ever moved to make room, so a deletion sets a lane to 0.
 
-Growth is by half, in place, and never all at once. As homes are in key order, the home of a key in
-the larger table lies at or right of its present one. So buckets are moved from the last to the
+The table grows by half, in place and incrementally. Because homes are in key order, the home of a
+key in the larger table is at or right of its present one. So buckets are moved from the last to the
 first, a few with each insertion: homes from `_frontier` on are those of the larger table.
 
-Memory: 12 bytes a lane, so 24 to 36 an entry, 4 to 5 for where it is and about 2 for the spilled.
+Memory: 12 bytes per lane, so 24 to 36 per entry, 4 to 5 for its position and about 2 for spilling.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ Positions = npt.NDArray[np.int64]
 LANES = 8
 BUCKET_BYTES = 8 * LANES
 FIRST_BUCKETS = 64
-ENTRIES_PER_BUCKET = 4  # at most, on average
-MOVED_TOGETHER = 128  # buckets, at least
+MAX_ENTRIES_PER_BUCKET = 4  # on average
+MIN_BUCKETS_MOVED = 128  # per step of growth
 _EMPTY = bytes(8)
 _SPILLED = 0xFFFF_FFFF
 _HALF = np.uint64(32)
@@ -40,7 +39,7 @@ _ORDER: Literal["little", "big"] = sys.byteorder
 
 
 class PairTable:
-    """Owns the entries. Values are distinct and dense, from 1 on: they index an array."""
+    """Owns the entries. Values are distinct and dense from 1, because they index an array."""
 
     def __init__(self) -> None:
         self._entries = 0
@@ -55,7 +54,7 @@ class PairTable:
         return self._entries
 
     def find(self, keys: Keys) -> Values:
-        """The value of each key; 0 for those that are not there."""
+        """Look up the value of each key; 0 for absent keys."""
         home = self._homes(keys)
         equal = self._rows[home] == keys[:, None]
         hit = equal.view(np.uint64)[:, 0] != 0
@@ -69,7 +68,7 @@ class PairTable:
         return found
 
     def holds(self, keys: Keys) -> npt.NDArray[np.bool_]:
-        """True if each key is there."""
+        """Test each key for presence."""
         home = self._homes(keys)
         equal = self._rows[home] == keys[:, None]
         hit: npt.NDArray[np.bool_] = equal.view(np.uint64)[:, 0] != 0
@@ -79,8 +78,8 @@ class PairTable:
         return hit
 
     def find_one(self, key: int) -> int:
-        """The value of one key, or 0."""
-        high = key >> 32  # as `_home`, which would cost a call
+        """Look up the value of one key; 0 if absent."""
+        high = key >> 32  # inlined `_home`, to save a call
         home = high * self._num_buckets >> 32
         if home >= self._frontier:
             home = high * self._num_larger >> 32
@@ -88,12 +87,12 @@ class PairTable:
         at = self._bytes.find(key.to_bytes(8, _ORDER), start, start + BUCKET_BYTES)
         if at < 0:
             return self._spill.get(key, 0)
-        if at & 7:  # bytes of two neighbours look like the key
+        if at & 7:  # bytes of two neighbours match the key
             return int(self.find(np.array([key], np.uint64))[0])
         return self._value_view[at >> 3]
 
     def positions_held(self, keys: Sequence[int]) -> list[int]:
-        """Which of a few keys are there: `find_one` of each, without a call for each."""
+        """Return the positions of the keys that are present: `find_one` without its calls."""
         held: list[int] = []
         num_buckets, frontier, find = self._num_buckets, self._frontier, self._bytes.find
         for position, key in enumerate(keys):
@@ -108,21 +107,21 @@ class PairTable:
         return held
 
     def insert(self, keys: Keys, values: Values) -> None:
-        """Add entries, at least one; the keys are distinct and not there yet."""
+        """Add entries, at least one; the keys are distinct and absent."""
         self._entries += len(keys)
         self._make_room(int(values.max()), len(keys))
         self._place(keys, values)
 
     def insert_one(self, key: int, value: int) -> None:
-        """Add one entry, whose key is not there yet."""
+        """Add one entry, whose key is absent."""
         self._entries += 1
         if (
             self._frontier < self._num_buckets
             or value >= len(self._where)
-            or self._entries > ENTRIES_PER_BUCKET * self._num_larger
+            or self._entries > MAX_ENTRIES_PER_BUCKET * self._num_larger
         ):
             self._make_room(value, 1)
-        high = key >> 32  # as `_home`
+        high = key >> 32  # inlined `_home`
         home = high * self._num_buckets >> 32
         if home >= self._frontier:
             home = high * self._num_larger >> 32
@@ -140,7 +139,7 @@ class PairTable:
         self._where_view[value] = at
 
     def delete(self, values: Values) -> None:
-        """Remove the entries that have these values, which are there."""
+        """Remove the entries of these values, which are present."""
         self._entries -= len(values)
         at = self._where[values]
         if self._spill:
@@ -152,7 +151,7 @@ class PairTable:
         self._shrink_if_empty()
 
     def delete_one(self, value: int) -> None:
-        """Remove the entry that has this value, which is there."""
+        """Remove the entry of this value, which is present."""
         self._entries -= 1
         at = self._where_view[value]
         if at == _SPILLED:
@@ -162,7 +161,7 @@ class PairTable:
         self._shrink_if_empty()
 
     def check_integrity(self) -> None:
-        """Raise `AssertionError` when entries are not where lookups seek them."""
+        """Raise `AssertionError` if lookups cannot find an entry."""
         at = self._keys.nonzero()[0]
         if len(at) + len(self._spill) != self._entries:
             raise AssertionError("entries are miscounted")
@@ -191,7 +190,7 @@ class PairTable:
         return home if home < self._frontier else high * self._num_larger >> 32
 
     def _perhaps_spilled(self, hit: npt.NDArray[np.bool_], home: Positions) -> list[int]:
-        """Which of the keys that were not hit have a marked home."""
+        """Return the positions of keys that were not hit but have a marked home."""
         marked = self._marked[home]
         marked[hit] = 0
         found: list[int] = marked.nonzero()[0].tolist()
@@ -206,7 +205,7 @@ class PairTable:
         free = self._rows[home] == 0
         same = home[1:] == home[:-1]
         if same.any():
-            # The first key of a bucket takes its first free lane, the second the second, and so on.
+            # The n-th key of a bucket takes its n-th free lane.
             index = np.arange(len(keys))
             index[1:][same] = 0
             rank = np.arange(len(keys)) - np.maximum.accumulate(index)
@@ -240,10 +239,10 @@ class PairTable:
             self._where_view = self._where.data
         if self._frontier < self._num_buckets:
             self._owed += added
-            if self._owed >= MOVED_TOGETHER:
+            if self._owed >= MIN_BUCKETS_MOVED:
                 self._move(self._owed)
                 self._owed = 0
-        while self._entries > ENTRIES_PER_BUCKET * self._num_larger:
+        while self._entries > MAX_ENTRIES_PER_BUCKET * self._num_larger:
             if self._frontier < self._num_buckets:
                 self._move(self._frontier)
             self._begin_growth()
@@ -252,7 +251,7 @@ class PairTable:
         self._num_larger = self._num_buckets + self._num_buckets // 2
         self._larger = np.uint64(self._num_larger)
         self._release_views()
-        # In place: nobody else has a reference to these arrays, or to their memory.
+        # In place: no other reference to these arrays or their memory exists.
         self._bytes.extend(bytes((self._num_larger - self._num_buckets) * BUCKET_BYTES))
         self._values.resize(self._num_larger * LANES, refcheck=False)
         self._marked.resize(self._num_larger, refcheck=False)
@@ -261,9 +260,7 @@ class PairTable:
         self._move(1)
 
     def _move(self, count: int) -> None:
-        """Move the last `count` buckets that have not been moved to where the larger table has
-        their keys.
-        """
+        """Move the keys of the last `count` unmoved buckets to their homes in the larger table."""
         first = max(0, self._frontier - count)
         part = self._keys[first * LANES : self._frontier * LANES]
         at = part.nonzero()[0]
@@ -277,7 +274,7 @@ class PairTable:
             self._end_growth()
 
     def _move_marks(self, first: int) -> None:
-        """Mark every new home that keys of a marked bucket can have; `_end_growth` is exact."""
+        """Mark every home that keys of a marked bucket may get; `_end_growth` unmarks the excess."""
         marked = first + self._marked[first : self._frontier].nonzero()[0]
         self._marked[first : self._frontier] = 0
         start = marked * self._num_larger // self._num_buckets
@@ -323,8 +320,5 @@ class PairTable:
 
 
 def grow(array: npt.NDArray[np.uint32], size: int) -> None:
-    """Make `array` hold `size` elements and an eighth more, in place.
-
-    Nobody may hold a view of it.
-    """
+    """Resize `array` in place to `size` elements and an eighth more; no view of it may exist."""
     array.resize(size + size // 8, refcheck=False)

@@ -1,27 +1,27 @@
-"""Which endpoint holds which prompt blocks, as the engines themselves say.
+"""Indexes which endpoint holds which prompt blocks, from the events of the engines.
 
 Theory of operation
 -------------------
 An endpoint has a shelf for each tier and cache group. A shelf maps the engine's own block hashes to
-the keys that this picker made of the same tokens (`block_keys`); `_holders` maps a key to the
-shelves that have it. What is said of an engine hash — removed, stored in another tier, the parent
-of a new block — is thereby said of keys.
+the keys that this picker computed from the same tokens (`block_keys`); `_holders` maps a key to the
+shelves that have it. So an event about an engine hash (a removal, a store in another tier, the
+parent of a new block) applies to keys.
 
-Engine blocks and keys may differ in size. A chain of engine blocks that does not end where a key
-ends leaves tokens over; they wait at its last hash (`loose`) for the block that continues it. A key
-that was made of several engine blocks is given up with the first of them that is removed. What an
-engine stores twice it removes twice. An engine loads a block as a whole, so of blocks that are
-several keys each a match counts the whole ones: a prompt that shares 32 tokens with a chunk of 64
-in host memory has nothing of it there.
+Engine blocks and keys may differ in size. If a chain of engine blocks ends within a key, its
+remaining tokens wait at its last hash (`loose`) for the block that continues it. A key that covers
+several engine blocks is removed with the first of them. A block that an engine stores twice must be
+removed twice. An engine loads only whole blocks, so if a block covers several keys, a match counts
+whole blocks only: a prompt that shares 32 tokens with a chunk of 64 in host memory matches nothing
+there.
 
-Blocks whose parent is unknown are dropped: without the tokens before them they have no key. That,
-like a message that was lost, makes matches too short, never wrong.
+Blocks with an unknown parent are dropped: without the tokens before them they have no key. Like a
+lost message, that makes matches too short, never wrong.
 
-A request that was just sent somewhere can be noted for a while (`expect`), until the engine says so
-itself.
+Blocks of a request that was just sent count at its endpoint for a limited time (`expect`), until
+the engine reports them.
 
-Memory: some 250 bytes for each block that an engine holds, and never more keys than `max_keys`:
-then new ones are left out until others have gone.
+Memory: some 250 bytes per block that an engine holds, and never more than `max_keys` keys: at the
+limit, new keys are ignored until others are removed.
 """
 
 from __future__ import annotations
@@ -42,19 +42,17 @@ _MAX_SHELVES = 64  # tiers and cache groups of an endpoint
 
 @dataclass(slots=True, eq=False)
 class _Shelf:
-    """What one endpoint has in one tier and cache group: engine hash → keys, and stores beyond the
-    first.
-    """
+    """The blocks of one endpoint in one tier and cache group, by engine hash."""
 
     endpoint: str
     tier: str
     keys: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    again: dict[int, int] = field(default_factory=dict)
+    again: dict[int, int] = field(default_factory=dict)  # number of stores beyond the first
 
 
 @dataclass(frozen=True, slots=True)
 class _Loose:
-    """Where a chain of engine blocks stands: the last key, and what is left over behind it."""
+    """The end of a chain of engine blocks: its last key, and the blocks and tokens after it."""
 
     key: int
     tokens: bytes = b""
@@ -64,16 +62,12 @@ class _Loose:
 
 @dataclass(slots=True)
 class _Engine:
-    """An endpoint's shelves by tier and group, its chains that end within a key, and the keys in a
-    block by tier, where that are several.
-    """
-
-    shelves: dict[tuple[str, int | None], _Shelf] = field(default_factory=dict)
-    loose: dict[int, _Loose] = field(default_factory=dict)
-    spans: dict[str, int] = field(default_factory=dict)
+    shelves: dict[tuple[str, int | None], _Shelf] = field(default_factory=dict)  # by tier and group
+    loose: dict[int, _Loose] = field(default_factory=dict)  # chains that end within a key
+    spans: dict[str, int] = field(default_factory=dict)  # keys per block by tier, if several
 
     def known(self, block: int) -> tuple[int, ...]:
-        """The keys of an engine hash, whatever tier it is in; empty when nobody knows."""
+        """Return the keys of an engine hash in any tier; () if unknown."""
         for shelf in self.shelves.values():
             keys = shelf.keys.get(block)
             if keys:
@@ -83,7 +77,7 @@ class _Engine:
 
 @dataclass(frozen=True, slots=True)
 class _Expected:
-    """A request that was sent to an endpoint; believed until `until_seconds`."""
+    """The blocks of a request that was sent to an endpoint; they count until `until_seconds`."""
 
     until_seconds: float
     endpoint: str
@@ -92,7 +86,7 @@ class _Expected:
 
 @dataclass(frozen=True, slots=True)
 class PreciseMatch:
-    """How much of a prompt an endpoint has from its beginning on.
+    """The prefix of a prompt that an endpoint holds.
 
     `score` is the sum of the blocks' tier weights, `blocks` their number; `tiers` counts by tier.
     """
@@ -103,12 +97,12 @@ class PreciseMatch:
 
 
 class PreciseIndex:
-    """Owns what engines have said. Not thread safe; does no I/O."""
+    """Owns the blocks that engines report. Not thread safe; does no I/O."""
 
     def __init__(
         self, maker: BlockKeys, tier_weights: Mapping[str, float], max_keys: int = 10**8
     ) -> None:
-        """`tier_weights` is by tier, in lower case; other tiers weigh 1."""
+        """`tier_weights` maps tiers, in lower case, to weights; other tiers weigh 1."""
         self._maker = maker
         self._weights = dict(tier_weights)
         self._max_keys = max_keys
@@ -116,16 +110,16 @@ class PreciseIndex:
         self._engines: dict[str, _Engine] = {}
         self._expected: deque[_Expected] = deque()
         self._expected_at: dict[int, dict[str, int]] = {}
-        self.dropped_blocks = 0  # without a known parent, or in a tier too many
+        self.dropped_blocks = 0  # parent unknown, or more than `_MAX_SHELVES` shelves
 
     def __len__(self) -> int:
-        """Number of keys that some engine holds."""
+        """The number of keys that engines hold."""
         return len(self._holders)
 
-    # What engines say
+    # Events
 
     def apply(self, endpoint: str, model: str, event: KvEvent) -> None:
-        """Take in one event of an endpoint that serves `model`."""
+        """Apply one event of an endpoint that serves `model`."""
         if isinstance(event, BlocksStored):
             self._store(endpoint, model, event)
         elif isinstance(event, BlocksRemoved):
@@ -134,31 +128,28 @@ class PreciseIndex:
             self.clear(endpoint)
 
     def clear(self, endpoint: str) -> None:
-        """Forget what an endpoint has said, and what was expected of it."""
+        """Remove all blocks of an endpoint, expected ones included."""
         engine = self._engines.pop(endpoint, _Engine())
         for shelf in engine.shelves.values():
             for keys in shelf.keys.values():
                 self._take_off(keys, shelf)
         if any(one.endpoint == endpoint for one in self._expected):
-            kept = [one for one in self._expected if one.endpoint != endpoint]
-            self._expected, self._expected_at = deque(kept), {}
-            for one in kept:
+            self._expected = deque(one for one in self._expected if one.endpoint != endpoint)
+            self._expected_at = {}
+            for one in self._expected:
                 self._count_expected(one, 1)
 
     def expect(
         self, endpoint: str, keys: Sequence[int], now_seconds: float, for_seconds: float
     ) -> None:
-        """Believe for a while that an endpoint holds these blocks, which it was just sent.
-
-        `for_seconds` is the same in every call.
-        """
+        """Assume for `for_seconds`, the same in every call, that an endpoint holds these blocks."""
         self._expire(now_seconds)
         one = _Expected(now_seconds + for_seconds, endpoint, tuple(keys))
         self._expected.append(one)
         self._count_expected(one, 1)
 
     def match(self, keys: Sequence[int], now_seconds: float) -> dict[str, PreciseMatch]:
-        """For every endpoint that holds block 0: what it holds from there without a gap."""
+        """Match every endpoint that holds block 0, up to its first missing block."""
         self._expire(now_seconds)
         matches: dict[str, PreciseMatch] = {}
         alive: dict[str, _Tally] | None = None
@@ -174,13 +165,13 @@ class PreciseIndex:
         return matches
 
     def check_integrity(self) -> None:
-        """Raise `AssertionError` when shelves and holders disagree."""
+        """Raise `AssertionError` if shelves and holders disagree."""
         for key, shelves in self._holders.items():
             if not shelves or len(set(map(id, shelves))) != len(shelves):
                 raise AssertionError("a key has no shelf, or one twice")
             for shelf in shelves:
                 if self._engines.get(shelf.endpoint) is None:
-                    raise AssertionError("a shelf belongs to nobody")
+                    raise AssertionError("a shelf has no endpoint")
                 if not any(key in keys for keys in shelf.keys.values()):
                     raise AssertionError("a key is not on its shelf")
         for engine in self._engines.values():
@@ -223,7 +214,7 @@ class PreciseIndex:
     def _start(
         self, engine: _Engine, shelf: _Shelf, model: str, event: BlocksStored
     ) -> _Loose | None:
-        """Where the event's first block continues."""
+        """Return the end of the chain that the event continues; None if its parent is unknown."""
         if event.parent is None:
             return _Loose(self._maker.root(event.adapter or model))
         loose = engine.loose.get(event.parent)
@@ -235,12 +226,12 @@ class PreciseIndex:
     def _store_unequal(
         self, engine: _Engine, shelf: _Shelf, event: BlocksStored, start: _Loose
     ) -> None:
-        """Store blocks of another size than that of keys."""
+        """Store blocks whose size differs from that of keys."""
         size, own = event.block_size, self._maker.block_size_tokens
         blocks = (*start.hashes, *event.hashes)
         tokens = start.tokens + event.tokens
         total = len(tokens) // BYTES_PER_TOKEN
-        # Where each block begins; the first of those that waited perhaps before the first key.
+        # The offset of each block; the first of the loose ones may begin before the first key.
         begins = [total - (len(blocks) - i) * size for i in range(len(blocks))]
         extras = _extras_of_keys(start, event, begins[len(start.hashes) :], total, own)
         keys = self._maker.chain(start.key, tokens, extras)
@@ -260,9 +251,9 @@ class PreciseIndex:
             )
 
     def _put(self, shelf: _Shelf, block: int, keys: tuple[int, ...], is_again: bool = True) -> None:
-        """Put a block on a shelf, or more keys of one that is there (then not `is_again`).
+        """Put a block on a shelf, or add keys to a block already there (then not `is_again`).
 
-        One that is stored again with other keys has those: what the engine said last is right.
+        If a block is stored again with other keys, the new keys replace the old ones.
         """
         before = shelf.keys.get(block)
         if before is None:
@@ -312,8 +303,8 @@ class PreciseIndex:
         return _NO_SPANS if engine is None else engine.spans
 
     def _runs(self, keys: Sequence[int]) -> Iterator[tuple[dict[str, set[str]], int]]:
-        """Endpoint → tiers, and how many keys in a row that holds for; up to the first that nobody
-        has.
+        """Yield the tiers by endpoint and the length of each run of keys that share them, up to the
+        first key without a holder.
         """
         shelves: tuple[_Shelf, ...] = ()
         expected: dict[str, int] = {}
@@ -332,7 +323,7 @@ class PreciseIndex:
         if count:
             yield _tiers(shelves, expected), count
 
-    # What is expected
+    # Expectations
 
     def _expire(self, now_seconds: float) -> None:
         while self._expected and self._expected[0].until_seconds <= now_seconds:
@@ -349,8 +340,8 @@ class PreciseIndex:
 
 
 class _Tally:
-    """Adds up one endpoint's match. `spans` are the keys in a block of the engine by tier, where
-    that are several; there the runs are held back until the whole blocks among them are known.
+    """Adds up one endpoint's match. If blocks of some tiers cover several keys (`spans`), the runs
+    are collected first, to count the whole blocks among them.
     """
 
     __slots__ = ("_blocks", "_runs", "_score", "_spans", "_tiers", "_weights")
@@ -363,7 +354,7 @@ class _Tally:
         self._weights: Mapping[str, float] = {}
 
     def add(self, tiers: set[str], count: int, weights: Mapping[str, float]) -> None:
-        """`count` more blocks that are in these tiers."""
+        """Add `count` blocks that are in these tiers."""
         if self._spans:
             self._runs.append((tiers, count))
             self._weights = weights
@@ -377,7 +368,6 @@ class _Tally:
             self._tiers[tier] = self._tiers.get(tier, 0) + count
 
     def match(self) -> PreciseMatch:
-        """The sum."""
         for tiers, count in _whole(self._runs, self._spans):
             self._count(tiers, count, self._weights)
         return PreciseMatch(self._score, self._blocks, self._tiers)
@@ -386,9 +376,7 @@ class _Tally:
 def _whole(
     runs: Sequence[tuple[set[str], int]], spans: Mapping[str, int]
 ) -> Iterator[tuple[set[str], int]]:
-    """`runs` of keys with the tiers that have their blocks as a whole, up to the first key without
-    any.
-    """
+    """Restrict `runs` to the tiers with whole blocks, up to the first key without such a tier."""
     edges = list(accumulate((count for _, count in runs), initial=0))
     whole = {tier: _blocks_within(runs, tier, span) for tier, span in spans.items()}
     cuts = {edge for ranges in whole.values() for pair in ranges for edge in pair}
@@ -409,7 +397,7 @@ def _whole(
 def _blocks_within(
     runs: Sequence[tuple[set[str], int]], tier: str, span: int
 ) -> list[tuple[int, int]]:
-    """From which to which key a tier has whole blocks of `span` keys."""
+    """Return the ranges of keys in which a tier has whole blocks of `span` keys."""
     ranges: list[tuple[int, int]] = []
     position = 0
     for has_tier, same in groupby(runs, key=lambda one: tier in one[0]):
@@ -436,10 +424,10 @@ def _tiers(shelves: Sequence[_Shelf], expected: Mapping[str, int]) -> dict[str, 
 def _extras_of_keys(
     start: _Loose, event: BlocksStored, begins: Sequence[int], total: int, own: int
 ) -> list[Extras]:
-    """The extra keys of each key, the last perhaps not full: those of the blocks it overlaps."""
+    """Collect the extra keys of the blocks that each key, including a partial last one, overlaps."""
     if not start.extras and not any(event.extras):
         return []
-    # Dicts for sets that keep their order: a key of many small blocks may have many.
+    # Dicts as ordered sets: a key that covers many small blocks may have many extra keys.
     extras: list[dict[str, None]] = [{} for _ in range(-(-total // own))]
     extras[0].update(dict.fromkeys(start.extras))
     for begin, texts in zip(begins, event.extras, strict=False):

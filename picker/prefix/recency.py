@@ -1,14 +1,14 @@
-"""Doubly linked lists in two arrays: which entries of which list were used least recently.
+"""Orders entries by last use, in many doubly linked lists that share two arrays.
 
 Theory of operation
 -------------------
 An entry is a small number, a node; `_next` and `_prev` give its neighbours. Every list is a ring
 that begins and ends at a node of its own, its anchor: the anchor's next is the oldest entry, its
-previous the newest. Node 0 belongs to nobody. Free nodes are chained through `_next`.
+previous the newest. Node 0 is unused. Free nodes are chained through `_next`.
 
-Many entries are unlinked at once by cutting out whole runs. The blocks of a prompt were linked
-last to first, so what the same endpoint still has of them consists of few runs of neighbours, each
-in the order of the prompt backwards. Whatever does not look like that is unlinked one by one.
+Many entries are unlinked at once by cutting out whole runs. The blocks of a prompt are linked last
+to first, so those that an endpoint still holds form few runs of neighbours, each in reverse prompt
+order. Nodes in any other arrangement are unlinked one by one.
 
 Memory: 8 bytes a node, an eighth more at most.
 """
@@ -26,23 +26,21 @@ _OUT = np.uint32(0xFFFF_FFFF)  # `_next` of a node that is being unlinked
 
 
 class RecencyLists:
-    """Owns the nodes of all lists."""
-
     def __init__(self) -> None:
         self._next = np.zeros(_FIRST_NODES, np.uint32)
         self._prev = np.zeros(_FIRST_NODES, np.uint32)
         self._next_view, self._prev_view = self._next.data, self._prev.data
-        self._unused = 1  # the lowest node that never was used
+        self._unused = 1  # the lowest node never used
         self._free = 0  # the first of the chain of free nodes
 
     def open(self) -> int:
-        """A new empty list: its anchor."""
+        """Create an empty list; return its anchor."""
         anchor = self.take_one()
         self._next_view[anchor] = self._prev_view[anchor] = anchor
         return anchor
 
     def take(self, count: int) -> list[int]:
-        """`count` nodes that are in no list."""
+        """Allocate `count` nodes, not yet in a list."""
         taken: list[int] = []
         node, links = self._free, self._next_view
         for _ in range(count):
@@ -59,7 +57,7 @@ class RecencyLists:
         return taken
 
     def take_one(self) -> int:
-        """A node that is in no list."""
+        """Allocate a node, not yet in a list."""
         node = self._free
         if node:
             self._free = self._next_view[node]
@@ -71,7 +69,7 @@ class RecencyLists:
         return node
 
     def give_back(self, nodes: Iterable[int]) -> None:
-        """Take nodes for free that are in no list any more."""
+        """Free nodes for reuse; they are in no list."""
         links, free = self._next_view, self._free
         for node in nodes:
             links[node] = free
@@ -79,7 +77,7 @@ class RecencyLists:
         self._free = free
 
     def unlink(self, nodes: Values) -> None:
-        """Take distinct `nodes` out of their list; quickest when they are runs, newest first."""
+        """Take distinct `nodes` out of their list; fastest for whole runs, newest first."""
         after, before = self._next[nodes], self._prev[nodes]
         # Run i goes from its newest node, nodes[newest[i]], to its oldest, nodes[oldest[i]].
         cut = (after[1:] != nodes[:-1]).nonzero()[0]
@@ -100,11 +98,10 @@ class RecencyLists:
         self._prev[after_run] = before_run
 
     def unlink_one(self, node: int) -> None:
-        """Take one node out of its list."""
         self._join(self._prev_view[node], self._next_view[node])
 
     def append(self, anchor: int, nodes: Values) -> None:
-        """Make `nodes`, at least one, the newest of a list, the first of them the newest of all."""
+        """Append `nodes`, at least one, to a list; the first becomes its newest."""
         self._next[nodes[1:]] = nodes[:-1]
         self._prev[nodes[:-1]] = nodes[1:]
         newest, oldest = int(nodes[0]), int(nodes[-1])
@@ -115,14 +112,13 @@ class RecencyLists:
         self._prev_view[anchor] = newest
 
     def append_one(self, anchor: int, node: int) -> None:
-        """Make one node the newest of a list."""
         last = self._prev_view[anchor]
         self._next_view[last] = self._prev_view[anchor] = node
         self._prev_view[node] = last
         self._next_view[node] = anchor
 
     def cut_oldest(self, anchor: int, count: int) -> list[int]:
-        """Unlink the `count` oldest nodes of a list, oldest first; fewer when it has fewer."""
+        """Unlink and return the `count` oldest nodes of a list, or all if it has fewer."""
         taken: list[int] = []
         node, links = self._next_view[anchor], self._next_view
         for _ in range(count):
@@ -134,7 +130,7 @@ class RecencyLists:
         return taken
 
     def length(self, anchor: int) -> int:
-        """How many nodes a list has, by counting them."""
+        """Count the nodes of a list, in linear time."""
         node, counted = self._next_view[anchor], 0
         while node != anchor:
             node = self._next_view[node]
@@ -142,7 +138,7 @@ class RecencyLists:
         return counted
 
     def check_integrity(self, anchor: int) -> None:
-        """Raise `AssertionError` when a list does not read the same in both directions."""
+        """Raise `AssertionError` if the two directions of a list disagree."""
         node = anchor
         for _ in range(self._unused):
             after = self._next_view[node]

@@ -1,3 +1,3 @@
-"""The tokens of prompts without a tokenizer: estimates of texts and media, and the prompts that
-render routes return. Pure; a client that asks a route belongs to the plugin that does.
+"""Tokenizes prompts without a tokenizer: estimates for text and media, and the requests and answers
+of vLLM's render routes. Pure; the HTTP client of those routes belongs to the plugin that uses it.
 """

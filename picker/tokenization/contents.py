@@ -1,4 +1,4 @@
-"""Adds the content blocks of messages to a prompt; blocks of unknown types have nothing to add."""
+"""Adds the content blocks of messages to a prompt; blocks of unknown types add nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from picker.tokenization.media import MediaTokens
 from picker.tokenization.prompt_stream import PromptStream
 
 BILLING_HEADER = "x-anthropic-billing-header"
-# The field with the text of a block of OpenAI's, by its type.
+# OpenAI block type → the field that holds its text.
 _TEXTS = {
     **dict.fromkeys(("text", "input_text", "output_text"), "text"),
     "refusal": "refusal",
@@ -20,18 +20,16 @@ _TEXTS = {
 
 
 class BlockAdder(Protocol):
-    """Knows the blocks of one API."""
+    """Adds the blocks of one API to a prompt."""
 
-    def add(self, block: dict[str, Any]) -> None:
-        """Add one block."""
-        ...
+    def add(self, block: dict[str, Any]) -> None: ...
 
 
 @dataclass(slots=True)
 class OpenAIBlocks:
     """Texts, refusals, `image_url`, `video_url`, `audio_url` and `input_audio`.
 
-    `headers` are the request's, and so are the same for all of its videos.
+    `headers` are the request's, so they apply to all of its videos.
     """
 
     stream: PromptStream
@@ -40,7 +38,6 @@ class OpenAIBlocks:
     _video_tokens: int | None = None
 
     def add(self, block: dict[str, Any]) -> None:
-        """Add one block."""
         kind = block.get("type")
         if isinstance(kind, str) and kind in _TEXTS:
             self.stream.texts.append(string(block.get(_TEXTS[kind])))
@@ -67,7 +64,6 @@ class AnthropicBlocks:
     media: MediaTokens
 
     def add(self, block: dict[str, Any]) -> None:
-        """Add one block."""
         texts = self.stream.texts
         kind = block.get("type")
         if kind in ("text", "thinking"):
@@ -94,9 +90,9 @@ class AnthropicBlocks:
 
 
 def system_text(system: object) -> str:
-    """The text of Anthropic's `system`, a text or blocks.
+    """The text of Anthropic's `system`, a string or a list of blocks.
 
-    Without billing headers, which differ from request to request.
+    Billing headers are left out because they differ from request to request.
     """
     if isinstance(system, str):
         return system
@@ -105,7 +101,7 @@ def system_text(system: object) -> str:
 
 
 def tool_result_text(block: dict[str, Any]) -> str:
-    """The text of a `tool_result`, a line for each of its texts."""
+    """The text of a `tool_result`, one line per text block."""
     content = block.get("content")
     if isinstance(content, str):
         return content

@@ -1,19 +1,20 @@
-"""The pseudo-tokens of a prompt without a tokenizer: its bytes, four to a token.
+"""Estimates the tokens of a prompt without a tokenizer: its bytes, four per pseudo-token.
 
-Two prompts with a common beginning have common first tokens, which is all that a prefix cache
-needs. What the bytes of a prompt are:
+Prompts with a common prefix have common first tokens, and a prefix cache requires no more. The
+bytes of a prompt are, without separators:
 
-- chat: the JSON of `tools` (keys sorted) if there are any, then for each message its role and its
-  content, a string or a list of blocks and strings, without separators;
-- messages (Anthropic): the JSON of `tools`, the texts of `system` but for billing headers, then for
-  each message its role and its content; of a tool's use its id, name and input, of its result the
-  texts, a line each, and the images;
-- completions: the prompt; one prompt for each string of a list; vLLM's gRPC text likewise;
-- a batch of chats: one prompt for each of its conversations;
-- embeddings and pooling: the input, likewise, or the messages as of a chat;
-- SGLang's generate: its text, likewise;
-- responses: the JSON of instructions, tools and input; conversations: the JSON of the items;
-- lists of integers: real token ids, passed through.
+- chat: the JSON of `tools` (keys sorted) if present, then the role and content of each message; a
+  content is a string or a list of blocks and strings;
+- messages (Anthropic): the JSON of `tools`, the texts of `system` without billing headers, then the
+  role and content of each message; a `tool_use` adds its id, name and input, a `tool_result` its
+  texts, one per line, and its images;
+- completions and vLLM's gRPC text: the prompt; a list of strings is one prompt per string;
+- batch of chats: one prompt per conversation;
+- embeddings and pooling: the input, as for completions, or the messages, as for chat;
+- SGLang's generate: the text, as for completions;
+- responses: the JSON of instructions, tools and input; conversations: the JSON of the items.
+
+Lists of integers are real token ids and pass through.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ _RESPONSE_PARTS = ("instructions", "tools", "input")
 
 @dataclass(frozen=True, slots=True)
 class PromptEstimator:
-    """Makes pseudo-tokens of decoded bodies. A value."""
+    """Turns decoded bodies into prompts of pseudo-tokens. A value."""
 
     media: MediaTokens
 
     def prompts(
         self, api: Api, payload: Mapping[str, Any], headers: Mapping[str, str]
     ) -> tuple[Prompt, ...]:
-        """The prompts of a request, none of them empty; none if it has no readable prompt."""
+        """Return the non-empty prompts of a request; () if it has no readable prompt."""
         if api is Api.CHAT_COMPLETIONS or api is Api.MESSAGES:
             prompts: Iterable[Prompt] = (self._conversation(api, payload, headers),)
         elif api in _TEXTS:
@@ -66,7 +67,7 @@ class PromptEstimator:
     def _conversations(
         self, payload: Mapping[str, Any], headers: Mapping[str, str]
     ) -> Iterable[Prompt]:
-        """Of a batch; tools and the like are those of all."""
+        """Estimate each conversation of a batch; all share `tools` and the other fields."""
         batch = payload.get("messages")
         for messages in batch if isinstance(batch, list) else ():
             yield self._conversation(Api.CHAT_BATCH, {**payload, "messages": messages}, headers)
@@ -101,7 +102,7 @@ class PromptEstimator:
 
 
 def _texts(value: object) -> Iterable[Prompt]:
-    """One prompt for a string or a list of token ids; one for each element of a list of those."""
+    """Yield one prompt for a string or a list of token ids; one per element for a list of them."""
     if isinstance(value, str):
         yield Prompt(packed_text((value,)))
     elif (packed := pack_token_ids(value)) is not None:

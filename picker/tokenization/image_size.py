@@ -1,6 +1,6 @@
-"""The size of an image, from the first bytes of a PNG, GIF, JPEG or WebP file.
+"""Reads the size of a PNG, GIF, JPEG or WebP image from its header.
 
-Nothing is decoded but the header, and nothing beyond a fixed number of bytes is looked at.
+Only the header is decoded, and only a fixed number of bytes is read.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ Size = tuple[int, int]
 
 _URL_HEAD_CHARACTERS = 256
 _HEADER_CHARACTERS = 64
-_JPEG_CHARACTERS = 128 * 1024  # metadata of up to 64 KiB may stand before the size
+_JPEG_CHARACTERS = 128 * 1024  # up to 64 KiB of metadata may precede the size
 _PNG = b"\x89PNG\r\n\x1a\n"
 _BIG_ENDIAN_UINT32S = Struct(">II")
 _BIG_ENDIAN_UINT16S = Struct(">HH")
 _LITTLE_ENDIAN_UINT16S = Struct("<HH")
-_JPEG_STEPS = 1024  # far more segments and fill bytes than a camera writes before the size
+_MAX_JPEG_STEPS = 1024  # far more segments and fill bytes than a camera writes before the size
 _NO_FRAME = frozenset((0xC4, 0xC8, 0xCC))  # Huffman tables and other non-frames among 0xC0..0xCF
 _STANDALONE = frozenset((0x01, *range(0xD0, 0xD8)))
 
 
 def data_url_image_size(url: str) -> Size | None:
-    """Width and height in pixels of the image in a base64 `data:` URL; None if it does not tell."""
+    """Width and height in pixels of the image in a base64 `data:` URL; None if unknown."""
     if not url.startswith("data:"):
         return None
     comma = url.find(",", 0, _URL_HEAD_CHARACTERS)
@@ -33,7 +33,7 @@ def data_url_image_size(url: str) -> Size | None:
 
 
 def base64_image_size(text: str, begin: int = 0) -> Size | None:
-    """Width and height in pixels of the image that is base64 in `text` from `begin` on."""
+    """Width and height in pixels of the base64 image at `text[begin:]`; None if unknown."""
     header = _decoded(text, begin, _HEADER_CHARACTERS)
     if header.startswith(b"\xff\xd8"):
         return _known(_jpeg(_decoded(text, begin, _JPEG_CHARACTERS)))
@@ -41,7 +41,7 @@ def base64_image_size(text: str, begin: int = 0) -> Size | None:
 
 
 def image_size(data: bytes) -> Size | None:
-    """Width and height in pixels; `data` are at least the first 32 bytes, of a JPEG all headers."""
+    """Width and height in pixels; `data` is at least the first 32 bytes, for a JPEG all headers."""
     if data.startswith(_PNG) and len(data) >= 24:
         return _BIG_ENDIAN_UINT32S.unpack_from(data, 16)
     if data.startswith((b"GIF87a", b"GIF89a")) and len(data) >= 10:
@@ -80,9 +80,9 @@ def _webp(data: bytes) -> Size | None:
 
 
 def _jpeg(data: bytes) -> Size | None:
-    """Walks the segments to the first frame header, some way: a file may have a byte a step."""
+    """Walk the segments to the first frame header; bounded, because a step may be one byte."""
     at = 2
-    for _ in range(_JPEG_STEPS):
+    for _ in range(_MAX_JPEG_STEPS):
         if at + 9 > len(data) or data[at] != 0xFF:
             return None
         marker = data[at + 1]

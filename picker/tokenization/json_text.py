@@ -1,4 +1,4 @@
-"""JSON values as text that is the same for equal values."""
+"""Encodes JSON values as canonical text: equal values give equal text."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ _encode = msgspec.json.Encoder(order="sorted").encode
 
 
 def json_text(value: object) -> str:
-    """`value`, decoded from JSON, as JSON without spaces, its members sorted by name.
-
-    "" for what is nested too deeply to be written.
-    """
+    """Encode `value` without spaces, members sorted by name; "" if it is nested too deeply."""
     try:
         try:
             return _encode(value).decode()

@@ -1,14 +1,12 @@
-"""How many tokens an image, a video or a sound is estimated to take in a prompt.
+"""Estimates the tokens that an image, a video or a sound takes in a prompt, at least one.
 
-- image: width · height / 1024, of its real size where a `data:` URL tells it, else of 640 × 360
+- image: width · height / 1024, with the real size if a `data:` URL contains it, else 640 × 360
   (225 tokens); or a fixed number (`static`).
-- video: frames · tokens of a frame, `maxVideoTokens` at most. A frame is counted as an image of the
-  default size. Frames: duration · 2 a second (`sampled`), merged by `temporalPatchSize`; or every
-  `frameStride`-th of duration · source rate (`strided`). 10 s and 24 frames a second by default.
-  The headers `x-llm-d-video-duration-seconds`, `-resolution` (`WxH`) and `-fps` say better.
-- sound: a quarter of the characters of its data and format, rounded up.
-
-Always at least one.
+- video: frames · tokens per frame, at most `maxVideoTokens`. A frame counts as an image of the
+  default size. Frames: duration · 2 per second (`sampled`), merged by `temporalPatchSize`; or every
+  `frameStride`-th frame of duration · source rate (`strided`). Defaults: 10 s, 24 frames/s.
+  The headers `x-llm-d-video-duration-seconds`, `-resolution` (`WxH`) and `-fps` override them.
+- sound: the characters of its data and format / 4, rounded up.
 """
 
 from __future__ import annotations
@@ -30,27 +28,19 @@ VIDEO_FPS = "x-llm-d-video-fps"
 
 
 class Resolution(Parameters, frozen=True):
-    """Pixels."""
-
-    width: int = 640
+    width: int = 640  # pixels
     height: int = 360
 
 
 class DynamicTokens(Parameters, frozen=True):
-    """Tokens by size: pixels to a token."""
-
-    factor: int = 1024
+    factor: int = 1024  # pixels per token
 
 
 class StaticImageTokens(Parameters, frozen=True):
-    """Tokens of every image."""
-
-    static_token: int = 0
+    static_token: int = 0  # tokens of every image
 
 
 class ImageParameters(Parameters, frozen=True):
-    """`estimate.image`."""
-
     mode: Literal["dynamic", "static"] = "dynamic"
     default_resolution: Resolution = Resolution()
     static: StaticImageTokens = StaticImageTokens()
@@ -58,35 +48,31 @@ class ImageParameters(Parameters, frozen=True):
 
 
 class StaticFrameTokens(Parameters, frozen=True):
-    """Tokens of every frame."""
-
     num_tokens_per_frame: int = 0
 
 
 class FrameTokens(Parameters, frozen=True):
-    """`estimate.video.tokensPerFrame`."""
-
     mode: Literal["dynamic", "static"] = "dynamic"
     static: StaticFrameTokens = StaticFrameTokens()
     dynamic: DynamicTokens = DynamicTokens()
 
 
 class SampledFrames(Parameters, frozen=True):
-    """Frames taken at a rate, then merged."""
+    """Sample frames at a rate, then merge `temporal_patch_size` of them."""
 
     sample_fps: float = msgspec.field(default=2.0, name="sampleFPS")
     temporal_patch_size: int = 0
 
 
 class StridedFrames(Parameters, frozen=True):
-    """Every so many frames of the source."""
+    """Take every `frame_stride`-th frame of the source."""
 
     default_source_fps: float = msgspec.field(default=24.0, name="defaultSourceFPS")
     frame_stride: int = 1
 
 
 class Frames(Parameters, frozen=True):
-    """`estimate.video.frames`; of the bounds 0 is none."""
+    """`estimate.video.frames`; a bound of 0 means no bound."""
 
     mode: Literal["sampled", "strided"] = "sampled"
     min_frames: int = 0
@@ -96,7 +82,7 @@ class Frames(Parameters, frozen=True):
 
 
 class VideoParameters(Parameters, frozen=True):
-    """`estimate.video`; `defaultDuration` in seconds, `maxVideoTokens` 0 is no bound."""
+    """`estimate.video`; `defaultDuration` is in seconds, `maxVideoTokens` 0 means no bound."""
 
     default_resolution: Resolution = Resolution()
     default_duration: float = 10.0
@@ -112,7 +98,7 @@ class EstimateParameters(Parameters, frozen=True):
     video: VideoParameters = VideoParameters()
 
     def check(self) -> None:
-        """Raises `ValueError` for numbers that make no sense."""
+        """Raise `ValueError` for a number out of range."""
         image, video = self.image, self.video
         static, per_frame = image.static.static_token, video.tokens_per_frame
         _positive(
@@ -156,15 +142,13 @@ class MediaTokens:
     parameters: EstimateParameters
 
     def of_image_url(self, url: str) -> int:
-        """Tokens of the image at `url`."""
         return self._of_image(data_url_image_size(url) if self._needs_size else None)
 
     def of_image_base64(self, data: str) -> int:
-        """Tokens of the image that `data` is."""
         return self._of_image(base64_image_size(data) if self._needs_size else None)
 
     def of_video(self, headers: Mapping[str, str]) -> int:
-        """Tokens of a video of which the request's `headers` may tell more."""
+        """Count the tokens of a video; the request's `headers` override the defaults."""
         video = self.parameters.video
         tokens = self._frames(headers) * self._tokens_per_frame(headers)
         if video.max_video_tokens:
@@ -172,7 +156,7 @@ class MediaTokens:
         return max(1, tokens)
 
     def of_sound(self, num_characters: int) -> int:
-        """Tokens of a sound whose data and format have so many characters."""
+        """Count the tokens of a sound; `num_characters` are those of its data and format."""
         return max(1, -(-num_characters // BYTES_PER_TOKEN))
 
     @property
@@ -211,7 +195,7 @@ def _within(number: int, frames: Frames) -> int:
 
 
 def _whole(value: float) -> int:
-    # The product of two finite numbers need not be finite.
+    # The product of two finite numbers may be infinite.
     return int(min(value, 2.0**63))
 
 

@@ -1,4 +1,4 @@
-"""Multi-modal items as vLLM's token-level API describes them beside the tokens."""
+"""Reads multi-modal items in the format of vLLM's token-level API."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ MAX_ITEMS_PER_TOKEN = 4  # items may overlap, as a video and its sound do
 
 
 def distinct_items(features: Sequence[Sequence[MultiModalFeature]]) -> dict[str, str]:
-    """The content hash of each item of the prompts and its modality, in order, each once."""
+    """Map the content hash of each distinct item to its modality, in prompt order."""
     return {one.content_hash: one.modality for prompt in features for one in prompt}
 
 
 def modalities(features: Sequence[Sequence[MultiModalFeature]]) -> Mapping[str, int]:
-    """How many distinct items of each modality there are."""
+    """Count the distinct items by modality."""
     return Counter(distinct_items(features).values())
 
 
 def read_features(value: object, prompt: bytes) -> tuple[MultiModalFeature, ...]:
-    """The items in `prompt`, packed tokens, that `value` names, in the order of their offsets.
+    """Read the items of `prompt` (packed tokens) from `value`, sorted by offset.
 
-    `value` is None for none, or
-    `{mm_hashes: {modality: [hash]}, mm_placeholders: {modality: [{offset, length}]}}`.
-    What has no hash or no place is left out. Raises `ValueError` for any other shape, and as
-    `check_items` does.
+    `value` is None or
+    `{mm_hashes: {modality: [hash]}, mm_placeholders: {modality: [{offset, length}]}}`. A hash
+    without a place, or a place without a hash, is ignored. Raises `ValueError` for any other shape,
+    and if `check_items` does.
     """
     if value is None:
         return ()
@@ -44,10 +44,10 @@ def read_features(value: object, prompt: bytes) -> tuple[MultiModalFeature, ...]
 
 
 def check_items(features: Sequence[MultiModalFeature], prompt: bytes) -> None:
-    """Raise `ValueError` when the items take more room than there is in `prompt`, packed tokens.
+    """Raise `ValueError` when the items exceed the length of `prompt` (packed tokens).
 
-    Every block of a prompt is hashed with the items in it: what a request may make of that has to
-    stay in proportion to its length.
+    Every block of a prompt is hashed with its items, so without this bound a short request could
+    cause work out of proportion to its length.
     """
     room = MAX_ITEMS_PER_TOKEN * (len(prompt) // BYTES_PER_TOKEN)
     if sum(feature.length for feature in features) > room:

@@ -1,7 +1,7 @@
-"""Collects what a prompt is made of and packs it, four bytes to a token.
+"""Collects the texts and media of a prompt and packs them, four bytes per token.
 
-Text is kept as it is and joined once at the end, as prompts may be long. A media item begins at a
-token of its own and is so many copies of a token made from XXH64 of its content.
+Texts are joined once at the end, because prompts may be long. A media item starts on a token
+boundary and repeats one token, derived from the XXH64 of its content, once per token of its length.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import xxhash
 
 from picker.types import BYTES_PER_TOKEN, MultiModalFeature
 
-# All media of a prompt together: a short request may claim any size for what it refers to.
+# For all media of a prompt together: a short request may claim any size for media at a URL.
 MAX_MEDIA_TOKENS = 2**20
 _UINT32 = Struct("<I")
 _MAX_TOKEN = 2**32 - 1
@@ -23,27 +23,25 @@ _ENCODING = ("utf-8", "surrogatepass")
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Packed tokens, and the media items among them."""
+    """The packed tokens of a prompt and its media items."""
 
     tokens: bytes
     features: tuple[MultiModalFeature, ...] = ()
 
 
 class PromptStream:
-    """One prompt while it is put together."""
-
     __slots__ = ("_features", "_media_tokens", "_packed", "texts")
 
     def __init__(self) -> None:
-        self.texts: list[str] = []  # append to it
+        self.texts: list[str] = []  # callers append to it
         self._packed = bytearray()
         self._features: list[MultiModalFeature] = []
         self._media_tokens = 0
 
     def add_media(self, modality: str, content: str, num_tokens: int) -> None:
-        """A media item of `num_tokens` tokens, known by its content.
+        """Append a media item of `num_tokens` tokens, identified by its content.
 
-        Beyond `MAX_MEDIA_TOKENS` in all, an item is a single token.
+        It is shortened so that all media stay within `MAX_MEDIA_TOKENS`, to one token at least.
         """
         num_tokens = max(1, min(num_tokens, MAX_MEDIA_TOKENS - self._media_tokens))
         self._media_tokens += num_tokens
@@ -54,7 +52,7 @@ class PromptStream:
         self._features.append(MultiModalFeature(modality, f"{digest:016x}", offset, num_tokens))
 
     def finish(self) -> Prompt:
-        """The prompt; its last token is padded with zeros."""
+        """Return the prompt; its last token is padded with zeros."""
         if not self._packed:
             return Prompt(packed_text(self.texts))
         self._flush()
@@ -66,7 +64,7 @@ class PromptStream:
 
 
 def packed_text(texts: Sequence[str]) -> bytes:
-    """The UTF-8 of all texts, one after the other, padded with zeros to whole tokens."""
+    """Concatenate `texts` as UTF-8, padded with zeros to whole tokens."""
     missing = -sum(map(len, texts)) % BYTES_PER_TOKEN
     text = "".join((*texts, "\0" * missing) if missing else texts)
     if text.isascii():  # a character is a byte, so the padding is right

@@ -1,13 +1,12 @@
-"""Asks a vLLM server for the tokens of a prompt: its render routes, which only apply templates and
-tokenize.
+"""Builds requests to vLLM's render routes, which apply the chat template and tokenize, and reads
+their answers.
 
-`POST /v1/completions/render` answers a list of `{token_ids}`, one for each prompt,
-`POST /v1/chat/completions/render` one `{token_ids, features}`.
+`POST /v1/completions/render` answers a list of `{token_ids}`, one per prompt;
+`POST /v1/chat/completions/render` answers one `{token_ids, features}`.
 
-Anthropic's Messages are converted to OpenAI's chat as vLLM converts them. That matters to the
-letter: what vLLM renders from the result has to be what it would have rendered from the request
-itself. `system` comes first; results of tools become messages of the role `tool` ahead of the
-user's; `thinking` becomes `reasoning`; a lone text stands without a block around it.
+Anthropic's Messages are converted to OpenAI's chat exactly as vLLM converts them, because both must
+render to the same tokens. `system` comes first; tool results become messages with the role `tool`
+ahead of the user's message; `thinking` becomes `reasoning`; a single text block becomes a string.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _TOOL_OPTIONS = ("strict", "defer_loading")
 
 @dataclass(frozen=True, slots=True)
 class RenderQuestion:
-    """What to post where; `has_blocks` says that a content is a list, so there may be media."""
+    """A POST to a render route; `has_blocks`: some content is a list, so it may contain media."""
 
     path: str
     body: dict[str, Any]
@@ -40,8 +39,8 @@ class RenderQuestion:
 
 
 def question_of(body: ParsedBody, model: str) -> RenderQuestion | None:
-    """The question to a render server about `body`; None for an API that no server renders, and for
-    a body without a prompt that a server could render.
+    """Build the question that renders `body`; None for an API without a render route, and for a
+    body without a prompt that a server can render.
     """
     if body.payload is None:
         return None
@@ -65,7 +64,7 @@ def question_of(body: ParsedBody, model: str) -> RenderQuestion | None:
 
 
 def prompts_of(answer: Any) -> tuple[Prompt, ...]:
-    """The prompts that a server has rendered. Raises `ValueError` for what is no such answer."""
+    """Read the prompts of an answer. Raises `ValueError` for any other shape."""
     entries = answer if isinstance(answer, list) else [answer]
     if not entries:
         raise ValueError("a render route answered no prompt")
@@ -82,7 +81,7 @@ def _prompt(entry: object) -> Prompt:
 
 
 def chat_of(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """The `messages` and the `tools` of a chat completion that asks the same as `payload`."""
+    """Convert an Anthropic body to the `messages` and `tools` of the equivalent chat completion."""
     messages: list[dict[str, Any]] = []
     if system := payload.get("system"):
         messages.append({"role": "system", "content": system_text(system)})
@@ -96,7 +95,7 @@ def chat_of(payload: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _Parts:
-    """What the blocks of one message are made of."""
+    """The parts that the blocks of one message convert to."""
 
     role: str
     content: list[dict[str, Any]] = field(default_factory=list)
@@ -105,7 +104,6 @@ class _Parts:
     results: list[dict[str, Any]] = field(default_factory=list)
 
     def take(self, block: dict[str, Any]) -> None:
-        """Sort a block in."""
         kind = block.get("type")
         if kind == "text":
             if text := string(block.get("text")):
@@ -120,7 +118,7 @@ class _Parts:
             self._take_result(block)
 
     def messages(self) -> list[dict[str, Any]]:
-        """The results of tools, then the message unless nothing is left of it."""
+        """Return the tool results, then the message unless it is empty."""
         message: dict[str, Any] = {"role": self.role}
         if self.reasoning:
             message["reasoning"] = "".join(self.reasoning)

@@ -1,4 +1,4 @@
-"""Token ids as the picker keeps them: packed, four bytes each, little endian."""
+"""Packs token ids: four bytes each, little endian."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ _UINT32 = "I"
 
 
 def pack_token_ids(value: object) -> bytes | None:
-    """`value` packed if it is a list, not empty, of integers in [0, 2**32); else None."""
-    # By type, as a bool is an int to isinstance; without a loop, as token lists are long.
+    """Pack `value` if it is a non-empty list of integers in [0, 2**32); else return None."""
+    # By type, because isinstance accepts a bool; without a loop, because token lists are long.
     if not isinstance(value, list) or set(map(type, value)) != {int}:
         return None
     try:
@@ -23,7 +23,7 @@ def pack_token_ids(value: object) -> bytes | None:
 
 
 def packed_prompts(value: object) -> tuple[bytes, ...]:
-    """The prompts in a list of token ids, or in a list of such lists; none in anything else."""
+    """Pack a list of token ids, or each list in a list of them; () for anything else."""
     packed = pack_token_ids(value)
     if packed is not None:
         return (packed,)
