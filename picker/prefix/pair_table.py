@@ -260,7 +260,7 @@ class PairTable:
         self._move(1)
 
     def _move(self, count: int) -> None:
-        """Move the keys of the last `count` unmoved buckets to their homes in the larger table."""
+        """Move the keys of the last `count` unmoved buckets to their new homes."""
         first = max(0, self._frontier - count)
         part = self._keys[first * LANES : self._frontier * LANES]
         at = part.nonzero()[0]

@@ -424,7 +424,7 @@ def _tiers(shelves: Sequence[_Shelf], expected: Mapping[str, int]) -> dict[str, 
 def _extras_of_keys(
     start: _Loose, event: BlocksStored, begins: Sequence[int], total: int, own: int
 ) -> list[Extras]:
-    """Collect the extra keys of the blocks that each key, including a partial last one, overlaps."""
+    """Collect the extra keys of the blocks that each key, also a partial last one, overlaps."""
     if not start.extras and not any(event.extras):
         return []
     # Dicts as ordered sets: a key that covers many small blocks may have many extra keys.

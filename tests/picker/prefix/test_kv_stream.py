@@ -54,6 +54,6 @@ def test_what_was_replayed_may_come_again_for_a_while() -> None:
     assert stream.receive(4, 11.0) is Continuity.APPLY
 
     late = EventStream(applied=3)
-    late.replayed(10.0)
-    assert late.heard(0, 10.0 + REPEAT_SECONDS) is Continuity.RESTARTED
-    assert late.heard(0, 10.0 + REPEAT_SECONDS) is Continuity.APPLY
+    late.end_replay(10.0)
+    assert late.receive(0, 10.0 + REPEAT_SECONDS) is Continuity.RESTARTED
+    assert late.receive(0, 10.0 + REPEAT_SECONDS) is Continuity.APPLY
