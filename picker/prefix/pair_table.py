@@ -274,7 +274,7 @@ class PairTable:
             self._end_growth()
 
     def _move_marks(self, first: int) -> None:
-        """Mark every home that keys of a marked bucket may get; `_end_growth` unmarks the excess."""
+        """Mark every home that keys of a marked bucket may get; `_end_growth` corrects this."""
         marked = first + self._marked[first : self._frontier].nonzero()[0]
         self._marked[first : self._frontier] = 0
         start = marked * self._num_larger // self._num_buckets
