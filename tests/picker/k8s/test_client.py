@@ -63,7 +63,7 @@ async def client(api: KubeApi) -> AsyncIterator[KubernetesClient]:
 
 
 class OfLaterPages(Fault):
-    """Befalls only requests that go on with a list."""
+    """An expired continue token affects only requests for a later page of a list."""
 
     def concerns(self, target: Target) -> bool:
         """True if it does, see `Fault`."""
@@ -107,7 +107,7 @@ async def test_a_list_that_is_always_forgotten_is_given_up(api: KubeApi) -> None
 
 
 async def test_selectors_reach_the_server(api: KubeApi, client: KubernetesClient) -> None:
-    """Of labels and of fields, in lists and watches."""
+    """Lists and watches carry both label and field selectors."""
     api.write(config("a"))
     api.write(config("b", app="y"))
     assert named((await client.list(CONFIGS, SELECTION)).items) == ["a"]
@@ -208,7 +208,7 @@ async def test_a_server_that_is_gone_is_unreachable(api: KubeApi, client: Kubern
 
 
 async def test_a_name_that_does_not_exist_is_unreachable() -> None:
-    """As is an address that is none."""
+    """An address that cannot be parsed is unreachable too."""
     for url in ("http://no-such-host.invalid:1", "http://127.0.0.1:99999", "http://"):
         async with client_of(Access(url), limits=QUICK) as client:
             with pytest.raises(UnreachableError):
@@ -256,7 +256,7 @@ async def test_objects_are_written_and_read(api: KubeApi, client: KubernetesClie
 
 
 async def test_a_token_that_is_not_taken_is_renewed_once(api: KubeApi) -> None:
-    """The request goes on with the new one; with none, the refusal is told."""
+    """The request is repeated with the new token; without one, the refusal is reported."""
     api.access.grant("new", "picker", [Rule(("",), ("configmaps",), ("list",))])
     old, new = Access(api.url, "Bearer old"), Access(api.url, "Bearer new")
     async with client_of(old, new) as client:
@@ -302,7 +302,7 @@ async def test_a_redirect_is_not_followed() -> None:
 
 
 async def test_half_a_line_at_the_end_of_a_watch_is_no_event() -> None:
-    """What was whole is given, then the watch is unreachable."""
+    """Complete events are delivered before the watch ends as unreachable."""
     lines = b'{"type":"ADDED","object":{"metadata":{"name":"a"}}}\n{"type":"ADD'
     sent = HEAD + b"Content-Length: %d\r\n\r\n" % len(lines) + lines
     async with (
@@ -362,7 +362,7 @@ async def test_pods_are_followed_through_a_restart_of_the_server(
         running.cancel()
 
 
-async def test_a_proxy_that_refuses_is_told_of_without_its_password() -> None:
+async def test_the_error_of_a_proxy_that_refuses_omits_its_password() -> None:
     """Its address holds it, as the environment gives it."""
     refusal = b"HTTP/1.1 407 Who are you\r\nContent-Length: 0\r\n\r\n"
     async with asyncio.timeout(PATIENCE_SECONDS), answering(refusal) as url:
@@ -419,7 +419,7 @@ async def test_a_proxy_that_does_not_answer_is_given_up() -> None:
 
 
 async def refused(access: Access) -> str:
-    """What is said of a list that fails."""
+    """Return the error text of a list that fails."""
     async with client_of(access) as client:
         with pytest.raises(UnreachableError) as raised:
             await client.list(PODS, ALL)
@@ -427,7 +427,7 @@ async def refused(access: Access) -> str:
 
 
 @pytest.mark.parametrize("tls", [None, ssl.create_default_context()])
-async def test_a_port_that_nobody_listens_on(tls: ssl.SSLContext | None) -> None:
+async def test_a_closed_port_is_named_in_the_error(tls: ssl.SSLContext | None) -> None:
     """Is named with the reason, and with nothing that Python says of its objects."""
     url = f"{'http' if tls is None else 'https'}://127.0.0.1:{free_port()}"
     place = url.partition("//")[2]
@@ -435,7 +435,7 @@ async def test_a_port_that_nobody_listens_on(tls: ssl.SSLContext | None) -> None
     assert said == f"no connection to {place}: Connection refused"
 
 
-async def test_a_name_that_nobody_knows() -> None:
+async def test_an_unknown_host_is_named_in_the_error() -> None:
     said = await refused(Access("https://nowhere.invalid", tls=ssl.create_default_context()))
     assert said.startswith("no connection to nowhere.invalid:443: ")
     assert "<" not in said
@@ -516,8 +516,8 @@ async def test_events_keep_a_watch_alive() -> None:
         assert len([event async for event in events]) == 5
 
 
-async def test_a_refusal_that_comes_in_pieces_is_read_whole() -> None:
-    """What it says of waiting stands at its end."""
+async def test_a_refusal_in_several_chunks_is_read_whole() -> None:
+    """Its `retryAfterSeconds` is at the end of its body."""
     body = json.dumps(statuses.too_many_requests("busy", 7).body()).encode()
     head = b"HTTP/1.1 429 Busy\r\nContent-Length: %d\r\n\r\n" % len(body)
     async with dripping(head, (body[:20], body[20:])) as url, client_of(Access(url)) as client:
@@ -535,8 +535,8 @@ async def test_a_refusal_that_breaks_off_is_one() -> None:
     assert raised.value.status == 410
 
 
-async def test_a_page_for_people_is_no_watch() -> None:
-    """What asks to sign in says 200 to everything; it must not pass for a server that is well."""
+async def test_an_html_page_is_no_watch() -> None:
+    """A login page answers 200 to every request; it must not pass for a healthy server."""
     page = b"<html>Sign in</html>"
     head = b"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=utf-8\r\n"
     sent = head + b"Content-Length: %d\r\n\r\n" % len(page) + page

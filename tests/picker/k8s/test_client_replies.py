@@ -74,8 +74,8 @@ def test_an_error_event_is_raised_with_all_it_says() -> None:
 
 
 @pytest.mark.parametrize("line", [b"", b"x", b"[]", b'{"type":1}', b'{"type":"ADDED"}', b"\xff"])
-def test_what_is_no_event_is_no_answer(line: bytes) -> None:
-    """And it is told what came."""
+def test_a_line_that_is_no_event_is_refused(line: bytes) -> None:
+    """The error quotes the line."""
     with pytest.raises(UnreachableError, match="a line is no event"):
         decode_event(line)
 
@@ -99,19 +99,19 @@ def test_what_is_no_event_is_no_answer(line: bytes) -> None:
         (200, {}, b'{"message":null,"details":null}', (200, "", None, None)),
     ],
 )
-def test_a_refusal_is_told_whatever_its_body_is(
+def test_a_refusal_is_reported_with_any_body(
     status: int | None, headers: dict[str, str], body: bytes, wanted: tuple[Any, ...]
 ) -> None:
     """A Status, a text, garbage, nothing."""
     error = api_error(status, headers, body)
-    told = (error.status, error.reason, error.message, error.retry_after_seconds)
-    assert [two for one, two in zip(told, wanted, strict=True) if two is not None] == [
-        one for one, two in zip(told, wanted, strict=True) if two is not None
+    reported = (error.status, error.reason, error.message, error.retry_after_seconds)
+    assert [two for one, two in zip(reported, wanted, strict=True) if two is not None] == [
+        one for one, two in zip(reported, wanted, strict=True) if two is not None
     ]
     assert len(error.message) <= 200
 
 
-def test_a_page_tells_its_objects_and_how_it_goes_on() -> None:
+def test_a_page_has_its_objects_and_its_continue_token() -> None:
     """A server may say null for no items."""
     page = decode_listing(b'{"metadata":{"continue":"x","resourceVersion":"5"},"items":[{"a":1}]}')
     assert (page.metadata.continue_, page.metadata.resource_version) == ("x", "5")
@@ -131,7 +131,7 @@ def test_a_page_tells_its_objects_and_how_it_goes_on() -> None:
         b'{"metadata":{},"items":[]}',
     ],
 )
-def test_what_is_no_list_is_no_answer(body: bytes) -> None:
+def test_a_body_that_is_no_list_is_refused(body: bytes) -> None:
     """A login page, say, with status 200."""
     with pytest.raises(UnreachableError, match="no list"):
         decode_listing(body)
@@ -147,7 +147,7 @@ def test_nothing_is_shown_of_an_object_that_cannot_be_read() -> None:
 
 
 def test_a_refusal_without_end_is_cut() -> None:
-    """It is logged, and shown to people."""
+    """The text is logged and shown to operators."""
     body = json.dumps({"kind": "Status", "reason": "r" * 10**6, "message": "m" * 10**6}).encode()
     error = api_error(403, {}, body)
     assert len(str(error)) < 2000

@@ -1,6 +1,4 @@
-"""Where the way to an API server comes from, how it is kept up to date, what is wrong with broken
-kubeconfig files, and TLS as they ask for it.
-"""
+"""Access to an API server: its sources, its renewal, errors of broken kubeconfig files, and TLS."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ from tests.support.kube.wired_client import Accesses
 
 
 class Clock:
-    """Stands still until it is set."""
+    """A clock that advances only when it is set."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -74,7 +72,7 @@ def found(
 
 
 async def access_of(tmp_path: Path, clock: Clock, **given: Any) -> Access:
-    """What a kubeconfig file leads to."""
+    """Load the access that a kubeconfig file describes."""
     path = kubeconfig(tmp_path / "config", **given)
     return await found(clock, tmp_path, path).access()
 
@@ -115,7 +113,7 @@ class Plugin:
 
 
 def in_minutes(minutes: float) -> str:
-    """A time as plugins tell it."""
+    """Format a time the way credential plugins report it."""
     return (datetime.now(UTC) + timedelta(minutes=minutes)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -155,7 +153,7 @@ async def test_a_user_without_credentials_sends_none(tmp_path: Path, clock: Cloc
 
 
 async def test_the_first_of_several_files_wins(tmp_path: Path, clock: Clock) -> None:
-    """Of `KUBECONFIG`, for the context and for each name; missing files are passed over."""
+    """The first file in `KUBECONFIG` wins for each name; missing files are skipped."""
     first = kubeconfig(tmp_path / "first", {"token": "first"}, name="a", current="b")
     second = kubeconfig(tmp_path / "second", {"token": "second"}, name="b", current="a")
     listed = f"{tmp_path / 'missing'}:{first}::{second}"
@@ -228,7 +226,7 @@ async def test_files_with_tokens_are_read_again(tmp_path: Path, clock: Clock) ->
 async def test_a_token_file_without_a_token_changes_nothing(
     tmp_path: Path, clock: Clock, text: str | None
 ) -> None:
-    """As while it is being written: nobody asks without a token meanwhile."""
+    """A file is empty while it is being written; the last token stays in use meanwhile."""
     token = tmp_path / "token"
     token.write_text("one")
     path = kubeconfig(tmp_path / "config", {"tokenFile": "token"})
@@ -298,7 +296,7 @@ def test_a_plugin_that_fails_at_the_start_is_an_error(tmp_path: Path, clock: Clo
 
 
 async def listed(credentials: Credentials) -> int:
-    """How many Pods the API server shows to who has these."""
+    """Return the number of Pods that the API server lists for these credentials."""
     async with KubernetesClient(credentials, rng=Random(1)) as client:
         return len((await client.list(PODS, ALL)).items)
 
@@ -322,8 +320,8 @@ async def test_a_token_that_was_replaced_on_disk_is_found_when_it_is_refused(
         await api.stop()
 
 
-async def test_all_who_wait_share_one_reading(clock: Clock) -> None:
-    """Of ten requests that are refused at once, one renews."""
+async def test_all_waiting_requests_share_one_renewal(clock: Clock) -> None:
+    """Ten requests refused at the same time cause one renewal."""
     old, new = Access("http://a", "Bearer old"), Access("http://a", "Bearer new")
     source = Accesses(old, new, Access("http://a", "Bearer too new"))
     credentials = Credentials(source, clock)
@@ -427,7 +425,7 @@ def test_a_broken_file_is_an_error_that_says_what_is_wrong(
         found(clock, tmp_path, path)
 
 
-def test_what_is_missing_is_an_error_that_says_where_it_was_looked_for(
+def test_the_error_about_a_missing_entry_names_the_files_searched(
     tmp_path: Path, clock: Clock
 ) -> None:
     """No configuration, no such file, no such context, a service account without files."""
@@ -507,7 +505,7 @@ def encoded(path: Path) -> str:
     return base64.b64encode(path.read_bytes()).decode()
 
 
-async def test_tls_checks_what_the_file_tells_it_to_check(tmp_path: Path, clock: Clock) -> None:
+async def test_tls_verifies_as_the_file_demands(tmp_path: Path, clock: Clock) -> None:
     """The authority, by file and by data; another name; a client certificate; or nothing at all."""
     authority = Authority(tmp_path)
     served, client = authority.issue("server", "kubernetes"), authority.issue("picker")
@@ -534,7 +532,7 @@ async def test_tls_checks_what_the_file_tells_it_to_check(tmp_path: Path, clock:
             assert await listed(found(clock, tmp_path, kubeconfig(path, user, cluster))) == 0
         for user, cluster in [
             (shown, by_file),  # the certificate is for another name
-            (shown, {"server": api.url}),  # nobody vouches for it
+            (shown, {"server": api.url}),  # no authority vouches for it
             ({}, by_file | name),  # no client certificate
         ]:
             with pytest.raises(UnreachableError):
@@ -543,8 +541,8 @@ async def test_tls_checks_what_the_file_tells_it_to_check(tmp_path: Path, clock:
         await api.stop()
 
 
-def test_a_certificate_that_is_none_is_an_error(tmp_path: Path, clock: Clock) -> None:
-    """As are a key that does not fit, and an authority's file without certificates."""
+def test_an_unreadable_certificate_is_an_error(tmp_path: Path, clock: Clock) -> None:
+    """A key that does not match and a CA file without certificates are errors too."""
     authority = Authority(tmp_path)
     one, other = authority.issue("one"), authority.issue("other")
     cluster = {"server": "https://10.0.0.1", "certificate-authority": str(authority.path)}

@@ -32,7 +32,7 @@ async def test_nothing_is_known_before_there_is_a_pool() -> None:
 
 @pytest.mark.looptime
 async def test_a_pool_without_pods_is_known_to_have_none() -> None:
-    """That is an answer; the picker is ready."""
+    """An empty list is an answer: the picker is ready."""
     async with following() as scene:
         await ready(scene)
         assert scene.datastore.synced
@@ -122,15 +122,15 @@ async def test_a_change_of_mind_about_pods_is_followed_to_its_end() -> None:
 async def test_an_invalid_pool_is_reported_and_not_obeyed(
     spec: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What it said before stays, and Pods are followed by that."""
+    """Its last valid version stays in use, and Pods are watched by it."""
     async with following() as scene:
         await ready(scene, "a")
         scene.server.write(pool_object(spec))
         await scene.settled()
         assert scene.names == {"a-rank-0"}
         assert "is not followed: spec" in str(scene.discovery.problem())
-        told = [one for one in caplog.messages if "is not followed" in one]
-        assert len(told) == 1
+        warnings = [one for one in caplog.messages if "is not followed" in one]
+        assert len(warnings) == 1
         assert scene.errors == 1
         scene.kubelet.run("b", "10.0.0.2", APP)
         await scene.settled()
@@ -179,8 +179,8 @@ async def test_a_pool_that_is_gone_takes_everything_with_it(way: str) -> None:
 
 
 @pytest.mark.looptime
-async def test_a_pool_that_is_replaced_at_once_is_followed_on() -> None:
-    """As by `kubectl replace --force`: the watch of its Pods goes on, and what is new counts."""
+async def test_a_pool_replaced_at_once_remains_followed() -> None:
+    """After `kubectl replace --force` the watch of its Pods continues, by the new specification."""
     async with following() as scene:
         await ready(scene, "a")
         await asyncio.sleep(1)
@@ -195,7 +195,7 @@ async def test_a_pool_that_is_replaced_at_once_is_followed_on() -> None:
 
 
 @pytest.mark.looptime
-async def test_malformed_pods_are_told_of_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
+async def test_malformed_pods_are_logged_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
     """The others count, and of one that was known what was known stays."""
     async with following() as scene:
         await ready(scene, "a", "b")
@@ -263,7 +263,7 @@ async def test_ten_minutes_without_an_api_server() -> None:
 
 @pytest.mark.looptime
 async def test_an_outage_that_begins_while_a_node_flickers_empties_nothing() -> None:
-    """That its Pods are ready again cannot be heard until the API server is back."""
+    """The recovery of its Pods is unknown until the API server is back."""
     async with following() as scene:
         await ready(scene, "a", "b")
         await asyncio.sleep(6)

@@ -1,4 +1,4 @@
-"""Who leads, as one replica decides it from what it has seen."""
+"""Leader election as one replica decides it from the Leases it has read."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Replica:
 
 @dataclass
 class ElectionWalk:
-    """Owns the Lease, the replicas, and requests that nobody waits for any more."""
+    """The Lease, the replicas, and writes whose replies are no longer awaited."""
 
     rates: list[float]
     now: float = 0.0
@@ -60,7 +60,7 @@ class ElectionWalk:
         return self.now * replica.rate + replica.offset
 
     def leaders(self) -> list[str]:
-        """Those who say that they lead, each by its own clock."""
+        """Return the replicas that claim to lead, each by its own clock."""
         return [one.name for one in self.replicas if one.elector.is_leader(self.clock(one))]
 
     def check(self) -> None:
@@ -134,7 +134,7 @@ class ElectionWalk:
         one.elector, one.version = Elector(one.name, TIMINGS), 0
 
     def touch(self) -> None:
-        """Somebody else writes the Lease without a change of its holder."""
+        """Write the Lease as another client, without a change of its holder."""
         if self.record is not None:
             self._store(self.record.holder or "")
 
@@ -191,7 +191,7 @@ def _elector() -> Elector:
 def test_two_never_lead_and_in_the_end_one_does(
     rates: list[float], moves: list[tuple[str, int | float]]
 ) -> None:
-    """Whatever is late, lost, conflicting or standing still, and however fast the clocks are."""
+    """Late, lost and conflicting writes, pauses and clocks of any speed never make two leaders."""
     walk = ElectionWalk(rates)
     for name, *arguments in moves:
         getattr(walk, name)(*arguments)
@@ -208,7 +208,7 @@ def test_two_never_lead_and_in_the_end_one_does(
 
 
 def test_clocks_that_differ_too_much_are_why_there_is_a_bound() -> None:
-    """A leader whose clock is twice as slow leads on beside another: the walk can tell."""
+    """The walk detects a leader with a clock at half speed, which leads beside a second one."""
     walk = ElectionWalk([1.0, 2.0])
     for move in (walk.ask, walk.reach, walk.answer) * 2:
         move(0)
@@ -233,7 +233,7 @@ def test_a_leader_counts_from_when_it_asked() -> None:
     assert not elector.is_leader(105.0)
 
 
-def test_a_standby_counts_from_when_it_heard_of_a_change() -> None:
+def test_a_standby_counts_from_the_change_it_saw_last() -> None:
     """Looks that find nothing new do not begin the time anew; one that does begins it."""
     elector = _elector()
     elector.saw(OTHERS, 100.0)
@@ -246,8 +246,8 @@ def test_a_standby_counts_from_when_it_heard_of_a_change() -> None:
     assert elector.step(130.0) is Step.WRITE
 
 
-def test_what_is_released_is_taken_at_once() -> None:
-    """Nobody holds it any more; neither does anybody hold one that never was."""
+def test_a_released_lease_is_taken_at_once() -> None:
+    """A released Lease has no holder, and neither has a new one."""
     elector = _elector()
     elector.saw(OTHERS, 100.0)
     elector.saw(LeaseRecord("", "2"), 100.5)
@@ -259,15 +259,15 @@ def test_what_is_released_is_taken_at_once() -> None:
 
 
 def test_a_malformed_holder_is_waited_out() -> None:
-    """Somebody may lead, nobody knows who."""
+    """An unreadable Lease may have a holder."""
     elector = _elector()
     elector.saw(LeaseRecord(None, "1"), 100.0)
     assert elector.step(114.0) is Step.LOOK
     assert elector.step(115.0) is Step.WRITE
 
 
-def test_a_lease_that_goes_is_waited_out_by_who_knew_its_holder() -> None:
-    """Who held it does not know yet. The holder itself makes it again."""
+def test_a_deleted_lease_is_waited_out_by_replicas_that_knew_its_holder() -> None:
+    """The holder may not know of the deletion yet; it creates the Lease again."""
     elector = _elector()
     elector.saw(OTHERS, 100.0)
     for now in (101.0, 102.0):
@@ -283,7 +283,7 @@ def test_a_lease_that_goes_is_waited_out_by_who_knew_its_holder() -> None:
 
 
 def test_longer_leases_of_others_are_respected_within_reason() -> None:
-    """A rollout to other timings has both kinds; nonsense blocks nobody for ever."""
+    """A rollout to other timings has both kinds; an absurd duration never blocks for ever."""
     elector = _elector()
     elector.saw(LeaseRecord("other", "1", stated_seconds=60.0), 0.0)
     assert elector.step(59.0) is Step.LOOK
@@ -293,7 +293,7 @@ def test_longer_leases_of_others_are_respected_within_reason() -> None:
     assert elector.step(14.0) is Step.LOOK
 
 
-def test_who_sees_another_holder_leads_no_more() -> None:
+def test_a_leader_that_sees_another_holder_stops_leading() -> None:
     elector = _elector()
     elector.wrote(LeaseRecord("me", "1"), 100.0)
     elector.saw(OTHERS, 101.0)

@@ -1,4 +1,4 @@
-"""What tests build on in the fake API server, beyond what was recorded of a real one."""
+"""Behaviour of the fake API server that tests rely on and no recording covers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def pool(**spec: Any) -> dict[str, Any]:
 
 
 def applied(objects: dict[str, Any], events: list[dict[str, Any]]) -> dict[str, Any]:
-    """What a client has after these events. An event that does not follow from them fails."""
+    """Return a client's objects after these events; fail at an event that cannot follow."""
     for event in events:
         name = event["object"]["metadata"]["name"]
         assert (event["type"] == "ADDED") is (name not in objects)
@@ -154,7 +154,7 @@ async def test_unknown_fields_are_refused_warned_of_or_dropped_in_silence() -> N
 
 
 async def test_an_object_that_breaks_a_newer_schema_may_change_elsewhere() -> None:
-    """What was stored under a looser schema is refused only where it is changed for the worse."""
+    """An object stored under a looser schema is refused only if a change breaks another field."""
     async with open_cluster(*CRDS) as cluster:
         if cluster.fake is None:
             pytest.skip("a real server's schema is not ours to loosen")

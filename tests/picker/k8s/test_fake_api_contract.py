@@ -24,7 +24,7 @@ LINES = [
     for line in (ROOT / "tests/data/kubernetes/api_contract.txt").read_text().splitlines()
 ]
 RECORDED = dict(LINES)
-SHOWN = 230  # characters of a message that the recording kept
+SHOWN = 230  # characters of a message in the recording
 GROUP = "inference.networking.k8s.io/v1"
 REF = {"name": "epp", "port": {"number": 9002}}
 
@@ -113,7 +113,7 @@ ABOUT_LEASES = ("lease", "lease put", "lease stale put")
 FOUND_AGAIN = re.compile(r'(must be of type \w+): "\w+"')
 
 
-def told(answer: Answer) -> str:
+def described(answer: Answer) -> str:
     """An answer to a create as the recording writes it."""
     if answer.reason is not None:
         message = FOUND_AGAIN.sub(r"\1", answer.body["message"])
@@ -144,14 +144,14 @@ async def cluster() -> AsyncIterator[Cluster]:
 
 
 def test_every_recorded_line_is_asked_about() -> None:
-    """None of the recording is left out, and a name that stands there twice is compared twice."""
+    """Every recorded answer is compared, and a repeated name is compared each time."""
     asked = [f"pool {name}" for name in POOLS]
     asked += [*ABOUT_STATUS, *ABOUT_REFUSALS, *CREATED_PODS, *ABOUT_PODS, *ABOUT_LEASES]
     assert sorted(name for name, _ in LINES) == sorted(asked)
 
 
 def recorded(names: Iterable[str]) -> dict[str, str]:
-    """What the recording has under these names."""
+    """Return the recorded answers with these names."""
     return {name: RECORDED[name] for name in names}
 
 
@@ -162,7 +162,7 @@ async def test_a_pool_is_taken_or_refused_in_the_recorded_words(
     """Status, reason and message (or the spec as stored) are the recorded ones."""
     path = cluster.path("inferencepools", group=GROUP)
     answer = await cluster.call("POST", path, POOLS[name], dryRun="All", fieldValidation="Strict")
-    assert told(answer) == RECORDED[f"pool {name}"]
+    assert described(answer) == RECORDED[f"pool {name}"]
 
 
 def parent(name: str = "g", **fields: Any) -> dict[str, Any]:
@@ -205,8 +205,8 @@ async def test_the_status_of_a_pool_is_its_own_subresource(cluster: Cluster) -> 
     sub = await cluster.call(
         "PATCH", f"{one}/status", status | {"spec": {"appProtocol": "kubernetes.io/h2c"}}
     )
-    kept = f"{sub.body['spec']['appProtocol']} {sub.body['metadata']['generation']}"
-    found["status via sub"] = f"{sub.short} {json.dumps(sub.body['status'], sort_keys=True)} {kept}"
+    rest = f"{sub.body['spec']['appProtocol']} {sub.body['metadata']['generation']}"
+    found["status via sub"] = f"{sub.short} {json.dumps(sub.body['status'], sort_keys=True)} {rest}"
     for name, conditions in CONDITIONS.items():
         body = {"status": {"parents": [parent(conditions=conditions)]}}
         found[f"cond {name}"] = str((await cluster.call("PATCH", f"{one}/status", body)).short)
@@ -241,7 +241,7 @@ async def test_requests_that_make_no_sense_are_refused_as_recorded(cluster: Clus
 
 
 def pod(name: str, app: str) -> dict[str, Any]:
-    """A Pod on a node that nobody runs, so that it stays as it is written."""
+    """A Pod on a node without a kubelet, so that its status stays as written."""
     containers = [{"name": "c", "image": "none.invalid/none:1"}]
     spec = {"nodeName": "nowhere", "containers": containers, "terminationGracePeriodSeconds": 30}
     metadata = {"name": name, "labels": {"app": app}}

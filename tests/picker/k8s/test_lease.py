@@ -37,7 +37,7 @@ class Replica:
     task: asyncio.Task[None]
 
     async def killed(self) -> None:
-        """As by SIGKILL: nothing is given back."""
+        """Stop as by SIGKILL, without a release of the Lease."""
         self.api.away = True
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
@@ -74,7 +74,7 @@ class LeaseScene:
 
     @property
     def leaders(self) -> list[str]:
-        """Who says that it leads."""
+        """Return the replicas that claim to lead."""
         found = [name for name, one in self.replicas.items() if one.keeper.is_leader()]
         self.most = max(self.most, len(found))
         return found
@@ -84,7 +84,7 @@ class LeaseScene:
         return self.server.read("leases", LEASE.name)["spec"]
 
     def write(self, spec: Any) -> None:
-        """A Lease of somebody else's."""
+        """Write a Lease as another client."""
         metadata = {"name": LEASE.name, "namespace": LEASE.namespace}
         version = "coordination.k8s.io/v1"
         lease = {"apiVersion": version, "kind": "Lease", "metadata": metadata, "spec": spec}
@@ -101,7 +101,7 @@ class LeaseScene:
         return loop.time() - began
 
     async def watched(self, seconds: float) -> list[set[str]]:
-        """Who led during so many seconds, as sets that differ from each other."""
+        """Return the sets of leaders seen during `seconds`, without repetitions in sequence."""
         seen: list[set[str]] = []
         for _ in range(round(seconds / 0.05)):
             await asyncio.sleep(0.05)
@@ -186,7 +186,7 @@ async def test_a_leader_that_ends_in_the_middle_of_a_renewal_gives_its_lease_bac
 
 
 async def test_a_server_that_is_away_ends_leading_and_begins_it_again() -> None:
-    """The leader knows by its own clock; nobody dies of it; within seconds one leads again."""
+    """The leader resigns by its own clock; no replica exits; one leads again within seconds."""
     async with electing("a", "b") as scene:
         await asyncio.sleep(10.0)
         for one in scene.replicas.values():
@@ -211,7 +211,7 @@ async def test_a_server_that_hangs_is_no_reason_to_lead_on() -> None:
         await scene.until(lambda: bool(scene.leaders), LEASE_SECONDS)
 
 
-async def test_somebody_elses_write_is_no_loss() -> None:
+async def test_a_write_by_another_client_is_no_loss() -> None:
     """A conflict is looked into, and the lease renewed."""
     async with electing("a", "b") as scene:
         for _ in range(8):
@@ -244,7 +244,7 @@ async def test_a_deleted_lease_is_made_again_by_its_holder() -> None:
     ],
 )
 async def test_any_lease_is_taken_in_the_end(spec: dict[str, Any]) -> None:
-    """What nobody holds at once, all else when it was not written for the lease's time."""
+    """A Lease without a holder is taken at once, any other once it was not renewed in time."""
     async with electing() as scene:
         scene.write(spec)
         scene.start("a")
@@ -256,15 +256,15 @@ async def test_any_lease_is_taken_in_the_end(spec: dict[str, Any]) -> None:
 
 
 async def test_missing_rights_name_the_rule(caplog: pytest.LogCaptureFixture) -> None:
-    """Told once, and shown; with the right the replica leads."""
+    """The refusal is logged once and shown; with the permission the replica leads."""
     async with electing() as scene:
         forbidden = statuses.ApiError(403, "Forbidden", "leases is forbidden")
         scene.server.faults.answer(forbidden, "create")
         one = scene.start("a")
         with caplog.at_level(logging.WARNING):
             await asyncio.sleep(20.0)
-        told = [record.message for record in caplog.records]
-        assert len(told) == 1
+        messages = [record.message for record in caplog.records]
+        assert len(messages) == 1
         problem = one.keeper.problem()
         for text in (LEASE.name, "get, update", "create", "coordination.k8s.io"):
             assert text in problem
@@ -274,7 +274,7 @@ async def test_missing_rights_name_the_rule(caplog: pytest.LogCaptureFixture) ->
         assert one.keeper.problem() is None
 
 
-async def test_series_tell_who_leads() -> None:
+async def test_series_show_the_leader() -> None:
     """One gauge, changes, and how old the last renewal is."""
     async with electing("a", "b") as scene:
         await asyncio.sleep(9.0)
@@ -289,7 +289,7 @@ async def test_series_tell_who_leads() -> None:
         assert (a.counted("lease_renewal_age_seconds") or 0.0) >= TIMINGS.renew_seconds
 
 
-async def test_what_is_no_lease_reads_as_nothing() -> None:
+async def test_an_object_that_is_no_lease_reads_as_none() -> None:
     for document in ({}, {"spec": None, "metadata": 3}, {"spec": [1], "metadata": {}}):
         record = record_of(document)
         assert (record.holder, record.transitions, record.stated_seconds) == ("", 0, 0.0)

@@ -87,8 +87,8 @@ def test_the_end_of_an_older_object_takes_nothing_away(objects: ObjectMap[int]) 
     assert not objects.remove(Metadata("a", "default", "new", "9"))
 
 
-def test_a_list_is_all_there_is(objects: ObjectMap[int]) -> None:
-    """What it does not name is gone; what was known keeps its place before what is new."""
+def test_a_list_replaces_all_objects(objects: ObjectMap[int]) -> None:
+    """Objects it does not name are removed; known objects keep their places before new ones."""
     for name in "cab":
         put(objects, name)
     assert settle(objects, raw("b"), raw("d"), raw("c"))
@@ -105,7 +105,7 @@ def test_a_record_that_is_none_is_not_shown_but_known(objects: ObjectMap[int]) -
 
 
 def test_a_malformed_object_keeps_its_last_good_record(objects: ObjectMap[int]) -> None:
-    """By event and by list, as long as it is the same object; and what is wrong is told."""
+    """This holds for events and lists while the object is the same; the error is reported."""
     put(objects, "a", 1)
     assert not put(objects, "a", "x")
     assert not settle(objects, raw("a", "x"))
@@ -116,7 +116,7 @@ def test_a_malformed_object_keeps_its_last_good_record(objects: ObjectMap[int]) 
 
 
 def test_a_malformed_object_may_lose_its_last_good_record(objects: ObjectMap[int]) -> None:
-    """Where the decoder says so."""
+    """The decoder decides whether the last good record stays."""
     put(objects, "a", 1)
     assert put(objects, "a", 13)
     assert shown(objects) == {}
@@ -124,7 +124,7 @@ def test_a_malformed_object_may_lose_its_last_good_record(objects: ObjectMap[int
     assert objects.malformed == {}
 
 
-def test_what_is_wrong_is_said_once(
+def test_an_error_is_reported_once(
     objects: ObjectMap[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     """However often the object comes; again when something else is wrong, or after it was well."""
@@ -140,7 +140,7 @@ def test_what_is_wrong_is_said_once(
 
 @pytest.mark.parametrize("error", [KeyError("spec"), TypeError("x"), msgspec.DecodeError("y")])
 def test_a_decoder_that_fails_is_a_malformed_object(error: Exception) -> None:
-    """And nothing more: the object is told by name."""
+    """The report contains the name of the object and nothing else of it."""
 
     def failing(_: msgspec.Raw) -> int | None:
         raise error
@@ -153,7 +153,7 @@ def test_a_decoder_that_fails_is_a_malformed_object(error: Exception) -> None:
 
 
 @pytest.mark.parametrize("text", [b"{}", b"[]", b"null", b'{"metadata":3}', b'{"metadata":{}}'])
-def test_what_has_no_name_in_a_list_is_left_out(objects: ObjectMap[int], text: bytes) -> None:
+def test_a_nameless_object_in_a_list_is_left_out(objects: ObjectMap[int], text: bytes) -> None:
     assert settle(objects, msgspec.Raw(text), raw("a"))
     assert shown(objects) == {"a": 1}
 
@@ -162,7 +162,7 @@ def test_what_has_no_name_in_a_list_is_left_out(objects: ObjectMap[int], text: b
 def test_a_list_that_cannot_be_read_takes_nothing_away(
     objects: ObjectMap[int], text: bytes
 ) -> None:
-    """What it lacks may be what could not be read; the next whole list tells."""
+    """A missing object may be the unreadable one; the next complete list decides."""
     settle(objects, raw("a"), raw("b"))
     assert not settle(objects, msgspec.Raw(text), msgspec.Raw(text))
     assert shown(objects) == {"a": 1, "b": 1}
@@ -176,7 +176,7 @@ def test_a_list_that_cannot_be_read_takes_nothing_away(
     "text", [b'{"metadata":{"name":"\xff"}}', b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"]
 )
 def test_bytes_that_no_server_sends_have_no_metadata(text: bytes) -> None:
-    """Broken text, and nesting without end, are no failure of whoever follows."""
+    """Broken text and endless nesting do not fail the reflector."""
     assert metadata_of(msgspec.Raw(text)) is None
 
 

@@ -48,7 +48,7 @@ def read(document: dict[str, Any]) -> Pool:
 
 
 def test_a_pool_is_read_whole() -> None:
-    """All of its spec, and of its metadata what tells it apart from others."""
+    """Its whole spec is read, and the metadata that identifies it."""
     document = pool(
         targetPorts=[{"number": 8000}, {"number": 8001}],
         appProtocol="kubernetes.io/h2c",
@@ -68,7 +68,7 @@ def test_a_pool_is_read_whole() -> None:
     assert referred(found) == ("", "Service", "epp", 9002, "FailOpen")
 
 
-def test_what_is_left_out_or_null_has_its_default() -> None:
+def test_an_absent_or_null_field_has_its_default() -> None:
     """The same that an API server would fill in."""
     for found in (read(pool()), read(pool(appProtocol=None, endpointPickerRef=None))):
         assert found.picker is None
@@ -258,7 +258,7 @@ def raw(document: dict[str, Any], namespace: str = "ours", **metadata: Any) -> m
 
 
 def test_only_objects_of_the_namespace_count(reader: ObjectReader) -> None:
-    """Whatever path they came by, and though they name a pool of the same name."""
+    """Objects of other namespaces are ignored, even if they name a pool of the same name."""
     for namespace, counts in (("ours", True), ("theirs", False)):
         assert (reader.read_pool(raw(pool(name="p"), namespace)) is not None) is counts
         assert (reader.read_objective(raw(objective(), namespace)) is not None) is counts

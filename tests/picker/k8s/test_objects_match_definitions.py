@@ -45,7 +45,7 @@ RANGES = {"int32": {"minimum": -(2**31), "maximum": 2**31 - 1}}
 
 
 def differences(schema: dict[str, Any], kind: inspect.Type, at: str = "spec") -> Iterator[str]:
-    """Where a schema and a type do not say the same."""
+    """Yield the differences between a schema and a type."""
     while isinstance(kind, inspect.Metadata | inspect.UnionType):
         kind = kind.type if isinstance(kind, inspect.Metadata) else kind.types[0]
     schema = RANGES.get(schema.get("format", ""), {}) | schema
@@ -164,7 +164,7 @@ def picker(**reference: Any) -> dict[str, Any]:
     return pool(endpointPickerRef=REFERENCE | reference)
 
 
-def test_what_is_stored_has_defaults_and_no_unknown_fields() -> None:
+def test_a_stored_object_has_defaults_and_no_unknown_fields() -> None:
     """Nothing is put inside a picker reference that is not there; metadata and free keys stay."""
     stored, _ = POOL_RULES.admit(pool())
     assert stored["spec"]["appProtocol"] == "http"

@@ -26,7 +26,7 @@ def changed(path: str, value: Any) -> bytes:
 
 
 def test_a_pod_is_read_whole() -> None:
-    """Who it is, where it runs, and whether it serves."""
+    """Its identity, its address and node, and its readiness are read."""
     read = record("a", "10.0.0.7", labels={"app": "x"}, node="n")
     assert (read.key, read.uid, read.address) == (("default", "a"), "uid-a", "10.0.0.7")
     assert (read.node, read.node_address) == ("n", "192.168.0.1")
@@ -36,7 +36,7 @@ def test_a_pod_is_read_whole() -> None:
 
 
 def test_every_recorded_pod_can_be_read() -> None:
-    """What a real kubelet wrote, with its phases, IPs and deletions."""
+    """Pods written by a real kubelet, with their phases, IPs and deletions, decode."""
     for path in sorted(FOLDER.glob("*.jsonl")):
         for line in path.read_text().splitlines():
             given = json.loads(line)["object"]
@@ -59,13 +59,15 @@ def test_every_recorded_pod_can_be_read() -> None:
         ({"ip": None}, False),
     ],
 )
-def test_what_keeps_a_pod_from_serving(how: dict[str, Any], could_serve: bool) -> None:
+def test_phase_conditions_and_deletion_decide_whether_a_pod_serves(
+    how: dict[str, Any], could_serve: bool
+) -> None:
     """Readiness is judged by others, as it may be missing for a moment only."""
     assert record("a", **how).could_serve() is could_serve
 
 
 def test_the_first_ip_of_a_pod_with_two_is_its_address() -> None:
-    """As in its `podIP`; an IPv6 address is written in its shortest form."""
+    """It equals `podIP`; an IPv6 address is written in its shortest form."""
     ips = [{"ip": "FD00:0:0::1"}, {"ip": "10.0.0.1"}]
     document = pod_document("a")
     document["status"] |= {"podIP": "fd00::1", "podIPs": ips}
@@ -88,7 +90,7 @@ def test_the_first_ip_of_a_pod_with_two_is_its_address() -> None:
 def test_active_ports_are_those_of_the_annotation(
     annotations: dict[str, str], ports: set[int] | None
 ) -> None:
-    """What is no port is left out; an annotation without any leaves none."""
+    """Values that are no ports are left out; an annotation without ports yields none."""
     assert record("a", annotations=annotations).active_ports == ports
 
 
@@ -131,8 +133,8 @@ def test_another_pod_of_the_same_name_is_another_incarnation() -> None:
         changed("spec.containers", [{"name": "s", "ports": [{"containerPort": "http"}]}]),
     ],
 )
-def test_what_is_no_pod_is_refused(document: bytes) -> None:
-    """An API server would never say so; whoever does is not obeyed."""
+def test_a_document_that_is_no_pod_is_refused(document: bytes) -> None:
+    """No API server sends such documents; they are refused all the same."""
     with pytest.raises(PodError):
         read_pod(document)
 

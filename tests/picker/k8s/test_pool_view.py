@@ -1,4 +1,4 @@
-"""Which endpoints a pool has: by the states of Pods, in time, and by what they share."""
+"""The endpoints of a pool, derived from the states of Pods, time, and shared addresses."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_pod_may_restrict_itself_to_some_ports() -> None:
         {"ready": False, "ip": "10.0.0.99"},
     ],
 )
-def test_what_is_no_mere_loss_of_readiness_acts_at_once(how: dict[str, Any]) -> None:
+def test_a_change_beyond_lost_readiness_takes_effect_at_once(how: dict[str, Any]) -> None:
     """Even for the last Pod of the pool."""
     scene = Scene()
     scene.put("a")
@@ -152,7 +152,7 @@ def test_pods_of_a_node_that_do_not_come_back_are_out_after_a_second() -> None:
     assert scene.pods == {"z"}
 
 
-def test_the_last_pods_of_a_pool_are_kept_for_a_second() -> None:
+def test_the_last_pods_of_a_pool_remain_for_a_second() -> None:
     """A pool is not emptied by a flicker, whichever nodes its Pods are on."""
     scene = Scene()
     scene.put("a", node="n1")
@@ -178,7 +178,7 @@ def test_a_pod_that_is_out_comes_back_when_it_is_ready() -> None:
     assert scene.pods == {"a"}
 
 
-def test_of_two_pods_with_one_ip_the_newer_has_it() -> None:
+def test_the_newer_of_two_pods_with_one_ip_has_it() -> None:
     """Though it is not ready: requests for the older one would come to it."""
     scene = Scene()
     scene.put("a", "10.0.0.1", created="2026-01-01T00:00:00Z")
@@ -273,7 +273,7 @@ def test_pods_that_are_not_in_a_whole_list_are_gone() -> None:
     assert scene.pods == {"b"}
 
 
-def test_what_makes_no_difference_gives_the_same_endpoints() -> None:
+def test_an_irrelevant_change_gives_the_same_endpoints() -> None:
     """The very same objects, by which others see at once that nothing has changed."""
     scene = Scene()
     scene.put("a")
@@ -284,8 +284,8 @@ def test_what_makes_no_difference_gives_the_same_endpoints() -> None:
     assert after is before
 
 
-def test_no_hold_runs_out_while_nothing_can_be_heard() -> None:
-    """What flickered before the outage serves on; a second after it, the unready are out."""
+def test_no_hold_expires_during_an_outage() -> None:
+    """Pods that flickered before it still serve; a second after it, unready ones are removed."""
     scene = Scene()
     for name in "ab":
         scene.put(name)

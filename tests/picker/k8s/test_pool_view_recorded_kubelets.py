@@ -1,4 +1,4 @@
-"""What real kubelets were recorded to write, and the endpoints that follow from it."""
+"""Recorded writes of real kubelets, and the endpoints that follow from them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def serving(pods: Iterable[Object]) -> set[str]:
     return names
 
 
-def told_by(steps: Iterable[Step], before: Iterable[Object]) -> dict[str, Object]:
+def states_after(steps: Iterable[Step], before: Iterable[Object]) -> dict[str, Object]:
     """The Pods as they are after all of the steps."""
     pods = {pod["metadata"]["name"]: pod for pod in before}
     for step in steps:
@@ -60,7 +60,7 @@ async def test_after_every_step_those_pods_serve_that_say_so(name: str) -> None:
         await scene.settled()
         for number, _ in enumerate(replay(scene.server, stream), 1):
             await asyncio.sleep(1.2)
-            pods = told_by(stream.steps[:number], stream.met_midway())
+            pods = states_after(stream.steps[:number], stream.met_midway())
             assert scene.pods == serving(pods.values()), stream.steps[number - 1].seconds
             for one in scene.datastore.snapshot().candidates:
                 status = pods[one.endpoint.name.removesuffix("-rank-0")]["status"]

@@ -35,7 +35,7 @@ class WholePoolView(PoolView):
 
 
 @dataclass
-class Told:
+class PodHistory:
     """All that was ever said of a Pod, with the time; the last entry is how it is."""
 
     states: list[tuple[float, PodRecord]] = field(default_factory=list)
@@ -55,11 +55,11 @@ class PoolWalk(RuleBasedStateMachine):
         self.app, self.ports = "x", (8000,)
         self.view, self.whole = PoolView(self.shape()), WholePoolView(self.shape())
         self.datastore = Datastore()
-        self.told: dict[str, Told] = {}
+        self.pods: dict[str, PodHistory] = {}
         self.how: dict[str, dict[str, Any]] = {}
 
     def shape(self) -> PoolShape:
-        """What the pool asks for."""
+        """Return the selector and the ports of the pool."""
         app = self.app
         return PoolShape("", lambda labels: labels.get("app") == app, self.ports)
 
@@ -75,15 +75,15 @@ class PoolWalk(RuleBasedStateMachine):
 
     @property
     def endpoints(self) -> dict[str, Endpoint]:
-        """What came of all changes so far."""
+        """Return the endpoints after all changes so far."""
         return {one.key: one.endpoint for one in self.datastore.snapshot().candidates}
 
-    def tell(self, name: str, **changes: Any) -> None:
+    def report(self, name: str, **changes: Any) -> None:
         """A Pod is, or has become, like this."""
         how = self.how[name] = self.how[name] | changes
         said = record(name, **how)
         assert self.view.put(said, self.now) == self.whole.put(said, self.now)
-        self.told[name].states.append((self.now, said))
+        self.pods[name].states.append((self.now, said))
 
     @initialize(nodes=st.lists(st.sampled_from(["n1", "n2"]), min_size=4, max_size=4))
     def begin(self, nodes: list[str]) -> None:
@@ -96,57 +96,57 @@ class PoolWalk(RuleBasedStateMachine):
         """A new Pod, perhaps of the name of another that is gone by then."""
         self.born += 1
         self.how[name] = {"created": f"2026-01-01T00:00:00.{self.born:06}Z"}
-        self.told[name] = Told()
+        self.pods[name] = PodHistory()
         uid = f"{name}{self.born}"
         labels = {"app": app}
         phase = "Running" if ip else "Pending"
-        self.tell(name, ip=ip, node=node, ready=ready, uid=uid, labels=labels, phase=phase)
+        self.report(name, ip=ip, node=node, ready=ready, uid=uid, labels=labels, phase=phase)
 
     @rule(name=NAMES, ready=st.booleans())
     def turn(self, name: str, ready: bool) -> None:
         """Its readiness, and nothing else."""
         if name in self.how:
-            self.tell(name, ready=ready)
+            self.report(name, ready=ready)
 
     @rule(node=st.sampled_from(["n1", "n2"]), ready=st.booleans())
     def node_turns(self, node: str, ready: bool) -> None:
-        """That of all Pods of a node."""
+        """Change the readiness of all Pods of a node."""
         for name, how in list(self.how.items()):
             if how["node"] == node:
-                self.tell(name, ready=ready)
+                self.report(name, ready=ready)
 
     @rule(name=NAMES, ip=IPS.filter(bool))
     def move(self, name: str, ip: str) -> None:
         if name in self.how:
-            self.tell(name, ip=ip)
+            self.report(name, ip=ip)
 
     @rule(name=NAMES)
     def restart(self, name: str) -> None:
         """Its container was killed, and runs again."""
         if name in self.how:
             restarts = self.how[name].get("containers", {"server": {}})["server"].get("restarts", 0)
-            self.tell(name, containers={"server": {"restarts": restarts + 1}})
+            self.report(name, containers={"server": {"restarts": restarts + 1}})
 
     @rule(name=NAMES, app=APPS)
     def relabel(self, name: str, app: str) -> None:
         if name in self.how:
-            self.tell(name, labels={"app": app})
+            self.report(name, labels={"app": app})
 
     @rule(name=NAMES)
     def delete(self, name: str) -> None:
         """Its end begins, and it is as ready as ever."""
         if name in self.how:
-            self.tell(name, deleting=True)
+            self.report(name, deleting=True)
 
     @rule(name=NAMES)
     def end(self, name: str) -> None:
         """It has ended, and keeps its IP."""
         if name in self.how:
-            self.tell(name, phase="Succeeded")
+            self.report(name, phase="Succeeded")
 
     @rule(name=NAMES)
     def vanish(self, name: str) -> None:
-        if self.told.pop(name, None):
+        if self.pods.pop(name, None):
             self.how.pop(name)
             assert self.view.remove(("default", name))
             assert self.whole.remove(("default", name))
@@ -162,7 +162,7 @@ class PoolWalk(RuleBasedStateMachine):
     def list_again(self) -> None:
         """All is listed, which is no news."""
         due, before = self.look(self.now), self.datastore.snapshot()
-        self.view.replace({one.last.key: one.last for one in self.told.values()}, self.now)
+        self.view.replace({one.last.key: one.last for one in self.pods.values()}, self.now)
         assert self.look(self.now) == due
         assert self.datastore.snapshot().candidates == before.candidates
 
@@ -187,15 +187,15 @@ class PoolWalk(RuleBasedStateMachine):
         """All that are ready serve, but where a newer Pod has their IP."""
         self.look(self.now)
         shown = {one.name: one for one in self.endpoints.values()}
-        for name, told in self.told.items():
-            should = self.is_eligible(told.last) and told.last.is_ready and self.owns_ip(told.last)
+        for name, pod in self.pods.items():
+            should = self.is_eligible(pod.last) and pod.last.is_ready and self.owns_ip(pod.last)
             for rank, port in enumerate(self.ports):
                 endpoint = shown.pop(f"{name}-rank-{rank}", None)
                 if should:
-                    assert endpoint.host_port == f"{told.last.address}:{port}"
-                    assert endpoint.incarnation == told.last.incarnation(port)
+                    assert endpoint.host_port == f"{pod.last.address}:{port}"
+                    assert endpoint.incarnation == pod.last.incarnation(port)
                 elif endpoint is not None:
-                    self.check_held(told)
+                    self.check_held(pod)
         assert shown == {}
 
     @invariant()
@@ -211,19 +211,19 @@ class PoolWalk(RuleBasedStateMachine):
 
     def owns_ip(self, said: PodRecord) -> bool:
         """True if no newer Pod that has not ended has its IP."""
-        living = (one.last for one in self.told.values())
+        living = (one.last for one in self.pods.values())
         living = (one for one in living if one.phase is not Phase.SUCCEEDED)
         same = [one for one in living if one.address == said.address]
         return said.created == max(one.created for one in same)
 
-    def check_held(self, told: Told) -> None:
+    def check_held(self, pod: PodHistory) -> None:
         """One that is not ready was ready less than a second ago, and nothing else has changed."""
-        last = told.last
+        last = pod.last
         assert self.is_eligible(last)
         assert self.owns_ip(last)
         assert not last.is_ready
         since, before = self.now, None
-        for at, said in reversed(told.states):
+        for at, said in reversed(pod.states):
             if said.is_ready:
                 before = said
                 break
@@ -252,7 +252,7 @@ STATES = st.tuples(
 
 @examples(300)
 @given(st.lists(STATES, max_size=25), st.sets(st.integers(0, 25)))
-def test_pods_that_share_an_ip_are_told_apart_as_if_all_were_looked_at(
+def test_pods_that_share_an_ip_resolve_as_in_a_full_scan(
     states: list[tuple[str, str, bool, bool, dict[str, str], str]], looks: set[int]
 ) -> None:
     """On the network of their host they share ports; some are looked at only after more changes."""

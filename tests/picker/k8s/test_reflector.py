@@ -12,8 +12,8 @@ from tests.support.kube.reflector_scene import following
 pytestmark = pytest.mark.looptime
 
 
-async def test_it_lists_and_follows() -> None:
-    """What was there, what comes, changes and goes."""
+async def test_a_reflector_lists_and_watches() -> None:
+    """Existing, added, modified and deleted objects all appear."""
     async with following("a", "b") as scene:
         assert scene.reflector.synced
         assert scene.shown == {"a": "1", "b": "1"}
@@ -26,7 +26,7 @@ async def test_it_lists_and_follows() -> None:
         assert scene.reflector.problem() is None
 
 
-async def test_an_empty_list_is_told_too() -> None:
+async def test_an_empty_list_is_published_too() -> None:
     """Listeners learn once that there is nothing; before that nothing is known."""
     async with following(first_seconds=0) as scene:
         assert not scene.reflector.synced
@@ -36,7 +36,7 @@ async def test_an_empty_list_is_told_too() -> None:
 
 
 async def test_many_events_at_once_are_one_change() -> None:
-    """And the view that is told has all of them."""
+    """The published view has all of them."""
     async with following() as scene:
         scene.published.clear()
         for number in range(500):
@@ -45,7 +45,7 @@ async def test_many_events_at_once_are_one_change() -> None:
         assert [len(view) for view in scene.published] == [500]
 
 
-async def test_a_stream_of_events_is_told_a_few_milliseconds_apart() -> None:
+async def test_a_stream_of_events_is_published_every_few_milliseconds() -> None:
     """A call every five milliseconds at most, and the last event is not left out."""
     async with following("a") as scene:
         scene.published.clear()
@@ -59,7 +59,7 @@ async def test_a_stream_of_events_is_told_a_few_milliseconds_apart() -> None:
         assert scene.counted("changes_total") == len(scene.published) + 1
 
 
-async def test_a_single_event_is_told_at_once() -> None:
+async def test_a_single_event_is_published_at_once() -> None:
     """There is no wait for others that may come."""
     async with following("a") as scene:
         scene.write("a", "2")
@@ -70,7 +70,7 @@ async def test_a_single_event_is_told_at_once() -> None:
         assert loop.time() == began
 
 
-async def test_a_change_of_what_is_not_kept_is_not_told() -> None:
+async def test_a_change_of_an_unread_field_is_not_published() -> None:
     """An object's other fields may change as often as they like."""
     async with following("a") as scene:
         scene.published.clear()
@@ -95,7 +95,7 @@ async def test_a_quiet_selection_costs_three_requests_a_minute() -> None:
 
 
 async def test_no_event_is_lost_or_doubled_between_two_watches() -> None:
-    """Writes go on at every moment of many watches' ends."""
+    """Writes continue while many watches end."""
     async with following() as scene:
         for number in range(2000):
             scene.write(f"n{number % 50}", str(number))
@@ -119,7 +119,7 @@ async def test_no_event_is_lost_or_doubled_between_two_watches() -> None:
     ],
 )
 async def test_an_event_that_makes_no_sense_does_no_harm(line: bytes) -> None:
-    """It changes nothing, and the same watch goes on."""
+    """A bookmark changes nothing, and the same watch continues."""
     async with following("a") as scene:
         scene.server.watches.inject([line])
         await asyncio.sleep(1)
@@ -129,7 +129,7 @@ async def test_an_event_that_makes_no_sense_does_no_harm(line: bytes) -> None:
         await scene.equal()
 
 
-async def test_what_an_unreadable_event_may_have_said_is_listed_soon() -> None:
+async def test_an_unreadable_event_causes_a_list_soon() -> None:
     """Within a minute, and not for every such event."""
     async with following("a") as scene:
         for _ in range(100):

@@ -1,4 +1,4 @@
-"""What is said of the way to a server: what is news, what is proof, and what to do about it."""
+"""Contact with a server: changes worth a log line, proof of freshness, advice to the operator."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from picker.k8s.reflector import Contact
 
 @pytest.fixture
 def contact() -> Contact:
-    """Of Pods in a namespace."""
+    """Return the contact of a reflector of Pods in a namespace."""
     return Contact(PODS, Selection("models"))
 
 
@@ -31,7 +31,7 @@ def test_a_failure_is_news_once_and_its_end_too(contact: Contact) -> None:
     assert contact.silent_seconds(50) == 9
 
 
-def test_after_silence_only_what_is_heard_is_proof(contact: Contact) -> None:
+def test_after_silence_only_a_received_event_is_proof(contact: Contact) -> None:
     """Not a list, not a watch that opens, and not another failure of the same way."""
     contact.failed(10, SilentError("nothing came"))
     assert not contact.answered(11)

@@ -23,7 +23,7 @@ SELECTED_RULE = Rule(("",), ("configmaps",), ("list", "watch"), namespace="defau
 
 
 async def test_a_version_that_is_too_old_is_listed_again() -> None:
-    """What changed meanwhile is seen: what is gone, what is new, what is other."""
+    """Changes in the meantime appear: deleted, added and modified objects."""
     async with following("a", "b") as scene:
         scene.server.watches.expire("configmaps")
         scene.write("a", "2")
@@ -67,7 +67,7 @@ async def test_a_server_gone_for_ten_minutes_leaves_the_view_as_it_is() -> None:
 
 
 async def test_a_short_outage_needs_no_list() -> None:
-    """What was missed comes with the next watch."""
+    """The next watch delivers the missed events."""
     async with following("a") as scene:
         scene.api.go_away()
         scene.write("a", "2")
@@ -166,7 +166,7 @@ def _missing(scene: Scene) -> list[Resource]:
 
 
 async def test_a_kind_that_is_not_installed_has_no_objects() -> None:
-    """That is an answer, said with what to install; it is asked for now and then."""
+    """A 404 is an answer, logged with advice on what to install; the kind is retried."""
     async with following(first_seconds=0) as scene:
         (resource,) = _missing(scene)
         await asyncio.sleep(1)
@@ -213,7 +213,7 @@ async def test_a_version_of_the_future_is_noticed_by_the_list_that_is_due() -> N
 
 
 async def test_a_version_of_the_future_after_an_outage_is_noticed_at_once() -> None:
-    """As backups are restored while the server is away."""
+    """A restored backup makes the server's versions older than the reflector's."""
     async with following("a") as scene:
         for number in range(100):
             scene.write("a", str(number))
@@ -315,8 +315,8 @@ def _configs(scene: Scene) -> Resource:
 
 
 @pytest.mark.parametrize("seed", range(worlds(40)))
-async def test_whatever_happens_the_view_ends_up_right(seed: int) -> None:
-    """Within half a minute of quiet, with listeners told of it, and without a flood."""
+async def test_the_view_ends_up_right_after_any_faults(seed: int) -> None:
+    """It converges within half a minute of quiet, notifies listeners and never floods."""
     rng = Random(seed)
     loop = asyncio.get_running_loop()
     async with following("n1", "n2", window=20, seed=seed) as scene:
@@ -334,10 +334,10 @@ async def test_whatever_happens_the_view_ends_up_right(seed: int) -> None:
         scene.server.store.check_integrity()
 
 
-# Something stands before the API server and answers in its place
+# A gateway in front of the API server answers in its place
 
 
-async def test_watches_that_never_tell_anything_are_made_up_for_by_lists() -> None:
+async def test_periodic_lists_make_up_for_silent_watches() -> None:
     """Something before the server accepts them and closes at once: what changes is seen soon."""
 
     @asynccontextmanager

@@ -22,7 +22,7 @@ MINUTE = 60.0
 
 @pytest.mark.looptime
 async def test_objectives_and_rewrites_of_the_pool_count() -> None:
-    """Those that name it by name and group; the oldest rewrite first, as in a file."""
+    """Objects that name it by name and group count; the oldest rewrite is first, as in a file."""
     async with following() as scene:
         await ready(scene, "a")
         scene.write_policy("InferenceObjective", "mine", priority=2)
@@ -70,7 +70,7 @@ async def test_definitions_may_be_installed_later(caplog: pytest.LogCaptureFixtu
 
 
 @pytest.mark.looptime
-async def test_what_knows_no_kind_at_all_takes_no_rules_away() -> None:
+async def test_a_server_without_any_known_kind_removes_no_rules() -> None:
     """It is no API server but something before one, however long it answers like that."""
     async with following() as scene:
         await ready(scene, "a")
@@ -92,7 +92,7 @@ async def test_what_knows_no_kind_at_all_takes_no_rules_away() -> None:
 async def test_the_current_group_is_preferred_to_the_deprecated_one(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Which is followed while there is no other, with a word about it."""
+    """It is followed while there is no other, with a log line about it."""
     server = new_server(with_definitions=False)
     server.install(*sorted(CRDS.glob("*pools.yaml")), legacy(CRDS))
     async with following(server) as scene:
@@ -118,7 +118,7 @@ def legacy(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.looptime
 async def test_objectives_that_are_forbidden_do_not_keep_requests_away() -> None:
-    """Requests go on without after a few seconds, and the role that is missing is named."""
+    """After a few seconds requests continue without them, and the log names the missing role."""
     server = new_server()
     refused = ApiError(403, "Forbidden", "no role")
     server.faults.answer(refused, "list", plural="inferenceobjectives")
@@ -149,14 +149,14 @@ async def test_rules_are_there_before_the_first_endpoint() -> None:
 
 
 class SlowToEnd:
-    """Stands in for a reflector that takes its time when it is cancelled."""
+    """A stand-in for a reflector that is slow to end when it is cancelled."""
 
     def __init__(self) -> None:
         self.ending = asyncio.Event()
         self.may_end = asyncio.Event()
 
     def subscribe(self, listener: Any) -> None:
-        """Nothing is ever told."""
+        """Publish nothing, ever."""
 
     async def run(self) -> None:
         """Until cancelled, and then until it may end."""

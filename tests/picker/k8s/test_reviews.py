@@ -1,4 +1,4 @@
-"""Who a token is and what they may read, as an API server says, and for how long that counts."""
+"""Reviews of tokens and their permissions by an API server, and how long each result is cached."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Reviewer:
         self.error: Exception | None = None
 
     async def send(self, _: str, path: str, document: dict[str, Any]) -> dict[str, Any]:
-        """As a real one answers."""
+        """Answer as a real API server does."""
         self.asked.append((path, document))
         if self.error is not None:
             raise self.error
@@ -58,7 +58,7 @@ async def test_the_cluster_decides() -> None:
 
 
 async def test_answers_are_remembered_for_a_while() -> None:
-    """Those that allow for longer; nobody is asked about what cannot be a token."""
+    """Positive answers are cached for longer; an impossible token causes no review."""
     scene = _Scene()
     for token, seconds, requests in (("good", ALLOWED_SECONDS, 2), ("bad", REFUSED_SECONDS, 1)):
         scene.api.asked.clear()
@@ -78,8 +78,8 @@ async def test_answers_are_remembered_for_a_while() -> None:
     assert len(scene.api.asked) == 1
 
 
-async def test_what_is_remembered_is_bounded() -> None:
-    """Whoever tries tokens pushes out the oldest, not more."""
+async def test_the_cache_of_answers_is_bounded() -> None:
+    """A flood of tokens evicts the oldest answers and grows nothing."""
     scene = _Scene()
     await scene.reviews.authorize("good", "/metrics")
     for number in range(MAX_REMEMBERED):
@@ -101,7 +101,7 @@ async def test_what_is_remembered_is_bounded() -> None:
         (UnreachableError("connection refused"), "connection refused"),
     ],
 )
-async def test_a_cluster_that_does_not_say_allows_nobody(error: Exception, said: str) -> None:
+async def test_a_cluster_that_fails_to_answer_denies_access(error: Exception, said: str) -> None:
     """And it is asked again the next time."""
     scene = _Scene()
     scene.api.error = error

@@ -1,4 +1,4 @@
-"""Who is behind a Service, by its slices, in virtual time."""
+"""The addresses behind a Service, by its EndpointSlices, in virtual time."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def sliced(name: str, *addresses: str, service: str = "peers") -> dict[str, Any]
 
 
 def encoded(document: dict[str, Any]) -> msgspec.Raw:
-    """As a server sends it."""
+    """Encode a document as a server sends it."""
     return msgspec.Raw(msgspec.json.encode(document))
 
 
 @asynccontextmanager
 async def following(api: InProcessKubeApi, found: list[Sequence[str]]) -> AsyncIterator[None]:
-    """Somebody who wants to know who is behind `peers`."""
+    """A client that follows the addresses behind `peers`."""
 
     @asynccontextmanager
     async def opened() -> AsyncIterator[InProcessKubeApi]:
@@ -59,7 +59,7 @@ async def following(api: InProcessKubeApi, found: list[Sequence[str]]) -> AsyncI
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_all_slices_of_the_service_are_told_together_and_followed() -> None:
+async def test_all_slices_of_the_service_are_published_together_and_followed() -> None:
     """Also Pods that are not ready; each once; those of other Services never."""
     api = InProcessKubeApi(KubeApi(LoopClock()), Random(2))
     first = await api.send("POST", SLICES, sliced("a", "10.0.0.2", "10.0.0.1"))
@@ -74,7 +74,7 @@ async def test_all_slices_of_the_service_are_told_together_and_followed() -> Non
         assert found[1:] == [["10.0.0.2", "10.0.0.3"]]
 
 
-async def test_peers_are_kept_while_the_api_server_is_away() -> None:
+async def test_peers_remain_during_an_outage_of_the_api_server() -> None:
     """And followed again when it is back."""
     api = InProcessKubeApi(KubeApi(LoopClock()), Random(3))
     await api.send("POST", SLICES, sliced("a", "10.0.0.1"))
@@ -89,15 +89,15 @@ async def test_peers_are_kept_while_the_api_server_is_away() -> None:
         assert found[-1] == ["10.0.0.1", "10.0.0.2"]
 
 
-async def test_a_service_without_anybody_is_told_as_that() -> None:
-    """Nobody is not the same as nothing known."""
+async def test_a_service_without_endpoints_is_published_as_empty() -> None:
+    """An empty Service differs from an unknown one."""
     found: list[Sequence[str]] = []
     async with following(InProcessKubeApi(KubeApi(LoopClock()), Random(4)), found):
         assert found == [[]]
 
 
-def test_names_and_endpoints_without_addresses_are_passed_over() -> None:
-    """As is a slice that has no endpoints at all; of a Pod's addresses the first one is told."""
+def test_host_names_and_endpoints_without_addresses_are_skipped() -> None:
+    """A slice without endpoints is skipped too; only the first address of a Pod is published."""
     odd = sliced("a", "peer.example", "fd00::1")
     odd["endpoints"] += [{"addresses": []}, {"addresses": ["10.0.0.1", "10.0.0.2"]}]
     assert slice_addresses(encoded(odd)) == ("fd00::1", "10.0.0.1")

@@ -52,7 +52,7 @@ def tiny_head(target: LlamaModel) -> DraftHead:
 
 @torch.inference_mode()
 def likeliest(model: LlamaModel, token_ids: Sequence[int]) -> list[int]:
-    """What the model holds for likeliest after each token."""
+    """Return the model's most likely token after each token."""
     return model.logits(states_of(model, token_ids)).argmax(dim=-1).tolist()
 
 
@@ -69,7 +69,7 @@ def drafts_of_model(
 def drafts_of_head(
     head: DraftHead, target: LlamaModel, token_ids: Sequence[int], drafts: Sequence[int]
 ) -> list[int]:
-    """As many greedy drafts behind known tokens, all rows at the head's own positions."""
+    """Return greedy drafts after known tokens, all rows at the head's own positions."""
     cache, table = empty_cache(head.config), range(NUM_BLOCKS)
     features = states_of(target, token_ids[:-1])
     rows = list(token_ids[1:])
@@ -91,7 +91,7 @@ class Walker:
     tokens: list[int]
     computed: int = 0
     table: list[int] = field(default_factory=list)
-    kept: Drafts | None = None
+    last_drafts: Drafts | None = None
 
 
 @dataclass
@@ -122,7 +122,7 @@ class Bench:
     def admit(self, walker: Walker) -> bool:
         """Find full blocks of others with the same tokens, and the head of one more to copy."""
         tokens, limit = walker.tokens, len(walker.tokens) - 1
-        walker.computed, walker.table, walker.kept = 0, [], None
+        walker.computed, walker.table, walker.last_drafts = 0, [], None
         while (end := walker.computed + BLOCK_SIZE) <= limit and tuple(tokens[:end]) in self.full:
             block = self.full[tuple(tokens[:end])]
             if block in self.free:
@@ -155,7 +155,7 @@ class Bench:
             if not self.owners[block]:
                 self.free.append(block)
         self.copies = [pair for pair in self.copies if pair[1] not in self.free]
-        walker.table, walker.computed, walker.kept = [], 0, None
+        walker.table, walker.computed, walker.last_drafts = [], 0, None
         return False
 
     def step(self, shares: Sequence[ScheduledSequence]) -> ModelOutput:
@@ -166,14 +166,14 @@ class Bench:
         return execute(self.runner, step)
 
     def update(self, walker: Walker, share: ScheduledSequence, output: ModelOutput) -> int:
-        """Append the draws of a share; how many of its drafts stood."""
+        """Append the draws of a share; return the number of its accepted drafts."""
         draws = [draw.token_id for draw in output.sampled.get(walker.seq_id, ())]
         accepted = len(draws) - 1 if draws else 0
         walker.computed += len(share.token_ids) - share.num_drafts + accepted
         walker.tokens += draws
         for end in range(BLOCK_SIZE, walker.computed + 1, BLOCK_SIZE):
             self.full.setdefault(tuple(walker.tokens[:end]), walker.table[end // BLOCK_SIZE - 1])
-        walker.kept = output.drafts.get(walker.seq_id)
+        walker.last_drafts = output.drafts.get(walker.seq_id)
         return accepted
 
 
@@ -213,10 +213,10 @@ Oracle = Callable[[Sequence[int], Sequence[int]], list[int]]
 
 @dataclass
 class Walk:
-    """Up to five sequences at random: chunks, hits, copies, preemption, and drafts of the drafter,
-    of nobody, or none. Every draw is the target's likeliest and every draft the oracle's.
+    """Up to five sequences at random: chunks, hits, copies, preemption, and drafts of the drafter
+    or none. Every draw is the target's most likely token and every draft the oracle's.
 
-    `verified` counts the drafter's own drafts that were judged, `accepted` those that stood.
+    `verified` counts the drafter's own verified drafts, `accepted` the accepted ones.
     """
 
     bench: Bench
@@ -240,7 +240,7 @@ class Walk:
             self.step()
 
     def step(self) -> None:
-        """Some of the sequences go on; those that are long enough end."""
+        """Run some of the sequences; long enough ones end."""
         chosen = self.rng.sample(self.walkers, self.rng.randint(0, len(self.walkers)))
         plans = [plan for walker in chosen if (plan := self.plan(walker))]
         self.copied += len(self.bench.copies)
@@ -251,7 +251,7 @@ class Walk:
             if share.samples:
                 expected = likeliest(self.bench.target, walker.tokens[:-1])[before - 1 :]
                 assert walker.tokens[before:] == expected
-            if walker.kept is not None or not _may_wait([share for _, share, _ in plans]):
+            if walker.last_drafts is not None or not _may_wait([share for _, share, _ in plans]):
                 _check_drafts(walker, share, self.oracle)
             if is_own:
                 self.verified += share.num_drafts
@@ -261,7 +261,7 @@ class Walk:
             self.walkers.remove(walker)
 
     def plan(self, walker: Walker) -> tuple[Walker, ScheduledSequence, bool] | None:
-        """What a sequence runs, if there are blocks for it; and whether its drafts are its own."""
+        """Return a share if there are blocks for it, and whether its drafts are its own."""
         rng, bench = self.rng, self.bench
         if not walker.table and not bench.admit(walker):
             return None
@@ -281,8 +281,12 @@ def _some_drafts(walker: Walker, target: LlamaModel, rng: random.Random) -> tupl
     they are the drafter's.
     """
     kind = rng.random()
-    if kind < 0.5 and walker.kept is not None and walker.kept.position == len(walker.tokens):
-        return list(walker.kept.token_ids[: rng.randint(0, 4)]), True
+    if (
+        kind < 0.5
+        and walker.last_drafts is not None
+        and walker.last_drafts.position == len(walker.tokens)
+    ):
+        return list(walker.last_drafts.token_ids[: rng.randint(0, 4)]), True
     if kind < 0.65:
         right: list[int] = []
         for _ in range(rng.randint(1, 3)):
@@ -294,7 +298,7 @@ def _some_drafts(walker: Walker, target: LlamaModel, rng: random.Random) -> tupl
 
 
 def _may_wait(shares: Sequence[ScheduledSequence]) -> bool:
-    """Whether those that want drafts may have more to read up than a step allows."""
+    """Return whether sequences that want drafts may have more unread tokens than a step allows."""
     num_rows = sum(share.start + share.num_tokens for share in shares if share.num_to_draft)
     return num_rows > most_rows(sum(share.num_tokens for share in shares))
 
@@ -303,10 +307,10 @@ def _check_drafts(walker: Walker, share: ScheduledSequence, oracle: Oracle) -> N
     room = len(walker.table) * BLOCK_SIZE - len(walker.tokens) + 1
     count = min(share.num_to_draft, room)
     if count == 0:
-        assert walker.kept is None
+        assert walker.last_drafts is None
         return
-    assert walker.kept.position == len(walker.tokens)
-    drafts = list(walker.kept.token_ids)
+    assert walker.last_drafts.position == len(walker.tokens)
+    drafts = list(walker.last_drafts.token_ids)
     assert len(drafts) == count
     assert drafts == oracle(walker.tokens, drafts)
-    assert all(0 < confidence <= 1 for confidence in walker.kept.confidences)
+    assert all(0 < confidence <= 1 for confidence in walker.last_drafts.confidences)

@@ -27,7 +27,7 @@ FIVE = replace(TINY, vocab_size=VOCAB, tied_head=False)
 TARGET = tiny_llama(seed=5, config=FIVE)
 DRAFT = tiny_llama(seed=6, config=replace(FIVE, num_layers=1))
 PARAMS = SamplingParams(max_tokens=NUM_TOKENS, temperature=7.0)
-MOST_DRAFTS = 3
+MAX_DRAFTS = 3
 _BLOCKS_EACH = 3
 _TOGETHER = 48
 
@@ -129,9 +129,9 @@ class DrawnBench:
             rng.shuffle(self._free)
             while len(walker.table) < _BLOCKS_EACH:
                 walker.table.append(self._free.pop())
-            kept = walker.kept.token_ids if walker.kept is not None else ()
-            drafts = kept[: rng.choice([0, 1, 2, MOST_DRAFTS, MOST_DRAFTS])]
-            num_to_draft = rng.choice([0, 1, MOST_DRAFTS, MOST_DRAFTS, MOST_DRAFTS])
+            last = walker.last_drafts.token_ids if walker.last_drafts is not None else ()
+            drafts = last[: rng.choice([0, 1, 2, MAX_DRAFTS, MAX_DRAFTS])]
+            num_to_draft = rng.choice([0, 1, MAX_DRAFTS, MAX_DRAFTS, MAX_DRAFTS])
             count = len(walker.tokens) - walker.computed
             params = replace(PARAMS, seed=walker.seq_id)
             plans.append((walker, share_of(walker, count, drafts, num_to_draft, params)))
@@ -143,4 +143,4 @@ class DrawnBench:
             self.num_accepted += len(draws) - 1
             walker.computed += len(share.token_ids) - share.num_drafts + len(draws) - 1
             walker.tokens += draws
-            walker.kept = output.drafts.get(walker.seq_id)
+            walker.last_drafts = output.drafts.get(walker.seq_id)

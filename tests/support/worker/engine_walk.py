@@ -81,7 +81,7 @@ class Arrival:
 
 @dataclass
 class Received:
-    """What the client of one answer saw."""
+    """The outputs that the client of one request received."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -260,14 +260,14 @@ class Walk:
 
     def step(self, limits: SchedulerConfig) -> StepOutputs | None:
         """One step, taken in by the clients."""
-        told = self.core.step()
+        outputs = self.core.step()
         self.scheduler.check_integrity()
         self.num_replies += len(self.core.take_replies())
-        if told is not None:
-            assert told.num_scheduled_tokens <= limits.max_num_batched_tokens
-            for output in told.outputs:
+        if outputs is not None:
+            assert outputs.num_scheduled_tokens <= limits.max_num_batched_tokens
+            for output in outputs.outputs:
                 self.received[output.request_id].take(output)
-        return told
+        return outputs
 
     def run(self, limits: SchedulerConfig, orders: list[tuple[int, Command]]) -> None:
         """To the end of everything; `orders` fall before their steps."""

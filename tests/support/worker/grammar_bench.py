@@ -58,7 +58,7 @@ DEVICE = replace(NGRAM, method="draft_model", num_speculative_tokens=3)
 
 @dataclass
 class Answer:
-    """What came of one answer."""
+    """The text and the end of one answer."""
 
     token_ids: list[int] = field(default_factory=list)
     reason: FinishReason | None = None
@@ -135,8 +135,8 @@ class GrammarBench:
             self.core.add(request)
             answers |= {name: Answer() for name in (request.request_id, *request.branch_ids)}
         while self.core.has_work:
-            told = self.core.step()
-            for output in () if told is None else told.outputs:
+            outputs = self.core.step()
+            for output in () if outputs is None else outputs.outputs:
                 answer = answers[output.request_id]
                 answer.token_ids += output.token_ids
                 answer.num_outputs += 1

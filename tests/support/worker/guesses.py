@@ -12,7 +12,7 @@ from worker.types import Drafts, ScheduledSequence, SchedulerOutput
 
 
 class Says:
-    """Implements `Drafter`: the same guess for everybody, whatever comes before."""
+    """Implements `Drafter`: the same guess for every sequence and prefix."""
 
     def __init__(self, *token_ids: object, shift: int = 0) -> None:
         self.token_ids = token_ids
@@ -65,7 +65,7 @@ def by(
     vocab_size: int | None = 1000,
     by_batch: tuple[tuple[int, int, int], ...] = (),
 ) -> Speculation:
-    """As many drafts as there are, by a drafter or, without one, by the device."""
+    """Return a speculation with drafts by `drafter` or, without one, by the device."""
     config = SpeculativeConfig(
         "eagle" if drafter is None else "ngram",
         most,

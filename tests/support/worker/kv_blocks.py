@@ -25,7 +25,7 @@ def hashes_of(tokens: list[int], salt: str | None = None) -> list[BlockHash]:
 
 
 def find(blocks: BlockManager, tokens: list[int], salt: str | None = None) -> PrefixHit:
-    """What the cache has of `tokens`."""
+    """Look up the cached prefix of `tokens`."""
     return blocks.match(hashes_of(tokens, salt), tokens, salt)
 
 

@@ -123,23 +123,23 @@ class Engine:
         return self.scheduler.stats()
 
     def run(self, *requests: AddRequest, settles: bool = False) -> dict[str, list[RequestOutput]]:
-        """To the end of all; what each was told, also those that ran before. With `settles` no step
-        is faster than the disk.
+        """Run all requests, earlier ones too, to their ends; return the outputs of each. With
+        `settles` no step is faster than the disk.
         """
         for request in requests:
             self.core.add(request)
-        told: dict[str, list[RequestOutput]] = {request.request_id: [] for request in requests}
+        outputs: dict[str, list[RequestOutput]] = {request.request_id: [] for request in requests}
         while self.core.has_work:
             step = self.core.step()
             self.scheduler.check_integrity()
             for output in [] if step is None else step.outputs:
-                told.setdefault(output.request_id, []).append(output)
+                outputs.setdefault(output.request_id, []).append(output)
             if settles:
                 self.settle()
             if self.core.is_compiling:
                 time.sleep(0.001)
         assert self.scheduler.blocks.usage == 0.0
-        return told
+        return outputs
 
     def settle(self) -> None:
         """Until what is being written is on disk, and what is being read is there."""
@@ -216,8 +216,8 @@ def requests(
     ]
 
 
-def tokens(told: dict[str, list[RequestOutput]]) -> dict[str, list[int]]:
-    """What each answer says; every one has ended, and once."""
-    for outputs in told.values():
-        assert [o.finish_reason for o in outputs if o.finish_reason] == [FinishReason.LENGTH]
-    return {name: [t for o in outputs for t in o.token_ids] for name, outputs in told.items()}
+def tokens(outputs: dict[str, list[RequestOutput]]) -> dict[str, list[int]]:
+    """Return the tokens of each answer; each must have ended exactly once."""
+    for answer in outputs.values():
+        assert [o.finish_reason for o in answer if o.finish_reason] == [FinishReason.LENGTH]
+    return {name: [t for o in answer for t in o.token_ids] for name, answer in outputs.items()}

@@ -15,7 +15,7 @@ from worker.types import KvOffer, KvPart, KvPeer, KvSource
 
 @dataclass
 class MadeUpPull:
-    """Done after so many looks; then there is `outcome`."""
+    """A pull that is done after some polls; then it has an `outcome`."""
 
     looks: int
     outcome: KvPart | None
@@ -36,14 +36,14 @@ class MadeUpPull:
 
 @dataclass
 class MadeUpConnector:
-    """Transfers of prompts by the name of their source, and everything that was kept."""
+    """Transfers of prompts by the name of their source, and everything that was stored."""
 
     prompts: dict[str, tuple[int, list[int], Any]]  # looks, tokens, salt
     failing: frozenset[str] = frozenset()
     counts: TransferCounts = field(default_factory=TransferCounts)
     num_expired: int = 0
     pulls: list[MadeUpPull] = field(default_factory=list)
-    kept: dict[str, bytes] = field(default_factory=dict)
+    stored: dict[str, bytes] = field(default_factory=dict)
     asked: list[WantedKv] = field(default_factory=list)
     questions: list[WantedKv | None] = field(default_factory=list)  # one a step, or none
     answers: list[tuple[WantedKv, bytes]] = field(default_factory=list)
@@ -62,7 +62,7 @@ class MadeUpConnector:
         blocks: tuple[int, ...],
         name: str | None = None,
     ) -> KvOffer:
-        self.kept[name or request_id] = bytes(data)
+        self.stored[name or request_id] = bytes(data)
         source = KvSource("h", 1, "e", name or request_id, len(data) // TOKEN_BYTES)
         return KvOffer(source, blocks, 0.0)
 
@@ -79,7 +79,7 @@ class MadeUpConnector:
         return pull
 
     def ask(self, peer: KvPeer, wanted: WantedKv) -> MadeUpPull:
-        """Of a peer that has all that is asked for under the name of its host."""
+        """Pull from a peer that has all of the KV under the name of its host."""
         looks, tokens, salt = self.prompts[peer.host]
         held = 0
         fits = salt == wanted.cache_salt and peer.host not in self.failing

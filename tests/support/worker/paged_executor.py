@@ -32,12 +32,12 @@ def next_token(context: Sequence[int], seed: int, banned: Sequence[int] = ()) ->
 
 
 def kv_of(tokens: Sequence[int]) -> memoryview:
-    """What is computed for the first tokens of a sequence: each, and its position."""
+    """Return the KV of the first tokens of a sequence: each token and its position."""
     return memoryview(bytes(x for place, token in enumerate(tokens) for x in (token, place)))
 
 
-def told(token: int, position: int) -> TokenLogprobs:
-    """Made-up log probabilities from which token and position can be told."""
+def logprobs_of(token: int, position: int) -> TokenLogprobs:
+    """Return made-up log probabilities that encode token and position."""
     return TokenLogprobs((token,), (-float(position),), 1)
 
 
@@ -81,7 +81,7 @@ class PagedExecutor(HostExecutor):
         return result
 
     def _move(self, step: SchedulerOutput) -> None:
-        """What comes before a step writes anything."""
+        """Do the copies that precede any write of a step."""
         for save in step.kv_saves:
             for block, into in zip(save.blocks, save.into, strict=True):
                 slots = [self._slots[block, slot] for slot in range(self._block_size)]
@@ -109,7 +109,7 @@ class PagedExecutor(HostExecutor):
             self._slots[load.blocks[block], slot] = (token, position)
 
     def read_kv(self, blocks: Sequence[int], num_tokens: int) -> memoryview:
-        """As `worker.executor.interface.KvMemory` says."""
+        """Implements `worker.executor.interface.KvMemory`."""
         slots = [self._slots[self._slot(blocks, place)] for place in range(num_tokens)]
         first = slots[0][1] if slots else 0  # the blocks may be those of the middle of a sequence
         assert [position for _, position in slots] == list(range(first, first + num_tokens))
@@ -128,7 +128,7 @@ class PagedExecutor(HostExecutor):
             rows = [*context[sequence.start + 1 :], targets[-1]][: len(targets)]
             assert rows == list(targets)
             result.prompt_logprobs[seq_id] = tuple(
-                told(target, position)
+                logprobs_of(target, position)
                 for position, target in enumerate(targets, sequence.start + 1)
             )
         if sequence.num_pooled:
@@ -183,7 +183,7 @@ class PagedExecutor(HostExecutor):
         assert sample.num_prompt <= len(context)
         token = next_token(context, sample.params.seed, sample.banned_ids)
         wanted = sample.params.logprobs is not None
-        return Draw(token, told(token, sample.position) if wanted else None)
+        return Draw(token, logprobs_of(token, sample.position) if wanted else None)
 
     def sleep(self, level: int) -> None:
         self._slots.clear()

@@ -13,9 +13,9 @@ from worker.executor.graphs import GraphDevice
 
 
 class PoisonedGraphs(GraphDevice):
-    """What a replay should write, and all memory that it takes, holds nan (or the largest int)
-    before, and so does `spoilt`, what none may read. A fetch copies as late as it may. `calls` says
-    what was asked for; `is_busy` while the device is at work.
+    """A device whose outputs and scratch memory hold nan (or the largest int) before each replay,
+    as does `spoilt`, which no replay may read. A fetch copies as late as allowed. `calls` records
+    the calls; `is_busy` is true while the device works.
     """
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ PATIENCE_SECONDS = 240.0
 
 @dataclass(frozen=True)
 class Ended:
-    """How a stream ended: its events, whether it had its regular end, and when (monotonic)."""
+    """The end of a stream: its events, whether it ended regularly, and when (monotonic)."""
 
     events: list[str]
     is_whole: bool
@@ -87,8 +87,8 @@ class Worker:
         return time.monotonic()
 
     async def until_down(self, engine: int | None) -> float:
-        """Probe until it is not healthy without this engine, or has another one already, as where
-        nobody looked in between; returns when that was (monotonic).
+        """Probe until the worker is unhealthy without this engine or already runs another one;
+        return the monotonic time of that.
         """
         async with asyncio.timeout(PATIENCE_SECONDS):
             while await self.status("/health") != 503 and not self.has_another(engine):
@@ -96,7 +96,7 @@ class Worker:
         return time.monotonic()
 
     def has_another(self, engine: int | None) -> bool:
-        """Whether another engine than this one has taken its place."""
+        """Return whether another engine has replaced this one."""
         return self.engine_pid() not in (None, engine)
 
     async def counters(self) -> dict[str, float]:

@@ -35,7 +35,7 @@ def says(
     finish: FinishReason = FinishReason.STOP,
     size: int = 1,
 ) -> None:
-    """Make the engine say the bytes of a text, or tokens, so many in each step."""
+    """Make the engine say the bytes of a text, or tokens, a given number in each step."""
     ids = list(tokens.encode()) if isinstance(tokens, str) else list(tokens)
     ends = finish is FinishReason.STOP
     ids += [sim.IM_END_ID] if ends else []
@@ -51,7 +51,7 @@ def says(
 
 
 class ByteTokenizer(sim.SimTokenizer):
-    """Whose prompts can be read: a token for each byte."""
+    """A tokenizer with readable prompts: a token for each byte."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Bytes, whatever the text."""

@@ -36,7 +36,7 @@ def drawn(tokens: dict[int, int | tuple[int, ...]]) -> ModelOutput:
 
 
 def result_of(step: SchedulerOutput, tokens: dict[int, int | tuple[int, ...]]) -> ModelOutput:
-    """What the step gives when every token drawn is 1, unless `tokens` says otherwise."""
+    """Return the output of a step that samples token 1, except where `tokens` differs."""
     return drawn(
         {s.seq_id: tokens.get(s.seq_id, (1,) * len(s.samples)) for s in step.sequences if s.samples}
     )

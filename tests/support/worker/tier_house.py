@@ -58,7 +58,7 @@ class House:
         pipeline = walks.PIPELINES[pipe](self.executor)
         self.core = EngineCore(self.scheduler, self.executor, lambda: 0.0, pipeline=pipeline)
         self.events: list[CacheEvent] = []
-        self.num_orphans = 0  # blocks told of whose parents were not known
+        self.num_orphans = 0  # announced blocks with unknown parents
 
     def ask(self, prompt: Sequence[int], name: str = "a", **fields: Any) -> int:
         """Run a request to its end, whose answer is right; how many prompt tokens were had."""
@@ -67,10 +67,10 @@ class House:
         self.core.add(request)
         outputs = []
         for _ in range(200):
-            told = self.core.step() if self.core.has_work else None
+            step = self.core.step() if self.core.has_work else None
             self.events += self.core.take_events()
             self.scheduler.check_integrity()
-            outputs += [] if told is None else told.outputs
+            outputs += [] if step is None else step.outputs
             if outputs and outputs[-1].finish_reason is not None:
                 break
         tokens = [token for output in outputs for token in output.token_ids]
@@ -78,7 +78,7 @@ class House:
         return outputs[-1].num_cached_tokens
 
     def tiers_of(self, tokens: Sequence[int]) -> dict[str, int]:
-        """How many blocks of a prompt each tier has, up to the first that none has."""
+        """Count the blocks of a prompt in each tier, up to the first block missing in all."""
         found: dict[str, int] = {}
         chain: list[Any] = []
         self.scheduler._kv._hasher.extend(chain, tokens, len(tokens) // self._size)
@@ -102,7 +102,7 @@ class House:
         assert [reply.ok for reply in self.core.take_replies()] == [True]
 
     def mirror(self) -> dict[str, set[bytes]]:
-        """What events say is in each medium."""
+        """Return the blocks of each medium according to events."""
         held: dict[str, set[bytes]] = {"GPU": set(), "CPU": set(), "STORAGE": set()}
         for event in self.events:
             if isinstance(event, CacheCleared):

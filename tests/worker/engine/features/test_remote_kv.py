@@ -175,7 +175,7 @@ def test_kv_is_exported_for_requests_that_ask() -> None:
     core.add(asks("c", kv_source=None, keeps_kv=True))
     core.abort(["c"])
     offers = {o.request_id: o.kv_offer for o in run(core) if o.finish_reason is not None}
-    assert connector.kept == {"a": bytes(kv_of(PROMPT))}
+    assert connector.stored == {"a": bytes(kv_of(PROMPT))}
     assert (offers["b"], offers["c"]) == (None, None)
     assert offers["a"] is not None
     assert (offers["a"].source.num_tokens, len(offers["a"].block_ids)) == (len(PROMPT), 3)
@@ -320,7 +320,7 @@ def test_moving_kv_changes_no_answer(
     assert all(pull.is_closed for pull in connector.pulls)
     for arrival in arrivals:
         for name in arrival.names:
-            export = connector.kept.get(name)
+            export = connector.stored.get(name)
             prompt = arrival.request.prompt_token_ids
             assert export is None or export == bytes(kv_of(prompt))
     for wanted, data in connector.answers:

@@ -63,7 +63,7 @@ class Faulty:
 
 def go(bench: Bench, walker: Walker, num_to_draft: int, params: SamplingParams = GREEDY) -> None:
     """One step of one sequence, with the drafts that it has."""
-    drafts = walker.kept.token_ids if walker.kept is not None else ()
+    drafts = walker.last_drafts.token_ids if walker.last_drafts is not None else ()
     count = len(walker.tokens) - walker.computed
     bench.take(walker, len(walker.tokens) + len(drafts) + 1 + num_to_draft)
     share = share_of(walker, count, drafts, num_to_draft, params)
@@ -94,8 +94,8 @@ def test_nothing_is_drafted_beyond_the_block_table() -> None:
     share = share_of(walker, 10, (), 9)
     before = bench.drafter._cache.kv.clone() if bench.drafter._cache else None
     assert bench.update(walker, share, bench.step([share])) == 0
-    assert walker.kept is not None
-    assert len(walker.kept.token_ids) == 2
+    assert walker.last_drafts is not None
+    assert len(walker.last_drafts.token_ids) == 2
     assert bench.drafter._cache is not None
     assert before is not None
     changed = (bench.drafter._cache.kv != before).flatten(2).any(-1).any(0).nonzero().flatten()
@@ -140,17 +140,17 @@ def test_a_long_prompt_waits_for_its_drafts() -> None:
     go(bench, walker, num_to_draft=0)
     drafted, read = [], []
     for _ in range(4):
-        drafts = walker.kept.token_ids if walker.kept is not None else ()
+        drafts = walker.last_drafts.token_ids if walker.last_drafts is not None else ()
         bench.take(walker, len(walker.tokens) + len(drafts) + 4)
         share = share_of(walker, 1, drafts, 3)
         output = bench.step([share])
         bench.update(walker, share, output)
-        drafted.append(len(walker.kept.token_ids) if walker.kept else 0)
+        drafted.append(len(walker.last_drafts.token_ids) if walker.last_drafts else 0)
         read.append(output.catch_up_seconds > 0)
     assert (drafted, read) == ([0, 0, 3, 3], [True, True, True, False])
     assert output.drafting_seconds > 0
-    assert walker.kept is not None
-    drafts = walker.kept.token_ids
+    assert walker.last_drafts is not None
+    drafts = walker.last_drafts.token_ids
     assert list(drafts) == drafts_of_model(SMALL, walker.tokens, list(drafts))
 
 
@@ -160,11 +160,11 @@ def test_what_was_read_and_is_no_number_is_read_again() -> None:
     bench = make_bench(TARGET, network)
     walker = Walker(1, [*PROMPT, *PROMPT])
     go(bench, walker, num_to_draft=3)
-    assert walker.kept is None
+    assert walker.last_drafts is None
     network.spoils = False
     go(bench, walker, num_to_draft=3)
-    assert walker.kept is not None
-    drafts = list(walker.kept.token_ids)
+    assert walker.last_drafts is not None
+    drafts = list(walker.last_drafts.token_ids)
     assert drafts == drafts_of_model(SMALL, walker.tokens, drafts)
 
 
@@ -178,13 +178,13 @@ def test_a_drafter_that_raises_is_logged_once_and_recovers(
     with caplog.at_level(logging.ERROR):
         for _ in range(3):
             go(bench, walker, num_to_draft=3)
-            assert walker.kept is None
+            assert walker.last_drafts is None
     assert len(walker.tokens) == len(PROMPT) + 3
     assert [record.exc_info is not None for record in caplog.records] == [True]
     network.raises = False
     go(bench, walker, num_to_draft=3)
-    assert walker.kept is not None
-    drafts = list(walker.kept.token_ids)
+    assert walker.last_drafts is not None
+    drafts = list(walker.last_drafts.token_ids)
     assert drafts == drafts_of_model(SMALL, walker.tokens, drafts)
 
 
@@ -194,13 +194,13 @@ def test_a_drafter_whose_numbers_break_spoils_nothing_for_good() -> None:
     bench = make_bench(TARGET, network)
     first, second = Walker(1, list(PROMPT)), Walker(2, [1, 2, 3])
     go(bench, first, num_to_draft=3)
-    assert first.kept is None
+    assert first.last_drafts is None
     network.spoils = False
     bench.drop(first)  # its blocks are anybody's, and it begins again
     for walker in (second, first, second):
         go(bench, walker, num_to_draft=3)
-        assert walker.kept is not None
-        drafts = list(walker.kept.token_ids)
+        assert walker.last_drafts is not None
+        drafts = list(walker.last_drafts.token_ids)
         assert drafts == drafts_of_model(SMALL, walker.tokens, drafts)
 
 
@@ -214,8 +214,8 @@ def test_drawn_drafts_are_verified_with_what_they_were_drawn_from() -> None:
         bench.take(one, 20)
         share = share_of(one, len(one.tokens), (), 3, params)
         bench.update(one, share, bench.step([share]))
-        assert one.kept is not None
-        drafts = list(one.kept.token_ids)
+        assert one.last_drafts is not None
+        drafts = list(one.last_drafts.token_ids)
         exact = share_of(one, 1, drafts, 0, params)
         held = dict(bench.drafter._proposals)
         found = bench.drafter.proposals([exact])
@@ -241,7 +241,7 @@ def outputs(bench: Bench) -> list[ModelOutput]:
     walker, found = Walker(1, list(PROMPT)), []
     for _ in range(3):
         bench.take(walker, 30)
-        drafts = walker.kept.token_ids if walker.kept else ()
+        drafts = walker.last_drafts.token_ids if walker.last_drafts else ()
         share = share_of(walker, len(walker.tokens) - walker.computed, drafts, 3)
         output = bench.step([share])
         found.append(replace(output, drafting_seconds=0.0, catch_up_seconds=0.0))
