@@ -1,7 +1,7 @@
-"""What a layer does beside products: norms, activation, rotation, and attention over the KV cache.
+"""The parts of a layer beside products: norms, activation, rotation, attention over the KV cache.
 
-A backend gives it for one kind of device. It plans once a step what all layers share; a plan then
-serves one layer after the other. Layers that a CPU runs natively need none of it.
+A backend implements them for one kind of device. It plans the work that all layers share once a
+step; a plan then serves one layer after the other. Layers that a CPU runs natively need no backend.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from worker.ops.step import StepTensors
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """The heads of a layer, and the number of tokens in a block of its cache. Scores are multiplied
-    by `scale`; a `softcap` c > 0 then makes c · tanh(score / c) of them.
+    """The heads of a layer, and the tokens in a block of its cache. Scores are multiplied by
+    `scale`; a `softcap` c > 0 then turns them into c · tanh(score / c).
     """
 
     heads: int
@@ -36,7 +36,7 @@ class AttentionShape:
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """Weights [head_dim] of the norms of each query and each key, before they are rotated."""
+    """Weights [head_dim] of the norms of each query and each key, before their rotation."""
 
     query: Tensor
     key: Tensor
@@ -45,8 +45,8 @@ class HeadNorms:
 
 class Attention(Protocol):
     """Attention of one step, planned; the layers' caches are [num_blocks, 2, kv_heads, block_size,
-    head_dim]. In a cache of eight bits keys and values stand divided by `scales` [2, kv_heads]
-    float32, where the layer has some.
+    head_dim]. A cache of eight bits stores keys and values divided by `scales` [2, kv_heads]
+    float32, if the layer has scales.
     """
 
     def write(
@@ -59,7 +59,7 @@ class Attention(Protocol):
     ) -> None:
         """Normalise (with `norms`) and rotate (if the layer `rotates`) the queries of qkv [T,
         (heads + 2 · kv_heads) · head_dim] in place, and write its keys, likewise, and its values
-        into the cache. The keys in qkv mean nothing after that.
+        into the cache. The keys in qkv are undefined afterwards.
         """
         ...
 
@@ -70,8 +70,9 @@ class Attention(Protocol):
         window: int | None = None,
         scales: Tensor | None = None,
     ) -> Tensor:
-        """Attention of queries [T, heads, head_dim] over a cache that holds the step's own keys and
-        values: [T, heads · head_dim]. A row sees at most `window` positions, its own included.
+        """Compute attention of queries [T, heads, head_dim] over a cache that holds the step's own
+        keys and values: [T, heads · head_dim]. A row sees at most `window` positions, its own
+        included.
         """
         ...
 
@@ -81,37 +82,37 @@ class Backend(Protocol):
 
     @property
     def name(self) -> str:
-        """What `--attention-backend` calls it."""
+        """The backend's name in `--attention-backend`."""
         ...
 
     def plan(self, step: StepTensors, shape: AttentionShape, rope: RopeTable) -> Attention:
-        """Attention of a step; `rope` is the table of all positions. Waits for no device."""
+        """Plan attention of a step; `rope` is the table of all positions. Waits for no device."""
         ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """x [T, H] / rms(x) · weight [H], in x's dtype."""
+        """Compute x [T, H] / rms(x) · weight [H], in x's dtype."""
         ...
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """silu(gate) · up [T, I] of gate_up [T, 2 · I] (Shazeer, arXiv:2002.05202)."""
+        """Compute silu(gate) · up [T, I] of gate_up [T, 2 · I] (Shazeer, arXiv:2002.05202)."""
         ...
 
     def gelu_mul(self, gate_up: Tensor) -> Tensor:
-        """gelu(gate) · up [T, I] of gate_up [T, 2 · I], the GELU by tanh."""
+        """Compute gelu(gate) · up [T, I] of gate_up [T, 2 · I], the GELU by tanh."""
         ...
 
     def mix_experts(self, x: Tensor, experts: Experts) -> Tensor:
-        """What the experts that the router chooses make of rows x [T, H], by their weights."""
+        """Compute the weighted sum of the chosen experts' results for rows x [T, H]."""
         ...
 
     @property
     def mask(self) -> DeviceMask:
-        """Takes out what grammars forbid."""
+        """Masks the tokens that grammars forbid."""
         ...
 
     @property
     def draw(self) -> DeviceDraw:
-        """Draws off the CPU."""
+        """Draws tokens on devices other than the CPU."""
         ...
 
 
@@ -123,25 +124,24 @@ class TorchBackend:
     mask = staticmethod(mask_rows)
 
     def plan(self, step: StepTensors, shape: AttentionShape, rope: RopeTable) -> Attention:
-        """The rows of the table that all layers share."""
+        """Select the rows of the table that all layers share."""
         return _TorchAttention(step, shape, rope.rows(step.positions))
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """In float32, rounded to x's dtype."""
         return rms_norm(x, weight, eps)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """In gate_up's dtype."""
         gate, up = gate_up.chunk(2, dim=-1)
         return functional.silu(gate).mul_(up)
 
     def gelu_mul(self, gate_up: Tensor) -> Tensor:
-        """In gate_up's dtype."""
         gate, up = gate_up.chunk(2, dim=-1)
         return functional.gelu(gate, approximate="tanh").mul_(up)
 
     def mix_experts(self, x: Tensor, experts: Experts) -> Tensor:
-        """One expert after the other. Waits for the device, to learn which are chosen."""
+        """Run one expert after the other. Waits for the device to learn which experts are
+        chosen.
+        """
         return mix_experts(x, experts, self.silu_mul)
 
 
@@ -150,7 +150,7 @@ TORCH = TorchBackend()
 
 @dataclass(frozen=True, slots=True)
 class _TorchAttention:
-    """`rope` holds the rows of the step's positions."""
+    """Attention by torch; `rope` holds the rows of the step's positions."""
 
     step: StepTensors
     shape: AttentionShape

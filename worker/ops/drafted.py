@@ -1,4 +1,4 @@
-"""What verification by rejection takes and gives, as tensors: see `rejection`."""
+"""Inputs and results of verification by rejection, as tensors: see `rejection`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class DraftBatch:
-    """Drafts of B sequences, padded to K, and what target and drafter say of them.
+    """Drafts of B sequences, padded to K, with the distributions of target and drafter.
 
     drafts [B, K] int64, of which the first num_drafts[b] (0 to K) count. scores [B, K + 1, V]
-    float32: row i of a sequence is the target's, as `sample.scores` gives it, after its first i
-    drafts. proposals [B, K, V] float32: row i is the q from which draft i was drawn. What pads
-    drafts must be ids; what pads the others may be any finite number. All on one device.
+    float32: row i of a sequence is the target's, as `sample.scores` returns it, after its first i
+    drafts. proposals [B, K, V] float32: row i is the q from which draft i was drawn. The padding of
+    drafts must be valid ids; other padding may be any finite number. All on one device.
     """
 
     drafts: Tensor
@@ -25,8 +25,9 @@ class DraftBatch:
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What a uniform number must be below to accept: [B, K] float64, column i for the first i + 1
-    drafts. `log_weights` [B, K + 1]: log wᵢ after i drafts, 0 everywhere in "standard".
+    """A draft is accepted if its uniform number is below its threshold: [B, K] float64, column i
+    for the first i + 1 drafts. `log_weights` [B, K + 1]: log wᵢ after i drafts, 0 everywhere in
+    "standard".
     """
 
     values: Tensor
@@ -35,8 +36,8 @@ class Thresholds:
 
 @dataclass(frozen=True, slots=True)
 class AcceptedPrefixes:
-    """How many drafts of each sequence were accepted, [B] int64, and the log weight [B] float64
-    with which the target counts in the residual after them.
+    """The number of accepted drafts of each sequence, [B] int64, and the log weight [B] float64 of
+    the target in the residual after them.
     """
 
     num_accepted: Tensor

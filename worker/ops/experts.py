@@ -17,12 +17,12 @@ from worker.ops.linear import Linear
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """The experts of one layer: `gate_up` and `down` are the products of each, and `router` gives a
-    row one logit for each. A row takes `per_token` of them; their weights add up to one if
-    `normalized`.
+    """The experts of one layer: `gate_up` and `down` are the products of each, and `router`
+    computes one logit per expert for a row. A row takes `per_token` of them; their weights add up
+    to one if `normalized`.
 
-    Where products are dense, `stacks` are the same weights, as [experts, 2 · inner, hidden] and
-    [experts, hidden, inner].
+    For dense products, `stacks` are the same weights, as [experts, 2 · inner, hidden] and [experts,
+    hidden, inner].
     """
 
     router: Linear
@@ -33,7 +33,7 @@ class Experts:
     stacks: tuple[Tensor, Tensor] | None = None
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Of rows x [T, hidden], the chosen experts [T, per_token] int64, and their weights
+        """Choose experts [T, per_token] int64 for rows x [T, hidden]; return them and their weights
         [T, per_token] float32.
         """
         shares, chosen = self.router(x).float().softmax(dim=-1).topk(self.per_token, dim=-1)
@@ -43,8 +43,8 @@ class Experts:
 
 
 def mix_experts(x: Tensor, experts: Experts, gate: Callable[[Tensor], Tensor]) -> Tensor:
-    """What the chosen experts make of each row of x [T, hidden], by their weights: [T, hidden].
-    `gate` makes [n, inner] of gates and what they gate [n, 2 · inner].
+    """Compute the weighted sum of the chosen experts' results for each row of x [T, hidden]: [T,
+    hidden]. `gate` computes [n, inner] from gates and gated values [n, 2 · inner].
 
     A row's sum runs over its experts by number, in float32, so it does not depend on other rows.
     """

@@ -1,8 +1,8 @@
-"""Attention by the package flash-attn (Dao, arXiv:2307.08691); all else by another backend.
+"""Attention by the package flash-attn (Dao, arXiv:2307.08691); another backend does the rest.
 
-Its paged kernel takes keys and values by their strides, so the cache is that of all backends; its
-blocks hold a multiple of 256 tokens. How it splits a context depends on the batch: unlike with the
-other backends the last bits of a row do too.
+Its paged kernel takes keys and values by their strides, so the cache has the layout of all
+backends; its blocks hold a multiple of 256 tokens. The split of a context depends on the batch, so,
+unlike with the other backends, the last bits of a row do too.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class FlashBackend:
         self.mix_experts, self.draw, self.mask = base.mix_experts, base.draw, base.mask
 
     def plan(self, step: StepTensors, shape: AttentionShape, rope: RopeTable) -> Attention:
-        """Where contexts begin, were they one behind the other. Steps that do not see the first
-        positions (those of draft heads) are torch's.
+        """Compute where contexts begin when they are concatenated. Steps that do not see the first
+        positions (those of draft heads) use torch.
         """
         if step.first_position:
             return TORCH.plan(step, shape, rope)
-        # For writing alone: no memory for partial results.
+        # This plan only writes, so it needs no memory for partial results.
         writer = self._plan_base(dataclasses.replace(step, max_rows=0, max_context=0), shape, rope)
         ends = step.context_lens.cumsum(0, dtype=torch.int32)
         return _FlashAttention(self._attend, writer, step, shape, functional.pad(ends, (1, 0)))

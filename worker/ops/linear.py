@@ -21,8 +21,8 @@ from worker.ops.cpu.native import CpuKernels, stored
 
 logger = logging.getLogger(__name__)
 
-# The row count the layout is chosen for. A hint of 1 chooses a matrix-vector layout, whose sums run
-# in another order than the layout every other row count uses.
+# The row count that selects the layout. A hint of 1 selects a matrix-vector layout, whose sums run
+# in another order than the layout for every other row count.
 _LAYOUT_ROWS = 16
 # For more input features than this, oneDNN splits the sum of a lone row over the cores.
 _LONE_ROW_LIMIT = 1024
@@ -32,11 +32,11 @@ class Linear(Protocol):
     """A weight ready to be applied."""
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """x [T, in] → [T, out], plus `residual` [T, out] when given."""
+        """Compute x [T, in] → [T, out], plus `residual` [T, out] if given."""
         ...
 
     def rows(self, indices: Tensor) -> Tensor:
-        """Some rows [n, in] of the weight, by `indices` [n] int64, in its plain layout."""
+        """Return the rows [n, in] of the weight at `indices` [n] int64, in its plain layout."""
         ...
 
 
@@ -56,8 +56,8 @@ def make_linear(
 
 
 def can_pack(dtype: torch.dtype) -> bool:
-    """Whether oneDNN has packed products of that dtype on this CPU: of bfloat16 only with AVX-512
-    or AVX-NE-CONVERT, and only if `ONEDNN_MAX_CPU_ISA` allows these.
+    """Return True if oneDNN has packed products of `dtype` on this CPU: for bfloat16 only with
+    AVX-512 or AVX-NE-CONVERT, and only if `ONEDNN_MAX_CPU_ISA` allows these.
     """
     if not torch._C._has_mkldnn:
         return False
@@ -67,7 +67,7 @@ def can_pack(dtype: torch.dtype) -> bool:
 
 
 def supported_dtype(asked: torch.dtype, device: torch.device, packs_bfloat16: bool) -> torch.dtype:
-    """`asked`, or float32 for bfloat16 on a CPU that cannot pack it, and then a line in the log.
+    """Return `asked`, or float32 for bfloat16 on a CPU that cannot pack it, and log the change.
 
     torch multiplies bfloat16 on any CPU, but takes four times as long as for float32 there.
     """
@@ -78,9 +78,9 @@ def supported_dtype(asked: torch.dtype, device: torch.device, packs_bfloat16: bo
 
 
 def make_rounded_linear(weight: Tensor, kernels: CpuKernels | None = None) -> Linear:
-    """The same without a bias, in bfloat16 where weight is float32 and a CPU multiplies bfloat16:
-    half as much memory is read, and inputs and results are rounded. With `kernels`, only the weight
-    is rounded.
+    """Make a product without bias, in bfloat16 if the weight is float32 and a CPU multiplies
+    bfloat16: it reads half as much memory, and rounds inputs and results. With `kernels`, only the
+    weight is rounded.
     """
     if kernels is not None:
         return make_linear(weight.to(torch.bfloat16), kernels=kernels)
@@ -91,16 +91,16 @@ def make_rounded_linear(weight: Tensor, kernels: CpuKernels | None = None) -> Li
 
 
 def fast_dtype(device: torch.device) -> torch.dtype:
-    """What products run fastest in: bfloat16 where the device multiplies it, else float32."""
+    """Return the fastest dtype of products: bfloat16 if the device multiplies it, else float32."""
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
-    # The first asks the CPU, the second what oneDNN may use of it.
+    # The first call checks the CPU, the second the limits set for oneDNN.
     has_bfloat16 = torch.cpu._is_avx512_bf16_supported() and can_pack(torch.bfloat16)
     return torch.bfloat16 if has_bfloat16 else torch.float32
 
 
 class DenseLinear:
-    """The product as the device's own library does it."""
+    """The product of the device's own library."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight = weight
@@ -144,7 +144,7 @@ class PackedLinear:
 
 
 class RoundedLinear:
-    """A product in bfloat16 between inputs and results of another dtype, that of `weight`."""
+    """A product in bfloat16; inputs and results have the dtype of `weight`."""
 
     def __init__(self, weight: Tensor) -> None:
         self._inner = make_linear(weight.to(torch.bfloat16))

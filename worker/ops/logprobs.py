@@ -1,7 +1,7 @@
-"""Log probabilities of chosen tokens and of the likeliest ones, from raw logits.
+"""Log probabilities of chosen tokens and of the likeliest tokens, from raw logits.
 
-Tokens are ordered by their logits themselves, which are finer than any float32 log probability, so
-that order and rank are those of greedy sampling: descending, equal logits by the lower id.
+Tokens are ordered by their logits, which are finer than any float32 log probability, so order and
+rank match greedy sampling: descending, equal logits by the lower id.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from torch import Tensor
 
 from worker.types import TokenLogprobs
 
-# Stands for the whole vocabulary, as in the API.
+# Requests the whole vocabulary, as in the API.
 _ALL = -1
 
 
 @dataclass(frozen=True, slots=True)
 class LogprobQuery:
-    """Asks for `token_id`'s log probability and rank in a row of logits, for those of the `num_top`
-    likeliest tokens (-1: of all) and for those of the tokens `fixed_ids`.
+    """A request for `token_id`'s log probability and rank in a row of logits, for the log
+    probabilities of the `num_top` likeliest tokens (-1: of all), and for those of the tokens
+    `fixed_ids`.
     """
 
     row: int
@@ -31,8 +32,8 @@ class LogprobQuery:
 
 
 def token_logprobs(logits: Tensor, queries: Sequence[LogprobQuery]) -> list[TokenLogprobs]:
-    """Answers in the order of `queries`, over logits [R, V] float32; all rows asked for must hold
-    numbers. A row's answers do not depend on the other rows. Twin: `reference_ops.token_logprobs`.
+    """Answer `queries` in order, over logits [R, V] float32; all requested rows must hold numbers.
+    A row's answers do not depend on the other rows. Twin: `reference_ops.token_logprobs`.
     """
     if not queries:
         return []
@@ -45,7 +46,7 @@ def token_logprobs(logits: Tensor, queries: Sequence[LogprobQuery]) -> list[Toke
 
 
 class _Rows:
-    """What the answers of some rows have in common, computed for all of them at once."""
+    """The values that the answers of several rows share, computed for all rows at once."""
 
     def __init__(self, logits: Tensor, num_top: int) -> None:
         self._logits = logits
@@ -53,13 +54,13 @@ class _Rows:
         peaks = logits.amax(dim=-1).tolist()
         tops = logits.log_softmax(dim=-1).amax(dim=-1).tolist()
         self._log_masses = [peak - top for peak, top in zip(peaks, tops, strict=True)]
-        # One more than asked for shows whether the last one has an equal outside.
+        # One extra token shows whether the last requested token ties with one outside.
         head = logits.topk(min(max(num_top, 1) + 1, logits.shape[1]))
         self._head_logits: list[list[float]] = head.values.tolist()
         self._head_ids: list[list[int]] = head.indices.tolist()
 
     def answer(self, row: int, query: LogprobQuery) -> TokenLogprobs:
-        """What `query` asks of the row at index `row` here."""
+        """Answer `query` for the row at index `row` of this group."""
         logits = self._logits[row]
         extra = torch.tensor([query.token_id, *query.fixed_ids], device=logits.device)
         chosen, *fixed = logits[extra].tolist()
@@ -86,7 +87,7 @@ class _Rows:
         return [token_id for _, token_id in ranked], [logit for logit, _ in ranked]
 
     def _rank(self, row: int, logit: float) -> int:
-        """How many logits of the row are at least `logit`."""
+        """Count the logits of the row that are at least `logit`."""
         head = self._head_logits[row]
         if head[-1] < logit:
             return sum(other >= logit for other in head)

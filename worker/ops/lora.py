@@ -1,9 +1,9 @@
-"""What LoRA adapters add to the products of a step: y += (x · downᵀ) · upᵀ, for each row with the
-adapter of its sequence (Hu et al., arXiv:2106.09685).
+"""The LoRA part of the products of a step: y += (x · downᵀ) · upᵀ, for each row with the adapter of
+its sequence (Hu et al., arXiv:2106.09685).
 
-Rows are grouped by adapter, as in SGMV (Chen et al., arXiv:2310.18547): a group goes through its
-adapter's two small products at once, whatever rows it has. These are products like any other of the
-device, so that a row's result depends on its group as little as on its batch.
+Rows are grouped by adapter, as in SGMV (Chen et al., arXiv:2310.18547): a group passes through its
+adapter's two small products at once. These are ordinary products of the device, so a row's result
+depends neither on its group nor on its batch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from worker.ops.cpu.native import AdapterLayers, BlockLinear, CpuKernels
 from worker.ops.linear import Linear, make_linear
 from worker.ops.step import StepAdapters, sent
 
-# By row of a step, the slot of its adapter; -1: none.
+# The adapter slot of each row of a step; -1: none.
 Owners = npt.NDArray[np.int32]
 
 
@@ -35,15 +35,15 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """What one adapter adds to a product: of each part down [r, inputs] and up [size, r], the
-    adapter's scale in it; None where it adds nothing.
+    """The factors of one adapter for a product: for each part, down [r, inputs] and up [size, r],
+    scaled; None for a part without an adapter.
     """
 
     product: Product
     parts: tuple[tuple[Tensor, Tensor] | None, ...]
 
     def joined(self) -> tuple[Tensor, Tensor]:
-        """Down and up of all parts at once: those up along a diagonal, zeros around them."""
+        """Join down and up of all parts: the up matrices along a diagonal, zeros around them."""
         present = [part for part in self.parts if part is not None]
         down = torch.cat([down for down, _ in present])
         up = down.new_zeros(sum(self.product.sizes), len(down))
@@ -64,15 +64,17 @@ class AdapterStore(Protocol):
     """Adapters in the slots of one device."""
 
     def prepared(self, layers: AdapterFactors) -> Any:
-        """An adapter as `put` takes it, on the host. May run beside everything else."""
+        """Prepare an adapter for `put`, on the host. May run concurrently with everything else."""
         ...
 
     def put(self, slot: int, prepared: Any) -> None:
-        """Replace what is in a slot; None: by nothing. Between steps."""
+        """Replace the adapter of a slot; None empties it. Called between steps."""
         ...
 
     def plan(self, owners: Owners) -> StepAdapters:
-        """What a step with rows of these owners adds; at least one of them has an adapter."""
+        """Plan the adapters of a step with rows of these owners; at least one row has an
+        adapter.
+        """
         ...
 
 
@@ -84,14 +86,16 @@ class _Pair:
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """An adapter; `native` are its layers for native kernels, if all of its products are theirs."""
+    """An adapter; `native` are its layers for native kernels, if all of its products are native."""
 
     layers: Sequence[Mapping[str, _Pair]]
     native: AdapterLayers | None
 
 
 class LinearAdapters:
-    """Adapters as pairs of the device's ordinary products; implements `AdapterStore` for any."""
+    """Adapters as pairs of the device's ordinary products; implements `AdapterStore` for any
+    device.
+    """
 
     def __init__(
         self,
@@ -106,17 +110,17 @@ class LinearAdapters:
         self._kernels = kernels
 
     def prepared(self, layers: AdapterFactors) -> Any:
-        """Products on a CPU; for another device what they are made of."""
+        """Return products on a CPU; for another device, their factors."""
         return self._loaded(layers) if self._device.type == "cpu" else layers
 
     def put(self, slot: int, prepared: Any) -> None:
-        """On a CPU both have the same memory."""
+        """Build the products on the device; on a CPU they already exist."""
         if prepared is not None and self._device.type != "cpu":
             prepared = self._loaded(prepared)
         self._slots[slot] = prepared
 
     def plan(self, owners: Owners) -> StepAdapters:
-        """A group for each adapter."""
+        """Make one group for each adapter."""
         groups = []
         for slot in np.unique(owners[owners >= 0]).tolist():
             loaded = self._slots[slot]
@@ -153,11 +157,9 @@ class _LinearStep:
 
     @property
     def native(self) -> Sequence[tuple[AdapterLayers, Tensor]]:
-        """For native layers."""
         return [(loaded.native, rows) for loaded, rows in self.groups if loaded.native is not None]
 
     def add(self, layer: int, product: str, x: Tensor, y: Tensor) -> None:
-        """One group after the other."""
         for loaded, rows in self.groups:
             pair = loaded.layers[layer].get(product)
             if pair is not None:

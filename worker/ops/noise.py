@@ -1,8 +1,8 @@
 """Random numbers as a pure function of (seed, position, purpose).
 
 They come from the counter-based generator Philox (Salmon et al., SC 2011): the seed is its key, and
-position and purpose are the upper half of its counter, so that no two draws of a request ever share
-a number, and a request draws the same ones in any batch, chunking, or after a preemption.
+position and purpose are the upper half of its counter. So no two draws of a request share a number,
+and a request draws the same numbers in any batch or chunking, and after a preemption.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LOW = (1 << 32) - 1
 
 
 class Purpose(IntEnum):
-    """What a random number decides; each has a stream of its own at every position."""
+    """The decision that a random number serves; each has its own stream at every position."""
 
     SAMPLE = 0
     ACCEPT = 1
@@ -36,9 +36,9 @@ class Purpose(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Which of the Gumbel variates of a position a draw uses: those of a purpose, at an offset (see
-    `gumbel_noise`). `token_ids` [n] int64, ascending, are the tokens that a row's entries stand
-    for, out of `vocab_size`; None: the row has all of them.
+    """The Gumbel variates of a position that a draw uses: those of a purpose, at an offset (see
+    `gumbel_noise`). `token_ids` [n] int64, ascending, are the tokens of a row's entries, out of
+    `vocab_size`; None: the row has all of them.
     """
 
     purpose: Purpose = Purpose.SAMPLE
@@ -50,7 +50,7 @@ class Stream:
 def _words(
     seed: int, position: int, purpose: Purpose, count: int, offset: int = 0
 ) -> npt.NDArray[np.uint64]:
-    """`count` random words of 64 bits."""
+    """Return `count` random words of 64 bits."""
     counter = (position << _POSITION_SHIFT) + (int(purpose) << _PURPOSE_SHIFT)
     counter += offset << _OFFSET_SHIFT
     words: npt.NDArray[np.uint64] = np.random.Philox(
@@ -60,7 +60,9 @@ def _words(
 
 
 def uniforms(seed: int, position: int, purpose: Purpose, count: int) -> npt.NDArray[np.float64]:
-    """`count` numbers in [0, 1), on a grid of 2^-53; more of them change none of the first."""
+    """Return `count` numbers in [0, 1), on a grid of 2^-53; a larger `count` does not change the
+    first ones.
+    """
     words = _words(seed, position, purpose, count)
     return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
@@ -74,12 +76,12 @@ def gumbel_noise(
     offset: int = 0,
     exact: bool = False,
 ) -> Tensor:
-    """Standard Gumbel variates [size], or only those at `ids` [n] int64; float32, on the CPU;
-    `exact` ones have their logarithms in float64.
+    """Return standard Gumbel variates [size], or only those at `ids` [n] int64; float32, on the
+    CPU; with `exact`, logarithms are computed in float64.
 
     -log(-log(1 - u)) with u on a grid of 2^-32, finite everywhere. argmax(scores + noise) has
-    exactly the distribution softmax(scores). Another `offset` (0 to 2^64) gives other numbers: for
-    what is decided several times at one position.
+    exactly the distribution softmax(scores). Another `offset` (0 to 2^64) gives other numbers, for
+    several decisions at one position.
     """
     words = _words(seed, position, purpose, -(-size // 2), offset).view(np.uint32)[:size]
     if ids is not None:
@@ -89,9 +91,9 @@ def gumbel_noise(
 
 
 def gumbel_rows(seeds: Tensor, positions: Tensor, size: int, stream: Stream) -> Tensor:
-    """`gumbel_noise` of seeds and positions [n] int64, for rows of `size` entries: [n, size] on
-    their device, by a number of calls that does not depend on n. Logarithms may differ in the last
-    place. Seeds of 2^63 and more are the int64 of the same bits.
+    """Return `gumbel_noise` of seeds and positions [n] int64, for rows of `size` entries: [n, size]
+    on their device, by a number of calls that does not depend on n. Logarithms may differ in the
+    last place. Seeds of 2^63 and more are passed as the int64 of the same bits.
     """
     whole = size if stream.token_ids is None else stream.vocab_size or size
     counts = torch.arange(1, -(-whole // 8) + 1, device=seeds.device)[None]
@@ -101,14 +103,14 @@ def gumbel_rows(seeds: Tensor, positions: Tensor, size: int, stream: Stream) -> 
 
 
 def gumbel_at(seeds: Tensor, positions: Tensor, ids: Tensor, stream: Stream) -> Tensor:
-    """Entries ids [n, m] int64 of `gumbel_rows`, with logarithms in float64."""
+    """Return entries ids [n, m] int64 of `gumbel_rows`, with logarithms in float64."""
     tokens = ids if stream.token_ids is None else stream.token_ids[ids]
     words = philox(seeds, positions, tokens // 8 + 1, stream)
     return _exact_gumbel(words.gather(2, (tokens % 8)[..., None])[..., 0].float())
 
 
 def _uniform(words: Tensor) -> Tensor:
-    """Of random 32 bits, as float32; in place."""
+    """Turn 32 random bits into float32 numbers, in place."""
     return words.add_(0.5).mul_(2.0**-32).clamp_(max=_BELOW_ONE)
 
 
@@ -121,8 +123,8 @@ def _exact_gumbel(words: Tensor) -> Tensor:
 
 
 def philox(seeds: Tensor, positions: Tensor, counts: Tensor, stream: Stream) -> Tensor:
-    """The words of `_words` by torch, in halves of 32 bits: [n, m, 8] int64, those of each of
-    counts [n or 1, m] int64 of eight, from 1 on.
+    """Return the words of `_words` by torch, in halves of 32 bits: [n, m, 8] int64, the eight
+    halves of each of counts [n or 1, m] int64, from 1 on.
     """
     key, other = seeds[:, None], torch.zeros_like(seeds[:, None])
     a = counts.expand(len(seeds), -1)
@@ -140,7 +142,7 @@ def philox(seeds: Tensor, positions: Tensor, counts: Tensor, stream: Stream) -> 
 
 
 def _product(x: Tensor, factor: int) -> tuple[Tensor, Tensor]:
-    """The upper and lower 64 bits of the products of unsigned numbers, held as int64."""
+    """Return the upper and lower 64 bits of products of unsigned numbers, held as int64."""
     low, high = x & _LOW, (x >> 32) & _LOW
     factor_low, factor_high = factor & _LOW, factor >> 32
     first, middle = low * factor_low, high * factor_low
@@ -150,5 +152,5 @@ def _product(x: Tensor, factor: int) -> tuple[Tensor, Tensor]:
 
 
 def _signed(value: int) -> int:
-    """The int64 with the low 64 bits of `value`."""
+    """Return the int64 with the low 64 bits of `value`."""
     return ((value + (1 << 63)) & _SEED_BITS) - (1 << 63)

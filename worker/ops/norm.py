@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation."""
+"""Root-mean-square normalisation of rows."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from torch.nn import functional
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x [T, H] / rms(x) · weight [H], each row on its own; computed in float32, returned in x's
-    dtype. Twin: `reference_ops.rms_norm`.
+    """Compute x [T, H] / rms(x) · weight [H], each row independently, in float32; return x's dtype.
+    Twin: `reference_ops.rms_norm`.
     """
     if weight.dtype is not x.dtype:
         return functional.rms_norm(x.float(), weight.shape, weight.float(), eps).to(x.dtype)

@@ -1,19 +1,19 @@
 """Causal attention over a paged cache: a batch of single tokens and chunks of prompts together.
 
 Theory of operation. Sequences attend one after the other. The blocks of a sequence are gathered
-into its keys and values [kv_heads, S, head_dim], and its queries are taken in tiles; the query
+into its keys and values [kv_heads, S, head_dim], and its queries are processed in tiles; the query
 heads that share a KV head become rows of one product. Keys and values of a chunk are written to the
-cache first and read back from it, so prompts, chunks and prefix hits are one path.
+cache first and read back from it, so prompts, chunks and prefix hits share one path.
 
-A row never depends on what it does not see. What a sequence has not written is replaced by zeros
-when it is gathered. Of its own tokens a row of a tile does not see the later ones, which weigh
-zero; but zero times nan is nan, so those that are not finite are zeroed as well, and the rows that
-do see one are nan.
+A row never depends on positions that it does not see. Positions that a sequence has not written
+become zeros when they are gathered. A row of a tile does not see the later tokens of its own
+sequence, which have weight zero; but zero times nan is nan, so keys and values that are not finite
+are zeroed as well, and the rows that do see one become nan.
 
-Nor does a row depend on what is computed with it. What could change it is the shape of the products
-inside the fused kernel, so shapes are kept to a class in which a row's sums always run in the same
-order: never fewer than `MIN_ROWS` query rows (`padded_rows`), and contexts of lengths at which sums
-are split alike (`padded_context`).
+Nor does a row depend on the rows computed with it. The shape of the products inside the fused
+kernel could change it, so shapes are restricted to a class in which a row's sums always run in the
+same order: never fewer than `MIN_ROWS` query rows (`padded_rows`), and contexts of lengths at which
+sums are split alike (`padded_context`).
 """
 
 from __future__ import annotations
@@ -32,39 +32,39 @@ TILE_ROWS = 128
 # Measured on CPUs: the fused kernel takes 32 rows and 512 keys at a time, in vectors of 16 keys,
 # and MKL splits some last parts at a point that depends on their length: on an EPYC those longer
 # than 192 and shorter than 384 keys, on a Xeon with AMX those longer than 384, and a full one at
-# 256. So a part is at most as long as what none of them splits, or full.
+# 256. So a part is either short enough that no CPU splits it, or full.
 _ROW_PARTITION = 32
-_LEAST_FREE_ROWS = 12
+_MIN_FREE_ROWS = 12
 _KEY_VECTOR = 16
 _KEY_PARTITION = 512
-_MOST_UNSPLIT = 192
-_MOST_OF_EIGHT_BITS = 448.0  # of float8_e4m3fn
-# Of products of attention with a softcap.
+_MAX_UNSPLIT = 192
+_MAX_EIGHT_BITS = 448.0  # of float8_e4m3fn
+# Keys of one product of attention with a softcap.
 _CAPPED_ROWS = 32
 _CAPPED_KEYS = 256
 
 
 def padded_rows(count: int, kv_heads: int = 0) -> int:
-    """Query rows to run for `count` queries (at most `TILE_ROWS`), so that no part of them that the
-    fused kernel takes at a time has fewer than `MIN_ROWS`.
+    """Return the query rows to run for `count` queries (at most `TILE_ROWS`), such that every part
+    that the fused kernel takes at a time has at least `MIN_ROWS`.
 
     With one KV head, whose product may be the only one of a call, MKL divides it among the cores,
     and only in fours do all rows of a small part get the same sums.
     """
     tail = count % _ROW_PARTITION
-    if kv_heads == 1 and tail < _LEAST_FREE_ROWS:
+    if kv_heads == 1 and tail < _MIN_FREE_ROWS:
         return count + -tail % MIN_ROWS
     return count + max(MIN_ROWS - tail, 0) if tail else count
 
 
 def padded_context(length: int, block_size: int) -> int:
-    """Keys to read for a context of `length`: whole blocks, of a count at which every product sums
-    a row in the same order as at any other such count.
+    """Return the keys to read for a context of `length`: whole blocks, of a count at which every
+    product sums a row in the same order as at any other such count.
     """
     granule = math.lcm(block_size, _KEY_VECTOR)
     padded = -(-length // granule) * granule
     tail = padded % _KEY_PARTITION
-    if tail > _MOST_UNSPLIT:
+    if tail > _MAX_UNSPLIT:
         padded += _KEY_PARTITION - tail
     return -(-padded // granule) * granule
 
@@ -78,14 +78,13 @@ def paged_attention(
     softcap: float = 0.0,
     scales: Tensor | None = None,
 ) -> Tensor:
-    """queries [T, heads, head_dim] over one layer's cache → [T, heads · head_dim].
+    """Attend with queries [T, heads, head_dim] over one layer's cache → [T, heads · head_dim].
 
-    cache [num_blocks, 2, kv_heads, block_size, head_dim] holds the step's own keys already, and
-    is read in the dtype of the queries, times `scales` [2, kv_heads] if there are some. Scores are
-    multiplied by `scale`, or 1 / sqrt(head_dim); a `softcap` c > 0 then makes c · tanh(score / c)
-    of them. A row sees at most `window` positions, its own included; the whole context is read all
-    the same.
-    Twin: `reference_ops.paged_attention`.
+    cache [num_blocks, 2, kv_heads, block_size, head_dim] already holds the step's own keys, and is
+    read in the dtype of the queries, times `scales` [2, kv_heads] if given. Scores are multiplied
+    by `scale`, or 1 / sqrt(head_dim); a `softcap` c > 0 then turns them into c · tanh(score / c). A
+    row sees at most `window` positions, its own included; the whole context is still read. Twin:
+    `reference_ops.paged_attention`.
     """
     planes = _planes(cache, step.block_tables)
     starts: list[int] = step.query_starts.tolist()
@@ -107,7 +106,9 @@ def paged_attention(
 
 
 def _planes(cache: Tensor, block_tables: Tensor) -> Tensor:
-    """Of block tables [S, W], the planes [S, 2 · kv_heads, padded W] of their blocks' head rows."""
+    """Return, for block tables [S, W], the planes [S, 2 · kv_heads, padded W] of their blocks' head
+    rows.
+    """
     num_planes, block_size = 2 * cache.shape[2], cache.shape[3]
     width = block_tables.shape[1]
     padded = padded_context(width * block_size, block_size) // block_size
@@ -116,10 +117,11 @@ def _planes(cache: Tensor, block_tables: Tensor) -> Tensor:
 
 
 def _gather(cache: Tensor, planes: Tensor, context: int) -> tuple[Tensor, Tensor]:
-    """Keys and values [kv_heads, S, head_dim] of a sequence with `context` tokens, then zeros.
+    """Gather keys and values [kv_heads, S, head_dim] of a sequence with `context` tokens, then
+    zeros.
 
-    The keys of a head end up side by side, which halves the time of attention at 512 keys against
-    a layout that has the heads of a token side by side.
+    The keys of a head end up side by side, which halves the time of attention at 512 keys against a
+    layout that has the heads of a token side by side.
     """
     _, _, kv_heads, block_size, head_dim = cache.shape
     num_blocks = padded_context(context, block_size) // block_size
@@ -132,12 +134,12 @@ def _gather(cache: Tensor, planes: Tensor, context: int) -> tuple[Tensor, Tensor
 
 
 def _plain(cache: Tensor) -> Tensor:
-    """The same memory in a type that torch can copy rows of."""
+    """View the same memory in a type that torch can copy rows of."""
     return cache.view(torch.uint8) if cache.dtype is torch.float8_e4m3fn else cache
 
 
 class _View(NamedTuple):
-    """What rows at positions from `start` on see of keys, and how scores are made."""
+    """The keys that rows at positions from `start` on see, and the parameters of scores."""
 
     start: int
     first_seen: int
@@ -147,7 +149,7 @@ class _View(NamedTuple):
 
 
 def _attend(queries: Tensor, keys: Tensor, values: Tensor, view: _View) -> Tensor:
-    """queries [Q, heads, head_dim] → [Q, heads · head_dim]."""
+    """Attend with queries [Q, heads, head_dim] → [Q, heads · head_dim]."""
     sharing = queries.shape[1] // len(keys)
     spoiled = None
     if len(queries) > 1:
@@ -167,8 +169,8 @@ def _attend(queries: Tensor, keys: Tensor, values: Tensor, view: _View) -> Tenso
 def _take_spoiled(
     keys: Tensor, values: Tensor, start: int, count: int, window: int | None
 ) -> Tensor:
-    """Zero what is not finite at positions that some of the `count` rows from `start` on see and
-    others do not; which of these rows [count, 1] see any of it.
+    """Zero non-finite numbers at positions that only some of the `count` rows from `start` on see;
+    return which of these rows [count, 1] see any of them.
     """
     lowest = start if window is None else max(0, start - window + 1)
     bad = torch.zeros(start + count - lowest, dtype=torch.bool, device=keys.device)
@@ -184,7 +186,7 @@ def _take_spoiled(
 
 
 def _attend_tile(queries: Tensor, keys: Tensor, values: Tensor, view: _View) -> Tensor:
-    """As `_attend`, for so few queries that they are rows of one product for each KV head."""
+    """Attend as `_attend` does, with few enough queries for one product per KV head."""
     sharing = queries.shape[1] // len(keys)
     count = len(queries) * sharing
     rows, own = _rows(queries, len(keys), padded_rows(count, len(keys)), view)
@@ -200,8 +202,9 @@ def _attend_tile(queries: Tensor, keys: Tensor, values: Tensor, view: _View) -> 
 
 
 def _attend_capped_tile(queries: Tensor, keys: Tensor, values: Tensor, view: _View) -> Tensor:
-    """The same with a softcap, which the fused kernel has not: in float32, a part of the keys at a
-    time. All products have one shape, whatever the step, so that sums run in one order.
+    """Attend as `_attend_tile` does, with a softcap, which the fused kernel does not support: in
+    float32, a part of the keys at a time. All products have one shape in every step, so that sums
+    run in one order.
     """
     sharing, context = queries.shape[1] // len(keys), view.start + len(queries)
     rows, own = _rows(queries, len(keys), max(_CAPPED_ROWS, sharing), view)
@@ -216,16 +219,16 @@ def _attend_capped_tile(queries: Tensor, keys: Tensor, values: Tensor, view: _Vi
         scores.masked_fill_(~_seen(own, begin, begin + _CAPPED_KEYS, view), -torch.inf)
         highest = torch.maximum(peak, scores.amax(dim=-1, keepdim=True))
         shift = highest.masked_fill(highest == -torch.inf, 0.0)
-        weights, kept = (scores - shift).exp_(), (peak - shift).exp_()
-        total = total * kept + weights.sum(dim=-1, keepdim=True)
-        acc = acc * kept + weights @ value
+        weights, decay = (scores - shift).exp_(), (peak - shift).exp_()
+        total = total * decay + weights.sum(dim=-1, keepdim=True)
+        acc = acc * decay + weights @ value
         peak = highest
     return _unrolled((acc / total).to(queries.dtype), queries)
 
 
 def _rows(queries: Tensor, kv_heads: int, padded: int, view: _View) -> tuple[Tensor, Tensor]:
-    """Queries as rows [kv_heads, padded, head_dim] by the KV head that they share, the first ones
-    repeated to as many as wanted; and the positions [padded, 1] that these are at.
+    """Return queries as rows [kv_heads, padded, head_dim] by the KV head that they share, padded
+    with repetitions of the first ones; and the positions [padded, 1] of the rows.
     """
     num_queries, heads, head_dim = queries.shape
     sharing = heads // kv_heads
@@ -236,7 +239,7 @@ def _rows(queries: Tensor, kv_heads: int, padded: int, view: _View) -> tuple[Ten
 
 
 def _seen(own: Tensor, begin: int, end: int, view: _View) -> Tensor:
-    """Which of the positions `begin` to `end` - 1 rows at positions `own` [R, 1] see."""
+    """Return which of the positions `begin` to `end` - 1 the rows at positions `own` [R, 1] see."""
     positions = torch.arange(begin, end, device=own.device)
     seen = positions <= own
     if view.window is not None:
@@ -247,7 +250,9 @@ def _seen(own: Tensor, begin: int, end: int, view: _View) -> Tensor:
 
 
 def _unrolled(rows: Tensor, queries: Tensor) -> Tensor:
-    """Rows [kv_heads, padded, head_dim] of queries [Q, heads, head_dim] → [Q, heads · head_dim]."""
+    """Return rows [kv_heads, padded, head_dim] of queries [Q, heads, head_dim] as [Q, heads ·
+    head_dim].
+    """
     num_queries, heads, head_dim = queries.shape
     count = num_queries * heads // len(rows)
     out = rows[:, :count].reshape(len(rows), num_queries, -1)
@@ -257,9 +262,9 @@ def _unrolled(rows: Tensor, queries: Tensor) -> Tensor:
 def write_kv(cache: Tensor, kv: Tensor, slots: Tensor, scales: Tensor | None = None) -> None:
     """Write kv [T, 2·kv_heads·head_dim] (keys, then values) into one layer's cache.
 
-    cache [num_blocks, 2, kv_heads, block_size, head_dim], to whose dtype they are rounded, divided
-    by `scales` [2, kv_heads] before if there are some; float8_e4m3fn saturates at 448. `slots` [T]
-    int32 are block · block_size + offset of each token; none twice.
+    cache [num_blocks, 2, kv_heads, block_size, head_dim]; numbers are divided by `scales` [2,
+    kv_heads] if given, then rounded to the cache's dtype; float8_e4m3fn saturates at 448. `slots`
+    [T] int32 are block · block_size + offset of each token, without duplicates.
     """
     _, _, kv_heads, block_size, head_dim = cache.shape
     blocks, offsets = slots // block_size, slots % block_size
@@ -267,5 +272,5 @@ def write_kv(cache: Tensor, kv: Tensor, slots: Tensor, scales: Tensor | None = N
     if scales is not None:
         kv = kv.float() / scales.unsqueeze(-1)
     if cache.dtype is torch.float8_e4m3fn:
-        kv = kv.float().clamp(-_MOST_OF_EIGHT_BITS, _MOST_OF_EIGHT_BITS)
+        kv = kv.float().clamp(-_MAX_EIGHT_BITS, _MAX_EIGHT_BITS)
     _plain(cache)[blocks, :, :, offsets] = _plain(kv.to(cache.dtype))

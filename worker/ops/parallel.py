@@ -1,9 +1,9 @@
 """Products whose weight is spread over the ranks of tensor parallelism (Shoeybi et al.,
-arXiv:1909.08053), each a process with one shard of it. Collectives are those of torch.distributed's
-default group; all ranks call the same products in the same order with the same inputs.
+arXiv:1909.08053), each a process with one shard of it. Collectives use torch.distributed's default
+group; all ranks call the same products in the same order with the same inputs.
 
-A product spread by its outputs alone (queries, keys, values; gate and up) is an ordinary one: its
-results are used where they are.
+A product spread by its outputs alone (queries, keys, values; gate and up) is an ordinary product:
+its results are used on their own rank.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from worker.ops.linear import Linear
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Which part of a model a process has: number `rank` of `size` equal ones."""
+    """The part of a model that a process has: number `rank` of `size` equal parts."""
 
     rank: int = 0
     size: int = 1
@@ -41,14 +41,14 @@ class RowParallelLinear:
         return y if residual is None else y.add_(residual)
 
     def rows(self, indices: Tensor) -> Tensor:
-        """Some rows of the rank's own columns."""
+        """Return rows of the rank's own columns."""
         return self._inner.rows(indices)
 
 
 class VocabParallelLinear:
     """A product spread by its outputs whose results every rank needs: x [T, in] → [T, num_outputs]
-    by one all-gather. `inner` has as many rows on every rank; those beyond `num_outputs`, on the
-    last ones, are padding.
+    by one all-gather. `inner` has the same number of rows on every rank; rows beyond `num_outputs`,
+    on the last ranks, are padding.
     """
 
     def __init__(self, inner: Linear, num_outputs: int, shard: Shard) -> None:
@@ -64,5 +64,5 @@ class VocabParallelLinear:
         return y if residual is None else y.add_(residual)
 
     def rows(self, indices: Tensor) -> Tensor:
-        """Some of the rank's own rows."""
+        """Return some of the rank's own rows."""
         return self._inner.rows(indices)

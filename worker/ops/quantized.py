@@ -1,13 +1,13 @@
 """Products with weights that stay in four or eight bits: decoded while they are multiplied.
 
-Theory of operation. Of a weight [out, in], the columns fall into groups, and those of one group
-share a scale and a zero point in each row: weight = (code - zero) · scale. Codes are unsigned
-integers, or float8 (e4m3) numbers, which have no zeros. Rows have their scales to themselves, so
-weights from several tensors are fused by laying their rows below each other.
+Theory of operation. The columns of a weight [out, in] fall into groups, and the columns of one
+group share a scale and a zero point in each row: weight = (code - zero) · scale. Codes are unsigned
+integers, or float8 (e4m3) numbers, which have no zeros. Every row has its own scales, so weights
+from several tensors are fused by concatenating their rows.
 
 A product takes its weight transposed, [in, out], with the columns of a group next to each other and
-two codes of four bits in a byte. Where a checkpoint's groups are spread over the columns (GPTQ's
-"act order"), the columns are sorted by group, and the inputs are put into the same order.
+two codes of four bits in a byte. If a checkpoint's groups are spread over the columns (GPTQ's "act
+order"), the columns are sorted by group, and the inputs are put into the same order.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
-# Columns whose codes share bytes: the first half of them in the low bits, the others in the high.
+# Columns whose codes share bytes: the first half in the low bits, the second half in the high bits.
 PAIRED_COLUMNS = 64
-# A kernel multiplies at least so many columns at a time, all of one group.
+# A kernel multiplies at least this number of columns at a time, all of one group.
 _MULTIPLE = 32
 _NOT_A_NUMBER = 127  # a float8 number's bits without its sign
 _PIECE_ELEMENTS = 1 << 18
 
 
 class Encoding(Enum):
-    """What a code is."""
+    """The number format of a code."""
 
     UINT4 = 4
     UINT8 = 8
@@ -46,7 +46,7 @@ class Encoding(Enum):
 class GroupedWeight:
     """Rows of a weight as a checkpoint has them, unpacked, on the CPU.
 
-    `codes` [out, in] are uint8, or float8_e4m3fn for FLOAT8; `scales` [out, groups] of any float
+    `codes` [out, in] are uint8, or float8_e4m3fn for FLOAT8; `scales` [out, groups] have any float
     type; `zeros` [out, groups] uint8, None for FLOAT8; `groups` [in] int64 has each column's group.
     """
 
@@ -57,18 +57,18 @@ class GroupedWeight:
     groups: Tensor
 
     def take(self, rows: Sequence[int]) -> GroupedWeight:
-        """Some of the rows, in their order."""
+        """Return some of the rows, in the given order."""
         zeros = None if self.zeros is None else self.zeros[rows]
         return GroupedWeight(self.encoding, self.codes[rows], self.scales[rows], zeros, self.groups)
 
     def decode(self) -> Tensor:
-        """The weight [out, in] in float32."""
+        """Return the weight [out, in] in float32."""
         values = torch.empty(self.codes.shape)
         self.decode_into(values)
         return values
 
     def decode_into(self, destination: Tensor) -> None:
-        """Write the weight, made in float32, to [out, in] of any float type and device."""
+        """Decode the weight in float32 and write it to [out, in] of any float type and device."""
         step = max(1, _PIECE_ELEMENTS // max(1, self.codes.shape[1]))
         for start in range(0, len(self.codes), step):
             rows = slice(start, start + step)
@@ -81,12 +81,12 @@ class GroupedWeight:
 
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
-    """A weight as a product takes it.
+    """A weight in the layout of a product.
 
     `codes` are uint8: bits [in, out], or for UINT4 [in / 2, out], where a byte has the codes of two
-    columns `PAIRED_COLUMNS` / 2 apart. `scales` [groups, out] and `zeros` [groups, out] uint8 are
-    those of `group` columns each, the last of which may be fewer. With an `order` [in] int64, the
-    column n of the codes belongs to the input `order[n]`.
+    columns `PAIRED_COLUMNS` / 2 apart. `scales` [groups, out] and `zeros` [groups, out] uint8 apply
+    to `group` columns each; the last group may have fewer. With an `order` [in] int64, column n of
+    the codes belongs to the input `order[n]`.
     """
 
     encoding: Encoding
@@ -103,8 +103,8 @@ class PackedWeight:
         return self.codes.shape[1], inputs
 
     def decode(self, outputs: Tensor | None = None) -> Tensor:
-        """The weight, or some of its outputs, in float32 and in the order of the codes:
-        [in, out].
+        """Return the weight, or some of its outputs, in float32 and in the order of the codes: [in,
+        out].
         """
 
         def chosen(part: Tensor) -> Tensor:
@@ -124,9 +124,9 @@ class PackedWeight:
 
 
 def pack(parts: Sequence[GroupedWeight], device: torch.device) -> PackedWeight | None:
-    """Weights below each other, as products on `device` take them. None: they have different
-    encodings or groups, or groups that are not `_MULTIPLE` columns or a multiple of that (but one
-    group may have any number), or NaN.
+    """Concatenate weights and pack them for products on `device`. None: they have different
+    encodings or groups, or groups whose size is not a multiple of `_MULTIPLE` (a single group may
+    have any size), or NaN.
     """
     first = parts[0]
     inputs = first.codes.shape[1]
@@ -170,15 +170,16 @@ Product = Callable[[Tensor, PackedWeight], Tensor]
 
 
 def multiply(x: Tensor, weight: PackedWeight) -> Tensor:
-    """x [T, in], in the order of the codes, by a weight: [T, out] in x's type, to which the weight
-    is rounded. Decodes the whole weight. Twin: `worker.ops.triton.quantized.multiply`.
+    """Multiply x [T, in], in the order of the codes, by a weight: [T, out] in x's type, to which
+    the weight is rounded. Decodes the whole weight. Twin: `worker.ops.triton.quantized.multiply`.
     """
     return x @ weight.decode().to(x.dtype)
 
 
 def choose_product(device: torch.device) -> Product | None:
-    """What multiplies packed weights on `device`: a kernel on a GPU, or in Triton's interpreter,
-    and its torch twin without Triton. None on a CPU, where weights are decoded at the start.
+    """Choose the product of packed weights on `device`: a kernel on a GPU, or in Triton's
+    interpreter, and its torch twin without Triton. None on a CPU, where weights are decoded at
+    load.
     """
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return None

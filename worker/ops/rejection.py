@@ -1,41 +1,39 @@
-"""Verification of drafted tokens that leaves the target's distribution exactly as it is.
+"""Verification of drafted tokens that leaves the target's distribution exactly unchanged.
 
-Theory of operation. p(· | x₁…xᵢ) is what the target, with all of a request's parameters applied,
-would draw the next token from; the drafter has guessed x₁…x_d. There are two ways to judge them.
+Theory of operation. p(· | x₁…xᵢ) is the target's distribution of the next token, with all of a
+request's parameters applied; the drafter has guessed x₁…x_d. There are two ways to verify them.
 
-*Coupled* (`verify_coupled`), whatever the drafter does: the target draws at each position exactly
-as it draws without drafts, by the same noise of (seed, position); a draft stands while it is the
-token drawn. The output is a function of the noise alone, so it is token for token that of plain
-decoding. A draft x stands with probability p(x), which is all that any method can do for a guess
-that says nothing about its chances.
+*Coupled* (`verify_coupled`), for any drafter: the target draws at each position exactly as it draws
+without drafts, by the same noise of (seed, position); drafts are accepted while they equal the
+drawn tokens. The output is a function of the noise alone, so it equals plain decoding token for
+token. A draft x is accepted with probability p(x), the best that any method achieves for a guess
+without a known distribution.
 
-*By rejection*, for drafts that were drawn from distributions q(· | x₁…xᵢ) that are known. Each
-draft has a threshold h, its uniform number passes if it is below, and that accepts a prefix.
+*By rejection*, for drafts that were drawn from known distributions q(· | x₁…xᵢ). Each draft has a
+threshold h; its uniform number passes if it is below h, and the numbers that pass accept a prefix.
 
 - "standard" (Leviathan et al., arXiv:2211.17192; Chen et al., arXiv:2302.01318): hᵢ = min(1,
-  p(xᵢ)/q(xᵢ)); accepted are the drafts before the first that does not pass. The token after them
+  p(xᵢ)/q(xᵢ)); the drafts before the first that does not pass are accepted. The token after them
   is recovered, from the residual max(p - q, 0), normalised.
 - "block" (Sun et al., arXiv:2403.10444): with w₀ = 1 and wᵢ = min(1, wᵢ₋₁ p(xᵢ)/q(xᵢ)), a prefix
-  of i drafts passes if its number is below hᵢ = mᵢ/(mᵢ + 1 - wᵢ), mᵢ = Σ max(wᵢ p - q, 0) over what
-  may follow it; all d of them if it is below w_d. Accepted is the longest prefix that passes, and
+  of i drafts passes if its number is below hᵢ = mᵢ/(mᵢ + 1 - wᵢ), mᵢ = Σ max(wᵢ p - q, 0) over the
+  next tokens; all d of them if it is below w_d. The longest prefix that passes is accepted, and
   the token after it is recovered from max(w p - q, 0), normalised. It accepts at least as many.
 
 When all are accepted, the target's next row gives a bonus token. docs/decisions/0017 has the proofs
-and what they ask of random numbers: none that had any part in what an earlier step put there may be
-used again. So the uniforms of a run belong to the position where the run starts (every run starts
-further on), the noise of drafts to the position and the place in the run, and a recovered token has
-noise of its own. The bonus token takes the sampler's, so a step without drafts draws exactly the
-token that plain sampling draws. And whether a drawn draft is judged at all must not depend on which
-token it is (the proofs have all of q at each position, not a part that was chosen).
+and their conditions on random numbers: a number that took part in the outcome of an earlier step
+must not be used again. So the uniforms of a run belong to the position where the run starts (every
+run starts further on), the noise of drafts belongs to the position and the index in the run, and a
+recovered token has separate noise. The bonus token uses the sampler's noise, so a step without
+drafts draws exactly the token of plain sampling. And the decision to verify a drawn draft must not
+depend on its token (the proofs use all of q at each position, not a chosen part).
 
-Sums over the vocabulary, and the choice of the last token, are those of `rejection_torch` on a CPU
-and of the Triton kernels of `rejection_triton` on a GPU. What is decided from them is written once,
-here. Nothing in a sequence's arithmetic can see its neighbours in the batch.
+Sums over the vocabulary, and the choice of the last token, come from `rejection_torch` on a CPU and
+from the Triton kernels of `rejection_triton` on a GPU. All decisions from them are made here. A
+sequence's arithmetic never depends on its neighbours in the batch.
 
-Which implementation of verification's sums works on this machine's device.
-
-Triton's kernels need Triton, and a C compiler when they are first run. Whether both are there is
-found out when a worker starts, not at the first draft of a request that samples.
+Triton's kernels need Triton, and a C compiler at their first run. A worker checks both when it
+starts, not at the first draft of a request that samples.
 """
 
 from __future__ import annotations
@@ -61,8 +59,8 @@ METHODS = (STANDARD, BLOCK)
 
 @dataclass(frozen=True, slots=True)
 class DraftVerdict:
-    """What verification puts after the last known token: the first `num_accepted` drafts, and then
-    one more token, recovered or bonus.
+    """The tokens after the last known token: the first `num_accepted` drafts, and one more token,
+    recovered or bonus.
     """
 
     token_ids: tuple[int, ...]
@@ -73,30 +71,30 @@ class DraftVerdict:
 
 
 class Sums(Protocol):
-    """The parts that go over the vocabulary: a module with these functions."""
+    """The functions over the vocabulary; a module implements them."""
 
     def log_normalizers(self, scores: Tensor) -> Tensor:
-        """log Σ exp of each row of scores [B, N, V] float32: [B, N] float64."""
+        """Return log Σ exp of each row of scores [B, N, V] float32: [B, N] float64."""
         ...
 
     def excess(self, batch: DraftBatch, normalizers: Tensor, log_weights: Tensor) -> Tensor:
-        """Σ max(w p - q, 0) at each drafted position: [B, K] float64, from the log normalizers and
-        log w [B, K] there.
+        """Return Σ max(w p - q, 0) at each drafted position: [B, K] float64, from the log
+        normalizers and log w [B, K] there.
         """
         ...
 
     def last_tokens(self, batch: DraftBatch, acceptance: AcceptedPrefixes, noise: Tensor) -> Tensor:
-        """The token [B] int64 after the accepted drafts, by noise [B, V] float32: from the residual
-        where a draft was rejected (from p where rounding leaves nothing of it), else from the row
+        """Return the token [B] int64 after the accepted drafts, by noise [B, V] float32: from the
+        residual after a rejection (from p if rounding leaves the residual empty), else from the row
         after the drafts.
         """
         ...
 
 
 class CoupledRuns(NamedTuple):
-    """What n sequences put after their last known token: the draws of their rows up to number
-    `ends` [n], unless that one's of `states` [n] is another than `DRAWN`: then those before it.
-    `lasts` [n] are the draws of these rows. All int32.
+    """The accepted runs of n sequences. A run ends with draw number `ends` [n]; if the state of
+    that draw, in `states` [n], is not `DRAWN`, it ends one draw earlier. `lasts` [n] are the draws
+    at `ends`. All int32.
     """
 
     ends: Tensor
@@ -107,11 +105,11 @@ class CoupledRuns(NamedTuple):
 def verify_coupled(
     tokens: Tensor, states: Tensor, drafts: Tensor, num_drafts: Tensor
 ) -> CoupledRuns:
-    """How far the drafts of n sequences stand, on their device. Twin: `reference_ops.coupled_run`.
+    """Find the accepted drafts of n sequences, on their device. Twin: `reference_ops.coupled_run`.
 
-    The last 1 + `num_drafts[i]` of row i of tokens and `DrawState`s [n, W] int32 are what plain
-    sampling draws after none, one … of its drafts, and the last ones of drafts [n, W - 1] are
-    these. Only the first of them that is not drawn, or from which nothing can be drawn, counts.
+    The last 1 + `num_drafts[i]` of row i of tokens and `DrawState`s [n, W] int32 are the draws of
+    plain sampling after 0, 1, … of its drafts; the drafts are the last entries of drafts [n, W -
+    1]. A run ends at the first draft that differs from its draw, or at the first failed draw.
     """
     width = tokens.shape[1]
     first = width - 1 - num_drafts
@@ -130,9 +128,10 @@ def verify_batch(
     method: str,
     sums: Sums | None = None,
 ) -> list[DraftVerdict]:
-    """As `verify`, for many sequences: bit for bit what each gets alone (on a CPU).
+    """Verify many sequences as `verify` does; each result equals the result for the sequence alone,
+    bit for bit (on a CPU).
 
-    `sums`, here and below: by default those for the device that the batch is on.
+    `sums`, here and below: by default the sums for the device of the batch.
     """
     size = batch.drafts.shape[1]
     draws = np.stack(
@@ -162,7 +161,9 @@ def verify_batch(
 
 
 def certain(drafts: Tensor, vocab_size: int) -> Tensor:
-    """The proposals [..., V] of a drafter that is always certain of its drafts [...] int64."""
+    """Return the proposals [..., V] of a drafter that is always certain of its drafts [...]
+    int64.
+    """
     proposals = torch.zeros(*drafts.shape, vocab_size, device=drafts.device)
     return proposals.scatter_(-1, drafts.unsqueeze(-1), 1.0)
 
@@ -170,7 +171,7 @@ def certain(drafts: Tensor, vocab_size: int) -> Tensor:
 def accept(
     batch: DraftBatch, draws: Tensor, method: str, sums: Sums | None = None
 ) -> AcceptedPrefixes:
-    """How many drafts of each sequence stand, by draws [B, K] float64, uniform in [0, 1)."""
+    """Count the accepted drafts of each sequence by draws [B, K] float64, uniform in [0, 1)."""
     limits = thresholds(batch, method, sums)
     counts = torch.arange(1, draws.shape[1] + 1, device=batch.drafts.device)
     passed = (draws.to(counts.device) < limits.values) & (counts <= batch.num_drafts[:, None])
@@ -183,16 +184,16 @@ def accept(
 
 
 def thresholds(batch: DraftBatch, method: str, sums: Sums | None = None) -> Thresholds:
-    """What the uniform numbers are compared with. Columns of no draft hold anything."""
+    """Compute the thresholds of the uniform numbers. Columns without a draft are undefined."""
     if method not in METHODS:
-        raise ValueError(f"{method!r} is no way to verify drafts")
+        raise ValueError(f"unknown method to verify drafts: {method!r}")
     sums = sums or _sums(batch.scores)
     normalizers = sums.log_normalizers(batch.scores[:, :-1])
     picked = batch.drafts[..., None]
     targets = batch.scores[:, :-1].gather(-1, picked)[..., 0].double() - normalizers
     proposed = batch.proposals.gather(-1, picked)[..., 0].double()
-    # What the drafter gives no probability was not drawn from q (nor, if q is not a number, was
-    # anything): it never stands, so that what is put there comes from the target alone.
+    # A draft without probability in q was not drawn from q, and a q that is not a number has no
+    # draws: such a draft is always rejected, so the target alone decides the token.
     ratios = torch.where(proposed > 0, targets - proposed.log(), -torch.inf)
     start = ratios.new_zeros(len(ratios), 1)
     if method == STANDARD:
@@ -207,13 +208,13 @@ def thresholds(batch: DraftBatch, method: str, sums: Sums | None = None) -> Thre
 def _block_thresholds(
     batch: DraftBatch, sums: Sums, normalizers: Tensor, log_weights: Tensor
 ) -> Tensor:
-    """[B, K] float64: column i - 1 holds hᵢ."""
+    """Return [B, K] float64: column i - 1 holds hᵢ."""
     masses = sums.excess(batch, normalizers, log_weights[:, :-1])
-    # The mass at the position after i drafts is column i; after all of them there is none.
+    # Column i is the mass at the position after i drafts; after all of them it is zero.
     after = torch.cat((masses[:, 1:], masses.new_zeros(len(masses), 1)), 1)
     own = log_weights[:, 1:]
     missing = -own.expm1()
-    # Where nothing is missing and nothing in excess, the next draft is sure to pass.
+    # Without missing mass and without excess, the next draft always passes.
     inside = torch.where(missing + after > 0, after / (after + missing), 1.0)
     counts = torch.arange(1, own.shape[1] + 1, device=own.device)
     return torch.where(counts == batch.num_drafts[:, None], own.exp(), inside)
@@ -236,13 +237,13 @@ logger = logging.getLogger(__name__)
 
 
 def choose_sums(device: torch.device) -> Sums:
-    """What verifies drafts by rejection on `device`: kernels on a GPU if they work, else torch."""
+    """Choose the sums that verify drafts on `device`: kernels on a GPU if they work, else torch."""
     return rejection_torch if device.type == "cpu" else working_sums(_kernels, device)
 
 
 def working_sums(load: Callable[[], Sums], device: torch.device) -> Sums:
-    """What `load` gives if a small batch on `device` can be verified with it; else, after a line in
-    the log, its torch twin, which gives the same answers and takes longer.
+    """Return the result of `load` if it can verify a small batch on `device`; otherwise log a line
+    and return the torch twin, which gives the same answers more slowly.
     """
     try:
         sums = load()
@@ -262,7 +263,7 @@ def _kernels() -> Sums:
 
 
 def _try_out(sums: Sums, device: torch.device) -> None:
-    """Verify two drafts by block, which takes all of the sums, and wait for the result."""
+    """Verify two drafts by block, which uses all of the sums, and wait for the result."""
     drafts = torch.tensor([[1, 2]], device=device)
     scores = torch.zeros(1, 3, 4, device=device)
     batch = DraftBatch(drafts, scores, certain(drafts, 4), torch.tensor([2], device=device))

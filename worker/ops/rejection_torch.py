@@ -1,7 +1,7 @@
-"""The parts of verification by rejection that go over the vocabulary, in torch.
+"""The functions over the vocabulary of verification by rejection, in torch.
 
-In float64, and such that a row's results do not depend on the rows beside it: sums run in the order
-of the ids, or inside of one row's log-softmax. Twin: `rejection_triton`.
+They compute in float64, and a row's results do not depend on its neighbours: sums run in the order
+of the ids, or inside one row's log-softmax. Twin: `rejection_triton`.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from worker.ops.drafted import AcceptedPrefixes, DraftBatch
 
 
 def log_normalizers(scores: Tensor) -> Tensor:
-    # A position at a time: float64 takes twice the memory of what is given.
+    # One position at a time: float64 takes twice the memory of the scores.
     columns = [_log_normalizers(row) for row in scores.unbind(1)]
     return torch.stack(columns, 1) if columns else scores.new_zeros(len(scores), 0).double()
 
 
 def _log_normalizers(scores: Tensor) -> Tensor:
-    """Of scores [B, V]: [B] float64."""
+    """Reduce scores [B, V] to [B] float64."""
     wide = scores.double()
-    # The log-softmax of the largest score is that score less what is looked for.
+    # The log-softmax of the largest score is that score minus the normalizer.
     return wide.amax(dim=-1) - wide.log_softmax(dim=-1).amax(dim=-1)
 
 
@@ -35,8 +35,8 @@ def excess(batch: DraftBatch, normalizers: Tensor, log_weights: Tensor) -> Tenso
 
 
 def residuals(scores: Tensor, proposals: Tensor, shifts: Tensor) -> Tensor:
-    """max(w p - q, 0) [B, V] float64, where log(w p) is scores [B, V] + shifts [B]. A q that is not
-    a number is none.
+    """Return max(w p - q, 0) [B, V] float64, where log(w p) is scores [B, V] + shifts [B]. A q that
+    is not a number counts as zero.
     """
     weighted = (scores.double() + shifts[:, None]).exp()
     return (weighted - proposals.double().nan_to_num(nan=0.0, posinf=0.0)).clamp_(min=0.0)
@@ -46,7 +46,7 @@ def last_tokens(batch: DraftBatch, acceptance: AcceptedPrefixes, noise: Tensor) 
     accepted = acceptance.num_accepted
     everyone = torch.arange(len(accepted), device=accepted.device)
     rows = batch.scores[everyone, accepted]
-    # In float32, as the sampler does it.
+    # In float32, as in the sampler.
     chosen = (rows + noise).argmax(dim=-1)
     [rejected] = (accepted < batch.num_drafts).nonzero(as_tuple=True)
     if len(rejected):

@@ -1,9 +1,9 @@
-"""The parts of verification by rejection that go over the vocabulary, as Triton kernels.
+"""The functions over the vocabulary of verification by rejection, as Triton kernels.
 
-Importing this imports Triton. In float64 like the torch twin, `rejection_torch`, which says what
-each function returns; sums run in another order, so results differ in the last bits. A row of the
-vocabulary is read in tiles, a program for each row where it is summed, and one for each tile where
-its best token is looked for.
+Importing this module imports Triton. The kernels compute in float64 like the torch twin,
+`rejection_torch`; sums run in another order, so results differ in the last bits. A row of the
+vocabulary is read in tiles: one program sums a row, and one program per tile searches for the best
+token.
 """
 
 # Triton's decorators have no types.
@@ -41,7 +41,7 @@ def _log_normalizer_kernel(
         ids = first + tl.arange(0, TILE)
         values = tl.load(start + ids, mask=ids < vocab_size, other=float("-inf")).to(tl.float64)
         highest = tl.maximum(peak, tl.max(values, axis=0))
-        # Of -inf alone nothing is to be subtracted: it would not be a number.
+        # If all scores are -inf, subtract nothing: the difference would be nan.
         shift = tl.where(highest == float("-inf"), 0.0, highest)
         total = total * tl.exp(peak - shift) + tl.sum(tl.exp(values - shift), axis=0)
         peak = highest
@@ -50,7 +50,7 @@ def _log_normalizer_kernel(
 
 @triton.jit
 def _residual(values: tl.tensor, proposed: tl.tensor, shift: tl.tensor) -> Any:
-    """max(w p - q, 0) of a tile; a q that is not a number is none."""
+    """Return max(w p - q, 0) of a tile; a q that is not a number counts as zero."""
     usable = (proposed == proposed) & (proposed < float("inf"))
     rest = tl.exp(values.to(tl.float64) + shift) - tl.where(usable, proposed, 0.0).to(tl.float64)
     return tl.maximum(rest, 0.0)
@@ -96,7 +96,9 @@ def _best_kernel(  # noqa: PLR0913, PLR0917
     num_drafts: tl.tensor,
     TILE: tl.constexpr,  # noqa: N803
 ) -> None:
-    """Of a tile, the largest sums of noise with the residual's logs, and with the row's scores."""
+    """Find, in a tile, the largest sums of noise with the residual's logs, and with the row's
+    scores.
+    """
     sequence = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
     ids = tile * TILE + tl.arange(0, TILE)
@@ -105,7 +107,7 @@ def _best_kernel(  # noqa: PLR0913, PLR0917
     own = scores + (sequence * (num_drafts + 1) + count) * vocab_size
     values = tl.load(own + ids, mask=inside, other=float("-inf"))
     added = tl.load(noise + sequence * vocab_size + ids, mask=inside, other=0.0)
-    # In float32, as the sampler does it.
+    # In float32, as in the sampler.
     whole = (values + added).to(tl.float64)
     chosen = whole
     if count < tl.load(totals + sequence):
@@ -180,7 +182,7 @@ def last_tokens(batch: DraftBatch, acceptance: AcceptedPrefixes, noise: Tensor) 
     )
     largest = best.max(dim=-1, keepdim=True)
     ids = best_ids.gather(-1, largest.indices)[..., 0]
-    # Where rounding leaves nothing of the residual, p stands for it.
+    # If rounding leaves the residual empty, p replaces it.
     return torch.where(largest.values[0, :, 0] > -torch.inf, ids[0], ids[1])
 
 

@@ -20,12 +20,14 @@ class RopeTable:
     sin: Tensor
 
     def rows(self, positions: Tensor) -> RopeTable:
-        """The rows of some positions [T], as [T, 1, head_dim] to go over heads."""
+        """Return the rows of some positions [T], as [T, 1, head_dim] to broadcast over heads."""
         return RopeTable(self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1))
 
 
 def make_rope_table(inverse_frequencies: Tensor, max_context: int) -> RopeTable:
-    """The table of positions 0 to max_context-1 for inverse frequencies [head_dim / 2], float32."""
+    """Make the table of positions 0 to max_context-1 for inverse frequencies [head_dim / 2],
+    float32.
+    """
     positions = torch.arange(max_context, dtype=torch.float32, device=inverse_frequencies.device)
     angles = torch.outer(positions, inverse_frequencies.float())
     cos, sin = angles.cos(), angles.sin()

@@ -4,16 +4,16 @@ The order is vLLM's: `adjust` (masks, bias, penalties), temperature, min-p, top-
 draw is Gumbel-max: argmax(score + noise) has exactly the softmax distribution, and the noise is a
 pure function of the request's seed and the position (see `noise`).
 
-`choose` defines what one row gives. `Sampler` gives that for many rows at once, with arithmetic
-that may round otherwise. A token that wins by more than all rounding is drawn; of others, less than
-one draw in 640, score and noise are added again in float64, by `choose` on a CPU and by the kernel
-itself on other devices, for which nobody waits. So no draw depends on its batch, device or kernel.
+`choose` defines the draw of one row. `Sampler` draws the same for many rows at once, with
+arithmetic that may round otherwise. A token that wins by more than all rounding is drawn. Otherwise
+(less than one draw in 640) score and noise are added again in float64: by `choose` on a CPU, and by
+the kernel itself on other devices, so that nothing waits. So no draw depends on its batch, device
+or kernel.
 
-Adjusting a row. Changes to one row of logits before temperature, in vLLM's order.
-
-Masks of a grammar, allowed ids, bad words, banned ids, logit bias, then repetition, frequency and
-presence penalties. Logits processors come before all of them, so that they cannot undo any.
-A token that must not be drawn gets -inf, which no later change brings back.
+`adjust` changes a row of logits before temperature, in vLLM's order: masks of a grammar, allowed
+ids, bad words, banned ids, logit bias, then repetition, frequency and presence penalties. Logits
+processors come before all of them, so that they cannot undo any. A forbidden token gets -inf, which
+no later change reverts.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ ALL_MASKED = "no token may be drawn: every one is excluded by the request's para
 # Finding the largest of a row's largest parts is many times as fast as finding its place at once.
 _PART_SIZES = (128, 64, 32)
 
-# For each byte of a mask what to add to eight logits: a look-up is many times as fast as shifts.
+# The addends to eight logits for each byte of a mask: a look-up is many times as fast as shifts.
 _BYTES, _BITS = torch.arange(256)[:, None], torch.arange(8)
 _SCORES_OF_BITS = torch.where((_BYTES >> _BITS & 1) == 1, 0.0, -torch.inf)
 
 _SEED_BITS = (1 << 64) - 1
-_LEAST_HEAT = 1e-37
-# How far two sums of score and noise must be apart to be in order whatever rounds how: logarithms
-# are right to two units in the last place, and noise is below 23.
+_MIN_HEAT = 1e-37
+# The distance from which two sums of score and noise are in order under any rounding: logarithms
+# are correct to two units in the last place, and noise is below 23.
 NOISE_ERROR, SUM_ERROR = 1.2e-5, 3e-7
 
-# Candidates of a close draw that a device looks at again: a fifth is less likely than a bit error.
+# Candidates of a close draw that a device adds again: a fifth is less likely than a bit error.
 _CANDIDATES = 4
 
 SAMPLING = Stream()
@@ -74,8 +74,8 @@ DRAW_WORDS = DRAWS.itemsize // 4
 
 
 class Cut(IntEnum):
-    """What a batch of draws has to look at: the largest logits; all sums of score and noise; the
-    `WIDE_HEAD` likeliest tokens before that; or all of them in order.
+    """The work that a batch of draws requires: the largest logits; all sums of score and noise;
+    first the `WIDE_HEAD` likeliest tokens; or a sort of all tokens.
     """
 
     GREEDY = 0
@@ -85,7 +85,7 @@ class Cut(IntEnum):
 
 
 class DrawState(IntEnum):
-    """What became of a draw."""
+    """The result of a draw."""
 
     DRAWN = 0
     UNDECIDED = 1
@@ -95,7 +95,7 @@ class DrawState(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Undrawable:
-    """A row from which no token can be drawn, and why."""
+    """A row from which no token can be drawn, and the reason."""
 
     reason: str
 
@@ -116,7 +116,7 @@ class ChosenToken:
 
 
 class DrawKernel(Protocol):
-    """Draws from many rows in one call that waits for nothing."""
+    """Draws from many rows in one call without waiting."""
 
     def __call__(
         self,
@@ -125,16 +125,16 @@ class DrawKernel(Protocol):
         draws: npt.NDArray[np.void],
         stream: Stream,
     ) -> Tensor:
-        """Tokens and `DrawState`s [2, n] of `draws` [n] of `DRAWS`, from logits [R, V] float32 and
-        what `adjust` made of some of them, [m, V], with the noise of `stream`.
+        """Return tokens and `DrawState`s [2, n] of `draws` [n] of `DRAWS`, from logits [R, V]
+        float32 and the rows that `adjust` changed, [m, V], with the noise of `stream`.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DrawColumns:
-    """What n draws are made by, on the device: `seeds` and `positions` [n] int64, `temperatures`
-    [n] float32 (0: greedy; nan: so small that scores overflow) and what cuts them off.
+    """The parameters of n draws, on the device: `seeds` and `positions` [n] int64, `temperatures`
+    [n] float32 (0: greedy; nan: so small that scores overflow) and the truncations.
     """
 
     seeds: Tensor
@@ -144,7 +144,7 @@ class DrawColumns:
 
     @staticmethod
     def of(table: Tensor) -> DrawColumns:
-        """The columns of a table of `DRAWS` as int32 [n, `DRAW_WORDS`] on the device."""
+        """Read the columns of a table of `DRAWS` as int32 [n, `DRAW_WORDS`] on the device."""
 
         def column(name: str, kind: torch.dtype) -> Tensor:
             first = DRAWS.fields[name][1] // 4  # type: ignore[index]
@@ -161,29 +161,29 @@ class DrawColumns:
 
 
 class DeviceDraw(Protocol):
-    """Draws from rows of logits on a device, undecided nowhere and waiting for nothing."""
+    """Draws from rows of logits on a device, leaving none undecided and waiting for nothing."""
 
     def __call__(
         self, logits: Tensor, columns: DrawColumns, cut: Cut, stream: Stream = SAMPLING
     ) -> Tensor:
-        """Tokens and `DrawState`s [2, n] int32 of one draw from each row of logits [n, V] float32,
-        none of which needs more than `cut`.
+        """Return tokens and `DrawState`s [2, n] int32 of one draw from each row of logits [n, V]
+        float32, none of which requires more than `cut`.
         """
         ...
 
 
 class DeviceMask(Protocol):
-    """Takes tokens out of rows of logits on a device, waiting for nothing."""
+    """Masks tokens of rows of logits on a device without waiting."""
 
     def __call__(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
-        """-inf at token t of row `rows[i]` of logits [R, V] float32, contiguous, where bit t % 32
-        of `bits[i, t // 32]` is not set. `rows` [n] and `bits` [n, V / 32] are int32.
+        """Write -inf at token t of row `rows[i]` of logits [R, V] float32, contiguous, if bit t %
+        32 of `bits[i, t // 32]` is not set. `rows` [n] and `bits` [n, V / 32] are int32.
         """
         ...
 
 
 def mask_rows(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
-    """`DeviceMask` in torch."""
+    """Implements `DeviceMask` in torch."""
     places = bits.contiguous().view(torch.uint8).flatten().int()
     scores = _SCORES_OF_BITS.to(logits.device).index_select(0, places).view(len(bits), -1)
     logits.index_add_(0, rows, scores[:, : logits.shape[1]])
@@ -191,8 +191,8 @@ def mask_rows(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """Draws for a whole step with `kernel`; None: with torch, and on a CPU row by row. `mask` takes
-    out what grammars forbid.
+    """Draws for a whole step with `kernel`; None: with torch, and on a CPU row by row. `mask` masks
+    the tokens that grammars forbid.
     """
 
     kernel: DrawKernel | None = None
@@ -205,8 +205,8 @@ class Sampler:
         specs: Sequence[SampleSpec],
         stream: Stream = SAMPLING,
     ) -> PendingDraws:
-        """Begin to draw `specs[i]` from row `rows[i]` of logits [R, V] float32, which stay as they
-        are. Several may draw from one row; none sees another.
+        """Begin to draw `specs[i]` from row `rows[i]` of logits [R, V] float32, which stay
+        unchanged. Several specs may draw from one row, independently.
         """
         draws = draw_table(rows, specs)
         changed = [index for index, spec in enumerate(specs) if adjusts(spec)]
@@ -217,7 +217,7 @@ class Sampler:
             draws["adjusted"][changed] = range(len(changed))
         kernel = self.kernel
         if kernel is None and logits.device.type == "cpu":
-            # One row after the other is 1.4 to 5 times as fast there as torch's way with many.
+            # One row after the other is 1.4 to 5 times as fast there as torch with many rows.
             answers = torch.full((2, len(draws)), DrawState.UNDECIDED, dtype=torch.int32)
         else:
             answers = (kernel or draw_rows)(logits.contiguous(), adjusted, draws, stream)
@@ -242,11 +242,11 @@ class PendingDraws:
 
     @property
     def tokens(self) -> Tensor:
-        """The token of each spec, on the device; any one where it has none."""
+        """The token of each spec, on the device; undefined for a failed draw."""
         return self.answers[0]
 
     def decide(self) -> None:
-        """Draw the rows that are undecided again, one by one; on other devices none is."""
+        """Draw undecided rows again, one by one; devices other than a CPU leave none."""
         [undecided] = np.nonzero(self.answers[1].numpy(force=True) == DrawState.UNDECIDED)
         for index in undecided.tolist():
             outcome = choose(self.logits[self.rows[index]], self.specs[index], self.stream)
@@ -257,7 +257,7 @@ class PendingDraws:
             self.answers[:, index] = torch.tensor([token, state])
 
     def collect(self) -> list[int | Undrawable]:
-        """The token of each spec, or why it has none. Waits for the device."""
+        """Return the token of each spec, or the reason for its failure. Waits for the device."""
         tokens, states = self.answers.tolist()
         return [
             token if state == DrawState.DRAWN else UNDRAWABLE[state]
@@ -266,7 +266,7 @@ class PendingDraws:
 
 
 def draw_table(rows: Sequence[int], specs: Sequence[SampleSpec]) -> npt.NDArray[np.void]:
-    """Of `DRAWS` [n], none adjusted."""
+    """Build `DRAWS` [n], none of them adjusted."""
     table = np.zeros(len(specs), DRAWS)
     table[:] = [
         (
@@ -285,12 +285,14 @@ def draw_table(rows: Sequence[int], specs: Sequence[SampleSpec]) -> npt.NDArray[
 
 
 def _heat(temperature: float) -> float:
-    """nan for what float32 would take for greedy: a CPU leaves such rows undecided."""
-    return temperature if temperature == 0 or temperature > _LEAST_HEAT else math.nan
+    """Return nan for a temperature that float32 would round to greedy: a CPU leaves such rows
+    undecided.
+    """
+    return temperature if temperature == 0 or temperature > _MIN_HEAT else math.nan
 
 
 def cut_of(draws: npt.NDArray[np.void]) -> Cut:
-    """What a table of `DRAWS` needs."""
+    """Return the `Cut` that a table of `DRAWS` requires."""
     hot = draws["temperature"] != 0
     if not hot.any():
         return Cut.GREEDY
@@ -304,7 +306,9 @@ def cut_of(draws: npt.NDArray[np.void]) -> Cut:
 def draw_columns(
     logits: Tensor, columns: DrawColumns, cut: Cut, stream: Stream = SAMPLING
 ) -> Tensor:
-    """`DeviceDraw` in torch: a number of calls that does not depend on the number of draws."""
+    """Implements `DeviceDraw` in torch, by a number of calls that does not depend on the number of
+    draws.
+    """
     raw_peaks, tokens = largest(logits)
     states = torch.where(raw_peaks.isfinite(), DrawState.DRAWN, DrawState.NOT_NUMBERS)
     if cut is Cut.GREEDY:
@@ -330,7 +334,9 @@ def draw_columns(
 
 
 def _closeness(first: Tensor) -> Tensor:
-    """How far from the largest sums of score and noise others must be to be below it."""
+    """Return the distance from the largest sums of score and noise beyond which a sum is surely
+    smaller.
+    """
     return NOISE_ERROR + SUM_ERROR * first.abs()
 
 
@@ -341,7 +347,7 @@ def draw_rows(
     stream: Stream,
     draw: DeviceDraw = draw_columns,
 ) -> Tensor:
-    """`DrawKernel` by `draw`; one copy to the device takes everything."""
+    """Implements `DrawKernel` by `draw`; one copy brings everything to the device."""
     device, count = logits.device, len(draws)
     [changed] = np.nonzero(draws["adjusted"] >= 0)
     numbers = (draws.view(np.int32), changed.astype(np.int32))
@@ -363,8 +369,8 @@ def draw_rows(
 
 
 def largest(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each row of logits [R, V], the largest value and the lowest id that has it; nan and any id
-    for a row with a nan in it.
+    """Return, for each row of logits [R, V], the largest value and the lowest id that has it; nan
+    and any id for a row that contains nan.
     """
     num_rows, vocab_size = logits.shape
     size = next((size for size in _PART_SIZES if vocab_size % size == 0), None)
@@ -379,8 +385,8 @@ def largest(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def scores(logits: Tensor, spec: SampleSpec) -> Tensor:
-    """logits [V] → the scores whose softmax `spec` draws from, -inf for what cannot be drawn. Of a
-    greedy spec, the adjusted logits: the largest is drawn.
+    """Turn logits [V] into the scores whose softmax `spec` draws from, -inf for tokens that cannot
+    be drawn. For a greedy spec, return the adjusted logits: the largest is drawn.
     """
     params = spec.params
     row = adjust(logits, spec) if adjusts(spec) else logits
@@ -391,7 +397,7 @@ def scores(logits: Tensor, spec: SampleSpec) -> Tensor:
 
 
 def drawable_scores(logits: Tensor, spec: SampleSpec) -> Tensor | Undrawable:
-    """`scores` of logits [V], of which at least one is above -inf."""
+    """Return `scores` of logits [V] if at least one is above -inf; otherwise the reason."""
     if not math.isfinite(float(logits.amax())):
         return Undrawable(NOT_NUMBERS)
     prepared = scores(logits, spec)
@@ -399,8 +405,8 @@ def drawable_scores(logits: Tensor, spec: SampleSpec) -> Tensor | Undrawable:
 
 
 def choose(logits: Tensor, spec: SampleSpec, stream: Stream = SAMPLING) -> int | Undrawable:
-    """The place in logits [V] that `spec` draws. This is the definition; `Sampler` gives the same
-    for many rows at once.
+    """Return the index in logits [V] that `spec` draws. This is the definition; `Sampler` draws the
+    same for many rows at once.
     """
     params = spec.params
     if not math.isfinite(float(logits.amax())):
@@ -411,10 +417,10 @@ def choose(logits: Tensor, spec: SampleSpec, stream: Stream = SAMPLING) -> int |
     fault = _fault(float(row.amax()))
     if fault is not None or params.temperature == 0:
         return fault or int(largest(row[None])[1])
-    kept = surviving(row, params).sort().values if truncates(params) else None
-    noisy, ids = (row, stream.token_ids) if kept is None else (row[kept], kept)
-    if kept is not None and stream.token_ids is not None:
-        ids = stream.token_ids[kept]
+    survivors = surviving(row, params).sort().values if truncates(params) else None
+    noisy, ids = (row, stream.token_ids) if survivors is None else (row[survivors], survivors)
+    if survivors is not None and stream.token_ids is not None:
+        ids = stream.token_ids[survivors]
     size = stream.vocab_size or len(row)
     where = (params.seed, spec.position, size, stream.purpose)
     noise = gumbel_noise(*where, ids, stream.offset)
@@ -426,18 +432,20 @@ def choose(logits: Tensor, spec: SampleSpec, stream: Stream = SAMPLING) -> int |
             *where, close if ids is None else ids[close], stream.offset, exact=True
         )
         chosen = close[(noisy[close].double() + exact.to(row.device)).argmax()]
-    return int(chosen) if kept is None else int(kept[int(chosen)])
+    return int(chosen) if survivors is None else int(survivors[int(chosen)])
 
 
 def _fault(peak: float) -> Undrawable | None:
-    """What is wrong with a row of which `peak` is the largest score."""
+    """Return the fault of a row whose largest score is `peak`."""
     if peak == -math.inf:
         return Undrawable(ALL_MASKED)
     return None if math.isfinite(peak) else Undrawable(NOT_NUMBERS)
 
 
 def draws(logits: Tensor, choices: Sequence[ChosenToken]) -> list[Draw]:
-    """The tokens chosen from rows of logits [R, V], with log probabilities where asked for."""
+    """Return the tokens chosen from rows of logits [R, V], with log probabilities where
+    requested.
+    """
     queries: dict[int, LogprobQuery] = {}
     for index, choice in enumerate(choices):
         params = choice.params
@@ -450,7 +458,7 @@ def draws(logits: Tensor, choices: Sequence[ChosenToken]) -> list[Draw]:
 
 
 def adjusts(spec: SampleSpec) -> bool:
-    """Whether `adjust` would change anything."""
+    """Return True if `adjust` would change anything."""
     params = spec.params
     return bool(
         spec.banned_ids
@@ -462,14 +470,16 @@ def adjusts(spec: SampleSpec) -> bool:
 
 
 def adjust(logits: Tensor, spec: SampleSpec) -> Tensor:
-    """logits [V] float32 as `spec` wants them, a new tensor. Twin: `reference_ops.adjust`."""
+    """Apply the adjustments of `spec` to logits [V] float32; return a new tensor. Twin:
+    `reference_ops.adjust`.
+    """
     row = logits[None].clone()
     adjust_rows(row, [spec])
     return row[0]
 
 
 def adjust_rows(logits: Tensor, specs: Sequence[SampleSpec], mask: DeviceMask = mask_rows) -> None:
-    """Make of each row of logits [n, V] float32, contiguous, what its spec wants, in place."""
+    """Apply the adjustments of each row's spec to logits [n, V] float32, contiguous, in place."""
     flat, size = logits.view(-1), logits.shape[1]
     outputs = [spec.history[spec.num_prompt :] for spec in specs]
     wishes = [spec.params for spec in specs]
@@ -484,9 +494,9 @@ def adjust_rows(logits: Tensor, specs: Sequence[SampleSpec], mask: DeviceMask = 
     ]
     if allowed:
         places = _places(allowed, size, logits)
-        kept = flat[places]
+        allowed_logits = flat[places]
         logits[[i for i, _ in allowed]] = -torch.inf
-        flat[places] = kept
+        flat[places] = allowed_logits
     banned = [
         (i, [*_completing(spec.params.bad_words, output), *spec.banned_ids])
         for i, (spec, output) in enumerate(zip(specs, outputs, strict=True))
@@ -501,8 +511,8 @@ def adjust_rows(logits: Tensor, specs: Sequence[SampleSpec], mask: DeviceMask = 
 
 
 def _process(row: Tensor, params: SamplingParams, output: Sequence[int]) -> None:
-    """Apply logits processors to a row [V], in place. One that fails excludes every token, so that
-    its request fails alone.
+    """Apply logits processors to a row [V], in place. A failing processor excludes every token, so
+    that only its request fails.
     """
     for name, arguments in params.logits_processors:
         try:
@@ -510,14 +520,16 @@ def _process(row: Tensor, params: SamplingParams, output: Sequence[int]) -> None
             if changed.shape != row.shape:
                 raise ValueError(f"returned logits {list(changed.shape)}, not {list(row.shape)}")
             row.copy_(changed)
-        except Exception:  # another package's code
+        except Exception:  # code of another package
             logger.exception("logits processor %s", name)
             row.fill_(-torch.inf)
             return
 
 
 def _packed(masks: Sequence[tuple[int, bytes]], beside: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows and their masks (`SampleSpec.masks`) as a `DeviceMask` takes them, in one copy."""
+    """Return rows and their masks (`SampleSpec.masks`) as a `DeviceMask` takes them, in one
+    copy.
+    """
     width = -(-beside.shape[1] // 32)
     packed = np.zeros((len(masks), width * 4), np.uint8)
     for place, (_, mask) in enumerate(masks):
@@ -529,14 +541,14 @@ def _packed(masks: Sequence[tuple[int, bytes]], beside: Tensor) -> tuple[Tensor,
 
 
 def _places(ids_of_rows: Iterable[tuple[int, npt.ArrayLike]], size: int, beside: Tensor) -> Tensor:
-    """Token ids of rows as places in all rows of `size`, on the device of `beside`."""
+    """Return token ids of rows as indices into all rows of `size`, on the device of `beside`."""
     parts = [np.asarray(ids, np.int64) + row * size for row, ids in ids_of_rows]
     return torch.from_numpy(np.concatenate(parts)).to(beside.device)
 
 
 def _completing(bad_words: Sequence[tuple[int, ...]], output: Sequence[int]) -> list[int]:
-    """The tokens that would complete a banned sequence. As in vLLM, the beginning of a sequence is
-    looked for among the generated tokens only, never in the prompt.
+    """Return the tokens that would complete a banned sequence. As in vLLM, the beginning of a
+    sequence is matched against the generated tokens only, never the prompt.
     """
     return [
         word[-1]
@@ -549,8 +561,8 @@ def _completing(bad_words: Sequence[tuple[int, ...]], output: Sequence[int]) -> 
 def _penalize(
     logits: Tensor, specs: Sequence[SampleSpec], outputs: Sequence[Sequence[int]]
 ) -> None:
-    """Repetition (Keskar et al., arXiv:1909.05858) over prompt and output, then frequency and
-    presence (as OpenAI defines them) over the output.
+    """Apply the repetition penalty (Keskar et al., arXiv:1909.05858) over prompt and output, then
+    the frequency and presence penalties (as OpenAI defines them) over the output.
     """
     flat, size = logits.view(-1), logits.shape[1]
     seen, penalties, drawn, times, frequencies, presences = [], [], [], [], [], []

@@ -1,4 +1,4 @@
-"""What a model and its attention read of one step."""
+"""The inputs of a model and its attention for one step."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from torch import Tensor
 
 
 class StepAdapters(Protocol):
-    """What LoRA adapters add in one step; see `ops.lora`."""
+    """The LoRA adapters of one step; see `ops.lora`."""
 
     @property
     def native(self) -> Any:
-        """The same as native layers read it, where products are native."""
+        """Return the adapters in the form of native layers, if products are native."""
         ...
 
     def add(self, layer: int, product: str, x: Tensor, y: Tensor) -> None:
-        """Add to y [T, out], which `product` ("qkv", "output", "gate_up" or "down") of a layer made
-        of x [T, in], in place.
+        """Add the adapters' part to y [T, out], in place; `product` ("qkv", "output", "gate_up" or
+        "down") of a layer computed y from x [T, in].
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StepTensors:
-    """One step of S sequences and T rows, one row a token, as int32 tensors without gaps.
+    """One step of S sequences and T rows, one row per token, as contiguous int32 tensors.
 
-    `token_ids`, `positions` and `slots` [T] are of the rows; the keys and values of a row belong in
+    `token_ids`, `positions` and `slots` [T] belong to the rows; the keys and values of a row go to
     slot block · block_size + offset. Rows `query_starts[s]` to `query_starts[s + 1]` - 1 ([S + 1])
-    are those of sequence s, which has keys and values at `context_lens[s]` ([S]) positions after
-    this step, in the blocks `block_tables[s]` ([S, W]; what is behind its last one means nothing).
-    `sample_rows` [R] are the rows whose hidden states are wanted. No row sees positions below
+    belong to sequence s, which has keys and values at `context_lens[s]` ([S]) positions after this
+    step, in the blocks `block_tables[s]` ([S, W]; entries behind its last block are undefined).
+    `sample_rows` [R] are the rows whose hidden states are returned. No row sees positions below
     `first_position`.
 
     No sequence has more than `max_rows` rows, or a longer context than `max_context`; both are
-    known on the host. `adapters` is None where no row has one.
+    known on the host. `adapters` is None if no row has one.
     """
 
     token_ids: Tensor
@@ -56,8 +56,8 @@ class StepTensors:
 
 
 def sent(values: npt.NDArray[np.int32], device: torch.device) -> Tensor:
-    """Values of the host on a device. Nobody waits: a GPU gets them through pinned memory, which
-    torch keeps until they have arrived.
+    """Copy values of the host to a device without waiting: a GPU reads them through pinned memory,
+    which torch retains until they have arrived.
     """
     there = torch.from_numpy(values)
     if device.type == "cuda":
@@ -66,8 +66,8 @@ def sent(values: npt.NDArray[np.int32], device: torch.device) -> Tensor:
 
 
 def fetched(values: Tensor) -> Callable[[], npt.NDArray[np.int32]]:
-    """Begin to bring int32 values of a device to the host, after all that was launched and beside
-    what is launched from now on; what is returned waits for them alone, in any thread.
+    """Begin to copy int32 values of a device to the host, after all launched work and concurrently
+    with later launches; the returned function waits for this copy alone, in any thread.
     """
     if values.device.type != "cuda":
         return values.numpy

@@ -1,11 +1,13 @@
-"""min-p, top-k and top-p: which tokens may be drawn at all.
+"""min-p, top-k and top-p: the set of tokens that may be drawn.
 
-All three keep what is not below some score, so together they are one floor, and the tokens above it
-are nearly always among the few hundred likeliest: only flatter rows are sorted whole.
+Each of the three retains the scores above some bound, so together they are one floor, and the
+tokens above it are nearly always among the few hundred likeliest: only flatter rows are sorted
+whole.
 
-Sums of shares are in float64 and in one order: of the sorted scores where those are all that count,
-else of the ids. A CPU kernel that sums in another order must take a token that is nearer to the
-edge of the nucleus than its error for undecided; on other devices, their own sums decide.
+Sums of shares are in float64 and in one order: the order of the sorted scores if no other scores
+count, else the order of the ids. A CPU kernel that sums in another order must treat a token as
+undecided if it is nearer to the edge of the nucleus than the kernel's error; on other devices,
+their own sums decide.
 """
 
 from __future__ import annotations
@@ -19,26 +21,27 @@ from torch import Tensor
 
 from worker.types import SamplingParams
 
-# Sorted first; each further try takes this many times as many.
+# The number of scores sorted first, and its factor for each further try.
 _HEAD = 256
 _GROWTH = 16
-# What is looked at of many rows at once where top-k bounds it.
+# The scores that are sorted for many rows at once if top-k bounds them.
 WIDE_HEAD = 1024
 
 
 def truncates(params: SamplingParams) -> bool:
-    """Whether `surviving` would leave anything out."""
+    """Return True if `surviving` would exclude any token."""
     return params.min_p > 0 or params.top_k > 0 or params.top_p < 1
 
 
 def surviving(scores: Tensor, params: SamplingParams) -> Tensor:
-    """Ids [n] int64 of the scores [V] float32 that min-p, then top-k, then top-p keep, in no
-    particular order.
+    """Return the ids [n] int64 of the scores [V] float32 that min-p, then top-k, then top-p retain,
+    in no particular order.
 
-    min-p keeps what is at least `min_p` times as likely as the likeliest. top-k keeps all that are
-    not below the k-th largest. top-p keeps a token while the tokens before it, in descending order
-    and as shares of what is left by then, sum to less than `top_p` (so the largest always stays),
-    and all that equal the last one kept. Twin: `reference_ops.truncate`.
+    min-p retains tokens that are at least `min_p` times as likely as the likeliest. top-k retains
+    all that are not below the k-th largest. top-p retains a token while the tokens before it, in
+    descending order and as shares of the tokens still retained, sum to less than `top_p` (so the
+    largest always stays), and all that equal the last retained token. Twin:
+    `reference_ops.truncate`.
     """
     vocab_size = len(scores)
     count = min(max(_HEAD, params.top_k + 1), vocab_size)
@@ -54,16 +57,16 @@ def surviving(scores: Tensor, params: SamplingParams) -> Tensor:
 
 
 def truncate(scores: Tensor, params: SamplingParams) -> Tensor:
-    """scores [V] with everything that does not survive at -inf, a new tensor."""
+    """Return scores [V] with -inf for all tokens that do not survive, a new tensor."""
     ids = surviving(scores, params)
-    kept = torch.full_like(scores, -torch.inf)
-    kept[ids] = scores[ids]
-    return kept
+    truncated = torch.full_like(scores, -torch.inf)
+    truncated[ids] = scores[ids]
+    return truncated
 
 
 def _floor(scores: Tensor, head: Tensor, params: SamplingParams, *, whole: bool) -> float | None:
-    """The least score kept, judged by the largest scores in descending order; None when they are
-    too few to tell. `whole` says that no other score is above -inf.
+    """Return the least retained score, from the largest scores in descending order; None if there
+    are too few to decide. `whole` means that no other score is above -inf.
     """
     floor = -math.inf
     if params.min_p > 0:
@@ -80,15 +83,15 @@ def _floor(scores: Tensor, head: Tensor, params: SamplingParams, *, whole: bool)
     after = eligible.cumsum(0)
     total = after[-1] if covered else (scores.double() - head[0]).exp().cumsum(0)[-1]
     before = after - eligible
-    kept = int((before < params.top_p * total).sum())
-    if kept == len(head) and not covered:
+    count = int((before < params.top_p * total).sum())
+    if count == len(head) and not covered:
         return None
-    return float(head[max(kept, 1) - 1])
+    return float(head[max(count, 1) - 1])
 
 
 @dataclass(frozen=True, slots=True)
 class Truncations:
-    """What n rows are cut by, each [n, 1]: float64 log min-p (-inf: off) and top-p, int64 top-k."""
+    """The limits of n rows, each [n, 1]: float64 log min-p (-inf: off) and top-p, int64 top-k."""
 
     log_min_p: Tensor
     top_p: Tensor
@@ -96,8 +99,8 @@ class Truncations:
 
 
 def floors(scores: Tensor, peaks: Tensor, limits: Truncations, width: int) -> Tensor:
-    """Of scores [n, V] with the largest ones peaks [n, 1], the least that survives, [n, 1]. The
-    `width` largest are looked at: no fewer than a top-k, and all for a top-p without one.
+    """Return, for scores [n, V] with the largest scores peaks [n, 1], the least that survives, [n,
+    1]. The `width` largest are sorted: at least a top-k, and all for a top-p without a top-k.
     """
     width = min(width, scores.shape[1])
     head = scores.topk(width).values
@@ -109,5 +112,5 @@ def floors(scores: Tensor, peaks: Tensor, limits: Truncations, width: int) -> Te
     inside = head >= floor
     shares = (head.double() - peaks).exp() * inside
     before = shares.cumsum(1) - shares
-    kept = ((before < limits.top_p * total) & inside).sum(1, keepdim=True)
-    return torch.where(limits.top_p < 1, head.gather(1, (kept - 1).clamp(min=0)), floor)
+    counts = ((before < limits.top_p * total) & inside).sum(1, keepdim=True)
+    return torch.where(limits.top_p < 1, head.gather(1, (counts - 1).clamp(min=0)), floor)

@@ -1,10 +1,10 @@
 """The library of kernels: found, checked against the CPU, and called by ctypes.
 
-Whoever builds the package builds the library too, if there is a C++ compiler; none is needed to run
-it. A wheel has kernels for AVX-512, for AVX2, and for four lanes elsewhere; a clone has those for
-its own CPU (`scripts/build_kernels.py`). One set is chosen when the library is opened. All of them
-compute the same numbers to the bit, and a row's do not depend on its batch, so a worker answers
-alike on every CPU.
+The build of the package also builds the library if a C++ compiler is present; running it needs
+none. A wheel has kernels for AVX-512, for AVX2, and for four lanes elsewhere; a clone has kernels
+for its own CPU (`scripts/build_kernels.py`). One set is chosen when the library is opened. All sets
+compute the same numbers to the bit, and a row's numbers do not depend on its batch, so a worker
+gives the same answers on every CPU.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ class _Step(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Rows [rows, cols] as a file has them: bytes of blocks of a GGML type, row by row. With
-    `heads`, the rows of each head's two halves take turns in the file.
+    """Rows [rows, cols] in their file format: bytes of blocks of a GGML type, row by row. With
+    `heads`, the rows of each head's two halves alternate in the file.
     """
 
     type_name: str
@@ -112,15 +112,16 @@ class Stored:
 
 
 def stored(weight: Tensor) -> Stored:
-    """A dense weight [rows, cols] on the CPU, in its own precision."""
+    """Wrap a dense weight [rows, cols] on the CPU, in its own precision."""
     rows, cols = weight.shape
     data = weight.contiguous().view(torch.uint8).numpy().reshape(-1)
     return Stored(_DENSE[weight.dtype], rows, cols, data)
 
 
 def open_kernels(num_threads: int, int8_activations: bool = False) -> CpuKernels | None:
-    """The kernels for this CPU, on as many threads; None, and a line in the log, without them.
-    Raises `ConfigError` for an instruction set of the CPU that is asked for and was not built.
+    """Open the kernels for this CPU, with `num_threads` threads; without kernels, log a line and
+    return None. Raises `ConfigError` for a requested instruction set that the CPU has and the build
+    has not.
     """
     library, isa = _library(FOLDER), os.environ.get(ISA_VARIABLE, "")
     if library is None:
@@ -133,7 +134,7 @@ def open_kernels(num_threads: int, int8_activations: bool = False) -> CpuKernels
         )
     if engine is None:
         wanted = f"{ISA_VARIABLE}={isa}" if isa else "kernels"
-        logger.warning("there are no native kernels for this CPU (%s): using torch", wanted)
+        logger.warning("no native kernels exist for this CPU (%s): using torch", wanted)
         return None
     name = library.pointsman_isa(isa.encode()).decode()
     best = next(known for known in _ISAS if library.pointsman_runs(known.encode()))
@@ -189,8 +190,8 @@ class CpuKernels:
         self.library.pointsman_close(self.engine)
 
     def linear(self, parts: Sequence[Stored], bias: Tensor | None = None) -> BlockLinear | None:
-        """A product with `parts` below each other and bias [rows] float32. None: a part is of a
-        type, or has a scale, that cannot be repacked.
+        """Make a product with `parts` below each other and bias [rows] float32. None: a part has a
+        type, or a scale, that cannot be repacked.
         """
         joined = _Linear(count=0, rows=sum(p.rows for p in parts), cols=parts[0].cols)
         held: list[object] = [bias]
@@ -205,7 +206,7 @@ class CpuKernels:
         return BlockLinear(self, joined, held)
 
     def _pack(self, parts: Sequence[Stored], held: list[object]) -> _Matrix | None:
-        """Parts of one type in one matrix."""
+        """Pack parts of one type into one matrix."""
         code = GGML_TYPES.get(parts[0].type_name, -1)
         rows, cols = sum(p.rows for p in parts), parts[0].cols
         size = self.library.pointsman_packed_bytes(code, rows, cols)
@@ -226,7 +227,7 @@ class CpuKernels:
         return _Matrix(self.library.pointsman_format(code), rows, cols, 0, data, None)
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """x [T, H] / rms(x) · weight [H], float32. Twin: `norm.rms_norm`."""
+        """Compute x [T, H] / rms(x) · weight [H], float32. Twin: `norm.rms_norm`."""
         x = x.contiguous()
         y = torch.empty_like(x)
         self.library.pointsman_norm(
@@ -236,7 +237,7 @@ class CpuKernels:
 
 
 def _joined(parts: Sequence[Stored]) -> list[list[Stored]]:
-    """Consecutive parts of one type."""
+    """Group consecutive parts of one type."""
     runs: list[list[Stored]] = []
     for part in parts:
         if runs and runs[-1][0].type_name == part.type_name:
@@ -264,7 +265,7 @@ class BlockLinear:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that the weights take."""
+        """Bytes of memory that the weights take."""
         return sum(held.nbytes for held in self._held if isinstance(held, np.ndarray))
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -292,8 +293,8 @@ class BlockLinear:
 
 
 class AdapterLayers:
-    """What a LoRA adapter adds to the products of native layers: of each layer by product, the pair
-    that x goes through, down and up.
+    """The LoRA part of the products of native layers: for each layer, by product, the pair of
+    products that x passes through, down and up.
     """
 
     PRODUCTS = ("qkv", "output", "gate_up", "down")
@@ -319,14 +320,14 @@ class LayerShape:
 
     @property
     def is_supported(self) -> bool:
-        """Whether the attention kernel has room for such heads."""
+        """Return True if the attention kernel has room for such heads."""
         return self.head_dim <= _MAX_HEAD_DIM and self.heads // self.kv_heads <= _MAX_SHARING
 
 
 class NativeLayers:
-    """Decoder layers that run in one call. Keys lie in the cache as [head_dim, block_size], so that
-    one vector holds an element of many positions; nothing but these kernels may read or write such
-    a cache.
+    """Decoder layers that run in one call. The cache stores keys as [head_dim, block_size], so that
+    one vector holds an element of many positions; only these kernels may read or write such a
+    cache.
     """
 
     def __init__(
@@ -337,8 +338,9 @@ class NativeLayers:
         rotates: Sequence[bool],
         windows: Sequence[int | None],
     ) -> None:
-        """Of each layer: `linears` are qkv, output, gate_up and down; `norms`, all float32, of the
-        input, the MLP's input, queries and keys; `windows` are how many positions a row sees.
+        """Take, for each layer: `linears`, the products qkv, output, gate_up and down; `norms`, all
+        float32, of the input, the MLP's input, queries and keys; `windows`, the number of positions
+        that a row sees.
         """
         self._kernels = linears[0][0].kernels
         self._held = (linears, norms)
@@ -356,9 +358,9 @@ class NativeLayers:
         )
 
     def run(self, x: Tensor, rope: RopeTable, cache: Tensor, step: StepTensors) -> Tensor:
-        """x [T, hidden] through all layers, in place; writes the step's keys and values into cache
-        [layers, num_blocks, 2, kv_heads, block_size, head_dim], float32 or bfloat16. `rope` is the
-        table of all positions.
+        """Pass x [T, hidden] through all layers, in place; write the step's keys and values into
+        cache [layers, num_blocks, 2, kv_heads, block_size, head_dim], float32 or bfloat16. `rope`
+        is the table of all positions.
         """
         shape = self._shape
         shape.block_size, shape.is_bfloat16 = cache.shape[4], cache.dtype is torch.bfloat16

@@ -24,7 +24,9 @@ class NativeDraws:
         draws: npt.NDArray[np.void],
         stream: Stream,
     ) -> Tensor:
-        """As `DrawKernel` says, of `draws` of `DRAWS`; tensors are contiguous and on the CPU."""
+        """Draw as `DrawKernel` does, with a table of `DRAWS`; tensors are contiguous and on the
+        CPU.
+        """
         ids = stream.token_ids
         self._kernels.library.pointsman_sample(
             self._kernels.engine,

@@ -1,21 +1,21 @@
 """Causal attention over a paged cache as Triton kernels: decoding, verification, chunks of prompts.
 
 Theory of operation. Query heads that share a KV head are rows of one tile, so that its keys and
-values are read once for them. A sequence takes one of two paths, by its own number of query rows
-alone.
+values are read once for them. A sequence takes one of two paths, chosen by its own number of query
+rows alone.
 
 With at most `SHORT_ROWS` rows (a decoded token, or drafts under verification) the context is cut
-into splits. Each split leaves its normalised output and the logarithm of its softmax mass, and
-`_merge_kernel` combines them. Splits are `SPLIT_TOKENS` long, and a multiple of that where a
-context would have more than `MAX_SPLITS`: where they begin and end follows from the context alone.
-The batch and the device only decide how many programs share the splits of a context
-(`num_programs`). So the sums of a row run in the same order in any batch.
+into splits. Each split writes its normalised output and the logarithm of its softmax mass, and
+`_merge_kernel` combines them. Splits are `SPLIT_TOKENS` long, and a multiple of that if a context
+would have more than `MAX_SPLITS`: their bounds follow from the context alone. The batch and the
+device decide only the number of programs that share the splits of a context (`num_programs`). So
+the sums of a row run in the same order in any batch.
 
 With more rows (a chunk of a prompt) one program reads the whole context for a tile of rows.
 
-A row never depends on what it does not see. Slots outside of a sequence's context are not loaded.
-Of the sequence's own tokens a row does not see the later ones, which weigh zero; but zero times nan
-is nan, so where some rows of a tile see a key and others do not, values that are not finite are
+A row never depends on positions that it does not see. Slots outside a sequence's context are not
+loaded. A row does not see the later tokens of its own sequence, which have weight zero; but zero
+times nan is nan, so if some rows of a tile see a key and others do not, non-finite values are
 replaced by zeros, and the scores of the rows that do see them by nan.
 
 Scores are in powers of two: exp2 is an instruction of a GPU, exp is not.
@@ -41,27 +41,27 @@ from worker.ops.step import StepTensors
 SHORT_ROWS = 16
 SPLIT_TOKENS = 256
 MAX_SPLITS = 64
-# Programs for each multiprocessor: enough that the last ones to finish leave few of them idle.
+# Programs per multiprocessor: enough that the last programs leave few multiprocessors idle.
 _WAVES = 8
-# Rows of a tile of the short path: the least that a product on tensor cores takes.
+# Rows of a tile of the short path: the minimum of a product on tensor cores.
 _SHORT_TILE = 16
-# Numbers in a tile of keys in float32, whose products need no tensor cores but many registers.
+# Numbers in a tile of float32 keys, whose products use no tensor cores but many registers.
 _FLOAT32_TILE_NUMBERS = 2048
-# What differs between steps is no reason to compile a kernel again: numbers, and where in a packed
-# tensor a vector begins.
+# Values that differ between steps must not compile a kernel again: numbers, and the offset in a
+# packed tensor at which a vector begins.
 _NUMBERS = ("first_position", "size", "stride_table", "rows", "slots")
 _VECTORS = ("tables", "query_starts", "context_lens")
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """What every layer of a step shares. The kernels read lengths, tables and row numbers from
-    `step` on the device, so that a graph holds `run` for any values in the same tensors.
+    """The plan that every layer of a step shares. The kernels read lengths, tables and row numbers
+    from `step` on the device, so that a graph holds `run` for any values in the same tensors.
 
-    Sequences of the short path have `rows` places each, of the chunked path none. Each of these
-    S · `rows` places leaves up to `slots` partial results for each head: outputs `partials`
-    [S · rows, heads, slots, head_dim] and base-two logarithms of masses `masses`
-    [S · rows, heads, slots], float32.
+    Sequences of the short path have `rows` places each, sequences of the chunked path none. Each of
+    these S · `rows` places writes up to `slots` partial results for each head: outputs `partials`
+    [S · rows, heads, slots, head_dim] and base-two logarithms of masses `masses` [S · rows, heads,
+    slots], float32.
     """
 
     step: StepTensors
@@ -75,13 +75,13 @@ class AttentionPlan:
 
 
 def num_splits(num_tokens: int) -> int:
-    """The most splits that a context of up to `num_tokens` has."""
+    """Return the maximal number of splits of a context of up to `num_tokens`."""
     return min(MAX_SPLITS, -(-num_tokens // SPLIT_TOKENS))
 
 
 def num_programs(splits: int, num_tiles: int, num_sms: int) -> int:
-    """Programs to share the `splits` of each of `num_tiles` tiles of rows, so that a device with
-    `num_sms` multiprocessors is busy: at least 1, at most one for each split.
+    """Return the programs that share the `splits` of each of `num_tiles` tiles of rows, so that a
+    device with `num_sms` multiprocessors is busy: at least 1, at most one for each split.
     """
     each = max(1, splits * num_tiles // (_WAVES * num_sms))
     return max(1, -(-splits // each))
@@ -92,7 +92,7 @@ def plan(
     shape: AttentionShape,
     num_sms: int,
 ) -> AttentionPlan:
-    """What `run` needs of a step, on a device with `num_sms` multiprocessors."""
+    """Plan `run` for a step, on a device with `num_sms` multiprocessors."""
     size, width = step.block_tables.shape
     rows = min(step.max_rows, SHORT_ROWS)
     slots = max(1, num_splits(min(step.max_context, width * shape.block_size)))
@@ -112,13 +112,13 @@ def run(
     window: int | None = None,
     scales: Tensor | None = None,
 ) -> None:
-    """Write attention of queries [T, heads, head_dim] over one layer's cache to `out`
-    [T, heads · head_dim].
+    """Write attention of queries [T, heads, head_dim] over one layer's cache to `out` [T, heads ·
+    head_dim].
 
-    cache [num_blocks, 2, kv_heads, block_size, head_dim] holds the step's own keys already; if it
-    is float8_e4m3fn, scales [2, kv_heads] float32 are what its keys and values are to be multiplied
-    by. A row sees at most `window` positions, its own included. A row that sees nothing is zero.
-    Twin: `worker.ops.paged_attention`.
+    cache [num_blocks, 2, kv_heads, block_size, head_dim] already holds the step's own keys; for
+    float8_e4m3fn, its keys and values are multiplied by scales [2, kv_heads] float32. A row sees at
+    most `window` positions, its own included. A row that sees nothing is zero. Twin:
+    `worker.ops.paged_attention`.
     """
     step, shape = plan.step, plan.shape
     size = len(step.context_lens)
@@ -173,7 +173,7 @@ def run(
 
 
 def _run_short(common: tuple[Any, ...], constants: dict[str, Any], plan: AttentionPlan) -> None:
-    """Launch the splits."""
+    """Launch the splits, and merge them if there are several."""
     shape, size = plan.shape, len(plan.step.context_lens)
     sharing = shape.heads // shape.kv_heads
     tile = max(_SHORT_TILE, triton.next_power_of_2(sharing))
@@ -192,8 +192,8 @@ def _run_short(common: tuple[Any, ...], constants: dict[str, Any], plan: Attenti
 
 
 def _short_launch(queries: Tensor) -> dict[str, int]:
-    """How the short path is launched; the same for every batch, so that sums are. Found by
-    `benchmarks/gpu.py --tiles` on an H100.
+    """Return the launch options of the short path; the same for every batch, so that sums are too.
+    Found by `benchmarks/gpu.py --tiles` on an H100.
     """
     if queries.dtype is torch.float32:
         return {"tile_keys": _float32_tile(queries)}
@@ -201,13 +201,13 @@ def _short_launch(queries: Tensor) -> dict[str, int]:
 
 
 def _chunk_launch(queries: Tensor) -> tuple[int, dict[str, int]]:
-    """Rows of a tile of the chunked path, and how that is launched: as above."""
+    """Return the rows of a tile of the chunked path, and its launch options, likewise."""
     if queries.dtype is torch.float32:
         tile = _float32_tile(queries)
         return tile, {"tile_keys": tile}
     width = triton.next_power_of_2(queries.shape[2])
     keys = min(64, max(16, 4096 // width))
-    # With more registers a multiprocessor runs one program at a time, not two.
+    # With more registers per program, a multiprocessor runs one program at a time, not two.
     how = {"tile_keys": keys, "num_warps": 8, "num_stages": 2, "maxnreg": 128}
     return min(128, 16384 // width), how
 
@@ -218,7 +218,7 @@ def _float32_tile(queries: Tensor) -> int:
 
 
 def _product_type(queries: Tensor) -> Any:
-    """What products are taken of, with sums in float32: the type of the queries on a GPU. The
+    """Return the type of products, whose sums are in float32: the type of the queries on a GPU. The
     interpreter's products of bfloat16 are wrong, so there it is float32.
     """
     wide = queries.device.type != "cuda" or queries.dtype is torch.float32
@@ -229,7 +229,7 @@ def _product_type(queries: Tensor) -> Any:
 def _split_tokens(
     num_tokens: tl.tensor, split_tokens: tl.constexpr, max_splits: tl.constexpr
 ) -> Any:
-    """The length of the splits of `num_tokens`: a multiple of `split_tokens`."""
+    """Return the length of the splits of `num_tokens`: a multiple of `split_tokens`."""
     return split_tokens * tl.maximum(1, tl.cdiv(num_tokens, split_tokens * max_splits))
 
 
@@ -259,9 +259,9 @@ def _attend(  # noqa: PLR0913, PLR0915, PLR0917
     window: tl.constexpr,
     softcap: tl.constexpr,
 ) -> Any:
-    """Attention of the rows that begin at `at` [rows] of the queries to the keys at `begin` to
-    `end` - 1: outputs [rows, padded_dim], and base-two logarithms of the masses [rows], -inf where
-    a row sees nothing. Row r is at position `highs[r]`, the first one at `first`.
+    """Attend with the rows that begin at `at` [rows] of the queries to the keys at `begin` to `end`
+    - 1: return outputs [rows, padded_dim], and base-two logarithms of the masses [rows], -inf for a
+    row that sees nothing. Row r is at position `highs[r]`, the first row at `first`.
     """
     dims = tl.arange(0, padded_dim)
     query = tl.load(queries + at[:, None] + dims[None, :], mask=mask, other=0.0).to(product)
@@ -271,7 +271,7 @@ def _attend(  # noqa: PLR0913, PLR0915, PLR0917
         floor = tl.maximum(floor, first - window + 1)
         lows = tl.maximum(lows, highs - window + 1)
     begin = tl.maximum(begin, floor // tile_keys * tile_keys)
-    # Up to here every row sees every key of a tile.
+    # Before this position, every row sees every key of a tile.
     middle = begin
     if window == 0:
         whole = tl.maximum(tl.minimum(first + 1, end) - begin, 0) // tile_keys * tile_keys
@@ -287,7 +287,7 @@ def _attend(  # noqa: PLR0913, PLR0915, PLR0917
     for is_edge in tl.static_range(2):
         for tile in range(middle if is_edge else begin, end if is_edge else middle, tile_keys):
             positions = tile + tl.arange(0, tile_keys)
-            # Elsewhere all keys of a tile are held: a mask would only cost.
+            # Elsewhere the cache holds all keys of a tile: a mask would only cost time.
             held = (positions >= floor) & (positions < end) if is_edge else positions >= 0
             entries = table + positions // block_size
             blocks = tl.load(entries, mask=held, other=0) if is_edge else tl.load(entries)
@@ -314,12 +314,12 @@ def _attend(  # noqa: PLR0913, PLR0915, PLR0917
                 seen &= positions[None, :] <= highs[:, None]
                 scores = tl.where(seen, scores, float("-inf"))
             highest = tl.maximum(peak, tl.max(scores, axis=1))
-            # Of -inf alone nothing is to be subtracted: it would not be a number.
+            # If all scores are -inf, subtract nothing: the difference would be nan.
             shift = tl.where(highest == float("-inf"), 0.0, highest)
             weights = tl.exp2(scores - shift[:, None])
-            kept = tl.exp2(peak - shift)
-            total = total * kept + tl.sum(weights, axis=1)
-            acc = acc * kept[:, None] + tl.dot(weights.to(product), value, input_precision="ieee")
+            decay = tl.exp2(peak - shift)
+            total = total * decay + tl.sum(weights, axis=1)
+            acc = acc * decay[:, None] + tl.dot(weights.to(product), value, input_precision="ieee")
             peak = highest
     if scales is not None:
         acc *= tl.load(scales + tl.num_programs(1) + kv_head)
@@ -362,7 +362,7 @@ def _split_kernel(  # noqa: PLR0913, PLR0917
     split_tokens: tl.constexpr = SPLIT_TOKENS,
     max_splits: tl.constexpr = MAX_SPLITS,
 ) -> None:
-    """Of a tile of places of one sequence of the short path, every so many-th split."""
+    """Attend with a tile of places of one sequence of the short path, over every n-th split."""
     per_tile: tl.constexpr = tile_rows // sharing
     index = tl.arange(0, tile_rows)
     real = index < per_tile * sharing
@@ -387,7 +387,7 @@ def _split_kernel(  # noqa: PLR0913, PLR0917
     mask = real[:, None] & (dims < head_dim)[None, :]
     num_heads = tl.num_programs(1) * sharing
     length = _split_tokens(context, split_tokens, max_splits)
-    # Where there is one slot, a row that sees nothing is written, too.
+    # With a single slot, a row that sees nothing is written, too.
     splits = tl.where(slots == 1, 1, tl.cdiv(context, length))
     for split in range(tl.program_id(2), splits, tl.num_programs(2)):
         begin = split * length
@@ -440,7 +440,7 @@ def _merge_kernel(  # noqa: PLR0913, PLR0917
     split_tokens: tl.constexpr = SPLIT_TOKENS,
     max_splits: tl.constexpr = MAX_SPLITS,
 ) -> None:
-    """Of a place and a head, the average of all splits by their masses, one after the other."""
+    """Average all splits of a place and a head by their masses, in order."""
     place = tl.program_id(0)
     sequence = place // rows
     rank = place % rows
@@ -496,10 +496,10 @@ def _chunk_kernel(  # noqa: PLR0913, PLR0917
     softcap: tl.constexpr,
     short_rows: tl.constexpr = SHORT_ROWS,
 ) -> None:
-    """A tile of rows of one sequence of the chunked path over its whole context.
+    """Attend with a tile of rows of one sequence of the chunked path over its whole context.
 
     Sequence s has the tiles from query_starts[s] // rows of a tile + s on: enough for its rows, and
-    found again by bisection.
+    located by bisection.
     """
     per_tile: tl.constexpr = tile_rows // sharing
     tile = tl.program_id(0)

@@ -14,7 +14,7 @@ from worker.ops.step import StepTensors
 from worker.ops.triton import attention, draws, fused
 from worker.ops.triton import experts as grouped
 
-# Of a device that is none, in the interpreter.
+# The multiprocessors assumed for the interpreter.
 _INTERPRETED_SMS = 4
 
 
@@ -31,30 +31,27 @@ class TritonBackend:
             self._num_sms = torch.cuda.get_device_properties(device).multi_processor_count
 
     def plan(self, step: StepTensors, shape: AttentionShape, rope: RopeTable) -> Attention:
-        """Memory for partial results, by the step's shape alone."""
+        """Allocate memory for partial results, by the step's shape alone."""
         planned = attention.plan(step, shape, self._num_sms)
         return _TritonAttention(planned, rope)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """In float32, rounded to x's dtype."""
         out = torch.empty_like(x)
         fused.rms_norm(x, weight, eps, out)
         return out
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """In float32, rounded to gate_up's dtype."""
         out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
         fused.silu_mul(gate_up, out)
         return out
 
     def gelu_mul(self, gate_up: Tensor) -> Tensor:
-        """In float32, rounded to gate_up's dtype."""
         out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
         fused.gelu_mul(gate_up, out)
         return out
 
     def mix_experts(self, x: Tensor, experts: Experts) -> Tensor:
-        """Grouped products; without stacks as torch does it."""
+        """Run grouped products; without stacks, run torch's loop over experts."""
         if experts.stacks is None:
             return mix_experts(x, experts, self.silu_mul)
         return grouped.mix_experts(x, experts, experts.stacks, self.silu_mul)

@@ -1,13 +1,13 @@
 """Draws as Triton kernels: the largest sum of score and Gumbel noise, in one pass over the logits,
-with the noise made where it is added.
+which also generates the noise.
 
 The words are those of `worker.ops.noise`, NumPy's Philox4x64-10, to the bit. Float32 logarithms may
-differ in the last place; where this could decide, the sums of the few that are closest are made
-again in float64, as `worker.ops.sample.choose` does it.
+differ in the last place; where this could decide, the closest few sums are computed again in
+float64, as in `worker.ops.sample.choose`.
 
-What min-p, top-k and top-p leave is what is not below a floor (`worker.ops.truncate`). Nothing is
-sorted to find it: a floor is the least score that has less above it than its limit, tokens or mass,
-and is found four bits at a time, in eight launches over all rows.
+min-p, top-k and top-p retain the scores that are not below a floor (`worker.ops.truncate`). The
+search needs no sort: a floor is the least score that has less above it than its limit, in tokens or
+mass, and is found four bits at a time, in eight launches over all rows.
 """
 
 # Triton's decorators have no types.
@@ -27,18 +27,20 @@ from worker.ops.sample import NOISE_ERROR, SAMPLING, SUM_ERROR, Cut, DrawColumns
 
 # Counts of Philox in a tile; each gives the words of eight tokens.
 _COUNTS = 256
-# Of one program of a mask.
+# Tokens of one program of a mask.
 _MASKED_TOKENS = 2048
-# Scores of a program of the search for a floor, and those that it looks at together.
+# Scores of a program of the search for a floor, and the part that it loads together.
 _SEARCHED, _PART = 2048, 256
-# What differs between steps is no reason to compile a kernel again: numbers, and where in a packed
-# tensor a vector begins.
+# Values that differ between steps must not compile a kernel again: numbers, and the offset in a
+# packed tensor at which a vector begins.
 _NUMBERS = ("level",)
 _VECTORS = ("seeds", "positions", "temperatures", "log_min_p", "top_p", "top_k", "floors")
 
 
 def draw(logits: Tensor, columns: DrawColumns, cut: Cut, stream: Stream = SAMPLING) -> Tensor:
-    """`DeviceDraw`; of a stream of all tokens. Twin: `worker.ops.sample.draw_columns`."""
+    """Implements `DeviceDraw`, for a stream of all tokens. Twin:
+    `worker.ops.sample.draw_columns`.
+    """
     count, vocab_size = logits.shape
     answers = torch.empty(2, count, dtype=torch.int32, device=logits.device)
     if not count:
@@ -70,7 +72,7 @@ def draw(logits: Tensor, columns: DrawColumns, cut: Cut, stream: Stream = SAMPLI
 
 
 def mask_rows(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
-    """`DeviceMask`. Twin: `worker.ops.sample.mask_rows`."""
+    """Implements `DeviceMask`. Twin: `worker.ops.sample.mask_rows`."""
     count, width = bits.shape
     size = (count, triton.cdiv(logits.shape[1], _MASKED_TOKENS))
     _mask_kernel[size](logits, rows, bits, logits.shape[1], width, tokens=_MASKED_TOKENS)
@@ -85,7 +87,7 @@ def _mask_kernel(
     width: tl.tensor,
     tokens: tl.constexpr,
 ) -> None:
-    """A tile of the tokens of a row; only what is forbidden is written."""
+    """Mask a tile of the tokens of a row; only forbidden tokens are written."""
     mask, first = tl.program_id(0), tl.program_id(1) * tokens
     row = tl.load(rows + mask).to(tl.int64)
     token = first + tl.arange(0, tokens)
@@ -96,7 +98,7 @@ def _mask_kernel(
 
 
 def _floors(logits: Tensor, columns: DrawColumns) -> Tensor:
-    """The least scores [n] that may be drawn. Twin: `worker.ops.truncate.floors`."""
+    """Return the least scores [n] that may be drawn. Twin: `worker.ops.truncate.floors`."""
     (size, vocab_size), limits = logits.shape, columns.limits
     block = min(_SEARCHED, max(16, triton.next_power_of_2(vocab_size)))
     tiles = triton.cdiv(vocab_size, block)
@@ -131,7 +133,7 @@ def _philox(
     first: tl.tensor,
     counts: tl.constexpr,
 ) -> Any:
-    """The words [8 · counts] uint32 of counts `first`, `first` + 1 … of a stream."""
+    """Return the words [8 · counts] uint32 of counts `first`, `first` + 1 … of a stream."""
     zero = tl.zeros((counts,), tl.uint64)
     a = (first + tl.arange(0, counts) + 1).to(tl.uint64)
     b = zero + offset.to(tl.uint64)
@@ -155,20 +157,20 @@ def _philox(
 
 @triton.jit
 def _uniform(words: tl.tensor) -> Any:
-    """u of words, in float32."""
+    """Turn words into numbers u in float32."""
     return tl.minimum((words.to(tl.float32) + 0.5) * (1.0 / 4294967296.0), 1.0 - 1.0 / 16777216)
 
 
 @triton.jit
 def _gumbel(words: tl.tensor) -> Any:
-    """-log(-log(1 - u)), as `worker.ops.noise` makes u of words."""
+    """Return -log(-log(1 - u)), with u of words as in `worker.ops.noise`."""
     return _twice_logged(_uniform(words))
 
 
 @triton.jit
 def _twice_logged(uniform: tl.tensor) -> Any:
-    """-log(-log(1 - u)) in the type of u."""
-    # log(1 - u) where 1 - u is rounded: the rounded one's, times what u is of the rounded u.
+    """Return -log(-log(1 - u)) in the type of u."""
+    # log(1 - u) if 1 - u is rounded: the logarithm of the rounded number, times u / rounded u.
     rest = 1.0 - uniform
     taken = 1.0 - rest
     exact = taken > 0.0
@@ -179,7 +181,7 @@ def _twice_logged(uniform: tl.tensor) -> Any:
 
 @triton.jit
 def _rank(scores: tl.tensor) -> Any:
-    """Numbers of 0 to 2^32 - 1 as int64, in the order of float32 scores."""
+    """Map float32 scores to ranks of 0 to 2^32 - 1 as int64, in the same order."""
     bits = scores.to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) + 2147483648
 
@@ -195,8 +197,9 @@ def _next_digit(
     tiles: tl.tensor,
     padded_tiles: tl.constexpr,
 ) -> Any:
-    """What a level's `sums` [tiles, 16] of a row say: the least rank so far, with one digit more;
-    what is above all ranks that begin so; and the limit, which is `part` of the whole on level 0.
+    """Evaluate a level's `sums` [tiles, 16] of a row: return the least rank so far, with one digit
+    more; the sum above all ranks with these digits; and the limit, which is `part` of the whole on
+    level 0.
     """
     digits = tl.arange(0, 16)
     tile = tl.arange(0, padded_tiles)
@@ -230,10 +233,10 @@ def _digits_kernel(  # noqa: PLR0913, PLR0917
     block: tl.constexpr,
     part: tl.constexpr,
 ) -> None:
-    """Of a row and a tile, how many tokens have each value of the next digit, of those whose rank
-    begins with the digits found so far; or which mass, in shares of the likeliest token's.
+    """Count, in a row and a tile, the tokens with each value of the next digit, among those whose
+    rank begins with the digits found so far; or sum their mass, in shares of the likeliest token's.
 
-    Levels take turns with two places each for lows [2, n], states [2, n, 2] (what is above, and
+    Levels alternate between two places each for lows [2, n], states [2, n, 2] (the sum above, and
     the limit) and sums [2, n, tiles, 16].
     """
     index = tl.program_id(0)
@@ -279,7 +282,7 @@ def _digits_kernel(  # noqa: PLR0913, PLR0917
         if not is_count:
             counts &= ranks >= tl.load(floors + index)
         own = tl.where(counts, own, -1)
-        # Most of a row is soon out of question.
+        # Most of a row is excluded after few levels.
         if tl.max(((own >= 0) & (own < 16)).to(tl.int32), axis=0) > 0:
             shares = tl.full((part,), 1.0, tl.float64)
             if not is_count:
@@ -308,7 +311,7 @@ def _floor_kernel(  # noqa: PLR0913, PLR0917
     is_count: tl.constexpr,
     padded_tiles: tl.constexpr,
 ) -> None:
-    """The end of a search: the rank of the least score that may be drawn, and that score."""
+    """End a search: the rank of the least score that may be drawn, and that score."""
     index = tl.program_id(0)
     count, share = tl.load(top_k + index), tl.load(top_p + index)
     if is_count:
@@ -353,8 +356,8 @@ def _best_kernel(  # noqa: PLR0913, PLR0917
     vocab_size: tl.tensor,
     counts: tl.constexpr,
 ) -> None:
-    """Of a draw and a tile: the two largest sums and their ids, and the largest score, nan if any
-    is. Scores below `least` are left out.
+    """Find, for a draw and a tile, the two largest sums and their ids, and the largest score, nan
+    if any is nan. Scores below `least` are left out.
     """
     index = tl.program_id(0)
     tile = tl.program_id(1)
@@ -365,7 +368,7 @@ def _best_kernel(  # noqa: PLR0913, PLR0917
     heat = tl.load(temperatures + index)
     sums = values
     if heat != 0.0:
-        # As exact as in torch: plain division rounds otherwise on a GPU.
+        # Divide exactly, as torch does: plain division rounds otherwise on a GPU.
         values = tl.div_rn(values, heat)
         words = _philox(
             tl.load(seeds + index),
@@ -401,7 +404,7 @@ def _exact_sum(
     purpose: tl.tensor,
     offset: tl.tensor,
 ) -> Any:
-    """A score plus the noise of its token, in float64."""
+    """Add a score and the noise of its token, in float64."""
     words = _philox(seed, position, purpose, offset, token // 8, 1)
     own = tl.arange(0, 8) == token % 8
     uniform = tl.sum(tl.where(own, _uniform(words), 0.0), axis=0)
@@ -427,8 +430,8 @@ def _decide_kernel(  # noqa: PLR0913, PLR0917
     drawn: tl.constexpr,
     not_numbers: tl.constexpr,
 ) -> None:
-    """The token of a draw, and whether its row holds numbers. Of the four largest sums, those that
-    rounding could make the largest are made again.
+    """Return the token of a draw, and whether its row holds numbers. Of the four largest sums,
+    those that rounding could make the largest are computed again.
     """
     index = tl.program_id(0)
     size = tl.num_programs(0)
@@ -446,7 +449,7 @@ def _decide_kernel(  # noqa: PLR0913, PLR0917
     second_ids = tl.load(ids + plane + at, mask=inside, other=0)
     first = tl.max(firsts, axis=0)
     token = tl.max(tl.where(tile == tl.argmax(firsts, axis=0), first_ids, 0), axis=0)
-    # A temperature that is nan is too small for float32: scores overflow.
+    # A nan temperature is too small for float32: scores overflow.
     is_number = (heat == heat) & (is_nan == 0) & (tl.abs(peak) < float("inf"))
     if (heat != 0.0) & is_number:
         seed = tl.load(seeds + index)
@@ -465,7 +468,7 @@ def _decide_kernel(  # noqa: PLR0913, PLR0917
                 is_better = (total > highest) | ((total == highest) & (other < token))
                 token = tl.where(is_better, other, token)
                 highest = tl.maximum(total, highest)
-            # Behind the first of a tile comes its second, and then none that is known.
+            # After the first sum of a tile comes its second; no further sums are known.
             firsts = tl.where(winner, seconds, firsts)
             first_ids = tl.where(winner, second_ids, first_ids)
             seconds = tl.where(winner, float("-inf"), seconds)

@@ -1,13 +1,13 @@
-"""Mixtures of experts as grouped products, without waiting for the device to say who is chosen.
+"""Mixtures of experts as grouped products, without waiting for the device to report the choice.
 
-Theory of operation. Each row and expert that are to meet are a pair. Pairs are sorted by expert,
-and each expert's are cut into tiles. How many tiles there are is known on the device alone, so as
-many programs are launched as there can be, and those without a tile end at once. A tile multiplies
-the rows of its pairs by the weights of its expert; a pair leaves a row of its own, and those of a
+Theory of operation. Each row and each of its chosen experts are a pair. Pairs are sorted by expert,
+and each expert's pairs are cut into tiles. Only the device knows the number of tiles, so the
+maximal number of programs is launched, and programs without a tile end at once. A tile multiplies
+the rows of its pairs by the weights of its expert; a pair writes its own row, and the pairs of a
 row are summed by its weights in the order of its choice.
 
 Tiles have one size, and a product's sum runs over the inner features in order, so a row's numbers
-depend neither on the rows that share its tile nor on how many there are.
+depend neither on the rows that share its tile nor on their number.
 """
 
 # Triton's decorators have no types.
@@ -29,15 +29,16 @@ from worker.ops.experts import Experts
 _TILE_ROWS = 64
 _TILE_COLUMNS = 128
 _TILE_INNER = 64
-# In float32, whose products need no tensor cores but many registers.
+# For float32, whose products use no tensor cores but many registers.
 _FLOAT32_TILE = 32
 _MIX_TILE = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Pairs in the order of their experts [P] int32, and of each tile [tiles] int32 its expert, its
-    first pair in that order, and where its expert's pairs end. A tile without pairs begins there.
+    """Pairs in the order of their experts [P] int32, and for each tile [tiles] int32 its expert,
+    its first pair in that order, and the end of its expert's pairs. A tile without pairs begins
+    there.
     """
 
     order: Tensor
@@ -52,8 +53,8 @@ def mix_experts(
     stacks: tuple[Tensor, Tensor],
     gate: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """What the chosen experts make of each row of x [T, hidden], by their weights: [T, hidden].
-    `stacks` are those of `experts`; `gate` makes [n, inner] of gates and what they gate
+    """Compute the weighted sum of the chosen experts' results for each row of x [T, hidden]: [T,
+    hidden]. `stacks` are those of `experts`; `gate` computes [n, inner] from gates and gated values
     [n, 2 · inner].
 
     Twin: `worker.ops.experts.mix_experts`.
@@ -76,17 +77,17 @@ def mix_experts(
 
 
 def tile_rows(dtype: torch.dtype) -> int:
-    """Rows of a tile of numbers of this type."""
+    """Return the rows of a tile of numbers of this type."""
     return _FLOAT32_TILE if dtype is torch.float32 else _TILE_ROWS
 
 
 def tile_columns(dtype: torch.dtype) -> int:
-    """Columns of a tile likewise."""
+    """Return the columns of a tile of numbers of this type."""
     return _FLOAT32_TILE if dtype is torch.float32 else _TILE_COLUMNS
 
 
 def _cut(chosen: Tensor, num_experts: int, size: int) -> Tiles:
-    """Tiles of up to `size` pairs, of the choice of each row [T, per_token] int64."""
+    """Cut the choice of each row [T, per_token] int64 into tiles of up to `size` pairs."""
     pairs = chosen.flatten()
     most = len(pairs) // size + min(num_experts, len(pairs))
     order = pairs.argsort(stable=True)
@@ -98,15 +99,15 @@ def _cut(chosen: Tensor, num_experts: int, size: int) -> Tiles:
     numbers = torch.arange(most, device=pairs.device)
     owners = torch.searchsorted(tile_ends, numbers, right=True).clamp_(max=num_experts - 1)
     ends = pair_ends.index_select(0, owners)
-    # Where the first tile of an expert would begin if all tiles before it were full.
+    # The first tile of each expert, if all tiles before it were full.
     shifts = pair_ends - counts - (tile_ends - tiles) * size
     firsts = torch.minimum(shifts.index_select(0, owners) + numbers * size, ends)
     return Tiles(order.int(), owners.int(), firsts.int(), ends.int())
 
 
 def multiply(x: Tensor, weights: Tensor, tiles: Tiles, per_row: int, out: Tensor) -> None:
-    """Write the product of each pair to `out` [P, N]: of row pair // `per_row` of x [.., K] with
-    the matrix of its expert, of weights [experts, N, K].
+    """Write the product of each pair to `out` [P, N]: row pair // `per_row` of x [.., K] times the
+    matrix of its expert, of weights [experts, N, K].
     """
     _, width, inner = weights.shape
     if not len(out):
@@ -133,7 +134,9 @@ def multiply(x: Tensor, weights: Tensor, tiles: Tiles, per_row: int, out: Tensor
 
 
 def product_type(x: Tensor) -> Any:
-    """As those of attention: the interpreter's products of bfloat16 are wrong."""
+    """Return the type of products, as in attention: the interpreter's products of bfloat16 are
+    wrong.
+    """
     wide = x.device.type != "cuda" or x.dtype is torch.float32
     return tl.float32 if wide else tl.bfloat16 if x.dtype is torch.bfloat16 else tl.float16
 
@@ -156,7 +159,7 @@ def _grouped_kernel(  # noqa: PLR0913, PLR0917
     tile_inner: tl.constexpr,
     product: tl.constexpr,
 ) -> None:
-    """A tile of pairs by a tile of columns of their expert's matrix."""
+    """Multiply a tile of pairs by a tile of columns of their expert's matrix."""
     first = tl.load(firsts + tl.program_id(0))
     end = tl.load(ends + tl.program_id(0))
     if first >= end:
@@ -190,7 +193,7 @@ def _mix_kernel(
     per_token: tl.constexpr,
     tile: tl.constexpr,
 ) -> None:
-    """Of a row, the sum of its pairs' rows by its weights, one after the other."""
+    """Sum the rows of a row's pairs by its weights, in order."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * tile + tl.arange(0, tile)
     inside = columns < width

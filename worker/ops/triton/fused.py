@@ -1,7 +1,7 @@
-"""What a layer does beside products and attention, in one pass over its rows each: norms with their
-residual, gated activation, and rotation of queries and keys with the write to the KV cache.
+"""The parts of a layer beside products and attention, each in one pass over its rows: norms, gated
+activation, and rotation of queries and keys with the write to the KV cache.
 
-All is computed in float32, and rounded when it is written.
+The kernels compute in float32, and round when they write.
 """
 
 # Triton's decorators have no types.
@@ -33,12 +33,14 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
 
 
 def silu_mul(gate_up: Tensor, out: Tensor) -> None:
-    """Write silu(gate) · up to `out` [T, I], of gate_up [T, 2 · I]: gates, then what they gate."""
+    """Write silu(gate) · up to `out` [T, I], of gate_up [T, 2 · I]: gates, then gated values."""
     _gated_mul(gate_up, out, is_gelu=False)
 
 
 def gelu_mul(gate_up: Tensor, out: Tensor) -> None:
-    """The same with the GELU by tanh: gate / (1 + exp(-2u)), u = sqrt(2 / pi) (g + 0.044715 g³)."""
+    """Do the same with the GELU by tanh: gate / (1 + exp(-2u)), u = sqrt(2 / pi) (g +
+    0.044715 g³).
+    """
     _gated_mul(gate_up, out, is_gelu=True)
 
 
@@ -51,12 +53,12 @@ def rotate_and_write(
     scales: Tensor | None = None,
 ) -> None:
     """Rotate the queries of qkv [T, (heads + 2 · kv_heads) · head_dim] in place, and write its
-    keys, rotated, and its values into one layer's cache at `step.slots`, none twice.
+    keys, rotated, and its values into one layer's cache at `step.slots`, without duplicates.
 
-    cache [num_blocks, 2, kv_heads, block_size, head_dim]; if it is float8_e4m3fn, keys and values
-    are divided by scales [2, kv_heads] float32, and what is larger than 448 then becomes 448.
-    `rope` is the table of all positions; None: nothing is rotated. The keys and values in qkv stay
-    as they are. Twins: `worker.ops.rope.apply_rope_` and `worker.ops.paged_attention.write_kv`.
+    cache [num_blocks, 2, kv_heads, block_size, head_dim]; for float8_e4m3fn, keys and values are
+    divided by scales [2, kv_heads] float32, and larger results saturate at 448. `rope` is the table
+    of all positions; None: no rotation. The keys and values in qkv stay unchanged. Twins:
+    `worker.ops.rope.apply_rope_` and `worker.ops.paged_attention.write_kv`.
     """
     _, _, kv_heads, block_size, head_dim = cache.shape
     heads = qkv.shape[1] // head_dim - 2 * kv_heads
@@ -148,7 +150,9 @@ def _normalize(
     eps: tl.tensor,
     half: tl.constexpr,
 ) -> Any:
-    """The halves [rows, padded half] of heads by their root mean square, times the weight."""
+    """Divide the halves [rows, padded half] of heads by their root mean square; multiply by the
+    weight.
+    """
     squares = tl.sum(first * first + second * second, axis=1)
     scale = (1.0 / tl.sqrt(squares / (2 * half) + eps))[:, None]
     weights = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
@@ -166,7 +170,7 @@ def _rotate(
     inside: tl.tensor,
     half: tl.constexpr,
 ) -> Any:
-    """The halves [rows, padded half] of heads, rotated by one row of the tables."""
+    """Rotate the halves [rows, padded half] of heads by one row of the tables."""
     cos_first = tl.load(cos + columns, mask=inside, other=0.0)[None, :]
     cos_second = tl.load(cos + half + columns, mask=inside, other=0.0)[None, :]
     sin_first = tl.load(sin + columns, mask=inside, other=0.0)[None, :]
@@ -176,14 +180,14 @@ def _rotate(
 
 @triton.jit
 def _eight_bits(values: tl.tensor) -> Any:
-    """float32 values rounded to those that float8_e4m3fn has, ties to even, at most 448.
+    """Round float32 values to the numbers of float8_e4m3fn, ties to even, at most 448.
 
-    The cast that follows then has nothing to round, which Triton's interpreter does wrongly: a
-    power of two times a number of at most 4 bits stays what it is.
+    The following cast then has nothing to round, which Triton's interpreter does wrongly: a power
+    of two times a number of at most 4 bits is exact.
     """
     values = tl.where(values == values, tl.clamp(values, -448.0, 448.0), values)
     power = (values.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
-    # Of the smallest normal number and below it, steps are equal: 2^-9.
+    # At and below the smallest normal number, steps are equal: 2^-9.
     step = tl.maximum(power, 0.015625) * 0.125
     rounded = (values / step + 12582912.0) - 12582912.0
     return rounded * step
@@ -212,7 +216,7 @@ def _rotate_and_write_kernel(  # noqa: PLR0913, PLR0917
     block_size: tl.constexpr,
     is_eight_bits: tl.constexpr,
 ) -> None:
-    """Of a row, the query heads of one KV head, its key and its value."""
+    """Process the query heads of one KV head of a row, its key and its value."""
     row = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     kv_heads = tl.num_programs(1)

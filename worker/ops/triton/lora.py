@@ -1,13 +1,14 @@
 """LoRA adapters as grouped products (SGMV, Chen et al., arXiv:2310.18547).
 
-Theory of operation. The adapters of all slots lie in stacks, one of each side for each product of a
-layer; a smaller rank is filled up with zeros. The rows of a step that have an adapter are sorted by
-slot, and each slot's are cut into tiles, on the host, once a step. A tile of rows then goes down
-through its slot's matrix (the grouped product that mixtures of experts use) and up again, and what
-comes out is added in place; of a fused product each part has an own slice of both sides.
+Theory of operation. The adapters of all slots are stored in stacks, one per side for each product
+of a layer; smaller ranks are padded with zeros. The rows of a step that have an adapter are sorted
+by slot, and each slot's rows are cut into tiles, on the host, once a step. A tile of rows is
+multiplied by its slot's down matrix (the grouped product that mixtures of experts use) and then by
+the up matrix, and the result is added in place; each part of a fused product has its own slice of
+both sides.
 
 Tiles have one size, and sums run over the inner features in order, so a row's numbers depend
-neither on the rows that share its tile nor on how many there are.
+neither on the rows that share its tile nor on their number.
 """
 
 # Triton's decorators have no types.
@@ -53,7 +54,7 @@ class _Stack:
 
 class StackedAdapters:
     """Implements `AdapterStore` on a GPU, and on a CPU in Triton's interpreter. Slots have room for
-    adapters of `max_rank` from the start; `layers` are the products of each.
+    adapters of `max_rank` from the start; `layers` are the products of each layer.
     """
 
     def __init__(
@@ -82,11 +83,11 @@ class StackedAdapters:
         ]
 
     def prepared(self, layers: AdapterFactors) -> Any:
-        """They are copied to the device when they are put into a slot."""
+        """Return the factors: `put` copies them to the device."""
         return layers
 
     def put(self, slot: int, prepared: Any) -> None:
-        """Zeros where the adapter has nothing."""
+        """Fill the slot, with zeros for products without an adapter."""
         for index, stacks in enumerate(self._layers):
             for name, stack in stacks.items():
                 stack.down[slot].zero_()
@@ -96,7 +97,7 @@ class StackedAdapters:
                     stack.fill(slot, factors)
 
     def plan(self, owners: Owners) -> StepAdapters:
-        """Tiles of rows of one slot each."""
+        """Cut the rows of each slot into tiles."""
         size = experts.tile_rows(self._dtype)
         order = np.argsort(owners, kind="stable").astype(np.int32)
         sorted_owners = owners[order]
@@ -115,14 +116,14 @@ class StackedAdapters:
 
 @dataclass(frozen=True, slots=True)
 class _StackedStep:
-    """Implements `StepAdapters`."""
+    """The tiles of one step with the stacks; implements `StepAdapters`."""
 
     layers: Sequence[Mapping[str, _Stack]]
     tiles: experts.Tiles
     native: None = None
 
     def add(self, layer: int, product: str, x: Tensor, y: Tensor) -> None:
-        """Twin: the same of `ops.lora.LinearAdapters`."""
+        """Add the adapters' part to y. Twin: `add` of `ops.lora.LinearAdapters`' plan."""
         stack = self.layers[layer][product]
         small = x.new_empty(len(x), stack.down.shape[1])
         experts.multiply(x, stack.down, self.tiles, 1, small)
@@ -133,7 +134,7 @@ def add_up(
     small: Tensor, up: Tensor, tiles: experts.Tiles, sizes: Sequence[int], y: Tensor
 ) -> None:
     """Add to rows of y [T, out] the products of small [T, parts · rank] with the matrices of their
-    slots, of up [slots, out, rank]; each part's by itself.
+    slots, of up [slots, out, rank]; each part separately.
     """
     _, width, rank = up.shape
     columns = experts.tile_columns(small.dtype)
@@ -179,7 +180,7 @@ def _add_kernel(  # noqa: PLR0913, PLR0917
     tile_inner: tl.constexpr,
     product: tl.constexpr,
 ) -> None:
-    """A tile of rows by a tile of columns of one part."""
+    """Add a tile of rows by a tile of columns of one part."""
     first = tl.load(firsts + tl.program_id(0))
     end = tl.load(ends + tl.program_id(0))
     index = first + tl.arange(0, tile_rows)

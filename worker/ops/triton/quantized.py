@@ -1,12 +1,12 @@
 """Products with weights in four or eight bits, decoded tile by tile.
 
-Theory of operation. A program makes a tile of rows by outputs. It goes over the inputs a tile at a
-time, each inside one group: codes, less their zeros, are small integers or float8 numbers, which
-every type that is multiplied holds exactly. So they are multiplied as they are, and the scale of
-the group is applied to the sum in float32.
+Theory of operation. A program computes a tile of rows by outputs. It reads the inputs a tile at a
+time, each inside one group: codes, minus their zeros, are small integers or float8 numbers, which
+every multiplied type holds exactly. So they are multiplied directly, and the scale of the group is
+applied to the sum in float32.
 
-A row's sum runs over the inputs in order. Few rows have narrow tiles, so that there are many
-programs to read the weight.
+A row's sum runs over the inputs in order. Few rows use narrow tiles, so that many programs read the
+weight.
 """
 
 # Triton's decorators have no types.
@@ -23,14 +23,14 @@ from torch import Tensor
 
 from worker.ops.quantized import PAIRED_COLUMNS, Encoding, PackedWeight
 
-# Rows and outputs of a tile: of few rows, of many, and in float32, which needs many registers.
+# Rows and outputs of a tile: for few rows, for many, and for float32, which needs many registers.
 _FEW = (16, 32)
 _MANY = (64, 128)
 _FLOAT32 = (32, 32)
 
 
 def multiply(x: Tensor, weight: PackedWeight) -> Tensor:
-    """x [T, in], in the order of the codes, by a weight: [T, out] in x's type.
+    """Multiply x [T, in], in the order of the codes, by a weight: [T, out] in x's type.
 
     Twin: `worker.ops.quantized.multiply`, which rounds the weight to x's type; this does not.
     """
@@ -65,7 +65,9 @@ def multiply(x: Tensor, weight: PackedWeight) -> Tensor:
 
 
 def _product_type(x: Tensor) -> Any:
-    """As those of attention: the interpreter's products of bfloat16 are wrong."""
+    """Return the type of products, as in attention: the interpreter's products of bfloat16 are
+    wrong.
+    """
     wide = x.device.type != "cuda" or x.dtype is torch.float32
     return tl.float32 if wide else tl.bfloat16 if x.dtype is torch.bfloat16 else tl.float16
 
@@ -89,7 +91,7 @@ def _product_kernel(  # noqa: PLR0913, PLR0917
     tile_inner: tl.constexpr,
     product: tl.constexpr,
 ) -> None:
-    """A tile of rows of x by a tile of outputs."""
+    """Multiply a tile of rows of x by a tile of outputs."""
     row = (tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)).to(tl.int64)
     columns = tl.program_id(1) * tile_columns + tl.arange(0, tile_columns)
     real, inside = row < rows, columns < width
@@ -120,8 +122,8 @@ def _product_kernel(  # noqa: PLR0913, PLR0917
             shared = (start // group).to(tl.int64) * width + columns
             scale = tl.load(scales + shared, mask=inside, other=0.0).to(tl.float32)
             if is_float:
-                # Sign, exponent and mantissa where float16 has them, with 8 less in the exponent:
-                # this takes no GPU that knows the type.
+                # Sign, exponent and mantissa at float16's positions, with 8 less in the exponent:
+                # this works on GPUs without the type.
                 wide = bits.to(tl.uint16)
                 placed = ((wide & 128) << 8) | ((wide & 127) << 7)
                 right = placed.to(tl.float16, bitcast=True).to(product)
