@@ -1,4 +1,4 @@
-"""The listener hears engines over real sockets, notices what it missed, and asks for it again."""
+"""The listener receives events over real sockets, detects gaps and requests replays."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from picker.types import Endpoint
 from tests.support.picker.kv_scene import TOPIC, FakeEngine, Notebook, connected, stage
 
 
-async def test_messages_are_handed_on_in_order() -> None:
-    """With the endpoint's key and the topic; what was known before is forgotten first."""
+async def test_the_consumer_receives_messages_in_order() -> None:
+    """With the endpoint's key and the topic, after `lost` for earlier state."""
     async with stage() as s:
         for number, payload in enumerate((b"one", b"two")):
             await s.engine.say(number, payload)
-        await s.book.until(lambda: len(s.book.heard) == 3)
+        await s.book.until(lambda: len(s.book.received) == 3)
         topic = TOPIC.decode()
-        assert s.book.heard == [
+        assert s.book.received == [
             ("default/a", "lost"),
             ("default/a", topic, "one"),
             ("default/a", topic, "two"),
@@ -33,8 +33,7 @@ async def test_messages_are_handed_on_in_order() -> None:
         assert s.count("gaps_total") == 0
 
 
-async def test_other_topics_and_nonsense_are_passed_over() -> None:
-    """What has not three frames, and what the consumer cannot understand, is counted."""
+async def test_other_topics_are_ignored_and_malformed_messages_counted() -> None:
     async with stage() as s:
         await s.engine.say(0, b"not for us", b"metrics@x")
         await s.engine.pub.send_multipart((TOPIC, b"short", b"x"))
@@ -46,8 +45,8 @@ async def test_other_topics_and_nonsense_are_passed_over() -> None:
         assert s.listener.errors["default/a"] == 3
 
 
-async def test_what_was_heard_is_told_to_operators() -> None:
-    """By endpoint; whoever is none of the pool has no name of its own."""
+async def test_metrics_count_messages_errors_and_gaps_by_endpoint() -> None:
+    """Pods outside the pool share the label `unknown`."""
     async with stage() as s:
         await s.engine.say(0, b"one")
         await s.engine.say(2, b"bad")
@@ -68,7 +67,7 @@ async def test_what_was_heard_is_told_to_operators() -> None:
 async def test_a_skipped_event_is_counted_always_and_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The message that it stood in is taken in; an endpoint that joins again is logged again."""
+    """The rest of its message is applied, so it is not an error."""
     async with stage() as s:
         for number in range(3):
             await s.engine.say(number, b"half %d" % number)
@@ -80,15 +79,15 @@ async def test_a_skipped_event_is_counted_always_and_logged_once(
     assert logged == ["KV events of default/a: skipped an event and will skip others like it: half"]
 
 
-async def test_a_large_message_is_taken_in_part_by_part() -> None:
-    """Other tasks get their turns; the numbers are those of the message."""
+async def test_a_large_message_is_applied_in_parts() -> None:
+    """Other tasks run between the parts; it counts as one message."""
     events = [["BlockRemoved", [number], "x" * 2000] for number in range(100)]
     whole = msgspec.msgpack.encode([1.0, events])
     seen = set[int]()
 
     async def other_work() -> None:
         while True:
-            seen.add(len(s.book.heard))
+            seen.add(len(s.book.received))
             await asyncio.sleep(0)
 
     async with stage() as s:
@@ -104,8 +103,8 @@ async def test_a_large_message_is_taken_in_part_by_part() -> None:
         assert s.count("gaps_total") == 0
 
 
-async def test_what_was_said_before_is_asked_for_when_joining() -> None:
-    """From the first message on; ordinary messages go on behind it."""
+async def test_a_listener_that_joins_late_requests_a_replay() -> None:
+    """From the first message; the subscription continues after it."""
     async with stage(replays=True, n0=b"zero", n1=b"one") as s:
         await s.book.until(lambda: "one" in s.book.payloads())
         await s.engine.say(2, b"two")
@@ -114,13 +113,13 @@ async def test_what_was_said_before_is_asked_for_when_joining() -> None:
         assert s.engine.asked == [0]
 
 
-async def test_a_gap_is_filled_by_asking_again() -> None:
-    """What comes twice that way counts once."""
+async def test_a_replay_fills_a_gap() -> None:
+    """Repeated messages count once."""
     async with stage(replays=True) as s:
         await s.engine.answered.wait()
         await s.engine.say(0, b"zero")
         await s.book.until(lambda: "zero" in s.book.payloads())
-        s.engine.kept = [(n, str(n).encode()) for n in range(4)]
+        s.engine.replayable = [(n, str(n).encode()) for n in range(4)]
         await s.engine.say(3, b"3")
         await s.engine.say(4, b"4")
         await s.book.until(lambda: "4" in s.book.payloads())
@@ -128,7 +127,7 @@ async def test_a_gap_is_filled_by_asking_again() -> None:
         assert s.engine.asked == [0, 1]
 
 
-async def test_a_gap_that_nobody_can_fill_is_passed_over() -> None:
+async def test_a_gap_without_a_replay_address_is_only_counted() -> None:
     async with stage() as s:
         await s.engine.say(0, b"0")
         await s.engine.say(5, b"5")
@@ -137,25 +136,25 @@ async def test_a_gap_that_nobody_can_fill_is_passed_over() -> None:
         assert s.count("gaps_total") == 1
 
 
-async def test_what_is_gone_from_the_replay_too_makes_the_endpoint_forgotten() -> None:
-    """Nobody knows what left its cache meanwhile; what comes after counts."""
+async def test_a_gap_that_the_replay_leaves_open_discards_the_endpoint() -> None:
+    """The missing messages may contain removals; later messages count."""
     async with stage(replays=True) as s:
         await s.engine.say(0, b"0")
         await s.book.until(lambda: "0" in s.book.payloads())
-        s.engine.kept = [(3, b"3"), (4, b"4")]
+        s.engine.replayable = [(3, b"3"), (4, b"4")]
         await s.engine.say(4, b"4")
         await s.book.until(lambda: "4" in s.book.payloads())
         assert s.book.payloads() == ["lost", "0", "lost", "3", "4"]
 
 
-async def test_a_replay_that_stalls_goes_on_where_it_was() -> None:
-    """One message for each request, and in the end none: then it has failed."""
-    kept = {"n0": b"0", "n1": b"1", "n2": b"2"}
-    async with stage(replays=True, answers_at_most=1, idle_seconds=0.05, **kept) as s:
+async def test_a_stalled_replay_continues_and_fails_without_progress() -> None:
+    """The engine answers each request with one message, and finally with none."""
+    stored = {"n0": b"0", "n1": b"1", "n2": b"2"}
+    async with stage(replays=True, answers_at_most=1, idle_seconds=0.05, **stored) as s:
         await s.book.until(lambda: s.book.payloads().count("lost") == 2)
         assert s.book.payloads()[-1] == "lost"
         assert s.count("replays_total", "failed") == 1
-        # For a while no other is tried.
+        # No other replay is tried during the cooldown.
         asked = len(s.engine.asked)
         await s.engine.say(9, b"9")
         await s.book.until(lambda: "9" in s.book.payloads())
@@ -163,16 +162,16 @@ async def test_a_replay_that_stalls_goes_on_where_it_was() -> None:
 
 
 async def test_replayed_messages_without_a_topic_wait_for_one() -> None:
-    """Of which model they are is said by the first ordinary message."""
+    """The first message of the subscription has the topic, which names the model."""
     async with stage(replays=True, with_topic=False, n0=b"0", n1=b"1") as s:
         await s.engine.say(1, b"1")
         await s.book.until(lambda: "1" in s.book.payloads())
         topic = TOPIC.decode()
-        assert s.book.heard[1:] == [("default/a", topic, "0"), ("default/a", topic, "1")]
+        assert s.book.received[1:] == [("default/a", topic, "0"), ("default/a", topic, "1")]
 
 
-async def test_a_new_life_of_an_engine_is_noticed_by_its_numbers() -> None:
-    """Also when its first messages were missed and cannot be had again."""
+async def test_a_lower_number_reveals_a_restart() -> None:
+    """Even if the first messages after the restart were lost."""
     async with stage() as s:
         for number in range(3):
             await s.engine.say(number, b"old")
@@ -182,7 +181,7 @@ async def test_a_new_life_of_an_engine_is_noticed_by_its_numbers() -> None:
         assert s.count("restarts_total") == 1
 
 
-async def test_endpoints_are_followed_as_they_come_and_go() -> None:
+async def test_subscriptions_follow_the_endpoints_of_the_pool() -> None:
     async with stage() as s:
         with zmq.asyncio.Context() as context:
             other = FakeEngine(context)
@@ -192,7 +191,7 @@ async def test_endpoints_are_followed_as_they_come_and_go() -> None:
             await other.subscribed()
             await other.say(0, b"hello")
             await s.book.until(lambda: "hello" in s.book.payloads("default/b"))
-            assert await s.engine.pub.recv() == b"\x00kv@"  # nobody listens any more
+            assert await s.engine.pub.recv() == b"\x00kv@"  # unsubscribed
             await s.engine.say(0, b"unheard")
             await other.say(1, b"bye")
             await s.book.until(lambda: "bye" in s.book.payloads("default/b"))
@@ -201,8 +200,8 @@ async def test_endpoints_are_followed_as_they_come_and_go() -> None:
             other.close()
 
 
-async def test_engines_that_connect_are_told_apart_by_their_topics(tmp_path: object) -> None:
-    """Of a pod that is not in the pool nothing is taken in."""
+async def test_the_topic_identifies_an_engine_that_connects(tmp_path: object) -> None:
+    """Messages of pods outside the pool are dropped."""
     book, datastore = Notebook(feed=KvEventFeed(f"ipc://{tmp_path}/kv", "kv@")), Datastore()
     datastore.set_endpoints(
         [Endpoint("a", "10.0.0.1", 8000), Endpoint("b", "10.0.0.1", 8001, rank_index=1)]
@@ -210,8 +209,8 @@ async def test_engines_that_connect_are_told_apart_by_their_topics(tmp_path: obj
     async with connected(book, datastore) as (pub, listener):
         for pod in ("10.0.0.1:8001", "10.9.9.9:1", "10.0.0.1:8000"):
             await pub.send_multipart((f"kv@{pod}@m".encode(), bytes(8), pod.encode()))
-        await book.until(lambda: len(book.heard) == 2)
-    assert [(what[0], what[-1]) for what in book.heard] == [
+        await book.until(lambda: len(book.received) == 2)
+    assert [(what[0], what[-1]) for what in book.received] == [
         ("default/b", "10.0.0.1:8001"),
         ("default/a", "10.0.0.1:8000"),
     ]
@@ -219,20 +218,19 @@ async def test_engines_that_connect_are_told_apart_by_their_topics(tmp_path: obj
 
 
 async def test_an_address_that_cannot_be_bound_is_an_error() -> None:
-    """The picker cannot do what it was told."""
     listener = KvEventListener(Notebook(feed=KvEventFeed("tcp://no-such-device:1")), Datastore())
     with pytest.raises(PickerError, match="cannot listen"):
         await listener.run()
 
 
 @pytest.mark.parametrize("further", [0, 3])
-async def test_a_new_life_that_says_nothing_is_noticed_when_connecting_again(further: int) -> None:
-    """It has not got as far as the one before, or has said something else there."""
+async def test_a_reconnect_reveals_a_restart_of_a_silent_engine(further: int) -> None:
+    """Its stream is shorter than before, or has another message at the same number."""
     async with stage(replays=True, n0=b"a0", n1=b"a1", n2=b"a2") as s:
         await s.book.until(lambda: "a2" in s.book.payloads())
         address = s.engine.source.address
         s.engine.fall_silent()
-        s.engine.kept = [(n, b"b%d" % n) for n in range(1 + further)]
+        s.engine.replayable = [(n, b"b%d" % n) for n in range(1 + further)]
         with zmq.asyncio.Context() as context:
             again = context.socket(zmq.XPUB)
             again.bind(address)
@@ -243,13 +241,12 @@ async def test_a_new_life_that_says_nothing_is_noticed_when_connecting_again(fur
         assert s.count("restarts_total") == 1
 
 
-async def test_the_same_engine_is_not_heard_twice_when_connecting_again() -> None:
-    """Only what was missed meanwhile is taken in."""
+async def test_a_reconnect_to_the_same_engine_applies_only_missed_messages() -> None:
     async with stage(replays=True, n0=b"a0", n1=b"a1") as s:
         await s.book.until(lambda: "a1" in s.book.payloads())
         address = s.engine.source.address
         s.engine.fall_silent()
-        s.engine.kept.append((2, b"a2"))
+        s.engine.replayable.append((2, b"a2"))
         with zmq.asyncio.Context() as context:
             again = context.socket(zmq.XPUB)
             again.bind(address)

@@ -1,4 +1,4 @@
-"""Whatever engines do, the others are heard on, and nothing of them is kept for ever."""
+"""A misbehaving engine neither stops the listener nor leaks memory."""
 
 from __future__ import annotations
 
@@ -18,10 +18,8 @@ from picker.types import Endpoint
 from tests.support.picker.kv_scene import FakeEngine, Notebook, connected, stage
 
 
-async def test_engines_that_connect_leave_nothing_behind_when_their_endpoints_go(
-    tmp_path: object,
-) -> None:
-    """What a pod calls itself is not kept; one that comes back is heard from its beginning."""
+async def test_an_endpoint_that_leaves_loses_its_stream_state(tmp_path: object) -> None:
+    """Names of unknown pods are not stored; an endpoint that returns starts at 0 again."""
     book, datastore = Notebook(feed=KvEventFeed(f"ipc://{tmp_path}/kv", "kv@")), Datastore()
     here = Endpoint("a", "10.0.0.1", 8000)
     datastore.set_endpoints([here])
@@ -29,9 +27,8 @@ async def test_engines_that_connect_leave_nothing_behind_when_their_endpoints_go
         for number in range(20):
             await pub.send_multipart((b"kv@%d@m" % number, bytes(8), b"invented"))
         for payload in (b"first", b"again"):
-            said = payload.decode()
             await pub.send_multipart((b"kv@10.0.0.1:8000@m", bytes(8), payload))
-            await book.until(lambda said=said: said in book.payloads())
+            await book.until(lambda payload=payload: payload.decode() in book.payloads())
             datastore.set_endpoints([])
             assert not listener._connected
             datastore.set_endpoints([here])
@@ -39,8 +36,8 @@ async def test_engines_that_connect_leave_nothing_behind_when_their_endpoints_go
         assert book.payloads() == ["first", "again"]
 
 
-async def test_a_mistake_of_ours_does_not_end_listening() -> None:
-    """It is logged and counted, and the endpoint forgotten: part of it may have been taken in."""
+async def test_a_bug_in_the_consumer_does_not_stop_the_listener() -> None:
+    """It is counted, and the endpoint's blocks are lost: the message may be partly applied."""
     async with stage() as s:
         for number, payload in enumerate((b"one", b"mistake", b"two")):
             await s.engine.say(number, payload)
@@ -49,8 +46,8 @@ async def test_a_mistake_of_ours_does_not_end_listening() -> None:
         assert s.listener.errors["default/a"] == 1
 
 
-async def test_a_number_that_no_message_has_is_refused() -> None:
-    """The end of a replay, said the ordinary way, and numbers behind it."""
+async def test_numbers_beyond_int64_are_refused() -> None:
+    """Among them -1, which marks the end of a replay."""
     async with stage() as s:
         for number in (2**64 - 1, 2**63, 0):
             await s.engine.say(number, b"%d" % number)
@@ -59,8 +56,8 @@ async def test_a_number_that_no_message_has_is_refused() -> None:
         assert s.listener.errors["default/a"] == 2
 
 
-async def test_an_endpoint_that_has_left_says_nothing_any_more() -> None:
-    """Messages that are there already are not taken in: nobody would forget them."""
+async def test_queued_messages_of_an_endpoint_that_left_are_dropped() -> None:
+    """Nothing would ever remove their blocks."""
 
     @dataclass
     class Remover(Notebook):
@@ -72,7 +69,7 @@ async def test_an_endpoint_that_has_left_says_nothing_any_more() -> None:
 
     with zmq.asyncio.Context() as context:
         engine = FakeEngine(context)
-        engine.kept = [(number, b"%d" % number) for number in range(200)]
+        engine.replayable = [(number, b"%d" % number) for number in range(200)]
         book = Remover({"default/a": engine.source})
         book.datastore.set_endpoints([Endpoint("a", "127.0.0.1", 8000)])
         listener = KvEventListener(book, book.datastore)
@@ -81,7 +78,7 @@ async def test_an_endpoint_that_has_left_says_nothing_any_more() -> None:
             await engine.subscribed()
             await book.until(lambda: "0" in book.payloads())
             async with asyncio.timeout(60):
-                assert await engine.pub.recv() == b"\x00kv@"  # it is not listened to any more
+                assert await engine.pub.recv() == b"\x00kv@"  # unsubscribed
             assert book.payloads() == ["lost", "0"]
         finally:
             for task in tasks:
@@ -90,12 +87,12 @@ async def test_an_endpoint_that_has_left_says_nothing_any_more() -> None:
             engine.close()
 
 
-async def test_an_engine_that_cannot_be_listened_to_is_tried_again() -> None:
-    """There may be a socket free by then."""
+async def test_a_failed_subscription_is_retried() -> None:
+    """A shortage of sockets may be temporary."""
     book, datastore = Notebook({"default/a": KvEventSource("foo://10.0.0.1")}), Datastore()
     datastore.set_endpoints([Endpoint("a", "127.0.0.1", 8000)])
     task = asyncio.create_task(KvEventListener(book, datastore, retry_seconds=0.001).run())
-    await book.until(lambda: len(book.heard) == 3)
+    await book.until(lambda: len(book.received) == 3)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert book.payloads() == ["lost"] * 3
@@ -103,14 +100,14 @@ async def test_an_engine_that_cannot_be_listened_to_is_tried_again() -> None:
 
 @pytest.fixture
 def many_files() -> Iterator[None]:
-    """As many open ones as there may be; without asking that is often fewer than sockets here."""
+    """Raise the limit of open files to its maximum; the default may be below the sockets here."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
-async def test_more_engines_are_listened_to_than_zmq_has_sockets_by_itself(
+async def test_a_pool_may_have_more_engines_than_zmq_has_sockets_by_default(
     many_files: None,
 ) -> None:
     names = [f"w{number}" for number in range(600)]
@@ -119,7 +116,7 @@ async def test_more_engines_are_listened_to_than_zmq_has_sockets_by_itself(
     datastore.set_endpoints([Endpoint(name, "127.0.0.1", 1) for name in names])
     listener = KvEventListener(book, datastore)
     task = asyncio.create_task(listener.run())
-    await book.until(lambda: len(book.heard) == len(names))
+    await book.until(lambda: len(book.received) == len(names))
     await asyncio.sleep(0)
     errors = dict(listener.errors)
     task.cancel()

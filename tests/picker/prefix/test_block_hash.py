@@ -1,4 +1,4 @@
-"""Block hashes agree with the published check vectors."""
+"""Block hashes agree with the published test vectors."""
 
 from __future__ import annotations
 
@@ -13,37 +13,30 @@ def tokens(*ids: int) -> bytes:
     return pack(f"<{len(ids)}I", *ids)
 
 
-def test_whole_blocks_match_the_check_vector() -> None:
-    """Model `test-model`, four tokens in blocks of two."""
-    root = root_hash("test-model")
-    assert root == 3725054772343846052
-    assert block_hashes(tokens(1, 2, 3, 4), root, 2).tolist() == [
-        9930943305924734546,
-        10152593023489682002,
-    ]
+@pytest.mark.parametrize(
+    ("model", "salt", "prompt", "block_size", "root", "hashes"),
+    [
+        (
+            *("test-model", "", tokens(1, 2, 3, 4), 2),
+            3725054772343846052,
+            [9930943305924734546, 10152593023489682002],
+        ),
+        (  # a salt and a partial last block
+            *("test-model", "salt", tokens(1, 2, 3), 2),
+            11019316477126004455,
+            [2868846555763096814, 4872061566854504950],
+        ),
+        ("m", "", b"hello world\0", 64, 13415755381228090088, [17753566424715801716]),
+    ],
+)
+def test_hashes_match_the_test_vectors(
+    model: str, salt: str, prompt: bytes, block_size: int, root: int, hashes: list[int]
+) -> None:
+    assert root_hash(model, salt) == root
+    assert block_hashes(prompt, root, block_size).tolist() == hashes
 
 
-def test_a_salt_changes_the_root_and_a_partial_tail_is_hashed() -> None:
-    """Model `test-model`, salt `salt`, three tokens in blocks of two."""
-    root = root_hash("test-model", "salt")
-    assert root == 11019316477126004455
-    assert block_hashes(tokens(1, 2, 3), root, 2).tolist() == [
-        2868846555763096814,
-        4872061566854504950,
-    ]
-
-
-def test_estimated_tokens_match_the_check_vector() -> None:
-    """`hello world` packed by four bytes, model `m`, blocks of 64."""
-    packed = tokens(1819043176, 1870078063, 6581362)
-    assert packed == b"hello world\0"
-    root = root_hash("m")
-    assert root == 13415755381228090088
-    assert block_hashes(packed, root, 64).tolist() == [17753566424715801716]
-
-
-def test_a_hash_stands_for_everything_before_it() -> None:
-    """Equal second blocks behind different first blocks hash differently."""
+def test_a_hash_depends_on_all_blocks_before_it() -> None:
     root = root_hash("m")
     first = block_hashes(tokens(1, 2, 3, 4), root, 2)
     second = block_hashes(tokens(9, 9, 3, 4), root, 2)
@@ -52,7 +45,6 @@ def test_a_hash_stands_for_everything_before_it() -> None:
 
 
 def test_at_most_max_blocks_are_hashed() -> None:
-    """The cap cuts the tail, and an empty prompt has no blocks."""
     root = root_hash("m")
     everything = block_hashes(tokens(*range(10)), root, 2).tolist()
     assert len(everything) == 5
@@ -61,13 +53,12 @@ def test_at_most_max_blocks_are_hashed() -> None:
 
 
 def test_a_block_size_below_one_is_refused() -> None:
-    """Nothing can be cut into blocks of nothing."""
     with pytest.raises(ValueError, match="at least 1 token"):
         block_hashes(tokens(1), 0, 0)
 
 
 def test_a_seed_changes_every_hash() -> None:
-    """Whoever does not know the seed cannot look for prompts that collide."""
+    """A client that does not know the seed cannot construct colliding prompts."""
     plain, seeded = root_hash("m"), root_hash("m", seed=7)
     assert plain != seeded
     prompt = tokens(1, 2, 3, 4)

@@ -1,4 +1,4 @@
-"""Keys of prompt blocks agree with the published check vectors."""
+"""Keys of prompt blocks agree with the published test vectors."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def tokens(*ids: int) -> bytes:
         (HashAlgorithm.XXH64, 658786475292698776, [8433318296068090153, 13396831690803705894]),
     ],
 )
-def test_keys_match_the_check_vectors(algorithm: HashAlgorithm, root: int, keys: list[int]) -> None:
+def test_keys_match_the_test_vectors(algorithm: HashAlgorithm, root: int, keys: list[int]) -> None:
     """Model `test-model`, no seed, tokens 1 to 8 in blocks of four."""
     maker = BlockKeys(4, algorithm=algorithm)
     assert maker.root("test-model") == root
     assert maker.prompt("test-model", tokens(*range(1, 9))) == keys
 
 
-def test_an_extra_key_matches_the_check_vector() -> None:
+def test_an_extra_key_matches_the_test_vector() -> None:
     """Tokens 1 to 4 with the extra `abc`."""
     maker = BlockKeys(4, algorithm=HashAlgorithm.CBOR_FNV)
     assert maker.chain(maker.root("test-model"), tokens(1, 2, 3, 4), [("abc",)]) == [
@@ -42,15 +42,15 @@ def test_an_extra_key_matches_the_check_vector() -> None:
 
 
 def test_the_cbor_is_canonical() -> None:
-    """What is hashed for a root, with nothing for tokens."""
+    """The input of a root hash, without tokens."""
     assert cbor2.dumps([1, None, "a"], canonical=True).hex() == "8301f66161"
 
 
 @pytest.mark.parametrize("algorithm", list(HashAlgorithm))
-def test_only_full_blocks_have_keys_and_each_stands_for_all_before_it(
+def test_only_full_blocks_have_keys_that_depend_on_all_before_them(
     algorithm: HashAlgorithm,
 ) -> None:
-    """A chain can be continued from any of its keys."""
+    """Any key of a chain can be continued."""
     maker = BlockKeys(2, "seed", algorithm)
     whole = maker.prompt("m", tokens(1, 2, 3, 4, 5))
     assert len(whole) == 2
@@ -62,7 +62,7 @@ def test_only_full_blocks_have_keys_and_each_stands_for_all_before_it(
 
 @pytest.mark.parametrize("algorithm", list(HashAlgorithm))
 def test_media_mark_the_blocks_they_overlap_and_a_salt_the_first(algorithm: HashAlgorithm) -> None:
-    """An image over tokens 3 to 5 belongs to the second and third block of two."""
+    """An image over tokens 3 to 5 marks the second and third block of two tokens."""
     maker = BlockKeys(2, algorithm=algorithm)
     prompt = tokens(*range(8))
     image = MultiModalFeature("image", "abc", 3, 3)
@@ -78,6 +78,5 @@ def test_media_mark_the_blocks_they_overlap_and_a_salt_the_first(algorithm: Hash
 
 
 def test_a_block_size_below_one_is_refused() -> None:
-    """Nothing can be cut into blocks of nothing."""
     with pytest.raises(ValueError, match="at least 1 token"):
         BlockKeys(0)

@@ -1,4 +1,4 @@
-"""The prefix index agrees with a slow twin whatever happens to it."""
+"""The prefix index agrees with a simple reference implementation."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.depth import examples
 from tests.support.picker.reference_prefix_index import ReferenceIndex
 
 KEYS = [f"default/w{i}" for i in range(5)]
-LONG = 40  # blocks that short prompts repeat, to have long ones
+LONG = 40  # repetitions of each block that turn short prompts into long ones
 
 
 def chain(blocks: list[int], repeat: int = 1) -> BlockHashes:
-    """The chained hashes of a prompt; each block comes `repeat` times."""
+    """Hash a prompt in which each block occurs `repeat` times."""
     return block_hashes(bytes(block for block in blocks for _ in range(4 * repeat)), 0, 1)
 
 
@@ -28,7 +28,7 @@ def array(*hashes: int) -> BlockHashes:
 
 
 class IndexModel(RuleBasedStateMachine):
-    """Compares the index with its twin. Long prompts take the array paths."""
+    """Compares the index with the reference. Long prompts take the array paths."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,6 @@ class IndexModel(RuleBasedStateMachine):
 
     @rule(key=st.sampled_from(KEYS), prompt=prompts, capacity=st.sampled_from([1, 3, 8, 50, 300]))
     def record(self, key: str, prompt: BlockHashes, capacity: int) -> None:
-        """An endpoint is sent a prompt; its capacity may have changed."""
         self.index.record(key, prompt, capacity)
         self.twin.record(key, prompt.tolist(), capacity)
 
@@ -56,7 +55,6 @@ class IndexModel(RuleBasedStateMachine):
 
     @invariant()
     def sound(self) -> None:
-        """The parts agree, and so do the sizes."""
         self.index.check_integrity()
         self.twin.check_integrity()
         assert len(self.index) == self.twin.entries
@@ -67,8 +65,10 @@ TestIndexModel.settings = examples(60, stateful_step_count=30)
 
 
 @pytest.mark.parametrize(("endpoints", "blocks", "capacity"), [(3, 60, 5000), (120, 30, 400)])
-def test_a_long_walk_agrees_with_the_twin(endpoints: int, blocks: int, capacity: int) -> None:
-    """Thousands of prompts with shared beginnings: growth, eviction, endpoints that come and go."""
+def test_a_long_random_walk_agrees_with_the_reference(
+    endpoints: int, blocks: int, capacity: int
+) -> None:
+    """Prompts with shared prefixes: growth, eviction, endpoints that arrive and leave."""
     rng = Random(blocks)
     index, twin = PrefixIndex(), ReferenceIndex()
     known: list[bytes] = [b""]
@@ -93,8 +93,8 @@ def test_a_long_walk_agrees_with_the_twin(endpoints: int, blocks: int, capacity:
                 assert holder.size == len(twin.held(key))
 
 
-def test_runs_of_many_endpoints_are_found_by_halving() -> None:
-    """More different runs than are tried out, over more pairs than are looked up at once."""
+def test_binary_search_finds_the_runs_of_many_endpoints() -> None:
+    """More distinct runs than pivots, and more pairs than are looked up one by one."""
     index, twin = PrefixIndex(), ReferenceIndex()
     rng = Random(4)
     prompt = block_hashes(rng.randbytes(4 * 500), 0, 1)
@@ -106,8 +106,8 @@ def test_runs_of_many_endpoints_are_found_by_halving() -> None:
     assert len(set(index.match(prompt).values())) > 20
 
 
-def test_thousands_of_endpoints_come_and_go_at_once() -> None:
-    """Each is known by its own blocks, also where another has left its nodes; none leaves any."""
+def test_thousands_of_endpoints_may_arrive_and_leave_at_once() -> None:
+    """Each matches its own blocks, even in reused nodes; none leaves any behind."""
     index = PrefixIndex()
     for generation in range(3):
         for endpoint in range(5000):
@@ -127,7 +127,6 @@ def test_thousands_of_endpoints_come_and_go_at_once() -> None:
 
 @pytest.mark.parametrize("length", [3, 100])
 def test_the_tail_of_a_prompt_is_evicted_before_its_beginning(length: int) -> None:
-    """A shared beginning outlives private endings."""
     index = PrefixIndex()
     prompt = chain(list(range(length)))
     index.record("a", prompt, length)
@@ -135,8 +134,8 @@ def test_the_tail_of_a_prompt_is_evicted_before_its_beginning(length: int) -> No
     assert index.match(prompt) == {"a": length - 1}
 
 
-def test_of_a_prompt_beyond_the_capacity_the_beginning_is_kept() -> None:
-    """What an engine would have to drop first is not remembered."""
+def test_only_the_beginning_of_a_prompt_beyond_the_capacity_is_stored() -> None:
+    """An engine would evict the rest first."""
     index = PrefixIndex()
     prompt = chain(list(range(100)))
     index.record("a", prompt, 30)
@@ -144,8 +143,7 @@ def test_of_a_prompt_beyond_the_capacity_the_beginning_is_kept() -> None:
     assert len(index) == 30
 
 
-def test_the_least_recently_used_prompt_goes_first() -> None:
-    """With room for two prompts of one block, the third evicts the first."""
+def test_the_least_recently_used_prompt_is_evicted_first() -> None:
     index = PrefixIndex()
     for block in (1, 2, 3):
         index.record("a", array(block), 2)
@@ -155,15 +153,15 @@ def test_the_least_recently_used_prompt_goes_first() -> None:
 
 
 def test_a_smaller_capacity_evicts_at_the_next_prompt() -> None:
-    """An engine came back with less memory."""
+    """For example, after a restart with less memory."""
     index = PrefixIndex()
     index.record("a", chain(list(range(200))), 500)
     index.record("a", array(5), 10)
     assert len(index) == 10
 
 
-def test_an_endpoint_that_comes_back_inherits_nothing() -> None:
-    """Neither its own knowledge nor that of another."""
+def test_an_endpoint_that_returns_inherits_no_blocks() -> None:
+    """Neither its own nor another endpoint's."""
     index = PrefixIndex()
     index.record("old", chain([1, 2]), 10)
     index.remove("old")
@@ -176,8 +174,7 @@ def test_an_endpoint_that_comes_back_inherits_nothing() -> None:
 
 
 @pytest.mark.parametrize("length", [4, 60])
-def test_hashes_that_collide_within_a_prompt_do_no_harm(length: int) -> None:
-    """Equal hashes at two places are one block."""
+def test_equal_hashes_within_a_prompt_are_one_block(length: int) -> None:
     index = PrefixIndex()
     prompt = np.concatenate((chain(list(range(length))),) * 2)
     index.record("a", prompt, 1000)
@@ -186,8 +183,7 @@ def test_hashes_that_collide_within_a_prompt_do_no_harm(length: int) -> None:
     assert len(index) == length
 
 
-def test_prompts_that_are_no_chains_do_no_harm() -> None:
-    """Blocks in an order they never had before: the lists stay whole."""
+def test_blocks_in_arbitrary_order_leave_the_lists_intact() -> None:
     rng = Random(9)
     index = PrefixIndex()
     blocks = block_hashes(rng.randbytes(4 * 200), 0, 1)
@@ -197,7 +193,7 @@ def test_prompts_that_are_no_chains_do_no_harm() -> None:
     assert len(index) == 120
 
 
-def test_an_empty_prompt_is_nothing() -> None:
+def test_an_empty_prompt_matches_nothing() -> None:
     index = PrefixIndex()
     index.record("a", array(), 10)
     assert len(index) == 0
@@ -206,7 +202,7 @@ def test_an_empty_prompt_is_nothing() -> None:
 
 
 def test_a_pair_takes_at_most_64_bytes() -> None:
-    """Right after growth, when memory is emptiest; prompts of one block are no exception."""
+    """Also right after growth, when the table is emptiest."""
     import tracemalloc
 
     rng = np.random.default_rng(1)

@@ -1,4 +1,4 @@
-"""What engines say about their caches is read as they wrote it; what cannot be used is skipped."""
+"""The codec decodes the events of engines and skips unusable ones."""
 
 from __future__ import annotations
 
@@ -67,8 +67,7 @@ def events_of(payload: bytes, engine: EngineType = EngineType.VLLM) -> list[KvEv
     return events
 
 
-def test_maps_are_read_as_vllm_writes_them() -> None:
-    """Its own bytes, one event of each kind."""
+def test_vllms_own_bytes_decode_to_one_event_of_each_kind() -> None:
     assert events_of(VLLM_BYTES) == [
         BlocksStored((1, 2), None, tokens(1, 2, 3, 4), 2, "gpu"),
         BlocksRemoved((1,), "gpu"),
@@ -76,8 +75,8 @@ def test_maps_are_read_as_vllm_writes_them() -> None:
     ]
 
 
-def test_a_real_engines_message_is_read() -> None:
-    """What vLLM 0.32 published when it had computed three blocks of a prompt."""
+def test_a_recorded_message_of_vllm_decodes() -> None:
+    """Published by vLLM 0.32 after it computed three blocks of a prompt."""
     (event,) = events_of(REAL_BATCH.read_bytes())
     assert isinstance(event, BlocksStored)
     assert event.hashes == (320565843606564259, 1498742607291641018, 3648846642293913320)
@@ -105,22 +104,21 @@ def test_a_real_engines_message_is_read() -> None:
         {"extra_keys": [[f"{number}" for number in range(MAX_EXTRA_KEYS + 1)]]},
     ],
 )
-def test_sizes_and_lengths_that_do_not_fit_are_skipped(fields: dict[str, Any]) -> None:
-    """One field that makes no sense: nothing is made of the event."""
+def test_an_event_with_inconsistent_sizes_is_skipped(fields: dict[str, Any]) -> None:
     events, skipped = decode_events(message(stored(**fields)))
     assert events == []
     assert [one.reason for one in skipped] == ["unusable"]
 
 
-def test_a_block_may_have_as_many_extra_keys_as_the_limit() -> None:
-    most = tuple(f"{number}" for number in range(MAX_EXTRA_KEYS))
-    (event,) = events_of(message(stored(extra_keys=[[*most], None])))
+def test_a_block_may_have_extra_keys_up_to_the_limit() -> None:
+    texts = tuple(f"{number}" for number in range(MAX_EXTRA_KEYS))
+    (event,) = events_of(message(stored(extra_keys=[[*texts], None])))
     assert isinstance(event, BlocksStored)
-    assert event.extras == (most, ())
+    assert event.extras == (texts, ())
 
 
-def test_a_message_of_a_million_tokens_is_read() -> None:
-    """A long prompt, in small blocks and in one."""
+def test_a_message_of_a_million_tokens_decodes() -> None:
+    """In small blocks and in a single one."""
     count = 10**6
     ids = list(range(count))
     in_small = stored(block_hashes=list(range(1, count // 16 + 1)), token_ids=ids, block_size=16)
@@ -133,8 +131,8 @@ def test_a_message_of_a_million_tokens_is_read() -> None:
 
 
 @pytest.mark.parametrize("engine", list(EngineType))
-def test_arrays_say_the_same_with_trailing_fields_left_out(engine: EngineType) -> None:
-    """Older vLLM, and SGLang; fields that are not known are ignored."""
+def test_arrays_may_omit_trailing_fields(engine: EngineType) -> None:
+    """Older vLLM and SGLang send arrays; unknown fields are ignored."""
     payload = message(
         ["BlockStored", [1], 7, [1, 2], 2],
         ["BlockStored", [2], 1, [3, 4], 2, 5, "CPU", "ad", [["x"]], 1, "mla_attention", 9, "new"],
@@ -151,8 +149,8 @@ def test_arrays_say_the_same_with_trailing_fields_left_out(engine: EngineType) -
     ]
 
 
-def test_a_hash_is_its_last_eight_bytes() -> None:
-    """As a digest, as an unsigned or a signed number; short ones are padded; 0 is no parent."""
+def test_only_the_last_eight_bytes_of_a_hash_count() -> None:
+    """Hashes are digests or numbers of either sign; short digests are padded; 0 is no parent."""
     digest = b"\x11" * 24 + b"\x00" * 7 + b"\x09"
     event = stored(
         block_hashes=[digest, -1, b"\x05"], parent_block_hash=0, token_ids=[1, 2, 3], block_size=1
@@ -164,7 +162,7 @@ def test_a_hash_is_its_last_eight_bytes() -> None:
 
 
 def test_extra_keys_are_texts_without_the_adapter() -> None:
-    """Each block has its own; a legacy entry has its text first; the root knows the adapter."""
+    """Per block; a legacy entry begins with its text; the root contains the adapter."""
     extra_keys = [["ad", "image", ["audio", 3]], None]
     event = stored(
         block_hashes=[1, 2], token_ids=[1, 2, 3, 4], lora_name="ad", extra_keys=extra_keys
@@ -186,18 +184,16 @@ def test_extra_keys_are_texts_without_the_adapter() -> None:
         ("mamba", 0),
     ],
 )
-def test_only_caches_that_keep_every_token_can_be_resumed_from(
-    kind: str | None, count: int
-) -> None:
-    """A sliding window or a state space cannot."""
+def test_only_blocks_of_caches_with_all_tokens_count(kind: str | None, count: int) -> None:
+    """A prompt cannot resume from a sliding window or a state space."""
     events, skipped = decode_events(message(stored(kv_cache_spec_kind=kind)))
     assert len(events) == count
     assert [one.reason for one in skipped] == ["not_resumable"] * (1 - count)
 
 
 @pytest.mark.parametrize("sparse_first", [True, False])
-def test_a_sparse_group_leaves_the_full_one_in_its_batch(sparse_first: bool) -> None:
-    """A window of 128 that names one of four blocks, beside all tokens in one block of 512."""
+def test_a_skipped_sparse_group_leaves_the_full_group_of_its_batch(sparse_first: bool) -> None:
+    """A window of 128 tokens that lists one of four blocks, and a full block of 512 tokens."""
     ids = list(range(512))
     full = stored(token_ids=ids, block_size=512, group_idx=0, kv_cache_spec_kind="mla_attention")
     sparse = stored(
@@ -236,7 +232,7 @@ def test_a_sparse_group_leaves_the_full_one_in_its_batch(sparse_first: bool) -> 
         stored(group_idx="a"),
     ],
 )
-def test_a_bad_event_is_skipped_and_the_others_count(event: Any) -> None:
+def test_an_unusable_event_is_skipped_and_the_others_count(event: Any) -> None:
     events, skipped = decode_events(message(["BlockRemoved", [1]], event, ["BlockRemoved", [2]]))
     assert events == [BlocksRemoved((1,)), BlocksRemoved((2,))]
     (one,) = skipped
@@ -244,25 +240,25 @@ def test_a_bad_event_is_skipped_and_the_others_count(event: Any) -> None:
 
 
 @pytest.mark.parametrize("part_bytes", [1, 100, 5000, 10**6])
-def test_the_parts_of_a_message_say_what_it_says(part_bytes: int) -> None:
-    """In order; each part is a message, and no larger than it has to be."""
+def test_the_parts_of_a_message_contain_its_events(part_bytes: int) -> None:
+    """In order; each part is a message of about `part_bytes`."""
     ids = iter(range(1, 10**6))
     events = [stored(block_hashes=[next(ids)], token_ids=[next(ids), 7]) for _ in range(200)]
     whole = message(*events, ["BlockRemoved", [5]], ["AllBlocksCleared"])
     parts = list(split_message(whole, part_bytes))
     assert [one for part in parts for one in events_of(part)] == events_of(whole)
-    least = max(len(msgspec.msgpack.encode(one)) for one in events)
-    assert max(map(len, parts)) < part_bytes + 2 * least
+    largest = max(len(msgspec.msgpack.encode(one)) for one in events)
+    assert max(map(len, parts)) < part_bytes + 2 * largest
     assert len(parts) <= len(whole) // part_bytes + 1
 
 
 @pytest.mark.parametrize("junk", [b"\xff" * 50, msgspec.msgpack.encode(list(range(50)))])
-def test_what_is_no_message_has_one_part(junk: bytes) -> None:
+def test_malformed_bytes_are_not_split(junk: bytes) -> None:
     assert list(split_message(junk, 10)) == [junk]
 
 
-def test_an_event_that_is_not_msgpack_spoils_no_other() -> None:
-    """A name that is not UTF-8 between two events that are fine."""
+def test_an_event_that_is_not_msgpack_is_skipped_alone() -> None:
+    """A name that is not UTF-8, between two valid events."""
     name = stored(lora_name="\u00e9\u00e9")
     payload = message(["AllBlocksCleared"], name, ["BlockRemoved", [7]])
     events, skipped = decode_events(payload.replace("\u00e9\u00e9".encode(), b"\xff" * 4))
@@ -273,13 +269,12 @@ def test_an_event_that_is_not_msgpack_spoils_no_other() -> None:
 @pytest.mark.parametrize(
     "payload", [b"", b"\xc1", msgspec.msgpack.encode(5), msgspec.msgpack.encode([1.0, 2])]
 )
-def test_what_is_no_batch_is_refused(payload: bytes) -> None:
+def test_a_malformed_batch_is_refused(payload: bytes) -> None:
     with pytest.raises(KvEventError):
         decode_events(payload)
 
 
-def test_sglang_sends_no_maps() -> None:
-    """One that comes all the same is not of that engine."""
+def test_maps_from_sglang_are_skipped() -> None:
     events, skipped = decode_events(VLLM_BYTES, EngineType.SGLANG)
     assert events == []
     assert len(skipped) == 3
@@ -287,7 +282,7 @@ def test_sglang_sends_no_maps() -> None:
 
 
 def test_a_topic_names_pod_and_model() -> None:
-    """Models may contain the separator; anything else is a pod's name."""
+    """Model names may contain the separator; any other topic is a pod name."""
     assert parse_topic("kv@10.0.0.1:8000@org/model@v2") == Topic("10.0.0.1:8000", "org/model@v2")
     assert parse_topic("10.0.0.1:8000") == Topic("10.0.0.1:8000")
     assert parse_topic("") == Topic("")
@@ -295,8 +290,8 @@ def test_a_topic_names_pod_and_model() -> None:
 
 @examples(200)
 @given(st.binary(max_size=60), st.integers(0, len(VLLM_BYTES)))
-def test_no_bytes_raise_anything_else(noise: bytes, at: int) -> None:
-    """Noise, and real messages with noise in them."""
+def test_arbitrary_bytes_raise_only_codec_errors(noise: bytes, at: int) -> None:
+    """Noise, and valid messages with noise in them."""
     for payload in (noise, VLLM_BYTES[:at] + noise, VLLM_BYTES[:at] + noise + VLLM_BYTES[at:]):
         try:
             decode_events(payload)

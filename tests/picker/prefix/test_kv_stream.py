@@ -1,4 +1,4 @@
-"""Numbers of messages tell losses, repetitions and new lives apart."""
+"""Message numbers reveal losses, repeats and restarts."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ def test_consecutive_numbers_are_applied() -> None:
     assert stream.wanted == 3
 
 
-def test_a_listener_that_joins_late_misses_everything_before() -> None:
-    """The first number it hears is not 0."""
+def test_a_first_number_above_0_is_a_gap() -> None:
     stream = EventStream()
     assert stream.receive(5, 0.0) is Continuity.GAP
     assert stream.wanted == 0
 
 
-def test_a_jump_is_a_gap_whether_or_not_it_is_filled() -> None:
+def test_a_stream_continues_after_a_gap_filled_or_not() -> None:
     stream = EventStream()
     stream.receive(0, 0.0)
     stream.mark_applied(0)
@@ -30,8 +29,8 @@ def test_a_jump_is_a_gap_whether_or_not_it_is_filled() -> None:
     assert stream.receive(4, 0.0) is Continuity.APPLY
 
 
-def test_a_number_that_is_not_higher_is_a_new_life() -> None:
-    """The message is heard again, with nothing known."""
+def test_a_number_that_is_not_higher_is_a_restart() -> None:
+    """The same message is then received by a fresh stream."""
     stream = EventStream()
     for number in (0, 1):
         stream.receive(number, 0.0)
@@ -43,8 +42,8 @@ def test_a_number_that_is_not_higher_is_a_new_life() -> None:
     assert stream.receive(0, 0.0) is Continuity.APPLY
 
 
-def test_what_was_replayed_may_come_again_for_a_while() -> None:
-    """Later the same numbers mean a new life."""
+def test_replayed_messages_may_repeat_for_a_limited_time() -> None:
+    """Later the same numbers mean a restart."""
     stream = EventStream()
     for number in range(4):
         stream.mark_applied(number)

@@ -1,4 +1,4 @@
-"""The precise index says what the engines said, in tiers, for as long as they hold it."""
+"""The precise index lists the blocks that engines report, by tier, until they remove them."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class Scene:
         return {name: match.blocks for name, match in self.find(*ids, now=now).items()}
 
 
-def test_what_is_stored_matches_until_it_is_removed() -> None:
-    """Contiguous from the beginning; the parent says what came before."""
+def test_stored_blocks_match_until_their_removal() -> None:
+    """Matches are contiguous from block 0; the parent identifies the preceding blocks."""
     scene = Scene()
     scene.say("a", stored(1, *range(8)))
     scene.say("b", stored(1, *range(4)))
@@ -69,7 +69,7 @@ def test_what_is_stored_matches_until_it_is_removed() -> None:
 
 
 def test_a_block_in_two_tiers_counts_with_the_better_one() -> None:
-    """Weights 1.0 and 0.8; a tier that nobody weighed counts whole."""
+    """Weights are 1.0 and 0.8; a tier without a weight counts 1.0."""
     scene = Scene()
     scene.say("a", stored(1, *range(8)), BlocksStored((1,), None, b"", 4, "cpu"))
     scene.say("b", stored(1, *range(8), tier="cpu"))
@@ -83,8 +83,8 @@ def test_a_block_in_two_tiers_counts_with_the_better_one() -> None:
     assert scene.find(*range(8))["a"] == PreciseMatch(1.8, 2, {"gpu": 1, "cpu": 1})
 
 
-def test_what_is_stored_twice_is_removed_twice() -> None:
-    """Equal contents may be cached twice."""
+def test_a_block_stored_twice_must_be_removed_twice() -> None:
+    """An engine may cache equal contents twice."""
     scene = Scene()
     scene.say("a", stored(1, *range(4)), stored(1, *range(4)), BlocksRemoved((1,)))
     assert scene.blocks(*range(4)) == {"a": 1}
@@ -94,7 +94,7 @@ def test_what_is_stored_twice_is_removed_twice() -> None:
 
 
 def test_adapters_and_salts_share_nothing() -> None:
-    """The adapter's name takes the place of the model's."""
+    """The adapter's name replaces the model's."""
     scene = Scene()
     scene.say("a", stored(1, *range(4), adapter="ad"), stored(2, *range(4), extras=(("salt",),)))
     assert scene.blocks(*range(4)) == {}
@@ -104,7 +104,6 @@ def test_adapters_and_salts_share_nothing() -> None:
 
 
 def test_blocks_without_a_known_parent_are_dropped_and_counted() -> None:
-    """Nobody knows what came before them."""
     scene = Scene()
     scene.say("a", stored(5, *range(8), parent=99))
     assert scene.index.dropped_blocks == 2
@@ -115,9 +114,9 @@ def test_blocks_without_a_known_parent_are_dropped_and_counted() -> None:
     ("shared", "cpu", "disk"),
     [(3, 0, 0), (4, 4, 0), (7, 4, 0), (8, 8, 8), (11, 8, 8), (12, 12, 8)],
 )
-def test_of_blocks_of_several_keys_the_whole_ones_match(shared: int, cpu: int, disk: int) -> None:
-    """Chunks of 16 tokens in host memory and of 32 on a disk, keys of 4: a prompt that shares some
-    keys with them.
+def test_only_whole_blocks_of_several_keys_match(shared: int, cpu: int, disk: int) -> None:
+    """Chunks of 16 tokens in host memory and of 32 on a disk, keys of 4, and a prompt that shares
+    some of the keys.
     """
     scene = Scene()
     scene.say("a", stored(1, *range(48), size=16, tier="cpu"))
@@ -128,8 +127,8 @@ def test_of_blocks_of_several_keys_the_whole_ones_match(shared: int, cpu: int, d
     assert matches.get("b", NOTHING).blocks == disk
 
 
-def test_a_part_of_a_chunk_counts_where_another_tier_has_its_keys() -> None:
-    """Two keys of the chunk are on the GPU too, in blocks of their own."""
+def test_part_of_a_chunk_counts_if_another_tier_has_its_keys() -> None:
+    """Two keys of the chunk are also on the GPU, in blocks of one key."""
     scene = Scene()
     scene.say("a", stored(1, *range(16), size=16, tier="cpu"), stored(9, *range(8)))
     assert scene.find(*range(12))["a"] == PreciseMatch(2.0, 2, {"gpu": 2})
@@ -141,10 +140,10 @@ def test_a_part_of_a_chunk_counts_where_another_tier_has_its_keys() -> None:
     st.lists(st.tuples(st.sets(st.sampled_from(["gpu", "cpu", "disk"])), st.integers(1, 9))),
     st.dictionaries(st.sampled_from(["cpu", "disk"]), st.integers(2, 5)),
 )
-def test_whole_blocks_are_found_as_by_looking_at_every_key(
+def test_whole_blocks_agree_with_a_scan_of_every_key(
     runs: list[tuple[set[str], int]], spans: dict[str, int]
 ) -> None:
-    """Of each key the tiers whose block around it is there to its last key."""
+    """The scan lists, for each key, the tiers that hold its block completely."""
     held = [tiers for tiers, count in runs for _ in range(count)]
     expected: list[set[str]] = []
     for place, tiers in enumerate(held):
@@ -161,8 +160,7 @@ def test_whole_blocks_are_found_as_by_looking_at_every_key(
     assert found == list(takewhile(bool, expected))
 
 
-def test_groups_are_removed_apart() -> None:
-    """A block that two cache groups hold is there until both have lost it."""
+def test_a_block_of_two_cache_groups_matches_until_both_remove_it() -> None:
     scene = Scene()
     scene.say("a", stored(1, *range(4), group=0), stored(1, *range(4), group=1))
     scene.say("a", BlocksRemoved((1,), group=0))
@@ -174,7 +172,7 @@ def test_groups_are_removed_apart() -> None:
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 6, 8, 12])
 @pytest.mark.parametrize("at_once", [True, False])
 def test_engine_blocks_may_have_any_size(size: int, at_once: bool) -> None:
-    """Every full key of what was stored matches, in one event or block by block."""
+    """Every full key matches, stored in one event or block by block."""
     ids = list(range(24))
     scene = Scene()
     if at_once:
@@ -190,8 +188,7 @@ def test_engine_blocks_may_have_any_size(size: int, at_once: bool) -> None:
     assert len(scene.index) == 0
 
 
-def test_a_chain_within_a_key_needs_all_its_blocks() -> None:
-    """One that was removed meanwhile leaves a hole."""
+def test_a_chain_within_a_key_ends_when_one_of_its_blocks_is_removed() -> None:
     scene = Scene()
     scene.say("a", stored(1, 0, 1, 2, size=1), BlocksRemoved((2,)))
     scene.say("a", stored(4, 3, parent=3, size=1))
@@ -199,11 +196,9 @@ def test_a_chain_within_a_key_needs_all_its_blocks() -> None:
     assert scene.index.dropped_blocks == 1
 
 
-def test_extras_of_small_blocks_belong_to_the_key_they_are_in() -> None:
-    """And those of a large block to all its keys."""
+def test_extras_belong_to_every_key_that_their_block_overlaps() -> None:
     scene = Scene()
-    small = stored(1, *range(8), size=2, extras=((), ("x",), ("x",), ()))
-    scene.say("a", small)
+    scene.say("a", stored(1, *range(8), size=2, extras=((), ("x",), ("x",), ())))
     scene.say("b", stored(1, *range(8), size=8, extras=(("y",),)))
     root = MAKER.root("m")
     prompt = tokens(*range(8))
@@ -212,8 +207,8 @@ def test_extras_of_small_blocks_belong_to_the_key_they_are_in() -> None:
     assert {name: match.blocks for name, match in both.items()} == {"b": 2}
 
 
-def test_a_request_that_was_just_sent_is_believed_for_a_while() -> None:
-    """Until its time is up, or the endpoint starts anew; what the engine says itself stays."""
+def test_expected_blocks_match_for_a_limited_time() -> None:
+    """Until the time expires or the endpoint is cleared; blocks that the engine reports stay."""
     scene = Scene()
     keys = MAKER.prompt("m", tokens(*range(8)))
     scene.index.expect("a", keys, 10.0, 2.0)
@@ -233,8 +228,8 @@ def test_a_request_that_was_just_sent_is_believed_for_a_while() -> None:
     scene.index.check_integrity()
 
 
-def test_no_more_keys_are_held_than_allowed() -> None:
-    """New ones are left out until others have gone."""
+def test_the_number_of_keys_is_bounded() -> None:
+    """New keys are ignored until others are removed."""
     scene = Scene(max_keys=2)
     scene.say("a", stored(1, *range(16)))
     assert scene.blocks(*range(16)) == {"a": 2}
@@ -244,8 +239,10 @@ def test_no_more_keys_are_held_than_allowed() -> None:
     assert scene.blocks(*range(50, 54)) == {"a": 1}
 
 
-def test_only_so_many_chains_may_end_within_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The oldest cannot go on then; one whose last block is gone is forgotten."""
+def test_the_number_of_chains_that_end_within_a_key_is_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The oldest is dropped; a chain whose last block is removed is dropped too."""
     monkeypatch.setattr("picker.prefix.precise_index._MAX_LOOSE", 2)
     scene = Scene()
     for block in (1, 2, 3):
@@ -258,8 +255,8 @@ def test_only_so_many_chains_may_end_within_a_key(monkeypatch: pytest.MonkeyPatc
     assert not scene.index._engines["b"].loose
 
 
-def test_a_block_that_is_stored_again_with_other_tokens_has_those_only() -> None:
-    """Whatever an engine says, a block does not gather keys; it is still removed twice."""
+def test_a_block_stored_again_with_other_tokens_has_only_the_new_keys() -> None:
+    """It must still be removed once per store."""
     scene = Scene()
     for first in range(0, 400, 4):
         scene.say("a", stored(1, *range(first, first + 4)))
@@ -272,16 +269,16 @@ def test_a_block_that_is_stored_again_with_other_tokens_has_those_only() -> None
     assert len(scene.index) == 0
 
 
-def test_an_engine_has_no_endless_number_of_tiers() -> None:
-    """Each is looked through for every block; those beyond are left out and counted."""
+def test_the_number_of_tiers_of_an_engine_is_bounded() -> None:
+    """Every lookup of a block tries all of them; further tiers are dropped and counted."""
     scene = Scene()
     scene.say("a", *(stored(1, *range(4), tier=f"t{number}") for number in range(100)))
     assert len(scene.find(*range(4))["a"].tiers) == 64
     assert scene.index.dropped_blocks == 36
 
 
-def test_extras_of_many_small_blocks_are_put_together_each_once() -> None:
-    """In the order in which the blocks name them, across messages."""
+def test_a_key_has_the_distinct_extras_of_its_small_blocks() -> None:
+    """In the order of the blocks, across messages."""
     scene = Scene()
     texts = tuple((f"t{number % 3}", "salt") for number in range(4))
     scene.say("a", stored(1, 0, 1, size=1, extras=texts[:2]))
@@ -307,7 +304,7 @@ class PreciseModel(RuleBasedStateMachine):
 
     @rule(endpoint=endpoints, tier=tiers, prompt=prompts, start=st.integers(0, 3))
     def store(self, endpoint: str, tier: str, prompt: Prefix, start: int) -> None:
-        """Blocks of a prompt become hits, from some block on whose parent is cached somewhere."""
+        """Store the blocks of a prompt from `start` on, if a tier holds the parent."""
         start = min(start, len(prompt) - 1)
         parent = prompt[:start]
         if parent and not any(self.held[endpoint, one, parent] for one in WEIGHTS):
@@ -328,7 +325,6 @@ class PreciseModel(RuleBasedStateMachine):
 
     @rule(endpoint=endpoints, tier=tiers, prompt=prompts)
     def remove(self, endpoint: str, tier: str, prompt: Prefix) -> None:
-        """A block is used for something else, if it was there."""
         self.scene.say(endpoint, BlocksRemoved((self._name(prompt),), tier))
         if self.held[endpoint, tier, prompt]:
             self.held[endpoint, tier, prompt] -= 1
@@ -359,7 +355,7 @@ class PreciseModel(RuleBasedStateMachine):
 
     @invariant()
     def sized(self) -> None:
-        """Each prefix that is held somewhere is one key."""
+        """Each prefix that some tier holds is one key."""
         assert len(self.scene.index) == len({held[2] for held in +self.held})
 
     @staticmethod

@@ -28,7 +28,7 @@ class Notebook:
 
     sources: dict[str, KvEventSource] = field(default_factory=dict)
     feed: KvEventFeed = field(default_factory=lambda: KvEventFeed(topic_prefix="kv@"))
-    heard: list[tuple[str, ...]] = field(default_factory=list)
+    received: list[tuple[str, ...]] = field(default_factory=list)
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -50,7 +50,7 @@ class Notebook:
         self.note(key, "lost")
 
     def note(self, *what: str) -> None:
-        self.heard.append(what)
+        self.received.append(what)
         self.news.set()
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -62,18 +62,18 @@ class Notebook:
 
     def payloads(self, key: str = "default/a") -> list[str]:
         """What was said of an endpoint, `lost` included."""
-        return [what[-1] for what in self.heard if what[0] == key]
+        return [what[-1] for what in self.received if what[0] == key]
 
 
 class FakeEngine:
-    """Publishes numbered messages, and replays those in `kept`."""
+    """Publishes numbered messages, and replays those in `replayable`."""
 
     def __init__(self, context: zmq.asyncio.Context) -> None:
         self.pub_context = zmq.asyncio.Context()
         self.pub = self.pub_context.socket(zmq.XPUB)
         self.router = context.socket(zmq.ROUTER)
         self.ports = [s.bind_to_random_port("tcp://127.0.0.1") for s in (self.pub, self.router)]
-        self.kept: list[tuple[int, bytes]] = []
+        self.replayable: list[tuple[int, bytes]] = []
         self.asked: list[int] = []
         self.with_topic = True
         self.answers_at_most: int | None = None
@@ -98,7 +98,7 @@ class FakeEngine:
             peer, empty, start = await self.router.recv_multipart()
             first = int.from_bytes(start, "big")
             self.asked.append(first)
-            wanted = [one for one in self.kept if one[0] >= first]
+            wanted = [one for one in self.replayable if one[0] >= first]
             topic = (TOPIC,) if self.with_topic else ()
             for number, payload in wanted[: self.answers_at_most]:
                 await self.router.send_multipart(
@@ -163,13 +163,13 @@ async def stage(
     answers_at_most: int | None = None,
     with_topic: bool = True,
     idle_seconds: float = 60.0,
-    **kept: bytes,
+    **replayable: bytes,
 ) -> AsyncIterator[Stage]:
     """The endpoint `default/a` is followed; the engine answers replays, or has no such address."""
     with zmq.asyncio.Context() as context:
         engine = FakeEngine(context)
         engine.answers_at_most, engine.with_topic = answers_at_most, with_topic
-        engine.kept = [(int(number[1:]), payload) for number, payload in kept.items()]
+        engine.replayable = [(int(number[1:]), payload) for number, payload in replayable.items()]
         source = engine.source if replays else KvEventSource(engine.source.address)
         book, datastore = Notebook({"default/a": source}), Datastore()
         datastore.set_endpoints([Endpoint("a", "127.0.0.1", 8000)])
