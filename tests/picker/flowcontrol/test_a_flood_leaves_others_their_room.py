@@ -1,10 +1,10 @@
-"""A tenant finds room beside another that floods, as it does alone; in virtual time.
+"""A tenant finds free slots beside a flooding tenant as if it were alone; in virtual time.
 
-The production core of flow control (queue, deficit round robin, headroom) before pools of places.
-One tenant asks, at random (Poisson, after a first request at once), for a share of the pool, alone
-for three seconds; then another asks for ten times as much. Requests take about 0.64 s, and end one
-by one (`lengths` differ) or in the steps of workers (`steps`: all equally long, ended every 80 ms).
-Counted is what happens after the first three seconds.
+The production core of flow control (queue, deficit round robin, headroom) guards pools of slots.
+One tenant sends a Poisson stream that uses a share of the pool, alone for three seconds; then
+another sends ten times as much. Requests take about 0.64 s, and end one by one (`lengths` differ)
+or in the steps of workers (`steps`: equally long, ending every 80 ms). Only events after the first
+three seconds count.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ SINCE = 3.0
 WAITED_SECONDS = 0.001
 BODY = ParsedBody(Api.COMPLETIONS, "m")
 ENDPOINT = Endpoint("pool", "10.0.0.1", 8000)
-# The readings of gauges, which are not collected here.
+# The sources of gauges, which are not collected here.
 NOT_READ: Any = SimpleNamespace(
     pool_load=lambda: EMPTY_POOL,
     num_stale=lambda: 0,
@@ -63,7 +63,7 @@ NOT_READ: Any = SimpleNamespace(
 
 @dataclass(slots=True)
 class Places:
-    """Full when that `number` of requests is under way."""
+    """Detects a full pool when `number` requests are under way."""
 
     number: int
     settle_seconds: float = 0.01
@@ -71,13 +71,12 @@ class Places:
     def saturation(
         self, candidates: Sequence[Candidate], attributes: Attributes, now_seconds: float
     ) -> float:
-        """Requests under way by places."""
         return sum(candidate.inflight_requests for candidate in candidates) / self.number
 
 
 @dataclass(slots=True)
 class Run:
-    """Waits of the calm tenant in one run, and places that were free while requests waited."""
+    """Waits of the calm tenant in one run, and slots that were free while requests waited."""
 
     waits: list[float] = field(default_factory=list)
     unused: float = 0.0
@@ -85,7 +84,7 @@ class Run:
     _at: float = 0.0
 
     def pass_to(self, now: float, free: float, is_wanted: bool) -> None:
-        """Count the places that were free until now."""
+        """Count the slots that were free until now."""
         if self._at >= SINCE and is_wanted:
             self.unused += free * (now - self._at)
             self.seconds += now - self._at
@@ -93,14 +92,14 @@ class Run:
 
 
 class Gate:
-    """Flow control before a pool of places; owns the clock and the requests under way.
+    """Flow control for a pool of slots; owns the clock and the requests under way.
 
-    `service` gives the time at which a request ends that begins now.
+    `service` returns the end of a request that starts at the given time.
     """
 
     def __init__(self, places: int, service: Callable[[float], float]) -> None:
         self.now = 0.0
-        self.waits: list[tuple[str, float, float]] = []  # tenant, since when, for how long
+        self.waits: list[tuple[str, float, float]] = []  # tenant, start, duration
         self._service = service
         self._left = 0
         self._number = count()
@@ -123,17 +122,14 @@ class Gate:
         return [Candidate(ENDPOINT, None, self._left)]
 
     def ticket_left(self, ticket: FlowTicket) -> None:
-        """It is at the pool."""
         self._left += 1
         self.core.left(ticket)
 
     def ticket_closed(self, ticket: FlowTicket, usage: Usage | None) -> None:
-        """It is over."""
         self._left -= 1
         self.core.closed(ticket, usage, self.now)
 
     def arrive(self, name: str) -> None:
-        """Take in a request of a tenant now."""
         request = InferenceRequest("r", {}, BODY, "m", "m", fairness_id=name)
         waiting = self.core.arrive(request, None, self.now)
         if waiting.is_resolved:
@@ -141,8 +137,7 @@ class Gate:
         else:
             waiting.wake = lambda: self._begin(waiting)
 
-    def look(self) -> None:
-        """Let requests into the pool where there is room."""
+    def run_passes(self) -> None:
         self.core.run_pass(self.now)
         while self.core.has_more:
             self.core.run_pass(self.now)
@@ -157,13 +152,13 @@ class Gate:
 
 
 def steps(rng: Random, now: float) -> float:
-    """The end of a request that begins now: at a step of one of the workers."""
+    """Return the end of a request that starts now, at a step of a random worker."""
     phase = rng.randrange(WORKERS) * STEP_SECONDS / WORKERS
     return math.ceil((now + SERVICE_SECONDS - phase) / STEP_SECONDS) * STEP_SECONDS + phase
 
 
 def lengths(rng: Random, now: float) -> float:
-    """The end of a request that begins now, of a length drawn at random."""
+    """Return the end of a request of random length that starts now."""
     return now + SERVICE_SECONDS * math.exp(0.5 * rng.gauss(0, 1) - 0.125)
 
 
@@ -173,7 +168,7 @@ KINDS: dict[str, Callable[[Random, float], float]] = {"lengths": lengths, "steps
 def run(
     places: int, rates: dict[str, tuple[float, float]], kind: str, seed: int, seconds: float
 ) -> Run:
-    """Run tenants with (requests a second, from when); the waits are those of `calm`."""
+    """Run tenants, each with (requests per second, start); measure the waits of `calm`."""
     rng = {name: Random(f"{name} {seed}") for name in (*rates, "service")}
     gate = Gate(places, partial(KINDS[kind], rng["service"]))
     core, found = gate.core, Run()
@@ -197,7 +192,7 @@ def run(
             heapq.heappush(due, (at + rng[name].expovariate(rates[name][0]), name))
         else:
             core.tick(at)
-        gate.look()
+        gate.run_passes()
     core.check_integrity()
     found.waits = [took for name, at, took in gate.waits if name == "calm" and at >= SINCE]
     return found
@@ -210,7 +205,7 @@ def run(
 def test_fewer_than_one_request_in_two_hundred_waits(
     places: int, shares: tuple[float, ...], ends: str
 ) -> None:
-    """So the 99th percentile is that of a tenant alone, from when the flood begins."""
+    """The 99th percentile equals that of a lone tenant, from the start of the flood."""
     waits: list[float] = []
     for share in shares:
         calm = share * places / SERVICE_SECONDS
@@ -221,8 +216,8 @@ def test_fewer_than_one_request_in_two_hundred_waits(
     assert sum(took > WAITED_SECONDS for took in waits) / len(waits) < 0.005
 
 
-def test_the_reserve_is_not_all_that_others_have() -> None:
-    """Three tenants ask for a fifth each: the flood beside them has a tenth of the pool or so."""
+def test_the_reserve_leaves_slots_for_the_flood() -> None:
+    """Three tenants use a fifth of the pool each; the flood gets about a tenth."""
     places, calm = 20, 0.2
     rate = calm * places / SERVICE_SECONDS
     rates = dict.fromkeys(("calm", "second", "third"), (rate, 0.0))

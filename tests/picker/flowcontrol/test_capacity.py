@@ -1,4 +1,4 @@
-"""Who has to go when a queue is full."""
+"""A full queue displaces requests of lower priority or of the largest flow."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ CAP = 12
 
 
 def sharing(**values: object) -> object:
-    """A band whose flows share a full queue."""
+    """Build a band whose flows share a full queue."""
     return band(fairness=Sharing(), **values)
 
 
 @pytest.mark.looptime
-async def test_the_last_of_the_largest_flow_makes_room_for_a_smaller_one() -> None:
-    """It is told why, and when to come back; its flow keeps its order and its others."""
+async def test_a_smaller_flow_displaces_the_last_request_of_the_largest() -> None:
+    """The refusal has a reason and a Retry-After; the other requests of the flow stay."""
     scene = Scene(default_band=sharing(max_requests=4))
     await scene.arrive()
     flood = [await scene.arrive(fairness_id="flood") for _ in range(4)]
@@ -50,8 +50,8 @@ async def test_the_last_of_the_largest_flow_makes_room_for_a_smaller_one() -> No
 
 
 @pytest.mark.looptime
-async def test_a_higher_priority_takes_the_place_of_the_lowest_one_in_all() -> None:
-    """Whatever the policies are; an equal or a lower one does not."""
+async def test_a_higher_priority_displaces_the_lowest_of_all() -> None:
+    """Under any policy; an equal or lower priority displaces no request."""
     scene = Scene(max_requests=4, bands={5: band(), -5: band()})
     await scene.arrive()
     mid = [await scene.arrive(priority=0) for _ in range(2)]
@@ -67,8 +67,7 @@ async def test_a_higher_priority_takes_the_place_of_the_lowest_one_in_all() -> N
 
 
 @pytest.mark.looptime
-async def test_several_go_for_one_that_is_larger_or_none_if_that_is_not_enough() -> None:
-    """Nobody is sent away for a newcomer that is refused all the same."""
+async def test_a_larger_request_displaces_several_or_none_if_they_do_not_suffice() -> None:
     scene = Scene(max_bytes=100, bands={5: band(max_bytes=150)}, detector=Slots(1))
     await scene.arrive(size_bytes=0)
     low = [await scene.arrive(size_bytes=30) for _ in range(3)]
@@ -80,19 +79,18 @@ async def test_several_go_for_one_that_is_larger_or_none_if_that_is_not_enough()
 
 
 @pytest.mark.looptime
-async def test_no_more_than_so_many_go_for_one() -> None:
-    most = MAX_DISPLACED
-    scene = Scene(max_bytes=2 * most, bands={5: band()})
+async def test_a_request_displaces_a_bounded_number() -> None:
+    scene = Scene(max_bytes=2 * MAX_DISPLACED, bands={5: band()})
     await scene.arrive(size_bytes=0)
-    low = [await scene.arrive(size_bytes=1) for _ in range(2 * most)]
-    assert (await scene.arrive(priority=5, size_bytes=most + 1)).refusal is not None
-    assert (await scene.arrive(priority=5, size_bytes=most)).waits
-    assert sum(client.waits for client in low) == most
+    low = [await scene.arrive(size_bytes=1) for _ in range(2 * MAX_DISPLACED)]
+    assert (await scene.arrive(priority=5, size_bytes=MAX_DISPLACED + 1)).refusal is not None
+    assert (await scene.arrive(priority=5, size_bytes=MAX_DISPLACED)).waits
+    assert sum(client.waits for client in low) == MAX_DISPLACED
 
 
 @pytest.mark.looptime
-async def test_bodies_and_memory_are_counted_apart() -> None:
-    """Neither takes of the other's cap; a higher priority takes a lower one's memory."""
+async def test_bodies_and_memory_have_separate_caps() -> None:
+    """A higher priority displaces a lower one for memory too."""
     scene = Scene(max_bytes=100, max_memory_bytes=1000, bands={5: band()}, detector=Slots(1))
     await scene.arrive(size_bytes=0)
     small = [await scene.arrive(size_bytes=10, held_bytes=400) for _ in range(2)]
@@ -109,7 +107,7 @@ async def test_bodies_and_memory_are_counted_apart() -> None:
 
 
 @pytest.mark.looptime
-async def test_what_can_never_be_held_is_not_asked_to_come_again() -> None:
+async def test_a_request_above_the_memory_cap_gets_no_retry_after() -> None:
     scene = Scene(max_memory_bytes=100, detector=Slots(1))
     await scene.arrive()
     refusal = (await scene.arrive(size_bytes=1, held_bytes=101)).refusal
@@ -120,8 +118,8 @@ async def test_what_can_never_be_held_is_not_asked_to_come_again() -> None:
 @pytest.mark.looptime
 @pytest.mark.parametrize("caps", [{"max_bytes": 100}, {"bands": {0: band(max_bytes=100)}}])
 @pytest.mark.parametrize("pool_size", [0, 1])
-async def test_what_can_never_fit_is_not_asked_to_come_again(caps: Any, pool_size: int) -> None:
-    """With and without waiting requests, and with an empty pool; one that fits alone may retry."""
+async def test_a_request_above_a_byte_cap_gets_no_retry_after(caps: Any, pool_size: int) -> None:
+    """With and without waiting requests, and with an empty pool; one at the cap may retry."""
     scene = Scene(**caps)
     await scene.resize(pool_size)
     for _ in range(2):
@@ -136,15 +134,13 @@ async def test_what_can_never_fit_is_not_asked_to_come_again(caps: Any, pool_siz
 
 
 @pytest.mark.looptime
-async def test_before_an_empty_pool_nobody_is_to_blame() -> None:
-    """503 for whoever makes room, as for newcomers."""
+async def test_an_empty_pool_refuses_displaced_requests_with_503() -> None:
     scene = Scene(default_band=sharing(max_requests=2))
     await scene.resize(0)
     flood = [await scene.arrive(fairness_id="flood") for _ in range(2)]
     await scene.arrive(fairness_id="calm")
     await settle()
-    refusal = flood[1].refusal
-    assert refusal.status == 503
+    assert flood[1].refusal.status == 503
 
 
 @examples(60)
@@ -152,10 +148,10 @@ async def test_before_an_empty_pool_nobody_is_to_blame() -> None:
     flows=st.lists(st.sampled_from("abcd"), min_size=CAP, max_size=80),
     leaving=st.lists(st.integers(0, CAP), max_size=20),
 )
-def test_nobody_below_their_share_is_refused_while_others_hold_more_than_theirs(
+def test_a_flow_below_its_share_is_not_refused_while_others_exceed_theirs(
     flows: list[str], leaving: list[int]
 ) -> None:
-    """A share is by weight, of the flows that wait and of the newcomer's."""
+    """Shares are by weight, among the waiting flows and the newcomer's."""
     chosen = flow_settings(default_band=sharing(max_requests=CAP))
     queue, waiting = FlowQueue(chosen, lambda *_: None), list[QueuedRequest]()
     where = queue.band_for(0)

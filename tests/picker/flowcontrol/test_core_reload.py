@@ -1,4 +1,4 @@
-"""A reload changes the rules for those who wait, and loses nobody."""
+"""A reload applies new rules to waiting requests and loses none."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ LABELS = {
 pytestmark = pytest.mark.looptime
 
 
-async def test_turning_the_gate_off_lets_everybody_in() -> None:
-    """And turning it on again counts who is under way."""
+async def test_turning_the_gate_off_admits_every_waiting_request() -> None:
+    """Turning it on again counts the requests under way."""
     scene = Scene()
     clients = [await scene.arrive() for _ in range(5)]
     scene.gate.use(None)
@@ -39,8 +39,8 @@ async def test_turning_the_gate_off_lets_everybody_in() -> None:
     scene.gate.check_integrity()
 
 
-async def test_a_gate_that_is_turned_off_lets_others_have_their_turn_meanwhile() -> None:
-    """Few go at once, nobody is left, and whoever comes meanwhile goes at once."""
+async def test_a_gate_that_is_turned_off_empties_its_queue_in_bounded_passes() -> None:
+    """Other tasks run between them, and new requests enter at once."""
     scene = Scene()
     for _ in range(10 * MAX_DISPATCHES_PER_PASS):
         await scene.arrive()
@@ -59,8 +59,8 @@ async def test_a_gate_that_is_turned_off_lets_others_have_their_turn_meanwhile()
     assert scene.gauge("queue_size", **LABELS) == 0
 
 
-async def test_a_gate_that_is_turned_on_again_meanwhile_keeps_the_rest() -> None:
-    """They wait in its queue, in their order, and their time counts again."""
+async def test_a_gate_that_is_turned_on_again_queues_the_remaining_requests() -> None:
+    """In their order, and with their time to live."""
     scene = Scene(request_ttl_seconds=5.0)
     for _ in range(3 * MAX_DISPATCHES_PER_PASS):
         await scene.arrive()
@@ -77,8 +77,8 @@ async def test_a_gate_that_is_turned_on_again_meanwhile_keeps_the_rest() -> None
     assert all(client.refusal is not None for client in rest)
 
 
-async def test_a_reload_keeps_who_waits_in_their_order() -> None:
-    """Caps below what waits refuse only newcomers."""
+async def test_a_reload_preserves_the_order_of_waiting_requests() -> None:
+    """Caps below the queue's size refuse only new requests."""
     scene = Scene()
     running = await scene.arrive()
     for name in ("a", "b", "c"):
@@ -93,8 +93,8 @@ async def test_a_reload_keeps_who_waits_in_their_order() -> None:
     assert [one.request.request_id for one in scene.order[1:]] == ["a", "b", "c", "e"]
 
 
-async def test_a_reload_moves_who_waits_to_the_bands_of_their_priority() -> None:
-    """A band that is configured anew takes them over; one that is no more keeps its own."""
+async def test_a_reload_moves_waiting_requests_to_new_bands_of_their_priority() -> None:
+    """A band that is no longer configured remains while requests wait in it."""
     scene = Scene(bands={2: band()})
     await scene.arrive()
     await scene.arrive(priority=2)
@@ -105,7 +105,7 @@ async def test_a_reload_moves_who_waits_to_the_bands_of_their_priority() -> None
     scene.gate.check_integrity()
 
 
-async def test_what_a_reload_makes_room_for_goes_at_once() -> None:
+async def test_a_reload_that_adds_slots_admits_waiting_requests() -> None:
     scene = Scene()
     await scene.arrive()
     waiting = await scene.arrive()
@@ -114,8 +114,8 @@ async def test_what_a_reload_makes_room_for_goes_at_once() -> None:
     assert waiting.ticket is not None
 
 
-async def test_bands_of_objectives_come_and_go() -> None:
-    """They go when nobody wants them and nothing of them is remembered."""
+async def test_bands_of_objectives_are_added_and_removed() -> None:
+    """They are removed after the last objective, request and remembered flow."""
     scene = Scene()
     scene.gate.set_priorities([7, -7])
     await scene.arrive()

@@ -1,4 +1,4 @@
-"""Whatever comes in whatever order, a simple account of the gate agrees with it."""
+"""The gate agrees with a simple model over random sequences of events."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.support.picker.flow_scene import (
     settle,
 )
 
-MOST = 64
+MAX_DISPLACED = 64
 CAPS = (
     "bytes in all",
     "requests in all",
@@ -45,7 +45,7 @@ CAPS = (
 
 @dataclass(frozen=True)
 class Place:
-    """Somebody who waits, or wants to; the greater `number` came later."""
+    """A waiting or new request; a greater `number` arrived later."""
 
     number: int
     band: int
@@ -54,13 +54,13 @@ class Place:
     held_bytes: int = 0
 
     def takes(self, cap: str) -> int:
-        """Of what the cap is about."""
+        """Return the amount of the resource that `cap` limits."""
         of = {"bytes": self.size_bytes, "memory": self.held_bytes, "requests": 1}
         return of[cap.split()[0]]
 
 
 def settings_of(chosen: FlowControlSettings, band: int) -> BandSettings:
-    """Of a band that may not exist yet."""
+    """Return the settings of a band, which may not exist yet."""
     default = chosen.default_negative_band if band < 0 else chosen.default_band
     return chosen.bands.get(band, default)
 
@@ -68,7 +68,7 @@ def settings_of(chosen: FlowControlSettings, band: int) -> BandSettings:
 def exceeded(
     chosen: FlowControlSettings, waiting: Sequence[Place], newcomer: Place
 ) -> Sequence[str]:
-    """The caps that would be, in the order in which they are told."""
+    """List the caps that the newcomer would exceed, in the order of their messages."""
     own = [one for one in waiting if one.band == newcomer.band]
     band = settings_of(chosen, newcomer.band)
     found = (
@@ -88,10 +88,10 @@ def exceeded(
 def displaced(
     chosen: FlowControlSettings, waiting: Sequence[Place], newcomer: Place
 ) -> Sequence[Place] | None:
-    """Who goes so that the newcomer may wait; None when it is refused."""
+    """List the requests that the newcomer displaces; None if it is refused."""
     left, gone = list(waiting), list[Place]()
     while caps := exceeded(chosen, left, newcomer):
-        last = _last(chosen, left, newcomer, caps[-1]) if len(gone) < MOST else None
+        last = _last(chosen, left, newcomer, caps[-1]) if len(gone) < MAX_DISPLACED else None
         if last is None:
             return None
         left.remove(last)
@@ -126,7 +126,7 @@ TICK = 0.003
 
 
 class NegativeFirst:
-    """Those of negative priority may be stopped, the newest first."""
+    """Requests of negative priority are evictable, the newest first."""
 
     def is_evictable(self, item: QueuedRequest) -> bool:
         return item.request.priority < 0
@@ -166,12 +166,12 @@ VARIANTS: list[FlowControlSettings | None] = [
 
 
 def held(size_bytes: int) -> int:
-    """What a request takes of memory while it waits."""
+    """Return the memory that a waiting request takes."""
     return 100 + 2 * size_bytes
 
 
 class Walk(Scene):
-    """A scene with its own account of what must be true."""
+    """A scene with a model of the gate."""
 
     def __init__(self) -> None:
         super().__init__(Pool(2))
@@ -180,15 +180,15 @@ class Walk(Scene):
         self.turned_at = 0.0
         self.reloaded_at = 0.0
         self.is_empty = False
-        self.items: dict[int, tuple[float, float | None]] = {}  # when a client came, its time
-        self.bands: dict[int, int] = {}  # of those who wait
+        self.items: dict[int, tuple[float, float | None]] = {}  # arrival, time to live
+        self.bands: dict[int, int] = {}  # of waiting requests
         self.turned_away: set[int] = set()
 
-    # What happens
+    # Events
 
-    async def comes(self, flow: str, priority: int, size_bytes: int, leaves: bool) -> None:
-        """A request; whether it is refused is foretold, and who goes in its place."""
-        foretold, number = self._foretell(flow, priority, size_bytes), len(self.clients)
+    async def arrives(self, flow: str, priority: int, size_bytes: int, leaves: bool) -> None:
+        """A request arrives; the model predicts which requests are refused."""
+        predicted, number = self._predict(flow, priority, size_bytes), len(self.clients)
         ttl = None
         if self.chosen is not None:
             ttl = settings_of(self.chosen, self._band(priority)).request_ttl_seconds
@@ -203,7 +203,7 @@ class Walk(Scene):
         )
         for one in self.clients:
             mine = int(one.request.request_id)
-            cap = foretold.get(mine)
+            cap = predicted.get(mine)
             if cap is None:
                 assert mine != number or one.refusal is None
                 continue
@@ -212,7 +212,7 @@ class Walk(Scene):
             empty = not self.pool.endpoints
             reason = DropReason.NO_ENDPOINTS if empty else DropReason.SATURATED
             assert one.refusal.drop_reason is reason
-        self.turned_away.update(foretold)
+        self.turned_away.update(predicted)
         if client.waits:
             self._note_bands([client])
         assert self.turned_away == {
@@ -243,7 +243,7 @@ class Walk(Scene):
         await settle()
 
     async def leaves(self) -> None:
-        """All who have not left for their endpoints do."""
+        """All admitted requests leave for their endpoints."""
         for client in self.clients:
             if client.ticket and not client.is_over and client.endpoint_key is None:
                 self.leave(client)
@@ -270,10 +270,10 @@ class Walk(Scene):
         await asyncio.sleep(seconds)
         await settle()
 
-    # What must be true
+    # Checks
 
     def let_in(self, client: Client) -> None:
-        """Nobody waits in a band above, whatever the ceilings are."""
+        """No request waits in a higher band."""
         ticket, view = client.ticket, self.gate.queues()
         assert not any(one.queued_requests for one in view.bands if one.priority > ticket.priority)
 
@@ -281,7 +281,7 @@ class Walk(Scene):
         return [client for client in self.clients if client.waits]
 
     def check(self) -> None:
-        """Everything that holds between two events."""
+        """Check the invariants between two events."""
         self.gate.check_integrity()
         waiting = self.waiting()
         assert self.gate.num_waiting == len(waiting)
@@ -290,11 +290,11 @@ class Walk(Scene):
         if self.chosen is None:
             assert not waiting
             return
-        self._check_that_nobody_waits_in_vain()
+        self._check_that_waiting_requests_are_blocked()
         self._check_times()
         self._check_pages(waiting)
 
-    def _check_that_nobody_waits_in_vain(self) -> None:
+    def _check_that_waiting_requests_are_blocked(self) -> None:
         waiting_bands = [one.priority for one in self.gate.queues().bands if one.queued_requests]
         if not waiting_bands or not self.pool.endpoints:
             return
@@ -318,18 +318,18 @@ class Walk(Scene):
                 assert self.loop.time() <= due + TICK  # a shorter time holds from the reload on
 
     def _check_pages(self, waiting: list[Client]) -> None:
-        told = Counter[str]()
+        shown = Counter[str]()
         for metric in self.metrics.registry.collect():
             for sample in metric.samples:
                 if sample.name.startswith("llm_d_epp_flow_control_queue_"):
-                    told[sample.name.rpartition("_")[2]] += int(sample.value)
-        assert told["size"] == len(waiting)
-        assert told["bytes"] == sum(one.request.size_bytes for one in waiting)
+                    shown[sample.name.rpartition("_")[2]] += int(sample.value)
+        assert shown["size"] == len(waiting)
+        assert shown["bytes"] == sum(one.request.size_bytes for one in waiting)
         view = self.gate.queues()
-        assert (view.queued_requests, view.queued_bytes) == (told["size"], told["bytes"])
+        assert (view.queued_requests, view.queued_bytes) == (shown["size"], shown["bytes"])
 
     def check_order(self) -> None:
-        """Within a flow, who came first was let in first, unless a reload moved somebody."""
+        """Check that each flow was admitted in the order of arrival."""
         for flow in "abcdef":
             for priority in (-5, 0, 2, 6):
                 mine = [
@@ -340,7 +340,7 @@ class Walk(Scene):
                 assert all(one < other for one, other in pairwise(mine))
 
     async def end(self) -> None:
-        """Everybody goes; nothing is left, and each has had one outcome."""
+        """End all requests; check that each had one outcome and left nothing behind."""
         for client in self.clients:
             if client.waits and client.task is not None:
                 client.task.cancel()
@@ -375,8 +375,8 @@ class Walk(Scene):
         assert durations <= totals
         assert self.gauge("pending_reclaim", inference_pool="pool") == 0
 
-    def _foretell(self, flow: str, priority: int, size_bytes: int) -> dict[int, str]:
-        """Who is turned away when a request comes, and for which cap, from everybody who waits."""
+    def _predict(self, flow: str, priority: int, size_bytes: int) -> dict[int, str]:
+        """Map the requests that an arrival turns away to the exceeded cap."""
         if self.chosen is None:
             return {}
         where = (len(self.clients), self._band(priority), flow)
@@ -395,7 +395,7 @@ class Walk(Scene):
         return Place(number, self.bands[number], request.fairness_id, *sizes)
 
     def _band(self, priority: int) -> int:
-        """Where a request waits: its own band where none is lower."""
+        """Return the band in which a request waits: its own if no band is lower."""
         lower = [one.priority for one in self.gate.queues().bands if one.priority <= priority]
         return max(lower, default=priority)
 
@@ -405,8 +405,8 @@ class Walk(Scene):
 
 
 PRIORITIES = (-5, 0, 2, 6)
-COMES = st.tuples(
-    st.just("comes"),
+ARRIVES = st.tuples(
+    st.just("arrives"),
     st.tuples(
         st.sampled_from("ab"),
         st.sampled_from(PRIORITIES),
@@ -416,9 +416,9 @@ COMES = st.tuples(
 )
 INDEX = st.tuples(st.integers(0, 20))
 STEPS = st.one_of(
-    COMES,
-    COMES,
-    COMES,
+    ARRIVES,
+    ARRIVES,
+    ARRIVES,
     st.tuples(st.sampled_from(("ends", "quits", "ends_while_another_quits")), INDEX),
     st.tuples(st.just("ends"), INDEX),
     st.tuples(st.just("leaves"), st.just(())),
@@ -430,7 +430,7 @@ STEPS = st.one_of(
 
 
 async def walk(first: int, steps: list[tuple[str, tuple[Any, ...]]]) -> None:
-    """Take the steps, and look after each of them."""
+    """Take the steps, and check after each of them."""
     scene = Walk()
     await scene.reloads(first)
     for name, arguments in steps:
@@ -446,20 +446,20 @@ async def walk(first: int, steps: list[tuple[str, tuple[Any, ...]]]) -> None:
 def test_every_request_has_one_end_and_leaves_nothing_behind(
     first: int, steps: list[tuple[str, tuple[Any, ...]]]
 ) -> None:
-    """Caps hold exactly, times hold, order holds, nobody waits in vain, all pages agree."""
+    """Caps are exact, time limits and order hold, and no request waits beside a free slot."""
     with closing(looptime.new_event_loop()) as loop:
         loop.run_until_complete(walk(first, steps))
 
 
 def crowded(rng: Random) -> list[tuple[str, tuple[Any, ...]]]:
-    """Steps in which more come than go, so that most come to a full queue."""
+    """Draw steps with more arrivals than ends, so that the queue is mostly full."""
     flows, sizes = rng.choice(("ab", "abbbbb", "abcdef")), rng.choice(((40, 90), (1, 20, 200)))
     steps: list[tuple[str, tuple[Any, ...]]] = []
     for _ in range(200):
         draw = rng.random()
         if draw < 0.7:
             who = (rng.choice(flows), rng.choice(PRIORITIES), rng.choice(sizes), draw < 0.6)
-            steps.append(("comes", who))
+            steps.append(("arrives", who))
         elif draw < 0.85:
             steps.append((rng.choice(("ends", "quits", "leaves")), (rng.randrange(20),)))
         elif draw < 0.9:
@@ -474,19 +474,17 @@ def crowded(rng: Random) -> list[tuple[str, tuple[Any, ...]]]:
 
 
 @pytest.mark.parametrize("seed", range(by_depth(2, 12)))
-def test_a_full_queue_turns_away_exactly_whom_it_should(seed: int) -> None:
-    """The newcomer, or those in whose place it may wait, and nobody else."""
+def test_a_full_queue_turns_away_the_newcomer_or_those_it_displaces(seed: int) -> None:
     with closing(looptime.new_event_loop()) as loop:
         loop.run_until_complete(walk(4 if seed % 2 else 1, crowded(Random(seed))))
 
 
-def test_a_reload_that_shortens_patience_ends_what_has_waited_longer() -> None:
-    """At once, not a whole new patience later."""
-    comes = ("comes", ("a", -5, 0, False))
-    steps = [comes] * 7 + [
+def test_a_shorter_time_to_live_expires_longer_waits_at_the_reload() -> None:
+    arrives = ("arrives", ("a", -5, 0, False))
+    steps = [arrives] * 7 + [
         ("changes_size", (0,)),
         ("reloads", (1,)),
-        comes,
+        arrives,
         ("passes", (301.0,)),
         ("reloads", (0,)),
         ("passes", (0.01,)),

@@ -1,4 +1,4 @@
-"""A pool of hundreds of endpoints is not looked through for each request, nor overfull."""
+"""A pool of hundreds of endpoints is neither scanned for each request nor overfilled."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tests.support.picker.flow_scene import Pool, Scene, Slots, inference_reques
 pytestmark = pytest.mark.looptime
 
 
-async def test_changes_of_a_large_pool_are_seen_soon_whatever_else_happens() -> None:
-    """A look in between, at what was known before, does not lose them."""
+async def test_a_change_of_a_large_pool_survives_other_events() -> None:
+    """A pass with the old estimate, before the next scan, does not discard it."""
     scene = Scene(Pool(100))
     running = [await scene.arrive() for _ in range(100)]
     waiting = [await scene.arrive() for _ in range(10)]
@@ -25,8 +25,8 @@ async def test_changes_of_a_large_pool_are_seen_soon_whatever_else_happens() -> 
     assert all(one.ticket is not None for one in waiting)
 
 
-async def test_a_large_pool_is_not_looked_through_for_each_request() -> None:
-    """A thousand endpoints, ten thousand requests: some hundred looks, and not one too many in."""
+async def test_a_large_pool_is_not_scanned_for_each_request() -> None:
+    """A thousand endpoints and ten thousand requests take some hundred scans."""
     detector = Slots(10)
     scene = Scene(Pool(1000), detector=detector)
     tickets = 0

@@ -1,4 +1,4 @@
-"""The last places in the pool are for those who ask for little."""
+"""The last slots of the pool are reserved for flows that use little."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from tests.support.picker.flow_scene import (
 )
 
 pytestmark = pytest.mark.looptime
-SLOTS, KEPT = 10, 3
+SLOTS, RESERVED = 10, 3
 
 
-def turns(headroom: float = KEPT / SLOTS, **values: object) -> object:
+def turns(headroom: float = RESERVED / SLOTS, **values: object) -> object:
     values = {"min_headroom": headroom, "max_headroom": headroom, **values}
     parameters = DeficitRoundRobinFairnessPolicyParameters(**values)  # type: ignore[arg-type]
     return band(fairness=DeficitRoundRobinFairnessPolicy(parameters), max_requests=20)
 
 
-def scene(headroom: float = KEPT / SLOTS, **values: object) -> Scene:
-    """A pool of ten places, three of which are kept."""
+def scene(headroom: float = RESERVED / SLOTS, **values: object) -> Scene:
+    """Build a pool of ten slots, three of which are reserved."""
     return Scene(Pool(1), detector=Slots(SLOTS), default_band=turns(headroom), **values)
 
 
@@ -48,34 +48,34 @@ def let_in(clients: list[Client]) -> int:
     return sum(client.ticket is not None for client in clients)
 
 
-async def test_a_flow_that_is_alone_fills_the_pool() -> None:
+async def test_a_lone_flow_fills_the_pool() -> None:
     pool = scene()
     assert let_in(await arrive(pool, "flood", 15)) == SLOTS
 
 
-async def test_places_are_kept_for_a_flow_that_asks_for_little() -> None:
-    """It goes at once, past those who wait; the flood goes while more than these are free."""
+async def test_slots_are_reserved_for_a_flow_that_uses_little() -> None:
+    """It enters at once, past waiting requests; the flood enters only beyond the reserve."""
     pool = scene()
     await pool.done((await arrive(pool, "calm", 1))[0])
     flood = await arrive(pool, "flood", 15)
-    assert let_in(flood) == SLOTS - KEPT
-    calm = await arrive(pool, "calm", KEPT)
-    assert let_in(calm) == KEPT
+    assert let_in(flood) == SLOTS - RESERVED
+    calm = await arrive(pool, "calm", RESERVED)
+    assert let_in(calm) == RESERVED
     await pool.done(flood[0])
-    assert let_in(flood) == SLOTS - KEPT
+    assert let_in(flood) == SLOTS - RESERVED
     for client in calm:
         await pool.done(client)
-    assert let_in(flood) == SLOTS - KEPT + 1
+    assert let_in(flood) == SLOTS - RESERVED + 1
     pool.gate.check_integrity()
 
 
-async def test_nothing_is_kept_for_a_flow_that_has_gone() -> None:
-    """After ten seconds the flood fills the pool, without an event besides."""
+async def test_no_slots_are_reserved_for_an_idle_flow() -> None:
+    """After ten seconds the flood fills the pool, without another event."""
     pool = scene()
     calm = (await arrive(pool, "calm", 1))[0]
     flood = await arrive(pool, "flood", 15)
     await asyncio.sleep(9.0)
-    assert let_in(flood) == SLOTS - KEPT - 1
+    assert let_in(flood) == SLOTS - RESERVED - 1
     await asyncio.sleep(1.5)
     assert let_in(flood) == SLOTS - 1
     await pool.done(calm)
@@ -85,11 +85,11 @@ async def test_nothing_is_kept_for_a_flow_that_has_gone() -> None:
     assert let_in(flood) == SLOTS
 
 
-async def test_an_open_gate_is_open_to_everybody() -> None:
-    """While only those who ask for little would be let in, it is not called open."""
+async def test_an_open_gate_is_open_to_all_flows() -> None:
+    """While only small flows would enter, `is_open` is false."""
     pool = scene()
     calm = (await arrive(pool, "calm", 1))[0]
-    await arrive(pool, "flood", SLOTS - KEPT - 2)
+    await arrive(pool, "flood", SLOTS - RESERVED - 2)
     assert pool.gate.is_open
     assert let_in(await arrive(pool, "flood", 1)) == 1
     assert not pool.gate.is_open
@@ -98,8 +98,8 @@ async def test_an_open_gate_is_open_to_everybody() -> None:
     assert let_in(await arrive(pool, "flood", 1)) == 1
 
 
-async def test_flows_that_all_want_more_fill_the_pool() -> None:
-    """Nobody keeps places free for somebody who waits; equal flows go in turn."""
+async def test_flows_that_all_wait_fill_the_pool() -> None:
+    """No slot is reserved for a waiting flow; equal flows take turns."""
     pool = scene()
     clients = [
         client for _ in range(20) for name in "abc" for client in await arrive(pool, name, 1)
@@ -115,13 +115,13 @@ async def test_flows_that_all_want_more_fill_the_pool() -> None:
     assert max(shares) - min(shares) <= 4
 
 
-async def test_a_band_that_keeps_places_free_holds_back_those_below() -> None:
-    """Else a lower priority would take what is kept from a higher one."""
+async def test_a_band_with_reserved_slots_blocks_lower_bands() -> None:
+    """Otherwise a lower priority would take the reserve of a higher one."""
     pool = scene(bands={5: turns()})
     await pool.done((await arrive(pool, "calm", 1, priority=5))[0])
     high = await arrive(pool, "flood", SLOTS, priority=5)
     low = await arrive(pool, "other", 2)
-    assert let_in(high) == SLOTS - KEPT
+    assert let_in(high) == SLOTS - RESERVED
     assert let_in(low) == 0
     for client in high:
         if client.waits and client.task is not None:
@@ -130,30 +130,30 @@ async def test_a_band_that_keeps_places_free_holds_back_those_below() -> None:
     assert let_in(low) == 2
 
 
-async def test_places_are_a_part_of_the_bands_ceiling() -> None:
-    """Of a band that may fill half of the pool, half as many."""
+async def test_the_reserve_is_a_share_of_the_bands_ceiling() -> None:
+    """Half as many slots if the band may fill half of the pool."""
     pool = Scene(
         Pool(1), detector=Slots(20), default_band=turns(), usage_limits=Ceilings(default=0.5)
     )
     await pool.done((await arrive(pool, "calm", 1))[0])
-    assert let_in(await arrive(pool, "flood", 15)) == SLOTS - KEPT
-    assert let_in(await arrive(pool, "calm", 5)) == KEPT
+    assert let_in(await arrive(pool, "flood", 15)) == SLOTS - RESERVED
+    assert let_in(await arrive(pool, "calm", 5)) == RESERVED
 
 
-async def test_without_headroom_all_places_are_for_whoever_comes() -> None:
+async def test_a_policy_without_headroom_reserves_no_slots() -> None:
     pool = scene(headroom=0.0)
     await pool.done((await arrive(pool, "calm", 1))[0])
     flood = await arrive(pool, "flood", 12)
     assert let_in(flood) == SLOTS
     assert let_in(await arrive(pool, "calm", 1)) == 0
     pool.gate.use(with_settings(pool.settings, default_band=turns()))
-    for client in flood[:KEPT]:
+    for client in flood[:RESERVED]:
         await pool.done(client)
-    assert pool.gate.num_under_way == SLOTS - KEPT + 1  # nobody is known to have used anything
+    assert pool.gate.num_under_way == SLOTS - RESERVED + 1  # no usage was recorded
 
 
-async def test_a_tenant_that_nobody_knows_waits_for_its_turn() -> None:
-    """Else names that are made up would keep others from theirs; known ones go out of turn."""
+async def test_an_unknown_tenant_waits_for_its_turn() -> None:
+    """Otherwise invented names would delay others; known tenants enter out of turn."""
     pool = scene()
     await pool.done((await arrive(pool, "known", 1))[0])
     flood = await arrive(pool, "flood", 15)
@@ -166,7 +166,7 @@ async def test_a_tenant_that_nobody_knows_waits_for_its_turn() -> None:
 
 
 def follows(slots: int, **values: object) -> Scene:
-    """A pool in which as much is kept as bursts need."""
+    """Build a pool whose reserve follows the bursts of its tenants."""
     fairness = DeficitRoundRobinFairnessPolicy(
         DeficitRoundRobinFairnessPolicyParameters(**values)  # type: ignore[arg-type]
     )
@@ -174,8 +174,8 @@ def follows(slots: int, **values: object) -> Scene:
     return Scene(Pool(1), detector=Slots(slots), default_band=shared)
 
 
-async def test_one_place_is_kept_for_a_tenant_that_asks_now_and_then() -> None:
-    """Not a tenth of the pool; it is the tenant's as often as it asks."""
+async def test_one_slot_is_reserved_for_an_occasional_tenant() -> None:
+    """Not a tenth of the pool; the tenant gets it for every request."""
     pool = follows(40)
     await pool.done((await arrive(pool, "calm", 1))[0])
     flood = await arrive(pool, "flood", 45)
@@ -187,8 +187,8 @@ async def test_one_place_is_kept_for_a_tenant_that_asks_now_and_then() -> None:
         await pool.done(calm)
 
 
-async def test_no_more_is_kept_than_is_allowed() -> None:
-    """Nor less, while anybody else was there lately."""
+async def test_the_reserve_is_within_its_bounds() -> None:
+    """The minimum applies while another tenant was active recently."""
     pool = follows(20, max_headroom=0.1)
     await arrive(pool, "calm", 9)
     assert let_in(await arrive(pool, "flood", 30)) == 20 - 9 - 2
@@ -197,11 +197,10 @@ async def test_no_more_is_kept_than_is_allowed() -> None:
     assert let_in(await arrive(pool, "flood", 30)) == 20 - 5
 
 
-async def test_where_a_detector_cannot_tell_what_a_request_takes_its_average_counts() -> None:
-    """One that knows nothing of what is on its way."""
+async def test_an_average_load_counts_if_a_detector_cannot_see_new_requests() -> None:
 
     class Unmoved(Slots):
-        """Sees requests once they have left."""
+        """Counts requests only after they left for an endpoint."""
 
         def saturation(self, candidates: object, attributes: object, now_seconds: float) -> float:
             return sum(pool.pool.under_way.values()) / self.slots
@@ -212,8 +211,8 @@ async def test_where_a_detector_cannot_tell_what_a_request_takes_its_average_cou
     assert let_in(await arrive(pool, "flood", 30)) == 19
 
 
-async def test_whoever_is_let_in_on_arrival_has_not_waited() -> None:
-    """Not for the time either that it takes to see that."""
+async def test_a_request_admitted_on_arrival_has_a_queue_time_of_0() -> None:
+    """The time of the decision does not count."""
     pool = follows(20)
     clock = (place / 1000 for place in count())
     pool.gate = FlowController(pool.settings, pool.pool, lambda: next(clock), PickerMetrics())

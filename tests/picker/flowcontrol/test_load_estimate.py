@@ -1,4 +1,4 @@
-"""The load of a large pool is known without looking at all of it each time."""
+"""The load of a large pool is estimated between scans."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.picker.flow_scene import Pool, Slots
 
 
 class Steps(Slots):
-    """Counts only what is above two at an endpoint, as a detector that looks at queues does."""
+    """Counts only requests beyond two per endpoint, like a detector that reads queues."""
 
     def saturation(
         self, candidates: Sequence[Candidate], attributes: Attributes, now_seconds: float
@@ -35,10 +35,10 @@ class Steps(Slots):
     st.booleans(),
     st.sampled_from([Slots, Steps]),
 )
-def test_an_estimate_is_as_good_as_a_look(
+def test_an_estimate_agrees_with_a_scan(
     seed: int, size: int, has_roles: bool, kind: type[Slots]
 ) -> None:
-    """Off by no more than what a sixteenth of a request for each endpoint weighs, if at all."""
+    """The error is at most the weight of a sixteenth of a request per endpoint."""
     rng, pool = Random(seed), Pool(size, {ROLE_LABEL: "both"} if has_roles else None)
     estimate, exact = LoadEstimate(pool), LoadEstimate(pool)
     detector = kind(4)
@@ -75,7 +75,7 @@ def test_an_estimate_is_as_good_as_a_look(
         assert detector.asked <= 2 * looks * (2 if has_roles else 1)
 
 
-def test_nothing_is_asked_while_nothing_changes() -> None:
+def test_an_unchanged_pool_is_not_scanned_again() -> None:
     detector, estimate = Slots(), LoadEstimate(Pool(3))
     estimate.use(detector)
     for _ in range(5):
@@ -85,8 +85,8 @@ def test_nothing_is_asked_while_nothing_changes() -> None:
     assert detector.asked == 2
 
 
-def test_changes_of_a_large_pool_gather() -> None:
-    """For 20 µs an endpoint; those of a small one are seen at once."""
+def test_changes_of_a_large_pool_are_batched() -> None:
+    """For 20 µs per endpoint; those of a small pool take effect at once."""
     for size, at_once in ((3, True), (1000, False)):
         pool, detector = Pool(size), Slots()
         estimate = LoadEstimate(pool)

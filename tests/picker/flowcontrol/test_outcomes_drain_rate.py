@@ -1,4 +1,4 @@
-"""How fast a queue moves follows from how fast it moved lately."""
+"""The drain rate of a queue is a decaying average."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from picker.flowcontrol.outcomes import UNKNOWN_RETRY_SECONDS, DrainRate
 @pytest.mark.parametrize("seconds", [2, 20, 200])
 @pytest.mark.parametrize("rate", [0.5, 10, 200])
 def test_a_steady_stream_has_its_rate_from_the_beginning(rate: float, seconds: int) -> None:
-    """Neither too low for want of a past, nor ever growing."""
+    """The short history at the start causes no bias."""
     drained = DrainRate()
     for step in range(int(rate * seconds)):
         drained.count(100 + step / rate)
     assert drained.per_second(100 + seconds) == pytest.approx(rate, rel=0.15, abs=0.3)
 
 
-def test_a_rate_fades_when_nothing_moves() -> None:
+def test_a_rate_decays_without_events() -> None:
     drained = DrainRate()
     for step in range(1000):
         drained.count(step / 10)
@@ -25,10 +25,10 @@ def test_a_rate_fades_when_nothing_moves() -> None:
     assert drained.retry_after_seconds(1000, 300) == UNKNOWN_RETRY_SECONDS
 
 
-def test_whole_seconds_within_a_minute_are_told() -> None:
+def test_a_retry_after_is_whole_seconds_within_a_minute() -> None:
     drained = DrainRate()
     assert drained.retry_after_seconds(10**9, 0.0) == UNKNOWN_RETRY_SECONDS
     for step in range(1000):
         drained.count(step / 10)
-    told = [drained.retry_after_seconds(ahead, 100.0) for ahead in (0, 1, 95, 105, 10**9)]
-    assert told == [1, 1, 10, 11, 60]
+    found = [drained.retry_after_seconds(ahead, 100.0) for ahead in (0, 1, 95, 105, 10**9)]
+    assert found == [1, 1, 10, 11, 60]

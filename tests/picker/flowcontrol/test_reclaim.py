@@ -1,4 +1,4 @@
-"""Requests under way make room for those of higher priority, not more of them than need be."""
+"""Requests under way are evicted for waiting ones of higher priority, no more than needed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.looptime
 
 
 class Sheddable:
-    """Those of negative priority may be stopped; the lowest first, of equal ones the newest."""
+    """Requests of negative priority are evictable: the lowest first, then the newest."""
 
     def is_evictable(self, item: QueuedRequest) -> bool:
         return item.request.priority < 0
@@ -33,8 +33,6 @@ class Sheddable:
 
 
 class EvictingScene(Scene):
-    """Requests may be stopped."""
-
     def __init__(self, slots: int, **values: object) -> None:
         policies = (Sheddable(), Sheddable())
         detector = values.pop("detector", None) or Slots(slots, settle_seconds=0.5)
@@ -49,76 +47,76 @@ class EvictingScene(Scene):
         assert all(client.ticket is not None for client in clients)
         return clients
 
-    def told(self) -> list[int]:
+    def evicted(self) -> list[int]:
         return [place for place, client in enumerate(self.clients) if client.evicted]
 
 
-async def test_the_lowest_and_newest_is_stopped_for_whoever_is_held_back() -> None:
-    """One for one place, and it is told so."""
+async def test_the_lowest_and_newest_is_evicted_for_a_blocked_request() -> None:
+    """One eviction per slot, with its reason."""
     scene = EvictingScene(4)
     await scene.fill(-1, -2, -2, 0)
     waiting = await scene.arrive()
-    assert scene.told() == [2]
+    assert scene.evicted() == [2]
     assert scene.clients[2].evicted == [DropReason.EVICTED]
     await scene.done(scene.clients[2])
     assert waiting.ticket is not None
 
 
-async def test_nobody_is_stopped_for_an_equal_or_a_lower_one() -> None:
+async def test_no_request_is_evicted_for_an_equal_or_lower_priority() -> None:
     scene = EvictingScene(2)
     await scene.fill(-1, -1)
     await scene.arrive(priority=-1)
     await scene.arrive(priority=-2)
-    assert scene.told() == []
+    assert scene.evicted() == []
     await scene.arrive(priority=1)
-    assert len(scene.told()) == 1
+    assert len(scene.evicted()) == 1
 
 
-async def test_of_two_to_be_stopped_both_are_lower() -> None:
-    """Rather one too few than one of the same priority."""
+async def test_all_evicted_requests_have_a_lower_priority() -> None:
+    """One eviction too few is better than one of an equal priority."""
     slots = Slots(4, settle_seconds=0.5)
     scene = EvictingScene(4, detector=slots)
     await scene.fill(-1, -2, 0, 0)
     slots.slots = 1
     scene.gate.pool_changed()
     await scene.arrive(priority=-1)
-    assert scene.told() == [1]
+    assert scene.evicted() == [1]
 
 
-async def test_those_who_may_not_be_stopped_are_not() -> None:
-    """Priority 0 and above is never evictable, nor is who has not left."""
+async def test_requests_that_are_not_evictable_stay() -> None:
+    """Requests of priority 0 and above, and requests that have not left for an endpoint."""
     scene = EvictingScene(2)
     await scene.fill(0)
     await scene.arrive(priority=-1, leaves=False)
     await scene.arrive(priority=1)
-    assert scene.told() == []
+    assert scene.evicted() == []
 
 
-async def test_nobody_else_is_stopped_before_the_effect_shows() -> None:
-    """Neither while somebody was told, nor for the time that the detector needs."""
+async def test_no_other_request_is_evicted_before_the_effect_shows() -> None:
+    """Neither while an eviction is pending, nor while the detector settles."""
     scene = EvictingScene(3)
     await scene.fill(-1, -1, -1)
     for _ in range(3):
         await scene.arrive()
-    assert scene.told() == [2]
+    assert scene.evicted() == [2]
     await asyncio.sleep(5)
-    assert scene.told() == [2]
+    assert scene.evicted() == [2]
     await scene.done(scene.clients[2])
     await asyncio.sleep(0.4)
-    assert scene.told() == [2]
+    assert scene.evicted() == [2]
     await asyncio.sleep(0.2)
-    assert scene.told() == [1, 2]
+    assert scene.evicted() == [1, 2]
 
 
-async def test_whoever_does_not_stop_is_given_up_after_ten_seconds() -> None:
+async def test_an_eviction_times_out_after_ten_seconds() -> None:
     scene = EvictingScene(2)
     await scene.fill(-1, -1)
     await scene.arrive()
     await asyncio.sleep(9.9)
-    assert scene.told() == [1]
+    assert scene.evicted() == [1]
     assert scene.gauge("pending_reclaim", inference_pool="pool") == pytest.approx(0.5)
     await asyncio.sleep(0.7)
-    assert scene.told() == [0, 1]
+    assert scene.evicted() == [0, 1]
     assert scene.gauge("revocations_total", outcome="timed_out", inference_pool="pool") == 1
     await scene.done(scene.clients[0])
     await scene.done(scene.clients[1])
@@ -130,43 +128,43 @@ async def test_whoever_does_not_stop_is_given_up_after_ten_seconds() -> None:
 @pytest.mark.parametrize(
     ("running", "expected"), [((-1, -1, -1, -1, -1), 2), ((-1, 0, 0, 0, 0), 1)]
 )
-async def test_at_most_two_are_stopped_at_a_time(running: tuple[int, ...], expected: int) -> None:
-    """As many as the saturation is above the ceiling, and as there are."""
+async def test_at_most_two_are_evicted_at_a_time(running: tuple[int, ...], expected: int) -> None:
+    """Bounded also by the excess over the ceiling and by the evictable requests."""
     slots = Slots(10, settle_seconds=0.5)
     scene = EvictingScene(10, detector=slots)
     await scene.fill(*running)
     slots.slots = 1
     scene.gate.pool_changed()
     await scene.arrive()
-    assert len(scene.told()) == expected
+    assert len(scene.evicted()) == expected
     assert scene.gauge("reclaim_target", inference_pool="pool") == pytest.approx(4)
 
 
-async def test_a_band_that_may_never_go_asks_for_nothing() -> None:
-    """Its ceiling is 0; the next one below asks."""
+async def test_a_band_with_a_ceiling_of_0_evicts_nothing() -> None:
+    """The next lower band does."""
     limits = Ceilings({1: 1.0, 0: 1.0})
     scene = EvictingScene(2, usage_limits=limits)
     await scene.fill(-2, -2)
     limits.by_priority = {1: 0.0, 0: 1.0}
     scene.gate.pool_changed()
     await scene.arrive(priority=1)
-    assert scene.told() == []
+    assert scene.evicted() == []
     await scene.arrive(priority=-2)
     await asyncio.sleep(0.3)
-    assert scene.told() == []
+    assert scene.evicted() == []
     await scene.arrive()
-    assert scene.told() == [1]
+    assert scene.evicted() == [1]
     assert scene.gauge("revocations_issued_total", priority="0", inference_pool="pool") == 1
 
 
-async def test_a_reload_knows_who_may_be_stopped() -> None:
-    """Those under way are judged by the new policies; without any, nobody is stopped."""
+async def test_a_reload_applies_new_eviction_policies_to_requests_under_way() -> None:
+    """Without policies, no request is evicted."""
     scene = EvictingScene(1)
     eviction = scene.settings.eviction
     await scene.fill(-1)
     scene.gate.use(with_settings(scene.settings, eviction=None))
     await scene.arrive()
-    assert scene.told() == []
+    assert scene.evicted() == []
     scene.gate.use(with_settings(scene.settings, eviction=eviction))
     await settle()
-    assert scene.told() == [0]
+    assert scene.evicted() == [0]

@@ -1,4 +1,4 @@
-"""A heap gives what a sorted list would, and no memory to what is gone."""
+"""A removable heap agrees with a sorted list and frees removed entries."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ STEPS = st.lists(
 
 @examples(100)
 @given(STEPS)
-def test_it_gives_what_a_sorted_list_would(steps: list[tuple[str, int]]) -> None:
-    """By key, then in order of arrival; its places stay within twice what it holds."""
+def test_a_heap_agrees_with_a_sorted_list(steps: list[tuple[str, int]]) -> None:
+    """By key, then by arrival; its size stays within twice the number of entries."""
     heap: RemovableHeap[int, str] = RemovableHeap()
     model: dict[int, tuple[int, int, str]] = {}
     for sequence, (step, value) in enumerate(steps):
@@ -41,7 +41,7 @@ def test_it_gives_what_a_sorted_list_would(steps: list[tuple[str, int]]) -> None
         assert len(heap._places) <= 2 * len(heap) + 33
 
 
-def test_what_is_removed_takes_no_room() -> None:
+def test_removed_entries_take_no_memory() -> None:
     heap: RemovableHeap[int, int] = RemovableHeap()
     heap.push(0, 0, 0)
     for sequence in range(1, 10_000):

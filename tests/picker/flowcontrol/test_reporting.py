@@ -1,4 +1,4 @@
-"""The series of flow control have the reference's names, and say what is true when read."""
+"""The series of flow control have the reference's names and current values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.picker.flow_scene import (
 POOL = "inference_pool"
 WAITING = ("fairness_id", "priority", POOL, "model_name", "target_model_name")
 ENDED = ("fairness_id", "priority", "outcome", POOL, "model_name", "target_model_name")
-# (name, labels, whether the deprecated name is told as well); source: the reference's table.
+# (name, labels, whether the deprecated name exists too); source: the reference's table.
 SERIES = [
     ("request_queue_duration_seconds", ENDED, True),
     ("dispatch_cycle_duration_seconds", (), True),
@@ -48,7 +48,7 @@ SERIES = [
 def test_names_and_labels_are_the_references(
     name: str, labels: tuple[str, ...], has_twin: bool
 ) -> None:
-    """Dashboards for either name find what they ask for."""
+    """Dashboards with either name find their series."""
     declared = getattr(PickerMetrics().flow, name).declaration
     assert declared.name == f"llm_d_epp_flow_control_{name}"
     assert declared.labels == labels
@@ -58,7 +58,7 @@ def test_names_and_labels_are_the_references(
 
 
 @pytest.mark.looptime
-async def test_gauges_say_what_is_true_now() -> None:
+async def test_gauges_have_current_values() -> None:
     scene = Scene(Pool(2), max_requests=4, max_bytes=1000, default_band=band(max_requests=10))
     where = {POOL: "pool"}
     saturation = {**where, "stage": "effective"}
@@ -74,14 +74,14 @@ async def test_gauges_say_what_is_true_now() -> None:
     assert scene.gauge("queue_size", **labels) == 3
     assert scene.gauge("queue_bytes", **labels) == 300
     scene.pool.under_way.clear()
-    await asyncio.sleep(0.3)  # nobody says so; it is noticed all the same
+    await asyncio.sleep(0.3)  # without an event
     assert scene.gauge("queue_size", **labels) == 1
     assert sum(client.ticket is not None for client in clients) == 4
 
 
 @pytest.mark.looptime
-async def test_gauges_without_a_meaning_are_absent() -> None:
-    """Of caps that nobody set, bands and stages that are no more, and a gate that is off."""
+async def test_gauges_without_a_value_are_absent() -> None:
+    """For unset caps, removed bands and stages, and a gate that is off."""
     scene = Scene(Pool(1, {ROLE_LABEL: "both"}), bands={3: band()}, max_requests=1)
     where = {POOL: "pool"}
     await scene.arrive()
@@ -100,8 +100,8 @@ async def test_gauges_without_a_meaning_are_absent() -> None:
 
 
 @pytest.mark.looptime
-async def test_series_of_a_tenant_go_when_it_was_not_seen_for_long() -> None:
-    """Those of the others stay; so do totals."""
+async def test_series_of_an_idle_tenant_are_removed() -> None:
+    """The series of other tenants and the totals stay."""
     scene = Scene(Pool(2))
     for name in ("gone", "stays"):
         await scene.done(await scene.arrive(fairness_id=name))
@@ -117,8 +117,8 @@ async def test_series_of_a_tenant_go_when_it_was_not_seen_for_long() -> None:
 
 
 @pytest.mark.looptime
-async def test_invented_tenants_have_their_series_together() -> None:
-    """However many there are, and it is not forgotten for one of them."""
+async def test_excess_tenants_share_one_series() -> None:
+    """It stays when one of them is forgotten."""
     scene = Scene(Pool(5000))
     for index in range(1500):
         await scene.gate.admit(inference_request(fairness_id=f"tenant-{index}"), None)
@@ -133,9 +133,8 @@ async def test_invented_tenants_have_their_series_together() -> None:
 
 @pytest.mark.looptime
 async def test_endpoints_without_fresh_metrics_are_counted() -> None:
-
     class Stale(Slots):
-        """Takes every other endpoint for stale."""
+        """Counts every other endpoint as stale."""
 
         def stale(self, candidates: list[Candidate], now_seconds: float) -> int:
             return len(candidates) // 2

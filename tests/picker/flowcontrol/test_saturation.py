@@ -1,4 +1,4 @@
-"""The pool is as full as its fullest stage, with those counted who are on their way."""
+"""The load of a pool is that of its fullest stage, requests on their way included."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.picker.flow_scene import Slots, endpoint
 
 
 def pool(*roles: tuple[str | None, int]) -> list[Candidate]:
-    """An endpoint for each role, with so many requests under way."""
+    """Build an endpoint for each role, with that number of requests under way."""
     return [
         Candidate(endpoint(i, {} if role is None else {ROLE_LABEL: role}), None, load)
         for i, (role, load) in enumerate(roles)
@@ -35,17 +35,17 @@ def pool(*roles: tuple[str | None, int]) -> list[Candidate]:
         ([], 1.0, {}),
     ],
 )
-def test_each_stage_is_judged_by_its_own_endpoints(
+def test_the_load_of_a_stage_is_that_of_its_endpoints(
     candidates: list[Candidate], effective: float, stages: dict[str, float]
 ) -> None:
-    """Those that only encode count when there is nobody else; without anybody it is full."""
+    """Encode-only endpoints count if there are no others; an empty pool is full."""
     load = pool_load(Slots(1), candidates, NOTHING_LET_IN, 0.0)
     assert (load.effective, dict(load.stages)) == (effective, stages)
     assert load.num_endpoints == len(candidates)
 
 
 def test_requests_on_their_way_count_in_every_stage() -> None:
-    """They will need one endpoint of each."""
+    """Each request takes one endpoint of every stage."""
     candidates = pool(("prefill", 0), ("decode", 0), ("decode", 0))
     load = pool_load(Slots(1), candidates, LetIn(2, 0), 0.0)
     assert load.stages == {"prefill": 2.0, "decode": 1.0}
@@ -53,8 +53,8 @@ def test_requests_on_their_way_count_in_every_stage() -> None:
 
 @examples(200)
 @given(st.lists(st.integers(0, 8), min_size=1, max_size=8), st.integers(0, 40))
-def test_they_spread_as_they_would_one_by_one(loads: list[int], count: int) -> None:
-    """Each at the least loaded endpoint by then."""
+def test_admitted_requests_spread_as_if_placed_one_by_one(loads: list[int], count: int) -> None:
+    """Each goes to the endpoint that is least loaded at that point."""
     candidates = pool(*((None, load) for load in loads))
     one_by_one = list(loads)
     for _ in range(count):
@@ -70,7 +70,7 @@ def test_they_spread_as_they_would_one_by_one(loads: list[int], count: int) -> N
     assert added == {key: EndpointLoad(gain, 10 * gain) for key, gain in gains.items()}
 
 
-def test_an_endpoint_that_says_it_is_busy_is_not_where_they_go() -> None:
+def test_admitted_requests_avoid_an_endpoint_that_reports_load() -> None:
     busy = Candidate(endpoint(0), EndpointMetrics(waiting_requests=5, running_requests=2), 0)
     idle = Candidate(endpoint(1), EndpointMetrics(), 3)
     loaded, _ = spread([busy, idle], LetIn(4, 0))

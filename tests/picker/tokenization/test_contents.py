@@ -1,4 +1,4 @@
-"""Content blocks of both chat APIs."""
+"""Content blocks of both chat APIs become texts and media of a prompt."""
 
 from __future__ import annotations
 
@@ -52,16 +52,17 @@ def anthropic(*blocks: dict[str, Any]) -> Prompt:
         ({"type": "image_url"}, "image", "", 225),
     ],
 )
-def test_openai_media(block: dict[str, Any], modality: str, content: str, length: int) -> None:
-    """Each is an item known by what it refers to."""
+def test_openai_media_are_items(
+    block: dict[str, Any], modality: str, content: str, length: int
+) -> None:
+    """The hash of its URL or data identifies an item."""
     (feature,) = openai({"type": "text", "text": "12345678"}, block).features
     assert (feature.modality, feature.offset, feature.length) == (modality, 2, length)
     assert feature.content_hash == xxhash.xxh64_hexdigest(content.encode())
 
 
 @pytest.mark.parametrize("kind", ["text", "input_text", "output_text", "refusal", "thinking"])
-def test_texts_of_openai(kind: str) -> None:
-    """Each kind has its text in one field, as the engines read it."""
+def test_each_openai_text_block_adds_its_text(kind: str) -> None:
     name = "text" if kind.endswith("text") else kind
     assert openai({"type": kind, name: "12345678"}) == Prompt(b"12345678")
 
@@ -73,8 +74,7 @@ def test_unknown_blocks_add_nothing(block: dict[str, Any]) -> None:
     assert openai(block) == anthropic(block) == Prompt(b"")
 
 
-def test_anthropic_texts() -> None:
-    """Thoughts, uses of tools and their results are texts."""
+def test_anthropic_blocks_add_their_texts() -> None:
     prompt = anthropic(
         {"type": "text", "text": "t."},
         {"type": "thinking", "thinking": "th.", "signature": "s"},
@@ -98,8 +98,8 @@ def test_anthropic_texts() -> None:
         ({"type": "url", "url": "http://x/i"}, "http://x/i"),
     ],
 )
-def test_anthropic_images(source: dict[str, Any], content: str) -> None:
-    """Known by their data or by where they are, also within a tool's result."""
+def test_anthropic_images_are_items(source: dict[str, Any], content: str) -> None:
+    """The hash of its data or URL identifies an image, also within a tool result."""
     image = {"type": "image", "source": source}
     result = {"type": "tool_result", "content": [{"type": "text", "text": "abcd"}, image]}
     (alone,) = anthropic(image).features
@@ -138,11 +138,11 @@ def test_images_without_a_source_add_nothing(source: object) -> None:
     ],
 )
 def test_the_system_text_leaves_billing_headers_out(system: object, expected: str) -> None:
-    """They differ from request to request and would end every common beginning."""
+    """They differ from request to request and would end every common prefix."""
     assert system_text(system) == expected
 
 
-def test_a_tools_result_is_lines_and_images() -> None:
+def test_a_tool_result_has_lines_and_images() -> None:
     image = {"type": "image"}
     block = {"content": [{"type": "text", "text": "a"}, image, {"type": "text", "text": "b"}, 1]}
     assert (tool_result_text(block), tool_result_images(block)) == ("a\nb", [image])

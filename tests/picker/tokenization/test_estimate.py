@@ -1,4 +1,4 @@
-"""The bytes of each API's prompt."""
+"""The estimator turns the body of each API into the bytes of its prompts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def prompts(api: Api, payload: dict[str, Any]) -> tuple[Prompt, ...]:
 
 
 def text_of(api: Api, payload: dict[str, Any]) -> bytes:
-    """The bytes of the one prompt of a body."""
+    """Return the bytes of the only prompt of a body."""
     (prompt,) = prompts(api, payload)
     assert len(prompt.tokens) % 4 == 0
     return prompt.tokens.rstrip(b"\0")
@@ -43,10 +43,10 @@ def text_of(api: Api, payload: dict[str, Any]) -> bytes:
         ([{"a": 1}], ()),
     ],
 )
-def test_completions_and_embeddings_have_a_prompt_for_each_text(
+def test_completions_and_embeddings_have_one_prompt_per_text(
     value: object, expected: tuple[bytes, ...]
 ) -> None:
-    """Token ids pass through; what is neither is no prompt."""
+    """Token ids pass through; other values are ignored."""
     for api, member in (
         (Api.COMPLETIONS, "prompt"),
         (Api.VLLM_GRPC, "prompt"),
@@ -57,7 +57,7 @@ def test_completions_and_embeddings_have_a_prompt_for_each_text(
         assert tuple(one.tokens for one in prompts(api, {member: value})) == expected
 
 
-def test_a_chat_is_tools_then_roles_and_contents() -> None:
+def test_a_chat_prompt_is_tools_then_roles_and_contents() -> None:
     """No separators, keys of tools sorted, tool calls ignored."""
     payload = {
         "tools": [{"type": "function", "function": {"name": "f"}}],
@@ -73,8 +73,8 @@ def test_a_chat_is_tools_then_roles_and_contents() -> None:
     assert text_of(Api.CHAT_COMPLETIONS, payload) == tools + b"systemBe kind.userHi youassistant"
 
 
-def test_a_batch_of_chats_has_a_prompt_for_each_and_embeddings_may_be_of_a_chat() -> None:
-    """Tools of a batch stand before each of its conversations."""
+def test_batches_have_one_prompt_per_chat_and_embeddings_accept_a_chat() -> None:
+    """The tools of a batch precede each of its conversations."""
     one, two = ([{"role": "user", "content": text}] for text in ("Hi", "You"))
     found = prompts(Api.CHAT_BATCH, {"tools": [1], "messages": [one, two]})
     assert [prompt.tokens.rstrip(b"\0") for prompt in found] == [b"[1]userHi", b"[1]userYou"]
@@ -82,8 +82,7 @@ def test_a_batch_of_chats_has_a_prompt_for_each_and_embeddings_may_be_of_a_chat(
         assert text_of(api, {"messages": one}) == b"userHi"
 
 
-def test_anthropic_messages_are_tools_then_the_system_then_the_messages() -> None:
-    """The system's text stands where a system message would."""
+def test_an_anthropic_prompt_is_tools_then_system_then_messages() -> None:
     payload = {
         "tools": [{"name": "t", "input_schema": {"type": "object"}}],
         "system": [{"type": "text", "text": "Be kind."}],
@@ -97,7 +96,7 @@ def test_anthropic_messages_are_tools_then_the_system_then_the_messages() -> Non
 
 
 def test_responses_and_conversations_are_their_json() -> None:
-    """Instructions, tools and input in this order, those that are there."""
+    """Non-empty instructions, tools and input, in this order."""
     payload = {"input": "hi", "instructions": "x", "tools": [], "model": "m"}
     assert text_of(Api.RESPONSES, payload) == b'[{"instructions":"x"},{"input":"hi"}]'
     assert text_of(Api.CONVERSATIONS, {"items": [{"b": 1, "a": 2}]}) == b'[{"a":2,"b":1}]'
@@ -122,7 +121,7 @@ def test_other_bodies_have_no_prompt(api: Api, payload: dict[str, Any]) -> None:
 
 @given(st.lists(st.text(min_size=1), min_size=1, max_size=6), st.text(min_size=1))
 def test_a_longer_chat_begins_with_the_shorter_one(turns: list[str], more: str) -> None:
-    """That is what a prefix cache lives on, for both chat APIs."""
+    """Prefix caches depend on it, for both chat APIs."""
     messages = [{"role": "user", "content": turn} for turn in turns]
     for api in (Api.CHAT_COMPLETIONS, Api.MESSAGES):
         (short,) = prompts(api, {"messages": messages})
@@ -131,7 +130,7 @@ def test_a_longer_chat_begins_with_the_shorter_one(turns: list[str], more: str) 
         assert len(long.tokens) >= len(short.tokens)
 
 
-def test_items_of_a_chat_are_told_with_their_places() -> None:
+def test_media_of_a_chat_are_listed_with_their_offsets() -> None:
     block = {"type": "image_url", "image_url": {"url": "http://x/i.png"}}
     (prompt,) = prompts(
         Api.CHAT_COMPLETIONS, {"messages": [{"role": "user", "content": [block, block]}]}

@@ -1,4 +1,4 @@
-"""Sizes of images from their first bytes."""
+"""The first bytes of an image file give its size."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def webp(kind: bytes, data: bytes) -> bytes:
 
 
 def lossy(width: int, height: int) -> bytes:
-    """A lossy WebP; the two high bits are a scale."""
+    """A lossy WebP file; the two high bits of a size are a scale."""
     return webp(b"VP8 ", b"\0\0\0\x9d\x01\x2a" + pack("<HH", width | 0x4000, height))
 
 
@@ -57,8 +57,8 @@ FILES = {
 
 
 @pytest.mark.parametrize("kind", FILES)
-def test_each_format_tells_its_size(kind: str) -> None:
-    """From the file, from base64 and from a URL with it."""
+def test_each_format_has_its_size_read(kind: str) -> None:
+    """From the file, from base64 and from a `data:` URL."""
     data = FILES[kind]
     text = base64.b64encode(data).decode()
     assert image_size(data) == (640, 361)
@@ -66,8 +66,8 @@ def test_each_format_tells_its_size(kind: str) -> None:
     assert data_url_image_size(f"data:image/x;base64,{text}") == (640, 361)
 
 
-def test_a_jpegs_tables_and_fill_bytes_are_passed_over() -> None:
-    """A Huffman table looks like a frame and is none."""
+def test_tables_and_fill_bytes_of_a_jpeg_are_skipped() -> None:
+    """The marker of a Huffman table is among those of frames."""
     table = b"\xff\xc4" + pack(">H", 12) + bytes(10)
     data = b"\xff\xd8\xff\x01\xff\xd0" + table + b"\xff\xff" + jpeg(5, 7)[3:]
     assert image_size(data) == (5, 7)
@@ -95,23 +95,23 @@ def test_a_jpegs_tables_and_fill_bytes_are_passed_over() -> None:
         "data:image/bmp;base64," + base64.b64encode(b"BM" + bytes(50)).decode(),
     ],
 )
-def test_what_does_not_tell_has_no_size(url: str) -> None:
-    """Links, other encodings, broken and unknown files, and sizes behind too much else."""
+def test_other_urls_have_no_size(url: str) -> None:
+    """Links, other encodings, broken and unknown files, and sizes after too much metadata."""
     assert data_url_image_size(url) is None
 
 
 @given(st.sampled_from(["", *map(str, FILES)]), st.binary(max_size=80), st.integers(0, 40))
-def test_any_bytes_have_a_size_or_none(kind: str, noise: bytes, kept: int) -> None:
-    """Nothing is raised, whatever follows a good beginning."""
-    data = FILES.get(kind, b"")[:kept] + noise
+def test_any_bytes_have_a_size_or_none(kind: str, noise: bytes, prefix: int) -> None:
+    """Noise after a valid prefix never raises."""
+    data = FILES.get(kind, b"")[:prefix] + noise
     for text in (base64.b64encode(data).decode(), noise.decode("latin-1")):
         size = base64_image_size(text)
         assert size is None or min(size) > 0
 
 
 @pytest.mark.parametrize("filler", [b"\xff", b"\xff\xd0", b"\xff\xe0\0\2"])
-def test_a_jpeg_is_searched_for_its_size_some_way_only(filler: bytes) -> None:
-    """A body may hold hundreds of files that are nothing but steps."""
+def test_the_search_for_the_size_of_a_jpeg_is_bounded(filler: bytes) -> None:
+    """A body may contain hundreds of files that consist of filler."""
     picture = jpeg(640, 361)
     few, many = (picture[:2] + filler * number + picture[2:] for number in (500, 2000))
     assert image_size(few) == (640, 361)

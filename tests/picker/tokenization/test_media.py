@@ -1,4 +1,4 @@
-"""How many tokens media are estimated to take."""
+"""The number of tokens of images, videos and sounds is estimated."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FPS = "x-llm-d-video-fps"
 
 
 def tokens(**parameters: Any) -> MediaTokens:
-    """A counter with parameters as the configuration writes them."""
+    """Build a counter from parameters in the form of the configuration."""
     decoded = msgspec.convert(parameters, EstimateParameters)
     decoded.check()
     return MediaTokens(decoded)
@@ -43,7 +43,7 @@ def image(width: int, height: int) -> str:
 def test_an_image_takes_tokens_by_its_size(
     parameters: dict[str, Any], link: int, large: int, tiny: int
 ) -> None:
-    """Its own where the data tell it, else a default; or all the same."""
+    """The size in its data, else a default; `static` gives every image the same number."""
     media = tokens(image=parameters)
     assert media.of_image_url(LINK) == link
     assert media.of_image_url("data:image/png;base64," + image(1280, 960)) == large
@@ -79,14 +79,14 @@ def test_an_image_takes_tokens_by_its_size(
 def test_a_video_takes_tokens_by_its_frames(
     parameters: dict[str, Any], headers: dict[str, str], expected: int
 ) -> None:
-    """What the headers say wins over the defaults, and bounds over everything."""
+    """Headers override the defaults, and bounds override everything."""
     assert tokens(video=parameters).of_video(headers) == expected
 
 
 @pytest.mark.parametrize(
     "value", ["", "x", "-1", "nan", "inf", "0", "1e999", "0x0", "5x", "ax5", "1x1x1"]
 )
-def test_headers_that_make_no_sense_are_as_good_as_absent(value: str) -> None:
+def test_invalid_headers_are_ignored(value: str) -> None:
     assert tokens().of_video({DURATION: value, RESOLUTION: value, FPS: value}) == 4500
 
 
@@ -117,10 +117,7 @@ def test_a_sound_takes_a_quarter_of_its_characters(characters: int, expected: in
         ({"video": {"maxVideoTokens": -1}}, "maxVideoTokens"),
     ],
 )
-def test_numbers_that_cannot_work_are_refused_by_name(
-    parameters: dict[str, Any], name: str
-) -> None:
-    """When the configuration is loaded, not when a request comes."""
+def test_numbers_out_of_range_are_refused_by_name(parameters: dict[str, Any], name: str) -> None:
     with pytest.raises(ValueError, match=name):
         tokens(**parameters)
 

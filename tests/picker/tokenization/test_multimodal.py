@@ -1,4 +1,4 @@
-"""Multi-modal items beside token ids."""
+"""Multi-modal items are read from the format of token-level APIs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from picker.types import MultiModalFeature
 PROMPT = bytes(4 * 12)
 
 
-def test_items_of_all_modalities_come_in_the_order_of_their_offsets() -> None:
-    """Each hash belongs to the place at the same position of its modality."""
+def test_items_of_all_modalities_are_sorted_by_offset() -> None:
+    """Hashes and places of a modality are paired by position."""
     value = {
         "mm_hashes": {"image": ["a", "b"], "video": ["v"]},
         "mm_placeholders": {
@@ -38,7 +38,7 @@ def test_items_of_all_modalities_come_in_the_order_of_their_offsets() -> None:
         {"mm_hashes": {"image": None}, "mm_placeholders": {"image": [{"offset": 0, "length": 1}]}},
     ],
 )
-def test_what_has_no_hash_or_no_place_is_no_item(value: Any) -> None:
+def test_hashes_without_places_are_ignored(value: Any) -> None:
     assert read_features(value, PROMPT) == ()
 
 
@@ -55,14 +55,14 @@ def test_what_has_no_hash_or_no_place_is_no_item(value: Any) -> None:
         {"mm_hashes": {"image": ["a"]}, "mm_placeholders": {"image": [{"length": 1.5}]}},
     ],
 )
-def test_other_shapes_are_errors(value: Any) -> None:
+def test_other_shapes_are_refused(value: Any) -> None:
     with pytest.raises(ValueError, match="must be"):
         read_features(value, PROMPT)
 
 
 @pytest.mark.parametrize("length", [49, 2**64])
-def test_items_do_not_cover_a_prompt_more_than_they_can(length: int) -> None:
-    """Each is hashed with every block it reaches into; a few may overlap."""
+def test_the_total_length_of_items_is_bounded(length: int) -> None:
+    """Every block is hashed with its items; a few items may overlap."""
     places = [{"offset": 0, "length": 12}] * 4
     value = {"mm_hashes": {"image": ["a"] * 4}, "mm_placeholders": {"image": places}}
     assert len(read_features(value, PROMPT)) == 4

@@ -1,4 +1,4 @@
-"""Texts and media packed into tokens."""
+"""Texts and media are packed into tokens."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from picker.types import MultiModalFeature
 
 
 def token_of(content: str) -> bytes:
-    """The token that stands for a content."""
     return pack("<I", xxhash.xxh64_intdigest(content.encode()) & 0xFFFFFFFF)
 
 
 @given(st.lists(st.text(st.characters(), max_size=9), max_size=5))
 def test_texts_are_their_utf8_padded_with_zeros(texts: list[str]) -> None:
-    """Lone surrogates, which JSON cannot hold, included."""
+    """Lone surrogates, which UTF-8 excludes, are encoded too."""
     plain = "".join(texts).encode("utf-8", "surrogatepass")
     assert packed_text(texts) == plain + bytes(-len(plain) % 4)
 
@@ -33,8 +32,8 @@ def test_four_bytes_are_a_token(text: str, tokens: tuple[int, ...]) -> None:
     assert packed_text([text]) == pack(f"<{len(tokens)}I", *tokens)
 
 
-def test_media_begin_at_a_token_and_are_known_by_their_hash() -> None:
-    """Text before is padded, text after goes on at the next token."""
+def test_media_start_on_a_token_boundary_with_a_token_of_their_hash() -> None:
+    """The text before is padded; the text after starts at the next token."""
     stream = PromptStream()
     stream.texts += ("he", "llo")
     stream.add_media("image", "i", 2)
@@ -48,13 +47,13 @@ def test_media_begin_at_a_token_and_are_known_by_their_hash() -> None:
     )
 
 
-def test_without_anything_a_prompt_is_empty() -> None:
+def test_a_stream_without_content_is_an_empty_prompt() -> None:
     prompt = PromptStream().finish()
     assert (prompt.tokens, prompt.features) == (b"", ())
 
 
-def test_all_media_of_a_prompt_together_are_bounded() -> None:
-    """Whatever sizes are claimed, what is too much is one token an item."""
+def test_the_media_tokens_of_a_prompt_are_bounded() -> None:
+    """Items beyond the bound take one token each."""
     stream = PromptStream()
     for content in "abcd":
         stream.add_media("video", content, MAX_MEDIA_TOKENS // 2 + 1)

@@ -1,4 +1,4 @@
-"""Questions to render routes, and their answers."""
+"""Bodies become requests to render routes, and their answers become prompts."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ BLOCKS = {
         (Api.RAW, None, None),
     ],
 )
-def test_what_is_asked_where(
+def test_each_body_becomes_a_question_or_none(
     api: Api, payload: dict[str, Any] | None, expected: RenderQuestion | None
 ) -> None:
-    """The client's body with the model that has the tokens; nothing for other APIs."""
+    """The client's body, with the name of the base model; None for other APIs."""
     assert question_of(ParsedBody(api, "alias", payload=payload), "m") == expected
 
 
-def test_answers_are_prompts_with_their_items() -> None:
+def test_answers_become_prompts_with_their_items() -> None:
     features = {
         "mm_hashes": {"image": ["h"]},
         "mm_placeholders": {"image": [{"offset": 0, "length": 1}]},
@@ -100,7 +100,6 @@ def test_answers_are_prompts_with_their_items() -> None:
         {"token_ids": [1], "features": 1},
     ],
 )
-def test_anything_else_is_an_error(answer: Any) -> None:
-    """No tokens are better than wrong ones."""
+def test_other_answers_are_refused(answer: Any) -> None:
     with pytest.raises(ValueError, match=r"route answered|features"):
         prompts_of(answer)

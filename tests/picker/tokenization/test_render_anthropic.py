@@ -1,4 +1,4 @@
-"""Anthropic's Messages as OpenAI's chat."""
+"""Anthropic's Messages are converted to OpenAI's chat."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def messages_of(role: str, content: Any) -> list[dict[str, Any]]:
     return chat_of({"messages": [{"role": role, "content": content}]})["messages"]
 
 
-def test_the_system_comes_first_and_tools_are_functions() -> None:
-    """Options of a tool are kept where there are any."""
+def test_the_system_comes_first_and_tools_become_functions() -> None:
+    """The options of a tool are copied."""
     schema = {"type": "object"}
     payload = {
         "system": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
@@ -68,13 +68,13 @@ def test_the_system_comes_first_and_tools_are_functions() -> None:
         ([{"type": "image"}, TEXT], "hi"),
     ],
 )
-def test_texts_and_images(content: Any, expected: Any) -> None:
-    """A lone text stands without a block around it."""
+def test_texts_and_images_are_converted(content: Any, expected: Any) -> None:
+    """A single text block becomes a string."""
     assert messages_of("user", content) == [{"role": "user", "content": expected}]
 
 
-def test_thoughts_and_uses_of_tools() -> None:
-    """Arguments are written as Python writes JSON, with spaces and escapes."""
+def test_thinking_becomes_reasoning_and_tool_uses_become_calls() -> None:
+    """Arguments are JSON as Python writes it, with spaces and escapes."""
     content = [
         {"type": "thinking", "thinking": "h", "signature": "s"},
         {"type": "thinking", "thinking": "m"},
@@ -98,8 +98,8 @@ def test_thoughts_and_uses_of_tools() -> None:
     ]
 
 
-def test_results_of_tools_go_ahead_of_the_users_message() -> None:
-    """Their images stay with the user's message, as the role `tool` has texts only."""
+def test_tool_results_precede_the_users_message() -> None:
+    """Their images stay in the user's message, because the role `tool` has texts only."""
     result = {"type": "tool_result", "tool_use_id": "i", "content": [TEXT, IMAGE, TEXT]}
     assert messages_of("user", [TEXT, result]) == [
         {"role": "tool", "tool_call_id": "i", "content": "hi\nhi"},
@@ -113,6 +113,6 @@ def test_results_of_tools_go_ahead_of_the_users_message() -> None:
     ]
 
 
-def test_a_message_of_which_nothing_is_left_is_left_out() -> None:
+def test_an_empty_message_is_left_out() -> None:
     assert messages_of("user", []) == []
     assert messages_of("user", [{"type": "odd"}]) == []

@@ -1,4 +1,4 @@
-"""Token ids packed."""
+"""Token ids are packed."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ def test_every_token_is_four_bytes_little_endian(ids: list[int]) -> None:
     "value",
     [[], [-1], [2**32], [10**30], [1.0], [True], [1, "2"], [[1]], [None], "1", None, {1: 2}],
 )
-def test_anything_else_is_no_list_of_token_ids(value: object) -> None:
-    """Also what Python takes for an integer though JSON does not."""
+def test_other_values_are_not_token_ids(value: object) -> None:
+    """A bool is an int to Python, but not to JSON."""
     assert pack_token_ids(value) is None

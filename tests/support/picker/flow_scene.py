@@ -29,14 +29,14 @@ class Fcfs:
 
 
 class FirstOfAll:
-    """The best head of all flows; remembers what it was told."""
+    """The best head of all flows; records its calls."""
 
     def __init__(self) -> None:
         self.heads: dict[str, tuple[Rank, int]] = {}
-        self.told: list[tuple[Any, ...]] = []
+        self.calls: list[tuple[Any, ...]] = []
 
     def head_changed(self, flow: str, head: QueuedRequest | None, rank: Rank) -> None:
-        self.told.append(("head", flow, None if head is None else head.sequence))
+        self.calls.append(("head", flow, None if head is None else head.sequence))
         if head is None:
             self.heads.pop(flow, None)
         else:
@@ -46,13 +46,13 @@ class FirstOfAll:
         return min(self.heads, key=self.heads.__getitem__, default=None)
 
     def dispatched(self, item: QueuedRequest, now_seconds: float) -> None:
-        self.told.append(("dispatched", item.flow, item.sequence))
+        self.calls.append(("dispatched", item.flow, item.sequence))
 
     def completed(self, item: QueuedRequest, usage: Usage | None, now_seconds: float) -> None:
-        self.told.append(("completed", item.flow, item.sequence, usage))
+        self.calls.append(("completed", item.flow, item.sequence, usage))
 
     def forget(self, flow: str) -> None:
-        self.told.append(("forget", flow))
+        self.calls.append(("forget", flow))
 
 
 class GlobalStrict:

@@ -1,4 +1,4 @@
-"""Requests wait for their turn, get it at once when there is room, and are told why not."""
+"""Requests enter at once if there is room, else wait their turn or are refused with a reason."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ pytestmark = pytest.mark.looptime
 
 
 def is_refused(refusal: RefusedError | None, status: int, reason: str, begins: str) -> bool:
-    """True if a client was told this, and when to come again."""
+    """Test the status, reason and beginning of a refusal, and that it has a Retry-After."""
     if refusal is None or refusal.drop_reason is None:
         return False
-    told = (refusal.status, refusal.drop_reason.value, (refusal.reference or "").startswith(begins))
-    return told == (status, reason, True) and 1 <= (refusal.retry_after_seconds or 0) <= 60
+    found = (refusal.status, refusal.drop_reason.value)
+    begins_so = (refusal.reference or "").startswith(begins)
+    return found == (status, reason) and begins_so and 1 <= (refusal.retry_after_seconds or 0) <= 60
 
 
-async def test_nobody_waits_while_there_is_room() -> None:
-    """`admit` answers without a single turn of the loop."""
+async def test_no_request_waits_while_there_is_room() -> None:
+    """`admit` returns without yielding to the loop."""
     scene = Scene(Pool(2))
     assert scene.gate.is_open
     asking = scene.gate.admit(inference_request(), None)
@@ -42,8 +43,8 @@ async def test_nobody_waits_while_there_is_room() -> None:
     assert scene.gate.is_open  # one of two
 
 
-async def test_a_place_that_is_promised_counts_as_taken() -> None:
-    """Two come before the first of them has left for its endpoint: one goes."""
+async def test_a_reserved_slot_counts_as_taken() -> None:
+    """A second request waits although the first has not left for its endpoint."""
     scene = Scene()
     first = await scene.arrive(leaves=False)
     assert not scene.gate.is_open
@@ -57,8 +58,8 @@ async def test_a_place_that_is_promised_counts_as_taken() -> None:
     assert second.ticket is not None
 
 
-async def test_a_free_place_lets_in_one_of_all_who_wait() -> None:
-    """Also when the first of them takes his time."""
+async def test_one_free_slot_admits_one_waiting_request() -> None:
+    """Even if it has not left for its endpoint."""
     scene = Scene(Pool(3))
     running = [await scene.arrive() for _ in range(3)]
     waiting = [await scene.arrive(leaves=False) for _ in range(10)]
@@ -66,8 +67,8 @@ async def test_a_free_place_lets_in_one_of_all_who_wait() -> None:
     assert [one.ticket is not None for one in waiting] == [True] + [False] * 9
 
 
-async def test_all_free_places_are_given_at_once() -> None:
-    """No tick lets in one at a time; but some at a time, so that others have their turn."""
+async def test_all_free_slots_are_filled_at_once() -> None:
+    """In bounded passes, so that other tasks run between them, but not one per tick."""
     scene = Scene(Pool(0))
     waiting = [await scene.arrive(leaves=False) for _ in range(1000)]
     before = scene.loop.time()
@@ -79,12 +80,12 @@ async def test_all_free_places_are_given_at_once() -> None:
     assert scene.loop.time() - before < 0.05
 
 
-async def test_whoever_gives_up_with_a_ticket_in_hand_gives_it_back() -> None:
+async def test_a_request_cancelled_on_admission_returns_its_ticket() -> None:
     scene = Scene()
     running = await scene.arrive()
     quitter, other = await scene.arrive(leaves=False), await scene.arrive()
     scene.close(running)
-    await asyncio.sleep(0)  # the look has been: the ticket is on its way
+    await asyncio.sleep(0)  # the pass is over: the ticket is on its way
     quitter.task.cancel()
     await settle()
     assert quitter.ticket is None
@@ -92,8 +93,8 @@ async def test_whoever_gives_up_with_a_ticket_in_hand_gives_it_back() -> None:
     assert scene.gate.num_under_way == 1
 
 
-async def test_whoever_leaves_the_queue_is_out_at_once() -> None:
-    """Their room is free, and the outcome is counted."""
+async def test_a_cancelled_request_leaves_the_queue_at_once() -> None:
+    """Its room is free, and the outcome is counted."""
     scene = Scene(max_requests=1)
     await scene.arrive()
     quitter = await scene.arrive()
@@ -118,8 +119,8 @@ async def test_a_higher_priority_goes_first() -> None:
     assert order == ["high", "higher", "mid", "low", "lower"]
 
 
-async def test_a_priority_that_is_held_back_holds_back_those_below() -> None:
-    """Strictly, even when the ceilings of those are higher; without anybody in it, it does not."""
+async def test_a_priority_at_its_ceiling_blocks_lower_ones_while_it_waits() -> None:
+    """Even if the ceilings of lower priorities are higher."""
     scene = Scene(Pool(4), usage_limits=Ceilings({5: 0.5}))
     scene.gate.set_priorities([5])
     running = [await scene.arrive() for _ in range(2)]
@@ -135,7 +136,7 @@ async def test_a_priority_that_is_held_back_holds_back_those_below() -> None:
     assert lower.ticket is not None
 
 
-async def test_when_whoever_is_held_back_gives_up_those_below_may_go() -> None:
+async def test_a_cancelled_request_unblocks_lower_priorities() -> None:
     scene = Scene(Pool(4), usage_limits=Ceilings({5: 0.5}), bands={5: band()})
     for _ in range(2):
         await scene.arrive()
@@ -146,8 +147,8 @@ async def test_when_whoever_is_held_back_gives_up_those_below_may_go() -> None:
     assert low.ticket is not None
 
 
-async def test_whoever_was_promised_not_to_wait_does_not() -> None:
-    """Also when it turns out to be of a priority that has no band yet and would be held back."""
+async def test_a_request_does_not_wait_after_an_open_gate() -> None:
+    """Even if its priority has no band yet and its ceiling would block it."""
     scene = Scene(usage_limits=Ceilings({-9: 0.0}))
     assert scene.gate.is_open
     with pytest.raises(StopIteration):
@@ -156,8 +157,8 @@ async def test_whoever_was_promised_not_to_wait_does_not() -> None:
     assert (await scene.arrive(priority=-9)).waits
 
 
-async def test_a_priority_nobody_knows_waits_with_the_nearest_lower_one() -> None:
-    """Nobody is promoted; below all others a band is made."""
+async def test_an_unknown_priority_waits_in_the_nearest_lower_band() -> None:
+    """No request is promoted; a priority below all bands gets a new one."""
     scene = Scene(bands={10: band(), -1: band()}, default_negative_band=band(max_requests=1))
     await scene.arrive()
     for priority in (12, 10, 9, 0, -1, -7):
@@ -169,8 +170,8 @@ async def test_a_priority_nobody_knows_waits_with_the_nearest_lower_one() -> Non
     )
 
 
-async def test_a_band_has_a_time_to_live_of_its_own() -> None:
-    """Shorter, longer or none; an empty pool's goes before all of them."""
+async def test_a_band_may_have_its_own_time_to_live() -> None:
+    """Shorter, longer or none; that of an empty pool overrides all of them."""
     scene = Scene(
         request_ttl_seconds=3.0,
         no_endpoint_ttl_seconds=1.0,
@@ -192,8 +193,8 @@ async def test_a_band_has_a_time_to_live_of_its_own() -> None:
     assert not forever.waits
 
 
-async def test_a_request_waits_exactly_as_long_as_it_may() -> None:
-    """429 with a reason, to the millisecond; no sweep."""
+async def test_a_request_times_out_to_the_millisecond() -> None:
+    """With 429 and a reason."""
     scene = Scene(request_ttl_seconds=3.25)
     await scene.arrive()
     began = scene.loop.time()
@@ -208,7 +209,7 @@ async def test_a_request_waits_exactly_as_long_as_it_may() -> None:
     assert scene.loop.time() - began == pytest.approx(4.25, abs=0.002)
 
 
-async def test_without_a_time_to_live_requests_wait_for_ever() -> None:
+async def test_requests_without_a_time_to_live_never_time_out() -> None:
     scene = Scene(Pool(0), request_ttl_seconds=None, no_endpoint_ttl_seconds=None)
     client = await scene.arrive()
     await asyncio.sleep(1000)
@@ -218,7 +219,7 @@ async def test_without_a_time_to_live_requests_wait_for_ever() -> None:
 
 
 async def test_an_empty_pool_holds_requests_until_it_has_endpoints() -> None:
-    """Or until their time for that is over: 503."""
+    """Or until the time to live of an empty pool expires: 503."""
     scene = Scene(Pool(0), request_ttl_seconds=10, no_endpoint_ttl_seconds=30)
     client = await scene.arrive()
     await asyncio.sleep(29)
@@ -232,8 +233,8 @@ async def test_an_empty_pool_holds_requests_until_it_has_endpoints() -> None:
     assert other.ticket is not None
 
 
-async def test_the_time_to_live_begins_anew_when_the_pool_turns_empty_or_not() -> None:
-    """Who waited for endpoints may then wait for a place."""
+async def test_the_time_to_live_restarts_when_the_pool_becomes_empty_or_not() -> None:
+    """A request that waited for endpoints may then wait for a slot."""
     scene = Scene(request_ttl_seconds=10, no_endpoint_ttl_seconds=30)
     await scene.arrive()
     client = await scene.arrive()
@@ -241,14 +242,14 @@ async def test_the_time_to_live_begins_anew_when_the_pool_turns_empty_or_not() -
     await scene.resize(0)
     await asyncio.sleep(29)
     assert client.waits
-    await scene.resize(1)  # its one place is taken
+    await scene.resize(1)  # its only slot is taken
     await asyncio.sleep(9.9)
     assert client.waits
     await asyncio.sleep(0.2)
     assert is_refused(client.refusal, 429, "rejected-ttl-expired", "request timed out in queue: ")
 
 
-async def test_shutting_down_refuses_all_who_wait_and_all_who_come() -> None:
+async def test_shutdown_refuses_waiting_and_new_requests() -> None:
     scene = Scene()
     running, waiting = await scene.arrive(), await scene.arrive()
     scene.gate.shut_down()
@@ -261,8 +262,8 @@ async def test_shutting_down_refuses_all_who_wait_and_all_who_come() -> None:
     scene.gate.check_integrity()
 
 
-async def test_policies_hear_of_everybody_in_the_same_words() -> None:
-    """Of those too who did not have to wait, and of what their responses used."""
+async def test_policies_are_called_alike_for_waiting_and_passing_requests() -> None:
+    """`completed` passes the usage of the response."""
     fairness = GlobalStrict()
     scene = Scene(default_band=band(fairness=fairness))
     passing = await scene.arrive(fairness_id="a")
@@ -270,16 +271,16 @@ async def test_policies_hear_of_everybody_in_the_same_words() -> None:
     usage = Usage(1, 2, 3)
     await scene.done(passing, usage)
     assert waiting.ticket is not None
-    assert fairness.bands[0].told == [
+    assert fairness.bands[0].calls == [
         *(("head", "a", 1), ("dispatched", "a", 1), ("head", "a", None)),
         *(("head", "b", 2), ("completed", "a", 1, usage)),
         *(("dispatched", "b", 2), ("head", "b", None)),
     ]
     await asyncio.sleep(300.5)
-    assert {("forget", "a"), ("forget", "b")} <= set(fairness.bands[0].told)
+    assert {("forget", "a"), ("forget", "b")} <= set(fairness.bands[0].calls)
 
 
-async def test_a_request_of_nobody_is_of_the_default_flow() -> None:
+async def test_a_request_without_a_fairness_id_joins_the_default_flow() -> None:
     scene = Scene()
     await scene.arrive()
     await scene.arrive(fairness_id="")
@@ -287,19 +288,19 @@ async def test_a_request_of_nobody_is_of_the_default_flow() -> None:
     assert [flow.fairness_id for flow in shown.flows] == [DEFAULT_FAIRNESS_ID]
 
 
-async def test_a_fairness_policy_that_names_nobody_stops_nothing() -> None:
+async def test_a_fairness_policy_that_names_an_unknown_flow_blocks_nothing() -> None:
     fairness = GlobalStrict()
     scene = Scene(default_band=band(fairness=fairness))
     running = await scene.arrive()
     first, second = await scene.arrive(fairness_id="x"), await scene.arrive(fairness_id="y")
-    fairness.bands[0].heads = {"nobody": ((0.0,), 0)}
+    fairness.bands[0].heads = {"unknown": ((0.0,), 0)}
     await scene.done(running)
     assert first.ticket is not None
     assert second.waits
 
 
-async def test_ceilings_are_asked_once_for_each_answer() -> None:
-    """A policy that lets through every n-th of those it holds back would be led astray."""
+async def test_ceilings_are_read_once_per_decision() -> None:
+    """A policy that admits every n-th blocked request would otherwise count wrongly."""
     limits = Ceilings()
     scene = Scene(usage_limits=limits)
     for expected in (1, 2):
@@ -310,13 +311,13 @@ async def test_ceilings_are_asked_once_for_each_answer() -> None:
         await scene.done(client)
     await scene.arrive()
     asked = limits.asked
-    for _ in range(3):  # held back
+    for _ in range(3):  # blocked
         await scene.arrive()
     assert limits.asked == asked + 3
 
 
-async def test_time_alone_is_an_event_for_detectors_that_know_of_it() -> None:
-    """Nothing else happens, and yet somebody looks again."""
+async def test_saturation_that_depends_on_time_is_rechecked() -> None:
+    """Without any other event."""
 
     class Fading(Slots):
         """Full for five seconds."""
@@ -332,7 +333,7 @@ async def test_time_alone_is_an_event_for_detectors_that_know_of_it() -> None:
     assert client.ticket is not None
 
 
-async def test_retry_after_tells_when_those_ahead_have_probably_gone() -> None:
+async def test_retry_after_estimates_when_the_queue_ahead_is_served() -> None:
     scene = Scene(max_requests=20, request_ttl_seconds=None)
     running = await scene.arrive()
     refused = [await scene.arrive() for _ in range(21)][-1].refusal
@@ -346,8 +347,8 @@ async def test_retry_after_tells_when_those_ahead_have_probably_gone() -> None:
     assert refusal.retry_after_seconds == pytest.approx(21 / 2, abs=2)
 
 
-async def test_a_ticket_is_closed_once() -> None:
-    """Whatever is called again, or too late, changes nothing."""
+async def test_a_ticket_closes_once() -> None:
+    """Repeated and late calls change nothing."""
     scene = Scene()
     client = await scene.arrive()
     client.ticket.left("again")
