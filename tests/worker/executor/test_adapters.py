@@ -1,4 +1,6 @@
-"""Adapters of one batch against checkpoints they are merged into, and files that are refused."""
+"""Adapters of one batch equal the checkpoints they are merged into; unsupported files are
+refused.
+"""
 
 from __future__ import annotations
 
@@ -61,13 +63,13 @@ def outputs_of(
     requests: Sequence[tuple[Sequence[int], Adapter | None]],
     params: SamplingParams = GREEDY,
 ) -> list[list[RequestOutput]]:
-    """What requests that come together are answered."""
+    """Run requests that arrive together; return the outputs of each."""
     for number, (prompt, adapter) in enumerate(requests):
         core.add(AddRequest(str(number), list(prompt), params, 0.0, adapter=adapter))
     found: list[list[RequestOutput]] = [[] for _ in requests]
     while core.has_work:  # also while a thread reads an adapter
-        told = core.step()
-        for output in told.outputs if told is not None else ():
+        report = core.step()
+        for output in report.outputs if report is not None else ():
             found[int(output.request_id)].append(output)
     return found
 
@@ -75,7 +77,7 @@ def outputs_of(
 def answers(
     core: EngineCore, requests: Sequence[tuple[Sequence[int], Adapter | None]]
 ) -> list[list[int]]:
-    """The tokens of the answers."""
+    """Return the tokens of the answers."""
     return [
         [token for output in outputs for token in output.token_ids]
         for outputs in outputs_of(core, requests)
@@ -100,7 +102,9 @@ def prompts(count: int, seed: int = 0) -> list[list[int]]:
 def test_adapters_in_one_batch_are_their_merged_checkpoints(
     changes: dict[str, Any], tiny_checkpoint: Path, adapters: list[Adapter], tmp_path: Path
 ) -> None:
-    """Token for token: five adapters and the model alone, run by the step together."""
+    """Five adapters and the model alone, run in the same steps, answer token for token as merged
+    checkpoints.
+    """
     chosen: list[Adapter | None] = [*adapters, None]
     texts = prompts(2 * len(chosen))
     core = make_core(tiny_checkpoint, **changes)
@@ -125,16 +129,16 @@ def test_adapters_in_one_batch_are_their_merged_checkpoints(
 def test_an_answer_does_not_depend_on_its_batch(
     tiny_checkpoint: Path, adapters: list[Adapter]
 ) -> None:
-    """With log probabilities to the last bit, whether alone, beside others or with fewer slots than
-    adapters; that of the model alone as in a worker without adapters.
+    """Log probabilities are equal to the last bit, alone, in a batch, and with fewer slots than
+    adapters; answers without adapter equal those of a worker without adapters.
     """
     params = replace(GREEDY, logprobs=3)
     requests = list(zip(prompts(6, seed=1), [*adapters, None], strict=True))
 
     def run(core: EngineCore, some: Sequence[tuple[list[int], Adapter | None]]) -> list[Any]:
-        told = outputs_of(core, some, params)
+        outputs_by_request = outputs_of(core, some, params)
         core.shutdown()
-        return [[(o.token_ids, o.logprobs) for o in outputs] for outputs in told]
+        return [[(o.token_ids, o.logprobs) for o in outputs] for outputs in outputs_by_request]
 
     together = run(make_core(tiny_checkpoint), requests)
     assert run(make_core(tiny_checkpoint, max_loras=1), requests) == together
@@ -146,7 +150,7 @@ def test_an_answer_does_not_depend_on_its_batch(
 def test_a_draft_model_without_the_adapter_changes_no_token(
     tiny_checkpoint: Path, adapters: list[Adapter]
 ) -> None:
-    """It proposes what the model alone would say; what stands is the adapter's."""
+    """It proposes the tokens of the model alone; only the adapter's tokens are accepted."""
     drafts = SpeculativeConfig("draft_model", 3, str(tiny_checkpoint))
     requests = list(zip(prompts(6, seed=3), [*adapters, None], strict=True))
     plain, drafted = make_core(tiny_checkpoint), make_core(tiny_checkpoint, speculative=drafts)
@@ -156,7 +160,9 @@ def test_a_draft_model_without_the_adapter_changes_no_token(
 def test_blocks_of_one_adapter_are_no_hits_for_another(
     tiny_checkpoint: Path, adapters: list[Adapter]
 ) -> None:
-    """Nor for the model alone, nor for what is loaded later in its place; they are for its own."""
+    """Nor for the model alone, nor for an adapter loaded later under the same name; they serve only
+    their own adapter.
+    """
     core, prompt = make_core(tiny_checkpoint), list(range(3, 43))
 
     def num_cached(adapter: Adapter | None) -> int:
@@ -196,7 +202,7 @@ def test_an_adapter_that_cannot_be_read_fails_its_request_alone(
         ({"r": "many"}, "Expected `int`"),
     ],
 )
-def test_what_is_not_supported_is_refused_by_name(
+def test_unsupported_settings_are_refused_by_name(
     changes: dict[str, Any], message: str, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
     path = write_adapter(tmp_path / "a", weight_shapes(tiny_checkpoint), seed=0, **changes)
@@ -205,7 +211,7 @@ def test_what_is_not_supported_is_refused_by_name(
 
 
 def test_adapters_of_experts_are_refused(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    """Those of attention beside them are read."""
+    """Adapters of attention in the same model are read."""
     dense = open_checkpoint(tiny_checkpoint).config
     mixture = replace(dense, num_experts=2, experts_per_token=1, expert_size=80)
     shapes = expected_shapes(mixture)

@@ -1,4 +1,6 @@
-"""A step's answers: who gets what, how many logits exist at once, and who fails alone."""
+"""A step's answers: their order, the bound on logits, and failures that affect one sequence
+only.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 
 
 class Rows:
-    """What `PendingAnswers` reads of a `StepBatch`: whose rows follow each other."""
+    """The part of a `StepBatch` that `PendingAnswers` reads: sequences with consecutive rows."""
 
     def __init__(self, sequences: Sequence[ScheduledSequence]) -> None:
         self.sampled = [s for s in sequences if s.samples]
@@ -61,14 +63,14 @@ def run(
 
 
 def sampling(seq_id: int, *params: SamplingParams) -> ScheduledSequence:
-    """A sequence at its last token that wants these draws."""
+    """A sequence at its last token that asks for these draws."""
     return ScheduledSequence(seq_id, [1], 40, range(4), tuple(SampleSpec(p, 41) for p in params))
 
 
 def scored(
     seq_id: int, num_targets: int, top: int = 2, *, draws: bool = False
 ) -> ScheduledSequence:
-    """A chunk of 12 tokens of which some want log probabilities."""
+    """A chunk of 12 tokens, some of which ask for log probabilities."""
     return ScheduledSequence(
         seq_id,
         [1] * 12,
@@ -110,7 +112,7 @@ def test_logits_are_made_a_bounded_number_at_a_time(tile_rows: int) -> None:
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_a_sequence_with_bad_rows_fails_alone(value: float) -> None:
-    """Sampled, scored or silent: it is named with a reason, and the others get their answers."""
+    """Sampled, scored or silent, it fails with a reason, and the others get their answers."""
     sequences = (
         sampling(1, GREEDY, GREEDY),
         sampling(2, GREEDY),

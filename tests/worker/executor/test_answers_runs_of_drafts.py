@@ -1,4 +1,4 @@
-"""Runs of drafts: what plain decoding draws, whatever the rows give that it would not come to."""
+"""Runs of drafts equal plain decoding, whatever the rows that it would not reach contain."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WISHES: list[dict[str, Any]] = [
 
 
 class Rows:
-    """What `PendingAnswers` reads of a `StepBatch`: whose rows follow each other."""
+    """The part of a `StepBatch` that `PendingAnswers` reads: sequences with consecutive rows."""
 
     def __init__(self, sequences: Sequence[ScheduledSequence]) -> None:
         self.sampled = list(sequences)
@@ -45,7 +45,7 @@ class Rows:
 def drafted(
     seq_id: int, drafts: Sequence[int], history: Sequence[int] = PROMPT, **changes: Any
 ) -> ScheduledSequence:
-    """A sequence after `PROMPT` and one output, with drafts of what follows."""
+    """A sequence after `PROMPT` and one output, with drafts of the next tokens."""
     params = SamplingParams(max_tokens=9, **{"seed": seq_id, **changes})
     output = 4
     spec = SampleSpec(
@@ -75,7 +75,7 @@ def run(
 
 
 def plainly(rows: torch.Tensor, sequence: ScheduledSequence) -> list[Draw]:
-    """What decoding draws token by token, from the same rows as long as it draws the drafts."""
+    """Decode token by token, from the same rows while the draws equal the drafts."""
     [spec] = sequence.samples
     drafts, drawn = sequence.drafts, []
     for index, row in enumerate(rows):
@@ -90,7 +90,7 @@ def plainly(rows: torch.Tensor, sequence: ScheduledSequence) -> list[Draw]:
 def drafts_for(
     rows: torch.Tensor, changes: dict[str, Any], seq_id: int, num_good: int
 ) -> list[int]:
-    """As many drafts as rows but one: the first ones those that will be drawn, then others."""
+    """Make one draft fewer than rows: correct drafts first, then wrong ones."""
     drafts: list[int] = []
     [spec] = drafted(seq_id, [], **changes).samples
     for index, row in enumerate(rows[:-1]):
@@ -102,9 +102,9 @@ def drafts_for(
 
 @pytest.mark.parametrize("tile_rows", [1, 7, 256])
 @pytest.mark.parametrize("seed", range(worlds(4)))
-def test_runs_are_what_plain_decoding_draws(seed: int, tile_rows: int) -> None:
-    """Token for token and log probability for log probability, every parameter, drafted or not,
-    greedy or not, in one batch.
+def test_runs_equal_plain_decoding(seed: int, tile_rows: int) -> None:
+    """Tokens and log probabilities are equal, for every parameter, drafted or not, greedy or not,
+    in one batch.
     """
     draw = Random(seed)
     sequences, parts, lengths = [], [], []
@@ -124,11 +124,11 @@ def test_runs_are_what_plain_decoding_draws(seed: int, tile_rows: int) -> None:
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_bad_row_counts_when_plain_decoding_would_come_to_it(
+def test_a_bad_row_counts_when_plain_decoding_would_reach_it(
     bad: float, temperature: float
 ) -> None:
-    """Behind the run it does nothing; inside, the tokens before it stand; at its start it fails the
-    sequence. Others never notice.
+    """A bad row behind the run has no effect; inside, the tokens before it are valid; at the start
+    it fails the sequence. Other sequences are unaffected.
     """
     changes = {"temperature": temperature}
     rows, other = logits(5, 5), logits(2, 6)
@@ -150,7 +150,7 @@ def test_a_bad_row_counts_when_plain_decoding_would_come_to_it(
 
 
 def test_a_row_without_a_token_left_counts_in_the_same_way() -> None:
-    """A draft that leaves nothing to be drawn after it: the run ends with that draft."""
+    """A draft after which no token may be drawn ends the run."""
     changes = {"allowed_token_ids": (6,), "bad_words": ((6, 6),)}
     rows = logits(4, 5)
     output = run(rows, drafted(1, [6, 6, 6], **changes))
@@ -161,8 +161,10 @@ def test_a_row_without_a_token_left_counts_in_the_same_way() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_drafts_with_proposals_are_judged_by_them(method: str) -> None:
-    """As the op judges each sequence alone; greedy ones and those without stay coupled."""
+def test_drafts_with_proposals_are_verified_against_them(method: str) -> None:
+    """The result equals verification of each sequence alone; greedy drafts and drafts without q
+    stay coupled.
+    """
     proposals, sequences, parts = {}, [], []
     for seq_id, changes in enumerate(WISHES * 2):
         rows = logits(1 + seq_id % 5, seq_id)
@@ -195,8 +197,10 @@ def test_drafts_with_proposals_are_judged_by_them(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_bad_row_ends_a_judged_run_before_it(method: str) -> None:
-    """Drafts behind it are not judged, those before it are; the first row fails the sequence."""
+def test_a_bad_row_ends_a_verified_run_before_it(method: str) -> None:
+    """Drafts before it are verified, drafts behind it are not; a bad first row fails the
+    sequence.
+    """
     drafts = [1, 2, 3]
     sure = torch.full((3, VOCAB), 0.0)
     sure[range(3), drafts] = 90.0
@@ -218,13 +222,13 @@ def test_a_bad_row_ends_a_judged_run_before_it(method: str) -> None:
 
 
 def test_proposals_of_other_drafts_are_refused() -> None:
-    """A q for each draft, or it is a mistake."""
+    """Every draft must have its q."""
     with pytest.raises(ValueError, match="1 proposals"):
         run(logits(3), drafted(1, [1, 2]), proposals={1: torch.full((1, VOCAB), 1 / VOCAB)})
 
 
 def test_verification_uses_the_sums_it_is_given() -> None:
-    """Those that were found to work, not those that the device suggests."""
+    """The sums that were found to work take precedence over the device's default."""
 
     class Broken:
         def log_normalizers(self, scores: torch.Tensor) -> torch.Tensor:

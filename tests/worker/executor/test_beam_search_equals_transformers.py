@@ -1,5 +1,5 @@
-"""Beam searches find what transformers' `generate` finds on the same checkpoint, whatever else the
-engine does meanwhile.
+"""Beam searches find the answers of transformers' `generate` on the same checkpoint, under any load
+of the engine.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from worker.types import (
 
 VOCAB_SIZE = 96
 BLOCK_SIZE = 4
-MOST_BLOCKS = 256
+MAX_BLOCKS = 256
 
 
 class Lent(Executor):
@@ -86,9 +86,9 @@ class Search:
 
 @dataclass(frozen=True)
 class House:
-    """How the engine is set up; the defaults leave room for everything at once."""
+    """The set-up of the engine; the defaults leave room for everything at once."""
 
-    num_blocks: int = MOST_BLOCKS
+    num_blocks: int = MAX_BLOCKS
     budget: int = 512
     batch: int = 64
     caching: bool = True
@@ -98,7 +98,7 @@ class House:
 
 @dataclass
 class Run:
-    """What became of requests: outputs by the ids of answers, and the engine's counts."""
+    """The results of requests: outputs by the ids of answers, and the engine's counts."""
 
     outputs: dict[str, list[RequestOutput]] = field(default_factory=dict)
     stats: EngineStats = field(default_factory=EngineStats)
@@ -107,7 +107,9 @@ class Run:
         return [token for output in self.outputs[name] for token in output.token_ids]
 
     def answers(self, name: str, search: Search) -> list[list[int]]:
-        """Of one search, best first; each came in one piece and says how it ended."""
+        """Return the answers of one search, best first; each came in one piece with a finish
+        reason.
+        """
         names = [name, *(f"{name}/{index}" for index in range(1, search.num_answers))]
         for each in names:
             [output] = self.outputs[each]
@@ -127,7 +129,7 @@ def tiny(request: pytest.FixtureRequest, make_checkpoint: Callable[..., Path]) -
         str(path),
         "float32",
         block_size=BLOCK_SIZE,
-        num_blocks_override=MOST_BLOCKS,
+        num_blocks_override=MAX_BLOCKS,
         scheduler=limits,
     )
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
@@ -189,11 +191,11 @@ def run(
         if coming:
             core.add(coming.pop(0))
         core.abort((aborts or {}).get(step, []))
-        told = core.step()
+        report = core.step()
         scheduler.check_integrity()
         step += 1
         assert step < 20_000
-        for output in [] if told is None else told.outputs:
+        for output in [] if report is None else report.outputs:
             made.outputs.setdefault(output.request_id, []).append(output)
     assert scheduler.blocks.num_free == house.num_blocks
     made.stats = scheduler.stats()
@@ -255,7 +257,7 @@ HOUSES = {
 
 
 @pytest.mark.parametrize("name", HOUSES)
-def test_every_search_finds_what_transformers_finds(
+def test_every_search_finds_the_answers_of_transformers(
     tiny: Tiny,
     searches: dict[str, Search],
     expected: dict[str, list[list[int]]],
@@ -271,8 +273,8 @@ def test_every_search_finds_what_transformers_finds(
     made = run(tiny, searches, house, others)
     for key, search in searches.items():
         assert made.answers(key, search) == expected[key], (key, search)
-    for key, apart in alone.items():
-        assert made.tokens(key) == apart.tokens(key)
+    for key, single in alone.items():
+        assert made.tokens(key) == single.tokens(key)
     assert made.stats.scheduler.prompt_tokens == sum(
         len(prompt) for prompt in [*(s.prompt for s in searches.values()), *prompts(6, 9)]
     )
@@ -350,7 +352,7 @@ def test_without_early_stopping_the_search_is_that_of_vllm(tiny: Tiny, penalty: 
 def test_an_abort_midway_frees_all_blocks_and_leaves_the_others(
     tiny: Tiny, searches: dict[str, Search], expected: dict[str, list[list[int]]]
 ) -> None:
-    """Of two searches one loses all its answers, the other one of them."""
+    """One of two searches loses all its answers, the other loses one."""
     long = [name for name, s in searches.items() if s.num_answers > 1 and s.max_tokens > 8]
     few = {name: searches[name] for name in [*long[:2], *list(searches)[:4]]}
     gone, cut = long[:2]

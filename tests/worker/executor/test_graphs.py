@@ -1,4 +1,4 @@
-"""Decode steps replayed from graphs answer as steps that are launched anew."""
+"""Decode steps replayed from graphs answer as steps that are launched individually."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ DRAFTED = {
 
 
 class ToyModel:
-    """Stands for `LlamaModel`: logits are a function of all tokens so far, which it keeps in the
-    cache. Each row is on its own, and nothing waits for a value.
+    """Replaces `LlamaModel`: logits are a function of all tokens so far, which the cache stores.
+    Rows are independent, and nothing waits for a value.
     """
 
     config = SimpleNamespace(vocab_size=VOCABULARY)
@@ -91,11 +91,11 @@ class ToyModel:
         return sums.index_select(0, step.sample_rows)
 
     def normed(self, hidden: Tensor) -> Tensor:
-        """There is no norm."""
+        """Return the states unchanged: there is no norm."""
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """As random as sines are."""
+        """Compute pseudo-random logits by sines."""
         return 3 * torch.sin(hidden * torch.arange(1, VOCABULARY + 1) * 0.7)
 
 
@@ -120,7 +120,7 @@ def make_runner(
 
 
 def requests(wishes: list[dict[str, Any]], count: int) -> list[AddRequest]:
-    """Some that begin alike, of other lengths."""
+    """Requests of different lengths, some with a common beginning."""
     draw = random.Random(5)
     made = []
     for index in range(count):
@@ -133,13 +133,15 @@ def requests(wishes: list[dict[str, Any]], count: int) -> list[AddRequest]:
 
 
 class Foresees:
-    """Implements `Drafter`: what comes next is known, is spoilt now and then, and does not end."""
+    """Implements `Drafter`: drafts the known continuation, spoils it now and then, and never ends
+    it.
+    """
 
     def __init__(self, known: dict[str, list[Any]], asked: list[AddRequest]) -> None:
         self._texts = [(r.prompt_token_ids, known[r.request_id]) for r in asked]
 
     def propose(self, context: DraftContext, num_tokens: int) -> Drafts | None:
-        """Of the sequence that begins like this one."""
+        """Draft from the sequence with the same beginning."""
         own = [*context.token_ids]
         draw = random.Random(len(own) + context.seq_id)
         for prompt, output in self._texts:
@@ -151,10 +153,10 @@ class Foresees:
         return None
 
     def end(self, context: DraftContext, learns: bool) -> None:
-        """Nothing is held."""
+        """Do nothing: no state is held."""
 
     def learn(self, num_tokens: int) -> None:
-        """Nothing to learn."""
+        """Do nothing: there is nothing to learn."""
 
 
 def answers(
@@ -164,7 +166,7 @@ def answers(
     overlap: bool,
     drafter: Drafter | None = None,
 ) -> dict[str, list[Any]]:
-    """Tokens and log probabilities of all; two are added before every step."""
+    """Return tokens and log probabilities of all requests; two are added before every step."""
     speculation = None
     if drafter is not None:
         config = SpeculativeConfig("ngram", MOST, enable_adaptive_verification=False)
@@ -183,8 +185,8 @@ def answers(
     while core.has_work or waiting:
         for _ in range(min(2, len(waiting))):
             core.add(waiting.pop(0))
-        told = core.step()
-        for output in told.outputs if told is not None else ():
+        report = core.step()
+        for output in report.outputs if report is not None else ():
             assert output.error is None
             found[output.request_id] += output.token_ids
             logprobs[output.request_id] += output.logprobs
@@ -221,7 +223,7 @@ def test_an_engine_on_graphs_answers_the_same(
 @pytest.mark.parametrize("num_blocks", ROOMS)
 @pytest.mark.parametrize("wishes", ["plain", "stopped", "adjusted", "banned", "constrained"])
 def test_steps_with_drafts_are_replayed(wishes: str, num_blocks: int) -> None:
-    """Drafts that stand and fall, tokens among them that end an answer, and sequences without."""
+    """Drafts are accepted and rejected, some end an answer, and some sequences have none."""
     asked = requests(DRAFTED[wishes], 30)
     expected = answers(make_runner(None, num_blocks), asked, num_blocks, overlap=False)
     device = PoisonedGraphs()
@@ -232,7 +234,7 @@ def test_steps_with_drafts_are_replayed(wishes: str, num_blocks: int) -> None:
 
 
 def drafted(counts: Sequence[int], at: int = 3) -> SchedulerOutput:
-    """A step of sequences with so many drafts of token 1."""
+    """A step of sequences with these numbers of drafts of token 1."""
     shares = []
     for index, count in enumerate(counts):
         spec = SampleSpec(SamplingParams(max_tokens=9, seed=index), at + 1, num_prompt=1)
@@ -245,7 +247,7 @@ def drafted(counts: Sequence[int], at: int = 3) -> SchedulerOutput:
 def test_a_step_with_drafts_is_one_copy_there_and_one_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nothing else crosses, however many drafts a sequence has."""
+    """No other data crosses, with any number of drafts."""
     device = PoisonedGraphs()
     runner = make_runner(device, most_drafts=MOST)
     for counts in ([2], [0, 1, MOST], [0, 2, 1, 0, MOST, 1]):
@@ -257,7 +259,7 @@ def test_a_step_with_drafts_is_one_copy_there_and_one_back(
 
 
 def test_steps_with_more_drafts_or_rows_than_captured_are_launched_anew() -> None:
-    """More drafts than expected; more rows than 256."""
+    """More drafts than expected, or more rows than 256."""
     device = PoisonedGraphs()
     runner = make_runner(device, most_drafts=1)
     device.calls.clear()
@@ -278,7 +280,7 @@ def test_tables_that_outgrow_their_room_are_captured_again() -> None:
 
 
 def test_steps_larger_than_all_sizes_are_launched_anew() -> None:
-    """Of five sequences and more here."""
+    """Here these are steps of five sequences and more."""
     asked = requests(WISHES, 20)
     expected = answers(make_runner(None), asked, 64, overlap=True)
     device = PoisonedGraphs()
@@ -302,9 +304,7 @@ PARAMS: dict[Any, SamplingParams] = {}
 
 
 class NoLaunches(TorchDispatchMode):
-    """Refuses all of torch's operations while the device is not at work on what was captured, and
-    those that read a value whenever.
-    """
+    """Refuses all of torch's operations except during a replay, and reads of values at any time."""
 
     def __init__(self, device: PoisonedGraphs) -> None:
         super().__init__()
@@ -322,7 +322,7 @@ class NoLaunches(TorchDispatchMode):
 
 @contextmanager
 def unhindered(device: PoisonedGraphs, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Until it ends, nothing may be read from a tensor, nor made of what the host has."""
+    """Refuse reads of tensors, and tensors made from host data, until the context ends."""
 
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("the host and the device met")
@@ -357,7 +357,7 @@ def test_a_steady_step_is_one_copy_there_and_one_back(
 def test_answers_that_are_collected_late_are_those_of_their_step(
     wishes: list[dict[str, Any]],
 ) -> None:
-    """After the next step was submitted, log probabilities too."""
+    """They are collected after the next step was submitted, with log probabilities."""
 
     def late(runner: ModelRunner) -> list[Any]:
         tickets = [runner.submit(decode(0, wishes, ahead=False))]
@@ -432,7 +432,7 @@ def test_graphs_are_for_a_gpu_and_for_steps_that_come() -> None:
 
 
 def test_a_step_replayed_draws_from_its_masks() -> None:
-    """Of a grammar: only what the mask of a row leaves, beside a row without one."""
+    """A row draws only tokens that its grammar's mask allows, beside a row without a mask."""
     step = decode(0, WISHES[:2], ahead=False)
     mask = bytes([0, 0b100100, *[0] * 10])
     masked = tuple(

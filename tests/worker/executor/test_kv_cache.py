@@ -63,8 +63,8 @@ def test_the_default_holds_no_more_than_can_be_used() -> None:
     assert blocks(replace(CONFIG, scheduler=many)) == (1 << 30) // BLOCK_BYTES
 
 
-def test_no_more_is_taken_than_there_is_room_for() -> None:
-    """Of little memory as many blocks as fit; of plenty what can be used."""
+def test_the_cache_never_exceeds_the_room() -> None:
+    """Little memory gets the blocks that fit; plenty gets the blocks that can be used."""
     assert blocks(CONFIG, 70 * BLOCK_BYTES + 1) == 70
     assert blocks(CONFIG, 1 << 40) == blocks(CONFIG)
 
@@ -110,8 +110,8 @@ def test_a_cache_smaller_than_one_sequence_is_refused(
     assert str(caught.value) == f"a KV cache of {reason}"
 
 
-def test_a_context_that_nobody_asked_for_is_cut() -> None:
-    """To what the memory holds, or what the user gave the cache, down to 512 tokens."""
+def test_a_default_context_is_cut() -> None:
+    """It is cut to the capacity of the memory, or of the configured cache, down to 512 tokens."""
     config = replace(CONFIG, fits_max_model_len=True)
     assert blocks(config, 40 * BLOCK_BYTES) == 40
     assert blocks(replace(config, num_blocks_override=32)) == 32
@@ -158,7 +158,7 @@ def test_copies_read_every_source_before_they_write() -> None:
 def test_kv_of_tokens_moves_between_caches(
     across: tuple[bool, bool], sizes: tuple[int, int], num_tokens: int, dtype: torch.dtype
 ) -> None:
-    """Whatever the size of blocks and the way that keys lie; other slots stay as they are."""
+    """Caches may differ in block size and key layout; other slots stay unchanged."""
     caches = [
         torch.randn(2, 24, 2, 3, size, 8, generator=torch.Generator().manual_seed(size)).to(dtype)
         for size in sizes
@@ -191,7 +191,7 @@ def test_kv_of_tokens_moves_between_caches(
 
 
 def test_blocks_are_gathered_as_they_are_read() -> None:
-    """On a device that saves them while it goes on."""
+    """A device saves gathered blocks while it continues to run."""
     cache = torch.randn(2, 24, 2, 3, 4, 8, generator=torch.Generator().manual_seed(0))
     blocks = (9, 1, 7)
     rows = gathered(cache, blocks).reshape(-1).view(torch.uint8).numpy()
@@ -204,7 +204,7 @@ def test_blocks_are_gathered_as_they_are_read() -> None:
 def test_kv_is_written_in_the_pieces_that_a_full_device_has_room_for(
     num_tokens: int, num_parts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Here one block; with less than that it is an error."""
+    """Here a piece is one block; with less memory the write is an error."""
     write, room = kv_cache._write, 1
 
     def scarce(cache: torch.Tensor, load: KvLoad, keys_across: bool) -> None:

@@ -176,8 +176,10 @@ CASES = {
 
 
 @pytest.mark.parametrize(("files", "available"), CASES.values(), ids=CASES)
-def test_what_is_available(files: dict[str, str], available: int | None) -> None:
-    """The least of what the machine and each cgroup leaves."""
+def test_available_memory_is_the_tightest_limit(
+    files: dict[str, str], available: int | None
+) -> None:
+    """It is the minimum over the machine and each cgroup."""
     assert available_bytes(files.get) == available
 
 

@@ -1,4 +1,4 @@
-"""What steps and graphs take is measured by trying them, and is no part of the KV cache."""
+"""The memory of steps and graphs is measured by running them, and is no part of the KV cache."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ class Fake:
 def test_the_largest_step_is_full(
     limits: tuple[int, int, int], lengths: list[int], starts: list[int]
 ) -> None:
-    """Of tokens and of sequences, one of them as long as any; all draw, within their blocks."""
+    """It has the maximal tokens and sequences, one at the maximal length; all draw, within their
+    blocks.
+    """
     step = largest_step(SchedulerConfig(*limits), 4)
     assert [s.num_tokens for s in step.sequences] == lengths
     assert [s.start for s in step.sequences] == starts
@@ -100,8 +102,8 @@ def test_the_largest_step_and_all_graphs_are_tried() -> None:
     assert model.rows[-1] == (40, 5)
 
 
-def test_what_steps_take_is_no_part_of_the_cache() -> None:
-    """Of this worker's part of the memory, and of what is free."""
+def test_memory_of_steps_is_no_part_of_the_cache() -> None:
+    """It is subtracted from this worker's part of the memory, and from the free memory."""
     assert room_bytes(CONFIG, Fake()) == 770
     assert room_bytes(CONFIG, Fake(), 200) == 570
     half = dataclasses.replace(CONFIG, gpu_memory_utilization=0.5)

@@ -50,12 +50,12 @@ class Generation:
 
     @property
     def output(self) -> list[int]:
-        """What was generated so far."""
+        """The tokens generated so far."""
         return self.tokens[len(self.prompt) :]
 
     @property
     def done(self) -> bool:
-        """Whether as many tokens as asked for are there."""
+        """True once the requested number of tokens is generated."""
         return len(self.output) == self.num_tokens
 
 
@@ -124,7 +124,7 @@ def _schedule(requests: list[Generation], budget: int) -> list[ScheduledSequence
 
 @torch.inference_mode()
 def greedy_choices(model: Any, prompt: list[int], output: list[int]) -> list[int]:
-    """What transformers would choose at each place of `output`, given what comes before it."""
+    """Return transformers' choice at each place of `output`, after the tokens before it."""
     logits = model(torch.tensor([prompt + output])).logits[0]
     choices: list[int] = logits[len(prompt) - 1 : -1].argmax(dim=-1).tolist()
     return choices
@@ -161,7 +161,7 @@ def test_a_mixed_batch_in_chunks_is_token_identical_to_transformers(
 
 @pytest.mark.model
 def test_copied_blocks_carry_their_keys(auto_executor: Executor) -> None:
-    """A sequence continued on copies of its blocks goes on as on the originals."""
+    """A sequence continued on copies of its blocks equals one on the originals."""
     [prompt] = prompts(1, seed=14)
     blocks = list(range(40))
     samples = (SampleSpec(GREEDY, len(prompt)),)
@@ -217,8 +217,8 @@ def test_probabilities_sum_to_one(auto_executor: Executor) -> None:
 def test_prompt_logprobs_are_transformers_in_any_chunks(
     float32_executor: Executor, transformers_model: Any
 ) -> None:
-    """Of every prompt token after the first: value, rank and the likeliest; whole or cut, to the
-    bit the same.
+    """Value, rank and likeliest tokens of every prompt token after the first are equal to the bit,
+    whole or in chunks.
     """
     [prompt] = prompts(1, seed=17)
     with torch.inference_mode():
@@ -307,7 +307,7 @@ def test_a_context_no_memory_holds_is_refused_before_weights_are_read(
 
 
 def test_bfloat16_is_served_on_any_cpu(tiny_checkpoint: Path) -> None:
-    """Where its products are slow, or there are none, in float32."""
+    """A CPU with slow or no bfloat16 products runs it in float32."""
     limits = SchedulerConfig(max_model_len=64)
     config = EngineConfig("torch", str(tiny_checkpoint), dtype="bfloat16", scheduler=limits)
     executor, _ = build_executor(config)

@@ -1,4 +1,4 @@
-"""Keys and values that are not numbers ruin the sequence that has them, and nobody else."""
+"""Keys and values that are not numbers ruin only the sequence that has them."""
 
 from __future__ import annotations
 
@@ -113,8 +113,8 @@ def drafted(drafts: Sequence[int]) -> ScheduledSequence:
 
 
 def test_a_draft_the_model_cannot_take_spoils_nothing(bench: Bench, tiny_checkpoint: Path) -> None:
-    """Drafted and not drawn: this step and the next ones are those of plain decoding, although the
-    keys of the draft stood in the sequence's own block.
+    """The draft is not drawn: this step and the next ones equal plain decoding, although the
+    draft's keys were in the sequence's own block.
     """
     healthy = Bench(tiny_checkpoint)
     for each in (bench, healthy):
@@ -131,7 +131,7 @@ def test_a_draft_the_model_cannot_take_spoils_nothing(bench: Bench, tiny_checkpo
 
 
 def test_blocks_reserved_but_not_reached_are_not_read(bench: Bench, tiny_checkpoint: Path) -> None:
-    """A table may be longer than its sequence, and block 0 may be anybody's."""
+    """A table may be longer than its sequence, and block 0 may belong to any sequence."""
     healthy = Bench(tiny_checkpoint)
     bench.cache[:, [0, 5, 6, 7]] = torch.nan
     tables = {1: [1, 5, 6, 7], 2: [2]}
@@ -153,7 +153,7 @@ def test_a_copied_block_is_as_bad_as_its_source(bench: Bench, tiny_checkpoint: P
 
 
 def test_sharers_of_a_corrupted_prefix_fail_too(bench: Bench) -> None:
-    """Nothing is papered over: who reads the damage is told."""
+    """Every reader of the damage fails with a reason."""
     bench.run(*prompts({3: [4, 5]}))
     bench.cache[0, 4, 1, 0, 3] = torch.nan
     shared = [sequence(7, [1], 16, [4, 8]), sequence(8, [2], 16, [4, 9])]

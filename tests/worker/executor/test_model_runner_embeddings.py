@@ -34,8 +34,8 @@ def answers(core: EngineCore, requests: list[AddRequest]) -> dict[str, RequestOu
         core.add(request)
     ended: dict[str, RequestOutput] = {}
     while core.has_work:
-        told = core.step()
-        for output in () if told is None else told.outputs:
+        report = core.step()
+        for output in () if report is None else report.outputs:
             if output.finish_reason is not None:
                 ended[output.request_id] = output
     return ended

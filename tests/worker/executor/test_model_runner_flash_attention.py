@@ -52,7 +52,9 @@ def flash_attn_varlen_func(  # the parameters are the package's
     return_attn_probs: bool = False,
     block_table: Tensor | None = None,
 ) -> Tensor:
-    """What the package's documentation says: causal masks and windows are aligned at the end."""
+    """Behave as the package's documentation says: causal masks and windows are aligned at the
+    end.
+    """
     assert block_table is not None
     assert {block_table.dtype, cu_seqlens_q.dtype, cu_seqlens_k.dtype} == {torch.int32}
     assert k.shape[1] % 256 == 0
@@ -114,8 +116,8 @@ def run(model: LlamaModel, backend: Backend, drafts: int) -> dict[str, list[int]
         core.add(request)
     found: dict[str, list[int]] = {}
     while core.has_work:
-        told = core.step()
-        for output in told.outputs if told is not None else ():
+        report = core.step()
+        for output in report.outputs if report is not None else ():
             assert output.error is None
             found.setdefault(output.request_id, []).extend(output.token_ids)
     core.shutdown()
@@ -152,7 +154,7 @@ def test_it_is_used_where_it_is_asked_for() -> None:
 
 @pytest.mark.usefixtures("installed")
 def test_auto_takes_triton_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whose decode steps are replayed; then flash-attn where it can work, then torch."""
+    """Triton's decode steps are replayed; next comes flash-attn where it can work, then torch."""
     found = set[str]({"triton", "flash_attn"})
     monkeypatch.setattr(start, "find_spec", lambda name: name in found or None)
     assert choose_backend("auto", CUDA, HALF, 256) is TORCH  # what stands for Triton here
@@ -173,7 +175,7 @@ def test_auto_takes_triton_first(monkeypatch: pytest.MonkeyPatch) -> None:
         (CUDA, HALF, 16, r"takes blocks of a multiple of 256 tokens: set --block-size 256, not 16"),
     ],
 )
-def test_what_it_cannot_do_is_refused_with_the_reason(
+def test_unsupported_settings_are_refused_with_the_reason(
     device: torch.device, dtype: torch.dtype, block_size: int, reason: str
 ) -> None:
     with pytest.raises(ConfigError, match=f"^--attention-backend flash-attn {reason}$"):

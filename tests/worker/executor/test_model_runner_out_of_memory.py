@@ -1,4 +1,4 @@
-"""Where torch runs out of memory within a step, answers are those of a device with enough."""
+"""A step that the device's memory is too small for fails alone: the engine continues to serve."""
 
 from __future__ import annotations
 
@@ -90,9 +90,9 @@ def run(checkpoint: Path, faults: set[int], overlap: bool, method: str | None) -
         core.add(request)
     answers: dict[str, Any] = {request.request_id: [] for request in asked}
     while core.has_work:
-        told = core.step()
+        report = core.step()
         scheduler.check_integrity()
-        for output in told.outputs if told is not None else ():
+        for output in report.outputs if report is not None else ():
             assert output.error is None
             answers[output.request_id] += output.token_ids
     core.shutdown()
@@ -114,16 +114,16 @@ def test_no_pass_that_fails_changes_an_answer(
         faults = {3 * draw.randrange(1, 12) for _ in range(5)}
         caplog.clear()
         assert run(tiny_checkpoint, faults, overlap, method) == expected
-        told = [record for record in caplog.records if record.levelno == logging.WARNING]
-        assert len(told) == len(faults)
-        assert "Tried to allocate 2.00 GiB" in told[0].getMessage()
+        warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
+        assert len(warnings) == len(faults)
+        assert "Tried to allocate 2.00 GiB" in warnings[0].getMessage()
 
 
 def test_blocks_are_copied_whatever_memory_there_is() -> None:
     """One by one through the host where all at once do not fit; sources are read first."""
 
     class Small(torch.Tensor):
-        """Of which no copy of several blocks can be made."""
+        """A tensor of which no copy of several blocks can be made."""
 
         def __getitem__(self, key: Any) -> Any:
             if isinstance(key, tuple):

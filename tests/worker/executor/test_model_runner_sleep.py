@@ -1,4 +1,4 @@
-"""Sleep gives memory back and wake brings the same answers back, of an empty cache."""
+"""Sleep frees memory, and after wake the answers are the same, from an empty cache."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run(executor: ModelRunner, tokens: list[int], start: int = 0) -> ModelOutput
 
 
 @pytest.mark.parametrize("level", [1, 2])
-def test_what_sleeps_runs_no_step_and_wakes_the_same(
+def test_a_sleeping_runner_runs_no_step_and_wakes_unchanged(
     tiny_executor: ModelRunner, level: int
 ) -> None:
     """After both are back, the same prompt gives the same numbers."""
@@ -37,7 +37,7 @@ def test_what_sleeps_runs_no_step_and_wakes_the_same(
 
 
 def test_the_cache_comes_back_empty(tiny_executor: ModelRunner) -> None:
-    """A sequence that goes on as if its keys were there finds zeros, not its keys."""
+    """A sequence continued after the sleep finds zeros, not its keys."""
     run(tiny_executor, PROMPT)
     remembered = run(tiny_executor, [7], len(PROMPT))
     tiny_executor.sleep(1)
@@ -59,7 +59,9 @@ def test_waking_in_parts_is_complete_with_both(tiny_executor: ModelRunner, first
 
 
 def test_sleep_deepens_and_repeats(tiny_executor: ModelRunner) -> None:
-    """Level 0 keeps all; 2 after 1 drops the weights too; waking twice changes nothing."""
+    """Level 0 frees nothing; level 2 after 1 drops the weights too; waking twice changes
+    nothing.
+    """
     before = run(tiny_executor, PROMPT)
     tiny_executor.sleep(0)
     assert run(tiny_executor, PROMPT) == before
@@ -73,7 +75,7 @@ def test_sleep_deepens_and_repeats(tiny_executor: ModelRunner) -> None:
 def test_weights_of_level_2_are_read_again(
     tiny_executor: ModelRunner, tiny_checkpoint: Path
 ) -> None:
-    """From the path given at the start; if nothing is there any more, that is said."""
+    """They come from the path given at the start; an error names a path that no longer exists."""
     before = run(tiny_executor, PROMPT)
     tiny_executor.sleep(2)
     away = tiny_checkpoint.with_name("away")
@@ -87,7 +89,7 @@ def test_weights_of_level_2_are_read_again(
     assert run(tiny_executor, PROMPT) == before
 
 
-def test_what_is_shut_down_does_not_wake(tiny_executor: ModelRunner) -> None:
+def test_a_runner_that_is_shut_down_does_not_wake(tiny_executor: ModelRunner) -> None:
     """Shutdown is final, asleep or not."""
     tiny_executor.sleep(1)
     tiny_executor.shutdown()

@@ -83,9 +83,9 @@ def test_a_step_handed_over_early_draws_what_it_would_have_drawn(
     assert early == late
 
 
-def test_whoever_failed_spoils_no_step_handed_over(tiny_executor: ModelRunner) -> None:
-    """Its row goes on with any token, and nobody notices."""
-    kept = answers(tiny_executor, WISHES[:1], ahead=False)
+def test_a_failed_sequence_spoils_no_submitted_step(tiny_executor: ModelRunner) -> None:
+    """Its row runs with an arbitrary token, without effect on the others."""
+    expected = answers(tiny_executor, WISHES[:1], ahead=False)
     forbidden = {"temperature": 1.0, "allowed_token_ids": (0, 7), "min_tokens": 9}
     first = [share(0, PROMPTS[0], WISHES[0], 0), share(1, PROMPTS[1], forbidden, 0)]
     ticket = tiny_executor.submit(SchedulerOutput(0, tuple(first)))
@@ -93,7 +93,7 @@ def test_whoever_failed_spoils_no_step_handed_over(tiny_executor: ModelRunner) -
     after = tiny_executor.submit(SchedulerOutput(1, tuple(second)))
     output = ticket.collect()
     assert list(output.failed) == [1]
-    assert [*output.sampled[0], *after.collect().sampled[0]] == kept[0][:2]
+    assert [*output.sampled[0], *after.collect().sampled[0]] == expected[0][:2]
 
 
 class _NoReads(TorchDispatchMode):
@@ -124,7 +124,7 @@ def no_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_step_is_submitted_without_waiting_for_the_device(
     tiny_executor: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Greedy, drawn, with log probabilities; prompts, then tokens that nobody knows yet, and then
+    """Greedy, drawn, with log probabilities; prompts, then tokens that are still unknown, and then
     drafts, in more rows than have logits at once.
     """
     if tiny_executor._model is None or tiny_executor._model.kernels is None:

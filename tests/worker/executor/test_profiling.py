@@ -84,8 +84,8 @@ def test_long_runs_of_drafts_have_room(num_drafts: int) -> None:
 
 
 @pytest.mark.parametrize("max_model_len", [1, 2, 3, 8, 9, 20, 25])
-def test_no_position_is_beyond_what_a_sequence_may_have(max_model_len: int) -> None:
-    """Where no drafts fit, or not even a token, nothing is timed."""
+def test_no_position_exceeds_the_maximal_length(max_model_len: int) -> None:
+    """If no drafts fit, or not even a token, nothing is timed."""
     executor = KnownTimes(max_model_len=max_model_len)
     cache = ProfiledCache(1000, 16, max_model_len)
     found = profile(executor, cache, (16, 5), lambda: executor.now, True)
@@ -106,7 +106,7 @@ class MakesNoDrafts(KnownTimes):
 
 
 def test_a_drafter_that_makes_no_drafts_does_not_look_free() -> None:
-    """What drafting takes is assumed then."""
+    """The engine then assumes a duration of drafting."""
     found = taken(MakesNoDrafts(), (16, 5), on_device=True)
     assert not found.first_draft
     assert StepCosts(found).drafting(1, 1) == pytest.approx(0.0041)

@@ -72,7 +72,7 @@ BOTH = frozenset({"weights", "kv_cache"})
 
 @dataclass(frozen=True)
 class Way:
-    """How requests are run."""
+    """The set-up of an engine that runs the requests."""
 
     num_blocks: int = 200
     budget: int = 512
@@ -90,7 +90,7 @@ WAYS = {
 
 @dataclass
 class Answer:
-    """What one of a request's answers was."""
+    """The contents of one of a request's answers."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[Any] = field(default_factory=list)
@@ -195,8 +195,8 @@ def run(executor: Executor, way: Way, asked: list[AddRequest] | None = None) -> 
         core.add(request)
         answers |= {name: Answer() for name in (request.request_id, *request.branch_ids)}
     while core.has_work:
-        told = core.step()
-        for output in told.outputs if told is not None else ():
+        report = core.step()
+        for output in report.outputs if report is not None else ():
             answers[output.request_id].add(output)
     core.shutdown()
     assert bool(scheduler.stats().scheduler.num_preemptions) == (way.num_blocks < 100)
@@ -243,7 +243,7 @@ def test_two_ranks_answer_as_one_process(alone: Executor, two_ranks: Executor, n
 
 
 def draw_of(executor: Executor, tokens: list[int], start: int = 0) -> Any:
-    """What one sequence draws after these tokens."""
+    """Return the draw of one sequence after these tokens."""
     spec = SampleSpec(
         SamplingParams(max_tokens=1, temperature=0.0, logprobs=4), start + len(tokens)
     )
@@ -252,7 +252,7 @@ def draw_of(executor: Executor, tokens: list[int], start: int = 0) -> Any:
 
 
 def test_a_masked_draw_is_the_same_on_every_rank(alone: Executor, two_ranks: Executor) -> None:
-    """What follows on a token that only the device knows is what follows on the one allowed."""
+    """A token that only the device knows has the same continuation as the allowed token."""
     mask, drawn = bytes([0, 1 << 5]), []
     greedy = SamplingParams(max_tokens=1, temperature=0.0, logprobs=4)
     for executor in (alone, two_ranks):
@@ -291,8 +291,10 @@ def check_kv_moves(alone: Any, two_ranks: Any) -> None:
         assert found[0].logprobs.logprobs == pytest.approx(wanted, abs=1e-5)
 
 
-def test_a_rank_without_memory_keeps_no_kv(two_ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the ranks go on."""
+def test_a_rank_without_memory_fails_the_read_alone(
+    two_ranks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks continue to serve."""
 
     def refuse(*_: object) -> memoryview:
         raise DeviceMemoryError("full")
@@ -306,7 +308,7 @@ def test_a_rank_without_memory_keeps_no_kv(two_ranks: Any, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("level", [1, 2])
 def test_ranks_sleep_and_wake_together(two_ranks: Executor, level: int) -> None:
-    """The same numbers as before, and no rank has kept what it had in its cache."""
+    """The numbers equal those before, and no rank retains the contents of its cache."""
     prompt = [5, 17, 80, 3]
     before = draw_of(two_ranks, prompt), draw_of(two_ranks, [7], len(prompt))
     two_ranks.sleep(level)
@@ -333,7 +335,7 @@ def test_a_size_that_divides_no_heads_is_refused(checkpoint: Path) -> None:
         ({"num_blocks_override": 1}, "--num-gpu-blocks-override to 32"),
     ],
 )
-def test_what_ranks_cannot_do_is_refused(
+def test_settings_that_ranks_do_not_support_are_refused(
     checkpoint: Path, changes: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By name, and before any rank is started."""
@@ -343,7 +345,7 @@ def test_what_ranks_cannot_do_is_refused(
 
 
 def test_each_rank_takes_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of those that CUDA sees; too few are refused."""
+    """Ranks divide the GPUs that CUDA sees; too few are refused."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert choose_device("auto", Shard(1, 2)) == torch.device("cuda", 1)

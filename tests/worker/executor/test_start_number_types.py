@@ -42,7 +42,7 @@ BITS = {"q8_0": 9, "q4_1": 5}
 def kernels() -> CpuKernels:
     found = open_kernels(2)
     if found is None:
-        pytest.skip("there are no native kernels here")
+        pytest.skip("no native kernels are installed")
     return found
 
 
@@ -180,7 +180,7 @@ def test_a_quantised_file_is_not_quantised_again(kernels: CpuKernels, tmp_path: 
         build_executor(config(path, quantization="q4_1"))
 
 
-def test_what_quantisation_needs_is_said(
+def test_missing_requirements_of_quantisation_are_errors(
     kernels: CpuKernels, tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A CPU, float32 activations, and native kernels for such layers."""
@@ -267,7 +267,7 @@ def test_scales_of_the_cache_are_read_from_the_checkpoint(
 
 
 def test_the_same_memory_holds_twice_the_blocks(tiny_checkpoint: Path) -> None:
-    """Of which each takes half."""
+    """Each block takes half the memory."""
     asked = config(tiny_checkpoint, num_blocks_override=None, kv_cache_memory_bytes=1 << 18)
     counts = {}
     for name in ("auto", "bfloat16"):
@@ -277,7 +277,7 @@ def test_the_same_memory_holds_twice_the_blocks(tiny_checkpoint: Path) -> None:
 
 
 def answers(asked: EngineConfig, prompts: dict[str, list[int]]) -> tuple[dict[str, list[int]], int]:
-    """Of an engine that gets all prompts at once, by name; and how often it preempted one."""
+    """Run all prompts at once; return the answers by name, and the number of preemptions."""
     core, _ = build_core(asked, time.monotonic)
     params = [
         SamplingParams(max_tokens=24, temperature=t, seed=7, ignore_eos=True) for t in (0.0, 0.9)
@@ -287,11 +287,11 @@ def answers(asked: EngineConfig, prompts: dict[str, list[int]]) -> tuple[dict[st
     found: dict[str, list[int]] = {name: [] for name in prompts}
     num_preemptions = 0
     while core.has_work:
-        told = core.step()
-        if told is None:
+        report = core.step()
+        if report is None:
             continue
-        num_preemptions = told.stats.scheduler.num_preemptions
-        for output in told.outputs:
+        num_preemptions = report.stats.scheduler.num_preemptions
+        for output in report.outputs:
             found[output.request_id] += output.token_ids
     core.shutdown()
     assert all(len(tokens) == 24 for tokens in found.values())

@@ -1,4 +1,4 @@
-"""The device's state of sequences, kept by differences, is what a rebuild would give."""
+"""The device's state of sequences, updated by differences, equals a rebuild."""
 
 from __future__ import annotations
 

@@ -49,7 +49,9 @@ def test_every_draft_has_a_row_to_be_judged_by() -> None:
 
 
 def test_a_pending_token_is_what_the_step_before_left() -> None:
-    """In the row behind the known tokens, at the next position; whoever drew, in any order."""
+    """In the row behind the known tokens, at the next position; for any sequences that drew, in any
+    order.
+    """
     state = DeviceState(4, CPU)
     first = StepBatch(
         [

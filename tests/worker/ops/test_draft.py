@@ -1,4 +1,4 @@
-"""Drafts: greedy, by the target's own noise, or drawn from a distribution that is told."""
+"""Drafts: greedy, by the target's own noise, or drawn from a distribution that is returned."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PLACES = [7, 8, 9, 10, 2**40]
 
 
 def test_greedy_drafts_are_the_likeliest_tokens(draw_logits: Logits) -> None:
-    """Whatever the request's parameters, with the probability at temperature 1."""
+    """They ignore the request's parameters, and have the probability at temperature 1."""
     logits = draw_logits(5, 320)
     drafts, confidences, proposals = choose_drafts(logits, MANY, PLACES, "greedy", 0)
     assert drafts == logits.argmax(-1).tolist()

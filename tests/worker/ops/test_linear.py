@@ -70,7 +70,7 @@ def test_a_rounded_product_is_near_and_of_the_same_dtype(dtype: torch.dtype, row
 
 
 def test_other_dtypes_are_computed_by_torch() -> None:
-    """What oneDNN has no packed product for still works."""
+    """A dtype without packed products in oneDNN still works."""
     assert isinstance(make_linear(draw(4, 4, dtype=torch.float16)), DenseLinear)
 
 

@@ -41,7 +41,7 @@ def test_purposes_have_streams_of_their_own() -> None:
 
 
 def test_offsets_have_streams_of_their_own() -> None:
-    """What is decided several times at one position is decided by unrelated numbers."""
+    """Several decisions at one position use unrelated numbers."""
     rows = [gumbel_noise(1, 2, 4000, Purpose.DRAFT, offset=offset) for offset in range(4)]
     rows.append(gumbel_noise(1, 3, 4000, Purpose.DRAFT))
     correlations = torch.corrcoef(torch.stack(rows).double()) - torch.eye(len(rows))

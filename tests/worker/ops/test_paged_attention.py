@@ -155,9 +155,9 @@ def test_a_padded_context_is_whole_blocks_and_never_splits_unevenly(
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize("plane", [0, 1])
-def test_what_a_row_does_not_see_cannot_spoil_it(value: float, plane: int) -> None:
-    """Of a chunk over several tiles, the rows before a token that is no number are as if it were
-    one, and those from it on are nan; what others wrote, or nobody, is never read.
+def test_a_row_does_not_depend_on_unseen_positions(value: float, plane: int) -> None:
+    """In a chunk over several tiles, rows before a token that is not a number are unaffected, and
+    rows from it on are nan; slots of other sequences and unwritten slots are never read.
     """
     table, end = list(range(0, 60, 2)), 230
     cache = draw(60, 2, 3, BLOCK_SIZE, 16, seed=1)
@@ -174,7 +174,7 @@ def test_what_a_row_does_not_see_cannot_spoil_it(value: float, plane: int) -> No
 
 
 @pytest.mark.parametrize("plane", [0, 1])
-def test_what_has_left_a_window_cannot_spoil_a_row(plane: int) -> None:
+def test_a_row_does_not_depend_on_positions_outside_its_window(plane: int) -> None:
     """A token that is no number makes nan of the rows in whose window it is, before the chunk or in
     it, and of no others; all but those are what a chunk of any length gives.
     """
@@ -224,7 +224,7 @@ def test_scores_with_a_softcap(window: int | None, sharing: int) -> None:
 
 
 def test_rows_see_nothing_below_the_first_position() -> None:
-    """Whatever stands there; the rest is seen as by a sequence that is one token shorter."""
+    """Rows attend to the rest as in a sequence that is one token shorter."""
     cache = draw(9, 2, 2, BLOCK_SIZE, 16, seed=1)
     queries = draw(50, 4, 16, seed=2)
     step = StepBatch(

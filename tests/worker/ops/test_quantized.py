@@ -1,4 +1,4 @@
-"""What packed weights can hold, and what they leave to be decoded."""
+"""Weights that can be packed, and weights that must be decoded."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def weight(
     ("first", "size"), [(0, 32), (3, 64), (0, 128)], ids=["many groups", "later groups", "one"]
 )
 def test_columns_are_sorted_by_group(first: int, size: int) -> None:
-    """Whatever order they come in; the order says which input each belongs to."""
+    """Columns may come in any order; `order` has the input of each."""
     groups = (torch.arange(128) // size + first)[torch.randperm(128)]
     grouped = weight(128, groups)
     packed = pack([grouped, grouped], CPU)

@@ -76,10 +76,10 @@ def test_thresholds_are_what_the_definitions_say(method: str) -> None:
 
 @given(st.integers(0, 2**20), st.integers(1, 12), st.integers(0, 5), st.sampled_from(METHODS))
 @examples(60)
-def test_a_batch_gives_each_sequence_what_it_gets_alone(
+def test_a_batch_verifies_each_sequence_as_alone(
     seed: int, size: int, num_drafts: int, method: str
 ) -> None:
-    """Bit for bit, whatever stands beside it and however far it is padded."""
+    """Results are equal bit for bit, with any neighbours and padding."""
     batch = batch_of(torch.Generator().manual_seed(seed), size, num_drafts, 33, zeros=seed % 30)
     seeds, positions = range(seed, seed + size), range(40, 40 + size)
     together = verify_batch(batch, seeds, positions, method)
@@ -164,7 +164,7 @@ def test_a_lone_draft_is_accepted_by_the_ratio(
 def test_a_proposal_that_is_no_distribution_leaves_the_target_alone(
     excess_chi_square: ChiSquare,
 ) -> None:
-    """A drafter whose model broke: nothing of it stands, and the target decides."""
+    """If the drafter's model broke, all drafts are rejected, and the target decides."""
     target = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]])
     for broken in (torch.full((1, 3), torch.nan), torch.zeros(1, 3), torch.full((1, 3), torch.inf)):
         counts = [0, 0, 0]
@@ -197,7 +197,7 @@ def test_an_unknown_method_is_refused() -> None:
 @given(st.integers(0, 10_000), st.integers(0, 5))
 @examples(100)
 def test_coupled_runs_are_those_of_one_row_after_the_other(seed: int, most: int) -> None:
-    """Of sequences with any number of drafts, and rows from which nothing can be drawn."""
+    """Sequences have any number of drafts, and rows from which nothing can be drawn."""
     draw = random.Random(seed)
     own = [draw.randrange(most + 1) for _ in range(6)]
     tokens = torch.tensor([[draw.randrange(2) for _ in range(most + 1)] for _ in own]).int()

@@ -35,16 +35,18 @@ class Tree:
         }
 
     def path(self, tokens: Sequence[int]) -> torch.Tensor:
-        """What follows each prefix of `tokens` (not all of them): [len(tokens), V] float32."""
+        """Return the distributions after each proper prefix of `tokens`: [len(tokens), V]
+        float32.
+        """
         return torch.stack([self._rows[tuple(tokens[:i])] for i in range(len(tokens))])
 
     def after(self, tokens: Sequence[int]) -> torch.Tensor:
-        """What follows `tokens`, [V] float64 and of sum 1."""
+        """Return the distribution after `tokens`, [V] float64, normalised."""
         row = self._rows[tuple(tokens)].double()
         return row / row.sum()
 
     def probability(self, tokens: Sequence[int]) -> float:
-        """Of `tokens`, one after the other."""
+        """Return the joint probability of `tokens`."""
         return math.prod(float(self.after(tokens[:i])[t]) for i, t in enumerate(tokens))
 
 

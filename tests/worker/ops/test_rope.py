@@ -13,7 +13,7 @@ FREQUENCIES = 1.0 / 10000.0 ** (torch.arange(0, 16, 2).float() / 16)
     ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2), (torch.float16, 3e-3)]
 )
 def test_agrees_with_its_twin(dtype: torch.dtype, tolerance: float) -> None:
-    """Heads are turned as the float64 twin turns them, wherever the token stands."""
+    """Heads are rotated as in the float64 twin, at any position."""
     positions = torch.tensor([0, 1, 7, 63])
     x = torch.randn(4, 3, 16, generator=torch.Generator().manual_seed(1)).to(dtype)
     expected = reference.rope(x, positions, FREQUENCIES)

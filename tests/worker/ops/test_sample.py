@@ -43,7 +43,7 @@ def tokens(
 
 
 def frequencies(logits: torch.Tensor, draws: int, **changes: Any) -> list[int]:
-    """How often each token is drawn from logits [V] over as many positions."""
+    """Count the draws of each token from logits [V] over `draws` positions."""
     specs = [spec(position, **changes) for position in range(draws)]
     drawn = torch.tensor(tokens(logits[None], specs, [0] * draws))
     counts: list[int] = drawn.bincount(minlength=len(logits)).tolist()

@@ -80,6 +80,6 @@ def test_a_bad_word_is_cut_at_its_last_token(output: list[int], banned: list[int
 
 
 def test_bad_words_do_not_begin_in_the_prompt() -> None:
-    """As in vLLM, what the client wrote himself does not count."""
+    """The client's own words do not count, as in vLLM."""
     assert adjusted([1, 1, 1], spec([0], [], bad_words=((0, 1),))) == [1, 1, 1]
     assert adjusted([1, 1, 1], spec([0], [0], bad_words=((0, 1),))) == [1, NONE, 1]

@@ -17,13 +17,15 @@ def params(min_p: float = 0.0, top_k: int = 0, top_p: float = 1.0) -> SamplingPa
     return SamplingParams(max_tokens=1, min_p=min_p, top_k=top_k, top_p=top_p)
 
 
-def kept(scores: torch.Tensor, limits: SamplingParams) -> list[int]:
+def survivors(scores: torch.Tensor, limits: SamplingParams) -> list[int]:
     """The surviving ids in ascending order."""
     return sorted(surviving(scores, limits).tolist())
 
 
 def nearest_tie(scores: torch.Tensor, limits: SamplingParams) -> float:
-    """How near a cumulative share comes to top_p, or a share to min_p of the largest."""
+    """Return the least distance of a cumulative share to top_p, or of a share to min_p of the
+    largest.
+    """
     shares = scores.double().softmax(-1).sort(descending=True).values
     distances = [float((shares / shares[0] - limits.min_p).abs().min())]
     for _ in range(2):  # with and without min-p and top-k before top-p
@@ -44,11 +46,13 @@ def nearest_tie(scores: torch.Tensor, limits: SamplingParams) -> float:
 def test_the_survivors_are_exactly_the_twins(
     seed: int, min_p: float, top_k: int, top_p: float, vocab_size: int, scale: float
 ) -> None:
-    """What full sorts and loops in float64 keep, for flat and peaked rows and all combinations."""
+    """They equal those of full sorts and loops in float64, for flat and peaked rows and all
+    combinations.
+    """
     generator = torch.Generator().manual_seed(seed)
     scores = torch.randn(vocab_size, generator=generator) * scale
     limits = params(min_p, top_k, top_p)
-    if kept(scores, limits) != reference.truncate(scores, limits):
+    if survivors(scores, limits) != reference.truncate(scores, limits):
         # Only where rounding decides may the two differ.
         assert nearest_tie(scores, limits) < 1e-6
 
@@ -61,16 +65,16 @@ def test_flat_rows_of_real_size_are_cut_right(
     """Nuclei far larger than the first few hundred tokens that are looked at."""
     scores = draw_logits(vocab_size, scale=scale)
     for limits in (params(top_p=0.9), params(top_k=300, top_p=0.8), params(min_p=1e-3, top_p=0.9)):
-        difference = set(kept(scores, limits)) ^ set(reference.truncate(scores, limits))
+        difference = set(survivors(scores, limits)) ^ set(reference.truncate(scores, limits))
         assert len(difference) <= 1  # float32 may round one token over the edge
 
 
-def test_ties_at_the_cut_are_all_kept() -> None:
+def test_ties_at_the_cut_all_survive() -> None:
     """No token is dropped for standing later in the vocabulary than its equal."""
     scores = torch.tensor([1.0, 2.0, 2.0, 2.0, 0.0])
-    assert kept(scores, params(top_k=2)) == [1, 2, 3]
-    assert kept(scores, params(top_p=0.3)) == [1, 2, 3]
-    assert kept(torch.zeros(1000), params(top_k=1)) == list(range(1000))
+    assert survivors(scores, params(top_k=2)) == [1, 2, 3]
+    assert survivors(scores, params(top_p=0.3)) == [1, 2, 3]
+    assert survivors(torch.zeros(1000), params(top_k=1)) == list(range(1000))
 
 
 def test_truncated_scores_keep_their_values() -> None:

@@ -10,7 +10,7 @@ import torch
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """As it was before, afterwards."""
+    """Restore the number of threads afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

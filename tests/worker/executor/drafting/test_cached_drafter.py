@@ -1,4 +1,4 @@
-"""Drafters on the device: they draft as if they read every sequence anew, whatever became of it."""
+"""Drafters on the device draft as if they read every sequence anew, after any history."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ walks = given(st.integers(0, 2**32))
 @walks
 @examples(by_depth(1, 6))
 def test_a_draft_model_drafts_as_if_it_read_everything_anew(seed: int) -> None:
-    """Through chunks, hits, copies, preemption, blocks used again, drafts that fell, and steps
-    without any: greedy drafts are those of a run over all known tokens.
+    """Greedy drafts equal those of a run over all known tokens, through chunks, hits, copies,
+    preemption, reused blocks, rejected drafts, and steps without drafts.
     """
     bench = make_bench(TARGET, ModelNetwork(SMALL))
     Walk(bench, functools.partial(drafts_of_model, SMALL), random.Random(seed)).run(num_steps=40)
@@ -47,7 +47,9 @@ def test_a_draft_model_drafts_as_if_it_read_everything_anew(seed: int) -> None:
 @walks
 @examples(by_depth(1, 6))
 def test_a_head_drafts_as_if_it_read_everything_anew(seed: int) -> None:
-    """Likewise, over the target's states; and at the head's own positions, which are one less."""
+    """The same holds for a head over the target's states, at the head's own positions, which are
+    one less.
+    """
     bench = make_bench(TARGET, HeadNetwork(HEAD))
     oracle = functools.partial(drafts_of_head, HEAD, TARGET)
     Walk(bench, oracle, random.Random(seed)).run(num_steps=40)
@@ -55,8 +57,8 @@ def test_a_head_drafts_as_if_it_read_everything_anew(seed: int) -> None:
 
 @walks
 @examples(by_depth(1, 4))
-def test_every_draft_of_the_target_itself_stands(seed: int) -> None:
-    """As its own draft model it foresees its greedy tokens, all of them."""
+def test_every_draft_of_the_target_itself_is_accepted(seed: int) -> None:
+    """A target that is its own draft model foresees all its greedy tokens."""
     bench = make_bench(TARGET, ModelNetwork(TARGET))
     oracle = functools.partial(drafts_of_model, TARGET)
     walk = Walk(bench, oracle, random.Random(seed))

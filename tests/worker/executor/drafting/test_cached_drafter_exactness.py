@@ -1,4 +1,4 @@
-"""Drafts that are drawn change no distribution, on their whole way through runner and drafter."""
+"""Drawn drafts change no distribution, on their whole way through runner and drafter."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ REQUESTS = by_depth(240, 1440)
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("breaks", [False, True], ids=["sound", "breaks-late"])
-def test_drawn_drafts_leave_the_distribution_as_it_is(method: str, breaks: bool) -> None:
+def test_drawn_drafts_leave_the_distribution_unchanged(method: str, breaks: bool) -> None:
     """Runs are cut at random, steps left out, sequences preempted; and where a draft itself ends
     the drafting, because the network breaks at it, those before it and it are judged all the same.
     """
@@ -46,7 +46,7 @@ def test_drawn_drafts_leave_the_distribution_as_it_is(method: str, breaks: bool)
 
 
 @pytest.mark.parametrize("raises", [False, True], ids=["no-numbers", "raises"])
-def test_drafts_before_a_fault_go_with_what_they_were_drawn_from(raises: bool) -> None:
+def test_drafts_before_a_fault_keep_their_distributions(raises: bool) -> None:
     """The first round's draft is there with its q, though the second round broke at it."""
     network = BreaksLate(frozenset(range(VOCAB)), raises=raises)
     blocks = (8, BLOCK_SIZE)

@@ -1,4 +1,4 @@
-"""What drafts are drawn from takes bounded memory, by a rule that no drawn token can bend."""
+"""The distributions of drafts take bounded memory, by a rule that no drawn token can influence."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 
 
 def requests(*drafts: int, params: SamplingParams = DRAWS) -> list[DraftRequest]:
-    """One for each number of drafts."""
+    """One request for each number of drafts."""
     return [DraftRequest(i, 1, 9, [0], params, count) for i, count in enumerate(drafts)]
 
 
@@ -31,14 +31,14 @@ def lengths(bounded: list[DraftRequest]) -> dict[int, int]:
     return {request.seq_id: request.num_drafts for request in bounded}
 
 
-def test_a_common_batch_is_left_as_it_is() -> None:
-    """A hundred sequences with eight drafts each of the default model's vocabulary."""
+def test_a_common_batch_stays_unchanged() -> None:
+    """A hundred sequences have eight drafts each of the default model's vocabulary."""
     asked = requests(*[8] * 100)
     assert bound_drawn(asked, 49_152) == asked
 
 
 def test_the_longest_runs_are_cut_first() -> None:
-    """To one length, and one more for those who come first, as far as there is room."""
+    """They are cut to one length; the first requests get one more draft while there is room."""
     room = 10 * 4 * 1000
     assert lengths(bound_drawn(requests(6, 1, 5, 2), 1000, room)) == {0: 4, 1: 1, 2: 3, 3: 2}
     assert lengths(bound_drawn(requests(*[3] * 4), 1000, 2 * 4 * 1000)) == {0: 1, 1: 1}
@@ -53,7 +53,9 @@ def test_greedy_requests_keep_their_drafts() -> None:
 
 @given(st.lists(st.integers(1, 40), max_size=30), st.integers(0, 200))
 def test_the_bound_holds_and_all_of_it_is_used(drafts: list[int], room: int) -> None:
-    """Nobody gets more than asked for, nor two drafts more than one who would take another."""
+    """No request gets more drafts than it asked for, nor two more than a request that would take
+    another.
+    """
     found = lengths(bound_drawn(requests(*drafts), 7, room * 4 * 7 + 27))
     assert sum(found.values()) == min(sum(drafts), room)
     assert all(0 < count <= drafts[i] for i, count in found.items())

@@ -1,4 +1,4 @@
-"""What a step gets from a drafter on the device, and what it does not get to feel."""
+"""The effects of a drafter on the device on a step: its drafts and its time, never its faults."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ PROMPT = [5, 17, 42, 3, 9, 33, 21]
 
 @dataclass
 class Faulty:
-    """Implements `DraftNetwork`: a draft model that raises, or whose logits are no numbers, for as
-    long as it is told to.
+    """Implements `DraftNetwork`: a draft model that raises, or whose logits are not numbers, while
+    a fault is set.
     """
 
     raises: bool = False
@@ -50,7 +50,7 @@ class Faulty:
     def run(
         self, features: torch.Tensor | None, step: StepTensors, kv_cache: torch.Tensor
     ) -> torch.Tensor:
-        """Runs; then raises, or leaves nothing but nan in what it has written."""
+        """Run; then raise, or overwrite its results with nan."""
         states = self.network.run(features, step, kv_cache)
         if self.raises:
             raise RuntimeError("the device is out of memory")
@@ -71,7 +71,7 @@ def go(bench: Bench, walker: Walker, num_to_draft: int, params: SamplingParams =
 
 
 def test_drafts_come_with_their_step_and_its_time() -> None:
-    """As many as asked for, for those who asked, and how long they took."""
+    """Each request gets the drafts it asked for; the output has their duration."""
     bench = make_bench(TARGET, ModelNetwork(SMALL))
     walkers = [Walker(i, PROMPT[i:]) for i in range(3)]
     for walker in walkers:
@@ -83,14 +83,16 @@ def test_drafts_come_with_their_step_and_its_time() -> None:
         2: 5,
     }
     assert output.drafting_seconds > 0
-    nobody = bench.step([share_of(Walker(9, PROMPT, table=[30, 31]), 7)])
-    assert (nobody.drafts, nobody.drafting_seconds) == ({}, 0.0)
+    without = bench.step([share_of(Walker(9, PROMPT, table=[30, 31]), 7)])
+    assert (without.drafts, without.drafting_seconds) == ({}, 0.0)
 
 
 def test_nothing_is_drafted_beyond_the_block_table() -> None:
-    """The last draft may stand where the first block is missing: it is verified later, not run."""
+    """The last draft may be at the first position without a block: it is verified later, not
+    run.
+    """
     bench = make_bench(TARGET, ModelNetwork(SMALL))
-    walker = Walker(1, [*PROMPT, 8, 9, 10], table=[3, 4, 5])  # 12 positions; the draw stands at 10
+    walker = Walker(1, [*PROMPT, 8, 9, 10], table=[3, 4, 5])  # 12 positions; the draw is at 10
     share = share_of(walker, 10, (), 9)
     before = bench.drafter._cache.kv.clone() if bench.drafter._cache else None
     assert bench.update(walker, share, bench.step([share])) == 0
@@ -102,8 +104,10 @@ def test_nothing_is_drafted_beyond_the_block_table() -> None:
     assert changed.tolist() == [3, 4, 5]
 
 
-def test_catching_up_is_bounded_and_goes_on_where_it_stopped() -> None:
-    """Short ones go first; the long one is read over steps, and then draws its drafts."""
+def test_catching_up_is_bounded_and_continues_where_it_stopped() -> None:
+    """Short sequences go first; the long one is read over several steps, and then draws its
+    drafts.
+    """
     cache = DraftCache(SMALL.config, 0, (NUM_BLOCKS, BLOCK_SIZE), torch.float32, TARGET.device)
     requests = [
         DraftRequest(1, 7, 41, range(12), GREEDY, 2),
@@ -126,13 +130,13 @@ def test_catching_up_is_bounded_and_goes_on_where_it_stopped() -> None:
     ("num_step_tokens", "rows"), [(1, 64), (5, 64), (32, 64), (100, 200), (4096, 2048)]
 )
 def test_catching_up_is_bounded_by_the_step(num_step_tokens: int, rows: int) -> None:
-    """A step of few tokens is known to be short, and may not seem to hang for what is read."""
+    """A step of few tokens is expected to be short, and reading must not make it seem to hang."""
     assert most_rows(num_step_tokens) == rows
 
 
 def test_a_long_prompt_waits_for_its_drafts() -> None:
-    """After a step of few tokens few rows are read: drafts come a few steps late, and are right.
-    The time of reading is told apart from that of drafting.
+    """A step of few tokens reads few rows: drafts come a few steps late, and are right. The time of
+    reading is reported apart from the time of drafting.
     """
     bench = make_bench(TARGET, ModelNetwork(SMALL))
     rng = random.Random(1)
@@ -154,8 +158,8 @@ def test_a_long_prompt_waits_for_its_drafts() -> None:
     assert list(drafts) == drafts_of_model(SMALL, walker.tokens, list(drafts))
 
 
-def test_what_was_read_and_is_no_number_is_read_again() -> None:
-    """Rows of catch-up that came to nothing do not count as read, and spoil no later drafts."""
+def test_rows_that_are_not_numbers_are_read_again() -> None:
+    """Failed rows of catch-up do not count as read, and spoil no later drafts."""
     network = Faulty(spoils=True)
     bench = make_bench(TARGET, network)
     walker = Walker(1, [*PROMPT, *PROMPT])
@@ -171,7 +175,7 @@ def test_what_was_read_and_is_no_number_is_read_again() -> None:
 def test_a_drafter_that_raises_is_logged_once_and_recovers(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The step's draws are there, drafts are not; later ones are as if nothing had happened."""
+    """The step's draws are complete, without drafts; later steps run as if nothing had happened."""
     network = Faulty(raises=True)
     bench = make_bench(TARGET, network)
     walker = Walker(1, list(PROMPT))
@@ -189,14 +193,16 @@ def test_a_drafter_that_raises_is_logged_once_and_recovers(
 
 
 def test_a_drafter_whose_numbers_break_spoils_nothing_for_good() -> None:
-    """No drafts of what is no number; once it is sound, blocks that it spoiled serve again."""
+    """Rows that are not numbers give no drafts; once the network recovers, the spoiled blocks work
+    again.
+    """
     network = Faulty(spoils=True)
     bench = make_bench(TARGET, network)
     first, second = Walker(1, list(PROMPT)), Walker(2, [1, 2, 3])
     go(bench, first, num_to_draft=3)
     assert first.last_drafts is None
     network.spoils = False
-    bench.drop(first)  # its blocks are anybody's, and it begins again
+    bench.drop(first)  # its blocks are free, and it begins again
     for walker in (second, first, second):
         go(bench, walker, num_to_draft=3)
         assert walker.last_drafts is not None
@@ -204,9 +210,9 @@ def test_a_drafter_whose_numbers_break_spoils_nothing_for_good() -> None:
         assert drafts == drafts_of_model(SMALL, walker.tokens, drafts)
 
 
-def test_drawn_drafts_are_verified_with_what_they_were_drawn_from() -> None:
-    """q goes with the very drafts or the first of them, in the next step, once, and for requests
-    that draw at all.
+def test_drawn_drafts_are_verified_with_their_distributions() -> None:
+    """The next step uses q once, for these drafts or the first of them, and for requests that
+    sample.
     """
     bench = make_bench(TARGET, ModelNetwork(SMALL), "probabilistic")
     walker, greedy = Walker(1, list(PROMPT)), Walker(2, [4, 5])
@@ -252,7 +258,7 @@ def outputs(bench: Bench) -> list[ModelOutput]:
 
 @pytest.mark.parametrize("level", [1, 2])
 def test_a_drafter_sleeps_and_wakes_with_its_target(level: int) -> None:
-    """Cache and network are given back, and drafts afterwards are those of before."""
+    """Cache and network are freed, and drafts afterwards equal those before."""
     bench = make_bench(TARGET, ModelNetwork(SMALL))
     before = outputs(bench)
     assert any(output.drafts for output in before)

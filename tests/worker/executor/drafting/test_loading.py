@@ -1,4 +1,4 @@
-"""The configured drafter comes up with the executor, or says why it cannot."""
+"""The configured drafter starts with the executor, or the error names the reason."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 
 
 def config(path: Path, speculative: SpeculativeConfig | None) -> EngineConfig:
-    """Of an executor with 32 blocks."""
+    """The configuration of an executor with 32 blocks."""
     limits = SchedulerConfig(max_model_len=256)
     return EngineConfig(
         "torch",
@@ -59,7 +59,7 @@ def test_a_model_drafts_for_itself(tiny_checkpoint: Path) -> None:
 
 
 def test_other_methods_need_nothing_on_the_device(tiny_checkpoint: Path) -> None:
-    """What drafts from tokens alone is the engine's business."""
+    """The engine itself drafts from tokens alone."""
     assert network_loader(None, 64) is None
     assert network_loader(SpeculativeConfig("ngram", 4), 64) is None
     assert network_loader(SpeculativeConfig("suffix", 4), 64) is None
@@ -79,8 +79,8 @@ def test_a_draft_model_of_another_vocabulary_is_refused(
         build_executor(config(tiny_checkpoint, replace(other, model="nowhere")))
 
 
-def test_without_a_head_it_is_said_how_to_get_one(tiny_checkpoint: Path) -> None:
-    """Nobody has trained one for random weights."""
+def test_a_missing_head_is_an_error_that_names_the_fix(tiny_checkpoint: Path) -> None:
+    """No head is trained for random weights."""
     with pytest.raises(ConfigError, match="pointsman train-draft"):
         build_executor(config(tiny_checkpoint, SpeculativeConfig("eagle", 4)))
     missing = SpeculativeConfig("eagle", 4, model="nowhere.safetensors")
@@ -88,7 +88,7 @@ def test_without_a_head_it_is_said_how_to_get_one(tiny_checkpoint: Path) -> None
         build_executor(config(tiny_checkpoint, missing))
 
 
-def test_what_is_no_head_is_said_with_the_field_and_the_fix(
+def test_a_file_that_is_no_head_is_refused_with_the_field_and_the_fix(
     tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
     """A model's file or directory is not a head, and a head is made by a command."""
@@ -101,7 +101,7 @@ def test_what_is_no_head_is_said_with_the_field_and_the_fix(
             build_executor(config(tiny_checkpoint, chosen))
 
 
-def test_blocks_have_room_for_what_the_drafter_keeps(tiny_checkpoint: Path) -> None:
+def test_blocks_have_room_for_the_drafters_data(tiny_checkpoint: Path) -> None:
     """The same memory holds fewer blocks with a draft model, and a head pays for states."""
     target = load_model(tiny_checkpoint, torch.float32, CPU)
     single, half = torch.float32, torch.bfloat16

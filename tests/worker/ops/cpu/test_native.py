@@ -148,7 +148,7 @@ def test_parts_of_several_types_biases_and_residuals(kernels: CpuKernels) -> Non
         torch.testing.assert_close(linear(x, residual).double(), wanted, rtol=1e-4, atol=3e-4)
 
 
-def test_what_cannot_be_repacked_is_left_to_the_caller(kernels: CpuKernels) -> None:
+def test_parts_that_cannot_be_repacked_are_left_to_the_caller(kernels: CpuKernels) -> None:
     """An encoding that is not ours, and a scale whose minimum float16 cannot hold."""
     part, _ = blocks("Q4_0", 1, 32)
     assert kernels.linear([dataclasses.replace(part, type_name="IQ2_XS")]) is None
@@ -381,7 +381,7 @@ def test_a_row_is_the_same_in_any_batch_and_chunking(
 
 @torch.inference_mode()
 def test_layers_without_rotation_and_rows_without_position_0(kernels: CpuKernels) -> None:
-    """As some models' layers have none, and as a draft head has no row 0."""
+    """Some models have layers without rotation, and a draft head has no row 0."""
     config = MODELS["four queries a key"]
     layer = dense_layer(config, rotates=False)
     runs = [

@@ -206,7 +206,7 @@ def test_the_torch_twin() -> None:
 
 @pytest.mark.parametrize("window", [None, 40])
 def test_a_softcap_and_another_scale(window: int | None) -> None:
-    """As the torch twin has them; scores are far beyond the cap."""
+    """Results equal the torch twin's; scores are far beyond the cap."""
     step, num_blocks = make_step([span for span in (*MIXED, (700, 1)) if span[1]])
     cache = draw(num_blocks, 2, 2, 16, 64, seed=1)
     queries = draw(len(step.positions), 4, 64, seed=2)
@@ -228,7 +228,7 @@ def test_splits_are_merged() -> None:
 
 @pytest.mark.full
 def test_a_long_context_has_longer_splits() -> None:
-    """As many as there is room for; beside it are contexts that have as many, and one."""
+    """It has the maximal number of splits; other contexts have the same number, and one."""
     most = attention.SPLIT_TOKENS * attention.MAX_SPLITS
     step, num_blocks = make_step([(most + 300, 1), (most, 1), (5, 1)])
     cache = draw(num_blocks, 2, 1, 16, 64, seed=1)
@@ -288,9 +288,7 @@ def test_no_row_sees_below_the_first_position(first_position: int) -> None:
 @pytest.mark.parametrize("span", [(40, 6), (90, 40), (300, 3)])
 @pytest.mark.parametrize("plane", [0, 1])
 def test_a_row_that_is_nan_spoils_none_before_it(span: tuple[int, int], plane: int) -> None:
-    """Of drafts or a chunk, the rows before it are what they are without it; those after it are
-    nan, as in the torch path.
-    """
+    """In drafts or a chunk, rows before it are unaffected; rows after it are nan, as in torch."""
     step, num_blocks = make_step([span])
     cache = draw(num_blocks, 2, 1, 16, 64, seed=1)
     queries = draw(span[1], 3, 64, seed=2)

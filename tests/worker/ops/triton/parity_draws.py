@@ -117,7 +117,7 @@ def make_spec(seed: int, position: int, temperature: float, **cuts: Any) -> Samp
 
 @pytest.mark.parametrize(("vocab_size", "count"), [(1, 40), (7, 480), (2049, 80), (300, 400)])
 def test_draws_are_the_definitions(vocab_size: int, count: int) -> None:
-    """Of many draws, several from a row: greedy ones and those of any temperature."""
+    """The batch has many draws, several from a row, greedy and of any temperature."""
     generator = torch.Generator().manual_seed(vocab_size)
     logits = torch.randn(5, vocab_size, generator=generator) * 3
     logits[1, :: max(1, vocab_size // 3)] = 9.5
@@ -179,13 +179,13 @@ def test_rows_that_are_no_numbers(temperature: float) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("other", [101, 3000])
 def test_sums_that_are_equal_are_made_again(other: int) -> None:
-    """Of two tokens in one tile, and in two: those that float32 cannot tell apart."""
+    """Two tokens, in one tile or in two, have sums that are equal in float32."""
     logits = torch.full((40, 4096), -50.0)
     specs = [make_spec(5, place, 1.0) for place in range(40)]
     for spec, row in zip(specs, logits, strict=True):
-        apart = noise.gumbel_noise(5, spec.position, 4096)
+        variates = noise.gumbel_noise(5, spec.position, 4096)
         row[other] = 40.0
-        row[100] = (row[other] + apart[other]) - apart[100]
+        row[100] = (row[other] + variates[other]) - variates[100]
     tokens, states = draw(logits, [*range(40)], specs, Stream())
     assert states == [DrawState.DRAWN] * 40
     assert tokens == [choose(row, spec) for row, spec in zip(logits, specs, strict=True)]
@@ -200,8 +200,8 @@ def test_a_greedy_draw_takes_the_lower_of_equal_ids() -> None:
 
 
 @pytest.mark.parametrize("vocab_size", [1, 31, 64, 2048, 5003])
-def test_masks_take_out_what_torch_takes_out(vocab_size: int) -> None:
-    """Of some rows; among their logits are some that are not finite."""
+def test_masks_equal_those_of_torch(vocab_size: int) -> None:
+    """Only some rows have masks; some logits are not finite."""
     generator = torch.Generator().manual_seed(vocab_size)
     logits = torch.randn(4, vocab_size, generator=generator)
     logits[0, vocab_size // 2] = -torch.inf

@@ -47,7 +47,7 @@ Answers = dict[str, list[int]]
 
 @dataclass(frozen=True)
 class Way:
-    """How requests are run."""
+    """The set-up of an engine that runs the requests."""
 
     num_blocks: int = 200
     budget: int = 512
@@ -141,8 +141,8 @@ def run(executor: Executor, way: Way, asked: dict[str, AddRequest]) -> Answers:
         core.add(request)
     answers: Answers = {name: [] for name in asked}
     while core.has_work:
-        told = core.step()
-        for output in told.outputs if told is not None else ():
+        report = core.step()
+        for output in report.outputs if report is not None else ():
             assert output.error is None
             answers[output.request_id] += output.token_ids
     core.shutdown()
@@ -159,13 +159,13 @@ def expected(checkpoint: Path) -> Answers:
 
 @pytest.mark.parametrize("name", WAYS)
 def test_answers_are_those_of_torch(checkpoint: Path, expected: Answers, name: str) -> None:
-    """Token for token, whoever shares a step; and speculation stays exact."""
+    """Token for token, in any mixture of a step; and speculation stays exact."""
     assert run(executor(checkpoint, "triton"), WAYS[name], requests()) == expected
 
 
 @pytest.mark.parametrize("drafts", [0, 3])
 def test_graphs_answer_as_torch_does(checkpoint: Path, expected: Answers, drafts: int) -> None:
-    """Of a few requests, the long one among them, in steps that are padded."""
+    """A few requests run, the long one among them, in padded steps."""
     asked = {name: request for name, request in requests().items() if int(name) < 8}
     way = Way(batch=6, overlap=True, drafts=drafts)
     assert run(graphed(checkpoint), way, asked) == {name: expected[name] for name in asked}

@@ -22,7 +22,7 @@ def draw(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def make(count: int, hidden: int, inner: int, per_token: int, dtype: torch.dtype) -> Experts:
-    """Random experts, the first of which nobody wants."""
+    """Random experts, the first of which is never chosen."""
     stacks = (
         draw(count, 2 * inner, hidden, seed=2, dtype=dtype) * hidden**-0.5,
         draw(count, hidden, inner, seed=3, dtype=dtype) * inner**-0.5,
@@ -60,8 +60,8 @@ class ExactLinear(DenseLinear):
 def test_the_torch_twin(
     rows: int, count: int, hidden: int, inner: int, per_token: int, dtype: torch.dtype
 ) -> None:
-    """Of no rows, of fewer than a tile has, of several tiles for an expert; of sizes that are no
-    multiples of a tile's, with experts that nobody chooses.
+    """Batches have no rows, fewer than a tile, or several tiles for an expert; sizes are not
+    multiples of a tile's, and some experts are never chosen.
     """
     mixture = make(count, hidden, inner, per_token, dtype)
     x = draw(rows, hidden, seed=4, dtype=dtype)
@@ -74,7 +74,7 @@ def test_the_torch_twin(
 
 @pytest.mark.full
 def test_a_row_alone_is_the_row_in_a_batch() -> None:
-    """Wherever in its expert's tiles it lies: bit for bit on a GPU, and to rounding in the
+    """At any place in its expert's tiles, it is equal bit for bit on a GPU, and to rounding in the
     interpreter, whose products sum the rows of a tile in different orders.
     """
     allowed = 0.0 if DEVICE.type == "cuda" else 1e-6

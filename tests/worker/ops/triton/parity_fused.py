@@ -36,7 +36,7 @@ def assert_close(found: Tensor, wanted: Tensor) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "width"), [(0, 64), (1, 1), (3, 576), (2, 1024), (5, 1030)])
 def test_norm(rows: int, width: int, dtype: torch.dtype) -> None:
-    """Of rows of any width, and of rows that are part of wider ones."""
+    """Rows have any width, and are part of wider ones."""
     x, weight = draw(rows, width + 3, seed=1, dtype=dtype), draw(width, seed=2, dtype=dtype)
     out = torch.full_like(x, torch.nan)
     fused.rms_norm(x[:, :width], weight, EPS, out[:, :width])
@@ -47,7 +47,7 @@ def test_norm(rows: int, width: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "width"), [(0, 8), (1, 1), (3, 1024), (4, 1536), (2, 2049)])
 def test_gated_activation(rows: int, width: int, dtype: torch.dtype) -> None:
-    """Of widths below, at and above a tile."""
+    """Widths are below, at and above a tile."""
     gate_up = draw(rows, 2 * width, seed=1, dtype=dtype) * 4
     out = torch.empty(rows, width, dtype=dtype, device=DEVICE)
     fused.silu_mul(gate_up, out)
@@ -78,7 +78,7 @@ def expected(
     table: rope.RopeTable | None,
     norms: HeadNorms | None,
 ) -> tuple[Tensor, Tensor]:
-    """What the torch ops make of qkv, whose keys they rotate in place, and of the cache."""
+    """Return the torch ops' results for qkv, whose keys they rotate in place, and for the cache."""
     qkv, cache = qkv.clone(), cache.clone()
     kv_heads, head_dim = cache.shape[2], cache.shape[4]
     every = qkv.view(len(qkv), qkv.shape[1] // head_dim, head_dim)
@@ -116,7 +116,7 @@ def test_rotation_and_write(head_dim: int, sharing: int, has_norms: bool) -> Non
 @pytest.mark.parametrize("rotates", [False, True])
 @pytest.mark.parametrize("rows", [0, 1, 20])
 def test_half_precision(dtype: torch.dtype, has_norms: bool, rotates: bool, rows: int) -> None:
-    """Of layers with and without rotation, and of rows that are part of wider ones."""
+    """Layers have rotation or not, and rows are part of wider ones."""
     step = make_step(rows, 24)
     cache = draw(3, 2, 3, 8, 64, seed=1, dtype=dtype)
     wide = draw(rows, 16 * 64, seed=2, dtype=dtype)
@@ -131,10 +131,10 @@ def test_half_precision(dtype: torch.dtype, has_norms: bool, rotates: bool, rows
 
 
 def test_a_row_alone_is_the_row_in_a_batch() -> None:
-    """Bit for bit."""
+    """Results are equal bit for bit."""
     step = make_step(9, 48)
     qkv = draw(9, 5 * 64, seed=2)
-    together, apart = draw(3, 2, 1, 16, 64, seed=1), draw(3, 2, 1, 16, 64, seed=1)
+    together, singly = draw(3, 2, 1, 16, 64, seed=1), draw(3, 2, 1, 16, 64, seed=1)
     rows, table = qkv.clone(), rope_table(64)
     fused.rotate_and_write(qkv, together, step, table)
     for index in range(9):
@@ -143,9 +143,9 @@ def test_a_row_alone_is_the_row_in_a_batch() -> None:
             *[step.token_ids, step.positions[mine], step.slots[mine], *[step.token_ids] * 4],
             *(1, 200),
         )
-        fused.rotate_and_write(rows[mine], apart, own, table)
+        fused.rotate_and_write(rows[mine], singly, own, table)
     assert torch.equal(rows, qkv)
-    assert torch.equal(together, apart)
+    assert torch.equal(together, singly)
 
 
 def test_eight_bits_are_rounded_as_torch_rounds_them() -> None:

@@ -37,7 +37,7 @@ def factors_of(product: Product, ranks: tuple[int | None, ...], seed: int) -> Fa
 def added(
     adapters: list[AdapterFactors], owners: list[int], x: Tensor, product: Product
 ) -> tuple[Tensor, Tensor]:
-    """What Triton adds to rows of ones, and what its twin does."""
+    """Return Triton's additions to rows of ones, and its twin's."""
     layers, found = [{"qkv": product}], []
     for store in (
         StackedAdapters(NUM_SLOTS, MAX_RANK, layers, x.dtype, DEVICE),
@@ -66,8 +66,8 @@ def added(
 def test_the_torch_twin(
     sizes: tuple[int, ...], inputs: int, owners: list[int], dtype: torch.dtype
 ) -> None:
-    """Of rows with and without adapters in any order, of several tiles for one adapter; of sizes
-    that are no multiples of a tile's, smaller ranks than there may be, and parts with nothing.
+    """Rows have adapters or not, in any order, with several tiles for one adapter; sizes are not
+    multiples of a tile's, ranks are below the maximum, and some parts are empty.
     """
     product = Product(sizes, inputs)
     ranks: list[tuple[int | None, ...]] = [(8, 8, 8), (3, None, 3), (None, 1, None)]
@@ -88,7 +88,7 @@ def test_an_adapter_without_the_product_adds_nothing() -> None:
 
 
 def test_a_row_alone_is_the_row_in_a_batch() -> None:
-    """Wherever in its adapter's tiles it lies: bit for bit on a GPU, and to rounding in the
+    """At any place in its adapter's tiles, it is equal bit for bit on a GPU, and to rounding in the
     interpreter, whose products sum the rows of a tile in different orders.
     """
     allowed = 0.0 if DEVICE.type == "cuda" else 1e-6

@@ -157,7 +157,7 @@ def test_a_model_answers_as_with_decoded_weights(
 
 @pytest.mark.full
 @on_the_interpreter
-def test_what_fits_no_kernel_is_decoded_and_said(
+def test_weights_that_fit_no_kernel_are_decoded_and_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An inner size of 96 is no multiple of 64; the other products stay quantised."""
@@ -202,7 +202,7 @@ def test_shards_stay_quantised(
 
 @pytest.mark.full
 @on_the_interpreter
-def test_experts_are_decoded_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_experts_are_decoded_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Their grouped products take dense weights; attention stays quantised."""
     path = tmp_path / "model"
     path.mkdir()

@@ -65,7 +65,9 @@ class Compiler:
 def specialized(
     kernel: Any, args: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[dict[str, str], dict[tuple[int], Any], dict[tuple[int], Any]]:
-    """What a launch compiles its kernel for: types, constants, and what 16 divides."""
+    """Return the properties that a launch compiles its kernel for: types, constants, and multiples
+    of 16.
+    """
     signature, constants, attributes = {}, {}, {}
     values = dict(zip(kernel.arg_names, args, strict=False)) | named
     for index, parameter in enumerate(kernel.params):
@@ -98,7 +100,7 @@ class Recorder:
 
 
 def type_name(value: Any) -> str:
-    """What Triton calls the type of an argument."""
+    """Return Triton's name of an argument's type."""
     if isinstance(value, Tensor):
         return "*" + TYPES[value.dtype]
     return "i32" if type(value) is int else "fp32"
@@ -155,7 +157,7 @@ def test_attention(
     window: int | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of decoding, of a step with chunks, and of one short context."""
+    """The steps decode, have chunks, and have one short context."""
     from worker.ops.triton import attention
     from worker.ops.triton.attention import AttentionShape
 
@@ -212,7 +214,7 @@ def test_no_step_waits_for_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("dtype", some([torch.bfloat16, torch.float32]))
 @pytest.mark.usefixtures("fake_tensors")
 def test_experts(capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a mixture with Qwen3-30B-A3B's sizes; what is chosen is never waited for."""
+    """The mixture has Qwen3-30B-A3B's sizes; no launch waits for the choice."""
     from worker.ops.experts import Experts
     from worker.ops.triton import experts
 
@@ -236,7 +238,7 @@ def test_experts(capability: int, dtype: torch.dtype, monkeypatch: pytest.Monkey
 def test_quantised_products(
     capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of one row and of many; of float8 also on a GPU that does not know the type."""
+    """Products have one row and many, and use float8 even on a GPU without the type."""
     from worker.ops.quantized import Encoding, PackedWeight
     from worker.ops.triton import quantized
 
@@ -309,7 +311,7 @@ def test_fused_kernels(capability: int, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.usefixtures("fake_tensors")
 def test_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a large vocabulary."""
+    """The vocabulary is large."""
     from worker.ops.sample import DRAW_WORDS, Cut, DrawColumns
     from worker.ops.triton import draws
 
