@@ -145,9 +145,9 @@ EXPECTED: dict[Fault, set[str]] = {
     Fault.FALLS_WITH_A_STREAM: {"streams-reset"},
     Fault.DIES_OF_NONSENSE: {"streams-out-of-order"},
     Fault.ENDS_WITH_AN_ERROR: {"streams-end-with-the-request"},
-    Fault.TELLS_NO_SERVED: {"served-told", "served-told-without-body", "served-missing"},
-    Fault.TELLS_WHAT_IT_PICKED: {"served-told", "served-told-without-body", "served-missing"},
-    Fault.TELLS_ONLY_WITH_BODY: {"served-told-without-body"},
+    Fault.OMITS_SERVED: {"served-told", "served-told-without-body", "served-missing"},
+    Fault.REPORTS_ITS_PICK: {"served-told", "served-told-without-body", "served-missing"},
+    Fault.REPORTS_ONLY_WITH_BODY: {"served-told-without-body"},
     Fault.NOT_HEALTHY: HEALTH,
     Fault.LEAVES_WITH_SERVED: {"served-taken"},
 }

@@ -8,7 +8,7 @@ import pytest
 
 from fleet.envoy.settings import SocketAddress
 from tests.support.picker.bench_picker import picked
-from tests.support.picker.websocket import HEARD, echoing, over_http1, over_http2
+from tests.support.picker.websocket import ECHOED, echoing, over_http1, over_http2
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.envoy
@@ -24,5 +24,5 @@ async def test_a_websocket_reaches_its_worker(bench, buffered: bool) -> None:
         async with picked(bench, **changes) as (b, picker):
             picker.pick(second)
             for talk in (over_http1, over_http2):
-                assert await talk(int(b.url.rpartition(":")[2])) == HEARD
+                assert await talk(int(b.url.rpartition(":")[2])) == ECHOED
             await until(lambda: picker.inflight.total == 0, what="all is released")

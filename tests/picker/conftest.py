@@ -1,4 +1,4 @@
-"""Fakes shared by the tests of the shells: an exchange that records and routes as told."""
+"""Fakes shared by the tests of the shells: an exchange that records and routes on demand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Routing = Callable[[RawRequest], Awaitable[RouteDecision]]
 
 @dataclass
 class RecordingExchange:
-    """Routes with `routing` and remembers what it was told; more than one finish fails."""
+    """Routes with `routing` and records its calls; more than one finish fails."""
 
     routing: Routing
     evict: Callable[[DropReason], None] | None = None  # stops it while it is under way

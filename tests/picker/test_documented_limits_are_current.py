@@ -82,7 +82,7 @@ def constants() -> Iterator[str]:
 
 
 def value_at(place: str) -> float:
-    """Of a constant of a module, or the default of a field of a class in one."""
+    """Return the value of a module's constant, or the default of a field of its class."""
     path, name = place.rsplit(".", 1)
     path, _, holder = path.rpartition(".") if path.split(".")[-1][0].isupper() else (path, "", "")
     module = import_module(path if path.startswith("base.") else f"picker.{path}")

@@ -24,7 +24,7 @@ PROTOCOL = Path(__file__).parents[2] / "docs" / "protocol.md"
 
 
 def test_every_code_has_a_status_of_its_own() -> None:
-    """Clients can tell them apart, and each is an error that HTTP knows."""
+    """Clients can distinguish them, and each is a status of HTTP."""
     assert set(HTTP_STATUS) == set(Code)
     assert len(set(HTTP_STATUS.values())) == len(Code)
     assert all(HTTPStatus(status) >= 400 for status in HTTP_STATUS.values())
@@ -91,7 +91,7 @@ def test_every_code_has_a_type_in_either_api(code: Code) -> None:
 
 
 @pytest.mark.parametrize("code", list(Code), ids=lambda code: code.value)
-def test_the_protocols_page_tells_every_code_with_its_status(code: Code) -> None:
+def test_the_protocols_page_lists_every_code_with_its_status(code: Code) -> None:
     """In one row, which may hold several."""
     table = PROTOCOL.read_text().partition("## Errors")[2].partition("## The port")[0]
     row = next(line for line in table.splitlines() if f"`{code.value}`" in line)
@@ -101,6 +101,6 @@ def test_the_protocols_page_tells_every_code_with_its_status(code: Code) -> None
 
 
 @pytest.mark.parametrize("reason", list(DropReason), ids=lambda reason: reason.value)
-def test_the_protocols_page_tells_every_reason(reason: DropReason) -> None:
-    """Those of queueing and eviction too."""
+def test_the_protocols_page_lists_every_reason(reason: DropReason) -> None:
+    """The page includes the reasons of queueing and eviction."""
     assert f"`{reason.value}`" in PROTOCOL.read_text()

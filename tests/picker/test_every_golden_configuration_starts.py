@@ -31,7 +31,7 @@ ENDPOINTS = {
     "endpoints": [
         {"name": role, "address": "127.0.0.1", "port": port, "labels": {"llm-d.ai/role": role}}
         for port, role in ((9, "prefill"), (11, "decode"), (13, "encode-prefill-decode"))
-    ]  # nobody answers there
+    ]  # no server answers there
 }
 # A prompt, as the parsers of the two protocols expect it: a path and a body.
 OVER_HTTP = ("/v1/completions", completion())
@@ -107,7 +107,7 @@ def test_a_bad_configuration_starts_nothing(tmp_path: Path, case: str) -> None:
 
 
 def test_published_configurations_have_what_they_need_created() -> None:
-    """As the reference's own test of them asks for."""
+    """The reference's own test of them demands the same."""
     for case in ("published_optimized_baseline", "published_pd_disaggregation"):
         assert {"approx-prefix-cache-producer", "token-producer"} <= set(GOOD[case]["producers"])
     assert len(PUBLISHED) > 30

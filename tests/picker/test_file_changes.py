@@ -1,4 +1,4 @@
-"""A file is looked at again when it may have changed, whether or not the system tells."""
+"""A file is read again when it may have changed, with or without a notification."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from picker.file_changes import moments_to_look
 async def test_without_watches_there_is_still_a_moment_every_second(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A machine has only so many watches; that is no reason not to serve."""
+    """A machine has a limited number of watches; the picker serves without them too."""
 
     async def no_watches(*_paths: Path, **_how: object) -> AsyncIterator[object]:
         for _ in range(len(_paths)):
@@ -30,7 +30,7 @@ async def test_without_watches_there_is_still_a_moment_every_second(
 
 
 async def test_the_watch_is_ended_with_the_looking(tmp_path: Path) -> None:
-    """Its thread would go on otherwise."""
+    """Otherwise its thread would continue."""
     stops: list[asyncio.Event] = []
 
     async def watch(*_paths: Path, stop_event: asyncio.Event, **_how: object) -> AsyncIterator[int]:

@@ -22,7 +22,7 @@ from picker.rpc.options import ServerOptions
 from picker.types import Endpoint
 from tests.support.fleet.envoy_front import ENVOY, Asking, Front, envoy_front
 from tests.support.picker.first_candidate import first_candidate
-from tests.support.picker.websocket import HEARD, echoing, over_http1, over_http2
+from tests.support.picker.websocket import ECHOED, echoing, over_http1, over_http2
 from tests.support.waiting import until
 
 pytestmark = [
@@ -69,4 +69,4 @@ async def picking(front: Front) -> AsyncIterator[None]:
 async def test_a_websocket_is_routed_at_its_headers(front: Front, name: str, talk) -> None:
     """Everything passes both ways, and it counts as under way until it ends."""
     async with picking(front), asyncio.timeout(LIMIT_SECONDS):
-        assert await talk(front.ports[name]) == HEARD
+        assert await talk(front.ports[name]) == ECHOED

@@ -1,4 +1,4 @@
-"""What the picker's HTTP port says of requests, each of which leaves one record."""
+"""Records of requests on the picker's HTTP port, one for each."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def over(picker: WholePicker) -> dict[str, Any]:
     return (await listed(picker))[0]
 
 
-async def test_a_request_is_told_with_its_decision_and_its_response(tmp_path: Path) -> None:
+async def test_a_record_has_the_decision_and_the_response(tmp_path: Path) -> None:
     """While it is under way, and when it is over."""
     async with whole_picker(tmp_path, pods(page(), page(queue=3))) as picker:
         async with picker.stream() as stream:
@@ -75,10 +75,10 @@ async def test_a_request_is_told_with_its_decision_and_its_response(tmp_path: Pa
 
 
 @pytest.mark.parametrize("served", [None, "the other", "10.9.9.9:1"])
-async def test_clients_are_told_who_served_them_where_that_is_wanted(
+async def test_a_header_names_the_serving_endpoint_where_configured(
     tmp_path: Path, served: str | None
 ) -> None:
-    """By the name of the endpoint; by its address when nobody knows its name."""
+    """The header has the endpoint's name, or its address when the name is unknown."""
     backends = pods(page(), page(queue=9))
     flags = ExplainFlags(decision_header=True)
     async with whole_picker(tmp_path, backends, explain=flags) as picker, picker.stream() as stream:
@@ -86,7 +86,7 @@ async def test_clients_are_told_who_served_them_where_that_is_wanted(
         second = backends[1].host_port
         address = second if served == "the other" else served
         names = {None: backends[0].name, second: backends[1].name, "10.9.9.9:1": "10.9.9.9:1"}
-        told = {"x-request-id": REQUEST_ID, "x-pointsman-endpoint": names[address]}
-        assert await stream.response_headers(served=address) == response_head(told)
+        shown = {"x-request-id": REQUEST_ID, "x-pointsman-endpoint": names[address]}
+        assert await stream.response_headers(served=address) == response_head(shown)
         await stream.response_body(ANSWER, ends=True)
         await stream.read(1)

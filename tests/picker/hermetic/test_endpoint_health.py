@@ -1,4 +1,4 @@
-"""A whole picker, told by its gateway that an endpoint answers nothing but errors."""
+"""Ejection of an endpoint that answers only errors, in a whole picker."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ POOL = (page(queue=0), *BUSY_BUT_WELL)
 
 
 async def answered(picker: WholePicker, bad: Pod, status: int = 500, served: str | None = None):
-    """One request, which `bad` answers with `status` and everybody else well; where it went."""
+    """Send one request; `bad` answers it with `status`, others with 200. Return its endpoint."""
     async with picker.stream() as stream:
         destination = destination_of(await stream.ask(completion()))
         is_bad = destination == bad.host_port
-        told = {":status": str(status if is_bad else 200)}
-        await stream.response_headers(told, ends=True, served=served if is_bad else destination)
+        headers = {":status": str(status if is_bad else 200)}
+        await stream.response_headers(headers, ends=True, served=served if is_bad else destination)
     return destination
 
 
@@ -51,7 +51,7 @@ async def test_retries_elsewhere_blame_the_endpoint_that_was_picked(tmp_path: Pa
 
 @pytest.mark.parametrize("failures", [0, 1])
 async def test_the_flag_sets_or_ends_it(tmp_path: Path, failures: int) -> None:
-    """0: the endpoint goes on getting everything; 1: one failure is enough."""
+    """0: the endpoint continues to get all requests; 1: one failure ejects it."""
     pool, flag = pods(*POOL), {"endpoint_ejection_failures": failures}
     async with whole_picker(tmp_path, pool, FOUR_SCORERS, **flag) as picker:
         bad = picker.pods[0]

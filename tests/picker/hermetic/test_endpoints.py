@@ -1,6 +1,6 @@
-"""What the picker learns from its endpoints' pages and from its file, and what it makes of it.
+"""Endpoints of the picker's file and the pages that it scrapes from them.
 
-Engines, adapters, ranks, pages that lie, endpoints that come, go, restart and fall silent; H47.
+Engines, adapters, ranks, false pages, and endpoints that come, go, restart and fall silent; H47.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def hint(pod: Pod) -> dict[str, dict[str, list[str]]]:
 
 
 async def known(picker: WholePicker, name: str) -> Mapping[str, object]:
-    """What it knows of the load of an endpoint."""
+    """Return the picker's view of an endpoint's load."""
     return (await picker.endpoints())[name]["metrics"]
 
 
@@ -116,7 +116,7 @@ schedulingProfiles:
 
 
 async def test_endpoints_come_and_go_with_the_file(tmp_path: Path) -> None:
-    """By renaming; an entry that is wrong is left out and counted; H47: nobody asks who is gone."""
+    """Renames apply; wrong entries are skipped and counted; H47: removed ones are not asked."""
     one, other = two = pods(page(0), page(1))
     async with whole_picker(tmp_path, two, QUEUES) as picker:
         assert await picker.destination(completion()) == one.host_port
@@ -141,7 +141,7 @@ async def test_endpoints_come_and_go_with_the_file(tmp_path: Path) -> None:
         assert await picker.destination(completion()) == one.host_port
 
 
-async def test_requests_under_way_count_before_any_page_tells_them(tmp_path: Path) -> None:
+async def test_requests_in_flight_count_before_any_page_shows_them(tmp_path: Path) -> None:
     """A burst onto pages that all say "idle" is spread evenly."""
     three = pods(page(), page(), page())
     async with AsyncExitStack() as stack, whole_picker(tmp_path, three, None) as picker:

@@ -1,4 +1,4 @@
-"""Who waits, who goes next and who is refused, in a whole picker."""
+"""Flow control in a whole picker: waiting, order of dispatch and refusals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PRIORITIES = {"critical": 10, "standard": 0, "sheddable": -5}
 
 
 async def test_a_full_pool_holds_requests_until_a_slot_is_free(tmp_path: Path) -> None:
-    """The end of one request is what lets the next one go; nobody polls."""
+    """The end of one request dispatches the next one, without polling."""
     async with waiting_scene(tmp_path, config()) as scene:
         first = await scene.serve()
         second = await scene.wait(1)
@@ -44,10 +44,8 @@ async def test_an_empty_pool_is_waited_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_known", [True, False])
-async def test_metrics_that_nobody_can_read_do_not_stop_a_pool(
-    tmp_path: Path, is_known: bool
-) -> None:
-    """What was known last, and what is under way, is what counts then."""
+async def test_unreadable_metrics_do_not_stop_a_pool(tmp_path: Path, is_known: bool) -> None:
+    """The last known metrics and the requests in flight count then."""
     text = config().replace("pluginRef: concurrency-detector", "pluginRef: utilization-detector")
     (pod,) = pods(page() if is_known else None)
     async with waiting_scene(

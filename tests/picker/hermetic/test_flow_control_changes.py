@@ -20,8 +20,8 @@ PRIORITIES = {"critical": 10, "sheddable": -5}
 REASON = "x-llm-d-request-dropped-reason"
 
 
-async def test_flow_control_that_is_turned_off_holds_nobody(tmp_path: Path) -> None:
-    """Those that wait go, and those that come after them do not wait."""
+async def test_disabled_flow_control_holds_no_request(tmp_path: Path) -> None:
+    """Waiting requests are dispatched, and later ones do not wait."""
     async with waiting_scene(tmp_path, config()) as scene:
         requests = [await scene.serve(), await scene.wait(1), await scene.wait(2)]
         scene.use(config(gate=False))
@@ -71,10 +71,10 @@ async def test_a_drain_that_is_over_refuses_those_that_wait(
         scene.picker.picker.stop()
         if is_hurried:
             scene.picker.picker.stop()
-        told = await waiter.answer()
-        assert status_of(told) == 503
-        assert headers_of(told)[REASON] == "rejected-shutting-down"
-        assert int(headers_of(told)["retry-after"]) >= 1
+        reply = await waiter.answer()
+        assert status_of(reply) == 503
+        assert headers_of(reply)[REASON] == "rejected-shutting-down"
+        assert int(headers_of(reply)["retry-after"]) >= 1
 
 
 @pytest.mark.parametrize("is_streaming", [False, True])
@@ -90,10 +90,10 @@ async def test_a_request_under_way_is_stopped_for_a_better_one(
             await victim.stream.response_body(b'data: {"x":1}\n\n')
             assert len(await victim.stream.read(1)) == 1
         better = await scene.ask({OBJECTIVE: "critical"})
-        told = await victim.stream.read(1)
-        assert status_of(told) == 429
-        assert headers_of(told)[REASON].startswith("evicted")
-        assert headers_of(told)["retry-after"] == "1"
+        reply = await victim.stream.read(1)
+        assert status_of(reply) == 429
+        assert headers_of(reply)[REASON].startswith("evicted")
+        assert headers_of(reply)["retry-after"] == "1"
         assert await victim.stream.read(1) == []
         await better.destination()
         await better.end()

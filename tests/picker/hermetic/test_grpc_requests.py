@@ -47,7 +47,7 @@ COMPLETE = frame(field(2, field(1, bytes([9, 9])) + field(3, 7) + field(4, 10)))
 
 
 async def tokens_of(picker: WholePicker) -> tuple[float | None, float | None]:
-    """Sums of the tokens that responses have told."""
+    """Return the sums of the tokens reported by responses."""
     asked = await picker.series("llm_d_epp_request_input_tokens_sum")
     return asked, await picker.series("llm_d_epp_request_output_tokens_sum")
 

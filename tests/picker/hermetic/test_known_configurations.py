@@ -47,7 +47,7 @@ async def test_a_known_configuration_serves(tmp_path: Path, name: str) -> None:
         assert body_of(said) == body
         assert int(port) in ([8000] if name in AT_ONE_PORT else [pod.port for pod in four])
         assert await stream.respond([b'{"usage":{"prompt_tokens":3,"completion_tokens":4}}'])
-        told = await picker.series("llm_d_epp_request_output_tokens_sum")
-        assert told == (None if name in READS_NOTHING else 4)
+        reported = await picker.series("llm_d_epp_request_output_tokens_sum")
+        assert reported == (None if name in READS_NOTHING else 4)
         assert await picker.series("pointsman_plugin_failures_total") is None
         assert await picker.is_idle()

@@ -51,7 +51,7 @@ class Scene:
 
 
 def options_for(api: KubeApi, folder: Path, **changes: Any) -> dict[str, Any]:
-    """What makes a picker follow the pool of `api`."""
+    """Return the options of a picker that follows the pool of `api`."""
     kubeconfig = api.write_kubeconfig(folder / "kubeconfig")
     flags = KubernetesFlags("pool", kubeconfig=kubeconfig)
     return {"endpoints_file": None, "kubernetes": flags, "pool_name": "pool"} | changes
@@ -104,7 +104,7 @@ async def test_pods_terminate_flap_move_and_join_under_requests(tmp_path: Path) 
 
 
 async def test_the_api_server_goes_away_under_requests(tmp_path: Path) -> None:
-    """Requests go on by what was known; what has changed meanwhile is known soon after."""
+    """Requests continue by the last known state; changes in the meantime apply soon after."""
     async with following(tmp_path) as scene:
         await scene.serves("127.0.0.11:8000", "127.0.0.12:8000")
         await scene.api.go_away()
@@ -114,9 +114,9 @@ async def test_the_api_server_goes_away_under_requests(tmp_path: Path) -> None:
 
         async def is_said() -> bool:
             status, text = await scene.picker.get("/readyz")
-            is_told = "the last known state is in use" in text
+            is_shown = "the last known state is in use" in text
             assert not set(text) & set("<[")  # words, and nothing of Python's objects
-            return status == 200 and is_told and "no connection to 127.0.0.1:" in text
+            return status == 200 and is_shown and "no connection to 127.0.0.1:" in text
 
         await until(is_said)
         await scene.serves("127.0.0.11:8000", "127.0.0.12:8000")

@@ -21,7 +21,7 @@ def model_of(said: list[Message]) -> str:
     return json.loads(b"".join(pieces))["model"]
 
 
-async def test_changes_apply_whole_and_fail_nobody(tmp_path: Path) -> None:
+async def test_changes_apply_whole_and_fail_no_request(tmp_path: Path) -> None:
     """Each request sees one state of the file."""
     first, second = pods(page(), page())
     states = {
@@ -51,9 +51,9 @@ async def test_changes_apply_whole_and_fail_nobody(tmp_path: Path) -> None:
         assert seen.keys() == {(first.host_port, "v1"), (second.host_port, "v2")}
         assert await picker.outcomes() == {"client-gone": sum(seen.values())}
         for model, priority in (("v1", "1"), ("v2", "2")):
-            told = {"target_model_name": model, "priority": priority}
+            fields = {"target_model_name": model, "priority": priority}
             counted = sum(count for (_, name), count in seen.items() if name == model)
-            assert await picker.requests(**told) == counted
+            assert await picker.requests(**fields) == counted
 
 
 async def _only(picker, name: str) -> bool:  # type: ignore[no-untyped-def]

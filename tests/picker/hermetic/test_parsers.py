@@ -89,8 +89,8 @@ async def test_a_request_with_a_model_is_passed_or_renamed(tmp_path: Path) -> No
             assert await picker.ask(body, path=path) == directed(one[0].host_port, body), path
             said = await picker.ask(body, {"x-llm-d-model-name-rewrite": "n"}, path=path)
             assert said == directed(one[0].host_port, f"{{{renamed}}}".encode()), path
-            bare = bytes_of(members)
-            assert await picker.ask(bare, path=path) == directed(one[0].host_port, bare), path
+            plain = bytes_of(members)
+            assert await picker.ask(plain, path=path) == directed(one[0].host_port, plain), path
         assert await picker.requests(model_name="m") == 2 * len(MODELLED)
 
 
@@ -169,7 +169,7 @@ ODD: list[tuple[str, bytes]] = [
 async def test_odd_bodies_are_routed_as_they_came(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No plugin fails at them, and a request without a model goes on raw."""
+    """No plugin fails at them, and a request without a model continues raw."""
     one = pods(page())
     async with whole_picker(tmp_path, one, EVERY_PARSER) as picker:
         for path, body in ODD:
@@ -242,7 +242,7 @@ RENAMING = {"x-llm-d-model-name-rewrite": "n"}
 async def test_bad_bodies_are_the_endpoints_business(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each goes on as it came, without a word in the log; nothing stays held."""
+    """Each continues unchanged, without a log line; no state remains."""
     one = pods(page())
     async with whole_picker(tmp_path, one, EVERY_PARSER) as picker:
         for path, body in BAD:
@@ -252,9 +252,11 @@ async def test_bad_bodies_are_the_endpoints_business(
     assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
 
 
-async def test_what_is_no_json_is_refused_where_its_model_would_be_replaced(tmp_path: Path) -> None:
+async def test_a_body_that_is_no_json_is_refused_where_its_model_would_be_replaced(
+    tmp_path: Path,
+) -> None:
     """400 in the form of its API, without words of the language this is written in; another body
-    gets the model. What names no model anyway goes on.
+    gets the model. A body that would name no model anyway continues.
     """
     one = pods(page())
     async with whole_picker(tmp_path, one, EVERY_PARSER) as picker:
@@ -277,7 +279,7 @@ async def test_what_is_no_json_is_refused_where_its_model_would_be_replaced(tmp_
         assert await picker.is_idle()
 
 
-async def test_nobody_looks_at_the_response_of_a_token_count(tmp_path: Path) -> None:
+async def test_the_response_of_a_token_count_is_not_read(tmp_path: Path) -> None:
     """It passes in full duplex; a gateway that shows no bodies is left when the request leaves."""
     one = pods(page())
     path, body = "/v1/messages/count_tokens", b"not even JSON"
@@ -298,7 +300,7 @@ async def test_nobody_looks_at_the_response_of_a_token_count(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("header", ["x-original-path", "x-forwarded-path"])
 async def test_a_path_may_stand_in_another_header(tmp_path: Path, header: str) -> None:
-    """Where the proxy shows none of its own; without any it is that of completions."""
+    """It counts if the proxy sends no `:path`; the default is the path of completions."""
     async with whole_picker(tmp_path, pods(page()), EVERY_PARSER) as picker:
         for headers, begins in (({header: "/v1/messages"}, b'{"type": "error"'), ({}, b'{"error"')):
             (said,) = await picker.ask(b"{", RENAMING | headers, path="")

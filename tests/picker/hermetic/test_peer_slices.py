@@ -38,7 +38,7 @@ def peers_slice(*addresses: str) -> dict[str, Any]:
 
 
 async def test_replicas_are_found_and_given_up_as_slices_say(tmp_path: Path) -> None:
-    """A replica that the Service names is told; one that it names no more is not."""
+    """A replica in the Service gets reports; one removed from it gets none."""
     other, series, now = node(Random(1)), PickerMetrics().peers, 0.0
     server = PeerServer({"pool": PoolReports(other.exchange, series, lambda: True)}, lambda: now)
     port = await server.start(peer_port(LOOPBACK, 0))

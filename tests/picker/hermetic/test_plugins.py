@@ -28,7 +28,7 @@ SESSIONS = HEAD + "plugins: [{type: session-affinity-%s}, {type: max-score-picke
 
 
 def token_of(pod: Pod) -> str:
-    """What a session is told of its endpoint."""
+    """Return the session token of an endpoint."""
     return base64.b64encode(f"default/{pod.name}".encode()).decode()
 
 
@@ -94,7 +94,7 @@ ROLES = [{"llm-d.ai/role": role} for role in ("prefill", "prefill", "decode", "d
 
 
 async def test_both_stages_of_a_session_are_pinned(tmp_path: Path) -> None:
-    """H36: a token each; the prefill endpoint is told in a header of the request."""
+    """H36: a token each; a request header names the prefill endpoint."""
     four = pods(*[page()] * 4, labels=ROLES)
     prefill, decode = four[1], four[2]
     tokens = {"x-session-token": token_of(decode), "x-prefill-session-token": token_of(prefill)}
@@ -102,8 +102,8 @@ async def test_both_stages_of_a_session_are_pinned(tmp_path: Path) -> None:
         for _ in range(4):
             async with picker.stream() as stream:
                 said = await stream.ask(completion(), tokens)
-                told = {"x-prefiller-host-port": prefill.host_port}
-                assert said == directed(decode.host_port, completion(), headers=told)
+                headers = {"x-prefiller-host-port": prefill.host_port}
+                assert said == directed(decode.host_port, completion(), headers=headers)
                 assert await stream.response_headers() == response_head(tokens)
 
 
@@ -137,7 +137,7 @@ async def _is(counts: Callable[[], Awaitable[list[int]]], expected: list[int]) -
     return await counts() == expected
 
 
-async def test_a_cost_is_told_with_the_last_piece(tmp_path: Path) -> None:
+async def test_a_cost_is_reported_with_the_last_piece(tmp_path: Path) -> None:
     """And with no other; whether the response comes in one piece or in several (H41)."""
     config = (
         HEAD
@@ -150,7 +150,7 @@ plugins:
     - {key: {name: x-gateway-inference-request-cost}, expression: usage.completion_tokens}
 """
     )
-    told = {"envoy.lb": {"x-gateway-inference-request-cost": 10}}
+    headers = {"envoy.lb": {"x-gateway-inference-request-cost": 10}}
     async with whole_picker(tmp_path, pods(page()), config) as picker:
         for pieces in ([ANSWER], [ANSWER, b""]):
             async with picker.stream() as stream:
@@ -160,6 +160,6 @@ plugins:
                 for piece in pieces:
                     is_last = piece is pieces[-1]
                     await stream.response_body(piece, ends=is_last)
-                    metadata = told if is_last else None
+                    metadata = headers if is_last else None
                     expected += response_pieces(piece, ends=is_last, metadata=metadata)
                 assert await stream.read_response() == expected

@@ -82,7 +82,7 @@ class Clients:
                 stream.call.cancel()
 
     async def ask(self, stream: GatewayStream) -> None:
-        """One request and what becomes of it."""
+        """Send one request and its response."""
         draw = self.draw
         topic = draw.choice(("ships", "shoes", "wax"))
         prompt = f"All about {topic}. " * draw.choice((3, 40)) + str(draw.randrange(50)) * 100
@@ -104,12 +104,12 @@ class Clients:
 
 async def unrest(picker: WholePicker, config: Path, clients: Clients) -> None:
     """Pages change, an engine restarts, an endpoint and a configuration leave and come back."""
-    everybody: list[Pod] = list(picker.pods)
+    all_pods: list[Pod] = list(picker.pods)
     draw, step = Random(2), 0
     changes = {
         2: lambda: config.write_text(CONFIG.replace("weight: 3", "weight: 1")),
-        4: lambda: picker.list_endpoints(everybody[1:]),
-        6: lambda: picker.list_endpoints(everybody),
+        4: lambda: picker.list_endpoints(all_pods[1:]),
+        6: lambda: picker.list_endpoints(all_pods),
         8: lambda: config.write_text(CONFIG),
     }
 
@@ -125,8 +125,8 @@ async def unrest(picker: WholePicker, config: Path, clients: Clients) -> None:
                 clients.go_on.clear()
                 await until(reloads)
                 clients.go_on.set()
-        for pod in everybody:
-            started = START_SECONDS + (done if pod is everybody[2] else 0)
+        for pod in all_pods:
+            started = START_SECONDS + (done if pod is all_pods[2] else 0)
             adapters = draw.sample(("one", "two", "three"), 2)
             pod.page = page(draw.randrange(5), draw.random(), adapters, started=started)
         await asyncio.sleep(0.02)

@@ -23,7 +23,7 @@ from tests.support.picker.whole_picker import WholePicker, whole_picker
 
 
 def sorted_body(model: str) -> bytes:
-    """What `completion` becomes when its model is replaced."""
+    """Return the body of `completion` after its model is replaced."""
     members = {"max_tokens": 100, "model": model, "prompt": "test", "temperature": 0}
     return json.dumps(members, separators=(",", ":")).encode()
 
@@ -82,7 +82,7 @@ STREAM = {"content-type": "text/event-stream; charset=utf-8"}
 
 
 async def tokens_of(picker: WholePicker) -> tuple[float | None, float | None]:
-    """Sums of the tokens that responses have told."""
+    """Return the sums of the tokens reported by responses."""
     asked = await picker.series("llm_d_epp_request_input_tokens_sum")
     return asked, await picker.series("llm_d_epp_request_output_tokens_sum")
 

@@ -41,12 +41,12 @@ schedulingProfiles:
 
 
 def places(some: Sequence[Pod]) -> set[str]:
-    """Where these serve."""
+    """Return the addresses of some pods."""
     return {pod.host_port for pod in some}
 
 
 def three(number: int = 2) -> dict[str, list[Pod]]:
-    """Three pools of so many pods each."""
+    """Run three pools with the given numbers of pods."""
     return {key: pods(*[page()] * number) for key in KEYS}
 
 
@@ -63,7 +63,7 @@ def shared(number: int = 2) -> dict[str, list[Pod]]:
 
 
 async def test_pools_of_the_same_pods_learn_nothing_of_each_other(tmp_path: Path) -> None:
-    """What is cached, whose session is where, and what is under way belong to the pool."""
+    """Cached prefixes, session bindings and requests in flight belong to one pool."""
     async with several_pools(tmp_path, shared(), STICKY) as scene:
         long = completion(prompt="a long prompt " * 100)
         first = await scene["a"].destination(long, {"x-session-id": "s"})
@@ -80,7 +80,7 @@ async def test_pools_of_the_same_pods_learn_nothing_of_each_other(tmp_path: Path
         assert await remembered(scene["b"]) == ["my-model"]
 
 
-async def test_what_is_under_way_in_one_pool_is_so_in_it_alone(tmp_path: Path) -> None:
+async def test_requests_in_flight_count_in_their_own_pool_alone(tmp_path: Path) -> None:
     """Although it is at the same pod."""
     async with several_pools(tmp_path, shared(1)) as scene, scene["a"].stream() as stream:
         await stream.ask(completion())
@@ -159,7 +159,7 @@ async def test_an_endpoint_that_fails_one_pool_is_ejected_from_it(tmp_path: Path
 
 
 async def test_a_broken_file_is_one_pools_problem(tmp_path: Path) -> None:
-    """It is served by what was known of it; the other one's changes go on counting."""
+    """It is served by its last known state; changes of the other pool continue to apply."""
     async with several_pools(tmp_path, three()) as scene:
         broken, well = scene["llama"], scene["x/qwen"]
         broken.endpoints_file.write_text("endpoints: [")
@@ -179,13 +179,13 @@ async def test_a_broken_file_is_one_pools_problem(tmp_path: Path) -> None:
 
 
 async def test_one_pools_configuration_changes_alone(tmp_path: Path) -> None:
-    """Its own file is followed, a broken one is told of there; the other goes by that of all."""
+    """Its own file is followed, with its errors; the other pool follows the common file."""
     common, own = tmp_path / "common.yaml", tmp_path / "own.yaml"
     common.write_text(STICKY)
     own.write_text(STICKY.replace("weight: 10", "weight: 5"))
     chosen = {"config_file": common, "configs": {"b": own}}
     async with several_pools(tmp_path, shared(), None, **chosen) as scene:
-        kept = scene["a"].pool.config.assembly
+        before = scene["a"].pool.config.assembly
 
         async def shows(key: str, text: str) -> bool:
             return text in (await scene[key].get("/config"))[1]
@@ -196,16 +196,16 @@ async def test_one_pools_configuration_changes_alone(tmp_path: Path) -> None:
         await until(lambda: shows("b", "weight: 7"))
         own.write_text("plugins: [{type: nothing-of-the-kind}]")
 
-        async def is_told() -> bool:
+        async def is_reported() -> bool:
             name = "pointsman_config_last_reload_successful"
             return await scene.common.series(name, inference_pool="b") == 0
 
-        await until(is_told)
+        await until(is_reported)
         assert await shows("b", "nothing-of-the-kind")
         assert not await shows("a", "nothing-of-the-kind")
         for key in "ab":
             assert await scene[key].destination(completion()) in places(scene[key].pods)
-        assert scene["a"].pool.config.assembly is kept
+        assert scene["a"].pool.config.assembly is before
         reloads = "pointsman_config_reloads_total"
         assert not await scene.common.series(reloads, inference_pool="a", result="success")
         assert await scene.common.series(reloads, inference_pool="b", result="success") == 1
@@ -215,14 +215,14 @@ async def test_one_pools_configuration_changes_alone(tmp_path: Path) -> None:
 
 
 async def health(port: int) -> int:
-    """What a port answers to health checks."""
+    """Return the answer of a port to health checks."""
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         return int((await stub.Check(health_pb2.HealthCheckRequest())).status)
 
 
 async def test_the_drain_waits_for_the_requests_of_all_pools(tmp_path: Path) -> None:
-    """Whose port they came by; meanwhile no port is healthy, and all go on serving."""
+    """Requests of every port count; meanwhile no port is healthy, and all continue to serve."""
     async with several_pools(tmp_path, three(1), health_checking=True) as scene:
         ports = [scene.ports.grpc, scene.ports.health, *scene.ports.pools.values()]
         assert {await health(port) for port in ports} == {1}
@@ -248,7 +248,7 @@ async def test_the_drain_waits_for_the_requests_of_all_pools(tmp_path: Path) -> 
             assert await other.respond([b"{}"]) == b"{}"
 
 
-async def test_what_one_pool_cannot_begin_with_is_told_with_its_name(tmp_path: Path) -> None:
+async def test_the_start_error_of_a_pool_has_its_name(tmp_path: Path) -> None:
     """Its port, its endpoints or its configuration; the picker does not begin without it."""
     file = tmp_path / "llama.yaml"
     file.write_text('{"endpoints": []}')

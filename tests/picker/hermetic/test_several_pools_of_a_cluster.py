@@ -128,12 +128,12 @@ async def following(
 
 
 async def is_ready(picker: WholePicker) -> bool:
-    """Whether the process is, or the pool."""
+    """Return whether the process or the pool is ready."""
     return (await picker.get("/readyz"))[0] == 200
 
 
 async def status_of(picker: WholePicker) -> int:
-    """Of the picker's own answer to a request; 0: it is served."""
+    """Return the status of the picker's own answer to a request; 0: it is served."""
     return int((await picker.ask(completion()))[0].immediate_response.status.code)
 
 
@@ -169,7 +169,7 @@ async def test_a_pool_comes_and_goes_under_the_requests_of_the_others(tmp_path: 
             await traffic["llama"].only_at([PLACES["llama"]])
 
 
-async def test_a_pool_that_is_not_there_keeps_nobody_waiting(tmp_path: Path) -> None:
+async def test_an_absent_pool_holds_no_request(tmp_path: Path) -> None:
     """The process is ready without it; its own port and page say that it is not."""
     async with following(tmp_path, "llama", "y/qwen") as scene:
         several, missing = scene.several, "x/qwen"
@@ -187,7 +187,7 @@ async def test_a_pool_that_is_not_there_keeps_nobody_waiting(tmp_path: Path) -> 
 
 
 def troubles(page: str, pool: str) -> list[str]:
-    """What a page says of a pool, but that its endpoints, which are none, do not answer."""
+    """Return a page's problems of a pool, except silent endpoints: it has none."""
     said = [part for line in page.splitlines() for part in line.split("; ")]
     own = [part for part in said if part.startswith(f"{pool}: ")]
     return [part for part in own if "endpoints do not answer" not in part]
@@ -242,7 +242,7 @@ async def test_pools_of_a_file_and_of_a_cluster_stand_side_by_side(tmp_path: Pat
 async def two_replicas(
     folder: Path, text: str, **own: Path
 ) -> AsyncIterator[tuple[Scene, SeveralPools]]:
-    """One that leads, and one that stands by; `own` are the configurations of single pools."""
+    """Run a leader and a standby; `own` are the configurations of single pools."""
     name, timings = LeaseName("default", LEASE), Timings(3.0, 2.0, 0.2)
     common = {"config_text": text, "health_checking": True}
     election = ElectionFlags(name, "first", timings)
@@ -263,7 +263,7 @@ async def two_replicas(
 
 @pytest.mark.parametrize("populates", [True, False], ids=["follows", "waits"])
 async def test_one_lease_is_for_all_pools(tmp_path: Path, populates: bool) -> None:
-    """A replica that stands by is not ready for any of them; when it leads, for all at once."""
+    """A standby is not ready for any of them; once it leads, it is for all at the same time."""
     text = FOUR_SCORERS if populates else WAITING
     async with two_replicas(tmp_path, text) as (scene, standby):
         assert not any([await is_ready(standby[key]) for key in KEYS])
@@ -275,8 +275,10 @@ async def test_one_lease_is_for_all_pools(tmp_path: Path, populates: bool) -> No
         assert held == "second"
 
 
-async def test_a_pools_own_configuration_says_whether_a_standby_follows_it(tmp_path: Path) -> None:
-    """That of the other pools says nothing about it."""
+async def test_a_pools_own_configuration_decides_whether_a_standby_follows_it(
+    tmp_path: Path,
+) -> None:
+    """The configuration of the other pools does not matter."""
     own = tmp_path / "own.yaml"
     own.write_text(WAITING)
     async with two_replicas(tmp_path, FOUR_SCORERS, llama=own) as (scene, standby):

@@ -1,4 +1,4 @@
-"""A picker of several pools tells replicas and proxies of each by itself."""
+"""A picker of several pools reports each pool to replicas and proxies by itself."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def several(
 
 
 async def learned(picker: WholePicker) -> float:
-    """How many prompts others have told of."""
+    """Return the number of prompts reported by other replicas."""
     name = "pointsman_peer_entries_total"
     return await picker.series(name, result="placement") or 0.0
 
@@ -101,7 +101,7 @@ async def subscribed(scene: SeveralPools, *names: str, **had: str) -> AsyncItera
         call.cancel()
 
 
-async def told(call: Any) -> dict[str, list[str]]:
+async def assigned(call: Any) -> dict[str, list[str]]:
     """The clusters of the next response and where they are; it is taken over."""
     response = await call.read()
     await call.write(DeltaRequest(response_nonce=response.nonce))
@@ -109,7 +109,7 @@ async def told(call: Any) -> dict[str, list[str]]:
     return {name: sorted(found) for name, found in assignments(response).items()}
 
 
-async def test_proxies_are_told_of_each_pool_as_a_cluster(tmp_path: Path) -> None:
+async def test_proxies_receive_each_pool_as_a_cluster(tmp_path: Path) -> None:
     """Called as the pool is; a change of one is no news of another."""
     one, two, three = pods(page(), page(), page())
     keys = {"llama": [one], "x/qwen": [two], "y/qwen": []}
@@ -122,12 +122,12 @@ async def test_proxies_are_told_of_each_pool_as_a_cluster(tmp_path: Path) -> Non
         call = await stack.enter_async_context(subscribed(scene, *keys))
         found: dict[str, list[str]] = {}
         while len(found) < len(keys):
-            found |= await told(call)
+            found |= await assigned(call)
         assert found == {"llama": [one.host_port], "x/qwen": [two.host_port], "y/qwen": []}
         scene["y/qwen"].list_endpoints([three])
-        assert await told(call) == {"y/qwen": [three.host_port]}
+        assert await assigned(call) == {"y/qwen": [three.host_port]}
         scene["llama"].list_endpoints([])
-        assert await told(call) == {"llama": []}
+        assert await assigned(call) == {"llama": []}
         name = "pointsman_xds_endpoints"
         counts = [await scene.common.series(name, inference_pool=key) for key in keys]
         assert counts == [0, 1, 1]

@@ -29,7 +29,7 @@ async def showing(folder: Path, tls: TlsFlags) -> AsyncIterator[SeveralPools]:
 
 
 async def shown(scene: SeveralPools) -> list[str]:
-    """What the common port shows, and then the pools' own."""
+    """Return the certificates of the common port and then of the pools' own ports."""
     ports = (scene.ports.grpc, *scene.ports.pools.values())
     return [
         await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", port)) for port in ports
@@ -37,7 +37,7 @@ async def shown(scene: SeveralPools) -> list[str]:
 
 
 async def test_a_renewed_certificate_is_shown_at_all_ports(tmp_path: Path) -> None:
-    """As soon as it is there."""
+    """All ports show it as soon as the file has changed."""
     folder = tmp_path / "certificates"
     folder.mkdir()
 

@@ -44,8 +44,8 @@ async def test_each_pool_is_decided_again_as_it_was(
         assert all(one.is_identical for one in found)
         assert header_of(path) == key.rpartition("/")[2]
         assert main(["replay", str(path)]) == 0
-        told = capsys.readouterr().out.splitlines()[0]
-        assert told == f"{number} decisions, {number} identical"
+        summary = capsys.readouterr().out.splitlines()[0]
+        assert summary == f"{number} decisions, {number} identical"
 
 
 def header_of(path: Path) -> str:

@@ -16,7 +16,7 @@ from tests.support.waiting import until
 
 PREFIX = "  - {pluginRef: prefix-cache-scorer}\n"
 
-NOBODY = refused(
+NO_ENDPOINT = refused(
     503,
     "Service Unavailable",
     "No endpoint is available for this request",
@@ -35,24 +35,24 @@ HINTS: list[tuple[Hint, int | None]] = [
     (lambda p: [p[0].host_port, p[2].host_port], 0),  # the best of two
     (lambda p: [p[2].host_port, "10.9.9.9:80"], 2),  # H26: one unknown
     (lambda p: f"{p[2].host_port}, {p[0].host_port}", 0),  # one string
-    (lambda p: ["192.168.1.99"], None),  # H11: nobody is there
-    (lambda p: [], None),  # an empty list: nobody
+    (lambda p: ["192.168.1.99"], None),  # H11: no such endpoint
+    (lambda p: [], None),  # an empty list: no endpoint
 ]
 
 
-async def test_only_those_in_the_subset_serve(tmp_path: Path) -> None:
-    """Or nobody, with 503."""
+async def test_only_endpoints_in_the_subset_serve(tmp_path: Path) -> None:
+    """Without an endpoint the answer is 503."""
     three = pods(page(3, 0.2), page(0, 0.1), page(10, 0.2))
     async with whole_picker(tmp_path, three) as picker:
         for number, (hint, expected) in enumerate(HINTS):
             body = completion(prompt=f"{number}")  # no endpoint has its prefix
             said = await picker.ask(body, metadata=subset(hint(three)))
-            wanted = NOBODY if expected is None else directed(three[expected].host_port, body)
+            wanted = NO_ENDPOINT if expected is None else directed(three[expected].host_port, body)
             assert said == wanted, number
 
 
 def formula(loads: Sequence[tuple[int, float, tuple[str, ...]]]) -> list[float]:
-    """What queue, KV cache and adapters of endpoints add up to for the adapter `T`."""
+    """Return the total scores of queue, KV cache and adapters, for the adapter `T`."""
     queues = [queue for queue, _, _ in loads]
     span = max(queues) - min(queues)
     return [

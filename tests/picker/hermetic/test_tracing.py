@@ -52,18 +52,18 @@ def collected(monkeypatch: pytest.MonkeyPatch) -> Iterator[Spans]:
 
 
 async def test_a_request_and_its_decision_are_spans(tmp_path: Path, collected: Spans) -> None:
-    """Of the client's trace; the endpoint is told to go on with it."""
+    """Both belong to the client's trace; the endpoint gets a `traceparent` to continue it."""
     async with whole_picker(tmp_path, pods(page()), tracing=True) as picker:
         sent = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
         async with picker.stream() as stream:
             said = await stream.ask(completion(), sent)
             options = said[0].request_headers.response.header_mutation.set_headers
-            (told,) = [o.header.raw_value for o in options if o.header.key == "traceparent"]
+            (traceparent,) = [o.header.raw_value for o in options if o.header.key == "traceparent"]
             await stream.respond([b"{}"])
     named = {span["name"]: span for span in collected}
     request, decision = named["gateway.request"], named["gateway.request_orchestration"]
     assert (request["traceId"], request["parentSpanId"]) == (TRACE, PARENT)
     assert decision["parentSpanId"] == request["spanId"]
-    assert told.decode() == f"00-{TRACE}-{request['spanId']}-01"
+    assert traceparent.decode() == f"00-{TRACE}-{request['spanId']}-01"
     attributes = {one["key"]: one["value"] for one in decision["attributes"]}
     assert attributes["gen_ai.request.model"] == {"stringValue": "my-model"}

@@ -1,4 +1,4 @@
-"""What requests that wait take of a whole picker's memory, and what the queue counts for them."""
+"""The memory of waiting requests in a whole picker, and the queue's count of it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def recorded(bodies: Sequence[bytes], buffered: bool) -> tuple[bytes, list[bytes
     streams = []
     for index, body in enumerate(bodies):
         stream_id = 1 + 2 * index
-        client.outbound_flow_control_window = WINDOW  # nobody reads the picker's updates
+        client.outbound_flow_control_window = WINDOW  # the picker's window updates are not read
         client.send_headers(stream_id, CALL)
         client.streams[stream_id].outbound_flow_control_window = WINDOW
         for message in _messages(index, body, buffered):
@@ -109,7 +109,7 @@ async def _drop(reader: asyncio.StreamReader) -> None:
 
 
 def traced_bytes() -> int:
-    """What Python's allocators have given out and not got back."""
+    """Return the bytes that Python's allocators hold."""
     gc.collect()
     return tracemalloc.get_traced_memory()[0]
 
@@ -137,7 +137,7 @@ def body(kind: str, size: int) -> bytes:
 
 @pytest.fixture
 def tracing() -> Iterator[None]:
-    """What is allocated is written down."""
+    """Trace allocations."""
     tracemalloc.start()
     try:
         yield
@@ -174,7 +174,7 @@ async def fill(scene: Scene, gateway: Gateway, first: int, last: int) -> None:
 async def test_the_queue_counts_no_less_than_is_held(
     tmp_path: Path, tracing: None, kind: str, size: int, number: int, buffered: bool
 ) -> None:
-    """Whatever a body is made of; what it is decoded to is not held, and little is added to it."""
+    """This holds for bodies of any content: decoded values are not held, and overhead is small."""
     async with waiting_scene(tmp_path, config(NO_CAPS)) as scene:
         served = await scene.serve()
         asked = body(kind, size)
@@ -197,12 +197,12 @@ async def test_the_queue_counts_no_less_than_is_held(
 
 
 def memory_bytes(scene: Scene) -> int:
-    """What the queue counts of memory."""
+    """Return the bytes of memory that the queue counts."""
     return scene.picker.pool.queues().queued_memory_bytes
 
 
-async def test_nobody_waits_for_the_collector(tmp_path: Path) -> None:
-    """What a refused request was made of is free at once; its body would be in memory else."""
+async def test_a_refused_request_needs_no_garbage_collection(tmp_path: Path) -> None:
+    """A refused request is freed at once; otherwise its body would stay in memory."""
     text = config("  maxRequests: 1")
     async with waiting_scene(tmp_path, text, refresh_metrics_interval_seconds=RARELY) as scene:
         served = await scene.serve()
@@ -227,8 +227,8 @@ async def test_nobody_waits_for_the_collector(tmp_path: Path) -> None:
         await scene.is_at_rest()
 
 
-async def test_who_gives_up_takes_its_body_along(tmp_path: Path) -> None:
-    """As well: what is left for the collector is a scrap of each."""
+async def test_a_cancelled_request_frees_its_body(tmp_path: Path) -> None:
+    """The garbage collector gets only small remains of each."""
     text = config(NO_CAPS)
     async with waiting_scene(tmp_path, text, refresh_metrics_interval_seconds=RARELY) as scene:
         served = await scene.serve()
@@ -254,7 +254,7 @@ async def test_who_gives_up_takes_its_body_along(tmp_path: Path) -> None:
 
 
 async def has_refused(scene: Scene, number: int, tasks: int) -> None:
-    """Return once so many are refused, and no more tasks run than before."""
+    """Return once `number` requests are refused and no more tasks run than before."""
 
     async def is_so() -> bool:
         refused = scene.picker.pool.queues().outcomes.get("RejectedCapacity")

@@ -15,7 +15,7 @@ from picker.peers.outbox import OutboxLimits
 from picker.peers.wire import Hello, PeerMessageError, PeerReport, Seed, encoded_report
 from picker.types import Endpoint
 from tests.depth import examples
-from tests.support.picker.replica_mesh import KEYS, Node, call, node, round_of, told
+from tests.support.picker.replica_mesh import KEYS, Node, call, messages_for, node, round_of
 
 SILENCE = InboxLimits().silence_seconds
 
@@ -152,7 +152,7 @@ def test_the_plugins_of_another_configuration_take_over_the_exchange() -> None:
     round_of([one, other], 1.0)
     before, other.placements = other.placements, type(other.placements)(seed=5)
     other.exchange.use({"prefix": other.placements})
-    assert before.tell is None
+    assert before.report is None
     assert other.placements.hash_seed == one.exchange.hash_seed
     other.placements.place(KEYS[1], 8)
     round_of([one, other], 1.1)
@@ -241,7 +241,7 @@ class Walk:
     def send(self, one: Node) -> None:
         for index, other in enumerate(self.nodes):
             if other.exchange.replica_id in one.cursors:
-                for message in told(one, other, self.now):
+                for message in messages_for(one, other, self.now):
                     self.wires.append((one.exchange.replica_id, index, message))
 
     def call(self, one: Node) -> None:
@@ -302,16 +302,16 @@ def test_a_peer_that_does_not_read_loses_only_its_own_batches() -> None:
     one, slow, fast = (node(rng, limits=limits) for _ in range(3))
     cursor = call(one, slow, 0.0)
     call(one, fast, 0.0)
-    told(one, slow, 0.0)
+    messages_for(one, slow, 0.0)
     for number in range(100):
         one.placements.place(KEYS[0], number)
         one.exchange.tick(number / 100)
-        for message in told(one, fast, number / 100):
+        for message in messages_for(one, fast, number / 100):
             fast.exchange.receive(one.exchange.replica_id, message, number / 100)
         if number == 0:
-            told(one, slow, 0.0)
+            messages_for(one, slow, 0.0)
     one.check_integrity()
-    told(one, slow, 2.0)
+    messages_for(one, slow, 2.0)
     assert cursor.skipped > 50
     assert len(fast.placements.known) == 100
 
@@ -327,7 +327,7 @@ def test_few_loads_are_added_up_at_once_and_many_with_a_delay() -> None:
     round_of(nodes, 0.1)
     one.inflight.acquire(names[0])
     one.exchange.tick(0.1001)
-    for message in told(one, other, 0.1001):
+    for message in messages_for(one, other, 0.1001):
         other.exchange.receive(one.exchange.replica_id, message, 0.1001)
     assert other.inflight.counts[names[0]] == 1
     other.exchange.tick(0.2)

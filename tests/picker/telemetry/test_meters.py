@@ -53,7 +53,7 @@ async def test_decisions_about_stages_are_counted(handler: str, series: str) -> 
     assert house.value(f"llm_d_epp_{series}", **own) == 2
     assert house.value(f"llm_d_inference_scheduler_{series}", **labels) == 2
     other = ({"disagg_decision_total", "pd_decision_total"} - {series}).pop()
-    assert house.told(f"llm_d_epp_{other}") == {}
+    assert house.samples(f"llm_d_epp_{other}") == {}
 
 
 async def test_a_pool_without_prefill_is_decode_only() -> None:
@@ -61,7 +61,7 @@ async def test_a_pool_without_prefill_is_decode_only() -> None:
     handler = "disagg-profile-handler, parameters: {deciders: {prefill: always-disagg-pd-decider}}"
     house = routing(STAGES.replace("HANDLER", handler), ROLES[1:])
     await house.route()
-    assert list(house.told("llm_d_epp_disagg_decision_total")) == [
+    assert list(house.samples("llm_d_epp_disagg_decision_total")) == [
         ("decode-only", "m", "disagg-profile-handler", "disagg-profile-handler")
     ]
 
@@ -81,10 +81,12 @@ async def test_items_of_encoder_caches_are_counted() -> None:
     await house.route(picture("http://x/1", "http://x/2"), "/v1/chat/completions")
     await house.route()
     plugin = "mm-embeddings-cache-producer"
-    assert house.told("llm_d_epp_encoder_cache_queries_total") == {("image", plugin, plugin): 3}
-    assert house.told("llm_d_epp_encoder_cache_hits_total") == {("image", plugin, plugin, "a"): 1}
-    assert house.told("llm_d_epp_encoder_cache_hit_ratio_count") == {(plugin, plugin): 2}
-    assert house.told("llm_d_epp_encoder_cache_hit_ratio_sum") == {(plugin, plugin): 0.5}
+    assert house.samples("llm_d_epp_encoder_cache_queries_total") == {("image", plugin, plugin): 3}
+    assert house.samples("llm_d_epp_encoder_cache_hits_total") == {
+        ("image", plugin, plugin, "a"): 1
+    }
+    assert house.samples("llm_d_epp_encoder_cache_hit_ratio_count") == {(plugin, plugin): 2}
+    assert house.samples("llm_d_epp_encoder_cache_hit_ratio_sum") == {(plugin, plugin): 0.5}
 
 
 async def test_modalities_that_no_engine_has_share_a_label() -> None:
@@ -98,7 +100,7 @@ async def test_modalities_that_no_engine_has_share_a_label() -> None:
             "features": {"mm_hashes": hashes, "mm_placeholders": places},
         }
         await house.route(body, "/inference/v1/generate")
-    kinds = {labels[0] for labels in house.told("llm_d_epp_encoder_cache_queries_total")}
+    kinds = {labels[0] for labels in house.samples("llm_d_epp_encoder_cache_queries_total")}
     assert kinds == {"video", "audio", "other"}
 
 
@@ -183,8 +185,8 @@ async def test_requests_that_failed_saw_nothing() -> None:
     house = routing(LATENCY)
     exchange, _ = await house.route(x_llm_d_slo_ttft_ms="500")
     exchange.finish(FinishCause.RESET)
-    assert house.told("llm_d_epp_inference_request_metric") == {}
-    assert house.told("llm_d_epp_request_slo_violation_total") == {}
+    assert house.samples("llm_d_epp_inference_request_metric") == {}
+    assert house.samples("llm_d_epp_request_slo_violation_total") == {}
 
 
 ROLLOUT = """
@@ -212,12 +214,12 @@ async def test_shares_of_revisions_and_headers_without_a_match_are_reported() ->
     house = routing(ROLLOUT, endpoints)
     plugin = {"plugin_name": "gate", "plugin_type": "disaggregatedset-rollout-screener"}
     share = "llm_d_epp_disaggregatedset_revision_gating_share"
-    assert house.told(share) == {}
+    assert house.samples(share) == {}
     await house.route()
     assert house.value(share, mode="sum", revision="old", **plugin) == 0.75
     assert house.value(share, mode="sum", revision="new", **plugin) == 0.25
     unmatched = "llm_d_epp_disaggregatedset_strict_header_no_match_total"
-    assert house.told(unmatched) == {}
+    assert house.samples(unmatched) == {}
     with pytest.raises(RefusedError):
         await house.route(x_revision="none")
     assert house.value(unmatched, selector="by-revision", **plugin) == 1

@@ -29,19 +29,19 @@ async def test_requests_are_reported_by_flow() -> None:
     assert house.value(TOKENS, fairness_id="tenant", **labels) == tokens
     second.finish(FinishCause.RESET)
     assert house.value(REQUESTS, fairness_id="tenant", **labels) is None
-    assert sum(house.told(REQUESTS).values()) == 1
+    assert sum(house.samples(REQUESTS).values()) == 1
     third.finish(FinishCause.COMPLETED, 200)
-    assert house.told(REQUESTS) == {}
+    assert house.samples(REQUESTS) == {}
 
 
 async def test_without_a_producer_the_picker_itself_counts() -> None:
     """It knows neither whose they are nor their tokens."""
     house = routing(PLAIN, ONE)
     exchange, _ = await house.route()
-    assert house.told(REQUESTS) == {("a", "", "ns", "", ""): 1}
-    assert house.told(TOKENS) == {}
+    assert house.samples(REQUESTS) == {("a", "", "ns", "", ""): 1}
+    assert house.samples(TOKENS) == {}
     exchange.finish(FinishCause.COMPLETED, 200)
-    assert house.told(REQUESTS) == {}
+    assert house.samples(REQUESTS) == {}
 
 
 async def test_tenants_that_are_too_many_fall_together() -> None:
@@ -51,7 +51,7 @@ async def test_tenants_that_are_too_many_fall_together() -> None:
         await house.route({"model": "m", "prompt": "hi"}, x_gateway_inference_fairness_id=f"t{n}")
         for n in range(50)
     ]
-    rows = house.told(REQUESTS)
+    rows = house.samples(REQUESTS)
     counted = {labels[2] for labels, _ in house.metrics.request_total.numbers()}
     assert {"t0", "other"} < {labels[1] for labels in rows} == counted
     assert sum(rows.values()) == len(exchanges)
@@ -66,7 +66,7 @@ async def test_tenants_at_too_many_endpoints_at_once_fall_together() -> None:
         for n in range(5)
         for _ in pool
     ]
-    rows = house.told(REQUESTS)
+    rows = house.samples(REQUESTS)
     own = [labels for labels in rows if labels[1] != "other"]
     assert len(own) == MAX_ROWS
     assert len(rows) <= MAX_ROWS + len(pool)
@@ -85,7 +85,7 @@ def test_the_service_of_programs_is_reported() -> None:
     house = routing(PROGRAMS)
     names = ("attained_service_tokens", "avg_wait_time_milliseconds", "jains_fairness_index")
     tokens, waits, index = (f"llm_d_epp_program_aware_{name}" for name in names)
-    assert house.told(tokens) == house.told(waits) == house.told(index) == {}
+    assert house.samples(tokens) == house.samples(waits) == house.samples(index) == {}
     settings = house.assembly.flow_control
     band = settings.default_band.fairness.for_band(0)
     for sequence, (program, used) in enumerate((("a", 300), ("b", 100))):
@@ -94,6 +94,6 @@ def test_the_service_of_programs_is_reported() -> None:
         item = QueuedRequest(request, sequence, 1.0)
         band.dispatched(item, 1.5)
         band.completed(item, Usage(used), 2.0)
-    assert house.told(tokens) == {("a",): 300, ("b",): 100}
-    assert house.told(waits) == {("a",): 500, ("b",): 500}
-    assert house.told(index) == {(): 400**2 / (2 * (300**2 + 100**2))}
+    assert house.samples(tokens) == {("a",): 300, ("b",): 100}
+    assert house.samples(waits) == {("a",): 500, ("b",): 500}
+    assert house.samples(index) == {(): 400**2 / (2 * (300**2 + 100**2))}

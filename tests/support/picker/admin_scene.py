@@ -175,11 +175,11 @@ class MadeUpSource:
             self.records[one.request_id] = explained(one)
 
     def about(self) -> AboutView:
-        """A pool that everybody knows."""
+        """A pool in the list of all pools."""
         return AboutView("llama-pool", "1.2.3", self.started_unix_seconds)
 
     def queues(self) -> QueuesView:
-        """As it was put in."""
+        """Return the view set by the test."""
         return self.queues_view
 
     def decisions(self, limit: int) -> Sequence[RecordSummary]:
@@ -194,19 +194,19 @@ class MadeUpSource:
         return self.records.get(request_id)
 
     def health(self) -> Mapping[str, HealthView]:
-        """As it was put in."""
+        """Return the view set by the test."""
         return self.health_views
 
     def traffic(self) -> Traffic:
-        """What was put in by `Scene.decide`."""
+        """Return the decisions added by `Scene.decide`."""
         return self.counted.sample(self.counts_for, 1.0)
 
     def problem(self) -> str | None:
-        """As it was put in."""
+        """Return the problem set by the test."""
         return self.said_problem
 
     def configuration(self) -> ConfigView:
-        """As it was put in."""
+        """Return the view set by the test."""
         return self.config
 
 
@@ -236,7 +236,7 @@ class Scene:
         cache: float,
         served: ServedTotals | None = None,
     ) -> None:
-        """What an endpoint's metrics said just now."""
+        """Record the metrics of an endpoint, scraped now."""
         at = time.monotonic()
         metrics = EndpointMetrics(waiting, running, cache, updated_at_seconds=at, served=served)
         self.datastore.update_metrics(f"default/{name}", metrics)
@@ -251,7 +251,7 @@ class Scene:
 
 
 def decision(name: str, prompt_tokens: int, cached_tokens: int | None) -> Decision:
-    """What an observer is told; `cached_tokens` None: no prefix index was asked."""
+    """Return a decision as observers receive it; with `cached_tokens` None, no index was asked."""
     attributes = Attributes()
     if cached_tokens is not None:
         matches = {f"default/{name}": cached_tokens // 16}

@@ -31,11 +31,11 @@ class Queue:
         items = self.flows.setdefault(flow, deque())
         items.append(item)
         if len(items) == 1:
-            self._tell(flow)
+            self._report_head(flow)
         return item
 
     def push_all(self, flows: str, tokens: int = 1) -> None:
-        """Requests of flows of one letter come, each of so many tokens."""
+        """Enqueue one request per letter of `flows`, each of `tokens` tokens."""
         for flow in flows:
             self.push(flow, tokens)
 
@@ -43,10 +43,10 @@ class Queue:
         """The client of the flow's head has gone."""
         if self.flows.get(flow):
             self.flows[flow].popleft()
-            self._tell(flow)
+            self._report_head(flow)
 
     def dispatch(self) -> QueuedRequest | None:
-        """Whoever is next is let in."""
+        """Dispatch the next request, if any waits."""
         flow = self.fairness.select(self.now)
         assert flow == self.fairness.select(self.now + 1.0)
         assert (flow is None) == (not self.waiting)
@@ -55,7 +55,7 @@ class Queue:
         item = self.flows[flow].popleft()
         self.under_way.append(item)
         self.fairness.dispatched(item, self.now)
-        self._tell(flow)
+        self._report_head(flow)
         return item
 
     def complete(self, item: QueuedRequest, usage: Usage | None = None) -> None:
@@ -75,7 +75,7 @@ class Queue:
             order.append(item.flow)
         return "".join(order)
 
-    def _tell(self, flow: str) -> None:
+    def _report_head(self, flow: str) -> None:
         items = self.flows[flow]
         head = items[0] if items else None
         rank: Rank = () if head is None else (head.enqueued_at_seconds,)

@@ -1,4 +1,4 @@
-"""Requests through a whole configuration, with a clock that stands still until it is moved."""
+"""Requests through a whole configuration, with a clock that tests advance."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Routing:
         """A sample of the page."""
         return self.metrics.registry.get_sample_value(series, labels)
 
-    def told(self, series: str) -> dict[tuple[str, ...], float]:
+    def samples(self, series: str) -> dict[tuple[str, ...], float]:
         """All samples of a series, by their labels' values in the order of the labels' names."""
         return {
             tuple(value for _, value in sorted(sample.labels.items())): sample.value

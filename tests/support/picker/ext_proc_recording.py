@@ -75,7 +75,7 @@ def record(contents: Iterable[str]) -> tuple[bytes, list[list[bytes]]]:
     streams = []
     for index, content in enumerate(contents):
         stream_id = 1 + 2 * index
-        client.outbound_flow_control_window = _WINDOW  # nobody reads the picker's updates
+        client.outbound_flow_control_window = _WINDOW  # the picker's window updates are not read
         client.send_headers(stream_id, _CALL)
         client.streams[stream_id].outbound_flow_control_window = _WINDOW
         pieces = []

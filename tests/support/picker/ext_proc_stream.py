@@ -87,8 +87,8 @@ def directed(
     _set(response.header_mutation, own.items())
     removed = sorted({*BOTH_WAYS_REMOVED, *DISAGGREGATION} - own.keys())
     response.header_mutation.remove_headers.extend(removed)
-    told = {DESTINATION: destination, **(metadata or {})}
-    message.dynamic_metadata.CopyFrom(_struct({"envoy.lb": told}))
+    balanced = {DESTINATION: destination, **(metadata or {})}
+    message.dynamic_metadata.CopyFrom(_struct({"envoy.lb": balanced}))
     return [message] if body is None else [message, *request_pieces(body)]
 
 
@@ -332,6 +332,6 @@ def destination_of(messages: Sequence[Message]) -> str:
     options = head.request_headers.response.header_mutation.set_headers
     values = [one.header.raw_value.decode() for one in options if one.header.key == DESTINATION]
     fields = head.dynamic_metadata.fields["envoy.lb"].struct_value.fields
-    told = str(fields[DESTINATION].string_value)
-    assert values == [told], head
-    return told
+    hint = str(fields[DESTINATION].string_value)
+    assert values == [hint], head
+    return hint

@@ -181,7 +181,7 @@ class Client:
 
     @property
     def waits(self) -> bool:
-        """Whether it waits at the gate."""
+        """Return whether the request waits at the gate."""
         return self.task is not None and not self.task.done()
 
 
@@ -222,7 +222,7 @@ class Scene:
             client.settled_at = self.loop.time()
 
     def let_in(self, client: Client) -> None:
-        """Somebody was let in."""
+        """Called when a request was dispatched; a hook for subclasses."""
 
     def leave(self, client: Client) -> None:
         """It goes to the least loaded endpoint, if there is any."""
@@ -242,12 +242,12 @@ class Scene:
         client.ticket.closed(FinishCause.COMPLETED, usage)
 
     async def done(self, client: Client, usage: Usage | None = None) -> None:
-        """It is over, and whoever may go for that has gone."""
+        """Complete the request and let its successors be dispatched."""
         self.close(client, usage)
         await settle()
 
     async def resize(self, size: int) -> None:
-        """The pool has so many endpoints now."""
+        """Resize the pool."""
         self.pool.endpoints = [endpoint(index) for index in range(size)]
         self.gate.pool_changed()
         await settle()

@@ -45,7 +45,7 @@ class RecordingWatcher(OutlierWatcher):
 
 
 class Scene:
-    """A pool of so many endpoints, at the time `now`."""
+    """A pool of a given size, at the time `now`."""
 
     def __init__(
         self, size: int, settings: OutlierSettings | None = None, rng: Random | None = None
@@ -57,7 +57,7 @@ class Scene:
         self.memory.pool_changed(EndpointChanges(tuple(self.pool), ()))
 
     def candidates(self, *numbers: int) -> list[Candidate]:
-        """Those of the pool; all without numbers."""
+        """Return the numbered candidates of the pool; without numbers, all."""
         return [Candidate(self.pool[n]) for n in numbers or range(len(self.pool))]
 
     def usable(self, *numbers: int) -> list[int]:
@@ -82,10 +82,10 @@ class Scene:
         attempt.ended(FinishCause.COMPLETED, answer, self.now)
 
     def view(self, number: int) -> EndpointHealthView:
-        """What is held against an endpoint; a clean slate when nothing is."""
+        """Return the health of an endpoint; the default view when none is recorded."""
         clean = EndpointHealthView(EndpointState.HEALTHY, 0, 0)
         return self.memory.views(self.now).get(self.pool[number].key, clean)
 
     def state(self, number: int) -> EndpointState:
-        """How it is taken to be."""
+        """Return the state of an endpoint."""
         return self.view(number).state

@@ -1,4 +1,4 @@
-"""A gate that holds every request until a test lets it in, and writes down what it is told."""
+"""A gate that holds every request until a test lets it in, and records its calls."""
 
 from __future__ import annotations
 

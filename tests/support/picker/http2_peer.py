@@ -27,7 +27,7 @@ REQUEST = [
 
 
 class GracefulHttp2(H2Connection):
-    """A client that goes on after a GOAWAY which gives up no stream; the library would stop."""
+    """A client that continues after a GOAWAY which covers all streams; the library would stop."""
 
     def _receive_goaway_frame(self, frame: GoAwayFrame) -> Any:
         if frame.last_stream_id == 2**31 - 1:
@@ -36,7 +36,7 @@ class GracefulHttp2(H2Connection):
 
 
 class BufferTransport(asyncio.Transport):
-    """Keeps what is written; pauses its protocol when told to."""
+    """Store written bytes; pause the protocol on demand."""
 
     def __init__(self, protocol: asyncio.Protocol) -> None:
         super().__init__()

@@ -18,7 +18,7 @@ READ_BYTES = 1024 * 1024
 
 @dataclass
 class Answer:
-    """What came back. `complete` is false when the connection or the stream broke off."""
+    """A response. `complete` is false when the connection or the stream broke off."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
@@ -29,8 +29,8 @@ class Answer:
 
 @dataclass(frozen=True)
 class Ask:
-    """What is sent. Without `length` a body of HTTP/1.1 goes in chunks, one per piece; where it has
-    no end its client sends no more.
+    """A request. Without `length`, an HTTP/1.1 body is sent in chunks, one per piece; a body
+    without an end leaves the request open.
 
     `begun` is set when the response has begun.
     """
@@ -133,7 +133,7 @@ class _Http2Stream:
         self._http.send_headers(1, headers, self._ended)
 
     def to_send(self) -> bytes:
-        """As much as the windows allow."""
+        """Return as many bytes as the windows allow."""
         http = self._http
         while self._left and (window := http.local_flow_control_window(1)):
             size = min(window, http.max_outbound_frame_size)

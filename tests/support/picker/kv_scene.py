@@ -22,8 +22,8 @@ TOPIC = b"kv@127.0.0.1:8000@m"
 
 @dataclass
 class Notebook:
-    """A consumer that writes down what it is told; a payload `bad` makes no sense to it, and of one
-    that begins with `half` it skips an event.
+    """A consumer that records its calls; it refuses the payload `bad`, and skips an event of each
+    payload that begins with `half`.
     """
 
     sources: dict[str, KvEventSource] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Notebook:
                 await self.news.wait()
 
     def payloads(self, key: str = "default/a") -> list[str]:
-        """What was said of an endpoint, `lost` included."""
+        """Return the payloads of an endpoint, `lost` included."""
         return [what[-1] for what in self.received if what[0] == key]
 
 
@@ -85,7 +85,7 @@ class FakeEngine:
         return KvEventSource(address, replay)
 
     async def subscribed(self) -> None:
-        """Wait until somebody has subscribed."""
+        """Wait until a listener has subscribed."""
         async with asyncio.timeout(60):
             await self.pub.recv()
 
@@ -133,7 +133,7 @@ class Stage:
         return self.metrics.registry.get_sample_value(series, labels)
 
     def count(self, attribute: str, *labels: str) -> float:
-        """What a counter of the family says of the endpoint `a`."""
+        """Return a counter of the family for the endpoint `a`."""
         return getattr(self.metrics.kv, attribute).labels("default/a", *labels)._value
 
 

@@ -32,7 +32,7 @@ def load_page(
 
 
 def adapters_page(active: Iterable[str], waiting: Iterable[str] = (), most: int = 4) -> str:
-    """What vLLM says of its LoRA adapters."""
+    """Return the series of vLLM about its LoRA adapters."""
     return (
         f'vllm:lora_requests_info{{max_lora="{most}",running_lora_adapters="{",".join(active)}",'
         f'waiting_lora_adapters="{",".join(waiting)}"}} {START_SECONDS}\n'

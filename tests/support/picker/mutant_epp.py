@@ -25,7 +25,7 @@ from conformance.echo.pool import EchoPool
 
 
 class Fault(Enum):
-    """What is wrong with it."""
+    """One deviation from the protocol."""
 
     NONE = auto()
     NO_HEADER = auto()
@@ -67,9 +67,9 @@ class Fault(Enum):
     FALLS_WITH_A_STREAM = auto()
     DIES_OF_NONSENSE = auto()
     ENDS_WITH_AN_ERROR = auto()
-    TELLS_NO_SERVED = auto()
-    TELLS_WHAT_IT_PICKED = auto()
-    TELLS_ONLY_WITH_BODY = auto()
+    OMITS_SERVED = auto()
+    REPORTS_ITS_PICK = auto()
+    REPORTS_ONLY_WITH_BODY = auto()
     NOT_HEALTHY = auto()
     LEAVES_WITH_SERVED = auto()
 
@@ -78,7 +78,7 @@ EXT_PROC = "envoy.service.ext_proc.v3.ExternalProcessor"
 DESTINATION = "x-gateway-destination-endpoint"
 STRANGER = "10.99.99.99:99"
 PIECE_BYTES = 62_000
-_TOLD = "x-conformance-test-served-endpoint"
+_SERVED = "x-conformance-test-served-endpoint"
 _OVERWRITE = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 PROVIDED = frozenset(
     {
@@ -98,7 +98,7 @@ class StreamFailureError(Exception):
 
 @dataclass
 class _Stream:
-    """What is known of one stream."""
+    """The state of one stream."""
 
     headers: dict[str, str] = field(default_factory=dict)
     body: bytearray = field(default_factory=bytearray)
@@ -299,13 +299,13 @@ class MutantEpp:
 
     def _picked(self, stream: _Stream) -> list[str]:
         fault, pool = self.fault, list(self._pool)
-        bare = stream.is_bodiless
+        bodiless = stream.is_bodiless
         hinted = stream.subset is not None and fault is not Fault.IGNORES_SUBSET
-        if hinted and not (bare and fault is Fault.IGNORES_SUBSET_WITHOUT_BODY):
+        if hinted and not (bodiless and fault is Fault.IGNORES_SUBSET_WITHOUT_BODY):
             pool = [one for one in pool if self._is_in(stream.subset or [], one)]
         listed = stream.headers.get("test-epp-endpoint-selection")
         ignored = fault is Fault.IGNORES_SELECTION
-        ignored |= bare and fault is Fault.IGNORES_SELECTION_WITHOUT_BODY
+        ignored |= bodiless and fault is Fault.IGNORES_SELECTION_WITHOUT_BODY
         if listed is not None and not ignored:
             return self._selected(listed, pool)
         if fault is Fault.IS_STEERED and DESTINATION in stream.headers:
@@ -342,9 +342,9 @@ class MutantEpp:
         if fault is not Fault.NO_HEADER:
             _set(response.header_mutation, DESTINATION, value)
         if fault is not Fault.NO_METADATA:
-            told = picked[0] + "," + value if fault is Fault.SAYS_IT_DIFFERENTLY else value
+            reported = picked[0] + "," + value if fault is Fault.SAYS_IT_DIFFERENTLY else value
             inner, outer = Struct(), Struct()
-            inner.update({DESTINATION: told})
+            inner.update({DESTINATION: reported})
             outer.update({"envoy.lb": inner})
             message.dynamic_metadata.CopyFrom(outer)
         return message
@@ -357,15 +357,15 @@ class MutantEpp:
         reply = pb.ProcessingResponse(response_headers=pb.HeadersResponse())
         fields = message.metadata_context.filter_metadata["envoy.lb"].fields
         key = f"{DESTINATION}-served"
-        told = fields[key].string_value if key in fields else "fail: missing"
-        if self.fault is Fault.LEAVES_WITH_SERVED and key in fields and told not in self._pool:
+        reported = fields[key].string_value if key in fields else "fail: missing"
+        if self.fault is Fault.LEAVES_WITH_SERVED and key in fields and reported not in self._pool:
             raise StreamFailureError
-        if self.fault is Fault.TELLS_WHAT_IT_PICKED:
-            told = stream.picked
-        silent = self.fault is Fault.TELLS_NO_SERVED
-        silent |= self.fault is Fault.TELLS_ONLY_WITH_BODY and stream.is_bodiless
+        if self.fault is Fault.REPORTS_ITS_PICK:
+            reported = stream.picked
+        silent = self.fault is Fault.OMITS_SERVED
+        silent |= self.fault is Fault.REPORTS_ONLY_WITH_BODY and stream.is_bodiless
         if not silent:
-            _set(reply.response_headers.response.header_mutation, _TOLD, told)
+            _set(reply.response_headers.response.header_mutation, _SERVED, reported)
         yield reply
 
     def _response_body(self, stream: _Stream, body: Any) -> Iterator[Any]:

@@ -43,7 +43,7 @@ class PoolsPort:
 
 @dataclass
 class Answer:
-    """Of the port."""
+    """An HTTP answer of the port."""
 
     status: int
     headers: Mapping[str, str]
@@ -56,7 +56,7 @@ class Answer:
 
 
 async def asked(url: str, path: str, method: str = "GET", **headers: str) -> Answer:
-    """What is answered at once; `path` goes out as it is given, already escaped."""
+    """Send one request and return its answer; `path` is already escaped."""
     async with (
         aiohttp.ClientSession() as http,
         http.request(

@@ -36,7 +36,7 @@ class NamingChannel:
         self._channel, self._metadata = channel, metadata
 
     def stream_stream(self, *args: Any, **kwargs: Any) -> Any:
-        """What makes calls of a method."""
+        """Return a callable for a method."""
         return partial(self._channel.stream_stream(*args, **kwargs), metadata=self._metadata)
 
 
@@ -74,12 +74,12 @@ def of_pool(name: str, policy: PolicyObject) -> PolicyObject:
 
 
 def file_of(folder: Path, key: str) -> Path:
-    """Where the endpoints of a pool are listed."""
+    """Return the path of the endpoints file of a pool."""
     return folder / f"{key.replace('/', '_')}.yaml"
 
 
 def pool_flags(key: str, **more: Any) -> PoolFlags:
-    """What a pool is asked for with, at a free port of its own."""
+    """Return the flags of a pool at a free port of its own."""
     namespace, _, name = key.rpartition("/")
     given = {"namespace": namespace or "default", "grpc_port": 0} | more
     return PoolFlags(name, **given)
@@ -117,7 +117,7 @@ async def several_pools(
 async def pools_picker(
     folder: Path, changes: Mapping[str, Any], pods: Mapping[str, Sequence[Pod]] | None = None
 ) -> AsyncIterator[SeveralPools]:
-    """Whatever these options are about, once its ports are open."""
+    """Run a picker with these options; yield it once its ports are open."""
     options = {
         "bind_address": "127.0.0.1",
         "grpc_port": 0,

@@ -28,7 +28,7 @@ class Ask:
     ended_at: float = 0.0
 
     def is_within(self, objective: LatencyObjective) -> bool:
-        """Whether it met every bound of requests."""
+        """Return whether the request met every bound of `objective`."""
         ttft, itl = objective.ttft_seconds, objective.itl_seconds
         if ttft is not None and self.first_at - self.at > ttft:
             return False
@@ -68,7 +68,7 @@ class QueueingFleet:
 
     @property
     def replicas(self) -> int:
-        """Those that are asked for; the ones that start are among them."""
+        """Return the requested number of workers, starting ones included."""
         return sum(not one.is_leaving for one in self._workers)
 
     @property
@@ -102,7 +102,7 @@ class QueueingFleet:
         self._expect(worker)
 
     def serve(self, asks: Iterable[Ask], until: float) -> None:
-        """Let requests arrive at their times, and time go on until then."""
+        """Advance time over the arrivals of requests."""
         for ask in asks:
             self.run_until(ask.at)
             self.arrive(ask)
@@ -143,7 +143,7 @@ class QueueingFleet:
         worker.now = self.now
 
     def _settle(self, worker: _Worker) -> None:
-        """What ended at `now`."""
+        """Complete the requests that ended by `now`."""
         slack = 1e-6
         if worker.prompts and worker.left <= slack * worker.prompts[0].prompt:
             ask = worker.prompts.popleft()

@@ -8,13 +8,13 @@ from picker.types import Metadata, ResponseHead
 
 
 class TapError(Exception):
-    """What a tap that fails raises."""
+    """The error of a failing tap."""
 
 
 class HoldingTap:
     """Keeps up to `holds` bytes until a later piece; fails at the call with number `fails_at`.
 
-    It never fails at the end, where nobody could know what it held.
+    It never fails at the end, where the bytes it still held would be unknown.
     """
 
     def __init__(self, holds: int, fails_at: int | None) -> None:
@@ -34,7 +34,7 @@ class HoldingTap:
         return (("x-tapped", "yes"),)
 
     def body(self, data: bytes, is_last: bool) -> tuple[bytes, Metadata]:
-        """What comes before the last bytes; all of it at the end."""
+        """Hold back the last bytes; release all at the end."""
         if self._fails():
             raise TapError
         self._held += data

@@ -9,7 +9,7 @@ refreshes its blocks last to first, as paged engines free them, so a slot over i
 the tail of a prompt before its beginning, which other prompts are likelier to share.
 
 A match is contiguous from block 0 for every endpoint. (The reference picker counts, for each
-endpoint, all blocks it holds up to the first block that nobody holds; an engine can only reuse an
+endpoint, all blocks it holds up to the first block held by none; an engine can only reuse an
 unbroken prefix, so that count promises too much.)
 """
 

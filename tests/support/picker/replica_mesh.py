@@ -1,4 +1,4 @@
-"""Replicas that tell each other things over wires that lose, reorder and repeat messages."""
+"""Replicas that exchange reports over wires that lose, reorder and repeat messages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RememberedPlacements:
 
     def __init__(self, seed: int = 0) -> None:
         self.hash_seed = seed
-        self.tell: ReportPlacement | None = None
+        self.report: ReportPlacement | None = None
         self.known: set[tuple[str, tuple[int, ...]]] = set()
 
     def use_hash_seed(self, seed: int) -> None:
@@ -36,9 +36,9 @@ class RememberedPlacements:
             self.hash_seed = seed
             self.known.clear()
 
-    def report_placements(self, tell: ReportPlacement | None) -> None:
-        """To be called with each."""
-        self.tell = tell
+    def report_placements(self, report: ReportPlacement | None) -> None:
+        """Store the callback for placements."""
+        self.report = report
 
     def placed_elsewhere(self, key: str, hashes: npt.NDArray[np.uint64], capacity: int) -> None:
         self.known.add((key, tuple(hashes.tolist())))
@@ -46,8 +46,8 @@ class RememberedPlacements:
     def place(self, key: str, *hashes: int, capacity: int = 100) -> None:
         """A prompt was sent there."""
         self.known.add((key, hashes))
-        if self.tell is not None:
-            self.tell(key, np.array(hashes, np.uint64), capacity)
+        if self.report is not None:
+            self.report(key, np.array(hashes, np.uint64), capacity)
 
 
 class BoundSessions:
@@ -65,7 +65,7 @@ class CountedLoads:
         self.own_loads = self.ledger.own_loads
 
     def set_loads_elsewhere(self, loads) -> None:  # type: ignore[no-untyped-def]
-        """What the others have under way."""
+        """Take the loads of other replicas."""
         self.ledger.set_elsewhere(loads)
 
 
@@ -115,15 +115,15 @@ def node(
 
 
 def call(one: Node, other: Node, now: float) -> Cursor:
-    """`one` begins to tell `other`; raises what either of them does."""
+    """Open the stream from `one` to `other`; raises what either of them does."""
     _, answer = other.exchange.greeted(one.exchange.hello(now), now)
     peer, cursor = one.exchange.welcomed(answer, now)
     one.cursors[peer] = cursor
     return cursor
 
 
-def told(one: Node, other: Node, now: float) -> list[bytes]:
-    """All that `one` has to tell `other` now."""
+def messages_for(one: Node, other: Node, now: float) -> list[bytes]:
+    """Return the messages that `one` has for `other` now."""
     messages = []
     cursor = one.cursors[other.exchange.replica_id]
     while (message := one.exchange.next(cursor, now)) is not None:
@@ -132,7 +132,7 @@ def told(one: Node, other: Node, now: float) -> list[bytes]:
 
 
 def round_of(nodes: list[Node], now: float) -> None:
-    """Everybody tells everybody, who all hear it."""
+    """Deliver the messages of every replica to every other one."""
     for one in nodes:
         one.exchange.tick(now)
     for one in nodes:
@@ -141,5 +141,5 @@ def round_of(nodes: list[Node], now: float) -> None:
                 continue
             if other.exchange.replica_id not in one.cursors:
                 call(one, other, now)
-            for message in told(one, other, now):
+            for message in messages_for(one, other, now):
                 other.exchange.receive(one.exchange.replica_id, message, now)

@@ -72,11 +72,11 @@ async def two_replicas(
 
 
 async def until_connected(picker: WholePicker, peers: int = 1) -> None:
-    """Return once it tells, and is told by, so many replicas."""
+    """Return once the picker has streams to and from a given number of replicas."""
 
     async def is_so() -> bool:
-        told = await picker.series("pointsman_peers_connected")
-        heard = await picker.series("pointsman_peers_heard")
-        return told == heard == peers
+        outgoing = await picker.series("pointsman_peers_connected")
+        incoming = await picker.series("pointsman_peers_heard")
+        return outgoing == incoming == peers
 
     await until(is_so)

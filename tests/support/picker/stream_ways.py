@@ -1,4 +1,4 @@
-"""How a stream machine gets into each of its states, for the tests that start there."""
+"""Event sequences that bring a stream machine into each of its states."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ BUFFERED_HEADERS = RequestHeaders(HEADERS, request_body=BodyMode.BUFFERED)
 
 
 def ways(begun: State, headers: RequestHeaders) -> dict[State, tuple[object, ...]]:
-    """How to get into each state that a request with a body can be in; `begun` after `headers`."""
+    """Return the events that lead to each state of a request with body; `headers` give `begun`."""
     body_done = (headers, RequestBody(b"{}", end_of_stream=True))
     return {
         State.START: (),

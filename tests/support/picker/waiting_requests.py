@@ -37,14 +37,14 @@ flowControl:
 
 @dataclass
 class Waiter:
-    """A request whose fate nobody knows yet."""
+    """A request without an outcome so far."""
 
     stream: GatewayStream
     said: asyncio.Task[list[Message]]
 
     @property
     def waits(self) -> bool:
-        """Whether it has been told nothing so far."""
+        """Return whether the request has no reply so far."""
         return not self.said.done()
 
     async def answer(self) -> list[Message]:
@@ -88,7 +88,7 @@ class Scene:
         return int(await self.picker.series(WAITING) or 0)
 
     async def has_waiting(self, number: int) -> None:
-        """Return once so many wait."""
+        """Return once `number` requests wait."""
         await until(self.waiting, lambda found: found == number)
 
     async def is_at_rest(self) -> None:
@@ -106,7 +106,7 @@ class Scene:
 async def waiting_scene(
     folder: Path, text: str, endpoints: Sequence[Pod] | None = None, **changes: Any
 ) -> AsyncIterator[Scene]:
-    """A picker with flow control, in front of one idle endpoint unless told otherwise."""
+    """A picker with flow control, in front of one idle endpoint by default."""
     found = pods(page()) if endpoints is None else endpoints
     async with whole_picker(folder, found, text, **changes) as picker:
         yield Scene(picker)

@@ -1,6 +1,4 @@
-"""A WebSocket as it is on the wire, without its frames: who asks for one, and an endpoint that
-gives back what it is sent.
-"""
+"""WebSockets on the wire, without frames: clients, and an endpoint that echoes."""
 
 from __future__ import annotations
 
@@ -13,12 +11,12 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 
 SAID = [b"hello", b"x" * 100_000, b"bye"]
-HEARD = b"".join([b"welcome", *SAID])
+ECHOED = b"".join([b"welcome", *SAID])
 _SWITCHED = b"HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\r\n"
 
 
 async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Greet whoever upgrades, and give back what comes until it ends; others get a 200."""
+    """Greet each upgrade and echo its bytes until they end; answer other requests with 200."""
     while b"upgrade: websocket" not in (await reader.readuntil(b"\r\n\r\n")).lower():
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
     writer.write(_SWITCHED + b"welcome")
@@ -45,19 +43,19 @@ async def echoing() -> AsyncIterator[int]:
 
 
 async def over_http1(port: int) -> bytes:
-    """What comes back of what is said, after the greeting."""
+    """Return the greeting and the echo of `SAID`."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(
         b"GET /v1/realtime?model=m HTTP/1.1\r\nhost: a\r\nconnection: keep-alive, Upgrade\r\n"
         b"upgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-key: eA==\r\n\r\n"
     )
     assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 101 ")
-    heard = await reader.readexactly(len(b"welcome"))
+    echoed = await reader.readexactly(len(b"welcome"))
     for data in SAID:
         writer.write(data)
-        heard += await reader.readexactly(len(data))
+        echoed += await reader.readexactly(len(data))
     writer.close()
-    return heard
+    return echoed
 
 
 async def over_http2(port: int) -> bytes:
@@ -66,9 +64,9 @@ async def over_http2(port: int) -> bytes:
     http = H2Connection(H2Configuration(client_side=True, header_encoding="utf-8"))
     http.initiate_connection()
     writer.write(http.data_to_send())
-    heard, wanted, said = bytearray(), len(b"welcome"), list(SAID)
+    echoed, wanted, said = bytearray(), len(b"welcome"), list(SAID)
     left = bytearray()
-    while len(heard) < wanted or said or left:
+    while len(echoed) < wanted or said or left:
         for event in http.receive_data(await reader.read(65_536)):
             if isinstance(event, events.RemoteSettingsChanged):
                 headers = [(":method", "CONNECT"), (":protocol", "websocket"), (":scheme", "http")]
@@ -77,9 +75,9 @@ async def over_http2(port: int) -> bytes:
             elif isinstance(event, events.ResponseReceived):
                 assert dict(event.headers)[":status"] == "200"
             elif isinstance(event, events.DataReceived):
-                heard += event.data
+                echoed += event.data
                 http.acknowledge_received_data(event.flow_controlled_length, 1)
-        if len(heard) == wanted and said:
+        if len(echoed) == wanted and said:
             left += said.pop(0)
             wanted += len(left)
         while left and (window := http.local_flow_control_window(1)):
@@ -90,4 +88,4 @@ async def over_http2(port: int) -> bytes:
     http.reset_stream(1)
     writer.write(http.data_to_send())
     writer.close()
-    return bytes(heard)
+    return bytes(echoed)

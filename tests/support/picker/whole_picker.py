@@ -68,7 +68,7 @@ class WholePicker:
 
     @property
     def pool(self) -> ServedPool:
-        """What it is made of."""
+        """Return the picker's pool."""
         return self.picker.pools[self.key]
 
     @asynccontextmanager
@@ -83,7 +83,7 @@ class WholePicker:
             stream.call.cancel()
 
     async def ask(self, body: bytes, *args: Any, **kwargs: Any) -> list[Message]:
-        """One request, of which nobody awaits the response."""
+        """Send one request without a wait for its response."""
         async with self.stream() as stream:
             return await stream.ask(body, *args, **kwargs)
 
@@ -98,7 +98,7 @@ class WholePicker:
             return response.status, await response.text()
 
     async def endpoints(self) -> dict[str, dict[str, Any]]:
-        """What it knows of its endpoints, by name."""
+        """Return the picker's view of its endpoints, by name."""
         rows = json.loads((await self.get("/endpoints"))[1])["endpoints"]
         return {row["name"]: row for row in rows}
 
@@ -114,17 +114,17 @@ class WholePicker:
         return sum(found) if found else None
 
     async def requests(self, **labels: str) -> float | None:
-        """How many requests were routed."""
+        """Return the number of routed requests."""
         return await self.series("llm_d_epp_request_total", **labels)
 
     async def has_read_pages(self) -> bool:
-        """Whether the load of every pod with a page is known."""
+        """Return whether the load of every pod with a metrics page is known."""
         rows = await self.endpoints()
         known = [pod for pod in self.pods if pod.page is not None]
         return all(pod.name in rows and rows[pod.name]["metrics"] for pod in known)
 
     async def is_idle(self) -> bool:
-        """Whether nothing is held for any request."""
+        """Return whether no request holds any state."""
         running = await self.series("llm_d_epp_request_running")
         rows = await self.endpoints()
         return not running and not any(row["inflight_requests"] for row in rows.values())

@@ -67,7 +67,7 @@ class XdsCall:
             return self._response.FromString(await self._line.responses.get())
 
     async def failure(self) -> RpcError:
-        """What the server ends the call with, at the latest when the client has said all."""
+        """Return the error that ends the call, at the latest after the client's last message."""
         self.end()
         async with asyncio.timeout(PATIENCE_SECONDS):
             with pytest.raises(RpcError) as raised:
