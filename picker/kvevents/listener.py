@@ -4,7 +4,7 @@ Theory of operation
 -------------------
 Either each endpoint of the pool has a task with a SUB socket connected to its engine, or one task
 has a SUB socket to which all engines connect. ZMQ reconnects by itself. Messages lost meanwhile
-show as a gap in the sequence numbers (`prefix.kv_stream`) and are requested again if the engine has
+appear as a gap in the numbers (`prefix.kv_stream`) and are requested again if the engine has
 a replay address: the request is an empty frame and the first number wanted, the answer the original
 messages and one with an empty payload at the end.
 
@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 UNKNOWN_POD = "unknown"
 NUMBER_BYTES = 8
-_END_NUMBERS = 2**63  # larger numbers are negative as int64, which no message number is
+_END_NUMBERS = 2**63  # from here on negative as int64, so the number of no message
 _MAX_UNREAD = 100_000  # messages that ZMQ queues during a replay
 _RECONNECT_MS, _RECONNECT_MAX_MS = 100, 5000
 _HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 10_000, 30_000
@@ -95,7 +95,7 @@ class KvEventListener:
         self._replays = asyncio.Semaphore(replay.max_concurrent)
         self._changed = asyncio.Event()
         self._connected: dict[str, _Engine] = {}  # engines that connect to the picker, by endpoint
-        self._keys: dict[str, str] = {}  # endpoint keys by address, a pod name too
+        self._keys: dict[str, str] = {}  # keys by address; an engine sends either as its pod
         self._touched: dict[str, None] = {}  # endpoints whose subscription may have to change
         self.errors: Counter[str] = Counter()  # by endpoint
         self._skipped: dict[str, set[str]] = {}  # reasons already logged, by endpoint
@@ -215,7 +215,7 @@ class KvEventListener:
                 key = self._key_of(pod)
                 if key is None:
                     # Under one label, because a client may call itself anything.
-                    self._failed(UNKNOWN_POD, f"no endpoint of the pool is {pod!r:.100}")
+                    self._failed(UNKNOWN_POD, f"pod {pod!r:.100} is not in the pool")
                     continue
                 engine = self._connected.setdefault(key, _Engine(key))
                 await self._take(context, engine, frames)
@@ -240,7 +240,7 @@ class KvEventListener:
         """Process a message from the subscription."""
         message = read_message(frames)
         if message is None:
-            self._failed(engine.key, f"a message of {len(frames)} frames")
+            self._failed(engine.key, f"malformed message of {len(frames)} frames")
             return
         self._series.messages_received_total.labels(engine.key).inc()
         engine.topic = message.topic
@@ -283,7 +283,7 @@ class KvEventListener:
         except Exception as error:
             # A bug in the consumer must not stop the listener for all engines.
             if not self.errors[engine.key]:
-                log.exception("a message of %s", engine.key)
+                log.exception("cannot process a message of %s", engine.key)
             self._failed(engine.key, repr(error))
             self._consumer.kv_events_lost(engine.key)
 
@@ -323,7 +323,7 @@ class KvEventListener:
                     return
                 attempts = 0 if engine.stream.wanted > before else attempts + 1
         self._series.replays_total.labels(engine.key, "failed").inc()
-        self._failed(engine.key, f"no replay from {engine.replay_address}")
+        self._failed(engine.key, f"the replay from {engine.replay_address} failed")
         self._consumer.kv_events_lost(engine.key)
         engine.is_unconfirmed = False
         engine.no_replay_before = clock() + self._replay.cooldown_seconds
@@ -351,7 +351,7 @@ class KvEventListener:
                     return False
                 message = read_message(frames[1:])
                 if message is None:
-                    self._failed(engine.key, f"a replayed message of {len(frames)} frames")
+                    self._failed(engine.key, f"malformed replayed message of {len(frames)} frames")
                 elif message.topic is None and engine.topic is None:
                     return True  # the model is unknown until the subscription delivers
                 elif not await self._take_replayed(engine, message):

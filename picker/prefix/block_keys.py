@@ -52,7 +52,7 @@ class BlockKeys:
         seed: str = "",
         algorithm: HashAlgorithm = HashAlgorithm.XXH64,
     ) -> None:
-        """Raises `ValueError` for a block size below one."""
+        """Raise `ValueError` for a block size below one."""
         if block_size_tokens < 1:
             raise ValueError(f"block size must be at least 1 token, got {block_size_tokens}")
         self.block_size_tokens = block_size_tokens

@@ -120,7 +120,7 @@ class PrefixIndex:
         self._is_listed = False
 
     def check_integrity(self) -> None:
-        """Raise `AssertionError` when the halves of the index disagree."""
+        """Raise `AssertionError` if the parts of the index disagree."""
         self._table.check_integrity()
         for holder in self._holders.values():
             self._recency.check_integrity(holder.anchor)
@@ -141,7 +141,7 @@ class PrefixIndex:
         return self._table.positions_held(keys)
 
     def _run(self, hashes: BlockHashes, salt: int, guess: int) -> int:
-        """Search the run of an endpoint that holds block 0; fastest if `guess` is right."""
+        """Find the run of an endpoint that holds block 0; fastest if `guess` is right."""
         low, high, trial = 1, len(hashes), guess
         while low < high:
             trial = min(max(trial, low + 1), high)
@@ -154,7 +154,7 @@ class PrefixIndex:
         return low
 
     def _runs(self, hashes: BlockHashes, salts: Keys) -> npt.NDArray[np.int64]:
-        """Search the runs of endpoints that hold block 0.
+        """Find the runs of endpoints that hold block 0.
 
         Endpoints share prefixes, so few distinct runs occur: the run of one endpoint is tried on
         the others. After `_MAX_PIVOTS` such trials, binary search finds the remaining runs.

@@ -204,18 +204,18 @@ def _fields(raw: object, engine: EngineType) -> tuple[str, dict[str, Any]]:
         tag = _known(raw[0])
         fields = dict(zip(_FIELDS[tag], raw[1:], strict=False))
     else:
-        raise _SkipError("an event is neither an array nor a map of this engine")
+        raise _SkipError("an event is neither an array nor a map that this engine sends")
     missing = [name for name in _FIELDS[tag][: _REQUIRED[tag]] if name not in fields]
     if missing:
-        raise _SkipError(f"{tag} without {', '.join(missing)}")
+        raise _SkipError(f"{tag} has no {', '.join(missing)}")
     return tag, fields
 
 
 def _known(tag: object) -> str:
     if not isinstance(tag, str):
-        raise _SkipError("an event without a type")
+        raise _SkipError("an event has no type")
     if tag not in _FIELDS:
-        raise _SkipError(f"the event type {tag!r:.50} is not known", "unknown_type")
+        raise _SkipError(f"unknown event type {tag!r:.50}", "unknown_type")
     return tag
 
 
@@ -228,10 +228,10 @@ def _stored(fields: dict[str, Any]) -> BlocksStored:
     hashes = _hashes(fields["block_hashes"])
     size = fields["block_size"]
     if type(size) is not int or size < 1:
-        raise _SkipError("block_size is not a positive number")
+        raise _SkipError("block_size is not a positive integer")
     tokens = _tokens(fields["token_ids"])
     if tokens and len(tokens) != len(hashes) * size * 4:
-        raise _SkipError("the number of tokens is not that of the blocks")
+        raise _SkipError("token_ids has not block_size tokens per block")
     parent = fields["parent_block_hash"]
     adapter = _optional(fields.get("lora_name"), str, "lora_name") or ""
     return BlocksStored(
@@ -256,7 +256,7 @@ def _hash(value: object) -> int:
     if isinstance(value, bytes):
         return int.from_bytes(value[-8:], "big")
     if type(value) is not int:
-        raise _SkipError("a block hash is neither a number nor bytes")
+        raise _SkipError("a block hash is neither an integer nor bytes")
     return value & _MASK
 
 
@@ -266,7 +266,7 @@ def _tokens(value: object) -> bytes:
     try:
         return struct.pack(f"<{len(value)}I", *value)
     except struct.error as error:
-        raise _SkipError(f"token_ids holds something else: {error}") from None
+        raise _SkipError(f"token_ids has an invalid token id: {error}") from None
 
 
 def _tier(value: object) -> str:
@@ -291,7 +291,7 @@ def _extra_texts(own: object, adapter: str) -> tuple[str, ...]:
     for entry in own:
         text = entry[0] if isinstance(entry, list) and entry else entry
         if not isinstance(text, str):
-            raise _SkipError("an extra key is not a text")
+            raise _SkipError("an extra key is not a string")
         if text != adapter:
             texts.append(text)
     return tuple(texts)
@@ -299,5 +299,5 @@ def _extra_texts(own: object, adapter: str) -> tuple[str, ...]:
 
 def _optional(value: object, kind: type[Any], name: str) -> Any:
     if value is not None and type(value) is not kind:
-        raise _SkipError(f"{name} is not what it should be: {value!r:.50}")
+        raise _SkipError(f"{name} is not of type {kind.__name__}: {value!r:.50}")
     return value

@@ -7,7 +7,7 @@ line; the home of a key is `(key >> 32) * buckets >> 32`, so the buckets are in 
 If its home is full, a key is spilled into a dict and its home is marked; few keys are, because a
 table is at most half full. No entry is ever moved to make room, so a deletion sets a lane to 0.
 
-The table grows by half, in place and incrementally. Because homes are in key order, the home of a
+The table grows by half, in place and step by step. Because homes are in key order, the home of a
 key in the larger table is at or right of its present one. So buckets are moved from the last to the
 first, a few with each insertion: homes from `_frontier` on are those of the larger table.
 

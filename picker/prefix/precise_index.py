@@ -177,13 +177,13 @@ class PreciseIndex:
         for engine in self._engines.values():
             for shelf in engine.shelves.values():
                 if not shelf.again.keys() <= shelf.keys.keys():
-                    raise AssertionError("a block is stored again that is not there")
+                    raise AssertionError("an absent block has repeated stores")
         if sum(len(one.keys) for one in self._expected) != sum(
             sum(counts.values()) for counts in self._expected_at.values()
         ):
             raise AssertionError("expectations are miscounted")
         if not all(self._expected_at.values()):
-            raise AssertionError("a key is expected nowhere")
+            raise AssertionError("a key without expectations is listed")
 
     def _store(self, endpoint: str, model: str, event: BlocksStored) -> None:
         engine = self._engines.setdefault(endpoint, _Engine())

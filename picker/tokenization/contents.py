@@ -114,7 +114,7 @@ def tool_result_images(block: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def objects(value: object) -> list[dict[str, Any]]:
-    """The objects in `value`, if it is a list."""
+    """Return the objects in `value`; [] if it is not a list."""
     elements = value if isinstance(value, list) else []
     return [one for one in elements if isinstance(one, dict)]
 

@@ -9,7 +9,7 @@ bytes of a prompt are, without separators:
   role and content of each message; a `tool_use` adds its id, name and input, a `tool_result` its
   texts, one per line, and its images;
 - completions and vLLM's gRPC text: the prompt; a list of strings is one prompt per string;
-- batch of chats: one prompt per conversation;
+- a batch of chats: one prompt per conversation;
 - embeddings and pooling: the input, as for completions, or the messages, as for chat;
 - SGLang's generate: the text, as for completions;
 - responses: the JSON of instructions, tools and input; conversations: the JSON of the items.

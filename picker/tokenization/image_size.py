@@ -23,7 +23,7 @@ _STANDALONE = frozenset((0x01, *range(0xD0, 0xD8)))
 
 
 def data_url_image_size(url: str) -> Size | None:
-    """Width and height in pixels of the image in a base64 `data:` URL; None if unknown."""
+    """Read the width and height in pixels of an image in a base64 `data:` URL; None if unknown."""
     if not url.startswith("data:"):
         return None
     comma = url.find(",", 0, _URL_HEAD_CHARACTERS)
@@ -33,7 +33,7 @@ def data_url_image_size(url: str) -> Size | None:
 
 
 def base64_image_size(text: str, begin: int = 0) -> Size | None:
-    """Width and height in pixels of the base64 image at `text[begin:]`; None if unknown."""
+    """Read the width and height in pixels of a base64 image at `text[begin:]`; None if unknown."""
     header = _decoded(text, begin, _HEADER_CHARACTERS)
     if header.startswith(b"\xff\xd8"):
         return _known(_jpeg(_decoded(text, begin, _JPEG_CHARACTERS)))
@@ -41,7 +41,7 @@ def base64_image_size(text: str, begin: int = 0) -> Size | None:
 
 
 def image_size(data: bytes) -> Size | None:
-    """Width and height in pixels; `data` is at least the first 32 bytes, for a JPEG all headers."""
+    """Read width and height; `data` has at least 32 bytes of the file, of a JPEG all headers."""
     if data.startswith(_PNG) and len(data) >= 24:
         return _BIG_ENDIAN_UINT32S.unpack_from(data, 16)
     if data.startswith((b"GIF87a", b"GIF89a")) and len(data) >= 10:

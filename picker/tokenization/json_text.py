@@ -21,5 +21,5 @@ def json_text(value: object) -> str:
 
 
 def string(value: object) -> str:
-    """`value` if it is a string, else ""."""
+    """Return `value` if it is a string, else ""."""
     return value if isinstance(value, str) else ""

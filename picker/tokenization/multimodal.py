@@ -44,7 +44,7 @@ def read_features(value: object, prompt: bytes) -> tuple[MultiModalFeature, ...]
 
 
 def check_items(features: Sequence[MultiModalFeature], prompt: bytes) -> None:
-    """Raise `ValueError` when the items exceed the length of `prompt` (packed tokens).
+    """Raise `ValueError` if the items take more than `MAX_ITEMS_PER_TOKEN` times `prompt`'s tokens.
 
     Every block of a prompt is hashed with its items, so without this bound a short request could
     cause work out of proportion to its length.

@@ -67,16 +67,16 @@ def prompts_of(answer: Any) -> tuple[Prompt, ...]:
     """Read the prompts of an answer. Raises `ValueError` for any other shape."""
     entries = answer if isinstance(answer, list) else [answer]
     if not entries:
-        raise ValueError("a render route answered no prompt")
+        raise ValueError("a render route returned no prompt")
     return tuple(map(_prompt, entries))
 
 
 def _prompt(entry: object) -> Prompt:
     if not isinstance(entry, dict):
-        raise ValueError("a render route answered something other than an object")
+        raise ValueError("a render route returned something other than an object")
     tokens = pack_token_ids(entry.get("token_ids"))
     if tokens is None:
-        raise ValueError("a render route answered no token_ids")
+        raise ValueError("a render route returned no token_ids")
     return Prompt(tokens, read_features(entry.get("features"), tokens))
 
 

@@ -228,14 +228,12 @@ class Walk(Scene):
             await settle()
 
     async def ends(self, index: int) -> None:
-        under_way = [one for one in self.clients if one.ticket and not one.is_over]
-        if under_way:
+        if under_way := self.under_way():
             await self.done(under_way[index % len(under_way)])
 
     async def ends_while_another_quits(self, index: int) -> None:
-        under_way = [one for one in self.clients if one.ticket and not one.is_over]
         waiting = self.waiting()
-        if under_way:
+        if under_way := self.under_way():
             self.close(under_way[index % len(under_way)])
         await asyncio.sleep(0)
         if waiting and (task := waiting[0].task):
@@ -244,8 +242,8 @@ class Walk(Scene):
 
     async def leaves(self) -> None:
         """All admitted requests leave for their endpoints."""
-        for client in self.clients:
-            if client.ticket and not client.is_over and client.endpoint_key is None:
+        for client in self.under_way():
+            if client.endpoint_key is None:
                 self.leave(client)
         await settle()
 
@@ -280,13 +278,15 @@ class Walk(Scene):
     def waiting(self) -> list[Client]:
         return [client for client in self.clients if client.waits]
 
+    def under_way(self) -> list[Client]:
+        return [client for client in self.clients if client.ticket and not client.is_over]
+
     def check(self) -> None:
         """Check the invariants between two events."""
         self.gate.check_integrity()
         waiting = self.waiting()
         assert self.gate.num_waiting == len(waiting)
-        let_in = [one for one in self.clients if one.ticket]
-        assert self.gate.num_under_way == sum(not one.is_over for one in let_in)
+        assert self.gate.num_under_way == len(self.under_way())
         if self.chosen is None:
             assert not waiting
             return
@@ -303,8 +303,7 @@ class Walk(Scene):
         assert isinstance(detector, Slots)
         assert isinstance(limits, Ceilings)
         keys = {one.key for one in self.pool.endpoints}
-        under_way = [one for one in self.clients if one.ticket and not one.is_over]
-        held = sum(one.endpoint_key is None or one.endpoint_key in keys for one in under_way)
+        held = sum(one.endpoint_key in (None, *keys) for one in self.under_way())
         saturation = held / (detector.slots * len(keys))
         assert saturation >= limits.by_priority.get(waiting_bands[0], limits.default)
 
@@ -429,8 +428,16 @@ STEPS = st.one_of(
 )
 
 
-async def walk(first: int, steps: list[tuple[str, tuple[Any, ...]]]) -> None:
-    """Take the steps, and check after each of them."""
+Steps = list[tuple[str, tuple[Any, ...]]]
+
+
+def walk(first: int, steps: Steps) -> None:
+    """Take the steps in virtual time, and check after each of them."""
+    with closing(looptime.new_event_loop()) as loop:
+        loop.run_until_complete(_walk(first, steps))
+
+
+async def _walk(first: int, steps: Steps) -> None:
     scene = Walk()
     await scene.reloads(first)
     for name, arguments in steps:
@@ -443,18 +450,15 @@ async def walk(first: int, steps: list[tuple[str, tuple[Any, ...]]]) -> None:
 
 @examples(100)
 @given(st.sampled_from((0, 1, 2, 4)), st.lists(STEPS, min_size=10, max_size=40))
-def test_every_request_has_one_end_and_leaves_nothing_behind(
-    first: int, steps: list[tuple[str, tuple[Any, ...]]]
-) -> None:
+def test_every_request_has_one_end_and_leaves_nothing_behind(first: int, steps: Steps) -> None:
     """Caps are exact, time limits and order hold, and no request waits beside a free slot."""
-    with closing(looptime.new_event_loop()) as loop:
-        loop.run_until_complete(walk(first, steps))
+    walk(first, steps)
 
 
-def crowded(rng: Random) -> list[tuple[str, tuple[Any, ...]]]:
+def crowded(rng: Random) -> Steps:
     """Draw steps with more arrivals than ends, so that the queue is mostly full."""
     flows, sizes = rng.choice(("ab", "abbbbb", "abcdef")), rng.choice(((40, 90), (1, 20, 200)))
-    steps: list[tuple[str, tuple[Any, ...]]] = []
+    steps: Steps = []
     for _ in range(200):
         draw = rng.random()
         if draw < 0.7:
@@ -475,8 +479,7 @@ def crowded(rng: Random) -> list[tuple[str, tuple[Any, ...]]]:
 
 @pytest.mark.parametrize("seed", range(by_depth(2, 12)))
 def test_a_full_queue_turns_away_the_newcomer_or_those_it_displaces(seed: int) -> None:
-    with closing(looptime.new_event_loop()) as loop:
-        loop.run_until_complete(walk(4 if seed % 2 else 1, crowded(Random(seed))))
+    walk(4 if seed % 2 else 1, crowded(Random(seed)))
 
 
 def test_a_shorter_time_to_live_expires_longer_waits_at_the_reload() -> None:
@@ -490,5 +493,4 @@ def test_a_shorter_time_to_live_expires_longer_waits_at_the_reload() -> None:
         ("passes", (0.01,)),
         ("passes", (1.0,)),
     ]
-    with closing(looptime.new_event_loop()) as loop:
-        loop.run_until_complete(walk(0, steps))
+    walk(0, steps)

@@ -14,7 +14,7 @@ from picker.framework.interfaces import KvEventFeed, KvEventSource
 from picker.kvevents.listener import PART_BYTES, KvEventListener
 from picker.pool.datastore import Datastore
 from picker.types import Endpoint
-from tests.support.picker.kv_scene import TOPIC, FakeEngine, Notebook, connected, stage
+from tests.support.picker.kv_scene import TOPIC, FakeEngine, Notebook, Stage, connected, stage
 
 
 async def test_the_consumer_receives_messages_in_order() -> None:
@@ -223,20 +223,25 @@ async def test_an_address_that_cannot_be_bound_is_an_error() -> None:
         await listener.run()
 
 
+async def reconnect(s: Stage, replayable: list[tuple[int, bytes]], last: str) -> None:
+    """Replace the silent engine's socket and messages until `last` is received."""
+    address = s.engine.source.address
+    s.engine.fall_silent()
+    s.engine.replayable = replayable
+    with zmq.asyncio.Context() as context:
+        again = context.socket(zmq.XPUB)
+        again.bind(address)
+        await s.book.until(lambda: last in s.book.payloads())
+        again.close(linger=0)
+
+
 @pytest.mark.parametrize("further", [0, 3])
 async def test_a_reconnect_reveals_a_restart_of_a_silent_engine(further: int) -> None:
     """Its stream is shorter than before, or has another message at the same number."""
     async with stage(replays=True, n0=b"a0", n1=b"a1", n2=b"a2") as s:
         await s.book.until(lambda: "a2" in s.book.payloads())
-        address = s.engine.source.address
-        s.engine.fall_silent()
-        s.engine.replayable = [(n, b"b%d" % n) for n in range(1 + further)]
-        with zmq.asyncio.Context() as context:
-            again = context.socket(zmq.XPUB)
-            again.bind(address)
-            await s.book.until(lambda: f"b{further}" in s.book.payloads())
-            again.close(linger=0)
         news = [f"b{n}" for n in range(1 + further)]
+        await reconnect(s, [(n, one.encode()) for n, one in enumerate(news)], news[-1])
         assert s.book.payloads() == ["lost", "a0", "a1", "a2", "lost", *news]
         assert s.count("restarts_total") == 1
 
@@ -244,13 +249,6 @@ async def test_a_reconnect_reveals_a_restart_of_a_silent_engine(further: int) ->
 async def test_a_reconnect_to_the_same_engine_applies_only_missed_messages() -> None:
     async with stage(replays=True, n0=b"a0", n1=b"a1") as s:
         await s.book.until(lambda: "a1" in s.book.payloads())
-        address = s.engine.source.address
-        s.engine.fall_silent()
-        s.engine.replayable.append((2, b"a2"))
-        with zmq.asyncio.Context() as context:
-            again = context.socket(zmq.XPUB)
-            again.bind(address)
-            await s.book.until(lambda: "a2" in s.book.payloads())
-            again.close(linger=0)
+        await reconnect(s, [*s.engine.replayable, (2, b"a2")], "a2")
         assert s.book.payloads() == ["lost", "a0", "a1", "a2"]
         assert s.engine.asked == [0, 1]

@@ -12,6 +12,7 @@ from picker.tokenization.render import RenderQuestion, prompts_of, question_of
 from picker.types import Api, MultiModalFeature, ParsedBody
 
 HI = {"role": "user", "content": "hi"}
+NO_BLOCKS: dict[str, Any] = {"role": "user", "content": []}
 BLOCKS = {
     "role": "user",
     "content": [{"type": "text", "text": "hi"}, {"type": "text", "text": "x"}],
@@ -19,61 +20,48 @@ BLOCKS = {
 
 
 @pytest.mark.parametrize(
-    ("api", "payload", "expected"),
+    ("api", "payload", "route", "expected", "has_blocks"),
     [
         (
-            Api.COMPLETIONS,
-            {"model": "alias", "prompt": ["a"], "x": 1},
-            RenderQuestion(
-                "/v1/completions/render", {"model": "m", "prompt": ["a"], "x": 1}, has_blocks=False
-            ),
+            *(Api.COMPLETIONS, {"model": "alias", "prompt": ["a"], "x": 1}),
+            *("completions", {"prompt": ["a"], "x": 1}, False),
+        ),
+        (Api.VLLM_GRPC, {"prompt": "a"}, "completions", {"prompt": "a"}, False),
+        (
+            *(Api.CHAT_COMPLETIONS, {"messages": [HI, NO_BLOCKS], "tools": []}),
+            *("chat/completions", {"messages": [HI, NO_BLOCKS], "tools": []}, False),
         ),
         (
-            Api.VLLM_GRPC,
-            {"prompt": "a"},
-            RenderQuestion(
-                "/v1/completions/render", {"model": "m", "prompt": "a"}, has_blocks=False
-            ),
+            *(Api.CHAT_COMPLETIONS, {"messages": [HI, BLOCKS]}),
+            *("chat/completions", {"messages": [HI, BLOCKS]}, True),
         ),
         (
-            Api.CHAT_COMPLETIONS,
-            {"messages": [HI, {"role": "user", "content": []}], "tools": []},
-            RenderQuestion(
-                "/v1/chat/completions/render",
-                {"model": "m", "messages": [HI, {"role": "user", "content": []}], "tools": []},
-                has_blocks=False,
-            ),
+            *(Api.MESSAGES, {"messages": [HI], "system": "s", "max_tokens": 5}),
+            "chat/completions",
+            {"messages": [{"role": "system", "content": "s"}, HI]},
+            False,
         ),
-        (
-            Api.CHAT_COMPLETIONS,
-            {"messages": [HI, BLOCKS]},
-            RenderQuestion(
-                "/v1/chat/completions/render",
-                {"model": "m", "messages": [HI, BLOCKS]},
-                has_blocks=True,
-            ),
-        ),
-        (
-            Api.MESSAGES,
-            {"messages": [HI], "system": "s", "max_tokens": 5},
-            RenderQuestion(
-                "/v1/chat/completions/render",
-                {"model": "m", "messages": [{"role": "system", "content": "s"}, HI]},
-                has_blocks=False,
-            ),
-        ),
-        (Api.EMBEDDINGS, {"input": "a"}, None),
-        (Api.RESPONSES, {"input": "a"}, None),
-        (Api.CONVERSATIONS, {"items": [1]}, None),
-        (Api.IMAGES, {"prompt": "a"}, None),
-        (Api.RAW, None, None),
     ],
 )
-def test_each_body_becomes_a_question_or_none(
-    api: Api, payload: dict[str, Any] | None, expected: RenderQuestion | None
+def test_the_question_is_the_body_with_the_base_model(
+    api: Api, payload: dict[str, Any], route: str, expected: dict[str, Any], has_blocks: bool
 ) -> None:
-    """The client's body, with the name of the base model; None for other APIs."""
-    assert question_of(ParsedBody(api, "alias", payload=payload), "m") == expected
+    question = RenderQuestion(f"/v1/{route}/render", {"model": "m", **expected}, has_blocks)
+    assert question_of(ParsedBody(api, "alias", payload=payload), "m") == question
+
+
+@pytest.mark.parametrize(
+    ("api", "payload"),
+    [
+        (Api.EMBEDDINGS, {"input": "a"}),
+        (Api.RESPONSES, {"input": "a"}),
+        (Api.CONVERSATIONS, {"items": [1]}),
+        (Api.IMAGES, {"prompt": "a"}),
+        (Api.RAW, None),
+    ],
+)
+def test_other_apis_have_no_question(api: Api, payload: dict[str, Any] | None) -> None:
+    assert question_of(ParsedBody(api, "alias", payload=payload), "m") is None
 
 
 def test_answers_become_prompts_with_their_items() -> None:
@@ -101,5 +89,5 @@ def test_answers_become_prompts_with_their_items() -> None:
     ],
 )
 def test_other_answers_are_refused(answer: Any) -> None:
-    with pytest.raises(ValueError, match=r"route answered|features"):
+    with pytest.raises(ValueError, match=r"route returned|features"):
         prompts_of(answer)
