@@ -4,9 +4,9 @@ Theory of operation
 -------------------
 Either each endpoint of the pool has a task with a SUB socket connected to its engine, or one task
 has a SUB socket to which all engines connect. ZMQ reconnects by itself. Messages lost meanwhile
-appear as a gap in the numbers (`prefix.kv_stream`) and are requested again if the engine has
-a replay address: the request is an empty frame and the first number wanted, the answer the original
-messages and one with an empty payload at the end.
+appear as a gap in the numbers (`prefix.kv_stream`) and are requested again if the engine has a
+replay address. The request is an empty frame and the first number wanted; the answer is the
+original messages and one with an empty payload at the end.
 
 After every handshake the listener requests a replay at once, starting with the last message it
 applied: an engine that does not repeat exactly that message has restarted, even if it sends
@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 UNKNOWN_POD = "unknown"
 NUMBER_BYTES = 8
-_END_NUMBERS = 2**63  # from here on negative as int64, so the number of no message
+_END_NUMBERS = 2**63  # from here on negative as int64, which no message number is
 _MAX_UNREAD = 100_000  # messages that ZMQ queues during a replay
 _RECONNECT_MS, _RECONNECT_MAX_MS = 100, 5000
 _HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 10_000, 30_000

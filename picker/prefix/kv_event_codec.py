@@ -1,9 +1,8 @@
 """Decodes the KV-cache events of engines. Pure; validates everything.
 
-A message has a topic, `kv@<pod>@<model>`, a number that an engine increments with each message,
-and a msgpack payload: the array `[seconds, events, rank?]`. Newer vLLM sends an event as a
-map with `type`, older vLLM and SGLang as an array that begins with the type and may omit trailing
-fields:
+A message has a topic, `kv@<pod>@<model>`, a number that an engine increments with each message, and
+a msgpack payload: the array `[seconds, events, rank?]`. Newer vLLM sends an event as a map with
+`type`, older vLLM and SGLang as an array that begins with the type and may omit trailing fields:
 
     BlockStored       block_hashes, parent_block_hash, token_ids, block_size, lora_id, medium,
                       lora_name, extra_keys, group_idx, kv_cache_spec_kind
@@ -37,22 +36,20 @@ DEFAULT_TIER = "gpu"
 MAX_EXTRA_KEYS = 256  # of one block: each is hashed into every key that the block overlaps
 _FULL_ATTENTION = ("", "full_attention", "mla_attention", "sink_full_attention")
 _MASK = 2**64 - 1
-_STORED = (
-    "block_hashes",
-    "parent_block_hash",
-    "token_ids",
-    "block_size",
-    "lora_id",
-    "medium",
-    "lora_name",
-    "extra_keys",
-    "group_idx",
-    "kv_cache_spec_kind",
-)
-_REMOVED = ("block_hashes", "medium", "group_idx")
 _FIELDS: dict[str, tuple[str, ...]] = {
-    "BlockStored": _STORED,
-    "BlockRemoved": _REMOVED,
+    "BlockStored": (
+        "block_hashes",
+        "parent_block_hash",
+        "token_ids",
+        "block_size",
+        "lora_id",
+        "medium",
+        "lora_name",
+        "extra_keys",
+        "group_idx",
+        "kv_cache_spec_kind",
+    ),
+    "BlockRemoved": ("block_hashes", "medium", "group_idx"),
     "AllBlocksCleared": (),
 }
 _REQUIRED = {"BlockStored": 4, "BlockRemoved": 1, "AllBlocksCleared": 0}  # leading fields
@@ -231,7 +228,7 @@ def _stored(fields: dict[str, Any]) -> BlocksStored:
         raise _SkipError("block_size is not a positive integer")
     tokens = _tokens(fields["token_ids"])
     if tokens and len(tokens) != len(hashes) * size * 4:
-        raise _SkipError("token_ids has not block_size tokens per block")
+        raise _SkipError("token_ids does not have block_size tokens per block")
     parent = fields["parent_block_hash"]
     adapter = _optional(fields.get("lora_name"), str, "lora_name") or ""
     return BlocksStored(

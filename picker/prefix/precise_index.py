@@ -300,7 +300,7 @@ class PreciseIndex:
 
     def _spans(self, endpoint: str) -> Mapping[str, int]:
         engine = self._engines.get(endpoint)
-        return _NO_SPANS if engine is None else engine.spans
+        return _NOTHING if engine is None else engine.spans
 
     def _runs(self, keys: Sequence[int]) -> Iterator[tuple[dict[str, set[str]], int]]:
         """Yield the tiers by endpoint and the length of each run of keys that share them, up to the
@@ -408,7 +408,6 @@ def _blocks_within(
     return ranges
 
 
-_NO_SPANS: dict[str, int] = {}
 _NOTHING: dict[str, int] = {}
 
 
