@@ -19,8 +19,8 @@ REFUSED = refused(
 PRIORITIES = {"standard": 0, "sheddable": -1}
 
 
-async def test_with_conformance_the_reference_speaks(tmp_path: Path) -> None:
-    """Its text in refusals, and its mark on responses."""
+async def test_the_conformance_flag_selects_the_replies_of_the_reference(tmp_path: Path) -> None:
+    """The reference's text is in refusals, and its mark is on responses."""
     full, priorities = pods(page(10, 0.95)), {"objectives": PRIORITIES, "conformance": True}
     async with whole_picker(tmp_path, full, **priorities) as picker:
         sheddable = {"x-llm-d-inference-objective": "sheddable"}

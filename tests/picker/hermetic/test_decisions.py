@@ -19,7 +19,7 @@ ANSWER = json.dumps({"id": "cmpl-1", "model": "my-model", "usage": USAGE}).encod
 
 
 async def listed(picker: WholePicker) -> list[dict[str, Any]]:
-    """The requests that are remembered, the newest first."""
+    """Return the recorded requests, newest first."""
     return json.loads((await picker.get("/decisions"))[1])["decisions"]
 
 
@@ -30,7 +30,7 @@ async def found(picker: WholePicker, request_id: str = "last") -> dict[str, Any]
 
 
 async def over(picker: WholePicker) -> dict[str, Any]:
-    """The only request there is, once it is over."""
+    """Return the only request once it has ended."""
 
     async def is_over() -> bool:
         return [one["outcome"] not in ("waiting", "under-way") for one in await listed(picker)] == [
@@ -42,7 +42,7 @@ async def over(picker: WholePicker) -> dict[str, Any]:
 
 
 async def test_a_record_has_the_decision_and_the_response(tmp_path: Path) -> None:
-    """While it is under way, and when it is over."""
+    """The record exists while the request is in flight and after its end."""
     async with whole_picker(tmp_path, pods(page(), page(queue=3))) as picker:
         async with picker.stream() as stream:
             await stream.ask(completion())

@@ -1,4 +1,4 @@
-"""Streams that end before their request does, in a whole picker: each plugin lets go of it.
+"""Streams that end before their request does, in a whole picker: every plugin releases them.
 
 The causes of all phases and endings are those of `extproc/test_stream.py`.
 """
@@ -65,7 +65,7 @@ async def after_the_response(stream: GatewayStream) -> None:
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-async def test_a_stream_that_is_cancelled_releases_all_it_held(
+async def test_a_cancelled_stream_releases_its_state(
     tmp_path: Path, reach: Step, is_held: bool, cause: str
 ) -> None:
     """Each has one outcome, with its cause."""

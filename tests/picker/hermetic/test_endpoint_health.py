@@ -29,7 +29,7 @@ async def answered(picker: WholePicker, bad: Pod, status: int = 500, served: str
 
 
 async def test_requests_go_elsewhere_after_three_errors(tmp_path: Path) -> None:
-    """Although it scores best; and all of it can be seen."""
+    """The failing endpoint scores best; pages and series show its ejection."""
     async with whole_picker(tmp_path, pods(*POOL)) as picker:
         bad = picker.pods[0]
         went = Counter([await answered(picker, bad) for _ in range(20)])
@@ -41,7 +41,7 @@ async def test_requests_go_elsewhere_after_three_errors(tmp_path: Path) -> None:
 
 
 async def test_retries_elsewhere_blame_the_endpoint_that_was_picked(tmp_path: Path) -> None:
-    """The client has seen no error at all."""
+    """The client sees no error."""
     async with whole_picker(tmp_path, pods(*POOL)) as picker:
         bad, well = picker.pods[:2]
         went = Counter([await answered(picker, bad, 200, served=well.host_port) for _ in range(20)])
@@ -50,7 +50,7 @@ async def test_retries_elsewhere_blame_the_endpoint_that_was_picked(tmp_path: Pa
 
 
 @pytest.mark.parametrize("failures", [0, 1])
-async def test_the_flag_sets_or_ends_it(tmp_path: Path, failures: int) -> None:
+async def test_a_flag_sets_or_disables_ejection(tmp_path: Path, failures: int) -> None:
     """0: the endpoint continues to get all requests; 1: one failure ejects it."""
     pool, flag = pods(*POOL), {"endpoint_ejection_failures": failures}
     async with whole_picker(tmp_path, pool, FOUR_SCORERS, **flag) as picker:

@@ -37,7 +37,7 @@ async def known(picker: WholePicker, name: str) -> Mapping[str, object]:
 
 
 async def test_two_engines_serve_one_pool(tmp_path: Path) -> None:
-    """Each is read by its own names and they are compared by what these mean."""
+    """Each is read by its own series names and compared by their meaning."""
     labels = [{"llm-d.ai/engine-type": "sglang"}, {}]
     two = pods(page(9, 0.5, engine=SGLANG), page(3, 0.5), labels=labels)
     async with whole_picker(tmp_path, two, QUEUES) as picker:
@@ -49,7 +49,7 @@ async def test_two_engines_serve_one_pool(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("broken", [None, "", "<html>", "vllm:num_requests_waiting NaN\n"])
 async def test_an_endpoint_without_metrics_is_not_idle(tmp_path: Path, broken: str | None) -> None:
-    """One with a queue is preferred; where nothing is known of any, all the same one serves."""
+    """An endpoint with a known queue is preferred; without any metrics one still serves."""
     bad, good = pods(broken, page(50, 0.9))
     bad.name, good.name = "bad", "good"
     async with AsyncExitStack() as stack:
@@ -80,7 +80,7 @@ BUCKETS = "".join(
     ],
     ids=["renamed", "old name", "no number", "two megabytes"],
 )
-async def test_a_queue_counts_whatever_else_a_page_lacks(tmp_path: Path, long_queue: str) -> None:
+async def test_a_queue_counts_on_an_incomplete_page(tmp_path: Path, long_queue: str) -> None:
     """No request goes to a queue of 60 beside short ones with fuller caches."""
     three = pods(long_queue, page(1, 0.5), page(2, 0.4))
     async with whole_picker(tmp_path, three) as picker:
@@ -90,7 +90,7 @@ async def test_a_queue_counts_whatever_else_a_page_lacks(tmp_path: Path, long_qu
 
 
 async def test_a_restart_makes_an_endpoint_forget_its_prefixes(tmp_path: Path) -> None:
-    """Its process has another start time: its cache is gone, and so is the picker's idea of it."""
+    """A new start time of the process means an empty cache; the picker drops its index of it."""
     config = (
         HEAD
         + """

@@ -30,8 +30,8 @@ async def test_a_full_pool_holds_requests_until_a_slot_is_free(tmp_path: Path) -
         assert await scene.picker.outcomes() == {"completed": 3}
 
 
-async def test_an_empty_pool_is_waited_for(tmp_path: Path) -> None:
-    """A pool that is scaled from zero serves what came before it."""
+async def test_requests_wait_for_an_empty_pool(tmp_path: Path) -> None:
+    """A pool scaled from zero serves the requests that arrived before."""
     async with waiting_scene(tmp_path, config(), []) as scene:
         assert (await scene.picker.get("/readyz"))[0] == 200
         waiter = await scene.wait(1)

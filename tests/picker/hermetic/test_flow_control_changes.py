@@ -33,8 +33,8 @@ async def test_disabled_flow_control_holds_no_request(tmp_path: Path) -> None:
         await scene.is_at_rest()
 
 
-async def test_flow_control_that_is_turned_on_counts_what_is_under_way(tmp_path: Path) -> None:
-    """The slot of a request that came before frees one for those that wait."""
+async def test_enabled_flow_control_counts_requests_in_flight(tmp_path: Path) -> None:
+    """The end of an earlier request frees a slot for a waiting one."""
     async with waiting_scene(tmp_path, config(gate=False)) as scene:
         before = [await scene.serve(), await scene.serve()]
         scene.use(config())
@@ -47,8 +47,8 @@ async def test_flow_control_that_is_turned_on_counts_what_is_under_way(tmp_path:
         await scene.is_at_rest()
 
 
-async def test_a_drain_serves_those_that_wait(tmp_path: Path) -> None:
-    """They came in time; the picker ends when the last of them has been served."""
+async def test_a_drain_serves_waiting_requests(tmp_path: Path) -> None:
+    """The picker exits once the last of them has been served."""
     async with waiting_scene(tmp_path, config()) as scene:
         requests = [await scene.serve(), await scene.wait(1)]
         scene.picker.picker.stop()
@@ -60,10 +60,8 @@ async def test_a_drain_serves_those_that_wait(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_hurried", [True, False])
-async def test_a_drain_that_is_over_refuses_those_that_wait(
-    tmp_path: Path, is_hurried: bool
-) -> None:
-    """503, so that they are asked again elsewhere: after a second signal, or when time is up."""
+async def test_an_expired_drain_refuses_waiting_requests(tmp_path: Path, is_hurried: bool) -> None:
+    """The answer is 503, for a retry elsewhere: after a second signal or at the deadline."""
     seconds = 30.0 if is_hurried else 0.05
     async with waiting_scene(tmp_path, config(), drain_timeout_seconds=seconds) as scene:
         await scene.serve()
@@ -78,10 +76,10 @@ async def test_a_drain_that_is_over_refuses_those_that_wait(
 
 
 @pytest.mark.parametrize("is_streaming", [False, True])
-async def test_a_request_under_way_is_stopped_for_a_better_one(
+async def test_a_request_in_flight_is_evicted_for_a_better_one(
     tmp_path: Path, is_streaming: bool
 ) -> None:
-    """429, which a proxy makes a reset once the response has begun; its place is taken."""
+    """The answer is 429, which a proxy turns into a reset once the response has begun."""
     text = config("  enableEviction: true")
     async with waiting_scene(tmp_path, text, objectives=PRIORITIES) as scene:
         victim = await scene.serve({OBJECTIVE: "sheddable", FAIRNESS: "batch"})

@@ -1,4 +1,4 @@
-"""vLLM's gRPC service behind the picker (cases H20–H31): frames pass as they are.
+"""vLLM's gRPC service behind the picker (cases H20–H31): frames pass unchanged.
 
 The frames are written by hand, as the service's description says. The reference gathers a response
 frame before it passes it on and sets `:path` anew; here pieces pass as they come, and the path
@@ -28,7 +28,7 @@ CONFIG = FOUR_SCORERS.replace("openai-parser", "vllmgrpc-parser")
 
 
 def field(number: int, value: int | bytes) -> bytes:
-    """A field: a number of seven bits, or up to 16,383 bytes."""
+    """Encode a field: a number of seven bits, or up to 16,383 bytes."""
     if isinstance(value, int):
         return bytes([number << 3, value])
     size = len(value)
@@ -54,7 +54,7 @@ async def tokens_of(picker: WholePicker) -> tuple[float | None, float | None]:
 
 @pytest.mark.parametrize("body", [TEXT, STREAM, TOKENS], ids=["H20", "H22", "tokenized"])
 async def test_a_generate_request_goes_to_the_idlest(tmp_path: Path, body: bytes) -> None:
-    """Unchanged, without a model, with the priority of its objective."""
+    """It passes unchanged, without a model, with the priority of its objective."""
     three = pods(page(3, 0.2), page(0, 0.1), page(10, 0.2))
     name = "inference-objective-with-priority-4"
     async with whole_picker(tmp_path, three, CONFIG, objectives={name: 4}) as picker:
@@ -65,8 +65,8 @@ async def test_a_generate_request_goes_to_the_idlest(tmp_path: Path, body: bytes
         assert await picker.requests(**labels) == 1
 
 
-async def test_a_response_frame_in_two_pieces(tmp_path: Path) -> None:
-    """H28: then trailers; its usage is found all the same, and no piece is the last one."""
+async def test_a_response_frame_in_two_pieces_is_counted(tmp_path: Path) -> None:
+    """H28: trailers follow; its usage is found, and no piece is marked as the last."""
     async with whole_picker(tmp_path, pods(page()), CONFIG) as picker, picker.stream() as stream:
         await stream.ask(TEXT, GRPC, path=GENERATE)
         assert await stream.response_headers(GRPC) == response_head()
@@ -94,7 +94,7 @@ VERTEX = "/google.cloud.aiplatform.v1beta1.PredictionService"
 async def test_vertex_ai_carries_json_in_frames(
     tmp_path: Path, method: str, members: bytes
 ) -> None:
-    """The model in it is known, but stays; the usage of its response is read."""
+    """Its model is read and not replaced; the usage of its response is read."""
     one = pods(page(model="m"))
     config = FOUR_SCORERS.replace("openai-parser", "vertexai-parser")
     body = frame(field(1, b"endpoints/e") + field(2, field(2, members)))

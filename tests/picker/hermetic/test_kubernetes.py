@@ -1,4 +1,4 @@
-"""A whole picker that follows a cluster over real sockets, with requests all the while.
+"""A whole picker that follows a cluster over real sockets, with requests in flight throughout.
 
 The cluster is the fake API server; no request may fail for what happens there.
 """
@@ -34,7 +34,7 @@ class Scene:
     traffic: Traffic
 
     async def serves(self, *places: str) -> None:
-        """These are the endpoints, soon, and requests go to them alone."""
+        """Wait until these are the endpoints and requests go to them alone."""
 
         async def are_known() -> bool:
             known = await self.picker.endpoints()
@@ -44,7 +44,7 @@ class Scene:
         await self.traffic.only_at(places)
 
     def write_pool(self, labels: Mapping[str, str], *ports: int) -> None:
-        """The pool, as it is from now on."""
+        """Write the pool."""
         targets = [{"number": port} for port in ports]
         selector = {"matchLabels": dict(labels)}
         self.api.write(pool(name="pool", selector=selector, targetPorts=targets))
@@ -85,7 +85,7 @@ async def following(folder: Path) -> AsyncIterator[Scene]:
 
 
 async def test_pods_terminate_flap_move_and_join_under_requests(tmp_path: Path) -> None:
-    """The set is right after each, and every request goes somewhere."""
+    """The endpoints are right after each change, and every request is routed."""
     async with following(tmp_path) as scene:
         await scene.serves("127.0.0.11:8000", "127.0.0.12:8000")
         scene.kubelet.run("c", "127.0.0.13", APP, grace_seconds=600)
@@ -103,7 +103,7 @@ async def test_pods_terminate_flap_move_and_join_under_requests(tmp_path: Path) 
         await scene.serves("127.0.0.13:8000")
 
 
-async def test_the_api_server_goes_away_under_requests(tmp_path: Path) -> None:
+async def test_an_outage_of_the_api_server_does_not_stop_requests(tmp_path: Path) -> None:
     """Requests continue by the last known state; changes in the meantime apply soon after."""
     async with following(tmp_path) as scene:
         await scene.serves("127.0.0.11:8000", "127.0.0.12:8000")

@@ -1,4 +1,4 @@
-"""Objectives and rewrites of the endpoints file decide about requests, and change meanwhile."""
+"""Objectives and rewrites of the endpoints file apply to requests, and change in flight."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OBJECTIVE = "x-llm-d-inference-objective"
 
 
 def model_of(said: list[Message]) -> str:
-    """The model that the endpoint is asked for."""
+    """Return the model in the request to the endpoint."""
     pieces = [one.request_body.response.body_mutation.streamed_response.body for one in said[1:]]
     return json.loads(b"".join(pieces))["model"]
 

@@ -79,7 +79,7 @@ MODELLED: list[tuple[str, dict[str, Any]]] = [
 
 
 async def test_a_request_with_a_model_is_passed_or_renamed(tmp_path: Path) -> None:
-    """Byte for byte, or with its model replaced and its members sorted."""
+    """It passes byte for byte, or with its model replaced and its members sorted."""
     one = pods(page(model="m"))
     async with whole_picker(tmp_path, one, EVERY_PARSER) as picker:
         for path, members in MODELLED:
@@ -117,10 +117,10 @@ HALVES: list[tuple[str, bytes]] = [
 ]
 
 
-async def test_half_a_character_is_routed_as_it_came(
+async def test_half_a_character_is_routed_unchanged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Byte for byte but for a new model; and the decision is explained, recorded, made again."""
+    """Only a new model changes its bytes; the decision is explained, recorded and replayed."""
     one, recording = pods(page(model="m")), tmp_path / "recording.jsonl"
     flags = RecordFlags(recording)
     async with whole_picker(tmp_path, one, EVERY_PARSER, record=flags) as picker:
@@ -166,7 +166,7 @@ ODD: list[tuple[str, bytes]] = [
 ]
 
 
-async def test_odd_bodies_are_routed_as_they_came(
+async def test_odd_bodies_are_routed_unchanged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """No plugin fails at them, and a request without a model continues raw."""
@@ -239,7 +239,7 @@ PYTHONS = (b"nonetype", b"codec", b"recursion", b"object has no", b"`", b"dict",
 RENAMING = {"x-llm-d-model-name-rewrite": "n"}
 
 
-async def test_bad_bodies_are_the_endpoints_business(
+async def test_bad_bodies_are_left_to_the_endpoints(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each continues unchanged, without a log line; no state remains."""
@@ -255,8 +255,8 @@ async def test_bad_bodies_are_the_endpoints_business(
 async def test_a_body_that_is_no_json_is_refused_where_its_model_would_be_replaced(
     tmp_path: Path,
 ) -> None:
-    """400 in the form of its API, without words of the language this is written in; another body
-    gets the model. A body that would name no model anyway continues.
+    """The answer is 400 in the form of its API, without terms of Python; another body gets the
+    model. A body that would name no model anyway continues.
     """
     one = pods(page())
     async with whole_picker(tmp_path, one, EVERY_PARSER) as picker:
@@ -280,7 +280,7 @@ async def test_a_body_that_is_no_json_is_refused_where_its_model_would_be_replac
 
 
 async def test_the_response_of_a_token_count_is_not_read(tmp_path: Path) -> None:
-    """It passes in full duplex; a gateway that shows no bodies is left when the request leaves."""
+    """It passes in full duplex; without bodies from the gateway, the request ends as it leaves."""
     one = pods(page())
     path, body = "/v1/messages/count_tokens", b"not even JSON"
     async with whole_picker(tmp_path, one, EVERY_PARSER) as picker:

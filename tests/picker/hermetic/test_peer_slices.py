@@ -37,7 +37,7 @@ def peers_slice(*addresses: str) -> dict[str, Any]:
     }
 
 
-async def test_replicas_are_found_and_given_up_as_slices_say(tmp_path: Path) -> None:
+async def test_endpoint_slices_add_and_remove_replicas(tmp_path: Path) -> None:
     """A replica in the Service gets reports; one removed from it gets none."""
     other, series, now = node(Random(1)), PickerMetrics().peers, 0.0
     server = PeerServer({"pool": PoolReports(other.exchange, series, lambda: True)}, lambda: now)

@@ -1,4 +1,4 @@
-"""Plugins whose work a gateway or a client can see (cases H32–H41, and more of their kind)."""
+"""Plugins with effects visible to a gateway or a client (cases H32–H41 and similar ones)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def token_of(pod: Pod) -> str:
 
 
 async def token_in(stream: GatewayStream) -> str:
-    """The token of a response."""
+    """Return the session token of a response."""
     (said,) = await stream.response_headers()
     options = said.response_headers.response.header_mutation.set_headers
     (token,) = [o.header.raw_value for o in options if o.header.key == "x-session-token"]
@@ -110,7 +110,7 @@ async def test_both_stages_of_a_session_are_pinned(tmp_path: Path) -> None:
 async def test_a_request_is_under_way_at_each_endpoint_until_it_has_done_its_part(
     tmp_path: Path,
 ) -> None:
-    """At the prefill endpoint until the answer begins, or until the client leaves before that."""
+    """The prefill endpoint counts it until the answer begins or the client disconnects."""
     four = pods(*[page()] * 4, labels=ROLES)
     tokens = {"x-session-token": token_of(four[2]), "x-prefill-session-token": token_of(four[1])}
 
@@ -138,7 +138,7 @@ async def _is(counts: Callable[[], Awaitable[list[int]]], expected: list[int]) -
 
 
 async def test_a_cost_is_reported_with_the_last_piece(tmp_path: Path) -> None:
-    """And with no other; whether the response comes in one piece or in several (H41)."""
+    """No other piece has it, whether the response has one piece or several (H41)."""
     config = (
         HEAD
         + """

@@ -1,4 +1,4 @@
-"""A whole picker whose decisions are recorded while everything around it changes."""
+"""A whole picker whose decisions are recorded under constant changes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ ANSWER = json.dumps({"model": "m", "usage": {"prompt_tokens": 4, "completion_tok
 
 
 class Clients:
-    """Many clients, some of which go away, some of which are refused."""
+    """Many clients, of which some disconnect and some are refused."""
 
     def __init__(self, picker: WholePicker) -> None:
         self.picker, self.draw, self.left = picker, Random(1), REQUESTS
@@ -71,7 +71,7 @@ class Clients:
         self.go_on.set()
 
     async def run(self) -> None:
-        """One client: request after request."""
+        """Send requests one after the other."""
         while self.left > 0:
             await self.go_on.wait()
             self.left -= 1
@@ -153,14 +153,14 @@ async def recorded(folder: Path) -> Path:
 
 
 def decided(path: Path) -> list[Redecided]:
-    """All of it, decided again."""
+    """Replay the whole recording."""
     return list(Replay(str(path)).decisions(read_recording(path)))
 
 
 async def test_mixed_requests_are_decided_again_as_they_were(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With all that may happen between; and the file is private and holds no secrets."""
+    """All events in between are replayed; the file is private and holds no secrets."""
     path = await recorded(tmp_path)
     found = decided(path)
     assert [one for one in found if not one.is_identical] == []
@@ -178,7 +178,7 @@ async def test_mixed_requests_are_decided_again_as_they_were(
 
 
 async def test_the_end_of_the_recording_is_not_the_end_of_the_picker(tmp_path: Path) -> None:
-    """A size that is reached stops the one alone."""
+    """The size limit stops the recording alone."""
     path = tmp_path / "recording.jsonl"
     async with whole_picker(tmp_path, pods(page()), record=RecordFlags(path, 9000)) as picker:
         for _ in range(20):

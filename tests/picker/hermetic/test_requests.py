@@ -43,7 +43,7 @@ async def test_a_rewritten_request_goes_to_the_idlest_endpoint(tmp_path: Path) -
 
 
 async def test_the_adapter_of_a_rewrite_decides(tmp_path: Path) -> None:
-    """Not the one that the client names."""
+    """The adapter that the client names does not matter."""
     two = pods(page(0, 0.1, ("T",)), page(0, 0.1, ("my-model",)))
     async with whole_picker(tmp_path, two) as picker:
         said = await picker.ask(completion(), {"x-llm-d-model-name-rewrite": "T"})
@@ -51,7 +51,7 @@ async def test_the_adapter_of_a_rewrite_decides(tmp_path: Path) -> None:
         assert await picker.ask(completion()) == directed(two[1].host_port, completion())
 
 
-async def test_a_list_of_fallbacks(tmp_path: Path) -> None:
+async def test_a_list_of_fallbacks_is_routed(tmp_path: Path) -> None:
     """`maxNumOfEndpoints: 3` of four: best first, the same in header and metadata."""
     four = pods(page(3, 0.2), page(0, 0.1), page(10, 0.2), page(10, 0.9))
     config = """
@@ -87,7 +87,7 @@ async def tokens_of(picker: WholePicker) -> tuple[float | None, float | None]:
     return asked, await picker.series("llm_d_epp_request_output_tokens_sum")
 
 
-async def test_a_stream_of_events(tmp_path: Path) -> None:
+async def test_a_stream_of_events_is_passed_through(tmp_path: Path) -> None:
     """H19: every chunk is echoed, the last one with the end; usage is counted once."""
     async with whole_picker(tmp_path, pods(page())) as picker, picker.stream() as stream:
         await stream.ask(completion(stream=True))

@@ -1,4 +1,4 @@
-"""A whole picker of several pools of files: whose a request is, and what each pool has alone."""
+"""A whole picker of several pools of files: the pool of a request, and the state of each pool."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def three(number: int = 2) -> dict[str, list[Pod]]:
 
 
 async def remembered(picker: WholePicker) -> list[str]:
-    """The models of the requests that are remembered."""
+    """Return the models of the recorded requests."""
     rows = json.loads((await picker.get("/decisions"))[1])["decisions"]
     return sorted(row["model"] for row in rows)
 
 
 def shared(number: int = 2) -> dict[str, list[Pod]]:
-    """Two pools that have the same pods."""
+    """Return two pools with the same pods."""
     some = pods(*[page(model="m")] * number)
     return {"a": some, "b": some}
 
@@ -81,7 +81,7 @@ async def test_pools_of_the_same_pods_learn_nothing_of_each_other(tmp_path: Path
 
 
 async def test_requests_in_flight_count_in_their_own_pool_alone(tmp_path: Path) -> None:
-    """Although it is at the same pod."""
+    """This holds even at the same pod."""
     async with several_pools(tmp_path, shared(1)) as scene, scene["a"].stream() as stream:
         await stream.ask(completion())
         rows = [next(iter((await scene[key].endpoints()).values())) for key in "ab"]
@@ -92,7 +92,7 @@ async def test_requests_in_flight_count_in_their_own_pool_alone(tmp_path: Path) 
 
 
 async def test_objectives_and_rewrites_are_those_of_the_pool(tmp_path: Path) -> None:
-    """The same names mean something else in each; what is about another pool is left out."""
+    """Equal names differ by pool; objects of another pool are left out."""
     policies = {
         "a": [of_pool("a", objective("o", 7)), of_pool("a", rewrite("r", rule("m", m1=None)))],
         "b": [of_pool("b", objective("o", -7)), of_pool("a", rewrite("r", rule("m", m2=None)))],
@@ -113,8 +113,8 @@ async def test_objectives_and_rewrites_are_those_of_the_pool(tmp_path: Path) -> 
         assert await scene["a"].requests(target_model_name="m1") == 2
 
 
-async def test_a_full_pool_keeps_only_its_own_requests_waiting(tmp_path: Path) -> None:
-    """Its queue is full and refuses; the other one, of the same pod, takes its own number."""
+async def test_a_full_pool_delays_only_its_own_requests(tmp_path: Path) -> None:
+    """Its full queue refuses; the other pool, of the same pod, accepts its own number."""
     async with several_pools(tmp_path, shared(1), config("  maxRequests: 1")) as scene:
         full, free = Scene(scene["a"]), Scene(scene["b"])
         first = await full.serve()
@@ -140,7 +140,7 @@ async def test_a_full_pool_keeps_only_its_own_requests_waiting(tmp_path: Path) -
 
 
 async def fails(picker: WholePicker, bad: Pod) -> None:
-    """A request, which `bad` answers with an error."""
+    """Send a request that `bad` answers with an error."""
     async with picker.stream() as stream:
         went = destination_of(await stream.ask(completion()))
         status = "500" if went == bad.host_port else "200"
@@ -148,7 +148,7 @@ async def fails(picker: WholePicker, bad: Pod) -> None:
 
 
 async def test_an_endpoint_that_fails_one_pool_is_ejected_from_it(tmp_path: Path) -> None:
-    """The other one has seen nothing of it, and finds out by itself."""
+    """The other pool does not know of it and detects the failure by itself."""
     some = pods(page(), page(queue=50))
     async with several_pools(tmp_path, {"a": some, "b": some}) as scene:
         while not await scene["a"].series("pointsman_endpoint_ejections_total"):
@@ -249,7 +249,7 @@ async def test_the_drain_waits_for_the_requests_of_all_pools(tmp_path: Path) -> 
 
 
 async def test_the_start_error_of_a_pool_has_its_name(tmp_path: Path) -> None:
-    """Its port, its endpoints or its configuration; the picker does not begin without it."""
+    """The cause is its port, its endpoints or its configuration; the picker does not start."""
     file = tmp_path / "llama.yaml"
     file.write_text('{"endpoints": []}')
     flags = pool_flags("llama", endpoints_file=file)
@@ -269,6 +269,6 @@ async def test_the_start_error_of_a_pool_has_its_name(tmp_path: Path) -> None:
 
 
 async def begin(folder: Path, *flags: PoolFlags) -> None:
-    """Start a picker of these pools, and end it."""
+    """Start and stop a picker of these pools."""
     async with pools_picker(folder, {"pools": flags}):
         pass

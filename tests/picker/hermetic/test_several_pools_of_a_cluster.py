@@ -35,13 +35,13 @@ K8S, OWN = "inference.networking.k8s.io", "llm-d.ai"
 
 
 def parted(key: str) -> tuple[str, str]:
-    """Namespace and name of a pool."""
+    """Split a key into the namespace and the name of a pool."""
     namespace, _, name = key.rpartition("/")
     return namespace or "default", name
 
 
 def write_pool(api: KubeApi, key: str, **spec: Any) -> None:
-    """The pool of that key, of the Pods that are labelled after its name."""
+    """Write the pool of a key, with a selector of the label for its name."""
     namespace, name = parted(key)
     made = pool(name=name, selector={"matchLabels": {"app": name}}, **spec)
     made["metadata"]["namespace"] = namespace
@@ -49,13 +49,13 @@ def write_pool(api: KubeApi, key: str, **spec: Any) -> None:
 
 
 def erase_pool(api: KubeApi, key: str) -> None:
-    """Take it away; its Pods stay."""
+    """Delete the pool; its Pods remain."""
     namespace, name = parted(key)
     api.erase(POOLS, name, namespace)
 
 
 def run_pod(kubelet: Kubelet, key: str, ip: str, name: str = "pod") -> None:
-    """A Pod of the pool; those of all pools have one name, and two pools have one label."""
+    """Create a Pod of the pool; the Pods of all pools share a name, and two pools share a label."""
     namespace, app = parted(key)
     kubelet.run(name, ip, {"app": app}, namespace=namespace, grace_seconds=600)
 
@@ -70,7 +70,7 @@ class Scene:
 
     @asynccontextmanager
     async def under_requests(self, *keys: str) -> AsyncIterator[Mapping[str, Traffic]]:
-        """To each of these pools one request after the other; none fails, and all stays ready."""
+        """Send each of these pools one request after the other; none fails, and all stay ready."""
         traffic = {key: Traffic(self.several[key]) for key in keys}
         unready: list[str] = []
 
@@ -114,7 +114,7 @@ async def following(
     rules: Sequence[Rule] = (Rule(["*"], ["*"], ["*"]),),
     **changes: Any,
 ) -> AsyncIterator[Scene]:
-    """A picker of `keys`, of which those that are `there` are; `rules` say what it may."""
+    """Run a picker of `keys`, of which `there` exist; `rules` are its permissions."""
     async with cluster(*there) as (api, kubelet):
         api.access.grant("token", "picker", rules)
         path = api.write_kubeconfig(folder / "kubeconfig", "token")
@@ -138,7 +138,7 @@ async def status_of(picker: WholePicker) -> int:
 
 
 async def test_each_pool_is_its_own_namespaces(tmp_path: Path) -> None:
-    """Although names, labels and names of Pods are alike."""
+    """This holds even if names, labels and names of Pods are equal."""
     async with following(tmp_path, *KEYS) as scene:
         several = scene.several
         await until(lambda: is_ready(several.common))
@@ -150,7 +150,7 @@ async def test_each_pool_is_its_own_namespaces(tmp_path: Path) -> None:
 
 
 async def test_a_pool_comes_and_goes_under_the_requests_of_the_others(tmp_path: Path) -> None:
-    """None of theirs fails, and the process stays ready; its own get 503 while it is away."""
+    """No request of theirs fails, the process stays ready; its own requests get 503 meanwhile."""
     async with following(tmp_path, *KEYS) as scene:
         several, key = scene.several, "x/qwen"
         await until(lambda: is_ready(several.common))
@@ -170,7 +170,7 @@ async def test_a_pool_comes_and_goes_under_the_requests_of_the_others(tmp_path: 
 
 
 async def test_an_absent_pool_holds_no_request(tmp_path: Path) -> None:
-    """The process is ready without it; its own port and page say that it is not."""
+    """The process is ready without it; its own port and page report it as not ready."""
     async with following(tmp_path, "llama", "y/qwen") as scene:
         several, missing = scene.several, "x/qwen"
         await until(lambda: is_ready(several.common))
@@ -194,7 +194,7 @@ def troubles(page: str, pool: str) -> list[str]:
 
 
 async def test_a_namespace_without_a_role_is_that_pools_problem(tmp_path: Path) -> None:
-    """The others are followed and served all the while, and the page says whose it is."""
+    """The others are followed and served throughout, and the page names the pool."""
     rules = [
         Rule([""], ["pods"], ["list", "watch"], (), namespace) for namespace in ("default", "y")
     ]
@@ -220,8 +220,8 @@ async def test_a_namespace_without_a_role_is_that_pools_problem(tmp_path: Path) 
         assert await several["x/qwen"].destination(completion()) == PLACES["x/qwen"]
 
 
-async def test_pools_of_a_file_and_of_a_cluster_stand_side_by_side(tmp_path: Path) -> None:
-    """Though the cluster has a pool of that name, the file says what it is."""
+async def test_pools_of_a_file_and_of_a_cluster_run_together(tmp_path: Path) -> None:
+    """The file defines its pool even if the cluster has a pool of that name."""
     pod = Pod("mine", "127.0.0.31", None, port=9000)
     write_endpoints(file_of(tmp_path, "mistral"), [pod])
     flags = pool_flags("mistral", endpoints_file=file_of(tmp_path, "mistral"))

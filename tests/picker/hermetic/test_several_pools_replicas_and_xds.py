@@ -29,7 +29,7 @@ DeltaRequest = discovery_pb2.DeltaDiscoveryRequest
 async def several(
     folder: Path, pools: dict[str, list[Pod]], **changes: Any
 ) -> AsyncIterator[SeveralPools]:
-    """A picker of pods that are served already."""
+    """Run a picker of pods that are already served."""
     folder.mkdir()  # noqa: ASYNC240 (it takes no time)
     flags: list[PoolFlags] = []
     for key, some in pools.items():
@@ -49,7 +49,7 @@ async def learned(picker: WholePicker) -> float:
 
 
 async def test_replicas_share_the_pools_that_both_have(tmp_path: Path) -> None:
-    """And no other: although all have the same pods, nothing of one is known in another."""
+    """No other pool is shared: with the same pods, one pool learns nothing from another."""
     some, ports = pods(*[page()] * 4), free_ports(2)
     async with AsyncExitStack() as stack:
         for pod in some:
@@ -87,7 +87,7 @@ async def test_replicas_share_the_pools_that_both_have(tmp_path: Path) -> None:
 
 @asynccontextmanager
 async def subscribed(scene: SeveralPools, *names: str, **had: str) -> AsyncIterator[Any]:
-    """A client of the incremental variant that has heard of `had` before."""
+    """Open a client of the incremental variant that already has `had`."""
     async with grpc.aio.insecure_channel(f"{LOOPBACK}:{scene.ports.xds}") as channel:
         call = channel.stream_stream(
             wire.DELTA_ENDPOINTS,
@@ -102,7 +102,7 @@ async def subscribed(scene: SeveralPools, *names: str, **had: str) -> AsyncItera
 
 
 async def assigned(call: Any) -> dict[str, list[str]]:
-    """The clusters of the next response and where they are; it is taken over."""
+    """Return the clusters of the next response with their addresses, and acknowledge it."""
     response = await call.read()
     await call.write(DeltaRequest(response_nonce=response.nonce))
     assert list(response.removed_resources) == []
@@ -110,7 +110,7 @@ async def assigned(call: Any) -> dict[str, list[str]]:
 
 
 async def test_proxies_receive_each_pool_as_a_cluster(tmp_path: Path) -> None:
-    """Called as the pool is; a change of one is no news of another."""
+    """A cluster has its pool's name; a change of one pool sends nothing about another."""
     one, two, three = pods(page(), page(), page())
     keys = {"llama": [one], "x/qwen": [two], "y/qwen": []}
     async with AsyncExitStack() as stack:

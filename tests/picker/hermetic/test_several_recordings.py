@@ -22,7 +22,7 @@ REQUESTS = {"llama": 40, "x/qwen": 25, "y/qwen": 15}
 async def test_each_pool_is_decided_again_as_it_was(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Although their requests came mixed, and two of them have the same pods."""
+    """This holds for mixed requests and for two pools with the same pods."""
     some = pods(page(), page(queue=2), page(queue=1))
     pools = {"llama": some, "x/qwen": some, "y/qwen": pods(page())}
     record = RecordFlags(tmp_path / "decisions-{pool}.jsonl")
@@ -49,7 +49,7 @@ async def test_each_pool_is_decided_again_as_it_was(
 
 
 def header_of(path: Path) -> str:
-    """The name of the pool that a recording says it is of."""
+    """Return the name of the pool in the header of a recording."""
     header = next(read_recording(path)).line
     assert isinstance(header, Header)
     return header.pool_name

@@ -1,4 +1,4 @@
-"""The subset hint of the gateway: who may serve, whatever the load says (H10, H11, H25–27)."""
+"""The subset hint of the gateway restricts the endpoints whatever their load (H10, H11, H25–27)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Hint = Callable[[Sequence[Pod]], Any]
 
 
 def subset(value: Any) -> dict[str, Any]:
-    """Metadata that says who may serve."""
+    """Return metadata with a subset hint."""
     return {"envoy.lb.subset_hint": {"x-gateway-destination-endpoint-subset": value}}
 
 
@@ -64,7 +64,7 @@ def formula(loads: Sequence[tuple[int, float, tuple[str, ...]]]) -> list[float]:
 
 
 async def test_any_subset_is_decided_by_the_formula(tmp_path: Path) -> None:
-    """Twenty subsets of a pool of random loads; what is outside does not count."""
+    """Endpoints outside do not count, for twenty subsets of a pool of random loads."""
     rng = Random(5)
     names = ("T", "a", "b", "c", "d")
     loads = [
@@ -85,7 +85,7 @@ async def test_any_subset_is_decided_by_the_formula(tmp_path: Path) -> None:
 
 
 async def test_the_subset_can_be_switched_off(tmp_path: Path) -> None:
-    """With `--disable-endpoint-subset-filter`."""
+    """The flag is `--disable-endpoint-subset-filter`."""
     two = pods(page(), page(5, 0.5))
     async with whole_picker(tmp_path, two, disable_endpoint_subset_filter=True) as picker:
         for hint in ([two[1].host_port], []):

@@ -23,7 +23,7 @@ Spans = list[dict[str, Any]]
 
 @pytest.fixture
 def collected(monkeypatch: pytest.MonkeyPatch) -> Iterator[Spans]:
-    """The spans that came to a collector, in a thread as the picker waits for it at its end."""
+    """Collect spans in a thread, because the picker waits for the collector as it stops."""
     spans: Spans = []
 
     class Collector(BaseHTTPRequestHandler):
@@ -39,7 +39,7 @@ def collected(monkeypatch: pytest.MonkeyPatch) -> Iterator[Spans]:
             self.end_headers()
 
         def log_request(self, *arguments: object) -> None:
-            """Nothing."""
+            """Log no requests."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Collector)
     thread = threading.Thread(target=server.serve_forever, daemon=True)

@@ -38,7 +38,7 @@ HEADERS = (
 
 
 def recorded(bodies: Sequence[bytes], buffered: bool) -> tuple[bytes, list[bytes]]:
-    """A connection's first bytes, and those of a stream for each request."""
+    """Return the first bytes of a connection, and those of a stream for each request."""
     client = H2Connection(H2Configuration(client_side=True, header_encoding=None))
     client.initiate_connection()
     client.increment_flow_control_window(WINDOW - 65_535)
@@ -122,7 +122,7 @@ HEADERS_AND_NAMES = 4_000  # what is counted for those of these requests, at mos
 
 
 def body(kind: str, size: int) -> bytes:
-    """About `size` bytes of JSON: `COSTLY` is what Python holds twenty times as much for."""
+    """Return about `size` bytes of JSON; `COSTLY` JSON takes Python twenty times its size."""
     if kind == TOKENS:
         return json.dumps({"model": "m", "prompt": list(range(1000, 1000 + size // 6))}).encode()
     texts = [f"text {number:05}" for number in range(size // 45)]
@@ -146,7 +146,7 @@ def tracing() -> Iterator[None]:
 
 
 async def fill(scene: Scene, gateway: Gateway, first: int, last: int) -> None:
-    """Have these requests wait, some of them at a time."""
+    """Enqueue these requests in groups."""
     for at in count(first, 8):
         if at >= last:
             return

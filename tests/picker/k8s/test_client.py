@@ -1,5 +1,5 @@
-"""The client over real sockets: pages, watches, refusals, every way that a wire can fail, and what
-forwards nothing, too little, or something else instead.
+"""The client over real sockets: pages, watches, refusals, failing connections, and proxies that
+forward nothing, too little, or something else.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class OfLaterPages(Fault):
     """An expired continue token affects only requests for a later page of a list."""
 
     def concerns(self, target: Target) -> bool:
-        """True if it does, see `Fault`."""
+        """Return whether the fault affects the request; see `Fault`."""
         return "continue" in target.query and super().concerns(target)
 
 
@@ -75,7 +75,7 @@ def named(raws: Any) -> list[str]:
 
 
 async def test_a_long_list_is_read_in_pages(api: KubeApi, client: KubernetesClient) -> None:
-    """All objects, in order, with the version of the first page."""
+    """All objects arrive in order, with the version of the first page."""
     for number in range(1201):
         api.write(config(f"n{number:04}"))
     version = str(api.store.version)
@@ -85,8 +85,8 @@ async def test_a_long_list_is_read_in_pages(api: KubeApi, client: KubernetesClie
     assert [one.query["limit"] for one in api.asked] == ["500"] * 3
 
 
-async def test_a_list_that_is_forgotten_half_way_begins_anew(api: KubeApi) -> None:
-    """410 for a page: the next attempt has all objects, once."""
+async def test_a_list_whose_token_expires_starts_again(api: KubeApi) -> None:
+    """After 410 for a page, the next attempt returns all objects once."""
     for number in range(5):
         api.write(config(f"n{number}"))
     async with client_of(Access(api.url), limits=ClientLimits(page_objects=2)) as client:
@@ -97,8 +97,8 @@ async def test_a_list_that_is_forgotten_half_way_begins_anew(api: KubeApi) -> No
         assert pages == ["first", "later", "first", "later", "later"]
 
 
-async def test_a_list_that_is_always_forgotten_is_given_up(api: KubeApi) -> None:
-    """After three attempts, with what the server said."""
+async def test_a_list_whose_token_always_expires_is_given_up(api: KubeApi) -> None:
+    """The error after three attempts has the server's message."""
     api.faults.answer(statuses.expired_continue(), "list")
     async with client_of(Access(api.url)) as client:
         with pytest.raises(ApiError, match="410"):
@@ -123,10 +123,10 @@ async def test_selectors_reach_the_server(api: KubeApi, client: KubernetesClient
     assert 18 <= int(query["timeoutSeconds"]) <= 24
 
 
-async def test_objects_of_three_megabytes_come_whole(
+async def test_objects_of_three_megabytes_arrive_whole(
     api: KubeApi, client: KubernetesClient
 ) -> None:
-    """In a list and in a watch, among small ones."""
+    """This holds in a list and in a watch, among small objects."""
     large = config("large", "x" * 3 * 2**20)
     api.write(large)
     (raw,) = (await client.list(CONFIGS, ALL)).items
@@ -138,7 +138,7 @@ async def test_objects_of_three_megabytes_come_whole(
 
 
 async def test_a_watch_ends_when_the_server_ends_it(api: KubeApi, client: KubernetesClient) -> None:
-    """Without an error, and the connection serves the next request."""
+    """It ends without an error, and the connection serves the next request."""
     async with client.watch(CONFIGS, ALL, str(api.store.version)) as events:
         api.watches.end()
         assert [event async for event in events] == []
@@ -148,7 +148,7 @@ async def test_a_watch_ends_when_the_server_ends_it(api: KubeApi, client: Kubern
 async def test_a_watch_that_is_cut_off_is_unreachable(
     api: KubeApi, client: KubernetesClient
 ) -> None:
-    """In the middle of its answer; what came before was given."""
+    """Events before the cut are delivered."""
     async with client.watch(CONFIGS, ALL, str(api.store.version)) as events:
         api.write(config("a"))
         assert named([(await anext(events)).object]) == ["a"]
@@ -160,7 +160,7 @@ async def test_a_watch_that_is_cut_off_is_unreachable(
 async def test_leaving_a_watch_closes_its_connection(
     api: KubeApi, client: KubernetesClient
 ) -> None:
-    """At once, not when the server ends it."""
+    """It closes at once, not when the server ends it."""
     async with client.watch(CONFIGS, ALL, str(api.store.version)) as events:
         api.write(config("a"))
         await anext(events)
@@ -169,7 +169,7 @@ async def test_leaving_a_watch_closes_its_connection(
 
 @pytest.mark.looptime
 async def test_a_silent_watch_is_given_up(api: KubeApi) -> None:
-    """The socket is open, and nothing comes for longer than a live watch is silent."""
+    """The socket is open, and the silence is longer than that of a live watch."""
     async with (
         client_of(Access(api.url), limits=QUICK) as client,
         client.watch(CONFIGS, ALL, str(api.store.version)) as events,
@@ -180,7 +180,7 @@ async def test_a_silent_watch_is_given_up(api: KubeApi) -> None:
 
 
 async def test_a_request_that_is_not_answered_is_given_up(api: KubeApi) -> None:
-    """Lists, reads and watches alike."""
+    """This holds for lists, reads and watches."""
     api.faults.add(Fault(hangs=True))
     async with client_of(Access(api.url), limits=QUICK) as client:
         with pytest.raises(UnreachableError):
@@ -194,7 +194,7 @@ async def test_a_request_that_is_not_answered_is_given_up(api: KubeApi) -> None:
 
 
 async def test_a_server_that_is_gone_is_unreachable(api: KubeApi, client: KubernetesClient) -> None:
-    """Refused and reset connections; and it is found again."""
+    """Connections are refused or reset; after its return requests succeed again."""
     assert await client.has(PODS)
     await api.go_away()
     for _ in range(2):
@@ -218,7 +218,7 @@ async def test_a_name_that_does_not_exist_is_unreachable() -> None:
 async def test_a_kind_that_is_not_served_is_a_404_in_text(
     api: KubeApi, client: KubernetesClient
 ) -> None:
-    """And discovery says so, before and after it is installed."""
+    """Discovery reports the kind before and after its installation."""
     with pytest.raises(ApiError, match="page not found") as raised:
         await client.list(POOLS, ALL)
     assert raised.value.status == 404
@@ -230,7 +230,7 @@ async def test_a_kind_that_is_not_served_is_a_404_in_text(
 
 
 async def test_objects_are_written_and_read(api: KubeApi, client: KubernetesClient) -> None:
-    """A create, a read, a replace, and the refusals of each."""
+    """Create, read and replace work, and their refusals are reported."""
     lease: dict[str, Any] = {
         "apiVersion": LEASES.api_version,
         "kind": "Lease",
@@ -255,7 +255,7 @@ async def test_objects_are_written_and_read(api: KubeApi, client: KubernetesClie
         await client.send("POST", "/apis/authentication.k8s.io/v1/tokenreviews", {})
 
 
-async def test_a_token_that_is_not_taken_is_renewed_once(api: KubeApi) -> None:
+async def test_a_refused_token_is_renewed_once(api: KubeApi) -> None:
     """The request is repeated with the new token; without one, the refusal is reported."""
     api.access.grant("new", "picker", [Rule(("",), ("configmaps",), ("list",))])
     old, new = Access(api.url, "Bearer old"), Access(api.url, "Bearer new")
@@ -280,8 +280,8 @@ async def test_a_token_that_is_not_taken_is_renewed_once(api: KubeApi) -> None:
         (b"",),
     ],
 )
-async def test_bytes_that_are_no_answer_are_unreachable(pieces: tuple[bytes, ...]) -> None:
-    """For every method alike, and nothing else is raised."""
+async def test_bytes_that_are_no_http_mean_unreachable(pieces: tuple[bytes, ...]) -> None:
+    """Every method raises this one error."""
     async with answering(*pieces) as url, client_of(Access(url), limits=QUICK) as client:
         with pytest.raises(UnreachableError):
             await client.list(CONFIGS, ALL)
@@ -316,7 +316,7 @@ async def test_half_a_line_at_the_end_of_a_watch_is_no_event() -> None:
 
 
 async def test_a_list_that_never_ends_is_given_up() -> None:
-    """A server that says the same page for ever."""
+    """The server repeats one page for ever."""
     page = b'{"metadata":{"continue":"x","resourceVersion":"5"},"items":[]}'
     sent = HEAD + b"Content-Length: %d\r\nConnection: close\r\n\r\n" % len(page) + page
     limits = ClientLimits(max_pages=20)
@@ -335,7 +335,7 @@ async def test_a_client_that_is_closed_says_so(api: KubeApi) -> None:
 async def test_pods_are_followed_through_a_restart_of_the_server(
     api: KubeApi, client: KubernetesClient
 ) -> None:
-    """Over the wire: 700 Pods, a server that is killed and comes back without its changes."""
+    """The server of 700 Pods is killed and returns without its latest changes."""
     for number in range(700):
         api.write(pod(f"p{number}", "10.0.0.1", {"app": "x"}))
     views: asyncio.Queue[set[str]] = asyncio.Queue()
@@ -363,7 +363,7 @@ async def test_pods_are_followed_through_a_restart_of_the_server(
 
 
 async def test_the_error_of_a_proxy_that_refuses_omits_its_password() -> None:
-    """Its address holds it, as the environment gives it."""
+    """The address in the environment contains the password."""
     refusal = b"HTTP/1.1 407 Who are you\r\nContent-Length: 0\r\n\r\n"
     async with asyncio.timeout(PATIENCE_SECONDS), answering(refusal) as url:
         proxy = url.replace("://", "://me:top-secret@")
@@ -378,7 +378,7 @@ async def test_the_error_of_a_proxy_that_refuses_omits_its_password() -> None:
 
 @asynccontextmanager
 async def dripping(head: bytes, drops: Iterable[bytes]) -> AsyncIterator[str]:
-    """A server that says a beginning, and then something again and again."""
+    """Run a server that sends a beginning and then repeats a piece."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -401,13 +401,13 @@ async def dripping(head: bytes, drops: Iterable[bytes]) -> AsyncIterator[str]:
 
 
 async def watched(client: KubernetesClient) -> None:
-    """The first event of a watch, which is to fail."""
+    """Return the first event of a watch that is expected to fail."""
     async with asyncio.timeout(PATIENCE_SECONDS), client.watch(PODS, ALL, "1") as events:
         await anext(events)
 
 
 async def test_a_proxy_that_does_not_answer_is_given_up() -> None:
-    """It takes the connection and never says whether there is a way to the server."""
+    """It accepts the connection and never answers CONNECT."""
     async with (
         answering(holds=True) as url,
         client_of(Access("https://10.0.0.1", proxy=url), limits=QUICK) as client,
@@ -428,7 +428,7 @@ async def refused(access: Access) -> str:
 
 @pytest.mark.parametrize("tls", [None, ssl.create_default_context()])
 async def test_a_closed_port_is_named_in_the_error(tls: ssl.SSLContext | None) -> None:
-    """Is named with the reason, and with nothing that Python says of its objects."""
+    """The error has the address and the reason, without representations of Python objects."""
     url = f"{'http' if tls is None else 'https'}://127.0.0.1:{free_port()}"
     place = url.partition("//")[2]
     said = await refused(Access(url, tls=tls))
@@ -450,8 +450,10 @@ async def test_an_unknown_host_is_named_in_the_error() -> None:
         ((CHUNKED + b"5\r\nab",), "the answer broke off"),
     ],
 )
-async def test_an_answer_that_breaks_off(pieces: tuple[bytes, ...], why: str) -> None:
-    """At its beginning or in the middle."""
+async def test_an_answer_that_breaks_off_is_named_in_the_error(
+    pieces: tuple[bytes, ...], why: str
+) -> None:
+    """The answer breaks off at its beginning or in the middle."""
     async with answering(*pieces) as url:
         assert await refused(Access(url)) == why
 
@@ -459,8 +461,10 @@ async def test_an_answer_that_breaks_off(pieces: tuple[bytes, ...], why: str) ->
 @pytest.mark.parametrize(
     ("has_tls", "why"), [(True, "the certificate is not accepted: "), (False, "TLS failed: ")]
 )
-async def test_a_server_that_cannot_be_trusted(tmp_path: Path, has_tls: bool, why: str) -> None:
-    """Its certificate is of an unknown authority, or it has none; in OpenSSL's plain words."""
+async def test_an_untrusted_server_is_named_in_the_error(
+    tmp_path: Path, has_tls: bool, why: str
+) -> None:
+    """Its certificate has an unknown issuer, or it has none; the error quotes OpenSSL."""
     folder = certificates(tmp_path, "localhost")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
@@ -480,7 +484,7 @@ async def test_a_server_that_cannot_be_trusted(tmp_path: Path, has_tls: bool, wh
 
 
 async def test_an_answer_whose_head_does_not_end_is_given_up() -> None:
-    """Though something comes all the time."""
+    """This holds even though bytes arrive all the time."""
     headers = (b"X-%d: y\r\n" % number for number in range(300))
     async with (
         dripping(b"HTTP/1.1 200 OK\r\n", headers) as url,
@@ -492,7 +496,7 @@ async def test_an_answer_whose_head_does_not_end_is_given_up() -> None:
 
 @pytest.mark.looptime
 async def test_blanks_do_not_keep_a_watch_alive() -> None:
-    """A proxy's heartbeat says nothing of the server behind it."""
+    """A proxy's heartbeat proves nothing about the server behind it."""
     async with (
         dripping(CHUNKED, (b"2\r\n \n\r\n" for _ in range(300))) as url,
         client_of(Access(url), limits=QUICK) as client,
@@ -503,7 +507,7 @@ async def test_blanks_do_not_keep_a_watch_alive() -> None:
 
 @pytest.mark.looptime
 async def test_events_keep_a_watch_alive() -> None:
-    """For longer than a silent one lasts, each in two pieces."""
+    """With events, each in two pieces, it lasts longer than a silent watch."""
     line = b'{"type":"ADDED","object":{"metadata":{"name":"a"}}}\n'
     halves = [line[:20], line[20:]]
     chunks = [b"%x\r\n%s\r\n" % (len(half), half) for half in halves]
@@ -527,7 +531,7 @@ async def test_a_refusal_in_several_chunks_is_read_whole() -> None:
 
 
 async def test_a_refusal_that_breaks_off_is_one() -> None:
-    """Its status says enough: a version that is too old must not be tried again."""
+    """Its status is enough: an expired version must not be tried again."""
     head = b'HTTP/1.1 410 Gone\r\nContent-Length: 100\r\n\r\n{"kind":'
     async with answering(head) as url, client_of(Access(url)) as client:
         with pytest.raises(ApiError) as raised:

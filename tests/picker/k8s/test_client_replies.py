@@ -1,4 +1,4 @@
-"""Bytes of an API server: lines however they are cut, refusals whatever they look like."""
+"""Bytes of an API server: lines in chunks of any size, and refusals of any form."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ from tests.depth import examples
 
 @examples(100)
 @given(st.lists(st.binary(max_size=20)), st.lists(st.integers(1, 30)))
-def test_lines_are_the_same_however_they_are_cut(lines: list[bytes], sizes: list[int]) -> None:
-    """Pieces of any size give the lines that were sent, without the empty ones."""
+def test_lines_do_not_depend_on_the_cuts_between_chunks(
+    lines: list[bytes], sizes: list[int]
+) -> None:
+    """Chunks of any size give the sent lines without empty ones."""
     wanted = [line for one in lines for line in one.split(b"\n") if line.strip()]
     sent = b"".join(line + b"\n" for line in lines)
     cutter, found, at = WatchLines(), [], 0
@@ -39,7 +41,7 @@ def test_lines_are_the_same_however_they_are_cut(lines: list[bytes], sizes: list
 
 
 def test_a_line_that_does_not_end_is_refused() -> None:
-    """Long before it fills the memory; one that is as long as allowed is not."""
+    """The limit is far below the memory; a line of exactly that length is accepted."""
     cutter = WatchLines(max_bytes=10)
     assert list(cutter.added(b"0123456789")) == []
     assert list(cutter.added(b"\n")) == [b"0123456789"]
@@ -47,8 +49,8 @@ def test_a_line_that_does_not_end_is_refused() -> None:
         list(cutter.added(b"01234567890"))
 
 
-def test_an_end_within_a_line_is_no_end() -> None:
-    """Half a line is no event; white space is no half line."""
+def test_an_end_within_a_line_is_an_error() -> None:
+    """Half a line is no event; white space does not count as half a line."""
     cutter = WatchLines()
     list(cutter.added(b'{"a":1}\n \r\n'))
     cutter.check_whole()
@@ -58,14 +60,14 @@ def test_an_end_within_a_line_is_no_end() -> None:
 
 
 def test_an_event_keeps_its_object_as_it_came() -> None:
-    """Bytes, whatever is in them."""
+    """The object is passed as raw bytes with any content."""
     event = decode_event(b'{"object": {"a" :  1.50}, "type": "ADDED"}')
     assert event.kind == "ADDED"
     assert bytes(event.object) == b'{"a" :  1.50}'
 
 
-def test_an_error_event_is_raised_with_all_it_says() -> None:
-    """Code, reason, message and how long to wait."""
+def test_an_error_event_is_raised_with_all_its_fields() -> None:
+    """These are code, reason, message and delay."""
     status = {"code": 429, "reason": "TooMany", "details": {"retryAfterSeconds": 3}}
     line = json.dumps({"type": "ERROR", "object": status | {"message": "later"}}).encode()
     with pytest.raises(ApiError, match="429 TooMany: later") as raised:
@@ -102,7 +104,7 @@ def test_a_line_that_is_no_event_is_refused(line: bytes) -> None:
 def test_a_refusal_is_reported_with_any_body(
     status: int | None, headers: dict[str, str], body: bytes, wanted: tuple[Any, ...]
 ) -> None:
-    """A Status, a text, garbage, nothing."""
+    """The body is a Status, a text, garbage or empty."""
     error = api_error(status, headers, body)
     reported = (error.status, error.reason, error.message, error.retry_after_seconds)
     assert [two for one, two in zip(reported, wanted, strict=True) if two is not None] == [
@@ -112,7 +114,7 @@ def test_a_refusal_is_reported_with_any_body(
 
 
 def test_a_page_has_its_objects_and_its_continue_token() -> None:
-    """A server may say null for no items."""
+    """A server may send null for no items."""
     page = decode_listing(b'{"metadata":{"continue":"x","resourceVersion":"5"},"items":[{"a":1}]}')
     assert (page.metadata.continue_, page.metadata.resource_version) == ("x", "5")
     assert [bytes(one) for one in page.objects] == [b'{"a":1}']
@@ -132,15 +134,15 @@ def test_a_page_has_its_objects_and_its_continue_token() -> None:
     ],
 )
 def test_a_body_that_is_no_list_is_refused(body: bytes) -> None:
-    """A login page, say, with status 200."""
+    """An example is a login page with status 200."""
     with pytest.raises(UnreachableError, match="no list"):
         decode_listing(body)
     with pytest.raises(UnreachableError, match="no object"):
         decode_object(b"[1]")
 
 
-def test_nothing_is_shown_of_an_object_that_cannot_be_read() -> None:
-    """It may be a review of a token, with the token in it."""
+def test_an_unreadable_object_is_not_quoted() -> None:
+    """The object may be a review that contains a token."""
     with pytest.raises(UnreachableError) as raised:
         decode_object(b'{"kind":"TokenReview","spec":{"token":"top-secret"')
     assert "top-secret" not in str(raised.value)

@@ -201,7 +201,9 @@ async def test_a_pod_uses_its_service_account_and_sees_its_token_change(
     assert await credentials.access() is after
 
 
-async def test_the_file_at_home_is_the_last_resort(tmp_path: Path, clock: Clock) -> None:
+async def test_the_file_in_the_home_directory_is_the_last_resort(
+    tmp_path: Path, clock: Clock
+) -> None:
     """Outside a Pod, without flag and variable."""
     (tmp_path / ".kube").mkdir()
     kubeconfig(tmp_path / ".kube" / "config", {"token": "home"})
@@ -446,7 +448,7 @@ def test_the_error_about_a_missing_entry_names_the_files_searched(
         find_credentials(clock=clock, places=around(tmp_path, **environ))
 
 
-def test_without_the_extra_it_is_said_how_to_get_it(
+def test_the_error_without_the_extra_names_it(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The package is not needed for anything else."""

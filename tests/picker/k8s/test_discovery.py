@@ -1,4 +1,4 @@
-"""A pool of a cluster is followed: what changes there is so here soon, and nothing else."""
+"""A picker follows a pool of a cluster: its changes apply soon, and others do not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MINUTE = 60.0
 
 @pytest.mark.looptime
 async def test_nothing_is_known_before_there_is_a_pool() -> None:
-    """Pods alone are no pool, and the picker is not ready; it says what it waits for."""
+    """Pods alone are no pool; the picker is not ready and reports what is missing."""
     async with following() as scene:
         scene.kubelet.run("a", "10.0.0.1", APP)
         await scene.settled()
@@ -39,8 +39,8 @@ async def test_a_pool_without_pods_is_known_to_have_none() -> None:
 
 
 @pytest.mark.looptime
-async def test_pods_come_change_and_go() -> None:
-    """Other labels, another IP, a deletion while they are ready."""
+async def test_pods_are_added_changed_and_removed() -> None:
+    """Labels and IPs change, and ready Pods are deleted."""
     async with following() as scene:
         await ready(scene, "a", "b", "c", "d")
         scene.kubelet.move("a", "10.0.0.9")
@@ -56,7 +56,7 @@ async def test_pods_come_change_and_go() -> None:
 
 @pytest.mark.looptime
 async def test_other_ports_are_other_endpoints() -> None:
-    """Pods are known by then, so it takes no new watch; what stays, stays known."""
+    """The Pods are already known, so no new watch starts; unchanged endpoints keep their state."""
     async with following() as scene:
         await ready(scene, "a")
         watches = [one for one in scene.api.requests if one.plural == "pods"]
@@ -69,7 +69,7 @@ async def test_other_ports_are_other_endpoints() -> None:
 
 @pytest.mark.looptime
 async def test_another_protocol_changes_no_endpoint() -> None:
-    """Nothing is listed, and nothing set again."""
+    """No list is sent, and the endpoints are not set again."""
     async with following() as scene:
         await ready(scene, "a")
         version, requests = scene.datastore.snapshot().version, len(scene.api.requests)
@@ -81,7 +81,7 @@ async def test_another_protocol_changes_no_endpoint() -> None:
 
 @pytest.mark.looptime
 async def test_other_pods_are_swapped_in_when_they_are_known() -> None:
-    """Until then those of before serve, and what happens to them counts."""
+    """Until then the former Pods serve, and their changes apply."""
     async with following() as scene:
         await ready(scene, "a", "b")
         scene.kubelet.run("x", "10.0.0.8", {"app": "other"})
@@ -101,8 +101,8 @@ async def test_other_pods_are_swapped_in_when_they_are_known() -> None:
 
 
 @pytest.mark.looptime
-async def test_a_change_of_mind_about_pods_is_followed_to_its_end() -> None:
-    """Other Pods and back, before those were known."""
+async def test_a_second_change_of_selector_is_followed_to_its_end() -> None:
+    """The selector changes and changes back before the other Pods are known."""
     async with following() as scene:
         await ready(scene, "a")
         scene.server.faults.delay(5.0, "list", plural="pods")
@@ -119,7 +119,7 @@ async def test_a_change_of_mind_about_pods_is_followed_to_its_end() -> None:
     "spec",
     [{"selector": {"matchLabels": {"bad key!": "x"}}, "targetPorts": [{"number": 8000}]}, {}],
 )
-async def test_an_invalid_pool_is_reported_and_not_obeyed(
+async def test_an_invalid_pool_is_reported_and_ignored(
     spec: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its last valid version stays in use, and Pods are watched by it."""
@@ -152,8 +152,8 @@ async def test_a_pool_that_was_never_valid_is_waited_for() -> None:
 
 @pytest.mark.looptime
 @pytest.mark.parametrize("way", ["gone", "deleting", "invalid and deleting"])
-async def test_a_pool_that_is_gone_takes_everything_with_it(way: str) -> None:
-    """Endpoints and rules; with the pool they come back."""
+async def test_a_deleted_pool_has_no_endpoints(way: str) -> None:
+    """Endpoints and rules disappear; they return with the pool."""
     async with following() as scene:
         await ready(scene, "a")
         scene.write_policy("InferenceObjective", "high", priority=3)
@@ -196,7 +196,7 @@ async def test_a_pool_replaced_at_once_remains_followed() -> None:
 
 @pytest.mark.looptime
 async def test_malformed_pods_are_logged_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    """The others count, and of one that was known what was known stays."""
+    """Other Pods count, and a known Pod keeps its last valid state."""
     async with following() as scene:
         await ready(scene, "a", "b")
         found = scene.server.read("pods", "a")
@@ -216,7 +216,7 @@ async def test_malformed_pods_are_logged_and_left_out(caplog: pytest.LogCaptureF
 async def test_pods_of_one_node_that_claim_one_port_are_warned_of_together(
     caplog: pytest.LogCaptureFixture, second: tuple[int, ...], names: set[str], warnings: int
 ) -> None:
-    """On the host's network, where `a` declares 8000; once, however often they change."""
+    """Both run on the host's network, where `a` declares 8000; one warning covers all changes."""
     async with following() as scene:
         scene.write_pool(APP, 8000, 8001)
         for name, created, ports in (("a", "2026", (8000,)), ("b", "2027", second)):
@@ -233,8 +233,8 @@ async def test_pods_of_one_node_that_claim_one_port_are_warned_of_together(
 
 
 @pytest.mark.looptime
-async def test_ten_minutes_without_an_api_server() -> None:
-    """The last view serves, is said to be old, and is right within seconds once it is back."""
+async def test_endpoints_survive_ten_minutes_without_an_api_server() -> None:
+    """The last view serves, is reported as old, and is right within seconds after the outage."""
     async with following() as scene:
         await ready(scene, "a", "b", "c")
         scene.write_policy("InferenceObjective", "high", priority=3)
@@ -280,7 +280,7 @@ async def test_an_outage_that_begins_while_a_node_flickers_empties_nothing() -> 
 
 @pytest.mark.looptime
 async def test_pods_without_a_pool_are_followed_by_a_selector() -> None:
-    """Sets and inequality too; nothing but Pods is asked for, and there are no rules."""
+    """Selectors may use sets and inequality; only Pods are requested, and no rules apply."""
     selector = "app in (vllm,sglang),!canary"
     async with following(pods=selected_pods(selector, (8000, 8001))) as scene:
         scene.kubelet.run("a", "10.0.0.1", APP)

@@ -16,7 +16,7 @@ TIMINGS = Timings(15.0, 10.0, 2.0)
 
 @dataclass(slots=True)
 class Asked:
-    """A request under way: of which version, and what was answered (None: nothing yet)."""
+    """A request in flight: its version, and its answer (None: none yet)."""
 
     step: Step
     asked_at: float
@@ -28,7 +28,7 @@ class Asked:
 
 @dataclass(slots=True)
 class Replica:
-    """An elector, its clock (`rate` seconds a second), and what it has asked."""
+    """An elector, its clock (`rate` seconds per second), and its request in flight."""
 
     name: str
     rate: float
@@ -64,20 +64,20 @@ class ElectionWalk:
         return [one.name for one in self.replicas if one.elector.is_leader(self.clock(one))]
 
     def check(self) -> None:
-        """Two never lead."""
+        """Check that at most one replica leads."""
         found = self.leaders()
         assert len(found) <= 1, f"at {self.now}: {found}"
         if found and self.reigns[-1:] != found:
             self.reigns.extend(found)
 
     def pass_time(self, seconds: float) -> None:
-        """Let it go by, looked at often."""
+        """Advance time in small steps, with checks."""
         for _ in range(4):
             self.now += seconds / 4
             self.check()
 
     def ask(self, index: int) -> None:
-        """The next request of a replica that has none under way."""
+        """Send the next request of a replica without one in flight."""
         one = self.replicas[index % len(self.replicas)]
         if one.asked is None:
             step = one.elector.step(self.clock(one))
@@ -86,18 +86,18 @@ class ElectionWalk:
                 one.elector.lost_track()
 
     def reach(self, index: int) -> None:
-        """The server gets what a replica has asked."""
+        """Deliver the request of a replica to the server."""
         one = self.replicas[index % len(self.replicas)]
         if one.asked is not None:
             self._process(one, one.asked)
 
     def reach_stray(self, index: int) -> None:
-        """The server gets, late, what its sender has given up."""
+        """Deliver a request to the server after its sender has given it up."""
         if self.stray:
             self._process(*self.stray.pop(index % len(self.stray)))
 
     def answer(self, index: int) -> None:
-        """The answer comes to the replica."""
+        """Deliver the answer to the replica."""
         one = self.replicas[index % len(self.replicas)]
         asked = one.asked
         if asked is None or not asked.processed:
@@ -116,7 +116,7 @@ class ElectionWalk:
             one.version = int(asked.answer.mark)
 
     def give_up(self, index: int) -> None:
-        """A replica waits no longer; its request may reach the server all the same."""
+        """Give up a request, which may still reach the server."""
         one = self.replicas[index % len(self.replicas)]
         if one.asked is not None:
             if not one.asked.processed:
@@ -124,7 +124,7 @@ class ElectionWalk:
             one.asked = None
 
     def release(self, index: int) -> None:
-        """A replica ends in order and starts again as another one."""
+        """Stop a replica regularly and start it again under another identity."""
         one = self.replicas[index % len(self.replicas)]
         self.give_up(index)
         one.elector.stand_down()
@@ -139,7 +139,7 @@ class ElectionWalk:
             self._store(self.record.holder or "")
 
     def go_on(self, seconds: float) -> None:
-        """All replicas live and the server answers at once, for so long by true time."""
+        """Run all replicas with immediate answers for a span of true time."""
         until = self.now + seconds
         while self.now < until:
             for index in range(len(self.replicas)):
@@ -188,7 +188,7 @@ def _elector() -> Elector:
 
 @examples(300)
 @given(st.lists(st.floats(1.0, 1.49), min_size=2, max_size=4), st.lists(_MOVES, max_size=60))
-def test_two_never_lead_and_in_the_end_one_does(
+def test_two_replicas_never_lead_together_and_finally_one_leads(
     rates: list[float], moves: list[tuple[str, int | float]]
 ) -> None:
     """Late, lost and conflicting writes, pauses and clocks of any speed never make two leaders."""
@@ -207,7 +207,7 @@ def test_two_never_lead_and_in_the_end_one_does(
     assert len(walk.reigns) == reigns, "a leader that renews stays"
 
 
-def test_clocks_that_differ_too_much_are_why_there_is_a_bound() -> None:
+def test_clocks_beyond_the_bound_make_two_leaders() -> None:
     """The walk detects a leader with a clock at half speed, which leads beside a second one."""
     walk = ElectionWalk([1.0, 2.0])
     for move in (walk.ask, walk.reach, walk.answer) * 2:
@@ -221,8 +221,8 @@ def test_clocks_that_differ_too_much_are_why_there_is_a_bound() -> None:
         walk.check()
 
 
-def test_a_leader_counts_from_when_it_asked() -> None:
-    """An answer that comes late proves nothing about now."""
+def test_a_leader_counts_from_its_request() -> None:
+    """A late answer proves nothing about the present."""
     elector = _elector()
     elector.wrote(LeaseRecord("me", "2"), asked_at=100.0)
     assert elector.is_leader(109.9)
@@ -234,7 +234,7 @@ def test_a_leader_counts_from_when_it_asked() -> None:
 
 
 def test_a_standby_counts_from_the_change_it_saw_last() -> None:
-    """Looks that find nothing new do not begin the time anew; one that does begins it."""
+    """Only a read with a change restarts the time."""
     elector = _elector()
     elector.saw(OTHERS, 100.0)
     elector.saw(OTHERS, 110.0)
@@ -282,7 +282,7 @@ def test_a_deleted_lease_is_waited_out_by_replicas_that_knew_its_holder() -> Non
     assert holder.is_leader(101.0)
 
 
-def test_longer_leases_of_others_are_respected_within_reason() -> None:
+def test_longer_leases_of_others_are_respected_up_to_a_bound() -> None:
     """A rollout to other timings has both kinds; an absurd duration never blocks for ever."""
     elector = _elector()
     elector.saw(LeaseRecord("other", "1", stated_seconds=60.0), 0.0)

@@ -105,7 +105,7 @@ def test_list_and_watch_lead_to_the_same_objects(
     assert applied(listed, events) == now
 
 
-def test_the_window_holds_so_many_changes_and_no_more() -> None:
+def test_the_window_of_changes_is_bounded() -> None:
     """A watch from one before the oldest is replayed whole; from one earlier it is refused."""
     store = Store(window=3)
     store.insert(CONFIGS, config("a"))

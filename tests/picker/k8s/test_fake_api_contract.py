@@ -143,7 +143,7 @@ async def cluster() -> AsyncIterator[Cluster]:
         yield opened
 
 
-def test_every_recorded_line_is_asked_about() -> None:
+def test_every_recorded_line_is_compared() -> None:
     """Every recorded answer is compared, and a repeated name is compared each time."""
     asked = [f"pool {name}" for name in POOLS]
     asked += [*ABOUT_STATUS, *ABOUT_REFUSALS, *CREATED_PODS, *ABOUT_PODS, *ABOUT_LEASES]
@@ -300,7 +300,7 @@ def as_forgotten(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return events
 
 
-async def test_a_young_server_replays_all_that_there_was() -> None:
+async def test_a_new_server_replays_its_whole_history() -> None:
     """Instead of the error that was recorded of an older one."""
     async with open_cluster(first_version=1) as cluster:
         for one in (("a", "x"), ("b", "y")):
@@ -329,7 +329,7 @@ async def test_a_lease_is_taken_and_lost_as_recorded(cluster: Cluster) -> None:
     assert found == recorded(ABOUT_LEASES)
 
 
-async def test_a_server_named_by_kubeconfig_is_asked_within_a_namespace_of_its_own(
+async def test_a_server_named_by_kubeconfig_gets_a_namespace_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Definitions are created where they are missing; the namespace is deleted afterwards."""

@@ -29,7 +29,7 @@ SOON = 0.1
 
 @dataclass
 class Replica:
-    """A keeper, its way to the server, its metrics and the task that it is."""
+    """A keeper with its client, its metrics and its task."""
 
     keeper: LeaseKeeper
     api: InProcessKubeApi
@@ -43,14 +43,14 @@ class Replica:
         await asyncio.gather(self.task, return_exceptions=True)
 
     def counted(self, name: str, **labels: str) -> float | None:
-        """A series of its lease."""
+        """Return a series of the replica's Lease."""
         labels = {"lease": LEASE.name, **labels}
         return self.metrics.registry.get_sample_value(f"pointsman_{name}", labels)
 
 
 @dataclass
 class LeaseScene:
-    """The server and who was started; `most` is how many ever led at a time."""
+    """The server and the started replicas; `most` is the highest number of leaders at a time."""
 
     server: KubeApi
     replicas: dict[str, Replica] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class LeaseScene:
         self.server.write(lease)
 
     async def until(self, condition: Callable[[], bool], seconds: float) -> float:
-        """Wait for what must come within `seconds`; how long it took."""
+        """Wait up to `seconds` for a condition; return the time it took."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         while not condition():
@@ -113,7 +113,7 @@ class LeaseScene:
 
 @asynccontextmanager
 async def electing(*names: str) -> AsyncIterator[LeaseScene]:
-    """Replicas of these names, the first of which leads. Two never did, in the end."""
+    """Run replicas of these names, of which the first leads; check that two never led."""
     scene = LeaseScene(KubeApi(LoopClock()))
     try:
         for name in names:
@@ -133,8 +133,8 @@ pytestmark = pytest.mark.looptime
 LEASE_SECONDS = TIMINGS.lease_seconds
 
 
-async def test_one_leads_and_stays() -> None:
-    """The others look on, and are not asked for anything else."""
+async def test_one_replica_leads_and_remains_leader() -> None:
+    """The others only read the Lease."""
     async with electing("a", "b", "c") as scene:
         assert await scene.watched(120.0) == [{"a"}]
         spec = scene.spec
@@ -146,8 +146,8 @@ async def test_one_leads_and_stays() -> None:
         assert writes == []
 
 
-async def test_a_killed_leader_is_followed_when_its_lease_ends() -> None:
-    """Within a second of it, and the change is counted in the lease."""
+async def test_a_killed_leader_is_succeeded_when_its_lease_ends() -> None:
+    """The change happens within a second and is counted in the Lease."""
     async with electing("a", "b") as scene:
         await asyncio.sleep(31.0)
         await scene.replicas["a"].killed()
@@ -157,8 +157,8 @@ async def test_a_killed_leader_is_followed_when_its_lease_ends() -> None:
 
 
 @pytest.mark.parametrize("way", ["resign", "cancel"])
-async def test_a_leader_that_ends_gives_its_lease_back(way: str) -> None:
-    """It leads no more at once; a standby takes over with its next look."""
+async def test_a_stopping_leader_releases_its_lease(way: str) -> None:
+    """It stops leading at once; a standby takes over at its next read."""
     async with electing("a", "b") as scene:
         await asyncio.sleep(5.3)
         one = scene.replicas["a"]
@@ -173,8 +173,8 @@ async def test_a_leader_that_ends_gives_its_lease_back(way: str) -> None:
         assert one.keeper.is_leader() is False
 
 
-async def test_a_leader_that_ends_in_the_middle_of_a_renewal_gives_its_lease_back() -> None:
-    """Both if the renewal was stored and if it was not."""
+async def test_a_leader_that_stops_during_a_renewal_releases_its_lease() -> None:
+    """This holds whether or not the renewal was stored."""
     async with electing("a") as scene:
         scene.server.faults.delay(0.5, "update")
         one = scene.replicas["a"]
@@ -185,7 +185,7 @@ async def test_a_leader_that_ends_in_the_middle_of_a_renewal_gives_its_lease_bac
         assert scene.spec["holderIdentity"] == ""
 
 
-async def test_a_server_that_is_away_ends_leading_and_begins_it_again() -> None:
+async def test_leadership_ends_and_returns_with_the_server() -> None:
     """The leader resigns by its own clock; no replica exits; one leads again within seconds."""
     async with electing("a", "b") as scene:
         await asyncio.sleep(10.0)
@@ -202,8 +202,8 @@ async def test_a_server_that_is_away_ends_leading_and_begins_it_again() -> None:
         assert scene.replicas[scene.leaders[0]].keeper.problem() is None
 
 
-async def test_a_server_that_hangs_is_no_reason_to_lead_on() -> None:
-    """No answer is none; requests do not pile up."""
+async def test_a_leader_resigns_when_the_server_hangs() -> None:
+    """Silence is no renewal; requests do not pile up."""
     async with electing("a", "b") as scene:
         scene.server.faults.add(Fault(hangs=True))
         await scene.until(lambda: not scene.leaders, TIMINGS.renew_seconds + SOON)
@@ -212,7 +212,7 @@ async def test_a_server_that_hangs_is_no_reason_to_lead_on() -> None:
 
 
 async def test_a_write_by_another_client_is_no_loss() -> None:
-    """A conflict is looked into, and the lease renewed."""
+    """After a conflict the Lease is read and renewed."""
     async with electing("a", "b") as scene:
         for _ in range(8):
             await asyncio.sleep(1.7)
@@ -224,7 +224,7 @@ async def test_a_write_by_another_client_is_no_loss() -> None:
 
 
 async def test_a_deleted_lease_is_made_again_by_its_holder() -> None:
-    """A standby waits, for the holder does not know yet."""
+    """A standby waits because the holder does not know yet."""
     async with electing("a", "b") as scene:
         await asyncio.sleep(3.3)
         scene.server.erase("leases", LEASE.name)
@@ -275,7 +275,7 @@ async def test_missing_rights_name_the_rule(caplog: pytest.LogCaptureFixture) ->
 
 
 async def test_series_show_the_leader() -> None:
-    """One gauge, changes, and how old the last renewal is."""
+    """They are the gauge of leadership, the changes, and the age of the last renewal."""
     async with electing("a", "b") as scene:
         await asyncio.sleep(9.0)
         a, b = scene.replicas["a"], scene.replicas["b"]

@@ -78,7 +78,7 @@ def test_another_object_of_the_name_is_a_change(objects: ObjectMap[int]) -> None
     assert settle(objects, raw("a", 1, uid="u3"))
 
 
-def test_the_end_of_an_older_object_takes_nothing_away(objects: ObjectMap[int]) -> None:
+def test_the_deletion_of_an_older_object_removes_nothing(objects: ObjectMap[int]) -> None:
     """A DELETED that comes after its name was taken by another."""
     put(objects, "a", 1, uid="new")
     assert not objects.remove(Metadata("a", "default", "old", "9"))
@@ -95,7 +95,7 @@ def test_a_list_replaces_all_objects(objects: ObjectMap[int]) -> None:
     assert [name for _, name in objects.view] == ["c", "b", "d"]
 
 
-def test_a_record_that_is_none_is_not_shown_but_known(objects: ObjectMap[int]) -> None:
+def test_an_object_without_a_record_is_known_but_not_shown(objects: ObjectMap[int]) -> None:
     """Going out of sight and coming back are changes; staying out of sight is none."""
     assert not put(objects, "a", -1)
     assert not put(objects, "a", -2)
@@ -159,9 +159,7 @@ def test_a_nameless_object_in_a_list_is_left_out(objects: ObjectMap[int], text: 
 
 
 @pytest.mark.parametrize("text", [b"{}", b"null", b'{"metadata":{"name":"\xff"}}'])
-def test_a_list_that_cannot_be_read_takes_nothing_away(
-    objects: ObjectMap[int], text: bytes
-) -> None:
+def test_an_unreadable_list_removes_nothing(objects: ObjectMap[int], text: bytes) -> None:
     """A missing object may be the unreadable one; the next complete list decides."""
     settle(objects, raw("a"), raw("b"))
     assert not settle(objects, msgspec.Raw(text), msgspec.Raw(text))
@@ -193,7 +191,7 @@ EVENTS = st.lists(
 
 @examples(150)
 @given(EVENTS)
-def test_it_is_what_a_plain_dictionary_would_be(events: list[tuple[str, str, int, str]]) -> None:
+def test_the_map_equals_a_plain_dictionary(events: list[tuple[str, str, int, str]]) -> None:
     """And it says that the view changed exactly when an object of it or its record did."""
     objects: ObjectMap[int] = ObjectMap(decode, "things")
     model: dict[str, tuple[str, int]] = {}

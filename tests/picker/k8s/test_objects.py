@@ -196,7 +196,7 @@ def test_the_number_of_problems_is_bounded_and_errors_come_first() -> None:
     assert reading.problems[0].key == "spec.appProtocol"
 
 
-def test_deeply_nested_objects_do_no_harm() -> None:
+def test_deeply_nested_objects_are_harmless() -> None:
     """Unknown values are not walked through."""
     deep: Any = []
     for _ in range(100_000):
@@ -229,7 +229,7 @@ def test_a_label_that_was_dropped_is_reported() -> None:
 
 
 @pytest.mark.parametrize("status", [{"parents": 7}, [], {"conditions": [{}] * 99}])
-def test_a_status_takes_nothing_away(status: Any) -> None:
+def test_a_status_changes_nothing(status: Any) -> None:
     """Others write it, and the picker does not read it."""
     assert read_pool(pool(status)).problems == ()
     assert isinstance(read_policy(objective(status)).value, InferenceObjective)

@@ -14,7 +14,7 @@ from tests.support.kube.pod_records import LABELS, record
 
 
 def selects(labels: Mapping[str, str]) -> bool:
-    """The Pods of the tests."""
+    """Select the Pods of the tests."""
     return labels.get("app") == "vllm"
 
 
@@ -26,7 +26,7 @@ class Scene:
         self.view = PoolView(PoolShape("", selects, ports or (8000,)))
 
     def put(self, name: str, ip: str = "", **how: Any) -> None:
-        """A Pod with an IP of its own, in a state."""
+        """Add a Pod with its own IP in a given state."""
         self.view.put(record(name, ip or f"10.0.0.{ord(name[0])}", **how), self.now)
 
     @property
@@ -40,7 +40,7 @@ class Scene:
 
     @property
     def pods(self) -> set[str]:
-        """The Pods that are endpoints now, by the first letter."""
+        """Return the first letters of the Pods that are endpoints now."""
         return {name[0] for name in self.names}
 
     def wait(self, seconds: float) -> None:
@@ -48,7 +48,7 @@ class Scene:
 
 
 def test_every_port_of_a_pod_is_an_endpoint_of_its_own() -> None:
-    """Named after the Pod and the port's place, with the Pod's labels and node."""
+    """It has the Pod's name, the port's index, and the Pod's labels and node."""
     scene = Scene(8000, 8001)
     scene.put("a", "10.0.0.1", namespace="default")
     first, second = scene.endpoints
@@ -63,7 +63,7 @@ def test_every_port_of_a_pod_is_an_endpoint_of_its_own() -> None:
 
 
 def test_a_pod_may_restrict_itself_to_some_ports() -> None:
-    """Ranks keep their numbers; with none that is a target port it is no endpoint."""
+    """Ranks keep their numbers; a Pod without any target port is no endpoint."""
     scene = Scene(8000, 8001, 8002)
     scene.put("a", annotations={ACTIVE_PORTS: "8002,8000,9999"})
     assert scene.names == {"a-rank-0", "a-rank-2"}
@@ -87,7 +87,7 @@ def test_a_pod_may_restrict_itself_to_some_ports() -> None:
     ],
 )
 def test_a_change_beyond_lost_readiness_takes_effect_at_once(how: dict[str, Any]) -> None:
-    """Even for the last Pod of the pool."""
+    """This holds even for the last Pod of the pool."""
     scene = Scene()
     scene.put("a")
     assert scene.pods == {"a"}
@@ -97,8 +97,8 @@ def test_a_change_beyond_lost_readiness_takes_effect_at_once(how: dict[str, Any]
     assert not scene.view._on_node
 
 
-def test_a_pod_alone_on_its_node_that_loses_readiness_is_out_at_once() -> None:
-    """Others serve, and nothing speaks for its node's doing."""
+def test_an_unready_pod_alone_on_its_node_is_removed_at_once() -> None:
+    """Other Pods serve, and no sign points to a fault of its node."""
     scene = Scene()
     scene.put("a", node="n1")
     scene.put("b", node="n2")
@@ -106,8 +106,8 @@ def test_a_pod_alone_on_its_node_that_loses_readiness_is_out_at_once() -> None:
     assert scene.pods == {"b"}
 
 
-def test_one_of_several_on_a_node_is_out_when_the_others_go_on() -> None:
-    """It is waited for a moment, which is when the view may change by itself."""
+def test_one_unready_pod_of_a_node_is_removed_when_the_others_stay_ready() -> None:
+    """It is held for a moment, after which the view changes by itself."""
     scene = Scene()
     for name in "abc":
         scene.put(name)
@@ -120,7 +120,7 @@ def test_one_of_several_on_a_node_is_out_when_the_others_go_on() -> None:
 
 
 def test_pods_of_a_node_that_flicker_together_stay() -> None:
-    """One after the other, as when a kubelet starts again, and back within half a second."""
+    """They flicker in sequence, as at a restart of the kubelet, and return in half a second."""
     scene = Scene()
     for name in "abc":
         scene.put(name)
@@ -136,8 +136,8 @@ def test_pods_of_a_node_that_flicker_together_stay() -> None:
     assert scene.view.look(scene.now).next_due is None
 
 
-def test_pods_of_a_node_that_do_not_come_back_are_out_after_a_second() -> None:
-    """Each a second after it was heard of."""
+def test_pods_of_a_node_that_stay_unready_are_removed_after_a_second() -> None:
+    """Each is removed a second after its change was received."""
     scene = Scene()
     for name in "ab":
         scene.put(name)
@@ -164,8 +164,8 @@ def test_the_last_pods_of_a_pool_remain_for_a_second() -> None:
     assert scene.pods == set()
 
 
-def test_a_pod_that_is_out_comes_back_when_it_is_ready() -> None:
-    """And may flicker again then."""
+def test_a_removed_pod_returns_when_it_is_ready() -> None:
+    """After that it may flicker again."""
     scene = Scene()
     scene.put("a")
     scene.put("a", ready=False)
@@ -179,7 +179,7 @@ def test_a_pod_that_is_out_comes_back_when_it_is_ready() -> None:
 
 
 def test_the_newer_of_two_pods_with_one_ip_has_it() -> None:
-    """Though it is not ready: requests for the older one would come to it."""
+    """This holds even if it is not ready: requests to the older Pod would reach it."""
     scene = Scene()
     scene.put("a", "10.0.0.1", created="2026-01-01T00:00:00Z")
     scene.put("b", "10.0.0.1", created="2026-01-01T00:00:05Z", ready=False)
@@ -191,7 +191,7 @@ def test_the_newer_of_two_pods_with_one_ip_has_it() -> None:
 
 
 def test_on_a_hosts_network_an_ip_is_shared_and_a_port_is_not() -> None:
-    """By annotations each of two Pods may serve at its own ports of the host."""
+    """Annotations let each of two Pods serve at its own ports of the host."""
     scene = Scene(8000, 8001)
     host = {"host_network": True}
     scene.put("a", "10.0.0.1", annotations={ACTIVE_PORTS: "8000"}, **host)
@@ -227,7 +227,7 @@ def at(*ports: int) -> dict[str, Any]:
 def test_on_a_hosts_network_a_port_is_that_of_the_pod_that_declares_it(
     first: dict[str, Any], second: dict[str, Any], names: set[str], newer: str
 ) -> None:
-    """Whichever is newer; alone there a Pod has all ports, as it need not declare any."""
+    """Age does not matter; a Pod alone there has all ports, since declarations are optional."""
     scene = Scene(8000, 8001, 8002)
     for name, how in (("a", first), ("b", second)):
         scene.put(name, "10.0.0.1", created=f"202{5 + (name == newer)}-01-01T00:00:00Z", **how)
@@ -237,8 +237,8 @@ def test_on_a_hosts_network_a_port_is_that_of_the_pod_that_declares_it(
     assert scene.names == {"b-rank-0", "b-rank-1", "b-rank-2"}
 
 
-def test_a_pod_that_is_left_without_a_port_is_reported() -> None:
-    """It declares none, and all are declared by others."""
+def test_a_pod_without_a_free_port_is_reported() -> None:
+    """It declares no port, and other Pods declare all of them."""
     scene = Scene(8000, 8001)
     scene.put("a", "10.0.0.1", **at(8000))
     scene.put("b", "10.0.0.1", **at(8001))
@@ -253,7 +253,7 @@ def test_a_pod_that_is_left_without_a_port_is_reported() -> None:
 
 @pytest.mark.parametrize("how", [at(), at(8000), {"host_network": True}, {}])
 def test_two_pods_with_equal_claims_to_a_port_are_reported_once(how: dict[str, Any]) -> None:
-    """The newer one has it. On their own network a stale Pod is reported as well."""
+    """The newer one gets it. With Pod networking, a stale Pod is reported as well."""
     scene = Scene()
     scene.put("a", "10.0.0.1", created="2026-01-01T00:00:00Z", **how)
     scene.put("b", "10.0.0.1", created="2026-01-01T00:00:05Z", **how)
@@ -264,8 +264,8 @@ def test_two_pods_with_equal_claims_to_a_port_are_reported_once(how: dict[str, A
     assert scene.view.look(scene.now).contests == ()
 
 
-def test_pods_that_are_not_in_a_whole_list_are_gone() -> None:
-    """A list says all that there is."""
+def test_pods_missing_from_a_complete_list_are_removed() -> None:
+    """A list is complete."""
     scene = Scene()
     scene.put("a")
     scene.put("b")
@@ -274,7 +274,7 @@ def test_pods_that_are_not_in_a_whole_list_are_gone() -> None:
 
 
 def test_an_irrelevant_change_gives_the_same_endpoints() -> None:
-    """The very same objects, by which others see at once that nothing has changed."""
+    """Identical objects show readers at once that nothing has changed."""
     scene = Scene()
     scene.put("a")
     (before,) = scene.endpoints

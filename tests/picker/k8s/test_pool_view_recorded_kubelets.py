@@ -52,7 +52,7 @@ def states_after(steps: Iterable[Step], before: Iterable[Object]) -> dict[str, O
 
 @pytest.mark.looptime
 @pytest.mark.parametrize("name", ["pod_lifecycle", "pod_faults", "deployment_rollout"])
-async def test_after_every_step_those_pods_serve_that_say_so(name: str) -> None:
+async def test_ready_pods_serve_after_every_step(name: str) -> None:
     """With time after each to be sure that nothing is held for a moment only."""
     stream = recording(name)
     async with following() as scene:
@@ -94,7 +94,7 @@ def check(shown: list[tuple[float, set[str]]], *expected: tuple[float, set[str]]
 
 
 @pytest.mark.looptime
-async def test_a_pods_life_in_its_own_time() -> None:
+async def test_endpoints_follow_a_recorded_life_of_a_pod() -> None:
     """It serves from its readiness to its deletion, though it says ready for three seconds more."""
     async with following() as scene:
         scene.write_pool(APP)
@@ -104,7 +104,7 @@ async def test_a_pods_life_in_its_own_time() -> None:
 
 
 @pytest.mark.looptime
-async def test_a_rollout_in_its_own_time() -> None:
+async def test_endpoints_follow_a_recorded_rollout() -> None:
     """Three Pods are replaced one by one, and at no time fewer than three serve."""
     async with following() as scene:
         scene.write_pool(APP)
@@ -128,7 +128,7 @@ async def test_a_rollout_in_its_own_time() -> None:
 
 
 @pytest.mark.looptime
-async def test_faults_in_their_own_time() -> None:
+async def test_endpoints_follow_recorded_faults() -> None:
     """A failing probe, two kills for memory under one IP, a node that is lost and comes back."""
     async with following() as scene:
         scene.write_pool(APP)
@@ -163,7 +163,7 @@ async def test_faults_in_their_own_time() -> None:
 
 
 @pytest.mark.looptime
-async def test_a_kubelet_that_comes_back_takes_no_endpoint_away() -> None:
+async def test_a_returning_kubelet_removes_no_endpoint() -> None:
     """All Pods of its node are unready for up to half a second; nothing is forgotten of them."""
     whole = recording("pod_faults")
     steps = [one for one in whole.steps if FLAP_SECONDS[0] < one.seconds < FLAP_SECONDS[1]]
@@ -180,7 +180,7 @@ async def test_a_kubelet_that_comes_back_takes_no_endpoint_away() -> None:
 
 
 @pytest.mark.looptime
-async def test_a_recorded_kill_for_memory_is_a_server_that_knows_nothing() -> None:
+async def test_a_recorded_out_of_memory_kill_is_a_new_incarnation() -> None:
     """Same name, same IP and port; what was known of it is forgotten, its metrics with it."""
     whole = recording("pod_faults")
     stream = replace(

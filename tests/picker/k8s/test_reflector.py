@@ -1,4 +1,4 @@
-"""Following objects in virtual time: what changes is seen, once, at once, and cheaply."""
+"""A reflector in virtual time: each change is published once, at once, and cheaply."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def test_a_reflector_lists_and_watches() -> None:
 
 
 async def test_an_empty_list_is_published_too() -> None:
-    """Listeners learn once that there is nothing; before that nothing is known."""
+    """Listeners learn once that no object exists; before that the state is unknown."""
     async with following(first_seconds=0) as scene:
         assert not scene.reflector.synced
         await asyncio.sleep(1)
@@ -46,7 +46,7 @@ async def test_many_events_at_once_are_one_change() -> None:
 
 
 async def test_a_stream_of_events_is_published_every_few_milliseconds() -> None:
-    """A call every five milliseconds at most, and the last event is not left out."""
+    """Listeners are called every five milliseconds at most, and the last event is published."""
     async with following("a") as scene:
         scene.published.clear()
         for number in range(1000):
@@ -60,7 +60,7 @@ async def test_a_stream_of_events_is_published_every_few_milliseconds() -> None:
 
 
 async def test_a_single_event_is_published_at_once() -> None:
-    """There is no wait for others that may come."""
+    """It does not wait for later events."""
     async with following("a") as scene:
         scene.write("a", "2")
         loop = asyncio.get_running_loop()
@@ -71,7 +71,7 @@ async def test_a_single_event_is_published_at_once() -> None:
 
 
 async def test_a_change_of_an_unread_field_is_not_published() -> None:
-    """An object's other fields may change as often as they like."""
+    """Other fields of an object may change often."""
     async with following("a") as scene:
         scene.published.clear()
         changed = dict(scene.server.read("configmaps", "a"))
@@ -83,7 +83,7 @@ async def test_a_change_of_an_unread_field_is_not_published() -> None:
 
 
 async def test_a_quiet_selection_costs_three_requests_a_minute() -> None:
-    """Watches of 18 to 24 seconds, one after the other, and a list about every ten minutes."""
+    """They are watches of 18 to 24 seconds, and a list about every ten minutes."""
     async with following("a") as scene:
         await asyncio.sleep(3600)
         assert 3600 / 24 <= scene.asked("watch") <= 3600 / 18 + 8
@@ -118,8 +118,8 @@ async def test_no_event_is_lost_or_doubled_between_two_watches() -> None:
         b"\n\n",
     ],
 )
-async def test_an_event_that_makes_no_sense_does_no_harm(line: bytes) -> None:
-    """A bookmark changes nothing, and the same watch continues."""
+async def test_a_nonsensical_event_is_harmless(line: bytes) -> None:
+    """The event changes nothing, and the same watch continues."""
     async with following("a") as scene:
         scene.server.watches.inject([line])
         await asyncio.sleep(1)
@@ -130,7 +130,7 @@ async def test_an_event_that_makes_no_sense_does_no_harm(line: bytes) -> None:
 
 
 async def test_an_unreadable_event_causes_a_list_soon() -> None:
-    """Within a minute, and not for every such event."""
+    """The list comes within a minute, and not for every such event."""
     async with following("a") as scene:
         for _ in range(100):
             scene.server.watches.inject([b'{"type":"DELETED","object":{"metadata":null}}\n'])
@@ -142,8 +142,8 @@ async def test_an_unreadable_event_causes_a_list_soon() -> None:
 @pytest.mark.parametrize(
     "line", [b"garbage\n", b'{"type":"ADD', b'{"type":3,"object":{}}\n', b"\xff\n"]
 )
-async def test_a_line_that_is_none_breaks_only_the_watch(line: bytes) -> None:
-    """Another is opened, from the same version, and nothing is lost."""
+async def test_a_malformed_line_breaks_only_the_watch(line: bytes) -> None:
+    """Another watch starts from the same version, and no event is lost."""
     async with following("a") as scene:
         scene.server.watches.inject([line])
         scene.write("b")
@@ -151,8 +151,8 @@ async def test_a_line_that_is_none_breaks_only_the_watch(line: bytes) -> None:
         assert scene.asked("list") == 1
 
 
-async def test_a_server_that_only_talks_garbage_is_asked_ever_less() -> None:
-    """Lists still keep the view right; there is no flood."""
+async def test_a_server_that_sends_garbage_is_asked_with_growing_delays() -> None:
+    """Lists keep the view right, without a flood of requests."""
     async with following("a") as scene:
         before = scene.asked()
         for second in range(300):
@@ -165,8 +165,8 @@ async def test_a_server_that_only_talks_garbage_is_asked_ever_less() -> None:
         assert scene.reflector.problem() is not None
 
 
-async def test_an_outage_is_said_once_and_its_end_too(caplog: pytest.LogCaptureFixture) -> None:
-    """Not at every attempt."""
+async def test_an_outage_and_its_end_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Single attempts are not logged."""
     with caplog.at_level(logging.INFO, logger="picker.k8s.reflector"):
         async with following("a") as scene:
             scene.api.go_away()

@@ -14,12 +14,12 @@ def contact() -> Contact:
     return Contact(PODS, Selection("models"))
 
 
-def test_nothing_is_wrong_before_something_failed(contact: Contact) -> None:
+def test_a_new_contact_has_no_problem(contact: Contact) -> None:
     assert contact.problem(5) is None
     assert contact.silent_seconds(5) is None
 
 
-def test_a_failure_is_news_once_and_its_end_too(contact: Contact) -> None:
+def test_a_failure_and_its_end_are_reported_once(contact: Contact) -> None:
     """Another reason is news again; how long it has lasted counts from the first."""
     assert contact.failed(10, UnreachableError("refused"))
     assert not contact.failed(20, UnreachableError("reset"))

@@ -1,4 +1,4 @@
-"""Following objects while the API server fails, in virtual time: right again soon, no floods."""
+"""A reflector under faults of the API server, in virtual time: quick recovery, no floods."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ async def test_a_version_that_is_too_old_is_listed_again() -> None:
         assert scene.counted("errors_total", "410") == 1
 
 
-async def test_a_window_that_is_always_too_short_is_no_flood() -> None:
-    """Every watch is refused with 410: lists come ever less often, and keep the view right."""
+async def test_a_window_that_is_always_too_short_causes_no_flood() -> None:
+    """Every watch is refused with 410: lists get rarer and keep the view right."""
     async with following("a") as scene:
         scene.server.faults.answer(statuses.expired(1, 2), "watch")
         scene.server.watches.end()
@@ -47,8 +47,8 @@ async def test_a_window_that_is_always_too_short_is_no_flood() -> None:
         await scene.equal(seconds=6)
 
 
-async def test_a_server_gone_for_ten_minutes_leaves_the_view_as_it_is() -> None:
-    """It is said all the time, requests are few, and seconds after its return all is right."""
+async def test_an_outage_of_ten_minutes_leaves_the_view_unchanged() -> None:
+    """The outage is reported, requests are few, and the view is right seconds after its end."""
     async with following("a", "b") as scene:
         scene.api.go_away()
         await asyncio.sleep(1)
@@ -96,8 +96,8 @@ async def test_a_silent_path_is_noticed_within_half_a_minute() -> None:
         await scene.until(lambda: scene.reflector.problem() is None, seconds=30)
 
 
-async def test_a_server_that_does_not_answer_at_all_is_noticed_too() -> None:
-    """Watches open, and lists, hang."""
+async def test_a_server_that_never_answers_is_noticed_too() -> None:
+    """Both watches and lists hang."""
     async with following("a") as scene:
         scene.server.faults.add(Fault(hangs=True))
         scene.server.watches.end(abruptly=True)
@@ -111,7 +111,7 @@ async def test_a_server_that_does_not_answer_at_all_is_noticed_too() -> None:
 
 
 async def test_a_server_that_asks_for_patience_gets_it() -> None:
-    """429 with Retry-After, also within a watch: nothing is asked before."""
+    """429 with Retry-After, also within a watch: no request is sent before."""
     async with following("a") as scene:
         scene.server.faults.answer(statuses.too_many_requests("busy", 20), "watch", "list")
         scene.server.watches.fail(statuses.too_many_requests("busy", 20))
@@ -127,8 +127,8 @@ async def test_a_server_that_asks_for_patience_gets_it() -> None:
         await scene.equal(seconds=26)
 
 
-async def test_watches_that_end_at_once_are_no_flood() -> None:
-    """A server, or what is before it, that accepts and closes: every change is still seen soon."""
+async def test_watches_that_end_at_once_cause_no_flood() -> None:
+    """The server or a proxy accepts and closes; every change still appears soon."""
     async with following("a") as scene:
         before = scene.asked()
         for number in range(1200):
@@ -140,8 +140,8 @@ async def test_watches_that_end_at_once_are_no_flood() -> None:
         await scene.equal(seconds=6)
 
 
-async def test_lost_rights_are_said_with_what_to_grant() -> None:
-    """The view stays, requests are few, and granting them again is enough."""
+async def test_lost_permissions_are_logged_with_the_rule_to_grant() -> None:
+    """The view stays, requests are few, and a new grant is enough to recover."""
     async with following("a", token="secret", first_seconds=0) as scene:
         scene.server.access.grant("secret", "picker", [SELECTED_RULE])
         await scene.until(lambda: scene.reflector.synced, seconds=20)
@@ -184,8 +184,8 @@ async def test_a_kind_that_is_not_installed_has_no_objects() -> None:
         assert scene.reflector.problem() is None
 
 
-async def test_a_kind_that_is_gone_takes_its_objects_with_it_after_a_minute() -> None:
-    """Not at once: a server that starts may not know all of its kinds yet."""
+async def test_a_removed_kind_loses_its_objects_after_a_minute() -> None:
+    """The delay covers a starting server that does not know all of its kinds yet."""
     async with following("a") as scene:
         (resource,) = _missing(scene)
         scene.server.watches.end()
@@ -199,7 +199,7 @@ async def test_a_kind_that_is_gone_takes_its_objects_with_it_after_a_minute() ->
 
 
 async def test_a_version_of_the_future_is_noticed_by_the_list_that_is_due() -> None:
-    """A restored backup: watches are silent about it, so all is listed about every ten minutes."""
+    """A restored backup: watches are silent about it, so the regular list finds it."""
     async with following("a") as scene:
         for number in range(100):
             scene.write("a", str(number))
@@ -227,7 +227,7 @@ async def test_a_version_of_the_future_after_an_outage_is_noticed_at_once() -> N
 
 
 async def test_a_bookmark_that_goes_back_is_a_backup_too() -> None:
-    """All is listed again."""
+    """It causes a new list."""
     async with following("a") as scene:
         body = {"kind": "ConfigMap", "metadata": {"resourceVersion": "7"}}
         scene.server.watches.inject_object("BOOKMARK", body)
@@ -235,8 +235,8 @@ async def test_a_bookmark_that_goes_back_is_a_backup_too() -> None:
         assert scene.asked("list") == 2
 
 
-async def test_a_bookmark_is_where_the_next_watch_begins() -> None:
-    """Others' changes have moved the window on; nothing has to be listed again."""
+async def test_the_next_watch_begins_at_the_last_bookmark() -> None:
+    """Changes of other objects advanced the window; no new list is necessary."""
     async with following("a", window=5) as scene:
         for number in range(20):
             scene.write("other", str(number), app="y")
@@ -249,7 +249,7 @@ async def test_a_bookmark_is_where_the_next_watch_begins() -> None:
 
 
 async def test_a_list_that_fails_when_it_is_due_does_not_stop_the_watch() -> None:
-    """It is tried again after a minute or two; changes are seen meanwhile."""
+    """It is retried after a minute or two; changes appear meanwhile."""
     async with following("a") as scene:
         scene.server.faults.answer(statuses.internal(), "list")
         await asyncio.sleep(1500)
@@ -338,7 +338,7 @@ async def test_the_view_ends_up_right_after_any_faults(seed: int) -> None:
 
 
 async def test_periodic_lists_make_up_for_silent_watches() -> None:
-    """Something before the server accepts them and closes at once: what changes is seen soon."""
+    """A proxy accepts the watches and closes them at once; changes appear soon."""
 
     @asynccontextmanager
     async def barren(*_: object) -> AsyncIterator[AsyncIterator[WatchEvent]]:
@@ -360,7 +360,7 @@ async def test_periodic_lists_make_up_for_silent_watches() -> None:
         assert scene.asked("list") - before <= 80
 
 
-async def test_a_proxy_that_answers_404_takes_nothing_away() -> None:
+async def test_a_proxy_that_answers_404_removes_nothing() -> None:
     """A kind is only missing when discovery says so, and still knows of others."""
 
     async def none(_: object) -> bool:

@@ -117,7 +117,7 @@ def legacy(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.looptime
-async def test_objectives_that_are_forbidden_do_not_keep_requests_away() -> None:
+async def test_forbidden_objectives_do_not_stop_requests() -> None:
     """After a few seconds requests continue without them, and the log names the missing role."""
     server = new_server()
     refused = ApiError(403, "Forbidden", "no role")
@@ -133,7 +133,7 @@ async def test_objectives_that_are_forbidden_do_not_keep_requests_away() -> None
 
 
 @pytest.mark.looptime
-async def test_rules_are_there_before_the_first_endpoint() -> None:
+async def test_rules_are_loaded_before_the_first_endpoint() -> None:
     """However long objectives take, no request is decided without them in the first seconds."""
     server = new_server()
     server.faults.delay(3.0, "list", plural="inferenceobjectives")
@@ -178,7 +178,7 @@ class Discovery:
 
 
 @pytest.mark.looptime
-async def test_it_ends_while_it_changes_from_one_group_to_the_other() -> None:
+async def test_the_reader_stops_during_a_change_of_groups() -> None:
     """A cancellation is not mistaken for the end of what was followed before."""
     api, slow = Discovery(), SlowToEnd()
     follower = KindFollower(

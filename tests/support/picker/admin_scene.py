@@ -1,4 +1,4 @@
-"""A picker's HTTP port with made-up things behind it, the same in every run."""
+"""A picker's HTTP port with made-up state behind it, the same in every run."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def explained(one: RecordSummary) -> RecordView:
 
 @dataclass
 class MadeUpSource:
-    """An `AdminSource` that says what a test put into it."""
+    """An `AdminSource` that returns values set by a test."""
 
     queues_view: QueuesView = QUEUES
     records: dict[str, RecordView] = field(default_factory=dict)
@@ -170,7 +170,7 @@ class MadeUpSource:
     inflight: InflightLoad = field(default_factory=InflightLoad)
 
     def remember(self, *summaries: RecordSummary) -> None:
-        """Know of requests, the oldest first."""
+        """Add requests, oldest first."""
         for one in summaries:
             self.records[one.request_id] = explained(one)
 
@@ -223,7 +223,7 @@ class Scene:
         self.server = AdminServer.of_one(self.pages, lambda: True)
 
     def pool(self, *names: str) -> None:
-        """Make the pool these endpoints; nothing is known of their load."""
+        """Set the endpoints of the pool, with unknown loads."""
         endpoints = [Endpoint(name, "10.0.0.1", 8000 + at) for at, name in enumerate(names)]
         self.datastore.set_endpoints(endpoints)
         self.source.counts_for = [one.key for one in endpoints]
@@ -242,7 +242,7 @@ class Scene:
         self.datastore.update_metrics(f"default/{name}", metrics)
 
     def decide(self, name: str, prompt_tokens: int, cached_tokens: int) -> None:
-        """A request was sent to an endpoint that was expected to have this much of it."""
+        """Record a request sent to an endpoint with the given expected cached tokens."""
         self.source.counted.decided(decision(name, prompt_tokens, cached_tokens))
 
     async def sample(self) -> None:
@@ -314,7 +314,7 @@ async def busy_scene() -> Scene:
 
 @asynccontextmanager
 async def serving(scene: Scene, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[Scene]:
-    """The scene behind a real port."""
+    """Serve the scene at a real port."""
     port = await scene.server.start(host, port)
     scene.url = f"http://127.0.0.1:{port}"
     try:

@@ -12,7 +12,7 @@ BODY = ParsedBody(Api.RAW, "m")
 
 
 class Queue:
-    """The requests of one band, in order of arrival, and those that were let in."""
+    """The requests of one band, in order of arrival, and the dispatched ones."""
 
     def __init__(self, fairness: BandFairness) -> None:
         self.fairness = fairness
@@ -40,7 +40,7 @@ class Queue:
             self.push(flow, tokens)
 
     def cancel(self, flow: str) -> None:
-        """The client of the flow's head has gone."""
+        """Remove the head of a flow, as when its client disconnects."""
         if self.flows.get(flow):
             self.flows[flow].popleft()
             self._report_head(flow)
@@ -59,17 +59,17 @@ class Queue:
         return item
 
     def complete(self, item: QueuedRequest, usage: Usage | None = None) -> None:
-        """One that was let in is over."""
+        """Complete a dispatched request."""
         self.under_way.remove(item)
         self.fairness.completed(item, usage, self.now)
 
     def forget(self, flow: str) -> None:
-        """Nothing has come of the flow for long."""
+        """Forget an idle flow."""
         if not self.flows.get(flow):
             self.fairness.forget(flow)
 
     def drain(self) -> str:
-        """The flows of all who wait, in the order in which they go."""
+        """Dispatch all requests; return their flows in order."""
         order: list[str] = []
         while (item := self.dispatch()) is not None:
             order.append(item.flow)

@@ -19,7 +19,7 @@ from tests.support.picker.first_candidate import first_candidate
 
 
 class Picker:
-    """This project's picker over whatever endpoint it is given, in this process."""
+    """This project's picker over a given endpoint, in this process."""
 
     def __init__(self) -> None:
         self.inflight = InflightLoad()
@@ -32,7 +32,7 @@ class Picker:
         self.server = build_server(director, options=options, health=health)
 
     def pick(self, *ports: int) -> None:
-        """From now on choose the first of these workers."""
+        """Make the first of these workers the choice from now on."""
         self._datastore.set_endpoints(
             [Endpoint(f"pod-{port}", "127.0.0.1", port) for port in ports]
         )

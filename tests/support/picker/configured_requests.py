@@ -38,7 +38,7 @@ PROMPT = {"model": "m", "prompt": "tell me a story " * 100}
 
 @dataclass
 class Moment:
-    """The time, which passes by assignment."""
+    """A clock that tests set."""
 
     seconds: float = 100.0
 
@@ -48,7 +48,7 @@ class Moment:
 
 @dataclass
 class Routing:
-    """A configuration at work."""
+    """A running configuration."""
 
     assembly: Assembly
     director: Director
@@ -60,7 +60,7 @@ class Routing:
     async def route(
         self, body: Mapping[str, Any] = PROMPT, path: str = "/v1/completions", **headers: str
     ) -> tuple[Exchange, RouteDecision]:
-        """A request that leaves; `_` in names of headers is `-`."""
+        """Route a request; `_` in names of headers is `-`."""
         exchange = self.director.begin()
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
         raw = RawRequest({":path": path, "x-request-id": "r", **sent}, json.dumps(body).encode())
@@ -73,7 +73,7 @@ class Routing:
     def answer(
         self, exchange: Exchange, decision: RouteDecision, *pieces: bytes, step: float = 1.0
     ) -> None:
-        """Its response, a piece each `step` seconds, and its end."""
+        """Send its response, a piece every `step` seconds, and its end."""
         tap = decision.response
         tap.head(ResponseHead(200, {"content-type": "text/event-stream"}))
         for index, piece in enumerate(pieces):
@@ -82,11 +82,11 @@ class Routing:
         exchange.finish(FinishCause.COMPLETED, 200)
 
     def value(self, series: str, /, **labels: str) -> float | None:
-        """A sample of the page."""
+        """Return a sample of the metrics page."""
         return self.metrics.registry.get_sample_value(series, labels)
 
     def samples(self, series: str) -> dict[tuple[str, ...], float]:
-        """All samples of a series, by their labels' values in the order of the labels' names."""
+        """Return all samples of a series by label values, in the order of the labels' names."""
         return {
             tuple(value for _, value in sorted(sample.labels.items())): sample.value
             for family in self.metrics.registry.collect()

@@ -1,4 +1,4 @@
-"""Requests as an HTTP/2 client has written them to a picker, to be read without a socket."""
+"""Requests as an HTTP/2 client writes them to a picker, for reading without a socket."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CALL = (
 
 
 class Sink(asyncio.Transport):
-    """A transport that drops what it is given."""
+    """A transport that drops all bytes."""
 
     def write(self, data: Any) -> None:
         """Drop it."""

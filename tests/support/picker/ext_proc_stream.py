@@ -93,7 +93,7 @@ def directed(
 
 
 def request_pieces(body: bytes, ends: bool = True) -> list[Message]:
-    """The body of a request on its way on."""
+    """Return the replies to the body of a request."""
     return [
         pb.ProcessingResponse(request_body=_streamed(piece, ends and is_last))
         for piece, is_last in _cut(body)
@@ -103,7 +103,7 @@ def request_pieces(body: bytes, ends: bool = True) -> list[Message]:
 def response_pieces(
     body: bytes, ends: bool = True, metadata: Mapping[str, Any] | None = None
 ) -> list[Message]:
-    """The body of a response on its way on; `metadata` is beside the last piece."""
+    """Return the replies to the body of a response; `metadata` is beside the last piece."""
     messages = [
         pb.ProcessingResponse(response_body=_streamed(piece, ends and is_last))
         for piece, is_last in _cut(body)
@@ -182,7 +182,7 @@ def in_order(message: Message) -> Message:
 
 
 class GatewayStream:
-    """One stream. Whatever is read of it comes with its headers in order."""
+    """One stream. Replies are read with their headers in order."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.call = pb_grpc.ExternalProcessorStub(channel).Process()
@@ -242,11 +242,11 @@ class GatewayStream:
         await self.send(response_body=pb.HttpBody(body=body, end_of_stream=ends))
 
     async def response_trailers(self) -> None:
-        """The end of a response."""
+        """Send the trailers of a response."""
         await self.send(response_trailers=pb.HttpTrailers())
 
     async def read(self, number: int) -> list[Message]:
-        """The next messages, fewer where the stream ends before."""
+        """Read the next messages, fewer if the stream ends before."""
         found: list[Message] = []
         async with asyncio.timeout(PATIENCE_SECONDS):
             while len(found) < number:
@@ -257,7 +257,7 @@ class GatewayStream:
         return found
 
     async def read_request(self) -> list[Message]:
-        """Everything up to the end of the request, or up to the picker's own answer."""
+        """Read to the end of the request, or to the picker's own answer."""
         found: list[Message] = []
         while True:
             messages = await self.read(1)
@@ -266,7 +266,7 @@ class GatewayStream:
                 return found
 
     async def read_response(self) -> list[Message]:
-        """Everything up to the last piece of the response."""
+        """Read to the last piece of the response."""
         found: list[Message] = []
         while True:
             messages = await self.read(1)
@@ -275,7 +275,7 @@ class GatewayStream:
                 return found
 
     async def rest(self) -> list[Message]:
-        """The gateway says nothing more: everything that the picker still has to say."""
+        """Close the gateway's half and read the remaining replies."""
         await self.call.done_writing()
         return await self.read(10_000)
 
@@ -287,7 +287,7 @@ class GatewayStream:
         path: str = "/v1/completions",
         metadata: Mapping[str, Any] | None = None,
     ) -> list[Message]:
-        """A whole request in one piece, and everything that is said to it."""
+        """Send a whole request in one piece and read all replies."""
         await self.request_headers(headers, path=path)
         await self.request_body(body, metadata=metadata)
         return await self.read_request()
@@ -295,7 +295,7 @@ class GatewayStream:
     async def respond(
         self, pieces: Sequence[bytes], headers: Mapping[str, str] | None = None
     ) -> bytes:
-        """A whole response, the last piece of which ends it; what reaches the client of it."""
+        """Send a whole response that ends with its last piece; return the bytes for the client."""
         await self.response_headers(headers)
         for index, piece in enumerate(pieces):
             await self.response_body(piece, ends=index == len(pieces) - 1)
@@ -327,7 +327,7 @@ def body_of(messages: Iterable[Message]) -> bytes:
 
 
 def destination_of(messages: Sequence[Message]) -> str:
-    """The destination in the first message, which is said twice and alike."""
+    """Return the destination in the first message: equal in header and metadata."""
     head = messages[0]
     options = head.request_headers.response.header_mutation.set_headers
     values = [one.header.raw_value.decode() for one in options if one.header.key == DESTINATION]

@@ -1,4 +1,4 @@
-"""The least pipeline there is: parsers, and a scheduler that takes the first candidate."""
+"""A minimal pipeline: parsers, and a scheduler that takes the first candidate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pool, policies and requests for tests of flow control; simple enough to be seen through."""
+"""A pool, policies and requests for tests of flow control, as small as possible."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Fcfs:
     """Orders by arrival."""
 
     def rank(self, item: QueuedRequest) -> Rank:
-        """When it came."""
+        """Return the time of arrival."""
         return (item.enqueued_at_seconds,)
 
 
@@ -56,7 +56,7 @@ class FirstOfAll:
 
 
 class GlobalStrict:
-    """Makes `FirstOfAll`, and keeps them by priority."""
+    """Create a `FirstOfAll` for each priority."""
 
     def __init__(self) -> None:
         self.bands: dict[int, FirstOfAll] = {}
@@ -67,14 +67,14 @@ class GlobalStrict:
 
 
 class FirstOfEqual(FirstOfAll):
-    """The same for flows that share a full queue; `b` may hold twice as much as others."""
+    """The same policy for flows that share a full queue; `b` may hold twice as much as others."""
 
     def weight(self, flow: str) -> float:
         return 2.0 if flow == "b" else 1.0
 
 
 class Sharing:
-    """Makes `FirstOfEqual`."""
+    """Create a `FirstOfEqual` for each band."""
 
     def for_band(self, priority: int) -> FirstOfEqual:
         return FirstOfEqual()
@@ -104,14 +104,14 @@ class Slots:
     def saturation(
         self, candidates: Sequence[Candidate], attributes: Attributes, now_seconds: float
     ) -> float:
-        """Requests under way by slots."""
+        """Return the requests in flight per slot."""
         self.asked += 1
         under_way = sum(candidate.inflight_requests for candidate in candidates)
         return under_way / (self.slots * len(candidates))
 
 
 class Pool:
-    """Endpoints with what is under way there."""
+    """Endpoints with their requests in flight."""
 
     def __init__(self, size: int, labels: Mapping[str, str] | None = None) -> None:
         self.endpoints = [endpoint(i, labels) for i in range(size)]
@@ -168,7 +168,7 @@ def inference_request(
 
 @dataclass
 class Client:
-    """A request on its way: its task, and how it has ended so far."""
+    """A request in flight: its task and its outcome so far."""
 
     request: InferenceRequest
     task: asyncio.Task[None] | None = None
@@ -186,7 +186,7 @@ class Client:
 
 
 class Scene:
-    """A gate before a pool. Must be made while a loop runs."""
+    """A gate in front of a pool. Create it while a loop runs."""
 
     def __init__(self, pool: Pool | None = None, **values: Any) -> None:
         self.loop = asyncio.get_running_loop()
@@ -201,7 +201,7 @@ class Scene:
         self.order: list[Client] = []  # as they were let in
 
     async def arrive(self, *args: Any, leaves: bool = True, **values: Any) -> Client:
-        """A request comes; returns when it waits, or has been answered."""
+        """Send a request; return when it waits or has been answered."""
         client = Client(inference_request(*args, **values))
         self.clients.append(client)
         client.task = asyncio.create_task(self._live(client, leaves))
@@ -225,7 +225,7 @@ class Scene:
         """Called when a request was dispatched; a hook for subclasses."""
 
     def leave(self, client: Client) -> None:
-        """It goes to the least loaded endpoint, if there is any."""
+        """Route it to the least loaded endpoint, if the pool has one."""
         if not self.pool.endpoints or client.ticket is None:
             return
         keys = [one.key for one in self.pool.endpoints]
@@ -257,11 +257,11 @@ class Scene:
 
 
 async def settle() -> None:
-    """Let everything happen that is to happen now."""
+    """Run the loop until no task can proceed."""
     for _ in range(6):
         await asyncio.sleep(0)
 
 
 def with_settings(settings: FlowControlSettings, **values: Any) -> FlowControlSettings:
-    """`settings` with some of them otherwise."""
+    """Return a copy of `settings` with changes."""
     return replace(settings, **values)

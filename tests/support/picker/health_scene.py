@@ -1,4 +1,4 @@
-"""A memory of endpoints' health with a pool, a clock, and a watcher that writes down."""
+"""A memory of endpoints' health with a pool, a clock, and a recording watcher."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from picker.types import Candidate, Endpoint, FinishCause
 
 
 def endpoint(number: int) -> Endpoint:
-    """One of the pool, by its number."""
+    """Return an endpoint of the pool by its number."""
     return Endpoint(f"pod-{number}", f"10.0.0.{number + 1}", 8000)
 
 
 @dataclass
 class RecordingWatcher(OutlierWatcher):
-    """Lists what it is called with."""
+    """Records its calls."""
 
     ejections: list[tuple[str, int]] = field(default_factory=list)
     probes: list[ProbeResult] = field(default_factory=list)
@@ -61,12 +61,12 @@ class Scene:
         return [Candidate(self.pool[n]) for n in numbers or range(len(self.pool))]
 
     def usable(self, *numbers: int) -> list[int]:
-        """The numbers of those that may be sent requests."""
+        """Return the numbers of the usable endpoints."""
         usable = self.memory.usable(self.candidates(*numbers), self.now)
         return [self.pool.index(one.endpoint) for one in usable]
 
     def probe(self, *numbers: int) -> int | None:
-        """The number of the one to be tried out."""
+        """Return the number of the endpoint to probe."""
         due = self.memory.probe(self.candidates(*numbers), self.now)
         return None if due is None else self.pool.index(due.endpoint)
 
@@ -76,7 +76,7 @@ class Scene:
     def answers(
         self, number: int, status: int, served_by: str | None = None, is_bodyless: bool = False
     ) -> None:
-        """A request leaves and is answered at once."""
+        """Send a request that is answered at once."""
         attempt, answer = self.send(number, is_bodyless), Answer(status, served_by)
         attempt.responded(answer, self.now)
         attempt.ended(FinishCause.COMPLETED, answer, self.now)

@@ -30,7 +30,7 @@ class Pass:
 
 @dataclass
 class HeldGate:
-    """A `FlowGate`; while `is_open` it lets everyone in at once."""
+    """A `FlowGate`; while `is_open` it admits every request at once."""
 
     is_open: bool = False
     waiting: dict[str, asyncio.Future[Pass]] = field(default_factory=dict)

@@ -59,7 +59,7 @@ class BufferTransport(asyncio.Transport):
         return self.closed
 
     def close(self) -> None:
-        """Close, and say so in the next turn."""
+        """Close, and report it in the next turn of the loop."""
         if not self.closed:
             self.closed = True
             asyncio.get_running_loop().call_soon(self.protocol.connection_lost, None)
@@ -116,7 +116,7 @@ class Peer:
         return stream_id
 
     async def settle(self) -> None:
-        """Let the other side run until it has nothing more to say, and read it."""
+        """Run the other side until it has no more output, and read that."""
         for _ in range(10):
             await asyncio.sleep(0)
             data = b"".join(self.transport.written)
@@ -147,7 +147,7 @@ class Peer:
 
 
 def connected(*args: Any, **options: Any) -> Peer:
-    """One that has exchanged the first bytes."""
+    """Return a peer that has exchanged the first bytes."""
     peer = Peer(*args, **options)
     peer.connect()
     return peer
@@ -160,7 +160,7 @@ async def echo(read: Read, write: Write) -> None:
 
 
 class Held:
-    """A method that says it runs, waits, and says how it ended."""
+    """A method that reports its start, waits, and reports its end."""
 
     def __init__(self) -> None:
         self.started = asyncio.Event()
@@ -179,7 +179,7 @@ class Held:
 
 
 async def holding(*messages: bytes, **how: Any) -> tuple[Peer, Held, int]:
-    """A peer that is connected, with a call that is under way: its method and its stream."""
+    """Return a connected peer with a call in flight, its method and its stream."""
     held = Held()
     peer = connected({PATH: held})
     stream_id = peer.call(*messages, **how)

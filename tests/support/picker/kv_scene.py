@@ -129,7 +129,7 @@ class Stage:
     metrics: PickerMetrics
 
     def value(self, series: str, /, **labels: str) -> float | None:
-        """A sample of the picker's page."""
+        """Return a sample of the picker's metrics page."""
         return self.metrics.registry.get_sample_value(series, labels)
 
     def count(self, attribute: str, *labels: str) -> float:
@@ -165,7 +165,7 @@ async def stage(
     idle_seconds: float = 60.0,
     **replayable: bytes,
 ) -> AsyncIterator[Stage]:
-    """The endpoint `default/a` is followed; the engine answers replays, or has no such address."""
+    """Follow the endpoint `default/a`; its engine answers replays, or has no address for them."""
     with zmq.asyncio.Context() as context:
         engine = FakeEngine(context)
         engine.answers_at_most, engine.with_topic = answers_at_most, with_topic

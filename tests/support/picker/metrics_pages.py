@@ -1,4 +1,4 @@
-"""Real HTTP servers that are endpoints as far as a picker asks them: their metrics pages."""
+"""Real HTTP servers that stand for endpoints: they serve metrics pages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _GEOMETRY = {
 def load_page(
     queue: float = 0, kv: float = 0.0, running: float = 0, engine: str = VLLM, labels: str = ""
 ) -> str:
-    """The series of load of one engine, with `labels` on each."""
+    """Return the load series of one engine, each with `labels`."""
     values = (queue, running, kv)
     return "".join(
         f"{name}{labels} {value}\n" for name, value in zip(_NAMES[engine], values, strict=True)
@@ -74,7 +74,7 @@ class Pod:
 
     @property
     def entry(self) -> dict[str, Any]:
-        """Its entry in an endpoints file."""
+        """Return its entry for an endpoints file."""
         labels = {"labels": dict(self.labels)} if self.labels else {}
         ranked = {} if self.rank is None else {"rank": self.rank}
         return {"name": self.name, "address": self.address, "port": self.port, **labels, **ranked}
@@ -99,7 +99,7 @@ _numbers = count(1)
 
 @asynccontextmanager
 async def serving(pod: Pod) -> AsyncIterator[Pod]:
-    """The pod answers until the end of the block; it is given a port where it has none."""
+    """Run the pod's server for the block; assign it a port if it has none."""
     server = await asyncio.start_server(pod.answer, pod.address, pod.port)
     pod.port = server.sockets[0].getsockname()[1]
     try:

@@ -1,4 +1,4 @@
-"""A small endpoint picker that is right, and one fault at a time that makes it wrong.
+"""A small correct endpoint picker, and faults that break it one at a time.
 
 It serves ext_proc and gRPC health on one plain port of this process, and knows which echo servers
 are full because it shares them with the suite.
@@ -93,7 +93,7 @@ PROVIDED = frozenset(
 
 
 class StreamFailureError(Exception):
-    """The gRPC stream is to end with an error."""
+    """Raised to end the gRPC stream with an error."""
 
 
 @dataclass
@@ -131,7 +131,7 @@ class MutantEpp:
         return self.address
 
     async def start(self) -> None:
-        """It runs."""
+        """Do nothing: the picker already runs."""
 
     async def kill(self) -> None:
         """It does not provide that."""
@@ -146,11 +146,11 @@ class MutantEpp:
         raise AssertionError
 
     async def use_pool(self, endpoints: Sequence[str]) -> None:
-        """At once."""
+        """Use the pool at once."""
         self._pool = list(endpoints)
 
     def use(self, fault: Fault) -> None:
-        """Be wrong in this way, as if started anew."""
+        """Show this fault, as if newly started."""
         self.fault, self._is_broken = fault, False
         self._starts += 1
 

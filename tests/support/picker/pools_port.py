@@ -1,4 +1,4 @@
-"""HTTP ports of pickers of several pools: over made-up things, and of whole pickers."""
+"""HTTP ports of pickers of several pools: over made-up state, and of whole pickers."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class WholePools:
         return f"http://127.0.0.1:{self.ports.metrics}"
 
     async def ask(self, key: str, request_id: str) -> str:
-        """A request for a pool, at its own port; where it goes."""
+        """Send a request to a pool's own port; return its destination."""
         async with grpc.aio.insecure_channel(f"{HOST}:{self.ports.pools[key]}") as channel:
             stream = GatewayStream(channel)
             answers = await stream.ask(completion(), {"x-request-id": request_id})

@@ -1,4 +1,4 @@
-"""A whole picker of several pools, each of which can be looked at as a picker of its own."""
+"""A whole picker of several pools, with a view of each pool as a picker of its own."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class NamingChannel:
 
 @dataclass
 class SeveralPools:
-    """The picker; `common` speaks to the port of all pools, naming none."""
+    """The picker; `common` uses the common port without the name of a pool."""
 
     picker: Picker
     ports: Ports
@@ -50,12 +50,12 @@ class SeveralPools:
     pools: Mapping[str, WholePicker]
 
     def __getitem__(self, key: str) -> WholePicker:
-        """A pool, asked for by metadata."""
+        """Return the view of a pool selected by metadata."""
         return self.pools[key]
 
     @asynccontextmanager
     async def at_its_port(self, key: str, *names: str) -> AsyncIterator[WholePicker]:
-        """A pool, asked for by its own port, where the proxy says these `names`."""
+        """Return the view of a pool at its own port; the proxy sends these `names`."""
         address = f"127.0.0.1:{self.ports.pools[key]}"
         async with grpc.aio.insecure_channel(address, options=MAX_MESSAGE) as channel:
             metadata = [(POOL, name) for name in names]
@@ -67,7 +67,7 @@ def _named(channel: grpc.aio.Channel, *metadata: tuple[str, str]) -> grpc.aio.Ch
 
 
 def of_pool(name: str, policy: PolicyObject) -> PolicyObject:
-    """The same about another pool."""
+    """Return the same object for another pool."""
     changed = deepcopy(policy)
     changed["spec"]["poolRef"]["name"] = name
     return changed

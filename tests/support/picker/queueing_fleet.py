@@ -19,7 +19,7 @@ from picker.planner.capacity import LatencyObjective, WorkerCapacity
 
 @dataclass(slots=True)
 class Ask:
-    """One request: when it comes, its uncached prompt tokens and its answer tokens (2 or more)."""
+    """One request: its arrival, its uncached prompt tokens and its answer tokens (2 or more)."""
 
     at: float
     prompt: int
@@ -80,7 +80,7 @@ class QueueingFleet:
         return sum(len(one.decoding) + bool(one.prompts) for one in self._workers)
 
     def scale(self, replicas: int) -> None:
-        """Start workers, or let the youngest leave; those serve what they have."""
+        """Start workers, or retire the youngest, which complete their requests."""
         staying = [one for one in self._workers if not one.is_leaving]
         for _ in range(replicas - len(staying)):
             self._workers.append(_Worker(self.now + self._startup, self.now))
@@ -89,7 +89,7 @@ class QueueingFleet:
             self._retire(one)
 
     def arrive(self, ask: Ask) -> None:
-        """At `now`."""
+        """Add a request at `now`."""
         ready = [one for one in self._workers if one.ready_at <= self.now and not one.is_leaving]
         if not ready:
             self._unrouted.append(ask)
@@ -109,7 +109,7 @@ class QueueingFleet:
         self.run_until(until)
 
     def run_until(self, until: float) -> None:
-        """Let everything happen that is due by then."""
+        """Process all events due until then."""
         while self._events and self._events[0][0] <= until:
             at, _, worker, version = heapq.heappop(self._events)
             if version == worker.version:
@@ -124,7 +124,7 @@ class QueueingFleet:
             self.arrive(self._unrouted.popleft())
 
     def _rates(self, worker: _Worker) -> tuple[float, float]:
-        """Steps, and prompt tokens, a second."""
+        """Return the steps and the prompt tokens per second."""
         law, num = self._law, len(worker.decoding)
         seconds = law.step_overhead_seconds
         if num:
@@ -164,7 +164,7 @@ class QueueingFleet:
         self.served.append(ask)
 
     def _retire(self, worker: _Worker) -> None:
-        """A worker that leaves is paid for until it has served what it had."""
+        """Remove a retiring worker; it is paid for until its last request ends."""
         if worker.is_leaving and not worker.prompts and not worker.decoding:
             self._workers.remove(worker)
             self.replica_seconds += self.now - worker.begun_at
@@ -180,5 +180,5 @@ class QueueingFleet:
             heapq.heappush(self._events, event)
 
     def total_replica_seconds(self) -> float:
-        """Paid for so far."""
+        """Return the replica seconds paid so far."""
         return self.replica_seconds + sum(self.now - one.begun_at for one in self._workers)

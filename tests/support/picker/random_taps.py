@@ -28,7 +28,7 @@ class HoldingTap:
         return self._calls == self._fails_at
 
     def head(self, head: ResponseHead) -> tuple[tuple[str, str], ...]:
-        """One header of its own."""
+        """Return one header of its own."""
         if self._fails():
             raise TapError
         return (("x-tapped", "yes"),)
@@ -49,5 +49,5 @@ class HoldingTap:
 
 
 def taps() -> st.SearchStrategy[HoldingTap]:
-    """Such taps, most of which fail never or late."""
+    """Generate such taps; most fail never or late."""
     return st.builds(HoldingTap, st.sampled_from([0, 1, 5, 100_000]), st.none() | st.integers(1, 4))

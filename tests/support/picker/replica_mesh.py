@@ -23,7 +23,7 @@ LIMITS = OutboxLimits(log_bytes=4096, pending_bytes=1024, batch_bytes=256)
 
 
 class RememberedPlacements:
-    """A plugin that learns where prompts were sent, and keeps all of it."""
+    """A plugin that learns and stores all placements of prompts."""
 
     def __init__(self, seed: int = 0) -> None:
         self.hash_seed = seed
@@ -31,7 +31,7 @@ class RememberedPlacements:
         self.known: set[tuple[str, tuple[int, ...]]] = set()
 
     def use_hash_seed(self, seed: int) -> None:
-        """Forget what was hashed by another one."""
+        """Forget hashes of another seed."""
         if seed != self.hash_seed:
             self.hash_seed = seed
             self.known.clear()
@@ -44,7 +44,7 @@ class RememberedPlacements:
         self.known.add((key, tuple(hashes.tolist())))
 
     def place(self, key: str, *hashes: int, capacity: int = 100) -> None:
-        """A prompt was sent there."""
+        """Record a placement and report it."""
         self.known.add((key, hashes))
         if self.report is not None:
             self.report(key, np.array(hashes, np.uint64), capacity)
@@ -58,7 +58,7 @@ class BoundSessions:
 
 
 class CountedLoads:
-    """A plugin that counts what is under way."""
+    """A plugin that counts requests in flight."""
 
     def __init__(self) -> None:
         self.ledger = Ledger()
@@ -100,7 +100,7 @@ def node(
     pool: str = "pool",
     unix: float | None = None,
 ) -> Node:
-    """A replica that begins now; `seed` is one that was configured, `unix` its time of day."""
+    """Create a replica now; `seed` is its configured seed, `unix` its time of day."""
     datastore, inflight = Datastore(), InflightLoad()
     names = [key.partition("/")[2] for key in endpoints]
     datastore.set_endpoints([Endpoint(name, f"10.0.0.{ord(name)}", 80, "ns") for name in names])

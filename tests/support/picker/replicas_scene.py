@@ -55,7 +55,7 @@ async def replica(
 async def two_replicas(
     folder: Path, pods: Sequence[Pod], **changes: Any
 ) -> AsyncIterator[tuple[WholePicker, WholePicker]]:
-    """Two, connected in both directions."""
+    """Run two replicas that are connected in both directions."""
     ports = free_ports(2)
     async with AsyncExitStack() as stack:
         for pod in pods:

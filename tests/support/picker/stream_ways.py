@@ -27,7 +27,7 @@ REFUSAL = RefusedError(Code.SERVICE_UNAVAILABLE, "nobody there", DropReason.NO_E
 
 
 def feed(machine: StreamMachine, *events: object) -> list[Action]:
-    """Give the machine events, its own shell's included; the actions of the last one."""
+    """Feed the machine events, also those of its shell; return the actions of the last one."""
     actions: list[Action] = []
     for event in events:
         if isinstance(event, Routed):

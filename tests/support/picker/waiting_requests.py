@@ -1,4 +1,4 @@
-"""A whole picker whose pool takes few requests at once, and requests that wait before it."""
+"""A whole picker whose pool takes few requests at a time, and requests that wait for it."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ class Scene:
     picker: WholePicker
 
     async def ask(self, headers: Mapping[str, str] | None = None, **more: Any) -> Waiter:
-        """A request has been sent, and may have been answered."""
+        """Send a request, which may be answered at once."""
         stream = GatewayStream(self.picker.channel)
         said = asyncio.ensure_future(stream.ask(completion(), headers, **more))
         return Waiter(stream, said)
 
     async def serve(self, headers: Mapping[str, str] | None = None, **more: Any) -> Waiter:
-        """A request that is under way."""
+        """Send a request that is routed at once."""
         waiter = await self.ask(headers, **more)
         await waiter.destination()
         return waiter
@@ -79,7 +79,7 @@ class Scene:
     async def wait(
         self, number: int, headers: Mapping[str, str] | None = None, **more: Any
     ) -> Waiter:
-        """A request that waits now, as the last of `number`."""
+        """Send a request and return once it waits as the last of `number`."""
         waiter = await self.ask(headers, **more)
         await self.has_waiting(number)
         return waiter
@@ -92,13 +92,13 @@ class Scene:
         await until(self.waiting, lambda found: found == number)
 
     async def is_at_rest(self) -> None:
-        """Return once nothing waits and nothing is held, as it has to be in the end."""
+        """Return once no request waits and no state remains."""
         await self.has_waiting(0)
         await until(self.picker.is_idle)
         assert not await self.picker.series(BYTES_WAITING)
 
     def use(self, text: str) -> None:
-        """Put another configuration to use."""
+        """Apply another configuration."""
         self.picker.pool.config.apply(load_config(text.encode(), "changed.yaml"))
 
 
@@ -113,11 +113,11 @@ async def waiting_scene(
 
 
 def headers_of(messages: Sequence[Message]) -> dict[str, str]:
-    """The headers of an answer of the picker's own."""
+    """Return the headers of the picker's own answer."""
     options = messages[0].immediate_response.headers.set_headers
     return {one.header.key: one.header.raw_value.decode() for one in options}
 
 
 def status_of(messages: Sequence[Message]) -> int:
-    """Its status; 0: it is none."""
+    """Return the status of the picker's own answer; 0 for other messages."""
     return int(messages[0].immediate_response.status.code)

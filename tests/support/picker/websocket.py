@@ -34,7 +34,7 @@ async def _served(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 @asynccontextmanager
 async def echoing() -> AsyncIterator[int]:
-    """An endpoint on this machine; its port."""
+    """Run an endpoint on this machine; yield its port."""
     server = await asyncio.start_server(_served, "127.0.0.1", 0)
     try:
         yield server.sockets[0].getsockname()[1]
@@ -59,7 +59,7 @@ async def over_http1(port: int) -> bytes:
 
 
 async def over_http2(port: int) -> bytes:
-    """The same by an extended CONNECT (RFC 8441)."""
+    """Return the same by an extended CONNECT (RFC 8441)."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     http = H2Connection(H2Configuration(client_side=True, header_encoding="utf-8"))
     http.initiate_connection()

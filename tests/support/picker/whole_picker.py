@@ -1,4 +1,4 @@
-"""The whole picker in this process, pods that are real HTTP servers, and ways to look at it."""
+"""The whole picker in this process, pods that are real HTTP servers, and views of its state."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ requestHandler: {parsers: [{pluginRef: openai-parser}]}
 
 @dataclass
 class WholePicker:
-    """A picker that serves, the pods it knows, and what it says of itself; of one with several
-    pools what it is as the picker of the one that is called `key`.
+    """A running picker, its pods, and its pages; for a picker of several pools, the view of the
+    pool `key`.
     """
 
     picker: Picker
@@ -91,7 +91,7 @@ class WholePicker:
         return destination_of(await self.ask(body, *args, **kwargs))
 
     async def get(self, path: str) -> tuple[int, str]:
-        """A page of the HTTP port."""
+        """Get a page of the HTTP port."""
         below = f"/pools/{self.key}" if self.key else ""
         url = f"http://127.0.0.1:{self.ports.metrics}{below}{path}"
         async with self.http.get(url) as response:
@@ -103,7 +103,7 @@ class WholePicker:
         return {row["name"]: row for row in rows}
 
     async def series(self, name: str, /, **labels: str) -> float | None:
-        """The sum of the samples of that name with these labels; None: there are none."""
+        """Return the sum of the samples of a name with these labels; None without samples."""
         text = (await self.get("/metrics"))[1]
         found = [
             sample.value
@@ -141,7 +141,7 @@ class WholePicker:
         await until(is_so)
 
     async def outcomes(self) -> dict[str, float]:
-        """Requests by the cause of their end."""
+        """Return the numbers of requests by the cause of their end."""
         text = (await self.get("/metrics"))[1]
         return {
             sample.labels["cause"]: sample.value
@@ -151,12 +151,12 @@ class WholePicker:
         }
 
     def list_endpoints(self, pods: Sequence[Pod]) -> None:
-        """Write the endpoints file anew."""
+        """Rewrite the endpoints file."""
         self.pods = pods
         write_endpoints(self.endpoints_file, pods, self.policies)
 
     def list_policies(self, policies: Sequence[PolicyObject]) -> None:
-        """Write it anew, with other objectives and rewrites."""
+        """Rewrite the endpoints file with other objectives and rewrites."""
         self.policies = policies
         write_endpoints(self.endpoints_file, self.pods, policies)
 

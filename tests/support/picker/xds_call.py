@@ -1,4 +1,4 @@
-"""A client of endpoint discovery without a line: what it writes is read at once."""
+"""A client of endpoint discovery without a socket: its writes are read at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PATIENCE_SECONDS = 120.0
 
 
 class _Line:
-    """Stands for a `Call`: one that always has room."""
+    """A stand-in for a `Call` that always has room."""
 
     gone = is_congested = reads_on = False
     ending = None
@@ -39,7 +39,7 @@ class _Line:
         return self.task
 
     def pause_reading(self) -> None:
-        """Messages come all the same."""
+        """Do nothing: messages arrive all the same."""
 
     resume_reading = pause_reading
 
@@ -75,7 +75,7 @@ class XdsCall:
         return raised.value
 
     async def silence(self) -> None:
-        """Return once nothing is left to do; fail if something was said."""
+        """Return once the server is idle; fail if it sent a message."""
         for _ in range(20):
             await asyncio.sleep(0)
         assert self._line.responses.empty()
@@ -83,7 +83,7 @@ class XdsCall:
 
 @asynccontextmanager
 async def calling(served: Served, response: Any) -> AsyncIterator[XdsCall]:
-    """A call that ends in order, unless its failure was looked at."""
+    """Open a call and check its regular end, unless the test awaits its failure."""
     call = XdsCall(served, response)
     try:
         yield call

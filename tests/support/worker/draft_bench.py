@@ -108,7 +108,7 @@ class Bench:
     num_steps: int = 0
 
     def take(self, walker: Walker, length: int) -> bool:
-        """Blocks for `length` tokens; False where there are too few."""
+        """Take blocks for `length` tokens; return False if there are too few."""
         wanted = -(-length // BLOCK_SIZE) - len(walker.table)
         if wanted > len(self.free):
             return False
@@ -149,7 +149,7 @@ class Bench:
         return self.take(walker, len(tokens)) or self.drop(walker)
 
     def drop(self, walker: Walker) -> bool:
-        """Give the blocks back; what is full in them can still be found. Always False."""
+        """Free the blocks; full ones remain in the cache. Return False, for `take`."""
         for block in walker.table:
             self.owners[block] -= 1
             if not self.owners[block]:
@@ -277,8 +277,8 @@ class Walk:
 
 
 def _some_drafts(walker: Walker, target: LlamaModel, rng: random.Random) -> tuple[list[int], bool]:
-    """The drafter's, all or the first of them, or what will stand, or garbage, or none; and whether
-    they are the drafter's.
+    """Return drafts and whether they are the drafter's: some of its own, correct ones, garbage, or
+    none.
     """
     kind = rng.random()
     if (

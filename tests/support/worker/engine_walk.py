@@ -89,7 +89,7 @@ class Received:
     endings: list[RequestOutput] = field(default_factory=list)
 
     def take(self, output: RequestOutput) -> None:
-        """One more output; none comes after the last."""
+        """Add an output; none follows the last."""
         assert not self.endings
         self.tokens += output.token_ids
         self.logprobs += [entry.logprobs[0] for entry in output.logprobs]
@@ -291,7 +291,7 @@ class Walk:
         assert (self.scheduler.num_waiting, self.scheduler.num_in_flight) == (0, 0)
 
     def check(self, orders: list[tuple[int, Command]]) -> None:
-        """Every answer is what it would be alone."""
+        """Check that every answer equals the one without other requests."""
         aborting = any(isinstance(c, Pause | Sleep) and c.mode == "abort" for _, c in orders)
         for arrival in self.load:
             for index in range(len(arrival.names)):

@@ -1,4 +1,4 @@
-"""Drafters that say what a test wants, and schedulers that ask them, driven step by step."""
+"""Drafters with scripted guesses, and schedulers that ask them, driven step by step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Says:
         return Drafts(position, self.token_ids, confidences)  # type: ignore[arg-type]
 
     def end(self, context: DraftContext, learns: bool) -> None:
-        """Remember whom."""
+        """Record the sequence."""
         self.ended.append(context)
         if learns:
             self.learning.append(context.seq_id)
@@ -91,7 +91,7 @@ def share_of(step: SchedulerOutput, seq_id: int = 0) -> ScheduledSequence:
 def take_in(
     engine: Scheduler, step: SchedulerOutput, tokens: dict[int, int | tuple[int, ...]]
 ) -> list[RequestOutput]:
-    """Update, and look whether all is well."""
+    """Update and check integrity."""
     outputs = engine.update(step, drawn(tokens), 0.0)
     engine.check_integrity()
     return outputs

@@ -52,7 +52,7 @@ NATIVE = {
 
 
 class SeenFiles(BlockFiles):
-    """Knows whether all that was to be read has been."""
+    """Block files that record whether all requested reads are done."""
 
     _begun: tuple[DiskRead, ...] = ()
 
@@ -142,7 +142,7 @@ class Engine:
         return outputs
 
     def settle(self) -> None:
-        """Until what is being written is on disk, and what is being read is there."""
+        """Wait until all writes are on disk and all reads are done."""
         tiers = self.scheduler._kv.tiers
         assert tiers is not None
         disk = tiers._disk

@@ -114,7 +114,7 @@ class MadeUpConnector:
         self.promised.add(name)
 
     def leave_model(self) -> None:
-        """Its model is always the same."""
+        """Do nothing: the model is always the same."""
 
     @property
     def num_promised(self) -> int:

@@ -49,12 +49,12 @@ class Worker:
         return int(children[0]) if children else None
 
     async def ask(self, **fields: object) -> httpx.Response:
-        """One question, answered as a whole."""
+        """Send one request and return its whole answer."""
         body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, **fields}
         return await self.http.post(CHAT, json=body)
 
     async def stream(self, begun: Callable[[], None], **fields: object) -> Ended:
-        """Read a stream to its end, whatever the end is; `begun` is called at its first event."""
+        """Read a stream to its end, regular or not; `begun` is called at its first event."""
         body = {
             "messages": [{"role": "user", "content": "hello"}],
             "max_tokens": 1500,
