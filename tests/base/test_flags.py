@@ -115,7 +115,7 @@ def test_a_switch_takes_a_truth_where_the_dialect_does() -> None:
 
 
 def test_a_refused_flag_gives_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
-    """Unless its value changes nothing."""
+    """A value without effect is accepted."""
     made = parser(table="")
     refuse(made, {"--processes": ("is gone", ("1",))})
     assert made.parse_args(["--processes=1"]) == argparse.Namespace(processes="1")

@@ -120,7 +120,7 @@ def test_a_page_equals_that_of_the_library_after_every_change(
 
 
 def samples(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    """Every sample of a page, without the creation times."""
+    """Return all samples of a page except creation times."""
     return {
         (one.name, frozenset(one.labels.items())): one.value
         for family in text_string_to_metric_families(text)

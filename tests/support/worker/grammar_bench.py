@@ -74,7 +74,7 @@ class Answer:
 
 
 def text_of(token_ids: Sequence[int]) -> str:
-    """The text of tokens; control tokens say nothing."""
+    """Return the text of tokens; control tokens have none."""
     special = {END, OTHER_END, MARK}
     spelled = (VOCABULARY.token_bytes[i] for i in token_ids if i not in special)
     return b"".join(spelled).decode(errors="replace")  # it may have been cut
@@ -162,5 +162,5 @@ class GrammarBench:
 
 
 def compiled_error(grammar: str, compiler: GrammarCompiler) -> str | None:
-    """Why a grammar is refused; None: it is not."""
+    """Return the error of a grammar, or None if it compiles."""
     return compiler.compile(grammar).result().error

@@ -76,7 +76,7 @@ def by(
 
 
 def scheduled(engine: Scheduler) -> SchedulerOutput:
-    """The next step, which there is."""
+    """Return the next step, which must exist."""
     step = engine.schedule(0.0)
     assert step is not None
     engine.check_integrity()
@@ -84,7 +84,7 @@ def scheduled(engine: Scheduler) -> SchedulerOutput:
 
 
 def share_of(step: SchedulerOutput, seq_id: int = 0) -> ScheduledSequence:
-    """One sequence's part of a step."""
+    """Return the share of a sequence in a step."""
     return next(s for s in step.sequences if s.seq_id == seq_id)
 
 

@@ -30,7 +30,7 @@ def find(blocks: BlockManager, tokens: list[int], salt: str | None = None) -> Pr
 
 
 def run(blocks: BlockManager, seq_id: int, tokens: list[int], tenant: str = "") -> int:
-    """Admit a sequence through the cache, run it and seal it; returns the tokens hit."""
+    """Admit a sequence through the cache, run it and seal it; return the cached tokens."""
     hit = find(blocks, tokens)
     assert blocks.admit(seq_id, len(tokens), hit, tenant=tenant)
     blocks.take_copies()

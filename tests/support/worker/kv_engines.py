@@ -176,7 +176,7 @@ class Engine:
 
 
 def until(holds: Callable[[], bool]) -> None:
-    """Wait for another thread."""
+    """Wait until another thread fulfils a condition."""
     deadline = time.monotonic() + 120
     while not holds():
         assert time.monotonic() < deadline

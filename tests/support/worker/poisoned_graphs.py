@@ -1,4 +1,4 @@
-"""Graphs of a device that is none: what was captured is run again, on poisoned memory."""
+"""Graphs of a simulated device: a replay runs the captured function on poisoned memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class PoisonedGraphs(GraphDevice):
         self.calls.append("renew")
 
     def capture(self, launch: Callable[[], None], writes: Tensor) -> Callable[[], None]:
-        """Run it, as a device does that compiles."""
+        """Run the function, as a compiling device does."""
 
         def replay() -> None:
             with self._at_work("replay"):

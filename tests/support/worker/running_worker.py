@@ -29,7 +29,7 @@ class Ended:
 
     @property
     def error(self) -> dict[str, object] | None:
-        """The error of the last event; None when it is something else."""
+        """Return the error of the last event; None for any other event."""
         if not self.events or self.events[-1] == "[DONE]":
             return None
         return json.loads(self.events[-1]).get("error")
@@ -37,13 +37,13 @@ class Ended:
 
 @dataclass
 class Worker:
-    """A worker that has said it is ready."""
+    """A worker that has reported that it is ready."""
 
     process: asyncio.subprocess.Process
     http: httpx.AsyncClient
 
     def engine_pid(self) -> int | None:
-        """The process id of its engine; None while it has none."""
+        """Return the process id of its engine; None while it has none."""
         pid = self.process.pid
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         return int(children[0]) if children else None
@@ -76,7 +76,7 @@ class Worker:
         return Ended(events, is_whole, time.monotonic())
 
     async def status(self, path: str) -> int:
-        """The status of a probe."""
+        """Return the status of a probe."""
         return (await self.http.get(path)).status_code
 
     async def until(self, path: str, status: int) -> float:
@@ -100,7 +100,7 @@ class Worker:
         return self.engine_pid() not in (None, engine)
 
     async def counters(self) -> dict[str, float]:
-        """Every counter sample of its metrics page, but those of Python itself."""
+        """Return all counters of its metrics page except Python's own."""
         page = (await self.http.get("/metrics")).text
         return {
             f"{s.name}{sorted(s.labels.items())}": s.value

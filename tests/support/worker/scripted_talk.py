@@ -1,4 +1,4 @@
-"""A chat template with tools, and what a scripted engine says to it."""
+"""A chat template with tools, and an engine with scripted answers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def says(
     finish: FinishReason = FinishReason.STOP,
     size: int = 1,
 ) -> None:
-    """Make the engine say the bytes of a text, or tokens, a given number in each step."""
+    """Make the engine generate the bytes of a text, or tokens, a given number in each step."""
     ids = list(tokens.encode()) if isinstance(tokens, str) else list(tokens)
     ends = finish is FinishReason.STOP
     ids += [sim.IM_END_ID] if ends else []
@@ -59,5 +59,5 @@ class ByteTokenizer(sim.SimTokenizer):
 
 
 def prompt_of(bench: Any) -> str:
-    """The text of the last prompt that an engine was given, of a `ByteTokenizer`."""
+    """Return the text of the last prompt of an engine with a `ByteTokenizer`."""
     return bytes(bench.engine.requests[-1].prompt_token_ids).decode()

@@ -18,7 +18,7 @@ PAGE_BYTES = 4096
 
 @dataclass
 class SimWorker:
-    """A worker that has said it is ready."""
+    """A worker that has reported that it is ready."""
 
     process: subprocess.Popen[str]
     port: int
@@ -28,11 +28,11 @@ class SimWorker:
         return f"http://127.0.0.1:{self.port}"
 
     def connect(self) -> socket.socket:
-        """A connection, whose reads give up after a while."""
+        """Open a connection whose reads time out."""
         return socket.create_connection(("127.0.0.1", self.port), timeout=120)
 
     def rss_bytes(self) -> int:
-        """Memory of its HTTP process."""
+        """Return the memory of its HTTP process."""
         return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * PAGE_BYTES
 
 

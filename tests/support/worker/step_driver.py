@@ -27,7 +27,7 @@ def plan(step: SchedulerOutput | None) -> dict[int, int]:
 
 
 def drawn(tokens: dict[int, int | tuple[int, ...]]) -> ModelOutput:
-    """One token for each sequence id, one for each of its answers, or a run of them."""
+    """Return one token for each sequence id, one for each of its answers, or a run of them."""
     draws = {
         seq_id: tuple(Draw(t) for t in ((token,) if isinstance(token, int) else token))
         for seq_id, token in tokens.items()
@@ -45,7 +45,7 @@ def result_of(step: SchedulerOutput, tokens: dict[int, int | tuple[int, ...]]) -
 def advance(
     engine: Scheduler, tokens: dict[int, int | tuple[int, ...]] | None = None, now: float = 0.0
 ) -> tuple[dict[int, int], list[RequestOutput]]:
-    """One step in which every token drawn is 1, unless `tokens` says otherwise."""
+    """Run one step that samples token 1, except where `tokens` differs."""
     step = engine.schedule(now)
     planned = plan(step)
     assert step is not None

@@ -61,7 +61,7 @@ class House:
         self.num_orphans = 0  # announced blocks with unknown parents
 
     def ask(self, prompt: Sequence[int], name: str = "a", **fields: Any) -> int:
-        """Run a request to its end, whose answer is right; how many prompt tokens were had."""
+        """Run a request, check its answer, and return the number of cached prompt tokens."""
         params = SamplingParams(max_tokens=2, ignore_eos=True, seed=3)
         request = AddRequest(name, list(prompt), params, 0.0, **fields)
         self.core.add(request)
@@ -95,7 +95,7 @@ class House:
         return found
 
     def command(self, command: Command) -> None:
-        """Carry it out."""
+        """Execute a command."""
         self.core.command(command)
         self.core.step()
         self.events += self.core.take_events()
@@ -117,5 +117,5 @@ class House:
 
 
 def prompt(number: int, num_tokens: int = 17) -> list[int]:
-    """One that begins like no other."""
+    """Return a prompt with a unique beginning."""
     return [1 + number // 6, 1 + number % 6, *[1] * (num_tokens - 2)]
