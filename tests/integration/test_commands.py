@@ -69,7 +69,7 @@ async def explained(fleet: Fleet) -> None:
     assert "prefix-cache-scorer gave it" in last.stdout
     assert "chance chose among them" in first.stdout
     assert "\x1b" not in last.stdout
-    assert (unknown.returncode, "not any more" in unknown.stderr) == (1, True)
+    assert (unknown.returncode, "no longer stored" in unknown.stderr) == (1, True)
 
 
 async def listed(fleet: Fleet) -> None:
