@@ -136,7 +136,6 @@ class EvictedError(RefusedError):
 
     @property
     def reference_body(self) -> str:
-        """Without a code."""
         return "request evicted by flow control"
 
 
@@ -202,7 +201,7 @@ def _sentence(error: RefusedError) -> str:
     return error.message[:1].upper() + error.message[1:]
 
 
-# How Envoy's access log and its filters tell the picker's answers from Envoy's own
+# Envoy's access log and its filters distinguish the picker's answers from Envoy's own by this
 # (`response.code_details`).
 ANSWER_DETAILS: Final = "endpoint_picker"
 GRPC_CONTENT: Final = "application/grpc"

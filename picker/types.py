@@ -1,4 +1,4 @@
-"""The values every room of the picker shares. All frozen; no I/O, no clock."""
+"""Values that all rooms of the picker share: frozen, without I/O and without a clock."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ BYTES_PER_TOKEN = 4
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """One serving address of the pool: who it is, never how it is doing.
+    """One serving address of the pool: its identity, never its state.
 
-    `key` is "namespace/name" and is the identity used by every map in the picker; it is made once,
-    because every decision asks for it many times. `rank_index` tells the endpoints of one pod apart
-    that serve its data-parallel ranks, one port each. `metrics_host_port` is where its metrics page
-    is when that is not its own address, `node_address` that of the machine it runs on, where known.
-    `incarnation` is of what runs at the address, where that is known: another one, at the same
-    address and under the same name, is another server with an empty cache.
+    `key` is "namespace/name", the identity in all maps of the picker; it is computed once, because
+    every decision reads it many times. `rank_index` distinguishes the endpoints of a Pod's
+    data-parallel ranks, which have one port each. `metrics_host_port` is the address of its metrics
+    page if that differs from its own, `node_address` the machine's, where known. `incarnation`
+    names the server at the address, where known: another incarnation is another server with an
+    empty cache, even under the same name and address.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Endpoint(msgspec.Struct, frozen=True):
     key: str = ""
 
     def is_same_server(self, other: Endpoint) -> bool:
-        """Whether what is known of one, its metrics and its cache, is true of the other."""
+        """True if metrics and cache contents of one hold for the other."""
         return self.host_port == other.host_port and self.incarnation == other.incarnation
 
     def __post_init__(self) -> None:
@@ -53,7 +53,7 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 
 class ServedTotals(msgspec.Struct, frozen=True, gc=False):
-    """What an endpoint has served since its start, as of `read_at_seconds`.
+    """The totals that an endpoint has served since its start, as of `read_at_seconds`.
 
     `ttft_counts` are requests by the time to their first token: one for each of `ttft_edges`, in
     seconds and ascending, that took longer than the edge before and at most that one, and one for
@@ -67,8 +67,8 @@ class ServedTotals(msgspec.Struct, frozen=True, gc=False):
 
 
 class Percentiles(msgspec.Struct, frozen=True):
-    """Of times, in seconds, by the edges of a histogram: linear between two of them, and the
-    highest edge for what is beyond it.
+    """Percentiles of times in seconds, from a histogram: linear between two of its edges, and the
+    highest edge beyond it.
     """
 
     p50: float
@@ -77,15 +77,13 @@ class Percentiles(msgspec.Struct, frozen=True):
 
 
 class EndpointMetrics(msgspec.Struct, frozen=True):
-    """What one scrape of an endpoint said. `updated_at_seconds` is on the monotonic clock of the
-    caller.
+    """The result of one scrape. `updated_at_seconds` is on the caller's monotonic clock.
 
-    A load signal is None where the page does not report it; then it is unknown by itself, and the
+    A load signal is None where the page does not report it; then it alone is unknown, and the
     others count. `active_models` and `waiting_models` are the LoRA adapters that run and wait
     there, at most `max_active_models` at a time (None: the endpoint does not say). The next scrape
-    was meant to follow after `interval_seconds`: an idle pool is asked less often, so a scrape is
-    late when it is older than that and what one tolerates. `served` is read once a second at most,
-    for people.
+    was due after `interval_seconds`: an idle pool is scraped less often, so a scrape is stale when
+    it is older than that and the tolerance. `served` is read once a second at most, for pages.
     """
 
     waiting_requests: int | None = 0
@@ -105,11 +103,11 @@ class EndpointMetrics(msgspec.Struct, frozen=True):
 class Candidate(msgspec.Struct, frozen=True, gc=False):
     """An endpoint as one scheduling decision sees it: identity, last metrics, own load.
 
-    Nothing that it refers to refers to candidates, so the garbage collector need not look at them:
-    the records of decisions keep hundreds of thousands.
+    It is part of no reference cycle, so the garbage collector does not track it: the records of
+    decisions hold hundreds of thousands.
 
     `metrics` is None while the load is unknown: never scraped, or scrapes went stale; then
-    `last_metrics` is what was known last. `attributes` are findings of data-layer extractors about
+    `last_metrics` are the last known ones. `attributes` are findings of data-layer extractors about
     this endpoint, by "Type/producer".
     """
 
@@ -121,7 +119,6 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def key(self) -> str:
-        """Identity within the pool."""
         return self.endpoint.key
 
 
@@ -130,7 +127,7 @@ Candidates: TypeAlias = Sequence[Candidate]
 
 
 class Api(Enum):
-    """Which API a request speaks; chosen from its path."""
+    """The API of a request, chosen from its path."""
 
     CHAT_COMPLETIONS = "chat/completions"
     CHAT_BATCH = "chat/completions/batch"
@@ -162,10 +159,10 @@ class MultiModalFeature:
 class ParsedBody(msgspec.Struct, frozen=True):
     """A request body after its parser.
 
-    `payload` is the decoded JSON object, or None when the parser keeps the body raw; of a request
+    `payload` is the decoded JSON object, or None when the parser leaves the body raw; of a request
     with text that names no model (vLLM's gRPC, SGLang's generate) it is `{"prompt": text}`. `model`
     is "" when the body names none, which leaves the choice to the endpoint. `can_rewrite` says that
-    the model stands in `payload["model"]` and may be replaced there. `prompts` holds real token
+    the model is `payload["model"]` and may be replaced there. `prompts` holds real token
     ids, packed as little-endian uint32, where the request carries them. `skip_response` asks for a
     response that the picker does not look at.
     """
@@ -185,13 +182,12 @@ class ParsedBody(msgspec.Struct, frozen=True):
 class InferenceRequest(msgspec.Struct, frozen=True):
     """One request on its way through a decision.
 
-    `incoming_model` is what the client asked for, `target_model` what the endpoint will be asked
-    for. `prompts` holds, per prompt, its tokens packed as little-endian uint32 (see
+    `incoming_model` is the model that the client named, `target_model` the one that the endpoint
+    will serve. `prompts` holds, per prompt, its tokens packed as little-endian uint32 (see
     `producers/token_producer`), `features` its multi-modal items. `objective` is the name that the
-    client asked for, `priority` what it stands for (0 when nobody knows it; below 0 may be shed).
-    `received_at_seconds` is on the monotonic clock that all plugins are given times of.
-    `size_bytes` is the body's; `held_bytes` all that is held of a request that waits (0: it does
-    not).
+    client named, `priority` its value (0 for an unknown objective; a request below 0 may be shed).
+    `received_at_seconds` is on the monotonic clock of all plugins. `size_bytes` is the size of the
+    body, `held_bytes` the memory of a waiting request (0: it does not wait).
     """
 
     request_id: str
@@ -222,10 +218,10 @@ class ScoredEndpoint(msgspec.Struct, frozen=True):
 
 
 class ScoredCandidates(Sequence[ScoredEndpoint]):
-    """Candidates with their totals, in two sequences of equal length that nobody changes.
+    """Candidates with their totals, in two sequences of equal length that never change.
 
-    An element is made when it is asked for: a decision over a thousand candidates is kept for as
-    long as its request runs, and a thousand objects for each would be most of the memory.
+    Elements are created on access: a decision over a thousand candidates lives as long as its
+    request, and a thousand objects for each would be most of the memory.
     """
 
     __slots__ = ("candidates", "totals")
@@ -287,7 +283,7 @@ class SchedulingResult(msgspec.Struct, frozen=True):
 
 
 class RawRequest(msgspec.Struct, frozen=True):
-    """A complete HTTP request as the proxy handed it over; header names are lower case."""
+    """A complete HTTP request from the proxy; header names are lower case."""
 
     headers: Mapping[str, str]
     body: bytes | None  # None: the request has no body
@@ -295,9 +291,9 @@ class RawRequest(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """What a response says it cost, in tokens. `cached_tokens` None: it does not say.
+    """The token counts that a response reports. `cached_tokens` None: it reports none.
 
-    A field is 0 while the response has not told it.
+    A field is 0 until the response reports it.
     """
 
     prompt_tokens: int = 0
@@ -309,10 +305,10 @@ class Usage(msgspec.Struct, frozen=True):
 class ResponseHead(msgspec.Struct, frozen=True):
     """The beginning of an endpoint's response; header names lower case, pseudo-headers included.
 
-    `served_by` is the `ip:port` that the proxy says has served; `has_destination_metadata` whether
-    the proxy sent metadata of the destination namespace at all. With `reached_no_endpoint` the
-    proxy says that no endpoint has seen the request, and the response is its own. `came_at_seconds`
-    is on the clock of the hooks, which are told it. With `shows_body` a body is shown as it passes.
+    `served_by` is the `ip:port` that served, by the proxy's report; `has_destination_metadata` is
+    true if the proxy sent metadata of the destination namespace. With `reached_no_endpoint` no
+    endpoint has seen the request, and the response is the proxy's own. `came_at_seconds` is on the
+    clock of the hooks, which receive it. With `shows_body` the proxy shows the body as it passes.
     """
 
     status: int | None
@@ -325,9 +321,9 @@ class ResponseHead(msgspec.Struct, frozen=True):
 
 
 class ResponseProgress(msgspec.Struct, frozen=True):
-    """How far a response has come with a piece of its body.
+    """The progress of a response after a piece of its body.
 
-    `num_bytes` and `usage` (None: nothing was said) count from the beginning; `is_first` is true of
+    `num_bytes` and `usage` (None: not reported) count from the beginning; `is_first` is true of
     the first piece with content, `is_last` of the end of the response.
     """
 
@@ -345,33 +341,33 @@ Metadata: TypeAlias = Mapping[str, Mapping[str, "str | float | Mapping[str, floa
 class ResponseTap(Protocol):
     """Watches and changes the response of one request. Called in the order of the protocol.
 
-    One that raises is asked for `end()` and for nothing else after that, and the response goes on
-    unchanged; so whatever raises must not have taken the piece in before.
+    After an exception only `end()` is called, and the rest of the response passes unchanged; so a
+    call that raises must not have consumed its piece.
     """
 
     def head(self, head: ResponseHead) -> tuple[tuple[str, str], ...]:
-        """The response begins; the headers to set on it."""
+        """Called at the beginning of the response; returns the headers to set on it."""
         ...
 
     def body(self, data: bytes, is_last: bool) -> tuple[bytes, Metadata]:
-        """A piece of the body has come; what goes on to the client instead, and metadata with it.
+        """Called with a piece of the body; returns the bytes for the client, and metadata.
 
-        What is held back comes with a later piece, at the latest with the last one.
+        Bytes that it holds back follow with a later piece, at the latest with the last one.
         """
         ...
 
     def end(self) -> bytes:
-        """The response ended without a last piece (trailers); what was still held back."""
+        """Called when the response ends without a last piece (trailers); returns the held bytes."""
         ...
 
 
 class RouteDecision(msgspec.Struct, frozen=True):
-    """What the director tells the stream: where to go and what to change on the way.
+    """The director's answer to the stream: the destination, and changes to the request.
 
     `destination` is the `ip:port[,ip:port…]` list; `body` replaces the client's body when not None;
     `metadata` goes to the proxy beside the destination. `response` watches the response (None:
-    nobody does); with `skip_response` the picker does not look at it, whatever `response` says.
-    With `needs_response_body` a proxy that would not show the body of the response is asked to.
+    no tap); with `skip_response` the picker does not look at it, whatever `response` is. With
+    `needs_response_body` the proxy is asked to show the body of the response.
     """
 
     destination: str
@@ -384,11 +380,11 @@ class RouteDecision(msgspec.Struct, frozen=True):
 
 
 class FinishCause(Enum):
-    """Why a stream ended; each stream reports exactly one.
+    """The reason for a stream's end; each stream reports exactly one.
 
-    SKIPPED: the request went to its endpoint and nobody looked at the response, as was asked for;
-    or the proxy asked for no decision, since it answered the client itself or only observes.
-    EVICTED: the request was under way and was stopped in favour of others.
+    SKIPPED: the request went to its endpoint and the response was not watched, as requested; or the
+    proxy asked for no decision, since it answered the client itself or only observes. EVICTED: the
+    request was in flight and was stopped in favour of others.
     """
 
     COMPLETED = "completed"

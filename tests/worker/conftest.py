@@ -67,7 +67,7 @@ def output(
 def logprob(
     token_id: int | str, *others: tuple[int | str, float], own: float = -0.5
 ) -> TokenLogprobs:
-    """How likely a token was, and others; a character stands for its byte."""
+    """The log probabilities of a token and of others; a character stands for its byte."""
     pairs = [(token_id, own), *others]
     ids = tuple(ord(i) if isinstance(i, str) else i for i, _ in pairs)
     return TokenLogprobs(ids, tuple(p for _, p in pairs), 1)
@@ -101,7 +101,7 @@ class ScriptedEngine:
         return self.is_alive and not self.is_stalled
 
     def open(self, request: AddRequest) -> tuple[OutputStream, ...]:
-        """As `Engine.open`; every branch plays the steps too."""
+        """Implements `Engine.open`; every branch plays the steps too."""
         self.requests.append(request)
         self.saw_request.set()
         ids = [request.request_id, *request.branch_ids]
@@ -120,7 +120,7 @@ class ScriptedEngine:
         self.handed_over.append(request_id)
 
     async def run(self, command: Command) -> CommandReply:
-        """As `Engine.run`: done at once, with `reply` as the answer."""
+        """Implements `Engine.run`: done at once, with `reply` as the answer."""
         self.commands.append(command)
         return self.reply
 
@@ -135,7 +135,7 @@ class ScriptedStream:
     over: bool = False
 
     async def next(self) -> RequestOutput:
-        """As `OutputStream.next`; after the last step it waits forever."""
+        """Implements `OutputStream.next`; after the last step it waits forever."""
         for step in self.steps:
             if isinstance(step, asyncio.Event):
                 await step.wait()
@@ -277,7 +277,7 @@ async def listening(api: Api) -> AsyncIterator[str]:
 
 @dataclass
 class Bench:
-    """What a test of the API works with, in one fixture."""
+    """The parts of an API test, in one fixture."""
 
     engine: ScriptedEngine
     tokenizer: sim.SimTokenizer = field(default_factory=sim.SimTokenizer)
