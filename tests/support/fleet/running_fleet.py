@@ -54,9 +54,12 @@ class Fleet:
             self.output += line.decode()
 
     async def ready(self) -> None:
-        """Wait for the invitation, or the end."""
+        """Wait for the last line of a start, or for the end."""
         await until(
-            lambda: "curl -N" in self.output or self.process.returncode is not None, what="ready"
+            lambda: (
+                re.search(r"dashboard .*\n", self.output) or self.process.returncode is not None
+            ),
+            what="ready",
         )
 
     @property
