@@ -47,8 +47,10 @@ NO_LIMITS = {
     *("contrib.latency._learner.MAX_READING_SECONDS", "contrib.program_aware._MAX_HALVINGS"),
     # flags that are refused
     *("cli.flags.MAX_LEASE_NAME", "cli.flags.MAX_LEASE_SECONDS"),
-    # parts of formulas
+    # parts of formulas and algorithms
     "planner.capacity._MAX_SECONDS",
+    *("prefix.index._MAX_PIVOTS", "prefix.index._MAX_SINGLE_LOOKUPS"),
+    "prefix.pair_table.MAX_ENTRIES_PER_BUCKET",
     *("k8s.reflector._MAX_BARREN", "plugins.fairness_policies._burst_headroom.MAX_DEVIATIONS"),
     *(
         f"plugins.fairness_policies.{name}"
