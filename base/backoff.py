@@ -1,7 +1,5 @@
 """Delays before a retry: they double, are bounded, and differ between clients."""
 
-from __future__ import annotations
-
 from random import Random
 from typing import Final
 

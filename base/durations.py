@@ -1,7 +1,5 @@
 """Durations as Go writes them: `50ms`, `1m30s`."""
 
-from __future__ import annotations
-
 import re
 
 _MICRO = dict.fromkeys(("us", "\u00b5s", "\u03bcs"), 1e-6)  # Go takes both micro signs

@@ -18,8 +18,6 @@ text before it.
 A wrong command line ends with status 2 and one sentence, which suggests what was misspelt.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import difflib

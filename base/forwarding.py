@@ -1,7 +1,5 @@
 """Parts of programs that forward HTTP requests: client sessions and the headers of both sides."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from typing import Final

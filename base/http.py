@@ -5,8 +5,6 @@ rate or streaming is their subject. So have commands that send a few requests an
 aiohttp takes longer than they run.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import ssl

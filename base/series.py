@@ -10,8 +10,6 @@ page is rendered in the thread that serves requests. A registry of that library 
 numbers; the tests compare the text with it.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field

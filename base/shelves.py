@@ -1,7 +1,5 @@
 """Load an optional part of a program by name, so that no import binds the core to it."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from types import ModuleType
 

@@ -11,8 +11,6 @@ turns, also in CPU time, which other programs on the machine disturb little. Fix
 benchmarks/results/admin_pages.json.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import gc

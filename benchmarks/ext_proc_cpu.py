@@ -12,8 +12,6 @@ records its decisions for `pointsman explain`. Fixed seed. Writes
 benchmarks/results/ext_proc_cpu.json.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import gc

@@ -1,7 +1,5 @@
 """The processes of `picker_ext_proc.py`: a pool, a picker, an Envoy with it and one without."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

@@ -11,8 +11,6 @@ its prompt, and it ended by itself before `--max-tokens`. Patterns are strict: m
 sentence, because they cannot judge what a model adds.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor

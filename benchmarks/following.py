@@ -17,8 +17,6 @@ benchmarks/results/following.json, and ends with status 1 where an event costs m
 milliseconds.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import statistics

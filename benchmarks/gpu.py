@@ -18,8 +18,6 @@ copies, and of products of matrices. Then, for each shape:
 TRITON_INTERPRET=1), and measures nothing.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import sys

@@ -8,8 +8,6 @@ prompt. In float32 the draws must not differ; other formats round differently in
 Prints a table and writes benchmarks/results/kv_tiers.json.
 """
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 import time

@@ -20,8 +20,6 @@ room for others.
 Results go to benchmarks/results/kv_trace.json.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 

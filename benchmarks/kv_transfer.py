@@ -14,8 +14,6 @@ computes them itself, by length; both engines are in this process.
 Prints a table and writes benchmarks/results/kv_transfer.json.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import socket

@@ -1,7 +1,5 @@
 """The parts that the scripts share: command line, tables, results, and a process beside."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import multiprocessing

@@ -16,8 +16,6 @@ second ten simulated workers would need several cores for themselves. Fixed seed
 benchmarks/results/picker_ext_proc.json.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

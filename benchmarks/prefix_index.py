@@ -10,8 +10,6 @@ before the next one, for prompts of 1, 16 and 160 blocks without anything in com
 worst case. Fixed seed. Prints tables and writes benchmarks/results/prefix_index.json.
 """
 
-from __future__ import annotations
-
 import gc
 import time
 import tracemalloc

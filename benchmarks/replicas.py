@@ -7,8 +7,6 @@ decisions (64 blocks each, 100 endpoints), of both directions, and bytes. Fixed 
 and writes benchmarks/results/replicas.json.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from random import Random

@@ -16,8 +16,6 @@ Prints a table and writes benchmarks/results/resume.json. Exit status 1 if a str
 wrong, or fewer than 99 % are equal.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import os

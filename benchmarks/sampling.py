@@ -6,8 +6,6 @@ The ways take turns in one run, on one thread. Prints milliseconds of CPU of a r
 rounds, and writes benchmarks/results/sampling.json.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Sequence

@@ -8,8 +8,6 @@ readings included, parsing and the end of the request not. Prompts share one of 
 prompts. Fixed seed. Prints a table and writes benchmarks/results/scheduling.json.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import time

@@ -10,8 +10,6 @@ process are counted, not time, so other programs change little. Fixed seed. Prin
 benchmarks/results/scrape.json.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import time

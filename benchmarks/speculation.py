@@ -23,8 +23,6 @@ two engines that are alike.
 Prints a table and writes benchmarks/results/speculation.json.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -14,8 +14,6 @@ line through the sizes: microseconds a step, and for each sequence. `simulated` 
 Prints a table and writes benchmarks/results/step_host.json.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections import deque

@@ -1,7 +1,5 @@
 """Answers of the OpenAI API as a client sees them, and the programs that give them."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -16,8 +16,6 @@ less; and the steps of an answer. No drafter.
 Prints tables and writes benchmarks/results/structured_outputs.json.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

@@ -18,8 +18,6 @@ milliseconds of a decode step are the least over turns.
 Both write benchmarks/results/worker_engine.json.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

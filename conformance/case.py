@@ -1,7 +1,5 @@
 """A case: one rule of the protocol, its requirements, and the check."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum

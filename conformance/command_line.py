@@ -1,7 +1,5 @@
 """The flags that both suites share."""
 
-from __future__ import annotations
-
 import argparse
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """The findings of a run: a table to read, a file for programs."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Running cases one after the other, each to its one outcome."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """Waiting for a condition instead of for time."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,5 @@
 """The end of a command whose output is not read to its end (`pointsman doctor | head`)."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

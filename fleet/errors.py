@@ -1,7 +1,5 @@
 """Errors that a user can act on, said in one sentence."""
 
-from __future__ import annotations
-
 
 class FleetError(Exception):
     """An error the user can act on; the message is all that is printed."""

@@ -1,7 +1,5 @@
 """The missing parts of an installation, and the command that installs them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, distribution, requires

@@ -2,8 +2,6 @@
 takes longer to import than these commands run.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 from base64 import b64encode

@@ -1,7 +1,5 @@
 """The reports of a running picker's HTTP port, as values."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar

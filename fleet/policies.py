@@ -1,7 +1,5 @@
 """Picker configurations by name: ours, and the policies of other routers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

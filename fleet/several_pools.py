@@ -1,7 +1,5 @@
 """Pickers of several pools: each pool has an address of its own, which commands have to name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The command line of the picker; see `picker.cli.flags`."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

@@ -1,7 +1,5 @@
 """When to look at a file again: when its folder changes, and now and then anyway."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable

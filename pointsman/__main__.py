@@ -1,7 +1,5 @@
 """The command `pointsman`, also as `python -m pointsman`; see `fleet.commands.cli`."""
 
-from __future__ import annotations
-
 import sys
 
 from fleet.commands.cli import main

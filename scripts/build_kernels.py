@@ -7,8 +7,6 @@ that this CPU runs, and the portable one. The variable POINTSMAN_KERNEL_ISAS ask
 chooses among the ISAs that it was built with (`choose` in `native.cpp`).
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import re

@@ -7,8 +7,6 @@ module of the room that its folder mirrors, with or without an aspect behind it,
 of at least three words. Ruff checks complexity and parameter counts (C901, PLR0913).
 """
 
-from __future__ import annotations
-
 import ast
 import sys
 from collections.abc import Iterator

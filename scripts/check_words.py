@@ -7,8 +7,6 @@ lists the parts that identifiers do not have. Python strings are checked where t
 (several words) and outside tests, Markdown outside its code.
 """
 
-from __future__ import annotations
-
 import ast
 import io
 import re

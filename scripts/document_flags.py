@@ -2,8 +2,6 @@
 the text between the marks of each program.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

@@ -2,8 +2,6 @@
 `--write` writes, the text between the two marks.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import ModuleType

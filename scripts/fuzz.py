@@ -6,8 +6,6 @@ Without a seed each run begins elsewhere; the seed is printed, and repeats the r
 is 1 when anything was found.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import subprocess

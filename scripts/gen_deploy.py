@@ -5,8 +5,6 @@ kustomize reads nothing outside its folder and Helm nothing outside its chart, s
 in both: Envoy's bootstrap and the script that drains it, alerts, admission policy, definitions.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from dataclasses import replace

@@ -5,8 +5,6 @@ Left out is the call that refuses a library which is older than the compiler: no
 as new. And so a module does not depend on which compiler wrote it.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys

@@ -7,8 +7,6 @@ comes from its index of CPU builds, a twentieth of the size; the variable TORCH_
 one. On failure pip's own words are printed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import importlib.metadata

@@ -5,8 +5,6 @@ does not name is resolved anew, so that running this renews it. Run from anywher
 `python scripts/lock_images.py`.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

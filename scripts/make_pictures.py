@@ -8,8 +8,6 @@ more than they can serve at once, so that some wait in the picker. What a browse
 of 110 by 32 characters. Pictures have a small palette, which makes them four times smaller.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import io

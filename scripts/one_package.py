@@ -9,8 +9,6 @@ nothing else (for `import_module`, `python -m`, `importlib.resources`). Names ar
 syntax tree, and nothing but them changes in a file, so line numbers are those of the repository.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import shutil

@@ -6,8 +6,6 @@ writes its statuses and errors into that file. The server must be started as the
 says. Where our own answer is to be another, the row's `ours` and `why` say so; they stay.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -2,8 +2,6 @@
 lead to the repository; ids of headings begin with a letter, as selectors have to.
 """
 
-from __future__ import annotations
-
 import posixpath
 import re
 from typing import Any

@@ -4,8 +4,6 @@ A paragraph or a list item is filled anew if one of its lines is longer; all els
 tables, code, headings, comments, and what fits. Code in backticks stays in one line.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator, Sequence

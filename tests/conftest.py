@@ -1,7 +1,5 @@
 """Fixtures that any test may ask for."""
 
-from __future__ import annotations
-
 import os
 import socket
 import tempfile

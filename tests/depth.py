@@ -5,8 +5,6 @@ number of seeds, requests or fleets. `make test` runs a tenth of them, the same 
 that its result depends on the code alone; `make test-all` runs all of them with fresh seeds.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from typing import Any, TypeVar

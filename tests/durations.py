@@ -9,8 +9,6 @@ after the tests, in every test process, and the slowest measurement counts.
     python -m tests.durations check FILE     fails on an item above the bound; see `tests/slow.toml`
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

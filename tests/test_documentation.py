@@ -1,7 +1,5 @@
 """Every example in the documentation is run, or at least taken by the program it is for."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The source archive makes a wheel, and the wheel works in an empty environment, in any folder."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

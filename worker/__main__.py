@@ -1,7 +1,5 @@
 """`python -m worker`: serve one model. Everything else is in `app`."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

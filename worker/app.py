@@ -7,8 +7,6 @@ can be answered; an engine that dies later restarts behind the open port, which 
 meanwhile.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses

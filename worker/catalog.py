@@ -1,7 +1,5 @@
 """The models known by name: their source, memory and sampling defaults."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Frozen configuration of a worker, resolved from flags once by `cli.flags`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """The worker's error tree, split by who is at fault."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 # The exit status of a process that an injected crash ends.

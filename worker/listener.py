@@ -2,8 +2,6 @@
 listening late, when requests can be answered.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

@@ -7,8 +7,6 @@ API builds an instance to check the request; only the name and the arguments tra
 which builds its own.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, lru_cache

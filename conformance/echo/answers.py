@@ -1,7 +1,5 @@
 """An endpoint's answer: its name and the request that it received."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The endpoints of a pool: four addresses, two of them ports of one machine, and echo servers."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 

@@ -1,7 +1,5 @@
 """An HTTP/1.1 endpoint of the suite."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 from contextlib import suppress

@@ -4,8 +4,6 @@ Without arguments the picker of this repository is tested. Exit status: 0 when n
 when one is, 2 when the suite cannot run.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import sys

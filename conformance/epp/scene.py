@@ -1,7 +1,5 @@
 """A case's environment: a picker, its pool of echo servers, and an Envoy before both."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """One run of the suite: the scene is set, the cases are played, the report is made."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Find the Envoy binary to run."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -5,8 +5,6 @@ subset hint and of the destination, and a report of the served endpoint. No list
 that clients send, so the picker alone decides what a client can do.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """Start and stop one Envoy process."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping

@@ -5,8 +5,6 @@ in a namespace of their own on that server, and removed after. Exit status: 0 wh
 broken, 1 when one is, 2 when the suite cannot run.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import os

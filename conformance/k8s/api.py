@@ -1,7 +1,5 @@
 """A small client of a Kubernetes API: what the suite has to write, and no more."""
 
-from __future__ import annotations
-
 import json
 import ssl
 from collections.abc import AsyncIterator, Mapping

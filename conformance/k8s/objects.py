@@ -1,7 +1,5 @@
 """The objects of the suite: pools, and Pods whose IPs are addresses of the loopback."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """The pools of the suite: those of the upstream suite, and one whose object comes later."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from conformance.gateway.bootstrap import Listener, PickerAt, PoolBehind, Route

@@ -1,7 +1,5 @@
 """A case's environment: an API server, pools with their Pods, a picker for each, one Envoy."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """The API server of this repository's tests, as a process that the suite may take away."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """One run through a Kubernetes API: objects made, pickers started, cases played, all removed."""
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence

@@ -5,8 +5,6 @@ and gives them another image and other arguments. Names, Services, probes and ri
 are. Everything else is written as it was read.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import sys

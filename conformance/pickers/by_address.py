@@ -1,7 +1,5 @@
 """A picker that runs already, and is left as it is."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from conformance.case import Provision

@@ -1,7 +1,5 @@
 """A picker that the suite starts, with its ports and its files filled into a command line."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shlex

@@ -1,7 +1,5 @@
 """One port of a picker that has several, each for a pool."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from conformance.case import Provision

@@ -1,7 +1,5 @@
 """The interface of a picker under test."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol

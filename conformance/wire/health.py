@@ -1,7 +1,5 @@
 """gRPC health checks, as probes and gateways make them."""
 
-from __future__ import annotations
-
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 

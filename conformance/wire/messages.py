@@ -3,8 +3,6 @@
 Modes are those of the protocol: full duplex for the bodies of requests and of responses.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

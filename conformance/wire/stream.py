@@ -1,7 +1,5 @@
 """One ext_proc stream, with the suite in the place of the gateway."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress

@@ -4,8 +4,6 @@ gRPC for Python has no way to accept any certificate; a plain connection to this
 the picker.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 from collections.abc import AsyncIterator

@@ -6,8 +6,6 @@ which makes ramps exact: over a ramp from `a` to `b` requests a second in `T` se
 number of arrivals by time `t` is `a·t + (b − a)·t² / 2T`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

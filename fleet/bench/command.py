@@ -1,7 +1,5 @@
 """`pointsman bench`: from the command line to a report."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

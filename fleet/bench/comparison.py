@@ -5,8 +5,6 @@ ratio, and rounds are the units of the bootstrap: requests of one turn wait for 
 are not independent samples.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

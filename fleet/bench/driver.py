@@ -8,8 +8,6 @@ that slot waits for that time, as clients do. A pulse measures how late the even
 timers: the client's own share of the measured times.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field

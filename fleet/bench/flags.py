@@ -1,7 +1,5 @@
 """The flags of `pointsman bench`, and what they come to."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

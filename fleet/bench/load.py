@@ -1,7 +1,5 @@
 """The stages and sessions of a run, from the flags that `bench` and `simulate` share."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

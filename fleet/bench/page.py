@@ -3,8 +3,6 @@
 The charts of the picker's page draw the plots; the page contains their modules and style.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections import Counter

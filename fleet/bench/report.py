@@ -1,7 +1,5 @@
 """A summary as text, and stages as CSV."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ A request's `itl` is its mean: from its first token to its last, divided by the 
 first (also called TPOT). That of a run, as in `itl_p95`, is over all gaps between tokens.
 """
 
-from __future__ import annotations
-
 import operator
 import re
 from collections.abc import Mapping

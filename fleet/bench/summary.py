@@ -2,8 +2,6 @@
 from quantiles, and count as missed in goodput.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Trace files: Mooncake's JSON lines, Azure's CSV, and recordings of `picker --record`."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ One long ring of words is drawn once, and every text is a slice of it behind a w
 that making a prompt costs a copy, and two texts share a beginning only on purpose.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial

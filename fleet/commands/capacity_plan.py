@@ -4,8 +4,6 @@ with.
 The load is that of a running picker's pool, of a bench, or of flags; flags replace single numbers.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

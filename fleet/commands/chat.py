@@ -1,7 +1,5 @@
 """`pointsman chat`: talk to a model through any OpenAI-compatible address, in the terminal."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -1,7 +1,5 @@
 """`pointsman completion`: scripts that complete commands, their flags and the values of flags."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
 

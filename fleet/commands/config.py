@@ -1,7 +1,5 @@
 """`pointsman config`: create, check and show a picker's configuration, and its JSON Schema."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """`pointsman explain`: the reasons for a request's destination, or for its refusal."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """A request's record, as text for a terminal or a file."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo

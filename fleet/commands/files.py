@@ -1,7 +1,5 @@
 """`pointsman files`: the files of deploy/ that an installation without a clone needs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 

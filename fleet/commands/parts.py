@@ -1,7 +1,5 @@
 """`pointsman ps` and `pointsman logs`: the processes of the fleets here, and their logs."""
 
-from __future__ import annotations
-
 import subprocess
 from collections import defaultdict
 from collections.abc import Callable, Mapping

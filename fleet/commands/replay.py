@@ -1,7 +1,5 @@
 """`pointsman replay`: decide the requests of a recording again and report differences."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path

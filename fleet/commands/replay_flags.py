@@ -1,7 +1,5 @@
 """The command line of `pointsman replay`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from base.flags import Dialect, Parser, add_flags

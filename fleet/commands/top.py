@@ -5,8 +5,6 @@ request. When the picker stops answering, the last picture stays with a line tha
 answers again, drawing continues.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

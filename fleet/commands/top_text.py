@@ -3,8 +3,6 @@
 Clients chose much of the text, so only printable characters reach the terminal.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from rich.cells import cell_len, set_cell_size

@@ -1,7 +1,5 @@
 """Judges of a cluster: rights, kinds, the pool and its references, its Pods and its pickers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 

@@ -2,8 +2,6 @@
 reviews.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import functools

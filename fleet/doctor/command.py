@@ -1,7 +1,5 @@
 """`pointsman doctor`: report faults of an installation, and how to repair them."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import ipaddress

@@ -4,8 +4,6 @@ A check is a row of the table and a judge: a function that yields the key of a f
 values that its texts name. Judges do no I/O.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Judges of Envoys: how they ask the picker, and where they send requests."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

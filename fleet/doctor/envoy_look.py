@@ -5,8 +5,6 @@ gateways add extensions of unknown types. Field names may be spelt as in protobu
 both are read.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace

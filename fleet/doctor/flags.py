@@ -1,7 +1,5 @@
 """The command line of `pointsman doctor`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final

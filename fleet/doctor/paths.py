@@ -1,7 +1,5 @@
 """Values at paths of documents of unknown origin: JSON, decoded and unchecked."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 

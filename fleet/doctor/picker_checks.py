@@ -1,7 +1,5 @@
 """Judges of a picker, of its replicas, certificates and workers, by their answers."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

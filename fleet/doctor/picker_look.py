@@ -1,7 +1,5 @@
 """Facts about a picker, its workers and certificates."""
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 from collections.abc import Callable, Iterable, Mapping, Sequence

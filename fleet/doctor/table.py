@@ -7,8 +7,6 @@ before it. An error loses or misdirects requests, now or on the next bad day; a 
 something, or may be intended. `$name` is a value from the judge, `$FILTER` is `FILTER`.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Final

@@ -1,7 +1,5 @@
 """One page over HTTP, by TCP or a unix socket, with a limit on its time."""
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A running Envoy, as its admin port reports and controls it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar

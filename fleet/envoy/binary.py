@@ -1,7 +1,5 @@
 """The Envoy binary and its version."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -4,8 +4,6 @@ A misspelt field is an error when the message is built, not when a proxy starts;
 validate` checks the rest.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any

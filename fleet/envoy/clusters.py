@@ -2,8 +2,6 @@
 the sources from which Envoy learns of them: a picker, or a file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """One small HTTP request to a server, over TCP or a unix socket."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math

@@ -1,7 +1,5 @@
 """The few protobuf shapes that repeat all over a bootstrap."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 from envoy.config.core.v3 import address_pb2, extension_pb2

@@ -1,7 +1,5 @@
 """Frozen settings of a generated bootstrap, and the header names a client may not set itself."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import Enum
 

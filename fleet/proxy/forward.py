@@ -1,7 +1,5 @@
 """Parts that the proxies share: server, streaming of an answer, errors."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import signal

@@ -21,8 +21,6 @@ compressed or longer than `MAX_HELD_BYTES`, several answers at once (`n`).
 The front stores nothing beyond a request, so any number of fronts can run.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

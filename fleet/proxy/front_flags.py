@@ -1,7 +1,5 @@
 """The command line of `pointsman front`."""
 
-from __future__ import annotations
-
 from base.flags import Parser, add_flags
 
 _FLAGS = """

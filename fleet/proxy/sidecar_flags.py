@@ -1,7 +1,5 @@
 """The command line of `pointsman sidecar`."""
 
-from __future__ import annotations
-
 import os
 
 from base.flags import Dialect, Parser, add_flags

@@ -5,8 +5,6 @@ sends one `Order`; the fleet answers with any number of `OrderProgress`, then on
 and closes the connection. An order that has begun continues when its client disconnects.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

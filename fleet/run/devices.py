@@ -1,7 +1,5 @@
 """The GPUs of this machine, and their assignment to workers."""
 
-from __future__ import annotations
-
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

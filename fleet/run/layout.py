@@ -1,7 +1,5 @@
 """The parts of a fleet, computed from its options without processes, sockets or files."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -1,7 +1,5 @@
 """The processes that currently make up a fleet, and which of them receive requests."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping

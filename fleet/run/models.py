@@ -1,7 +1,5 @@
 """Models: found, downloaded once from the catalogue, and used only if their checksum is right."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import errno

@@ -1,7 +1,5 @@
 """Free TCP ports of this machine, for a fleet's processes."""
 
-from __future__ import annotations
-
 import socket
 
 from fleet.errors import FleetError

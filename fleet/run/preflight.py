@@ -2,8 +2,6 @@
 for picker and workers, read by those programs' own parsers.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import os
 import re

@@ -1,7 +1,5 @@
 """Facts from Linux about processes of this machine: open files, sockets and command lines."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator

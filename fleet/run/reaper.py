@@ -11,8 +11,6 @@ becomes the program once its group is on the list. If the fleet is killed in bet
 ends by itself instead of starting the program.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -16,8 +16,6 @@ before it is ended.
   itself when none is left or its time runs out.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 import socket

@@ -5,8 +5,6 @@ picker and of its control socket. The file is locked: a file without a lock belo
 has ended, in whatever way.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -6,8 +6,6 @@ wait until each part answers and a request gets through Envoy; supervise and acc
 answer. No process outlives this one, however it ends (see `reaper`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses

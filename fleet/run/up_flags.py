@@ -1,7 +1,5 @@
 """The command line of `pointsman up`."""
 
-from __future__ import annotations
-
 import argparse
 import shlex
 from pathlib import Path

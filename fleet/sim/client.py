@@ -2,8 +2,6 @@
 character's number, so that texts, answers and prompts of later turns need no tokenizer.
 """
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass
 from functools import lru_cache

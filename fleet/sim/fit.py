@@ -29,8 +29,6 @@ Levenberg and Marquardt's method changes R, b, c and d until the logarithms of s
 of TTFT, ITL and E2E are nearest to those of the measured ones, over all stages.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """The command line of `pointsman fit`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from base.flags import Parser, add_flags

@@ -1,7 +1,5 @@
 """The flags of `pointsman simulate`, and what they come to."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The speed of a simulated worker: presets, and the files of `pointsman fit`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Independent jobs in several processes, with the results of one."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

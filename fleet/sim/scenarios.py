@@ -7,8 +7,6 @@ standard deviation of 30 % are even between ± 52 %; S5 and S7 are traces of our
 published means.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """One fleet under one load, from the first request to the last answer."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """An event loop whose clock jumps over waiting times: minutes take as long as the work in them."""
 
-from __future__ import annotations
-
 import asyncio
 import selectors
 from collections.abc import Coroutine

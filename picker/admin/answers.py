@@ -1,7 +1,5 @@
 """Responses of the HTTP port: JSON, also for errors, and pages made in turns."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar

@@ -8,8 +8,6 @@ or the name that was bound. Monitoring is exempt: scrapers and probes use names 
 their pages reveal nothing about requests.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping

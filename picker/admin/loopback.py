@@ -1,7 +1,5 @@
 """The test for loopback addresses; separate, so that flags need not import aiohttp."""
 
-from __future__ import annotations
-
 import ipaddress
 
 

@@ -5,8 +5,6 @@ appear once, without it. The label is added to the lines, which the page of a si
 anyway.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final

@@ -1,7 +1,5 @@
 """The routes of one pool, and those that a picker of several pools adds."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping

@@ -1,7 +1,5 @@
 """The JSON of the HTTP port, which other programs read too."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Final
 

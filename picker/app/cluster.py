@@ -1,7 +1,5 @@
 """The connection to a cluster, and the HTTP port's access control by that cluster."""
 
-from __future__ import annotations
-
 import logging
 import time
 from contextlib import AsyncExitStack

@@ -1,7 +1,5 @@
 """The configuration in use, and its replacement as a whole."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import secrets

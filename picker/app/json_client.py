@@ -1,7 +1,5 @@
 """The HTTP client of plugins: JSON to and from other servers, over persistent connections."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

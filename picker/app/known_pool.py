@@ -1,7 +1,5 @@
 """The endpoints of one pool and the rules of its requests, updated from one source."""
 
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import Awaitable, Callable, Iterable

@@ -1,7 +1,5 @@
 """This replica's part in the election of a leader, if there is an election."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from datetime import UTC, datetime

@@ -2,8 +2,6 @@
 endpoint discovery, peers. They open together or not at all.
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import logging

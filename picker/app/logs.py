@@ -1,7 +1,5 @@
 """Logging: a line of text, or one JSON object a line."""
 
-from __future__ import annotations
-
 import json
 import logging
 import sys

@@ -9,8 +9,6 @@ The garbage collector has its default settings. Reference counts free the object
 decisions cause three collections of the youngest generation, and no full one.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """The exchange of one pool's state with the other replicas."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial

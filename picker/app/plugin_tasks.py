@@ -1,7 +1,5 @@
 """Background tasks of plugins, for as long as a configuration has the plugin."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -1,7 +1,5 @@
 """One pool: the parts that know its endpoints, decide its requests, and report on both."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -4,8 +4,6 @@ The core imports no shelf, so a shelf is removed by deleting its folder and its 
 without it refuses the flag. What the core calls of a shelf is the protocol beside the table.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

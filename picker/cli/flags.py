@@ -3,8 +3,6 @@
 A flag of the reference that this picker cannot honour is refused with the reason, never ignored.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

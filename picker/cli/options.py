@@ -3,8 +3,6 @@
 The table of flags (`table`) says what a field is for; a docstring here only adds to it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The flag `--pool`, with which one picker serves several pools, and the options of each pool."""
 
-from __future__ import annotations
-
 import argparse
 import re
 from collections import Counter

@@ -2,8 +2,6 @@
 the flag is put before its words.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Final

@@ -1,7 +1,5 @@
 """The table of flags that exclude each other."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from typing import Final

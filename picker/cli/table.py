@@ -5,8 +5,6 @@ given. A flag sets the field of `Options` that has its name. `flags` makes the o
 `rules` names the flags that exclude each other.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 FLAGS: Final = """

@@ -5,8 +5,6 @@ defaults → create the data producers that are needed but not configured → or
 All errors are collected before they are reported together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType

@@ -6,8 +6,6 @@ shelf is found by its name and never imported by name, so it can be deleted. Mod
 whose names begin with `_` are helpers and define no type.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import pkgutil

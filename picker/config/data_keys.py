@@ -1,7 +1,5 @@
 """The producers of the data that plugins consume: defaults, order, and checks."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from graphlib import CycleError, TopologicalSorter
 from typing import Any

@@ -6,8 +6,6 @@ for the valid parts, so that the rest of the configuration is checked as well. I
 missing or invalid required text is "", which no valid configuration contains.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from decimal import Decimal

@@ -1,7 +1,5 @@
 """YAML documents → nodes, which know their positions, and plain values."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator

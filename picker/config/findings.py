@@ -1,7 +1,5 @@
 """Errors and warnings about a document, with their positions in it."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace

@@ -4,8 +4,6 @@ The document is first composed into YAML nodes, which know their positions; erro
 which leads back to a node.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -5,8 +5,6 @@ InferenceModelRewrite, or a List of these. An entry or an object with errors is 
 others count. Objects for another pool are left out, with a warning. JSON is YAML too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice

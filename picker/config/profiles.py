@@ -1,7 +1,5 @@
 """Scheduling profiles with their filters, scorers and picker, and the profile handler."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass

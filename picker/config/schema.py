@@ -6,8 +6,6 @@ fields, can distinguish a default from a choice. An unsupported part is refused 
 ignored. A plugin type with a file is supported, whatever is listed here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any

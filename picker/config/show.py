@@ -4,8 +4,6 @@ The output is itself a configuration with the same meaning; only parameters with
 missing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce

@@ -2,8 +2,6 @@
 remains in use, with a log line and a metric that say so.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing

@@ -23,8 +23,6 @@ The weight of a group is, by `balanceBy`, the number of its `requests`, or that 
 blocks that one endpoint has to compute for all of them: blocks that several share count once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain

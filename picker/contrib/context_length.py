@@ -15,8 +15,6 @@ As a filter, with `enableFiltering`, it passes the endpoints without the label a
 includes n, which may be none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from random import Random

@@ -13,8 +13,6 @@ dcgm-extractor: the GPU load of an endpoint, from a DCGM exporter's page. Takes 
 A sample belongs to an endpoint when its `pod` label names the endpoint's pod, or when it has none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from picker.framework.registry import Parameters, PluginType, Stability, itself

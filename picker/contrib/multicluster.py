@@ -46,8 +46,6 @@ multicluster-kv-cache-utilization-scorer: prefer pools of other clusters with fr
 but not its KV cache, has the mean of the others; one that reports neither scores 0.0.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from typing import ClassVar

@@ -65,8 +65,6 @@ Source: NVIDIA Dynamo, `lib/kv-router/src/scheduling/selector.rs` and its docume
 Concepts", `--router-kv-overlap-score-credit`, `-decay`, `--router-prefill-load-scale`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Annotated

@@ -14,8 +14,6 @@ queue. The peer's `ip:port` goes into the request header `x-kv-cache-source-host
 peer the header is not set.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

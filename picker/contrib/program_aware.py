@@ -28,8 +28,6 @@ Scores are relative, so a selection compares all waiting flows: O(n), once after
 thousands of flows another policy is faster.
 """
 
-from __future__ import annotations
-
 import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence

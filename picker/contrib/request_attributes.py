@@ -10,8 +10,6 @@ the configuration is read. The library is in the extra `cel` and is imported whe
 expression is compiled.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from importlib import import_module

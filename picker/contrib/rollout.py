@@ -33,8 +33,6 @@ Without the header, all score 0.0; an endpoint without the label never matches. 
 are required.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from random import Random

@@ -7,8 +7,6 @@ when the request leaves for its endpoint and when it is over. Then it is condens
 arrival to the ring, which the garbage collector does not track.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 

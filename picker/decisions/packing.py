@@ -9,8 +9,6 @@ neighbours shares hardly anything; its candidates are packed when the request is
 no request. Of more than `MAX_CANDIDATES` only the best are stored.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice, repeat

@@ -1,7 +1,5 @@
 """Why an endpoint was chosen, in sentences."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from picker.decisions.views import CandidateView, ProfileView, RecordView

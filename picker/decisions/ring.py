@@ -5,8 +5,6 @@ condensed when it is over. Views are made only on demand. A look-up walks the ri
 thousand requests takes about a millisecond and costs requests nothing.
 """
 
-from __future__ import annotations
-
 import heapq
 import time
 from collections import deque

@@ -1,7 +1,5 @@
 """A decision → its views for users."""
 
-from __future__ import annotations
-
 import math
 from typing import TypeAlias
 

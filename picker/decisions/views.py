@@ -1,7 +1,5 @@
 """The JSON of `/decisions`: requests, and the choice of their endpoints."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import msgspec

@@ -6,8 +6,6 @@ request. No other code here awaits, so the steps of a stream never interleave, a
 one step stay together.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine

@@ -1,7 +1,5 @@
 """The ext_proc server: the method `Process` and, if configured, health on the same port."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeAlias

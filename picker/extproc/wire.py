@@ -6,8 +6,6 @@ a value is `raw_value` unless that is empty, else `value`. Envoy applies `remove
 matter.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, cast

@@ -6,8 +6,6 @@ by weights, all count as one flow. Shares change with every request that arrives
 needed only when a queue is full: changed flows are noted, and sorted on demand.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from enum import Enum
 

@@ -15,8 +15,6 @@ arriving request may displace several smaller ones; but at most `MAX_DISPLACED`,
 suffices.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 

@@ -18,8 +18,6 @@ A request waits for at most its time to live, or while the pool is empty for ano
 arrival or the start of that state; `next_due_seconds` is exact.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from itertools import islice
 

@@ -9,8 +9,6 @@ a thousand). So the error is at most the weight of a sixteenth of a request per 
 most 50 ms, and a change costs as much as 32 endpoints.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import TypeAlias

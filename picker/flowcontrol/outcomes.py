@@ -4,8 +4,6 @@
 come to in the time since the first of them; `Retry-After` follows from it.
 """
 
-from __future__ import annotations
-
 import math
 from enum import Enum
 

@@ -16,8 +16,6 @@ whatever its place in a heap: the counters are exact. A flow without requests co
 entry and the state of the fairness policy, for five minutes.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 

@@ -7,8 +7,6 @@ are evicted until they are over (or ten seconds have passed) and the saturation 
 the effect; else the same room would be reclaimed twice.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 

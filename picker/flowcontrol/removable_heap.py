@@ -1,7 +1,5 @@
 """A heap of which anything can be taken out, in memory bounded by what it holds."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar

@@ -3,8 +3,6 @@
 A request's `priority` label is that of the band it waits in.
 """
 
-from __future__ import annotations
-
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable
 from functools import partial

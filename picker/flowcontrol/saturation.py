@@ -10,8 +10,6 @@ endpoint of each stage, its likely destination; else one free slot would admit e
 arrives before the first has taken it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import msgspec

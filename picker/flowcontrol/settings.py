@@ -1,7 +1,5 @@
 """The settings of flow control, as values with their policies."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """Flow control at one moment, as the API and the page show it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import msgspec

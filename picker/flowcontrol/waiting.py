@@ -1,7 +1,5 @@
 """A waiting request and its deadline."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 from msgspec.structs import replace

@@ -4,8 +4,6 @@ several kinds of plugins share.
 The match with a prefix cache is in `prefix.match`; the tokens of a prompt travel in the request.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType

@@ -4,8 +4,6 @@ labels of endpoints, headers of requests, and the decision of a profile handler.
 The decode endpoint receives the request; its sidecar calls the others, which the headers name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from enum import Enum
 

@@ -6,8 +6,6 @@ of the configuration and may serve several priority bands; the `BandFairness` th
 one band owns the state of that band.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeAlias, runtime_checkable
 

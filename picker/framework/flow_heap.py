@@ -4,8 +4,6 @@ A heap in which entries become stale instead of being searched for: an entry is 
 flow still has the key that it was pushed with. Stale entries never outnumber the others by much.
 """
 
-from __future__ import annotations
-
 from heapq import heapify, heappop, heappush
 from typing import Any, Generic, TypeVar
 

@@ -6,8 +6,6 @@ a global random source. Scores are in [0, 1]; higher is better. `attributes` hol
 data producers for this one decision.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random

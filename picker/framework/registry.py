@@ -5,8 +5,6 @@ A plugin file defines `PLUGIN = PluginType(...)`, the type that the file is name
 when the picker starts; importing a plugin registers nothing.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass

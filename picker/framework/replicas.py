@@ -5,8 +5,6 @@ called with what the plugin of the same name learned in another replica. Reports
 are never forwarded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Protocol, TypeAlias, runtime_checkable
 

@@ -1,7 +1,5 @@
 """The contracts of outside services for plugins; `app` passes the implementations."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType

@@ -5,8 +5,6 @@ watch asks the server to end it soon (`ClientLimits.watch_seconds`), and a watch
 `silent_seconds` is dead: a live server would have ended it before (docs/decisions/0028).
 """
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import sys

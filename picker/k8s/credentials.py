@@ -5,8 +5,6 @@ issuers; this module checks the result. Tokens and certificates change while the
 are read again every minute, in a thread, and at once after the server has refused them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import logging

@@ -6,8 +6,6 @@ changes costs little more than one change, and deadlines need no event. While th
 unreachable nothing changes: the picker serves from the last known state, and reports that.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -14,8 +14,6 @@ long a process is suspended, and whatever wall clocks show, as long as
 If the Lease is deleted nevertheless, replicas that know its holder wait for the full span.
 """
 
-from __future__ import annotations
-
 import enum
 from dataclasses import dataclass
 from typing import Final

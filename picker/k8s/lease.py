@@ -4,8 +4,6 @@ Call `LeaseKeeper.is_leader` each time; it reads the clock. So a suspended proce
 that it no longer leads, and an unreachable API server ends leadership in time.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

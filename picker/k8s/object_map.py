@@ -3,8 +3,6 @@
 Pure and synchronous; `Reflector` is the shell around it.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

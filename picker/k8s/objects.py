@@ -9,8 +9,6 @@ Stricter than the definitions: keys of selectors must be label keys, a selector 
 may not contain a null, and an objective or a rewrite needs a `spec`.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping

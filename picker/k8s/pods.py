@@ -9,8 +9,6 @@ the duration of its preStop hook; a Pod that has ended retains its IP; a contain
 for memory restarts under the same IP.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from enum import Enum
 from functools import lru_cache

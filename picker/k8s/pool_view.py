@@ -25,8 +25,6 @@ A changed Pod affects only itself and the Pods with its IP, so only these are up
 an update does not depend on the number of Pods.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field

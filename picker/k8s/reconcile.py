@@ -9,8 +9,6 @@ endpoints until the new ones are known. The end of a pool removes its endpoints 
 is published before everything is known once, so that no request meets a partial state.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Collection, Container, Iterable, Mapping
 from typing import Final

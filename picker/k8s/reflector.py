@@ -12,8 +12,6 @@ Listeners are called once per batch of events: all events in the stream are appl
 between two calls are at least a few milliseconds.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping

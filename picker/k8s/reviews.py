@@ -5,8 +5,6 @@ The cache holds hashes of tokens only. Refusals are cached as well, so that a
 scraper with a wrong token costs the API server little.
 """
 
-from __future__ import annotations
-
 import asyncio
 import enum
 from collections import OrderedDict

@@ -4,8 +4,6 @@ Pods that are not ready or are terminating count as well, because replicas excha
 every running Pod, not requests.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from ipaddress import ip_address

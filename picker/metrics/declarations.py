@@ -8,8 +8,6 @@ declares `llm_d_epp_flow_control_queue_size`: a series has the name of its attri
 prefix of its family, unless it has a `name`. Each instance of the family has series of its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import MappingProxyType

@@ -9,8 +9,6 @@ bytes, which all pools of the process share; when it is used up, they are `other
 has been paid for stays, so that a gauge goes down where it went up.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import NamedTuple
 

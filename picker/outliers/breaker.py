@@ -5,8 +5,6 @@ ON_TRIAL. Only `succeeded` and `failed` change the state of a breaker, which dec
 may receive more requests. It does not know the pool: `detector` combines the breakers of a pool.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum

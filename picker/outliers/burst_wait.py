@@ -4,8 +4,6 @@ A burst that meets an idle pool is decided before the first answer arrives. If o
 fails every request, its share of the burst would be lost.
 """
 
-from __future__ import annotations
-
 import asyncio
 
 

@@ -4,8 +4,6 @@ The folder has the files of a cert-manager Secret: `tls.crt`, `tls.key`, `ca.crt
 again for every connection, so a renewed certificate takes effect without a restart.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import grpc

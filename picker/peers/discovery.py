@@ -1,7 +1,5 @@
 """The addresses of replicas: host names, resolved every few seconds."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import socket

@@ -3,8 +3,6 @@
 `server` and `mesh` carry the bytes. Nothing here waits, and any message may be lost.
 """
 
-from __future__ import annotations
-
 import logging
 import secrets
 from dataclasses import dataclass, field

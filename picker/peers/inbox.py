@@ -5,8 +5,6 @@ are absolute numbers with a version: the newest of each peer counts. They expire
 silent for a while, for whatever reason, so no count outlives its replica.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

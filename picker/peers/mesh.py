@@ -1,7 +1,5 @@
 """The connections to other replicas: one client per address, which sends this replica's reports."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence

@@ -10,8 +10,6 @@ clock says. A seed settles some seconds after it was drawn.
 A configured seed is never sent and never changes. Replicas compare its fingerprint instead.
 """
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import replace
 

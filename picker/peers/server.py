@@ -1,7 +1,5 @@
 """The port that receives the reports of other replicas."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import deque

@@ -5,8 +5,6 @@ accepts the rest. A batch is encoded once for all peers: concatenated protobuf m
 merge, so the bytes of a batch are followed by those of the fields for one peer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar

@@ -6,8 +6,6 @@ groups:
 - {deployment: pointsman-worker-gpu, maxReplicas: 8, costPerReplicaHour: 2.5}
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Literal
 

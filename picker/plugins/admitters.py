@@ -12,8 +12,6 @@ signal, counts as full (1.0); an endpoint whose page has one of them counts with
 reference wraps this refusal into a 500.)
 """
 
-from __future__ import annotations
-
 import math
 from random import Random
 

@@ -21,8 +21,6 @@ destination-endpoint-served-verifier: report the serving endpoint to clients; fo
       | fail: missing destination endpoint served metadata  its metadata do not name the endpoint
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from ipaddress import ip_address
 from random import Random

@@ -12,8 +12,6 @@ endpoint-notification-source: the endpoints themselves, as they join and change.
 parameters. Its extractors are called once for each endpoint, and again when it changes.
 """
 
-from __future__ import annotations
-
 from picker.framework.registry import Parameters, PluginType, itself
 from picker.scrape.page_parameters import PageParameters, checked_source
 from picker.scrape.sources import PageLocation

@@ -15,8 +15,6 @@ approx-prefix-cache-producer, whatever other producers are configured; it is cre
 not configured.
 """
 
-from __future__ import annotations
-
 from picker.framework.attributes import Attributes
 from picker.framework.registry import NonNegativeInt, Parameters, PluginType, configured, plain
 from picker.prefix.match import match_info_key

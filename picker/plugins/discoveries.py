@@ -4,8 +4,6 @@ file-discovery: endpoints from a file. `path` is required; `watchFile` (false) f
 the file.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from picker.framework.registry import Parameters, PluginType, itself

@@ -23,8 +23,6 @@ mean of the others, and so neither gains nor loses; an endpoint whose load is un
 others is known, scores 0. (The reference gives 0 to both.)
 """
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence

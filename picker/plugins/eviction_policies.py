@@ -8,8 +8,6 @@ recently dispatched request, which loses the least work.
 sheddable-eviction-filter: only running requests of negative priority may be stopped.
 """
 
-from __future__ import annotations
-
 from picker.framework.flow import QueuedRequest, Rank
 from picker.framework.registry import Parameters, PluginType, Stability, plain
 

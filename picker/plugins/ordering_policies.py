@@ -11,8 +11,6 @@ edf-ordering-policy: earliest deadline first, by the end of a request's time to 
 A request without a time to live comes after all others.
 """
 
-from __future__ import annotations
-
 import math
 
 from picker.framework.flow import QueuedRequest, Rank

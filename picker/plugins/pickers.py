@@ -36,8 +36,6 @@ the rest is drawn from again. Source: Mitzenmacher, "The Power of Two Choices in
 Balancing", 2001; `power_of_two` of sglang-router.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from random import Random

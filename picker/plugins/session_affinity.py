@@ -31,8 +31,6 @@ have exchanged them; so that all end with the same one, a binding counts how oft
 moved: the higher count wins, and of two equal ones the endpoint whose key is less.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import hashlib

@@ -24,8 +24,6 @@ the same value there; a missing value equals nothing, not even another missing v
 shared tier counts: an endpoint of the same host is near, whatever its rack label says.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from random import Random

@@ -21,8 +21,6 @@ With saturation s and the n priorities counted from the highest, i = 0, to the l
                     otherwise   ceiling = 1 at every round(s / (1 − s))-th call, else 0
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Annotated, Literal

@@ -1,7 +1,5 @@
 """The pool as decisions see it, and its activity: scrapes are frequent only while it is busy."""
 
-from __future__ import annotations
-
 import asyncio
 
 from picker.pool.datastore import Datastore, Snapshot

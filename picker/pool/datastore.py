@@ -5,8 +5,6 @@ metrics and attributes, everything else reads immutable snapshots. All methods a
 no I/O and read no clock; they are called from the event-loop thread only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

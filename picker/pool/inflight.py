@@ -4,8 +4,6 @@ Scrapes lag behind; the picker's own count is the lower bound of every load sign
 other replicas report are added to it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 

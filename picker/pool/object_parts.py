@@ -3,8 +3,6 @@ definitions under `crds/` set. Patterns end with `END`, the equivalent in Python
 server. A description states in words what a pattern allows.
 """
 
-from __future__ import annotations
-
 from datetime import datetime
 from typing import Annotated, Any, Final, TypeAlias
 

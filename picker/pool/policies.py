@@ -12,8 +12,6 @@ is omitted and reported as a doubt. Where the reference leaves the order of rule
 timestamps to its sort, names and then the order within a resource decide here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from random import Random

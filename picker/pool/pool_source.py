@@ -1,7 +1,5 @@
 """The source of a pool's endpoints and rules: a file, or Kubernetes."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 

@@ -11,8 +11,6 @@ other. These hashes are internal to the picker and need not equal an engine's. T
 XXH64 with 0; a random seed prevents clients from constructing prompts whose hashes collide.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from struct import Struct
 

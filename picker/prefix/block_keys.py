@@ -18,8 +18,6 @@ cache salt follows them. Only full blocks have a key. Keys need not equal an eng
 because engines also send the tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from enum import Enum
 from struct import Struct, unpack

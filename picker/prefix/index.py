@@ -20,8 +20,6 @@ endpoint holds; an engine can only reuse an unbroken prefix, so that count overs
 Short prompts are processed block by block and long ones by arrays, with the same result.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

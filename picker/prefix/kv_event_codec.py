@@ -19,8 +19,6 @@ parent, so matches become too short. Blocks whose removal was skipped count unti
 clears its cache.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ sees a gap; a number not higher than the last means a restart with an empty cach
 after a replay, the subscription may deliver replayed messages again.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import Enum
 

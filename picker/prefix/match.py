@@ -1,7 +1,5 @@
 """Declares the attribute that a prefix-cache producer computes, and its key."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 

@@ -14,8 +14,6 @@ first, a few with each insertion: homes from `_frontier` on are those of the lar
 Memory: 12 bytes per lane, so 24 to 36 per entry, 4 to 5 for its position and about 2 for spilling.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from typing import Literal

@@ -24,8 +24,6 @@ Memory: some 250 bytes per block that an engine holds, and never more than `max_
 limit, new keys are ignored until others are removed.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

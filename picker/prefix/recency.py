@@ -13,8 +13,6 @@ order. Nodes in any other arrangement are unlinked one by one.
 Memory: 8 bytes a node, an eighth more at most.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import numpy as np

@@ -4,8 +4,6 @@ Two successive decisions see almost the same candidates, and a pool of a hundred
 most of every line. Both sides remember the last state of each endpoint.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The differences between recorded and repeated decisions, added up."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 

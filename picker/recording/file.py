@@ -11,8 +11,6 @@ The file never exceeds its size limit: the line that would exceed it is replaced
 says that the recording has ended, and later lines are ignored.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import fcntl

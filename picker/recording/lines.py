@@ -9,8 +9,6 @@ Lines are not the picker's own values: these refer to whole candidates where a l
 and hold secrets of clients. So a line survives a change of a value.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ happens. Lines are in the order in which plugins learned of the events.
 A failure here is logged and costs a line, never a request.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from dataclasses import replace

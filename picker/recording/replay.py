@@ -9,8 +9,6 @@ endpoints that left are forgotten. So the state of plugins evolves as it did.
 Another configuration, if given, is built once for each run and makes all decisions.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress

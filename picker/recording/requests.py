@@ -9,8 +9,6 @@ configuration itself has: a label, an address, the token of an endpoint, the nam
 Credentials and cookies never are.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import secrets

@@ -9,8 +9,6 @@ Producers whose recorded findings are used run as well if they can: they remembe
 up, and learn from it when the request leaves.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

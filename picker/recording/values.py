@@ -10,8 +10,6 @@ a list that begins with its kind:
     ["PrefixCacheMatchInfo", field, …]          a type of `KNOWN`, its fields in order
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import math

@@ -1,7 +1,5 @@
 """Admission: the fairness id of a request, and the refusals that are the director's own."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Bodies: the one that leaves in place of the original, and the memory of a waiting one."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from sys import getsizeof
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """The endpoints of the pool that one request may use, each with the picker's own load."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from ipaddress import ip_address
 

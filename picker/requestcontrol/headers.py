@@ -3,8 +3,6 @@
 Source: Endpoint Picker Protocol v1.0.0 and the header names of the reference picker.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 DESTINATION = "x-gateway-destination-endpoint"

@@ -1,7 +1,5 @@
 """The director's inputs: the pipeline of a configuration, and the context that requests share."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

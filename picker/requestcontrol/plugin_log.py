@@ -1,7 +1,5 @@
 """Failures of plugins: each is counted, few are logged."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 

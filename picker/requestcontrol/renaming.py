@@ -7,8 +7,6 @@ back until the next piece; it is never longer than the member itself. Servers us
 after an event, and then no bytes are held back.
 """
 
-from __future__ import annotations
-
 import json
 
 _KEY = b'"model"'

@@ -6,8 +6,6 @@ request's parser), shown to the hooks, and passed on, unchanged or with the mode
 or a hook that fails is logged and not called again; the response is not affected.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TypeGuard

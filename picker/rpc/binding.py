@@ -1,7 +1,5 @@
 """Listening sockets: TCP, and unix sockets in the file system."""
 
-from __future__ import annotations
-
 import errno
 import os
 import socket

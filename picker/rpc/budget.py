@@ -1,7 +1,5 @@
 """A bound on the memory of unfinished messages and bodies, over all calls."""
 
-from __future__ import annotations
-
 
 class ByteBudget:
     """Owns the count of bytes in all shares. `max_bytes` None: they are only counted."""

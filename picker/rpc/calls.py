@@ -3,8 +3,6 @@
 A unary call is a stream of one message, here and on the wire.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from enum import Enum, IntEnum
 from typing import Any, Protocol, TypeAlias

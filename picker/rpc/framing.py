@@ -3,8 +3,6 @@
 Source: grpc/doc/PROTOCOL-HTTP2.md.
 """
 
-from __future__ import annotations
-
 import re
 from struct import Struct
 from urllib.parse import quote_from_bytes

@@ -3,8 +3,6 @@
 Source: `grpc.health.v1`, and the service names that gateways and kubelets ask for.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any, cast

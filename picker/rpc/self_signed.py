@@ -1,7 +1,5 @@
 """A generated key and certificate. Imported only on demand, because the import is slow."""
 
-from __future__ import annotations
-
 import ipaddress
 import socket
 from collections.abc import Sequence

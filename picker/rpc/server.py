@@ -1,7 +1,5 @@
 """A gRPC port on asyncio: binds it, accepts connections, ends them in order."""
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """TLS for a gRPC port: versions, cipher suites, and a certificate that may be renewed."""
 
-from __future__ import annotations
-
 import logging
 import os
 import ssl

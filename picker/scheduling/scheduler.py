@@ -4,8 +4,6 @@ A profile's filters narrow the candidates, its weighted scorers rate them, its p
 call of a plugin is a step of the decision.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from random import Random
 from types import MappingProxyType

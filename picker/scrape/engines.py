@@ -1,7 +1,5 @@
 """The names that each engine gives to its series: a table that configurations extend."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ A worker's page has tens of kilobytes, most of it histogram buckets that the pic
 that name. It never raises: it skips a malformed line.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping

@@ -6,8 +6,6 @@ rank is an endpoint, only the samples of its rank count. So the result never dep
 the page. Tensor- and pipeline-parallel ranks repeat the same requests; the greatest value counts.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise

@@ -3,8 +3,6 @@
 `maxPageBytes` (16777216) is the largest page: a larger one counts as a failed scrape.
 """
 
-from __future__ import annotations
-
 from base.durations import parse_duration
 from picker.framework.registry import Parameters, PositiveInt
 from picker.framework.services import Services

@@ -5,8 +5,6 @@ server sends makes reading cost more than its bytes: the head, the body and the 
 have limits.
 """
 
-from __future__ import annotations
-
 import httptools
 
 from picker.errors import PickerError

@@ -6,8 +6,6 @@ is counted, a change of state is logged once. Changes of the problems of pages a
 first, second, fourth, … time only, because a series may come and go with every page.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

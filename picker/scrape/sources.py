@@ -5,8 +5,6 @@ it. An extractor that needs the endpoint alone and no page is an `EndpointExtrac
 a source without a location.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """Saturation detectors with timed calls, because flow control calls them outside of decisions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from picker.decisions.steps import BoundPlugin

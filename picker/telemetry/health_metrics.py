@@ -1,7 +1,5 @@
 """Records ejections and returns of endpoints, in series and in the log."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 

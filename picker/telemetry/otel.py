@@ -6,8 +6,6 @@ is OTLP over HTTP here; `console`; `none`), `OTEL_EXPORTER_OTLP_…`, `OTEL_SERV
 The SDK sends in its own thread.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Gauges of the state of plugins, computed on demand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, runtime_checkable

@@ -1,7 +1,5 @@
 """Gauges of the pool, computed from a snapshot on demand."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """The watcher that counts decisions, calls of plugins and outcomes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from operator import attrgetter
 from typing import Any, TypeAlias

@@ -5,8 +5,6 @@ continues that trace. All others are made from the finished decision, with the t
 a trace that is not sampled has none. Names and attributes are the reference picker's.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -13,8 +13,6 @@ the endpoint's histogram shifted by each wait, weighted by the share of requests
 Waits are counted in buckets a fifth wide, whose mean is exact.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left
 from collections import Counter, defaultdict, deque

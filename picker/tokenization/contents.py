@@ -1,7 +1,5 @@
 """Adds the content blocks of messages to a prompt; blocks of unknown types add nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol

@@ -17,8 +17,6 @@ bytes of a prompt are, without separators:
 Lists of integers are real token ids and pass through.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -3,8 +3,6 @@
 Only the header is decoded, and only a fixed number of bytes is read.
 """
 
-from __future__ import annotations
-
 import binascii
 from struct import Struct
 

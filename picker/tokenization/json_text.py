@@ -1,7 +1,5 @@
 """Encodes JSON values as canonical text: equal values give equal text."""
 
-from __future__ import annotations
-
 import json
 
 import msgspec

@@ -9,8 +9,6 @@
 - sound: the characters of its data and format / 4, rounded up.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

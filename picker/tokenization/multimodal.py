@@ -1,7 +1,5 @@
 """Reads multi-modal items in the format of vLLM's token-level API."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any

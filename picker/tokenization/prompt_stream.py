@@ -4,8 +4,6 @@ Texts are joined once at the end, because prompts may be long. A media item star
 boundary and repeats one token, derived from the XXH64 of its content, once per token of its length.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from struct import Struct

@@ -9,8 +9,6 @@ render to the same tokens. `system` comes first; tool results become messages wi
 ahead of the user's message; `thinking` becomes `reasoning`; a single text block becomes a string.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Packs token ids: four bytes each, little endian."""
 
-from __future__ import annotations
-
 import sys
 from array import array
 

@@ -5,8 +5,6 @@ Nothing is published before the pool is known, because a picker that has just st
 remove the endpoints of a proxy.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 

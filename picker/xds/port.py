@@ -1,7 +1,5 @@
 """The port of endpoint discovery and its feeds: the part of this shelf that a picker loads."""
 
-from __future__ import annotations
-
 from collections.abc import Coroutine, Iterable
 
 from picker.app.shelves import PublishedPool

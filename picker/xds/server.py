@@ -10,8 +10,6 @@ resources. A subscription to a resource that is not served here is answered as t
 with silence or with a removal, and named in the log.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Envoy's discovery messages ↔ values; no other file of this room knows them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast

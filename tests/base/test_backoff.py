@@ -1,7 +1,5 @@
 """Delays double, are bounded, differ between clients, and respect what a server asks for."""
 
-from __future__ import annotations
-
 from random import Random
 
 from base.backoff import FIRST_SECONDS, MAX_ASKED_SECONDS, MAX_SECONDS, Backoff

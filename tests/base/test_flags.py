@@ -1,7 +1,5 @@
 """A table of text becomes flags: names, values, bounds, choices, defaults, exclusions."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Responses are complete and bounded; every failure is one kind of error in plain words."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 

@@ -1,7 +1,5 @@
 """Series count as those of `prometheus_client`; a twin adds up label sets that coincide in it."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

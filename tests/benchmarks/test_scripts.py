@@ -1,7 +1,5 @@
 """Benchmark scripts import, and pages name exactly those that exist."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Every benchmark script runs with its smallest arguments."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """`python -m conformance.epp`: which picker is tested, and what it is said to provide."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The suite's own endpoints: who they are, and what they received, over either protocol."""
 
-from __future__ import annotations
-
 import json
 
 import aiohttp

@@ -1,7 +1,5 @@
 """Cases through a Kubernetes API pass with a right picker, and fail with one that errs there."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager

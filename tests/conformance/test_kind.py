@@ -1,7 +1,5 @@
 """The way to the upstream suite: our picker in its manifests, and what is applied beside them."""
 
-from __future__ import annotations
-
 import copy
 import os
 import re

@@ -1,7 +1,5 @@
 """Every direct case passes with a picker that is right, and fails with one that is wrong there."""
 
-from __future__ import annotations
-
 from collections.abc import Set
 
 import pytest

@@ -1,7 +1,5 @@
 """The report: what it says, and when a run has passed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Every case has one outcome, whatever happens in it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Fixtures of the tests of deploy/."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The optional admission policy closes what the schema of InferencePool leaves open."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The Helm chart renders what kustomize renders, and refuses unknown values."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

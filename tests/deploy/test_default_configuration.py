@@ -1,7 +1,5 @@
 """The picker's default configuration is the same wherever it is written down."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

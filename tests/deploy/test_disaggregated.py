@@ -1,7 +1,5 @@
 """Prefill and decode workers as deploy/ renders them: both legs, the KV, and the end of a Pod."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """The commands of docs/deploying.md run here, as far as they need no cluster."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """The Dockerfiles follow the rules, and the picker's image needs no torch."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

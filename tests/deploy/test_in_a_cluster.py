@@ -3,8 +3,6 @@
 Only ports and files are others than in a Pod; the API server is that of the tests.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager

@@ -4,8 +4,6 @@ That has no OpenAPI, so kubectl cannot check fields (`--validate=false`); test_r
 the same schemas. Objects of our own kinds are checked by the server, by their definitions.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path

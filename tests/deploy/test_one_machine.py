@@ -1,7 +1,5 @@
 """The compose file and the systemd units: what they name is there, and programs take the flags."""
 
-from __future__ import annotations
-
 import configparser
 import json
 import re

@@ -1,7 +1,5 @@
 """Every Pod meets the Pod Security Standard `restricted`, and the house's own wishes."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Everything under deploy/k8s renders, and into objects that an API server takes."""
 
-from __future__ import annotations
-
 import kubernetes_validate
 import pytest
 import yaml

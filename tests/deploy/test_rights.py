@@ -1,7 +1,5 @@
 """The picker may ask of the API server what it asks, and nothing else."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Iterator

@@ -2,8 +2,6 @@
 there for nothing.
 """
 
-from __future__ import annotations
-
 from contextlib import AsyncExitStack
 from pathlib import Path
 

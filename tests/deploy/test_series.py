@@ -1,7 +1,5 @@
 """Dashboards, alerts and autoscalers ask, in queries that parse, for series that there are."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """shellcheck has nothing to say about any script of the repository."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Objects of one rendering fit together, and programs take what they are given."""
 
-from __future__ import annotations
-
 import copy
 import re
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Workers as deploy/ renders them: what they ask of a node, and that they serve."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Commands whose output is not read to its end, with a real pipe."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

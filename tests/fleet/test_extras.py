@@ -1,7 +1,5 @@
 """An extra brings the packages that its programs import."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Requests of commands, to real servers."""
 
-from __future__ import annotations
-
 import socket
 import ssl
 import threading

@@ -2,8 +2,6 @@
 depend on the machine's load.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Commands whose address is that of a picker of several pools."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

@@ -5,8 +5,6 @@
 same sequence.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

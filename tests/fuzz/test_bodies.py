@@ -1,7 +1,5 @@
 """Malformed bodies: parsers refuse, readers ignore, the token-producer continues."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 from struct import pack

@@ -1,7 +1,5 @@
 """Any text as a configuration is built or refused with a reason, and in no other way."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from pathlib import Path

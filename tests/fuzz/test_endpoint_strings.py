@@ -1,7 +1,5 @@
 """Endpoints files and subset hints, whatever is written in them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from ipaddress import ip_address
 

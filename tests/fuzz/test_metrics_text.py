@@ -1,7 +1,5 @@
 """The targeted scan against the general parser, and extraction against whatever a page may be."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Any text in an endpoints file is read or reported, within bounds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from random import Random
 from typing import Any, Protocol

@@ -1,7 +1,5 @@
 """A real Envoy between echo workers and a scripted picker, all on free ports of this machine."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

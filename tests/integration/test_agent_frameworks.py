@@ -5,8 +5,6 @@ The frameworks run in an environment of their own, which `make test-agents` make
 names the interpreter of another one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

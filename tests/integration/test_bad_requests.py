@@ -1,7 +1,5 @@
 """A corpus of bad requests over raw sockets: each gets its documented 4xx, and the worker lives."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

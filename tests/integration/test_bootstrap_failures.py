@@ -1,7 +1,5 @@
 """A generated bootstrap on the real Envoy when the picker is lost, hangs or returns."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

@@ -1,7 +1,5 @@
 """The destinations of requests by a generated bootstrap, measured on the real Envoy."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

@@ -1,7 +1,5 @@
 """Buffered request bodies: the picker's own server behind a generated bootstrap on a real Envoy."""
 
-from __future__ import annotations
-
 import pytest
 
 from fleet.envoy.settings import Mechanism

@@ -3,8 +3,6 @@
 The simulator says what the last message says, and its cache is the engine's.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path

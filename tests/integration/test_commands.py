@@ -2,8 +2,6 @@
 silent while all is well and to the point when not.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

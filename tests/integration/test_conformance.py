@@ -1,7 +1,5 @@
 """This picker passes its own black-box suites, every case of them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Two real workers with the sidecar between them: the same answers, also when one of them dies."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

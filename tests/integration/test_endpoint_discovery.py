@@ -1,7 +1,5 @@
 """A real Envoy that knows only the endpoints that a real picker publishes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

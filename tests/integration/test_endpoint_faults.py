@@ -1,7 +1,5 @@
 """Workers that fail behind a real Envoy and a real picker: little is lost, and they come back."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -2,8 +2,6 @@
 and service comes back by itself. Times are printed (`pytest -s`), and bounded only generously.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """Hostile schemas, expressions, grammars and tools: each gets a 4xx that names its field."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Tiers below a worker's prefix cache, as the picker hears of them, and across a sudden death."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from struct import pack
 

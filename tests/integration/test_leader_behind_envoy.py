@@ -1,7 +1,5 @@
 """A real Envoy in front of two pickers that elect a leader, and requests while it is killed."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,5 @@
 """Two picker processes that elect a leader, with real signals and an API server that goes away."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 from pathlib import Path

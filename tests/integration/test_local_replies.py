@@ -2,8 +2,6 @@
 Envoy with a generated bootstrap.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

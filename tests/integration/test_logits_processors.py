@@ -1,7 +1,5 @@
 """Logits processors of an installed package in a running worker."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

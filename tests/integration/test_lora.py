@@ -1,7 +1,5 @@
 """Adapters in running workers: they come and go under load, and the picker finds them."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from pathlib import Path

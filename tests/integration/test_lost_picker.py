@@ -1,7 +1,5 @@
 """`pointsman up` when its picker dies or hangs, with real processes and real signals."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

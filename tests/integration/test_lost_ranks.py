@@ -1,7 +1,5 @@
 """Workers whose model is spread over two processes, on a CPU: what comes of the end of either."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """The official client against a real worker process: what users of the API see."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

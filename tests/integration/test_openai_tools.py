@@ -4,8 +4,6 @@ The simulator echoes the prompt, and the chat template's prompt is the last mess
 says what a test sends it.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """More requests than a fleet can serve: some wait, some are refused, and nothing is left."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """The precise prefix cache follows a real worker's events: joining late, eviction, a new life."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Requests that share a prefix meet on the worker that holds it, unless its queue is deep."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """The README, followed to the letter: a fleet with the real model, its curl, its Python."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

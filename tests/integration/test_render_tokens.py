@@ -1,7 +1,5 @@
 """token-producer asks a real worker's render routes for the tokens of its model."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import AsyncIterator, Iterator
 from typing import Any

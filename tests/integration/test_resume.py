@@ -1,7 +1,5 @@
 """`pointsman up --front`: streams continue when their workers are killed, and when they restart."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

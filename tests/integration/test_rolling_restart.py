@@ -2,8 +2,6 @@
 fails or passes the picker by.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

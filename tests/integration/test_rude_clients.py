@@ -1,7 +1,5 @@
 """Clients that disconnect or do not read: other clients are served as before."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """Requests made up from the OpenAPI document, right ones and wrong ones, against a real worker."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

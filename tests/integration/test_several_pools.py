@@ -1,7 +1,5 @@
 """Several pools behind one real Envoy: the pool that a request names serves it."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Faults asked of a real worker process over `/admin/config`."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

@@ -1,7 +1,5 @@
 """Mixed load on a worker with too small a pool: everything ends once and nothing leaks."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Speculation in real processes: the same answers in fewer steps, and numbers that show it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """SIGKILL of `pointsman up` or of a worker, at any moment of its life: no process is left of it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """`pointsman up` as a user runs it: a real Envoy, the picker, simulated workers, real signals."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

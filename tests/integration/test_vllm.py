@@ -4,8 +4,6 @@ Runs where `POINTSMAN_VLLM` names a `vllm` command (a CPU build does) and `POINT
 model directory for it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

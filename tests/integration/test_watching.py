@@ -1,7 +1,5 @@
 """A fleet under load is watched: with the page in a real browser, and with `pointsman top`."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import sys

@@ -1,7 +1,5 @@
 """WebSockets through generated bootstraps on the real Envoy: in both modes of request bodies."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """Fakes shared by the tests of the shells: an exchange that records and routes on demand."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The table of limits in docs/protocol.md says what the code says, and leaves out none."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The one table of refusals."""
 
-from __future__ import annotations
-
 import json
 import re
 from http import HTTPStatus

@@ -1,7 +1,5 @@
 """Every golden configuration starts a whole picker that routes, or is refused with its reasons."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Mapping

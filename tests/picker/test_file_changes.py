@@ -1,7 +1,5 @@
 """A file is read again when it may have changed, with or without a notification."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing

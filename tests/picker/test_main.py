@@ -1,7 +1,5 @@
 """The command line: flags, exit statuses, signals."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import sys

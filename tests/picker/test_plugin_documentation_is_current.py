@@ -1,7 +1,5 @@
 """docs/configuration.md says what the plugin files say."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

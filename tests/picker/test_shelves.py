@@ -1,7 +1,5 @@
 """A picker composes without any of its shelves, and refuses the flag that needs the missing one."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

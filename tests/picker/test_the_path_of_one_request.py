@@ -1,7 +1,5 @@
 """The path of one request through a warmed-up picker: its calls, files and changes of room."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections import Counter

@@ -1,7 +1,5 @@
 """Kernels are built for the CPUs that a build is for, and compiled side by side."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re

@@ -1,7 +1,5 @@
 """The words check finds each kind of unwanted English, and only that."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

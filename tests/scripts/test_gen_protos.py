@@ -1,7 +1,5 @@
 """The generated modules are those of the proto files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from runpy import run_path
 

@@ -1,7 +1,5 @@
 """`make up`'s installation: its packages, its progress, and the end of a failed one."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil

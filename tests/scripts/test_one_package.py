@@ -1,7 +1,5 @@
 """The build step's changes to a module."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

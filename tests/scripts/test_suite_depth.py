@@ -1,7 +1,5 @@
 """The options of the suite itself: which tests `make test-all` adds, and which are too slow."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

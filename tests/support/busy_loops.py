@@ -1,7 +1,5 @@
 """Processes that take a core away from others."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

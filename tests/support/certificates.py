@@ -1,7 +1,5 @@
 """An authority for tests, and certificates that it vouches for, as PEM files and in folders."""
 
-from __future__ import annotations
-
 import ipaddress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta

@@ -5,8 +5,6 @@ no other process takes one before its server does; none twice, and other ones in
 the processes that run the tests.
 """
 
-from __future__ import annotations
-
 import os
 
 import conformance.ports

@@ -1,7 +1,5 @@
 """Waiting for what other tasks and processes do, without a word about how long that takes."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from inspect import isawaitable

@@ -1,7 +1,5 @@
 """A scripted engine, and the API served over it: in process (ASGI) or on a real socket."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import threading

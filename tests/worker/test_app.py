@@ -1,7 +1,5 @@
 """A real worker process, with the simulator behind it: start, serve, drain, die."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The fingerprint changes with settings that change answers."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ The oracle is Hugging Face transformers, which reads and dequantizes the GGUF fi
 Prompts are random token ids, so that neither tokenizers nor memorised texts matter.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Real workers with simulated engines fetch KV from a peer, and hand it over at a drain."""
 
-from __future__ import annotations
-
 import json
 import signal
 from contextlib import suppress

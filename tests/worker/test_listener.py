@@ -1,7 +1,5 @@
 """The worker's socket is bound early, announced as a URL, and cleaned up."""
 
-from __future__ import annotations
-
 import socket
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Logits processors of an installed package: their selection, and their effect on answers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

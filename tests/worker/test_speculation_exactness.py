@@ -7,8 +7,6 @@ decoding token for token; with rejection it has the same distribution. The same 
 mistakes known from other implementations.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -3,8 +3,6 @@
 A tiny llama of random weights draws at temperature 1, so that only the grammar shapes the answer.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

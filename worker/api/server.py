@@ -5,8 +5,6 @@ connection is cut without the stream's end (`[DONE]`, the last HTTP chunk), so t
 proxy takes half an answer for a whole one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

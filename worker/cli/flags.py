@@ -1,7 +1,5 @@
 """The command line of a worker, and the configuration that it resolves to."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import os

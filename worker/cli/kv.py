@@ -1,7 +1,5 @@
 """The flags about KV that is published, moved between workers, or offloaded from the device."""
 
-from __future__ import annotations
-
 import argparse
 import ipaddress
 import uuid

@@ -1,7 +1,5 @@
 """Flags whose value is a JSON object: strict decoding, with `ConfigError` for every mistake."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import fields
 from typing import Any, TypeVar

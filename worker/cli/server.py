@@ -1,7 +1,5 @@
 """The flags of the HTTP front end."""
 
-from __future__ import annotations
-
 import argparse
 import random
 import ssl

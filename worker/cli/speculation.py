@@ -1,7 +1,5 @@
 """`--speculative-config`: vLLM's JSON, strictly decoded, with its defaults and constraints."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import difflib

@@ -3,8 +3,6 @@
 A default that is not in the table is that of the field which the flag sets (`worker.config`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Final
 

@@ -9,8 +9,6 @@ Pausing and sleeping are two reasons not to schedule, and each is undone by its 
 engine that is resumed while it sleeps still sleeps, one that wakes up while paused stays paused.
 """
 
-from __future__ import annotations
-
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast

@@ -10,8 +10,6 @@ A command waits until no step is in flight (nothing is scheduled meanwhile), and
 `step`: that call reports the state that the command left, events of the cache included.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence

@@ -2,8 +2,6 @@
 never pickle.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -13,8 +13,6 @@ are missing. Only block copies, loads and saves are made, since each is ordered 
 is taken back leaves nothing to undo.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress

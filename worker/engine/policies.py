@@ -30,8 +30,6 @@ compute again. What was preempted comes back only when there is room for it and 
 every sequence (`readmission_reserve`); the room asked for doubles each time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 

@@ -2,8 +2,6 @@
 id is PARENT; see `ranks`. Signals to a whole process group are left to rank 0.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

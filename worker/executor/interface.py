@@ -1,7 +1,5 @@
 """The interface between the engine and what owns the device."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace

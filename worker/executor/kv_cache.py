@@ -1,7 +1,5 @@
 """Size and memory of the paged KV cache."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

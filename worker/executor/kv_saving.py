@@ -1,7 +1,5 @@
 """Copies blocks to the host's memory before a step writes them."""
 
-from __future__ import annotations
-
 import mmap
 import weakref
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Ends a process together with its parent."""
 
-from __future__ import annotations
-
 import ctypes
 import signal
 import sys

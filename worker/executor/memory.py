@@ -1,7 +1,5 @@
 """Measures the GPU memory of steps and graphs, before the KV cache gets the rest."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Protocol
 

@@ -5,8 +5,6 @@ same objects, so code that holds one (a tied head, a fused layer) need not know;
 is freed and allocated again.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import time

@@ -5,8 +5,6 @@ turn finds the sizes that are short enough, and compiles the kernels of each siz
 a profile are made up: they write to the KV cache, which is still empty.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median

@@ -16,8 +16,6 @@ When a rank ends, rank 0 cannot continue. A collective usually fails then; where
 or one waits for ever, the thread that watches the rank ends the process.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

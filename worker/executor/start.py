@@ -1,7 +1,5 @@
 """Builds the executor of a configuration: device, number types, backend, weights, KV cache."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import os

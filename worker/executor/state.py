@@ -1,7 +1,5 @@
 """The state of sequences on the device from one step to the next: block tables and last tokens."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Sequence
 

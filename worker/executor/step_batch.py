@@ -1,7 +1,5 @@
 """A step of plain ints as the arrays that a model runs on, the same for every layer."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate

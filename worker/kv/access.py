@@ -1,7 +1,5 @@
 """Access to KV: the key, and the networks that KV is fetched from."""
 
-from __future__ import annotations
-
 import hashlib
 import ipaddress
 from collections.abc import Mapping, Sequence

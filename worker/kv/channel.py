@@ -1,7 +1,5 @@
 """One end of a connection: whole frames, and bytes that are encrypted as they go."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import socket

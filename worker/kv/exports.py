@@ -1,7 +1,5 @@
 """Exported KV: held until a peer fetches it or its lease expires."""
 
-from __future__ import annotations
-
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass

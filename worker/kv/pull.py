@@ -1,7 +1,5 @@
 """The handle of a transfer of KV, from another engine or from a disk."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 from worker.types import KvPart

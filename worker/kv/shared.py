@@ -1,7 +1,5 @@
 """Memory that processes of one machine and user share, without a name in any file system."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import mmap

@@ -1,7 +1,5 @@
 """The state that the two threads of a connector share; every part is safe on both."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections import deque

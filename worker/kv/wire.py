@@ -26,8 +26,6 @@ are encrypted by AES-256-GCM under a key of this connection, made of key and non
 key can neither read nor alter them. What NIXL reads is not encrypted, but has the same tag (GMAC).
 """
 
-from __future__ import annotations
-
 import hmac
 import secrets
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """Gauges and counters of the engine, each a function of one snapshot."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter

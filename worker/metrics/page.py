@@ -9,8 +9,6 @@ Every series is declared once, here or in `engine_series`. Names, labels and buc
 vLLM 0.32; the names of series that vLLM does not have begin with `pointsman:`.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

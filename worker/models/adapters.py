@@ -5,8 +5,6 @@ An adapter may only add a product of two matrices to products of the model. Sett
 more, and tensors for which the model has no place, are refused by name.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence

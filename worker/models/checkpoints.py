@@ -9,8 +9,6 @@ two of them. The common encodings are vectorised here, because decoding takes mo
 rest go through the `gguf` package, which is imported only when a file needs it.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -4,8 +4,6 @@ Sources of the context length: vLLM for scaled models (`linear`: the stated posi
 factor; `yarn`: the original positions times the factor), llama.cpp for the keys of GGUF.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -11,8 +11,6 @@ On disk a head is a safetensors file whose metadata has its configuration and th
 target. The fingerprint is checked before any tensor is used.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib

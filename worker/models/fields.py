@@ -1,7 +1,5 @@
 """Values of a configuration, checked one by one."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, TypeVar
 

@@ -2,8 +2,6 @@
 and Gemma (which also normalises the outputs of attention and MLP).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial

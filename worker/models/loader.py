@@ -4,8 +4,6 @@ A missing tensor, an unexpected one, or one whose shape contradicts the configur
 `ModelError` that names it before any weight is read.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import math

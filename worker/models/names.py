@@ -4,8 +4,6 @@ The model's own names are those of a Llama in Hugging Face's layout, with `mlp.e
 MLPs of a mixture.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

@@ -11,8 +11,6 @@ AutoGPTQ and GPTQModel (words along the inputs; zero points along the outputs, l
 version of the format; `g_idx` has the group of each input).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -3,8 +3,6 @@
 Sources: transformers' `modeling_rope_utils.py` for Hugging Face's keys, llama.cpp for GGUF's.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A backend implements them for one kind of device. It plans the work that all lay
 step; a plan then serves one layer after the other. Layers that a CPU runs natively need no backend.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol
 

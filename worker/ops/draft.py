@@ -8,8 +8,6 @@ arXiv:2408.07978). "probabilistic" drafts are drawn from the draft's distributio
 noise, and are verified against q (see `rejection`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

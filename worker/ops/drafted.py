@@ -1,7 +1,5 @@
 """Inputs and results of verification by rejection, as tensors: see `rejection`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor

@@ -4,8 +4,6 @@ After Shazeer et al., arXiv:1701.06538, as Mixtral and Qwen3 have it: a softmax 
 and the likeliest few with their probabilities, which may be made to add up to one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ backends; its blocks hold a multiple of 256 tokens. The split of a context depen
 unlike with the other backends, the last bits of a row do too.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from typing import Any

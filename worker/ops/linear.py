@@ -8,8 +8,6 @@ with AMX that holds for float32; of a bfloat16 product one element in thousands 
 beside another number of rows.
 """
 
-from __future__ import annotations
-
 import logging
 from typing import Protocol
 

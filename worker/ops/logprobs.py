@@ -4,8 +4,6 @@ Tokens are ordered by their logits, which are finer than any float32 log probabi
 rank match greedy sampling: descending, equal logits by the lower id.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ adapter's two small products at once. These are ordinary products of the device,
 depends neither on its group nor on its batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol

@@ -5,8 +5,6 @@ position and purpose are the upper half of its counter. So no two draws of a req
 and a request draws the same numbers in any batch or chunking, and after a preemption.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import IntEnum
 

@@ -1,7 +1,5 @@
 """Root-mean-square normalisation of rows."""
 
-from __future__ import annotations
-
 from torch import Tensor
 from torch.nn import functional
 

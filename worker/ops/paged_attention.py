@@ -16,8 +16,6 @@ same order: never fewer than `MIN_ROWS` query rows (`padded_rows`), and contexts
 sums are split alike (`padded_context`).
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

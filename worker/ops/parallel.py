@@ -6,8 +6,6 @@ A product spread by its outputs alone (queries, keys, values; gate and up) is an
 its results are used on their own rank.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

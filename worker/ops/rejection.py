@@ -36,8 +36,6 @@ Triton's kernels need Triton, and a C compiler at their first run. A worker chec
 starts, not at the first draft of a request that samples.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ They compute in float64, and a row's results do not depend on its neighbours: su
 of the ids, or inside one row's log-softmax. Twin: `rejection_triton`.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -9,8 +9,6 @@ token.
 # Triton's decorators have no types.
 # mypy: disallow-untyped-decorators=False
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

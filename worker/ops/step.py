@@ -1,7 +1,5 @@
 """The inputs of a model and its attention for one step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol

@@ -10,8 +10,6 @@ undecided if it is nearer to the edge of the nucleus than the kernel's error; on
 their own sums decide.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

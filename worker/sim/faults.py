@@ -1,7 +1,5 @@
 """The settings of injected faults in the HTTP process, in the form of `/admin/config`. Pure."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping

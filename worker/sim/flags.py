@@ -1,7 +1,5 @@
 """The simulator's part of the worker's command line (`--engine sim`)."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Mapping
 from dataclasses import replace

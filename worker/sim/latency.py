@@ -24,8 +24,6 @@ of the same forward pass. They are free in models whose times do not depend on n
 Noise is a function of (simulator seed, request seed, position): the same in any batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol

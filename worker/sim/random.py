@@ -1,7 +1,5 @@
 """Random numbers of the simulator: functions of their keys, independent of the order of calls."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from math import cos, log, sqrt, tau
 

@@ -2,8 +2,6 @@
 while it runs. Names are those of the llm-d inference simulator where it has the setting. Pure.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

@@ -4,8 +4,6 @@ Draws are functions of the simulator's seed, the request's seed (greedy requests
 position and the token before it, so an answer depends neither on the batch nor on chunking.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from hashlib import shake_128
 from math import log

@@ -6,8 +6,6 @@ budget (`sandbox`). It has the extras that Hugging Face templates rely on: `rais
 the model's text for training and has no effect here.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime

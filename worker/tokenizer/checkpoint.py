@@ -5,8 +5,6 @@ They are read before the engine starts, because its configuration depends on the
 while the engine starts.
 """
 
-from __future__ import annotations
-
 from codecs import BOM_UTF8
 from collections.abc import Iterable
 from dataclasses import dataclass, field

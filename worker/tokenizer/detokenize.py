@@ -7,8 +7,6 @@ stop strings, the last `longest - 1` characters are held back, because a match m
 end later; older characters can never be part of a match and are released.
 """
 
-from __future__ import annotations
-
 import codecs
 from collections.abc import Callable, Iterable, Sequence, Set
 

@@ -4,8 +4,6 @@ The library encodes. Decoding is done here: every token stands for exact bytes, 
 spelling in the vocabulary, so that the incremental detokenizer can be a byte decoder.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path

@@ -12,8 +12,6 @@ single operation on its own values (comparing nested lists, say); templates come
 and from requests only if the operator allows it.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 import time

@@ -14,8 +14,6 @@ read without protoc. A message is a sequence of (key, value) pairs, key = field 
 type; unknown fields are skipped.
 """
 
-from __future__ import annotations
-
 import re
 import struct
 from collections.abc import Iterator, Sequence

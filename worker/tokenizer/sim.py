@@ -9,8 +9,6 @@ equal ids, and an answer sent back in the next turn encodes to its original ids.
 Ids: [0, 256) bytes; [256, 256 + 1024) words, each standing for " word"; then the two ChatML marks.
 """
 
-from __future__ import annotations
-
 import re
 import zlib
 from collections.abc import Iterable

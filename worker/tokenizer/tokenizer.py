@@ -6,8 +6,6 @@ expressions applied in turn: the matches of one, and the text between them, are 
 one cuts further and that no merge crosses.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path

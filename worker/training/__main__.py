@@ -1,7 +1,5 @@
 """`python -m worker.training`: train a draft head. Everything else is in `pipeline`."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

@@ -9,8 +9,6 @@ prompt that the model writes itself after the beginning of a user's turn (Magpie
 Most answers are greedy, because drafts pay most there.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass

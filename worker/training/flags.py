@@ -1,7 +1,5 @@
 """The settings of a training run, and the flags of `pointsman train-draft` that give them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

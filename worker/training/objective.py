@@ -1,7 +1,5 @@
 """The loss of a head, and the measure of its drafts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ Each result is saved below `Settings.out` at once, under a name derived from its
 run resumes where it stopped, and a run with other settings does not mix its files with these.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import platform

@@ -1,7 +1,5 @@
 """A line of progress: rewritten in a terminal, and repeated every 15 s elsewhere."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TextIO
 

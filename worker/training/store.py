@@ -1,7 +1,5 @@
 """The files of a run: its directory, and numbered shards of text, each written atomically."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

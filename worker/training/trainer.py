@@ -10,8 +10,6 @@ atomically. So a killed training resumes from its last checkpoint and ends with 
 numbers.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence

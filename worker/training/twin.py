@@ -8,8 +8,6 @@ keys as a draft: those of pass 0 up to the last position that the target has run
 key of each pass, at the positions drafted since.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

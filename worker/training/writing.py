@@ -10,8 +10,6 @@ on another.
 An answer that runs into a loop is cut where the loop becomes evident.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

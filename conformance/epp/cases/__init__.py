@@ -1,7 +1,5 @@
 """All cases of the Endpoint Picker Protocol, in the order in which they run."""
 
-from __future__ import annotations
-
 from conformance.case import Case
 from conformance.epp.cases import (
     destination,

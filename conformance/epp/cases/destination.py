@@ -1,7 +1,5 @@
 """The answer to a request: one list of endpoints, said twice and alike."""
 
-from __future__ import annotations
-
 import ipaddress
 
 from conformance.case import Case, NotApplicable, Provision, Strength, case, expect

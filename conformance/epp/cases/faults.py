@@ -1,7 +1,5 @@
 """Through a real Envoy: endpoints that are dead, a picker that is killed, comes back, drains."""
 
-from __future__ import annotations
-
 import asyncio
 
 from conformance.case import Case, NotApplicable, Provision, case, expect

@@ -1,7 +1,5 @@
 """Health services, and the port's TLS."""
 
-from __future__ import annotations
-
 from conformance.case import Case, Provision, Violation, case, expect
 from conformance.epp.cases.sources import EPP_ROLE, HEALTH
 from conformance.epp.scene import Scene

@@ -1,7 +1,5 @@
 """Streams that stand beside each other, that end early, and that say what no picker knows."""
 
-from __future__ import annotations
-
 import asyncio
 
 import grpc

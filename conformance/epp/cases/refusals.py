@@ -1,7 +1,5 @@
 """Requests that get no endpoint: which status, and nothing else."""
 
-from __future__ import annotations
-
 from conformance.case import Case, Provision, Strength, case, expect
 from conformance.epp.cases.sources import ERRORS
 from conformance.epp.scene import BODILESS, Scene, said

@@ -1,7 +1,5 @@
 """Through a real Envoy: requests arrive where the picker says, whole, and so do responses."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 

@@ -1,7 +1,5 @@
 """The header by which the upstream suite names to a picker under test the endpoint to pick."""
 
-from __future__ import annotations
-
 from conformance.case import Case, Provision, case, expect
 from conformance.epp.cases.sources import EPP_ROLE
 from conformance.epp.scene import BODILESS, Scene, said

@@ -1,7 +1,5 @@
 """Cases on the endpoint that served, which the proxy reports to the picker with the response."""
 
-from __future__ import annotations
-
 from conformance.case import Case, Provision, case, expect
 from conformance.epp.cases.sources import EPP_ROLE, SERVED
 from conformance.epp.scene import BODILESS, Scene, said

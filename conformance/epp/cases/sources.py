@@ -1,7 +1,5 @@
 """The documents that rules are from."""
 
-from __future__ import annotations
-
 SPEC_VERSION = "1.0.0"
 _PROTOCOL = f"Endpoint Picker Protocol {SPEC_VERSION}"
 STREAMING = f"{_PROTOCOL}: ext_proc in full-duplex streaming mode"

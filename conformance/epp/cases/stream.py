@@ -1,7 +1,5 @@
 """Bodies in full duplex: what goes in comes out, in order, and ends once."""
 
-from __future__ import annotations
-
 from conformance.case import Case, Strength, case, expect
 from conformance.epp.cases.sources import EXT_PROC, STREAMING
 from conformance.epp.scene import BODILESS, Scene, said

@@ -1,7 +1,5 @@
 """The proxy's subset hint: only those, and an error where there are none."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

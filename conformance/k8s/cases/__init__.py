@@ -1,7 +1,5 @@
 """All cases through a Kubernetes API, in the order in which they run."""
 
-from __future__ import annotations
-
 from conformance.case import Case
 from conformance.k8s.cases import extension, following, outages, pods, upstream
 from conformance.k8s.scene import ClusterScene

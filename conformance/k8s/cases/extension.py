@@ -2,8 +2,6 @@
 asked. Those that can keep the pools apart.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """The InferencePool itself: created, changed, deleted, and what is not of it."""
 
-from __future__ import annotations
-
 from conformance.case import Case, Provision, Strength, case, expect
 from conformance.epp.scene import said
 from conformance.k8s.api import ApiRefusalError

@@ -1,7 +1,5 @@
 """The API server goes away and comes back: the picker serves from what it knows, and catches up."""
 
-from __future__ import annotations
-
 import aiohttp
 
 from conformance.case import Case, Provision, case, expect

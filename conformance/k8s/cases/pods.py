@@ -1,7 +1,5 @@
 """Pods come and go: the right endpoints after each, and no request fails."""
 
-from __future__ import annotations
-
 import asyncio
 
 from conformance.case import Case, Provision, Strength, case, expect

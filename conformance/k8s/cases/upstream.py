@@ -4,8 +4,6 @@ Those about conditions that a gateway's controller writes (InferencePoolAccepted
 nothing of a picker.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Bodies of gRPC: frames of a flag, a length of four bytes, and a message."""
 
-from __future__ import annotations
-
 from struct import Struct
 from typing import TypeVar
 

@@ -9,8 +9,6 @@ A response is a stream of frames of `HttpBody{data=2}`; their concatenated data 
 its events.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

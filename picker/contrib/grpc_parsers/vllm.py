@@ -14,8 +14,6 @@ counts as an image.
     EmbedResponse{prompt_tokens=2}
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

@@ -5,8 +5,6 @@ The time per token is a mean over an answer, or between two readings of a counte
 with the mean load of that time: at its beginning, an answer of a burst has seen none of the others.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

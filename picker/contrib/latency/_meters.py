@@ -1,7 +1,5 @@
 """The meter of a predicted-latency-producer: predictions, and the latencies that requests saw."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

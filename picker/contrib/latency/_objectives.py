@@ -1,7 +1,5 @@
 """The latency objectives of a request, in its headers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ A predictor is two servers, separate so that learning does not slow answers down
     POST <training>/add_training_data_bulk       {"entries": [row + actual latencies, …]} → 202
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields

@@ -5,8 +5,6 @@ failures in a row it opens for ten seconds; then one request tries, and only its
 breaker. The latest samples wait for the training server in the background.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import deque
 from collections.abc import Sequence

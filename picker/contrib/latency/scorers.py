@@ -40,8 +40,6 @@ unknown scores 0, one that only lacks a prediction the mean of the others. All s
 was learned: give this scorer a weight far above those that decide until then, and among equals.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Literal

@@ -27,8 +27,6 @@ A request whose header is missing or is not a positive number comes after all ot
 would be the way to the front. `x-slo-ttft-ms` is the header's former name.
 """
 
-from __future__ import annotations
-
 import math
 from random import Random
 

@@ -4,8 +4,6 @@ Events are the inputs of a stream's machine, actions its instructions to the she
 Header names are lower case.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from enum import Enum
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """The request of one stream on its way through the picker: its pieces and the replies to them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

@@ -3,8 +3,6 @@
 A tap that raises only returns the bytes it still holds; then the response continues unchanged.
 """
 
-from __future__ import annotations
-
 import logging
 
 import msgspec

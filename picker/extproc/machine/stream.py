@@ -55,8 +55,6 @@ Source: Endpoint Picker Protocol v1.0.0; Envoy `external_processor.proto` and
 `processing_mode.proto`, FULL_DUPLEX_STREAMED and BUFFERED.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from enum import Enum

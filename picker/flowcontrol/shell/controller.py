@@ -6,8 +6,6 @@ schedules it, and it then sees all of them. A pool of hundreds of endpoints chan
 times a second; there, changes accumulate for some milliseconds.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 

@@ -1,7 +1,5 @@
 """The autoscaling loop: plan the replicas of a pool at each interval, and write them."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ A write names the version that was read. If another writer (an operator, an HPA)
 server refuses it (409), and the next interval decides on the new number.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Final
 

@@ -1,7 +1,5 @@
 """The stages of a disaggregated request, for the profile handlers that run them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Protocol, runtime_checkable
 

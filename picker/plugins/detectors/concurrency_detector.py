@@ -12,8 +12,6 @@ Counts come from the live view of an inflight-load-producer; requests are at lea
 own count. Requests that flow control has dispatched and that are not routed yet count as well.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from random import Random
 from types import MappingProxyType

@@ -28,8 +28,6 @@ As a filter it passes the endpoints with fresh metrics and
 and all endpoints when none passes. A missing signal passes.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from random import Random
 

@@ -8,8 +8,6 @@ the engine does not report; the labels of `cacheInfoSpec` are vLLM's by default.
 become attributes `<attributeKey>/core-metrics-extractor`. `scrape.extract` reads the page.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from types import MappingProxyType
 

@@ -5,8 +5,6 @@ entry without an id is skipped and reported; after a body that is not a list of 
 models remain. Takes no parameters.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -18,8 +18,6 @@ beginning flood would have the whole pool until it had used as much as the other
 takes amortised O(log n) of the active flows; changed flows are sorted when the least is needed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -39,8 +39,6 @@ than they get, the one that had less fills the pool.
 A selection takes amortised O(log n) of the waiting flows.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from itertools import count

@@ -5,8 +5,6 @@
 A selection takes amortised O(log n) of the waiting flows.
 """
 
-from __future__ import annotations
-
 from picker.framework.flow import QueuedRequest, Rank
 from picker.framework.flow_heap import FlowHeap
 from picker.framework.registry import Parameters, PluginType, plain

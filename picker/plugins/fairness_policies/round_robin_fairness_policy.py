@@ -9,8 +9,6 @@ A selection takes amortised O(log n) of the waiting flows; a flow waits for at m
 each other flow.
 """
 
-from __future__ import annotations
-
 from picker.framework.flow import QueuedRequest, Rank
 from picker.framework.flow_heap import FlowHeap
 from picker.framework.registry import Parameters, PluginType, plain

@@ -36,8 +36,6 @@ by-label-selector: the former name of label-selector-filter, with the same param
 the reference removes it in v0.11.0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from random import Random
 

@@ -11,8 +11,6 @@ maxTTFTPenaltyMs ≤ 0 sticky endpoints pass however slow they are; affinityThre
 filter off. A single candidate passes without a draw of the rng.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from random import Random

@@ -14,8 +14,6 @@ merely full). Its own count must still pass. When no endpoint passes, all do wit
 and the request is refused without.
 """
 
-from __future__ import annotations
-
 from random import Random
 from typing import Literal
 

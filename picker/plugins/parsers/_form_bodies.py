@@ -3,8 +3,6 @@
 Parts are found by their delimiters, so that a file of any size is skipped without a copy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from email.message import Message
 from itertools import pairwise

@@ -6,8 +6,6 @@ strict readers refuse it. Here it is read as U+FFFD and the rest of its escape (
 that `unmarked` can turn back.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar

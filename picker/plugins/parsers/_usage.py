@@ -5,8 +5,6 @@ none. Only the members that count are decoded. Numbers may be written as strings
 cut off.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

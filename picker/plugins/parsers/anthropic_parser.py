@@ -7,8 +7,6 @@ not read.
 A response reports its usage in `usage`; a stream in its `message_start` and `message_delta`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from picker.errors import RefusedError

@@ -8,8 +8,6 @@ is treated as `embeddings`.
 A response reports its usage in its `usage`, or in that of an event.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import lru_cache
 

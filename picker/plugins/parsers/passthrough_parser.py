@@ -1,7 +1,5 @@
 """passthrough-parser: keeps every body raw; takes the paths that no other parser claims."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from picker.framework.registry import Parameters, PluginType, plain

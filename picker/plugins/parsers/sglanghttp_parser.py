@@ -8,8 +8,6 @@ that ends in `/generate`, belongs to another server's API and is forwarded unrea
 A response reports its usage in `meta_info`; a stream in the event that has a finish reason.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from picker.errors import RefusedError

@@ -7,8 +7,6 @@ is routed without a prefix.
 A response reports its usage as those of the OpenAI APIs do.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from picker.framework.interfaces import ResponseReader

@@ -8,8 +8,6 @@ as a finding whatever the fairness id is, e.g. session affinity with a source
 `{attribute: agent-identity}`. Without such a header nothing changes.
 """
 
-from __future__ import annotations
-
 from msgspec.structs import replace
 
 from picker.framework.attributes import Attributes, agent_identity_key

@@ -21,8 +21,6 @@ Replicas of the picker report to each other what they sent where, and agree on a
 (`picker.framework.replicas`).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping
 

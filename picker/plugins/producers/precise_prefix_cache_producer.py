@@ -25,8 +25,6 @@ subscribes to all engines. `inMemoryConfig.size` is the largest number of distin
 `PrecisePrefixCacheParameters.without_effect` lists the accepted parameters without effect.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -7,8 +7,6 @@ is no session, and then nothing is written. The session affinity plugins read th
 source `{attribute: SessionID}`.
 """
 
-from __future__ import annotations
-
 from picker.framework.attributes import Attributes, session_id_key
 from picker.framework.registry import Parameters, PluginType, named
 from picker.types import Candidates, InferenceRequest

@@ -12,8 +12,6 @@ Each of several prompts (a list of strings, or of token lists) is one of `Infere
 with its items in `features`. `udsTokenizerConfig` is refused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

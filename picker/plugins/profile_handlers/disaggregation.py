@@ -41,8 +41,6 @@ Deprecated: disagg-profile-handler does this by itself. Only needed beside pd-pr
 profile handlers that set no headers. Formerly `prefill-header-handler`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -19,8 +19,6 @@ A blank header counts as none. A name that is not a profile runs none, and the r
 (429). Meant for several pickers in a row, each deciding one stage of a disaggregated request.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 

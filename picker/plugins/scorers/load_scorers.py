@@ -52,8 +52,6 @@ Tokens are those of an inflight-load-producer; without its finding all score 0.0
 counts as for active-request-scorer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import msgspec

@@ -12,8 +12,6 @@ shows neither room nor the lack of it: its endpoint ranks below those that have 
 load it or are about to, and above those that are known to be full.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from picker.framework.attributes import Attributes

@@ -14,8 +14,6 @@ forgotten. (In the reference, a used endpoint's rank counts used endpoints that 
 here it does not.)
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain

@@ -17,8 +17,6 @@ prefix-cache-scorer with its name as `prefixMatchInfoProducerName`. The paramete
 producer's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from picker.framework.attributes import Attributes

@@ -14,8 +14,6 @@ Server push is not supported.
 The tests compare it with the `h2` library. Source: RFC 9113.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from struct import Struct
 from typing import Protocol

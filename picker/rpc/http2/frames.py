@@ -1,7 +1,5 @@
 """The numbers of HTTP/2, and the encoding of frames. Source: RFC 9113."""
 
-from __future__ import annotations
-
 from enum import IntEnum
 from struct import Struct
 from typing import Final

@@ -8,8 +8,6 @@ is cleared when a block does insert.
 Source: RFC 7541.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 

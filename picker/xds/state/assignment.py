@@ -1,7 +1,5 @@
 """The endpoints that can be published to a proxy, by locality."""
 
-from __future__ import annotations
-
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field

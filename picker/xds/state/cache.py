@@ -4,8 +4,6 @@ Versions are digests of the content, not numbers, so that a restarted picker wit
 sends nothing to a client that still has them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b

@@ -9,8 +9,6 @@ since alone they would be rejected again. Nothing is sent about awaited names, s
 its resources. A client that reconnects names its versions; unchanged resources are not sent again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType

@@ -11,8 +11,6 @@ vanished resource is therefore sent as an empty one. A client that reconnects al
 response: its version belongs to its last response, which may be about other names.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ unanswered response.
 Source: "xDS REST and gRPC protocol" of Envoy's documentation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from enum import Enum
 

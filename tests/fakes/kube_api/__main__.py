@@ -4,8 +4,6 @@ It writes a kubeconfig that leads to it, and says `ready URL` on a line once it 
 makes it go away, SIGUSR2 come back without its history of changes; SIGTERM ends it.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import signal

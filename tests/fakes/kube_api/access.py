@@ -1,7 +1,5 @@
 """Access control: bearer tokens and role rules, by the API server's own reading of RBAC."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

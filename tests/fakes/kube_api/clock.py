@@ -1,7 +1,5 @@
 """The time the fake API server keeps: that of the event loop, real or virtual."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

@@ -4,8 +4,6 @@ With `KUBECONFIG` set the real API server of its current context is asked, withi
 for the test and deleted after it; CRDs that are missing are created, and stay.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

@@ -1,7 +1,5 @@
 """CustomResourceDefinitions as objects: created, changed and deleted like all others."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 from tests.fakes.kube_api.resources import Catalogue, Object, Resource

@@ -1,7 +1,5 @@
 """The server's description of itself: health, version, groups and resources (for kubectl)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.fakes.kube_api.resources import Catalogue, Resource

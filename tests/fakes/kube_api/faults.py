@@ -1,7 +1,5 @@
 """Faults on demand: answers that go wrong, come late, or do not come."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, field

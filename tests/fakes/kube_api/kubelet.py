@@ -3,8 +3,6 @@
 The states it writes are those that a real kubelet was recorded to write.
 """
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Lists, whole and in pages; the pages of one list all show the version of the first."""
 
-from __future__ import annotations
-
 import base64
 from dataclasses import dataclass, field
 

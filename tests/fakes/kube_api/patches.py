@@ -1,7 +1,5 @@
 """The two kinds of patches that are answered: merge patch and strategic merge patch."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The resources the fake API server knows: a few built-in ones, and whatever CRDs are installed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias

@@ -1,7 +1,5 @@
 """Reviews of access: a user's rights by the server's own rules."""
 
-from __future__ import annotations
-
 from tests.fakes.kube_api.access import Access
 from tests.fakes.kube_api.resources import Catalogue, Object, Resource
 from tests.fakes.kube_api.statuses import bad_request

@@ -1,7 +1,5 @@
 """The HTTP face: each request to its verb, each refusal to a `Status`, each watch to its stream."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field

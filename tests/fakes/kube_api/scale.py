@@ -1,7 +1,5 @@
 """The scale subresource: an object of its own that shows, and sets, one number of another."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Label and field selectors: which objects a list or a watch asks for."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any

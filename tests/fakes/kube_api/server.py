@@ -9,8 +9,6 @@ deletion of collections, subresources other than `/status`, the deletion of a na
 with it, conversion between CRD versions.
 """
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import socket

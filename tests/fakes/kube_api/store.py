@@ -3,8 +3,6 @@
 Stored objects are never changed in place; a reader must copy one before writing to it.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field

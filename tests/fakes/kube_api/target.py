@@ -1,7 +1,5 @@
 """A request's address and query, read once: which verb on which resource, and with what."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A create drops the status and sets what only the server may set; an update of th
 keeps the status, one of `/status` keeps all else; the generation moves with the spec alone.
 """
 
-from __future__ import annotations
-
 import copy
 import re
 from collections.abc import Iterable, Iterator

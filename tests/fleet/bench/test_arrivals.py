@@ -1,7 +1,5 @@
 """Arrival times: rates, ramps and burstiness, checked against their closed forms."""
 
-from __future__ import annotations
-
 import math
 from random import Random
 

@@ -1,7 +1,5 @@
 """Answers of endpoints, complete and broken."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 

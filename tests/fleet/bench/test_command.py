@@ -1,7 +1,5 @@
 """The whole command, over real sockets to a real worker with the simulator's engine."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Intervals of ratios, on turns whose ratio is known."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from random import Random
 

@@ -1,7 +1,5 @@
 """Sessions of several turns, bodies of both APIs, limits, and a run that is stopped."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import suppress
 from itertools import repeat

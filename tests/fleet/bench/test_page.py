@@ -1,7 +1,5 @@
 """The report in a real browser, for runs with awkward numbers."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """Configurations are written into the file of a picker, and removed again."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

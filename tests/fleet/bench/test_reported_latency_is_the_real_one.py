@@ -3,8 +3,6 @@
 All in virtual time: nothing here depends on the load of the machine.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

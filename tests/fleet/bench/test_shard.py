@@ -1,7 +1,5 @@
 """Any number of processes shares the same load, and none outlives or delays the bench."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal

@@ -1,7 +1,5 @@
 """Objectives as text, and the requests that meet them."""
 
-from __future__ import annotations
-
 import pytest
 
 from fleet.bench.slo import Slo, read_bounds

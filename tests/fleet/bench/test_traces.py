@@ -1,7 +1,5 @@
 """Trace files: the fields of each format, and the errors."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Texts and sessions."""
 
-from __future__ import annotations
-
 from itertools import islice
 from random import Random
 

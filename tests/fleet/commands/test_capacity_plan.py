@@ -1,7 +1,5 @@
 """`pointsman plan`: the load, the objective, the table, and errors in any of them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

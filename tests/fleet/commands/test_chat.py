@@ -1,7 +1,5 @@
 """Chats in a terminal, against a canned OpenAI server."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

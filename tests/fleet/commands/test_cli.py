@@ -1,7 +1,5 @@
 """The `pointsman` command."""
 
-from __future__ import annotations
-
 import socket
 import sys
 from pathlib import Path

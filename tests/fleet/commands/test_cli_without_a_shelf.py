@@ -1,7 +1,5 @@
 """A command about a shelf is refused in a sentence where the shelf is not installed."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Scripts that complete command lines."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 

@@ -1,7 +1,5 @@
 """`pointsman config`: findings with positions, exit statuses, effective values."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys

@@ -1,7 +1,5 @@
 """`pointsman explain` describes the outcome of a request, and its reasons, in plain words."""
 
-from __future__ import annotations
-
 import io
 import json
 from datetime import UTC

@@ -1,7 +1,5 @@
 """The files of deploy/ for a user without a clone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The output and exit statuses of `pointsman replay`."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`pointsman top` as users run it."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import sys

@@ -1,7 +1,5 @@
 """A pool in the test API server: without faults, and then with one at a time."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable
 
 import pytest

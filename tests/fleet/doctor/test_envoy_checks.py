@@ -1,7 +1,5 @@
 """Bootstraps: ours have no findings, and every removed part is found."""
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

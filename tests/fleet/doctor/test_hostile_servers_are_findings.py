@@ -1,7 +1,5 @@
 """Servers that hang, never end or answer nonsense: each is one clear finding, in time."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Documents with anything anywhere are judged or reported, and never crash."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from dataclasses import replace

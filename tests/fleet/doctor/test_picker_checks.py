@@ -1,7 +1,5 @@
 """Findings from the answers of a picker and its workers."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

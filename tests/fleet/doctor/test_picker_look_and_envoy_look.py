@@ -1,7 +1,5 @@
 """Facts gathered over real sockets: pages of pickers, workers and Envoys, and of other programs."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """A picker of several pools: each of them is checked like a picker of its own."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """docs/doctor.md names every check."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Envoy's admin pages, read and decoded."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """The Envoy that is run, and those that are refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

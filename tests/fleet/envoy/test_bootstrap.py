@@ -1,7 +1,5 @@
 """The generated bootstraps: the committed ones, those that Envoy accepts, and their contents."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

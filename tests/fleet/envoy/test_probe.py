@@ -1,7 +1,5 @@
 """Small HTTP requests to our own processes."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A fixed address in front of a server that moves."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket

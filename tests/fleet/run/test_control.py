@@ -1,7 +1,5 @@
 """Orders to a running fleet, over a real socket."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket

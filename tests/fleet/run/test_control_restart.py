@@ -1,7 +1,5 @@
 """`pointsman restart` finds the fleet, and sends it the named parts."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The assignment of GPUs and their memory to workers."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

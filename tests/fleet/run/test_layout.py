@@ -1,7 +1,5 @@
 """The parts of a fleet."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

@@ -1,7 +1,5 @@
 """The files by which parts of a fleet enter and leave service."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

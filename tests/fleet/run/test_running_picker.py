@@ -1,7 +1,5 @@
 """Commands find the picker of a running fleet, and not that of a fleet that has ended."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Objectives of `pointsman up` reach the picker's endpoints file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

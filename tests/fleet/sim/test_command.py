@@ -1,7 +1,5 @@
 """`pointsman simulate` as a user runs it, in virtual time."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

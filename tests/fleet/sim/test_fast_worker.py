@@ -1,7 +1,5 @@
 """The approximate worker and the exact one, on the same requests."""
 
-from __future__ import annotations
-
 import asyncio
 import statistics
 from collections.abc import Sequence

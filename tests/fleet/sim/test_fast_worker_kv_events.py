@@ -1,7 +1,5 @@
 """The approximate worker publishes the cache events that a picker's precise index needs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from fleet.sim.fast_worker import BlockCache, chain

@@ -1,7 +1,5 @@
 """A fit finds a worker from its results."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A simulated worker on the loop's clock serves requests, and frees those that are closed."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import aclosing
 

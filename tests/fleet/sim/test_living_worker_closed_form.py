@@ -1,7 +1,5 @@
 """A simulated worker's totals are those of its latency model on paper (docs/simulator.md)."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass
 from random import Random

@@ -1,7 +1,5 @@
 """Prefill and decode on different simulated workers; the exact and the fast ones agree."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Jobs in several processes: ordered results, and one end for all."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

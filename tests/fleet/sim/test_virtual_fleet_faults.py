@@ -1,7 +1,5 @@
 """A virtual fleet whose picker loses the metrics of its workers."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from functools import cache

@@ -1,7 +1,5 @@
 """Overload in virtual time: the picker's whole director in front of workers' schedulers."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import Iterable, Mapping, Sequence

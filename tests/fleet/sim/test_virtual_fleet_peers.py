@@ -1,7 +1,5 @@
 """Several pickers over one pool in virtual time, compared with a single one."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A loop whose clock jumps keeps the order of events, and reports a deadlock."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

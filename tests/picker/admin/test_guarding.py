@@ -1,7 +1,5 @@
 """The guard of the port: host names and tokens."""
 
-from __future__ import annotations
-
 import pytest
 
 from picker.admin.guarding import HostCheck

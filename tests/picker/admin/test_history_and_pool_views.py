@@ -1,7 +1,5 @@
 """Samples of a pool, and the views of many endpoints in turns with requests."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 

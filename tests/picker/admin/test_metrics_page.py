@@ -1,7 +1,5 @@
 """The metrics page: several pools on one page, and cached gauges."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping

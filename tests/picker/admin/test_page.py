@@ -1,7 +1,5 @@
 """The page in a real browser, over a fixed scene."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 import pytest

@@ -1,7 +1,5 @@
 """The pages of several pools in a real browser."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
 import pytest

@@ -1,7 +1,5 @@
 """Responses of the HTTP port of a picker of several pools."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Mapping
 
 import pytest

@@ -1,7 +1,5 @@
 """Responses of the HTTP port."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A configuration is replaced as a whole; unchanged plugins retain their state."""
 
-from __future__ import annotations
-
 import pytest
 
 from picker.app.in_use import BuildContext, ConfigInUse

@@ -1,7 +1,5 @@
 """Plugins exchange JSON with other servers; every failure is an `HttpError` that names the URL."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 
 import pytest

@@ -1,7 +1,5 @@
 """A log line is text, or one JSON object."""
 
-from __future__ import annotations
-
 import json
 import logging
 import sys

@@ -1,7 +1,5 @@
 """Freed memory of large bodies is reused."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

@@ -1,7 +1,5 @@
 """The choice of a pool by the model of a request."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The composed picker with real ports, metrics pages of workers and ext_proc streams."""
 
-from __future__ import annotations
-
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """Tasks of plugins: flushes at their interval, and KV events."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Sequence

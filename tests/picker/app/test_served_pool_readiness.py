@@ -1,7 +1,5 @@
 """The readiness of a picker of several pools."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import cast
 

@@ -1,7 +1,5 @@
 """Flags have the names, spellings and defaults of the reference; unsupported ones are refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

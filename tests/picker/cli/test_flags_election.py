@@ -1,7 +1,5 @@
 """The flags of leader election."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

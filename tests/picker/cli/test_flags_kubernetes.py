@@ -1,7 +1,5 @@
 """The flags that select a pool of a cluster."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

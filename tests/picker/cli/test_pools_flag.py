@@ -1,7 +1,5 @@
 """The flag `--pool`: its values, its errors, and the options of each pool."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

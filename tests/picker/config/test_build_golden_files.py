@@ -4,8 +4,6 @@
 with `POINTSMAN_UPDATE_GOLDEN=1` and review the difference.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

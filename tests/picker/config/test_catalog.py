@@ -1,7 +1,5 @@
 """Plugin types are found in the files of a package."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Durations in the syntax of Go, sizes in that of Kubernetes."""
 
-from __future__ import annotations
-
 import pytest
 
 from picker.config.decode import duration_seconds, quantity_bytes

@@ -1,7 +1,5 @@
 """One error in a configuration is one finding, without consequential ones."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Loading fails only with a reason; the golden cases have the reasons."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Endpoints, objectives and rewrites of one file; invalid entries are skipped and reported."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """YAML in endpoints files beyond lists and mappings: duplicates, merges, sets."""
 
-from __future__ import annotations
-
 import pytest
 
 from picker.config.findings import Severity

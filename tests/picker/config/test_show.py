@@ -1,7 +1,5 @@
 """`config show` prints a configuration with the same meaning, and the origin of each line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The configuration file is followed through any replacement; an invalid one changes nothing."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

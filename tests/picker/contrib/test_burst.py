@@ -1,7 +1,5 @@
 """Simultaneous requests wait for each other and are placed together."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from typing import Any

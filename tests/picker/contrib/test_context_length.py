@@ -1,7 +1,5 @@
 """context-length-aware: endpoints by the expected length of prompts."""
 
-from __future__ import annotations
-
 from random import Random
 
 import pytest

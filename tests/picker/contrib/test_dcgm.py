@@ -1,7 +1,5 @@
 """DCGM: the page of the exporter, and the GPU load of an endpoint."""
 
-from __future__ import annotations
-
 import pytest
 
 from picker.scrape.sources import ExtractError, Extraction, Extractor, PageLocation, Scrape

@@ -1,7 +1,5 @@
 """mm-embeddings-cache-producer: an endpoint has encoded the items that it was sent."""
 
-from __future__ import annotations
-
 from picker.contrib.mm_embeddings import MmEmbeddingsCacheParameters, MmEmbeddingsCacheProducer
 from picker.framework.attributes import Attributes, EncoderMatch, encoder_matches_key
 from picker.types import Candidate, InferenceRequest, MultiModalFeature

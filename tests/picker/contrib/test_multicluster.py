@@ -1,7 +1,5 @@
 """Pools of other clusters: their addresses, their load, and their scores."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The formulas of cache-aware-scorer, consistent-hashing-scorer and dynamo-cost-scorer."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from random import Random

@@ -1,7 +1,5 @@
 """p2p-source-producer: the engine gets the address of a peer that has more of the prompt."""
 
-from __future__ import annotations
-
 from collections import Counter
 from random import Random
 from typing import Any

@@ -1,7 +1,5 @@
 """program-aware-fairness: least attained service, deep sessions and long waits."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Numbers computed from the usage of a response."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from functools import partial

@@ -1,7 +1,5 @@
 """disaggregatedset-rollout-screener: one revision per request, by weight or by header."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """Deleting `picker/contrib` removes its plugin types and breaks nothing else."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -3,8 +3,6 @@
 them again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

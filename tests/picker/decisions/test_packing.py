@@ -1,7 +1,5 @@
 """Stored decisions are exact, and bounded for any number of candidates."""
 
-from __future__ import annotations
-
 import gc
 import tracemalloc
 from collections import deque

@@ -1,7 +1,5 @@
 """Plugins access only declared attributes."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 from pathlib import Path

@@ -3,8 +3,6 @@
 One Envoy with a listener per pair of modes serves the whole module; each test has a picker.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import AsyncIterator, Iterator

@@ -1,7 +1,5 @@
 """The real Envoy at the limits of this picker: idle connections, clients that leave, and room."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import struct

@@ -3,8 +3,6 @@
 Envoy shows such an answer to the picker whether the picker has seen the request or not.
 """
 
-from __future__ import annotations
-
 import logging
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping

@@ -1,7 +1,5 @@
 """The pump on an in-memory call: routing tasks, endings, and the one finish."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The effect of a tap on a response: in each mode, whole, failing, and cut off."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

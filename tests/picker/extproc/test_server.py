@@ -2,8 +2,6 @@
 `test_pump`, limits of calls in the tests of `picker.rpc`.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The choice of a pool for a call at the common port: on real sockets, on each transport."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -2,8 +2,6 @@
 with a proxy that keeps the body until it is answered.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

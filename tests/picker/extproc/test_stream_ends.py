@@ -1,7 +1,5 @@
 """The ends of a stream: closed, cancelled, broken or evicted, in each state."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

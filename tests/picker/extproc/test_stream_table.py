@@ -1,7 +1,5 @@
 """The stream machine's transition table: every pair of state and event, in both modes."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

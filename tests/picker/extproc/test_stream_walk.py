@@ -1,7 +1,5 @@
 """Random walks over the stream machine: what holds for every sequence, legal or not."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from hypothesis import given

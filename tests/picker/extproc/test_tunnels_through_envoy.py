@@ -2,8 +2,6 @@
 nothing until its upgrade is answered, and then both sides do as they like.
 """
 
-from __future__ import annotations
-
 import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Iterator

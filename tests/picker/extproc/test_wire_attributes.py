@@ -1,7 +1,5 @@
 """The proxy's report of the origin: metadata first, then the configured attributes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

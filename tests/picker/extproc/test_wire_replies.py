@@ -1,7 +1,5 @@
 """Replies to protobuf, with the messages written out as text."""
 
-from __future__ import annotations
-
 import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from google.protobuf import text_format

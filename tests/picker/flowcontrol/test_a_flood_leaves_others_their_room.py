@@ -7,8 +7,6 @@ or in the steps of workers (`steps`: equally long, ending every 80 ms). Only eve
 three seconds count.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """A full queue displaces requests of lower priority or of the largest flow."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

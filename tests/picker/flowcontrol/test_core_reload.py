@@ -1,7 +1,5 @@
 """A reload applies new rules to waiting requests and loses none."""
 
-from __future__ import annotations
-
 import asyncio
 from itertools import pairwise
 

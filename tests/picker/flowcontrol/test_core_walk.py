@@ -1,7 +1,5 @@
 """The gate agrees with a simple model over random sequences of events."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A pool of hundreds of endpoints is neither scanned for each request nor overfilled."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """The last slots of the pool are reserved for flows that use little."""
 
-from __future__ import annotations
-
 import asyncio
 from itertools import count
 

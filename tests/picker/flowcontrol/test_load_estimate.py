@@ -1,7 +1,5 @@
 """The load of a large pool is estimated between scans."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from random import Random
 

@@ -1,7 +1,5 @@
 """The drain rate of a queue is a decaying average."""
 
-from __future__ import annotations
-
 import pytest
 
 from picker.flowcontrol.outcomes import UNKNOWN_RETRY_SECONDS, DrainRate

@@ -1,7 +1,5 @@
 """The queue manages bands, flows and caps."""
 
-from __future__ import annotations
-
 from picker.flowcontrol import queue as queues
 from picker.flowcontrol.capacity import Cap
 from picker.flowcontrol.queue import FlowQueue

@@ -1,7 +1,5 @@
 """Requests under way are evicted for waiting ones of higher priority, no more than needed."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

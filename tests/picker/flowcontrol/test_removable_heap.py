@@ -1,7 +1,5 @@
 """A removable heap agrees with a sorted list and frees removed entries."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """The series of flow control have the reference's names and current values."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """The load of a pool is that of its fullest stage, requests on their way included."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

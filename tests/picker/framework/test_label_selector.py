@@ -1,7 +1,5 @@
 """Label selectors: Kubernetes' operators, its text form, and its syntax."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

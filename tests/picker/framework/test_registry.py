@@ -1,7 +1,5 @@
 """The registry knows every plugin file and helps with misspelt names."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

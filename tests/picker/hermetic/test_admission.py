@@ -1,7 +1,5 @@
 """Requests that are refused because the pool is full, in a whole picker."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Records of requests on the picker's HTTP port, one for each."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

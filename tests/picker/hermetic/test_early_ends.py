@@ -3,8 +3,6 @@
 The causes of all phases and endings are those of `extproc/test_stream.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Ejection of an endpoint that answers only errors, in a whole picker."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

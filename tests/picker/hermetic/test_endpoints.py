@@ -3,8 +3,6 @@
 Engines, adapters, ranks, false pages, and endpoints that come, go, restart and fall silent; H47.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path

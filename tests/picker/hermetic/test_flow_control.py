@@ -1,7 +1,5 @@
 """Flow control in a whole picker: waiting, order of dispatch and refusals."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

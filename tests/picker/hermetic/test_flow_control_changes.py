@@ -1,7 +1,5 @@
 """Requests that wait while the picker is reconfigured or ended, and requests that are stopped."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

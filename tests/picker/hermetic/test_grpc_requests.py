@@ -5,8 +5,6 @@ frame before it passes it on and sets `:path` anew; here pieces pass as they com
 stays as it is.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from struct import pack
 

@@ -6,8 +6,6 @@ Those that need flow control wait for it; what each makes of its plugins is show
 files of `tests/picker/config`.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

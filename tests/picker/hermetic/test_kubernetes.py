@@ -3,8 +3,6 @@
 The cluster is the fake API server; no request may fail for what happens there.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager

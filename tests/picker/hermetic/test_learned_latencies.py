@@ -1,7 +1,5 @@
 """A whole picker in virtual time that learns the latencies of its workers."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from random import Random

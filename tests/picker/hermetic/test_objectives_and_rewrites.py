@@ -1,7 +1,5 @@
 """Objectives and rewrites of the endpoints file apply to requests, and change in flight."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections import Counter

@@ -1,7 +1,5 @@
 """Every API that a request may speak, through the whole picker: paths, prompts, models, usage."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A whole picker that finds another replica by the EndpointSlices of a Service."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from random import Random
 from typing import Any

@@ -1,7 +1,5 @@
 """Plugins with effects visible to a gateway or a client (cases H32–H41 and similar ones)."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,5 @@
 """A whole picker whose decisions are recorded under constant changes."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import stat

@@ -7,8 +7,6 @@ none, and passes pieces of a response on as they come; see `docs/protocol.md`. C
 itself are those of `conformance.epp`.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A whole picker of several pools of files: the pool of a request, and the state of each pool."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

@@ -1,7 +1,5 @@
 """A whole picker that follows several pools of a cluster, and one of a file, under requests."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """A picker of several pools reports each pool to replicas and proxies by itself."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The certificates that the ports of several pools show."""
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """A picker of several pools records each of them by itself, and each can be decided again."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

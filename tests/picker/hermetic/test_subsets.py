@@ -1,7 +1,5 @@
 """The subset hint of the gateway restricts the endpoints whatever their load (H10, H11, H25–27)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random

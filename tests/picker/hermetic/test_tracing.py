@@ -1,7 +1,5 @@
 """Spans of requests (case H1), as a collector receives them."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import threading

@@ -1,7 +1,5 @@
 """The memory of waiting requests in a whole picker, and the queue's count of it."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json

@@ -2,8 +2,6 @@
 forward nothing, too little, or something else.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import ssl

@@ -1,7 +1,5 @@
 """Bytes of an API server: lines in chunks of any size, and refusals of any form."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

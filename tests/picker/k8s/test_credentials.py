@@ -1,7 +1,5 @@
 """Access to an API server: its sources, its renewal, errors of broken kubeconfig files, and TLS."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import ssl

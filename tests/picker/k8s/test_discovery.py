@@ -1,7 +1,5 @@
 """A picker follows a pool of a cluster: its changes apply soon, and others do not."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from typing import Any

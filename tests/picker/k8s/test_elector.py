@@ -1,7 +1,5 @@
 """Leader election as one replica decides it from the Leases it has read."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import pytest

@@ -1,7 +1,5 @@
 """Behaviour of the fake API server that tests rely on and no recording covers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 With `KUBECONFIG` set the same calls go to a real API server.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import AsyncIterator, Iterable

@@ -1,7 +1,5 @@
 """Replicas that keep a Lease at an API server with faults, in virtual time."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable

@@ -1,7 +1,5 @@
 """Records of objects: which object they are of, what is wrong with some, when a view changes."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

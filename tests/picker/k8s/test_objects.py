@@ -1,7 +1,5 @@
 """Objects of the Kubernetes API become values, or all of their problems are reported."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from itertools import count

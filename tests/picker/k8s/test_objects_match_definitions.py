@@ -2,8 +2,6 @@
 say the same.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from typing import Any

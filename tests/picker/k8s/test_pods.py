@@ -1,7 +1,5 @@
 """Pods as JSON → what the picker needs to know of them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The endpoints of a pool, derived from the states of Pods, time, and shared addresses."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Recorded writes of real kubelets, and the endpoints that follow from them."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable
 from dataclasses import replace

@@ -2,8 +2,6 @@
 a view that looks at all Pods at every look.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

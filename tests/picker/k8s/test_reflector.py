@@ -1,7 +1,5 @@
 """A reflector in virtual time: each change is published once, at once, and cheaply."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 

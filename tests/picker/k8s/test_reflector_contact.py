@@ -1,7 +1,5 @@
 """Contact with a server: changes worth a log line, proof of freshness, advice to the operator."""
 
-from __future__ import annotations
-
 import pytest
 
 from picker.k8s.api import PODS, POOLS, ApiError, Selection, SilentError, UnreachableError

@@ -1,7 +1,5 @@
 """A reflector under faults of the API server, in virtual time: quick recovery, no floods."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

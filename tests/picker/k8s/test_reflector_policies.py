@@ -1,7 +1,5 @@
 """Objectives and rewrites of a cluster, in whichever group it has them, if it has any."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any, cast

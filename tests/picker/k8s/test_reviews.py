@@ -1,7 +1,5 @@
 """Reviews of tokens and their permissions by an API server, and how long each result is cached."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import pytest

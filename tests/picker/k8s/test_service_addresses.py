@@ -1,7 +1,5 @@
 """The addresses behind a Service, by its EndpointSlices, in virtual time."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """The listener receives events over real sockets, detects gaps and requests replays."""
 
-from __future__ import annotations
-
 import asyncio
 
 import msgspec

@@ -1,7 +1,5 @@
 """A misbehaving engine neither stops the listener nor leaks memory."""
 
-from __future__ import annotations
-
 import asyncio
 import resource
 from collections.abc import Iterator, Sequence

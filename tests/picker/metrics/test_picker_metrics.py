@@ -1,7 +1,5 @@
 """Series have the reference's names, and clients cannot multiply them without bound."""
 
-from __future__ import annotations
-
 import math
 import re
 import weakref

@@ -1,7 +1,5 @@
 """Successes that clear a suspect under load, and those that do not."""
 
-from __future__ import annotations
-
 import pytest
 
 from picker.outliers.breaker import Answer, EndpointState

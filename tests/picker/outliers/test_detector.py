@@ -1,7 +1,5 @@
 """Answers move an endpoint: suspect, ejected, probed, on trial, and healthy again."""
 
-from __future__ import annotations
-
 from random import Random
 
 import pytest

@@ -1,7 +1,5 @@
 """A crowd that comes to a pool that has long been idle: few of it are risked before an answer."""
 
-from __future__ import annotations
-
 import pytest
 
 from picker.outliers.breaker import Answer, EndpointState

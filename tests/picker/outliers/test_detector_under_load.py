@@ -1,7 +1,5 @@
 """Many endpoints under load in virtual time: what a bad one costs, and how soon it is back."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field

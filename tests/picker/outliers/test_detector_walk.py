@@ -1,7 +1,5 @@
 """Invariants of the detector for any order of events."""
 
-from __future__ import annotations
-
 from random import Random
 from typing import Any
 

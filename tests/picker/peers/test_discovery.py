@@ -1,7 +1,5 @@
 """Names that resolve to replicas."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

@@ -1,7 +1,5 @@
 """The knowledge of replicas after received and lost messages."""
 
-from __future__ import annotations
-
 from random import Random
 
 import pytest

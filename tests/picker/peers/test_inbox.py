@@ -1,7 +1,5 @@
 """The inbox: batches, loads, silence and limits."""
 
-from __future__ import annotations
-
 from picker.framework.attributes import EndpointLoad
 from picker.peers.inbox import Inbox, InboxLimits
 from picker.peers.wire import PICKER, LoadReport

@@ -1,7 +1,5 @@
 """The outbox: batches, their limits, and reports of loads."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

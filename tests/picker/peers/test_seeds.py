@@ -1,7 +1,5 @@
 """The agreement of replicas on one seed."""
 
-from __future__ import annotations
-
 from itertools import permutations
 
 from hypothesis import given

@@ -1,7 +1,5 @@
 """The port for reports, and replicas that call it and vanish."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

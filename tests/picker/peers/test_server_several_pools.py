@@ -1,7 +1,5 @@
 """One port that receives the reports of several pools."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """The encoding of values into fields of limited width, and the decoding of invalid entries."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

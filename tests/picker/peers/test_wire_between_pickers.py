@@ -1,7 +1,5 @@
 """Whole pickers that exchange reports over real sockets."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path

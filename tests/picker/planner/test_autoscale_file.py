@@ -1,7 +1,5 @@
 """The file of `--autoscale`."""
 
-from __future__ import annotations
-
 import pytest
 
 from picker.config.findings import InvalidConfigError

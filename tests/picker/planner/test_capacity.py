@@ -1,7 +1,5 @@
 """Predictions against a queueing model of the workers, and their own invariants."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from random import Random

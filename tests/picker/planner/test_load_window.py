@@ -1,7 +1,5 @@
 """The sums of the requests since the last `take`."""
 
-from __future__ import annotations
-
 from msgspec.structs import replace
 
 from picker.decisions.decision import ResponseTimes

@@ -1,7 +1,5 @@
 """Bounds, patience, bursts, idleness and thresholds: decisions on synthetic intervals."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

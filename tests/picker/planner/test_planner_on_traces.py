@@ -2,8 +2,6 @@
 minute to start. An oracle that knows the arrivals says what had to be paid.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable

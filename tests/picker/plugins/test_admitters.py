@@ -1,7 +1,5 @@
 """probabilistic-admitter: shedding grows with saturation."""
 
-from __future__ import annotations
-
 from random import Random
 from typing import Any
 

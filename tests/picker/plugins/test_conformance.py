@@ -1,7 +1,5 @@
 """The types for conformance: endpoints listed by a header, and the endpoint that served."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 

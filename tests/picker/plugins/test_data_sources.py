@@ -1,7 +1,5 @@
 """Data sources give the locations of pages."""
 
-from __future__ import annotations
-
 import pytest
 
 from picker.scrape.sources import DataSource, PageLocation, TlsFiles

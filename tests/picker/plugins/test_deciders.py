@@ -1,7 +1,5 @@
 """Deciders: whether a stage of a request is worth an endpoint of its own."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 

@@ -1,7 +1,5 @@
 """Numbers of endpoints by their names, and the filter that compares them."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any

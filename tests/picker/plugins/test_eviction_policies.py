@@ -1,7 +1,5 @@
 """Eviction policies: the requests that may be stopped, and their order."""
 
-from __future__ import annotations
-
 import pytest
 
 from picker.framework.flow import EvictionFilter, EvictionOrder

@@ -1,7 +1,5 @@
 """Ordering policies: by arrival, by deadline, by the objective of the first token."""
 
-from __future__ import annotations
-
 from math import inf
 from typing import Any
 

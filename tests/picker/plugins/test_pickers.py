@@ -1,7 +1,5 @@
 """Pickers draw by their formulas, from the given generator."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from itertools import permutations

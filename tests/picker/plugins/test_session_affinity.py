@@ -1,7 +1,5 @@
 """Session affinity: tokens that clients carry, remembered sessions, and both plugins."""
 
-from __future__ import annotations
-
 import base64
 from random import Random
 from typing import Any

@@ -1,7 +1,5 @@
 """A whole configuration with stages, sessions and topology."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from random import Random
 from typing import Any

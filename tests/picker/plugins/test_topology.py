@@ -1,7 +1,5 @@
 """Topology: locations from labels, and nearness to the endpoint of the previous stage."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

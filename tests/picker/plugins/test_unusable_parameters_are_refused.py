@@ -1,7 +1,5 @@
 """Invalid parameters are refused when a plugin is created, by a message that names them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from math import inf, nan
 from typing import Any

@@ -1,7 +1,5 @@
 """Usage limits: the share of the pool for each priority."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

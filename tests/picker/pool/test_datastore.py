@@ -1,7 +1,5 @@
 """The datastore stores the pool, returns immutable snapshots, and notifies listeners."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from picker.pool.datastore import Datastore, EndpointChanges

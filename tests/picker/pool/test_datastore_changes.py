@@ -1,7 +1,5 @@
 """Changes of endpoints, one after the other, against the whole pool at every step."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """Entries of an endpoints file become endpoints; bad ones are reported."""
 
-from __future__ import annotations
-
 import pytest
 import yaml
 

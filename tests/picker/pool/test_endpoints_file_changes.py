@@ -1,7 +1,5 @@
 """Endpoints come from a file, bad entries are skipped, and changes of the file apply."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import AsyncIterator

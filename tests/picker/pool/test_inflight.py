@@ -1,7 +1,5 @@
 """The picker's own in-flight counters."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

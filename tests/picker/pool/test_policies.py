@@ -1,7 +1,5 @@
 """Objectives and rewrites: objects become values, rules draw targets, changes apply as a whole."""
 
-from __future__ import annotations
-
 from collections import Counter
 from random import Random
 from typing import Any

@@ -1,7 +1,5 @@
 """Block hashes agree with the published test vectors."""
 
-from __future__ import annotations
-
 from struct import pack
 
 import pytest

@@ -1,7 +1,5 @@
 """Keys of prompt blocks agree with the published test vectors."""
 
-from __future__ import annotations
-
 from struct import pack
 
 import cbor2

@@ -1,7 +1,5 @@
 """The prefix index agrees with a simple reference implementation."""
 
-from __future__ import annotations
-
 from random import Random
 
 import numpy as np

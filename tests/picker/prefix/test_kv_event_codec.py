@@ -1,7 +1,5 @@
 """The codec decodes the events of engines and skips unusable ones."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from struct import pack
 from typing import Any

@@ -1,7 +1,5 @@
 """Message numbers reveal losses, repeats and restarts."""
 
-from __future__ import annotations
-
 from picker.prefix.kv_stream import REPEAT_SECONDS, Continuity, EventStream
 
 

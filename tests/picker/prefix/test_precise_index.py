@@ -1,7 +1,5 @@
 """The precise index lists the blocks that engines report, by tier, until they remove them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import takewhile
 from struct import pack

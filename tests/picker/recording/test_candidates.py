@@ -1,7 +1,5 @@
 """Candidates as changes: the reader restores exactly those that the scheduler saw."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """The file of a recording: private, bounded, and asynchronous."""
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import logging

@@ -1,7 +1,5 @@
 """Lines of a recording survive a round trip."""
 
-from __future__ import annotations
-
 import math
 import types
 import typing

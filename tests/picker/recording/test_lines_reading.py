@@ -1,7 +1,5 @@
 """Recordings are read, or refused with the number of the invalid line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The lines that the recorder makes of decisions; its failures cost no request."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Replays repeat recorded decisions bit by bit, or report the differences."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from contextlib import suppress

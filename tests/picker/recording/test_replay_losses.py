@@ -1,7 +1,5 @@
 """Recordings with lost lines: the replay repeats the remaining decisions and notes the loss."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Privacy of recorded requests: plain text and digests."""
 
-from __future__ import annotations
-
 import tracemalloc
 
 from picker.recording.requests import Digests, HeaderPrivacy, bounded, private_features, readable

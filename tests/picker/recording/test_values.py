@@ -1,7 +1,5 @@
 """Findings survive a round trip through JSON; other JSON is refused."""
 
-from __future__ import annotations
-
 import json
 import math
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """Fairness ids, processors, screeners, admitters and the `Prefer` header."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random

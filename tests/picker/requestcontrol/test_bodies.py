@@ -1,7 +1,5 @@
 """Replacing the model of a body, and nothing else."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

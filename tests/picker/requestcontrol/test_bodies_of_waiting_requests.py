@@ -1,7 +1,5 @@
 """The memory of a waiting request, and its estimate."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """The subset hint and the in-flight counts turn the pool into candidates."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The director: every step of a request, and the accounting of its end."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import uuid

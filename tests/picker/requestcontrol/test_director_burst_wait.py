@@ -1,7 +1,5 @@
 """Requests that come to a pool of which nothing is known wait a moment, and no longer."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Requests that wait at a gate, are let in, refused, or given up there."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress

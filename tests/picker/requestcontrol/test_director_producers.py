@@ -1,7 +1,5 @@
 """Data producers run in order, and what goes wrong with one never fails a request."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Names that belong to the system, and which of two names counts."""
 
-from __future__ import annotations
-
 import pytest
 
 from picker.requestcontrol import headers

@@ -1,7 +1,5 @@
 """Requests without a body: the few plugins that have anything to say of them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The outgoing request: headers, body and metadata for the proxy."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Paths to parsers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest

@@ -1,7 +1,5 @@
 """Clients receive the model name that they asked for, wherever the response is cut."""
 
-from __future__ import annotations
-
 import json
 import re
 import tracemalloc

@@ -1,7 +1,5 @@
 """Responses are measured, read, shown to hooks and given their model's name back."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any

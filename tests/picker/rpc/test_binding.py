@@ -1,7 +1,5 @@
 """Listening sockets: those on TCP, and those in the file system."""
 
-from __future__ import annotations
-
 import socket
 import stat
 import tempfile

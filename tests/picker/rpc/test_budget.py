@@ -1,7 +1,5 @@
 """Bytes that all holders together may have."""
 
-from __future__ import annotations
-
 from picker.rpc.budget import ByteBudget, ByteShare
 
 

@@ -1,7 +1,5 @@
 """Flow control , both ways, and how its bytes are cut and joined."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

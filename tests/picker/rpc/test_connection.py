@@ -1,7 +1,5 @@
 """The life of calls and connections over a transport that is a buffer."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The limits of a peer: handshakes, silence, waste."""
 
-from __future__ import annotations
-
 import asyncio
 import struct
 

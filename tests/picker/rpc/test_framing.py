@@ -1,7 +1,5 @@
 """gRPC messages cut out of byte streams, and the texts of its headers."""
 
-from __future__ import annotations
-
 import itertools
 from urllib.parse import unquote
 

@@ -1,7 +1,5 @@
 """The gRPC health service, asked by a real client."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 
 import grpc

@@ -1,7 +1,5 @@
 """The rules of HTTP/2 that the engine keeps, and that it understands what the library does."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

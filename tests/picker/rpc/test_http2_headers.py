@@ -1,7 +1,5 @@
 """Header blocks remembered by their bytes mean what the decoder says, whatever came between."""
 
-from __future__ import annotations
-
 import pytest
 from hpack import Decoder, Encoder, HPACKError
 from hpack.struct import HeaderTuple, NeverIndexedHeaderTuple

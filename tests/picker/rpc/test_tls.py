@@ -1,7 +1,5 @@
 """Ports with TLS, as gateways reach them: certificates, renewal, versions, HTTP/2 negotiated."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import ssl

@@ -1,7 +1,5 @@
 """Profiles add up weighted scores; the scheduler runs what the profile handler asks for."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from itertools import count

@@ -1,7 +1,5 @@
 """The targeted scan finds what a general parser finds."""
 
-from __future__ import annotations
-
 import math
 import string
 

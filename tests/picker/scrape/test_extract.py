@@ -1,7 +1,5 @@
 """Metrics pages of the engines become endpoint metrics or an error with a reason."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

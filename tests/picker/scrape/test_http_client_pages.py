@@ -1,7 +1,5 @@
 """Pages arrive over one persistent connection; a misbehaving server costs one error."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import ssl

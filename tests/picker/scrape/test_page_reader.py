@@ -1,7 +1,5 @@
 """A response parses alike however its bytes are cut; an ambiguous one is refused."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

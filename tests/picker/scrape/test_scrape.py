@@ -1,7 +1,5 @@
 """Scraping follows the pool and its activity, in virtual time."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """A failure affects only its endpoint and source, and is logged once; in virtual time."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from contextlib import suppress

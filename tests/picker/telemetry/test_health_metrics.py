@@ -1,7 +1,5 @@
 """Ejections are counted by endpoint and logged, both with limits."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

@@ -1,7 +1,5 @@
 """Meters count the findings of some types of plugins."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The load in flight is reported by flow, each request once."""
 
-from __future__ import annotations
-
 from picker.framework.flow import QueuedRequest
 from picker.telemetry.plugin_metrics import MAX_ROWS
 from picker.types import Api, Endpoint, FinishCause, InferenceRequest, ParsedBody, Usage

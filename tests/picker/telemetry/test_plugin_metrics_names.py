@@ -1,7 +1,5 @@
 """Every extension point is timed, under the name that the configuration gives the plugin."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from random import Random

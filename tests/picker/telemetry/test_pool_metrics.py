@@ -1,7 +1,5 @@
 """Pool gauges are computed from what is known."""
 
-from __future__ import annotations
-
 import pytest
 
 from picker.metrics.picker_metrics import PickerMetrics

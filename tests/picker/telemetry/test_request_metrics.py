@@ -1,7 +1,5 @@
 """Every decision and every outcome leaves its mark in the series."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The steps of a decision are spans in sampled traces only."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Requests become spans where tracing is asked for, and cost nothing where it is not."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest

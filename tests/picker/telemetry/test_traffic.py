@@ -1,7 +1,5 @@
 """Recent requests by endpoint, their hits, failures and times."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 from random import Random

@@ -1,7 +1,5 @@
 """Content blocks of both chat APIs become texts and media of a prompt."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

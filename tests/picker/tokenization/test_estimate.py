@@ -1,7 +1,5 @@
 """The estimator turns the body of each API into the bytes of its prompts."""
 
-from __future__ import annotations
-
 from struct import pack
 from typing import Any
 

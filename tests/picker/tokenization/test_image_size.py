@@ -1,7 +1,5 @@
 """The first bytes of an image file give its size."""
 
-from __future__ import annotations
-
 import base64
 from struct import pack
 

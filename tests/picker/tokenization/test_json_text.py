@@ -1,7 +1,5 @@
 """Equal JSON values have equal text."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

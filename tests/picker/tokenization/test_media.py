@@ -1,7 +1,5 @@
 """The number of tokens of images, videos and sounds is estimated."""
 
-from __future__ import annotations
-
 import base64
 from struct import pack
 from typing import Any

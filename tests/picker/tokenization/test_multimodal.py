@@ -1,7 +1,5 @@
 """Multi-modal items are read from the format of token-level APIs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

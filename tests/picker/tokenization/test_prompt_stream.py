@@ -1,7 +1,5 @@
 """Texts and media are packed into tokens."""
 
-from __future__ import annotations
-
 from struct import pack
 
 import pytest

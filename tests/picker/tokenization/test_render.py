@@ -1,7 +1,5 @@
 """Bodies become requests to render routes, and their answers become prompts."""
 
-from __future__ import annotations
-
 from struct import pack
 from typing import Any
 

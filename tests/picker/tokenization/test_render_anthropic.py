@@ -1,7 +1,5 @@
 """Anthropic's Messages are converted to OpenAI's chat."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

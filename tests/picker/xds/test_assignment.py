@@ -1,7 +1,5 @@
 """The endpoints that are published to a proxy."""
 
-from __future__ import annotations
-
 from picker.types import Endpoint
 from picker.xds.state.assignment import Assignment
 

@@ -1,7 +1,5 @@
 """Sets of resources, their versions, and the notification of changes."""
 
-from __future__ import annotations
-
 from picker.xds.state.cache import Cache, resource_of, version_of
 
 

@@ -1,7 +1,5 @@
 """The incremental variant, case by case; the walk is in `test_state_walk`."""
 
-from __future__ import annotations
-
 from picker.xds.state.cache import Cache, ResourceSet, resource_of
 from picker.xds.state.delta import DeltaRequest, DeltaResponse, DeltaSession
 from picker.xds.state.subscription import Acknowledgement

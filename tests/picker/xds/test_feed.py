@@ -1,7 +1,5 @@
 """The published endpoints follow the pool."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """Endpoint discovery over calls: responses, refusals, counters and logs."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Endpoint discovery of several pools while one of them is not known yet."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The state-of-the-world variant, case by case; the walk is in `test_state_walk`."""
 
-from __future__ import annotations
-
 from picker.xds.state.cache import Cache, ResourceSet, XdsResource, resource_of
 from picker.xds.state.sotw import SotwRequest, SotwResponse, SotwSession
 from picker.xds.state.subscription import Acknowledgement

@@ -5,8 +5,6 @@ was answered exactly once. Contents that begin with `!` are refused, and a respo
 as a whole.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Endpoints in Envoy's messages."""
 
-from __future__ import annotations
-
 from envoy.config.endpoint.v3 import endpoint_pb2
 from google.protobuf.json_format import MessageToDict
 from hypothesis import given

@@ -1,7 +1,5 @@
 """A real browser without a screen, driven by the DevTools protocol."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib

@@ -3,8 +3,6 @@
 `python browser_window.py PORT` obeys the DevTools protocol at that port until it is killed.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 

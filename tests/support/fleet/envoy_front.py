@@ -3,8 +3,6 @@
 The picker may come and go; Envoy stays. Its endpoints are wherever the picker says (original-dst).
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

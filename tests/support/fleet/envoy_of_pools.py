@@ -1,7 +1,5 @@
 """A real Envoy in front of real pickers of several pools, and workers that say whose they are."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import json

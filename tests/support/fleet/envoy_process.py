@@ -1,7 +1,5 @@
 """A real Envoy as a process of its own, and what its port of administration says."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

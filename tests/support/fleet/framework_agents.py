@@ -6,8 +6,6 @@ what the tool was asked for, the last answer, and the share of each turn's promp
 Nothing of this project is imported.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -1,7 +1,5 @@
 """Several pickers over one virtual fleet that exchange their state over lossy wires."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass
 from random import Random

@@ -1,7 +1,5 @@
 """A running `pointsman up`, for tests that use it like a user."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

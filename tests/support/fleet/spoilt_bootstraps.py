@@ -1,7 +1,5 @@
 """Bootstraps of ours, and ways to spoil them that a doctor has to notice."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

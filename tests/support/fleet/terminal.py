@@ -1,7 +1,5 @@
 """A program in a terminal of its own, which the test reads and types into."""
 
-from __future__ import annotations
-
 import asyncio
 import codecs
 import fcntl

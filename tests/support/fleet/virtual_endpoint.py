@@ -2,8 +2,6 @@
 and so knows to the microsecond what a client has to see.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Checks that the objects of a rendering fit together: names, selectors, ports, mounts, hooks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 

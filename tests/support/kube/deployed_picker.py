@@ -1,7 +1,5 @@
 """A picker as deploy/ renders it, run here: its flags and its rights, at other ports."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """A pool in the test API server, all in order, and what the doctor says of it."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 from collections.abc import AsyncIterator, Callable

@@ -1,7 +1,5 @@
 """Pickers as processes of their own that elect a leader at the fake API server."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """A pool that a picker follows in a fake cluster, in virtual time."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager

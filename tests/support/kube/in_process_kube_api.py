@@ -4,8 +4,6 @@ Faults, RBAC, silence and selectors are the fake's. Replies go through the bytes
 would send and the same decoding. `requests` keeps every request with the time it was made.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager

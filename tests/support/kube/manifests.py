@@ -1,7 +1,5 @@
 """Kubernetes objects as kustomize and Helm render them from deploy/."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Iterator, Sequence
 from functools import cache

@@ -2,8 +2,6 @@
 few values, which are left out or replaced by others, mostly of their type.
 """
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

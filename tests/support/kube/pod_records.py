@@ -1,7 +1,5 @@
 """Pods as an API server hands them out, and as the picker keeps them."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

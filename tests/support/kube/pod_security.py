@@ -3,8 +3,6 @@
 Source: kubernetes.io, Pod Security Standards (baseline and restricted; Linux only).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from tests.support.kube.manifests import Object, containers

@@ -1,7 +1,5 @@
 """A reflector of ConfigMaps over the fake API server's parts, in virtual time."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager, suppress

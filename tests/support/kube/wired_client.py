@@ -1,7 +1,5 @@
 """The real client of an API server, asking the fake one or a socket of the test's own."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager

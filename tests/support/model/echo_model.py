@@ -4,8 +4,6 @@ With `TEMPLATE` that message is the whole prompt; with `TALK` the prompt has the
 the prefix cache finds again in the next turn, answers and calls included.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """LoRA adapters as PEFT writes them, of random weights; and checkpoints they are merged into."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tiny models of all architectures: a transformers class, and what it changes of a tiny Llama."""
 
-from __future__ import annotations
-
 from typing import Any
 
 YARN = {

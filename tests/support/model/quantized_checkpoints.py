@@ -1,7 +1,5 @@
 """Checkpoints in FP8, AWQ and GPTQ, written bit by bit, beside the numbers that they stand for."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

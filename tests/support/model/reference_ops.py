@@ -4,8 +4,6 @@ They trade everything for being obviously right: loops over sequences and tokens
 sorts. Nothing in the serving path imports them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

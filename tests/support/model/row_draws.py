@@ -3,8 +3,6 @@
 Nothing of the serving path is used but its plain values, so that a mistake there cannot hide here.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """One sequence or one step at a time: what serving does for whole batches."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Checkpoints of random weights, as published ones are laid out."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

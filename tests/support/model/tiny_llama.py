@@ -1,7 +1,5 @@
 """A tiny llama of random weights, and steps on it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -7,8 +7,6 @@ to this module is to gather rows. `Toy.replay` takes single requests through `an
 show that this makes no difference.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Sequence

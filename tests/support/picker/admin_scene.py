@@ -1,7 +1,5 @@
 """A picker's HTTP port with made-up state behind it, the same in every run."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The meaning of a configuration in plain values, to compare two of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A band's queue as flow control keeps it, around any fairness policy."""
 
-from __future__ import annotations
-
 from collections import deque
 from itertools import count
 

@@ -1,7 +1,5 @@
 """This project's picker in place of the scripted one of the integration tests' bench."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import AsyncIterator
 from random import Random

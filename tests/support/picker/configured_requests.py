@@ -1,7 +1,5 @@
 """Requests through a whole configuration, with a clock that tests advance."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Requests as an HTTP/2 client writes them to a picker, for reading without a socket."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Iterable

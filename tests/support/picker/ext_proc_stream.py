@@ -1,7 +1,5 @@
 """An ext_proc stream as a gateway in full-duplex mode opens it, and the messages it may expect."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A latency predictor in place of the HTTP client that would ask one."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

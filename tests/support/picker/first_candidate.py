@@ -1,7 +1,5 @@
 """A minimal pipeline: parsers, and a scheduler that takes the first candidate."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from random import Random
 

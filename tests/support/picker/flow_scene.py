@@ -1,7 +1,5 @@
 """A pool, policies and requests for tests of flow control, as small as possible."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """A memory of endpoints' health with a pool, a clock, and a recording watcher."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from random import Random
 

@@ -1,7 +1,5 @@
 """A gate that holds every request until a test lets it in, and records its calls."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field

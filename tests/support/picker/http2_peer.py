@@ -1,7 +1,5 @@
 """An HTTP/2 client without a socket, joined to a connection of gRPC calls."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 from types import MappingProxyType

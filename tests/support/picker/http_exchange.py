@@ -1,7 +1,5 @@
 """One HTTP exchange as it is on the wire: over HTTP/1.1 or HTTP/2, with trailers both ways."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """An engine that publishes and replays KV events, and a listener to it, over real sockets."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager

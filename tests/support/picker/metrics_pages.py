@@ -1,7 +1,5 @@
 """Real HTTP servers that stand for endpoints: they serve metrics pages."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager

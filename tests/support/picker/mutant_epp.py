@@ -4,8 +4,6 @@ It serves ext_proc and gRPC health on one plain port of this process, and knows 
 are full because it shares them with the suite.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator, Sequence

@@ -1,7 +1,5 @@
 """An endpoint that answers as its path says, over HTTP/1.1, and remembers what it was sent."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Candidates, requests and plugins for the tests of plugins, each by one call."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import count
 from random import Random

@@ -1,7 +1,5 @@
 """HTTP ports of pickers of several pools: over made-up state, and of whole pickers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager

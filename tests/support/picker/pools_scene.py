@@ -1,7 +1,5 @@
 """A whole picker of several pools, with a view of each pool as a picker of its own."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from copy import deepcopy

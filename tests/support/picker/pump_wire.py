@@ -1,7 +1,5 @@
 """A stream of the pump on a call that is two queues in place of a connection."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager

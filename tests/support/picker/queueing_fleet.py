@@ -6,8 +6,6 @@ sequences as well; between two events all steps take the same time, so none has 
 itself. Requests go to the worker with the least work before it.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections import deque
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Taps that hold back some of a response, change nothing, and may fail at any call."""
 
-from __future__ import annotations
-
 from hypothesis import strategies as st
 
 from picker.types import Metadata, ResponseHead

@@ -1,7 +1,5 @@
 """Recorded mixed traffic through whole configurations; the clock only advances between steps."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Mapping, Sequence

@@ -13,8 +13,6 @@ endpoint, all blocks it holds up to the first block held by none; an engine can 
 unbroken prefix, so that count promises too much.)
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Replicas that exchange reports over wires that lose, reorder and repeat messages."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from random import Random
 

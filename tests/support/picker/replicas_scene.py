@@ -1,7 +1,5 @@
 """Two whole pickers of one pool that know each other, and free ports for them."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path

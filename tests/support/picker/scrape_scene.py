@@ -1,7 +1,5 @@
 """A scraper with fake pages, for tests in virtual time."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence

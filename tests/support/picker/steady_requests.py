@@ -1,7 +1,5 @@
 """A client of a whole picker that never stops asking."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 

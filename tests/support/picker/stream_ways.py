@@ -1,7 +1,5 @@
 """Event sequences that bring a stream machine into each of its states."""
 
-from __future__ import annotations
-
 from msgspec.structs import replace
 
 from picker.errors import Code, DropReason, RefusedError

@@ -1,7 +1,5 @@
 """A whole picker whose pool takes few requests at a time, and requests that wait for it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """WebSockets on the wire, without frames: clients, and an endpoint that echoes."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """The whole picker in this process, pods that are real HTTP servers, and views of its state."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence

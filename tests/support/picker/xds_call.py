@@ -1,7 +1,5 @@
 """A client of endpoint discovery without a socket: its writes are read at once."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager

@@ -5,8 +5,6 @@ In the data, `$say` is what the model says next, `$id` the call that a result is
 text as long as a system prompt, and `$mark` differs from request to request.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

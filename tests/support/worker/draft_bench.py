@@ -1,7 +1,5 @@
 """A target with a drafter on the device, stepped by hand: blocks shared, copied and used again."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

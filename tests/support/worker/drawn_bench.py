@@ -2,8 +2,6 @@
 five tokens, and everything at random that a scheduler may do, but for what was drawn.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 from dataclasses import dataclass, field, replace

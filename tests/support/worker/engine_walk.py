@@ -1,7 +1,5 @@
 """Random requests, limits, caches and commands, and what an engine's answers must be then."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Drafters with scripted guesses, and schedulers that ask them, driven step by step."""
 
-from __future__ import annotations
-
 from tests.support.worker.step_driver import drawn
 from worker.config import SpeculativeConfig
 from worker.engine.drafters.interface import DraftContext

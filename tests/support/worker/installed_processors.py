@@ -1,7 +1,5 @@
 """A package of logits processors, installed in a folder of the module search path."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 _MODULE = '''

@@ -1,7 +1,5 @@
 """A block manager of small blocks and how tests drive it: match, admit, seal, free."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from worker.config import CacheConfig

@@ -1,7 +1,5 @@
 """Whole engines on a made-up model, whose KV moves over real sockets."""
 
-from __future__ import annotations
-
 import random
 import select
 import threading

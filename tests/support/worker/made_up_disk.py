@@ -1,7 +1,5 @@
 """A disk of blocks without threads, whose every operation takes as long as a test says."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Made-up transfers of KV between engines."""
 
-from __future__ import annotations
-
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """An executor whose answers depend on every token of the context as the block tables show it."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """Graphs of a simulated device: a replay runs the captured function on poisoned memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock

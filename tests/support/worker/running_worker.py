@@ -1,7 +1,5 @@
 """A real worker process for tests: started on a free port, watched, and gone afterwards."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

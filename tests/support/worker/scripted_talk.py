@@ -1,7 +1,5 @@
 """A chat template with tools, and an engine with scripted answers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A real worker process with the simulator behind it, and raw requests to it."""
 
-from __future__ import annotations
-
 import re
 import resource
 import socket

@@ -1,7 +1,5 @@
 """Drives a scheduler step by step with tokens of the test's choice instead of a model."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from worker.config import CacheConfig, SchedulerConfig

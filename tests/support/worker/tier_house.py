@@ -1,7 +1,5 @@
 """A small engine with tiers below it, in which every answer is checked."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Behaviour that needs a socket or belongs to every route: cuts, disconnects, limits, keys."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """The shelf of dialects can be taken away: the other routes are served as before."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

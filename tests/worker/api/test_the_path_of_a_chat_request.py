@@ -1,7 +1,5 @@
 """The modules and rooms that one chat request passes through, from its body to the engine."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Flags in vLLM's spelling resolve to one frozen configuration, or to one clear sentence."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Every flag of the worker is documented, and every field of `--speculative-config`."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

@@ -1,7 +1,5 @@
 """`--speculative-config` is vLLM's, and what it cannot say is refused by name."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from dataclasses import fields

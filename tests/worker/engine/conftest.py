@@ -1,7 +1,5 @@
 """Requests, and an executor whose answers show what it read."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import pytest

@@ -1,7 +1,5 @@
 """Commands reach their state before they are answered, with steps in flight or not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

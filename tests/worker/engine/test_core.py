@@ -1,7 +1,5 @@
 """The engine's step reports everything once, with the executor inline or on its own thread."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """A step that the device has too little memory for is taken back, and no answer is another."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Steps run in order, and host executors see the tokens of the step before."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 

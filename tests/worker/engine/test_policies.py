@@ -1,7 +1,5 @@
 """Each choice of the scheduler by itself: who gives way, who goes first, how much, when it ends."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

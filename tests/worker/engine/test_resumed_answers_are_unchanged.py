@@ -1,7 +1,5 @@
 """Answers that another engine has begun: cut after every token, they continue unchanged."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

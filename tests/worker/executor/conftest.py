@@ -1,7 +1,5 @@
 """The real model in our executor, and in transformers to compare with."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

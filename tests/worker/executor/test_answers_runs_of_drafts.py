@@ -1,7 +1,5 @@
 """Runs of drafts equal plain decoding, whatever the rows that it would not reach contain."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from random import Random
 from typing import Any

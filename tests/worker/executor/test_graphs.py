@@ -1,7 +1,5 @@
 """Decode steps replayed from graphs answer as steps that are launched individually."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

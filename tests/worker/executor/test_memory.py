@@ -1,7 +1,5 @@
 """The memory of steps and graphs is measured by running them, and is no part of the KV cache."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

@@ -3,8 +3,6 @@
 Prompts are random token ids: their continuations are far from certain, so that a small error shows.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -1,7 +1,5 @@
 """Keys and values that are not numbers ruin only the sequence that has them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

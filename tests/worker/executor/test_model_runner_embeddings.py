@@ -1,7 +1,5 @@
 """Embeddings are transformers' hidden states after the final norm, pooled, whatever else runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A whole engine on flash-attn answers as on torch; the package is a fake of plain torch."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 from random import Random

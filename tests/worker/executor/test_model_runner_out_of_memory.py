@@ -1,7 +1,5 @@
 """A step that the device's memory is too small for fails alone: the engine continues to serve."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from random import Random

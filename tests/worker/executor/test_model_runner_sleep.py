@@ -1,7 +1,5 @@
 """Sleep frees memory, and after wake the answers are the same, from an empty cache."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Steps handed over before the tokens of the step before are known."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

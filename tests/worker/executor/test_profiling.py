@@ -1,7 +1,5 @@
 """Profiles of step times, taken from an executor whose times are known."""
 
-from __future__ import annotations
-
 import pytest
 
 from worker.engine.lengths.costs import StepCosts

@@ -1,7 +1,5 @@
 """Two ranks on a CPU answer as one process does, and sleep and wake together."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Types of weights and of the KV cache on a CPU: what they take and answer, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import time

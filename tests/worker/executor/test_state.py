@@ -1,7 +1,5 @@
 """The device's state of sequences, updated by differences, equals a rebuild."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from hypothesis import given

@@ -1,7 +1,5 @@
 """KV asked of the caches of a peer: token for token what one engine says, whatever that does."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path

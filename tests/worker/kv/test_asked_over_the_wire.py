@@ -1,7 +1,5 @@
 """Questions to the caches of other engines, on the wire; and takers that are killed."""
 
-from __future__ import annotations
-
 import dataclasses
 import select
 import signal

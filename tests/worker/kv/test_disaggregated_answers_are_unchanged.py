@@ -1,7 +1,5 @@
 """A prompt run by one engine and continued by another: token for token what one engine says."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

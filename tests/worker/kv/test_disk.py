@@ -1,7 +1,5 @@
 """Files of blocks: what is written is read again; whatever is wrong with a file, it is no hit."""
 
-from __future__ import annotations
-
 import os
 import resource
 import shutil

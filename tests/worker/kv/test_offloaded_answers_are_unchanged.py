@@ -1,7 +1,5 @@
 """Engines with few blocks and tiers below them: token for token what one with many blocks says."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 import socket

@@ -1,7 +1,5 @@
 """KV over TCP on this machine: the right bytes or none, and no hang."""
 
-from __future__ import annotations
-
 import gc
 import os
 import socket

@@ -1,7 +1,5 @@
 """A page on which everything has happened once, and ways to read it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Every series a plain vLLM 0.32 exposes, by name, type, labels and buckets."""
 
-from __future__ import annotations
-
 import pytest
 from prometheus_client import Metric
 

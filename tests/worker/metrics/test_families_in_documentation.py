@@ -1,7 +1,5 @@
 """Documentation and dashboards name the series of the page, and no others."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The metrics page is what Prometheus reads, and what dashboards of vLLM look for."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from prometheus_client.parser import text_string_to_metric_families

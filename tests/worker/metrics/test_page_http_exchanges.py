@@ -1,7 +1,5 @@
 """HTTP exchanges are counted as prometheus-fastapi-instrumentator counts them."""
 
-from __future__ import annotations
-
 from prometheus_client import CollectorRegistry, Counter, Histogram, Summary, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 

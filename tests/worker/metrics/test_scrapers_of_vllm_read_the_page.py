@@ -1,7 +1,5 @@
 """Scrapers of vLLM can read the worker's page."""
 
-from __future__ import annotations
-
 from picker.scrape.engines import ENGINES
 from picker.scrape.exposition import scan
 from picker.scrape.extract import extract

@@ -1,7 +1,5 @@
 """Tiny random models on disk, with the transformers models they were saved from."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Whole answers match transformers token for token, for any chunks and batches."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A draft head gives the same results on the paged cache as in training, for its target only."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from pathlib import Path

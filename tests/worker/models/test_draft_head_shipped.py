@@ -1,7 +1,5 @@
 """The packaged head is for the default model and predicts its tokens."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """ggml's encodings are decoded and encoded exactly as by the gguf package."""
 
-from __future__ import annotations
-
 import tracemalloc
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The shards of tensor parallelism together are the model that one process loads."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

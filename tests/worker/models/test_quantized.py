@@ -1,7 +1,5 @@
 """Weights in FP8, AWQ and GPTQ are decoded exactly, or an error names the problem."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Logits and statistics that the tests of sampling share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

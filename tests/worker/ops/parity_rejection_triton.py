@@ -2,8 +2,6 @@
 a GPU, or in Triton's interpreter where there is none (it must be chosen before Triton is imported).
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Drafts: greedy, by the target's own noise, or drawn from a distribution that is returned."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Mixtures of experts against a loop over rows."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Weights that can be packed, and weights that must be decoded."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Speculative acceptance leaves the target's distribution as it is: by enumeration and by count."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

@@ -1,7 +1,5 @@
 """Verification by rejection is exact: enumerated over all drafts and all decisions, no sampling."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

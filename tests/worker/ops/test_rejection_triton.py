@@ -1,7 +1,5 @@
 """The Triton kernels of verification are the torch ones: on a GPU, or in Triton's interpreter."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Verification works on a machine where Triton does not."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """A batch draws what its rows draw one by one, by torch and by the native kernel."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable

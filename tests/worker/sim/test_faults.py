@@ -1,7 +1,5 @@
 """Updates of faults are all or nothing, and every refusal names the setting and the reason."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """Faults around an application: errors on demand, stalls, fake metrics, broken pages, crashes."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

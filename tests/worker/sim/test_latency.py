@@ -1,7 +1,5 @@
 """The duration of a simulated step follows its model's formula, in any order of calls."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 import statistics

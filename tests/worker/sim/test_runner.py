@@ -1,7 +1,5 @@
 """The simulator's steps take the modelled time, draw valid tokens, and fail on command."""
 
-from __future__ import annotations
-
 import random
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """An echo reads the contents of blocks through tables, copies and shared prefixes."""
 
-from __future__ import annotations
-
 from worker.sim.runner import TokenCache, spoken
 from worker.types import ScheduledSequence
 

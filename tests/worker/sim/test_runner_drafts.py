@@ -1,7 +1,5 @@
 """Drafts give the simulator's usual tokens in fewer steps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The simulator's settings have the same names on the command line and at run time."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

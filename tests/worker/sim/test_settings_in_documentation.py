@@ -1,7 +1,5 @@
 """The examples in the simulator's documentation are valid, and every setting is documented."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The worker works without its shelves, except for the simulator and the training."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The simulator's draws are repeatable, obey constraints, and have log probabilities."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import Counter

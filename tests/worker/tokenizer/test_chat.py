@@ -1,7 +1,5 @@
 """Chat templates render as in Hugging Face's libraries, and cannot leave the sandbox."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Templates like those of real models render as in transformers."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from typing import Any
 

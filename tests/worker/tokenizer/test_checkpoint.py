@@ -1,7 +1,5 @@
 """End tokens, templates, defaults and names are read from checkpoints of both formats."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Broken metadata of a checkpoint's text side is refused by name."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The text does not depend on the split into tokens, and stop strings are cut exactly."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

@@ -1,7 +1,5 @@
 """Templates cannot exceed their budget, and ordinary templates are unaffected."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import count
 from typing import Any

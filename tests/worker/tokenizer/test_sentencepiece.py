@@ -1,7 +1,5 @@
 """SentencePiece vocabularies encode as in the sentencepiece library."""
 
-from __future__ import annotations
-
 import io
 import struct
 from pathlib import Path

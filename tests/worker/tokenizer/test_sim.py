@@ -1,7 +1,5 @@
 """The simulator's tokenizer preserves counts and the identity of text, if not the text."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

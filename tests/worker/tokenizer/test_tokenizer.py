@@ -1,7 +1,5 @@
 """Tokenizers built from GGUF metadata and from tokenizer.json give the models' own ids."""
 
-from __future__ import annotations
-
 import unicodedata
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Samples for a toy head, and toy models in files."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

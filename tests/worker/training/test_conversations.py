@@ -1,7 +1,5 @@
 """Conversations are given and sampled tokens within the tokens of the template."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """The flags of `pointsman train-draft` set its settings, or are refused with a reason."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

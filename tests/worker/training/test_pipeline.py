@@ -1,7 +1,5 @@
 """From texts to a head that a worker can load, for a toy model in files."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

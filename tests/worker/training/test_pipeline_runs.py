@@ -1,7 +1,5 @@
 """Whole runs on toy models respect their model, their time and their directory."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Callable

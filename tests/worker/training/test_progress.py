@@ -1,7 +1,5 @@
 """A progress line shows the share and the time left of a stage, and does not flood a log."""
 
-from __future__ import annotations
-
 import io
 
 from worker.training.progress import ProgressLine

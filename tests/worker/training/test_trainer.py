@@ -1,7 +1,5 @@
 """A head learns to predict its target, and an interrupted training ends with the same weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

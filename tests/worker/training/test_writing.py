@@ -1,7 +1,5 @@
 """Shards contain the target's own text, and an interruption does not change them."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`POST /v1/chat/completions/batch`: several conversations, a choice for each."""
 
-from __future__ import annotations
-
 import secrets
 from dataclasses import replace
 from functools import partial

@@ -4,8 +4,6 @@ Blocks of content come one after the other: one ends when another kind of text, 
 begins. The whole message is made by the same steps, so it has the blocks of the stream.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Literal
 

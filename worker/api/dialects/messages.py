@@ -1,7 +1,5 @@
 """Anthropic's `POST /v1/messages`: its body, the chat that it stands for, and its errors."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from functools import partial

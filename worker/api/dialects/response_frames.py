@@ -6,8 +6,6 @@ its end, which comes before the next item is announced. Text behind a call is a 
 The whole object is made by the same steps, so it has the items of the stream.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Sequence
 from typing import Any, Literal

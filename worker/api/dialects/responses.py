@@ -3,8 +3,6 @@
 Nothing is stored: references to an earlier response are refused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Literal

@@ -1,7 +1,5 @@
 """The models that requests can name: the served one, and LoRA adapters that the engine loaded."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import time

@@ -4,8 +4,6 @@
 brought into the form of `structured_outputs`, then compiled as one grammar.
 """
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from collections.abc import Mapping

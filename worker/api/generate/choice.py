@@ -1,7 +1,5 @@
 """One sequence of a response, from the engine's outputs to text. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

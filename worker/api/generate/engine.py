@@ -1,7 +1,5 @@
 """The API's interface to the engine; `EngineClient` implements it."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 from worker.engine.messages import AddRequest, Command, CommandReply, RequestOutput

@@ -4,8 +4,6 @@ One frame is written per engine step and request, so everything constant over a 
 once, and a frame is a concatenation around the encoded text. Shapes are those of vLLM 0.32.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """A checked request: the requests to the engine, and the form of the answer."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 

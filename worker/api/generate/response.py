@@ -1,7 +1,5 @@
 """A response while it runs: its prompts and choices, and the collector of a whole answer."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace

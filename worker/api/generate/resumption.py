@@ -11,8 +11,6 @@ engine treats those of a preempted sequence, and feeds them to the parsers, whos
 discards; its next write is the next write of the first worker.
 """
 
-from __future__ import annotations
-
 import json
 import zlib
 from array import array

@@ -1,7 +1,5 @@
 """Run prepared requests on the engine: one task for each sequence, one record for each end."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence

@@ -1,7 +1,5 @@
 """The model's text: conversations and texts → token ids."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial

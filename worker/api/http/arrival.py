@@ -1,7 +1,5 @@
 """The headers that identify and rank a request: its id, tenant, priority and source of KV."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 from collections.abc import Sequence

@@ -21,8 +21,6 @@ on unread data, which resets the connection and may take the answer along. Here:
   out and the accept loop lives.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import resource

@@ -4,8 +4,6 @@ Plain ASGI instead of a framework: a scrape every 50 ms and a write per token an
 room for more, and a few dozen exact routes need none.
 """
 
-from __future__ import annotations
-
 import asyncio
 import zlib
 from codecs import BOM_UTF8

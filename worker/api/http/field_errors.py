@@ -1,7 +1,5 @@
 """Errors about fields of a body: they carry paths, so that another API can name its own fields."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

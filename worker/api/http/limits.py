@@ -6,8 +6,6 @@ are a million of them. So nesting, containers and their named members are counte
 passes of C string functions over the bytes (a regular expression takes thirty times as long).
 """
 
-from __future__ import annotations
-
 import re
 from itertools import accumulate
 

@@ -1,7 +1,5 @@
 """Work that would block the event loop for too long."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """`POST /v1/chat/completions`: body → prompt → checks → request to the engine → frames."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial

@@ -3,8 +3,6 @@
 Every error that a client can make is found before the engine receives the request.
 """
 
-from __future__ import annotations
-
 import random
 import secrets
 import time

@@ -1,7 +1,5 @@
 """`POST /v1/completions`: body → prompts → checks → requests to the engine → frames."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any

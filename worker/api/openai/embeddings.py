@@ -1,7 +1,5 @@
 """`POST /v1/embeddings` and `/pooling`: body → prompts → requests to the engine → frames."""
 
-from __future__ import annotations
-
 import base64
 import math
 import secrets

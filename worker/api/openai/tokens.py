@@ -2,8 +2,6 @@
 which is checked as such and answered in another form.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Load and unload LoRA adapters, as vLLM does."""
 
-from __future__ import annotations
-
 from http import HTTPStatus
 
 from worker.api.generate.adapters import ServedAdapters

@@ -1,7 +1,5 @@
 """Operators' commands to the whole worker: pause, sleep, reset the cache, abort, inspect."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any

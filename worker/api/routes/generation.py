@@ -1,7 +1,5 @@
 """The routes that generate: admit, prepare, run, answer; abort when the client leaves."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import time

@@ -1,7 +1,5 @@
 """`--pd-proxy`: a decode worker runs the prefill leg of its requests itself."""
 
-from __future__ import annotations
-
 import uuid
 
 from base.forwarding import forwarded_headers, new_session

@@ -10,8 +10,6 @@ its worker then computes the prompt, or finds the fault of the request.
 `pointsman sidecar` runs it in front of a decode worker, and `worker --pd-proxy` in one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import re

@@ -1,7 +1,5 @@
 """Token ids of texts and conversations, and back, as generation uses them."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import msgspec

@@ -2,8 +2,6 @@
 streams are written as bytes (`generate.frames`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 

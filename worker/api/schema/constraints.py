@@ -5,8 +5,6 @@ refuses the others by name when the grammar is compiled. This module refuses wha
 accept and not enforce.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

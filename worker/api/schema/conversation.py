@@ -1,7 +1,5 @@
 """The messages of a conversation, checked, as chat templates take them. Pure."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Bodies and answers of `/v1/embeddings` and `/pooling`."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 import msgspec

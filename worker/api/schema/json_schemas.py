@@ -16,8 +16,6 @@ Left out is what demands nothing, and look-aheads with which a pattern begins be
 their own.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from itertools import pairwise

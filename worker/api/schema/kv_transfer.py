@@ -6,8 +6,6 @@ the same body at once, and its `bootstrap_room` names the KV; their roles decide
 the prompt.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import re
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 `python -m worker.api.schema.openapi` prints it, with every route there can be.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus

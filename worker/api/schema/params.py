@@ -4,8 +4,6 @@ Ranges and defaults are those of vLLM 0.32's OpenAI server; a value outside is a
 whose message ends with the parameter and its value.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence

@@ -4,8 +4,6 @@ Most bodies have only fields that are known and have an effect, and cost one str
 if that finds a field to ignore, the body is decoded again without it (`without_ignored_fields`).
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 from functools import cache

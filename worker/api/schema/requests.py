@@ -6,8 +6,6 @@ unchanged (`hint`), or that the API does not have, is an `IgnoredFieldError`: th
 without it, and warns. Ranges are checked in `params`.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 import msgspec

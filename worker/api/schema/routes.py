@@ -1,7 +1,5 @@
 """The table of routes: the server dispatches by it, and the OpenAPI document describes it."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast

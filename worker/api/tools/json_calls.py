@@ -3,8 +3,6 @@ marks. Public definitions: Hermes function calling (NousResearch), Meta's Llama 
 Mistral's instruct tokenizers (V3 lists calls in JSON, V11 writes `name[ARGS]{…}`).
 """
 
-from __future__ import annotations
-
 import re
 
 from worker.api.tools.scanner import Malformed, Parse, Scanner, ignore

@@ -2,8 +2,6 @@
 Python as JSON.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -6,8 +6,6 @@ writes, all together, is the same however the text is cut. A `Malformed` text le
 before the first character that does not fit; `raw` then gives back what was read since `mark`.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Generator, Sequence

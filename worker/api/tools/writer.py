@@ -1,7 +1,5 @@
 """The parts that parsers find in an answer, in order: content, reasoning, calls."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 

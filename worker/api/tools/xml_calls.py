@@ -6,8 +6,6 @@ meaning is in the JSON schema of the function: a string is passed on as it comes
 they are complete.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

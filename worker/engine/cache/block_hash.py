@@ -16,8 +16,6 @@ block 0 only and reaches the others through the chain; a LoRA adapter enters eve
 of the salt, as ("lora", name, path).
 """
 
-from __future__ import annotations
-
 import os
 import pickle
 from collections.abc import Callable, Sequence

@@ -34,8 +34,6 @@ the step is written, every source read before any destination is written. Why th
 Every operation either does all it says or returns False and changes nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

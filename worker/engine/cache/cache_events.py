@@ -5,8 +5,6 @@ contents that exist twice are stored twice and removed twice. Blocks that are on
 no name and appear nowhere.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

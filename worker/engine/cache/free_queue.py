@@ -25,8 +25,6 @@ at most `MAX_TENANTS` queues of a tenant's own; further tenants share one, and i
 others have no blocks left.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -23,8 +23,6 @@ finds is good for a copy only: the rest of that block is different or garbage. A
 another block says everything of is dropped, it would only stand in the way.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 

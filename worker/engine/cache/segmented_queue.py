@@ -9,8 +9,6 @@ of contents that never are. At most `most_protected` slots are above level 0; wh
 the least recently used of the lowest such level falls back to level 0, as its most recent slot.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 
 NUM_LEVELS = {"lfu": 16, "slru": 2}

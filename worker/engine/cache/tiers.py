@@ -27,8 +27,6 @@ KV of adapters stays off the disk: the files behind an adapter's name may be oth
 start.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 from collections.abc import Callable, Iterable

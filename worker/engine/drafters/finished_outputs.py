@@ -18,8 +18,6 @@ nothing depends on how far either has come but how soon outputs are found and me
 text is cut when all names of what is gone are forgotten and that is half of it.
 """
 
-from __future__ import annotations
-
 import heapq
 from array import array
 from collections import deque

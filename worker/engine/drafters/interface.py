@@ -1,7 +1,5 @@
 """The interface of a drafter that guesses from tokens alone."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol

@@ -9,8 +9,6 @@ the last n tokens is grown to the left as far as it matches; a longer match can 
 right, so that the search for n + 1 continues where that for n stopped: one pass, in C.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from worker.engine.drafters.interface import DraftContext

@@ -1,7 +1,5 @@
 """From the configuration to the drafter."""
 
-from __future__ import annotations
-
 from worker.config import SpeculativeConfig
 from worker.engine.drafters.finished_outputs import FinishedOutputs
 from worker.engine.drafters.interface import Drafter

@@ -2,8 +2,6 @@
 sequences that ended lately.
 """
 
-from __future__ import annotations
-
 from worker.engine.drafters.finished_outputs import FinishedOutputs
 from worker.engine.drafters.interface import DraftContext
 from worker.engine.drafters.suffix_paths import PathLimits, SequenceCorpus, best_path

@@ -19,8 +19,6 @@ more, 3 for those of 3 to 7, 1 below. So the work of a look-up has a bound, and 
 text. Of tokens that follow equally often the one seen last is taken.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol

@@ -5,8 +5,6 @@ Python's own string search does that at a few hundred tokens a microsecond and n
 token, where an index in Python would need hundreds.
 """
 
-from __future__ import annotations
-
 import sys
 from array import array
 from collections.abc import Iterable, Sequence

@@ -10,8 +10,6 @@ evict each other again and again.
 The host keeps the adapters that were used last, up to a number of its own; slots do not count.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
 from collections.abc import Sequence as Seq

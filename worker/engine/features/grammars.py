@@ -1,7 +1,5 @@
 """Constrained outputs: grammars are compiled while their sequences wait."""
 
-from __future__ import annotations
-
 from worker.engine.features.interface import Feature
 from worker.engine.sequences.grammar import Grammars
 from worker.engine.sequences.sequence import Sequence

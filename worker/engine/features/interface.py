@@ -5,8 +5,6 @@ or what makes steps cheaper: drafts, tiers below the cache. The scheduler calls 
 knows none of the features by name. It asks the one that was attached last first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """KV of other engines, attached to the scheduler: what to fetch, and what to export."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from collections.abc import Sequence as Seq

@@ -43,8 +43,6 @@ device drafter made. Nothing is scheduled before that. While drafts may be worth
 step, nothing is scheduled ahead at all: a sequence whose last token is unknown has no drafts.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """The tiers of the prefix cache, attached to the scheduler."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from typing import Any

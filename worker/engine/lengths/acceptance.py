@@ -7,8 +7,6 @@ rates of all sequences and move away from them as its own drafts are judged.
 the survivals that a sequence's drafts had lately, by place.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -21,8 +21,6 @@ verified and drafted.
 Source: the goodput rule of SmartSpec (arXiv 2406.14066).
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain

@@ -16,8 +16,6 @@ how far the least of m normal numbers is below their mean (Blom's approximation)
 one gains brings the end nearer.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left, bisect_right
 from collections import deque

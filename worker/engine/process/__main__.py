@@ -6,8 +6,6 @@ serves, the kernel ends it, in case it is stuck or stopped. Signals that reach a
 or service (SIGINT, SIGTERM) are left to the parent, which drains and then says `Shutdown`.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import logging

@@ -1,7 +1,5 @@
 """Build the engine from its config: executor, features, scheduler and core."""
 
-from __future__ import annotations
-
 import importlib
 import logging
 import os

@@ -6,8 +6,6 @@ half the CPU of `zmq.asyncio`, at the price of their edge-triggered readiness, s
 a socket must drain it (`_Inbox.drain`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import shutil

@@ -37,8 +37,6 @@ sum of a later interval then contains that wait again; a thread's waits are boun
 time leaves of the interval, so that less than one interval is wrongly taken for starved.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import logging
 import os

@@ -35,8 +35,6 @@ A hash is the last 64 bits of the digest as an unsigned integer, or the raw dige
 an entry for each block, an array of its keys without their tags, or nil.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections import deque

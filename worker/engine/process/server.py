@@ -1,7 +1,5 @@
 """The serving loop of the engine process: messages in, steps, outputs out."""
 
-from __future__ import annotations
-
 import logging
 import time
 from typing import cast

@@ -1,7 +1,5 @@
 """The log line about speculation, in the words of vLLM."""
 
-from __future__ import annotations
-
 from worker.types import SpeculationStats
 
 INTERVAL_SECONDS = 10.0

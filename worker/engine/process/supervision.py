@@ -1,7 +1,5 @@
 """Restarts of an engine that died, and the sum of counters over its lives. Pure."""
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass
 from itertools import zip_longest

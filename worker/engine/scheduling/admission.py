@@ -23,8 +23,6 @@ A sequence that was preempted comes back only when some room for growth is left 
 `policies.MAX_PREEMPTIONS` times only when it can be guaranteed (see `policies`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field

@@ -13,8 +13,6 @@ prefix cache what is left; a sequence that runs and takes over such a beam gives
 The answers are reported at the end, all at once: until then any beam may become one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 

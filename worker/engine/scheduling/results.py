@@ -1,7 +1,5 @@
 """Apply the results of a step to its sequences."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence as Seq
 
 from worker.engine import policies

@@ -49,8 +49,6 @@ added with the step's results, the KV of the others is overwritten. Such a step 
 writes are behind `num_written`, and are repeated before they are read; block copies are made.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq

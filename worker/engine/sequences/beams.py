@@ -22,8 +22,6 @@ the likeliest live beam is no better than the worst of them, scored with its pre
 or with the length that suits it best ("never").
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

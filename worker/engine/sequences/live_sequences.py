@@ -1,7 +1,5 @@
 """Every unfinished sequence: by id, and in the line of waiting or running ones."""
 
-from __future__ import annotations
-
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The KV of sequences: block chains named, looked up, reserved, sealed and given back."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass

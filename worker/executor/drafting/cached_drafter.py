@@ -10,8 +10,6 @@ The bound may shorten drafting, and so decides which drafts are verified. That d
 depend on drawn tokens (docs/decisions/0017): it uses only the numbers of drafts and sequences.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import logging

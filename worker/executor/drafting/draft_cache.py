@@ -15,8 +15,6 @@ A drafter reads a sequence from the first unsynced position on. Data behind the 
 target has run is undefined.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

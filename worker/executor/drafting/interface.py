@@ -1,7 +1,5 @@
 """The interfaces of a drafter on the device: to the model runner, and to its own network."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol

@@ -1,7 +1,5 @@
 """Chooses the configured drafter of the device, and loads its network from disk."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

@@ -16,8 +16,6 @@ go first. Rows that were read stay read, and a sequence with rows left to read g
 later step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

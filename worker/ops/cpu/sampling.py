@@ -1,7 +1,5 @@
 """Draws by the native kernel `sample.cpp`."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 import torch

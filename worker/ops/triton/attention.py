@@ -24,8 +24,6 @@ Scores are in powers of two: exp2 is an instruction of a GPU, exp is not.
 # Triton's decorators have no types.
 # mypy: disallow-untyped-decorators=False
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

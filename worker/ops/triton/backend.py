@@ -1,7 +1,5 @@
 """The Triton kernels as a backend of the model."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -13,8 +13,6 @@ mass, and is found four bits at a time, in eight launches over all rows.
 # Triton's decorators have no types.
 # mypy: disallow-untyped-decorators=False
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -13,8 +13,6 @@ depend neither on the rows that share its tile nor on their number.
 # Triton's decorators have no types.
 # mypy: disallow-untyped-decorators=False
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

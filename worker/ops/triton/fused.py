@@ -7,8 +7,6 @@ The kernels compute in float32, and round when they write.
 # Triton's decorators have no types.
 # mypy: disallow-untyped-decorators=False
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -12,8 +12,6 @@ weight.
 # Triton's decorators have no types.
 # mypy: disallow-untyped-decorators=False
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

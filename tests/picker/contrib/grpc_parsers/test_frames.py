@@ -1,7 +1,5 @@
 """gRPC frames, one and many."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from struct import pack
 

@@ -1,7 +1,5 @@
 """Vertex AI's gRPC messages around OpenAI's JSON."""
 
-from __future__ import annotations
-
 import json
 from struct import pack
 

@@ -1,7 +1,5 @@
 """vLLM's gRPC messages, encoded by hand from its descriptors."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from struct import pack
 from typing import Any

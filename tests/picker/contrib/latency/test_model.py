@@ -1,7 +1,5 @@
 """The online model of latencies, compared with laws that it does not know."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 

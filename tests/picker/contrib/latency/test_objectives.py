@@ -1,7 +1,5 @@
 """Latency objectives in headers."""
 
-from __future__ import annotations
-
 import pytest
 
 from picker.contrib.latency._objectives import LatencyObjectives, latency_objectives

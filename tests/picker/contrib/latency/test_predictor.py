@@ -1,7 +1,5 @@
 """The protocol of latency predictors: rows, samples, answers and settings."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

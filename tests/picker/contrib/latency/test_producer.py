@@ -1,7 +1,5 @@
 """predicted-latency-producer: local learning, and prediction servers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random

@@ -1,7 +1,5 @@
 """Scores by predicted headroom and by predicted cost."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

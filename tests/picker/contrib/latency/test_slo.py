@@ -1,7 +1,5 @@
 """Types that act on latency objectives: admission and tiers."""
 
-from __future__ import annotations
-
 from functools import partial
 from random import Random
 

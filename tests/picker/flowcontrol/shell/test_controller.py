@@ -1,7 +1,5 @@
 """Requests enter at once if there is room, else wait their turn or are refused with a reason."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

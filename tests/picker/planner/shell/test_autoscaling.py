@@ -1,7 +1,5 @@
 """The autoscaling loop with an API server in virtual time."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """The scale of a Deployment, over real sockets."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any

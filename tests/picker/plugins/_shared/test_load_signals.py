@@ -1,7 +1,5 @@
 """Load signals: own counts are a lower bound, and unknown is not idle."""
 
-from __future__ import annotations
-
 import pytest
 
 from picker.framework.attributes import EndpointLoad

@@ -1,7 +1,5 @@
 """concurrency-detector: own counts against limits, inside and outside of decisions."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from random import Random
 from typing import Any

@@ -1,7 +1,5 @@
 """A concurrency-detector in a configuration counts the real load in flight."""
 
-from __future__ import annotations
-
 import json
 import time
 from random import Random

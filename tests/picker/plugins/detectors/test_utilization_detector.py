@@ -1,7 +1,5 @@
 """utilization-detector: queues and caches against thresholds, and estimates while scrapes fail."""
 
-from __future__ import annotations
-
 from random import Random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The throughput of a pool behind the utilization-detector when all scrapes fail."""
 
-from __future__ import annotations
-
 from heapq import heappop, heappush
 
 import pytest

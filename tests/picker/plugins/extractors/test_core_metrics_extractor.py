@@ -1,7 +1,5 @@
 """core-metrics-extractor: the choice of the engine, and engines of the configuration."""
 
-from __future__ import annotations
-
 import pytest
 
 from picker.scrape.sources import Extraction, Extractor, Scrape

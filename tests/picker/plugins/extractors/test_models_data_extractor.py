@@ -1,7 +1,5 @@
 """models-data-extractor: the models that an endpoint serves."""
 
-from __future__ import annotations
-
 import pytest
 
 from picker.framework.attributes import MODELS_ATTRIBUTE, ServedModel

@@ -1,7 +1,5 @@
 """The number of reserved places, compared with sums over all requests."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from itertools import pairwise

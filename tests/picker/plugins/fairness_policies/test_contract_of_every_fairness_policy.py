@@ -1,7 +1,5 @@
 """The contract of every fairness policy: a request is selected whenever one waits."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """deficit-round-robin-fairness-policy: shares of tokens, however many requests they come in."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """global-strict-fairness-policy: the best head of all flows."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Recent use and fair shares, compared with sums over the whole history."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """round-robin-fairness-policy: one request of each flow in turn, by their ids."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

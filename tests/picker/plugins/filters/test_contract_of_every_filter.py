@@ -1,7 +1,5 @@
 """The contract of every filter, for any candidates, findings and headers."""
 
-from __future__ import annotations
-
 from collections import Counter
 from random import Random
 from typing import Any

@@ -1,7 +1,5 @@
 """Filters by label: label-selector-filter, by-label-selector, by-label and the filters by role."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """prefix-cache-affinity-filter: warm endpoints, unless they delay the request."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from random import Random

@@ -1,7 +1,5 @@
 """utilization-filter: endpoints that are not too busy, as far as known."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

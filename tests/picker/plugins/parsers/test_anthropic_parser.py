@@ -1,7 +1,5 @@
 """The bodies of Anthropic's Messages API."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The contract of every parser, and its paths."""
 
-from __future__ import annotations
-
 import pytest
 
 from picker.config.catalog import builtin_plugins

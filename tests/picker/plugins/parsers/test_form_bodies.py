@@ -1,7 +1,5 @@
 """Fields of forms, wherever their part is."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The common part of the parsers of JSON bodies."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

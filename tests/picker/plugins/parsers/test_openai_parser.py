@@ -1,7 +1,5 @@
 """openai-parser: request bodies of the OpenAI APIs, and other bodies."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

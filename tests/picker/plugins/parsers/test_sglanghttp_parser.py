@@ -1,7 +1,5 @@
 """sglanghttp-parser: the bodies of SGLang's generate."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Usage in responses, in every shape and however their bodies are cut."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from itertools import pairwise

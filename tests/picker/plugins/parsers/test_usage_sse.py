@@ -1,7 +1,5 @@
 """Events joined from pieces that are cut anywhere."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

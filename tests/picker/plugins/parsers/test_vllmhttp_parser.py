@@ -1,7 +1,5 @@
 """vllmhttp-parser: the bodies of vLLM's token-level API."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

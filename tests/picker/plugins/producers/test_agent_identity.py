@@ -1,7 +1,5 @@
 """agent-identity: an agent's session is a flow."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 

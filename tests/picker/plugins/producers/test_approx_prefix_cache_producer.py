@@ -1,7 +1,5 @@
 """approx-prefix-cache-producer: the memory of prompts and endpoints."""
 
-from __future__ import annotations
-
 from struct import pack
 from typing import Any
 

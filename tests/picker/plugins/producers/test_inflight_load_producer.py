@@ -1,7 +1,5 @@
 """inflight-load-producer: each request is counted, and returned exactly once."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Mapping
 from struct import pack

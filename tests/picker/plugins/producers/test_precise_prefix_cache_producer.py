@@ -1,7 +1,5 @@
 """precise-prefix-cache-producer: matches by events of engines, and refused parameters."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from struct import pack
 from typing import Any

@@ -1,7 +1,5 @@
 """session-id-producer: a header or a cookie names the session."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 

@@ -1,7 +1,5 @@
 """token-producer: the tokens of prompts, estimated or from a server."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from struct import pack
 from typing import Any

@@ -1,7 +1,5 @@
 """Disaggregated requests: the stages that run, their order and their endpoints."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Handlers that run one profile: the only one, by a header, or through a sidecar."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The contract of every scorer, for any candidates and findings."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from struct import pack

@@ -1,7 +1,5 @@
 """no-hit-lru-scorer: cold prompts are spread."""
 
-from __future__ import annotations
-
 from picker.framework.attributes import Attributes
 from picker.plugins.scorers.no_hit_lru_scorer import NoHitLruParameters, NoHitLruScorer
 from picker.prefix.match import PrefixCacheMatchInfo, match_info_key

@@ -1,7 +1,5 @@
 """Scores by formulas of one line, as tables."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from struct import pack
 from typing import Any

@@ -1,7 +1,5 @@
 """Token ids of token-level routes become what the whole route answers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Anthropic's messages, as its client speaks them."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any

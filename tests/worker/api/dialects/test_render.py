@@ -1,7 +1,5 @@
 """Rendered requests ask the same of the engine as the requests themselves."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The Responses API, as OpenAI's client speaks it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """`/generate` as SGLang and forge-infer have it, and batches of chats."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Admission by queues, memory and draining."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

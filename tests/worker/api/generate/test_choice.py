@@ -1,7 +1,5 @@
 """One sequence from outputs to text, ending and record."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

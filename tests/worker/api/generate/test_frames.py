@@ -1,7 +1,5 @@
 """Frames and bodies have exactly the bytes that clients of vLLM read."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

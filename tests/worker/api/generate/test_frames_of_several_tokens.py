@@ -1,7 +1,5 @@
 """Several tokens at once are events_of as if each had come by itself, whatever was asked for."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """The frames of a stream, and when they are written."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """Token ids in, token ids out."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

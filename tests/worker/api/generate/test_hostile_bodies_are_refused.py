@@ -1,7 +1,5 @@
 """Bodies that the routes of other APIs must refuse, each with a sentence that names the fault."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

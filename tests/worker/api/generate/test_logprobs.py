@@ -1,7 +1,5 @@
 """The wire form of log probabilities."""
 
-from __future__ import annotations
-
 import math
 
 import msgspec

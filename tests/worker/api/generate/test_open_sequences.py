@@ -1,7 +1,5 @@
 """Open sequences: aborts by id, and the count of waiting tokens."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """From a body to engine requests, and from engine outputs to an answer."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

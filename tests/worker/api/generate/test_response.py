@@ -1,7 +1,5 @@
 """The whole answer of a request that is not streamed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A stream continues at another worker, exactly where it was cut."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

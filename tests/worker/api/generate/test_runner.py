@@ -1,7 +1,5 @@
 """Sequences run side by side: order of the choices, counts, records, and ends."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """From HTTP headers to the drafter's memory: one tenant's answers are not drafted to another."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

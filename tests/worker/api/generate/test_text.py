@@ -1,7 +1,5 @@
 """The model's text: rendering and encoding within limits."""
 
-from __future__ import annotations
-
 from datetime import datetime
 
 import pytest

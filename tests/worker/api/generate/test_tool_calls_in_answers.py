@@ -1,7 +1,5 @@
 """Tools and reasoning through the API: requests, answers, streams, and the next turn."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

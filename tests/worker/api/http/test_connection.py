@@ -1,7 +1,5 @@
 """Raw bytes on real sockets: what a connection may do, and how it ends."""
 
-from __future__ import annotations
-
 import asyncio
 import resource
 from collections.abc import AsyncIterator

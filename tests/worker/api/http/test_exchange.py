@@ -1,7 +1,5 @@
 """Reading within limits and writing to clients that may not read."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import zlib

@@ -1,7 +1,5 @@
 """Bodies are refused by their structure before decoding, and the place of a fault is named."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from typing import Any

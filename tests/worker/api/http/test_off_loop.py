@@ -1,7 +1,5 @@
 """Long work runs in a thread, short work on the loop."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,7 +1,5 @@
 """From a body to what the engine is asked, and every refusal before it."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from datetime import datetime

@@ -1,7 +1,5 @@
 """Inputs are embedded and answered in both forms."""
 
-from __future__ import annotations
-
 import base64
 import math
 from array import array

@@ -1,7 +1,5 @@
 """Adapters by name: loaded, listed, asked for, unloaded; in vLLM's words."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

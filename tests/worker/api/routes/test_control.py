@@ -1,7 +1,5 @@
 """Operators pause, put to sleep, reset and inspect a worker."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

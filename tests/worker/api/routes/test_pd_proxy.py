@@ -1,7 +1,5 @@
 """`--pd-proxy`: the prefill leg in the decode worker itself, as the sidecar runs it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator

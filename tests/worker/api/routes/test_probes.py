@@ -1,7 +1,5 @@
 """Health, models and metrics."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx

@@ -1,7 +1,5 @@
 """Token ids of texts and conversations, and back."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

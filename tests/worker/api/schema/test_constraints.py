@@ -1,7 +1,5 @@
 """Constraints in each of their forms, and those that are refused, in bounded time."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """Messages reach chat templates as texts, or are refused."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -5,8 +5,6 @@ The answers of vLLM are a real server's, recorded by `scripts/record_vllm_errors
 answer, and `why` names the reason.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Schemas are rewritten so that the library enforces them, or refused."""
 
-from __future__ import annotations
-
 import re
 from itertools import product
 from typing import Any

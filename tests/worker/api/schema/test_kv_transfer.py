@@ -1,7 +1,5 @@
 """`kv_transfer_params`: what is asked, what is answered, and what is refused in one sentence."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The document says what the server does."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Ranges and defaults of the request fields."""
 
-from __future__ import annotations
-
 import random
 
 import msgspec

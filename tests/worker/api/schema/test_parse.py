@@ -1,7 +1,5 @@
 """Numbers and structure of a body: what parses, and how a refusal names the field."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal

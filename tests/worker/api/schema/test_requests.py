@@ -1,7 +1,5 @@
 """Bodies are parsed strictly, and every refusal names the field."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 import pytest

@@ -1,7 +1,5 @@
 """Tools and the choice among them: checks, and the schemas of answers that must be calls."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

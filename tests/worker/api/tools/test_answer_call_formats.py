@@ -4,8 +4,6 @@ Every case is parsed whole, cut at each of its characters, and in random pieces;
 pieces together is the same.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Reasoning apart from the answer, in pieces of any size."""
 
-from __future__ import annotations
-
 from itertools import count
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Block hashes name contents: same tokens after the same prefix under the same keys."""
 
-from __future__ import annotations
-
 import pytest
 
 from worker.engine.cache.block_hash import BlockHash, BlockHasher, ExtraKeys, extra_keys, short_hash

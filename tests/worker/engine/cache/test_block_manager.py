@@ -1,7 +1,5 @@
 """The block manager: transactions, eviction order, whole-block hits, collisions, events."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import pytest

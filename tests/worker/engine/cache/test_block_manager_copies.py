@@ -1,7 +1,5 @@
 """Copied blocks: hits inside a block, idle tails, forks, and copies that meet in one step."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.worker.kv_blocks import SIZE, end, find, manager, run, tail_of

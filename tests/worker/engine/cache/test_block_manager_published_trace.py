@@ -1,7 +1,5 @@
 """kv-cache-scheduler's published trace gives its published figures on our block manager."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

@@ -7,8 +7,6 @@ in flight while the next is planned, and sequences are freed in every state: pla
 with a copy due, forked, idle.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, field
 

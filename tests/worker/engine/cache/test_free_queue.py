@@ -1,7 +1,5 @@
 """The free queue: empty before cached, oldest before newer, no tenant below its share."""
 
-from __future__ import annotations
-
 from collections import Counter, OrderedDict
 
 import pytest

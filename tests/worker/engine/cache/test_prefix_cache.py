@@ -1,7 +1,5 @@
 """Names and contents: one digest stands for one lineage, beginnings are found, copies counted."""
 
-from __future__ import annotations
-
 import pytest
 
 from worker.engine.cache.block_hash import BlockHash, PartialBlock

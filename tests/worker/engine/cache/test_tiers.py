@@ -1,7 +1,5 @@
 """Evicted blocks in the host's memory and on disk: whatever happens there, answers are the same."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 

@@ -2,8 +2,6 @@
 those gone left behind, and learnt a few tokens at a time.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 
 import pytest

@@ -1,7 +1,5 @@
 """MaxHeap returns the name of the largest weight, whatever has changed in between."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Prompt lookup: the longest match, of these the earliest, and what followed it."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The drafter of each method."""
 
-from __future__ import annotations
-
 import pytest
 
 from worker.config import SPECULATIVE_METHODS, SpeculativeConfig

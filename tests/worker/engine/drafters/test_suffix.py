@@ -1,7 +1,5 @@
 """Suffix decoding: from the sequence itself and its own group's finished outputs, nothing else."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The likeliest path: counted word by word, and against the rule tried out in full."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

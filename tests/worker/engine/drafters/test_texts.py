@@ -1,7 +1,5 @@
 """Tokens as characters: every id of every vocabulary comes back as itself."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

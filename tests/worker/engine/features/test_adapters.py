@@ -1,7 +1,5 @@
 """Adapters move between files, the host and slots; sequences wait for them without blocks."""
 
-from __future__ import annotations
-
 import dataclasses
 from concurrent.futures import Future
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """KV fetched from other engines or exported for them: answers never change."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Drafts in a step: their verification, their room, and the answer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Drafts of the device: what reading for them costs, and what there is room for."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Sources of drafts, steps that wait for them, failures, and counts."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """Drafts, of any source and at any time, change no answer."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import zlib

@@ -1,7 +1,5 @@
 """Acceptance rates by confidence and place, and the runs that a device's drafter is asked by."""
 
-from __future__ import annotations
-
 import pytest
 
 from worker.engine.lengths.acceptance import Acceptance, DeviceRuns, Offer

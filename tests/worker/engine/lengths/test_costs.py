@@ -1,7 +1,5 @@
 """The table of step times: what corrects it, and what does not."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

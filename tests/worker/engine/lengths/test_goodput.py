@@ -1,7 +1,5 @@
 """Draft lengths step by step: limits, schedules, turning off, coming back, forgetting."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

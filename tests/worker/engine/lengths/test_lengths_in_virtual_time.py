@@ -1,7 +1,5 @@
 """Adaptive draft lengths against plain decoding and the best fixed length, in virtual seconds."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

@@ -1,7 +1,5 @@
 """The worth of a token to each sequence, and newcomers that take free places."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

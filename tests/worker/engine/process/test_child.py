@@ -1,7 +1,5 @@
 """One engine process is watched fairly, and what it said counts once."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

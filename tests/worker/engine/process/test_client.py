@@ -1,7 +1,5 @@
 """The client and a real engine process (the simulator) over a real socket."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """An engine that is lost: what its clients see, and what comes after it."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

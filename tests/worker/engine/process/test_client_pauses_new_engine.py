@@ -1,7 +1,5 @@
 """A new engine pauses and sleeps as the one before it did."""
 
-from __future__ import annotations
-
 import pytest
 
 from worker.engine.messages import Command, Pause, ResetPrefixCache, Resume, Sleep, WakeUp

@@ -1,7 +1,5 @@
 """A request's stream keeps one output at most and loses nothing."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

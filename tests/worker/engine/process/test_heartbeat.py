@@ -1,7 +1,5 @@
 """A step may take several times what steps of its size take; nothing else counts as stuck."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import pytest

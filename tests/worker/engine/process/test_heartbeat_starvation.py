@@ -1,7 +1,5 @@
 """A process that waits for a core is distinguished from a hung and from an endless one."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The KV event publisher over real sockets: frames, numbers, replay, overflow, both directions."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """KV events on the wire: vLLM's bytes in map form, the older arrays, both kinds of hashes."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

@@ -1,7 +1,5 @@
 """The engine process builds what its config says, and the simulator stays light."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import sys

@@ -1,7 +1,5 @@
 """The log line of speculation says what happened since the last one."""
 
-from __future__ import annotations
-
 from worker.engine.process.speculation_log import SpeculationLog
 from worker.types import SpeculationStats
 

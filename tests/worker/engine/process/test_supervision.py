@@ -1,7 +1,5 @@
 """Restarts are rationed, and counters outlive the engines that counted."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -1,7 +1,5 @@
 """Admission: bounded bypass, longest prefix first, waiting for a sibling, coming back."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

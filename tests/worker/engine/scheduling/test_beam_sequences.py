@@ -1,7 +1,5 @@
 """Beams in sequences: forks of block tables, seats, preemption, aborts and failures."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Scheduler rules one at a time: budget, chunks, admission, preemption, rank, stop, refusal."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

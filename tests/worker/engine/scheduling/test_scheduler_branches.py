@@ -1,7 +1,5 @@
 """Several answers to one prompt: run once, drawn for each, then each for itself."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Preemption: the plan, the line, and the number of times."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from random import Random

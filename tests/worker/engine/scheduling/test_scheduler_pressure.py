@@ -1,7 +1,5 @@
 """A small pool under many clients: none starves, none is preempted again and again."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random

@@ -1,7 +1,5 @@
 """Under any limits, policies, commands and timing, every answer is what it would be alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A beam search finds what a search without short cuts finds."""
 
-from __future__ import annotations
-
 import math
 import random
 from typing import Literal

@@ -1,7 +1,5 @@
 """Matchers follow outputs; sequences wait for grammars without holding anything up."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any

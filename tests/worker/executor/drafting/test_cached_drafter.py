@@ -1,7 +1,5 @@
 """Drafters on the device draft as if they read every sequence anew, after any history."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import random

@@ -1,7 +1,5 @@
 """Drawn drafts change no distribution, on their whole way through runner and drafter."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """The distributions of drafts take bounded memory, by a rule that no drawn token can influence."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

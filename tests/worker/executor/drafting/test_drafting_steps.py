@@ -1,7 +1,5 @@
 """The effects of a drafter on the device on a step: its drafts and its time, never its faults."""
 
-from __future__ import annotations
-
 import logging
 import random
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """The configured drafter starts with the executor, or the error names the reason."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

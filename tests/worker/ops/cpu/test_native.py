@@ -1,7 +1,5 @@
 """The native kernels against torch and `gguf`, on every instruction set that the CPU has."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import os

@@ -1,7 +1,5 @@
 """The depth of the parity tests, which the interpreter makes slow: one case of each by default."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.depth import FULL

@@ -2,8 +2,6 @@
 interpreter where there is none (it must be chosen before Triton is imported).
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping
 from dataclasses import replace

@@ -5,8 +5,6 @@ Triton's interpreter where there is none (it must be chosen before Triton is imp
 # Triton's decorators have no types.
 # mypy: disallow-untyped-decorators=False
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A whole engine on the Triton backend answers as it does on torch's; see `test_kernels`."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path

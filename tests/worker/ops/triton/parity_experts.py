@@ -1,7 +1,5 @@
 """Grouped products of experts against torch, one expert after the other; see `test_kernels`."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -2,8 +2,6 @@
 in Triton's interpreter where there is none (it must be chosen before Triton is imported).
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

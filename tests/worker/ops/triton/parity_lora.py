@@ -1,7 +1,5 @@
 """Stacked adapters against pairs of torch's products; see `test_kernels`."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Layers that are not a Llama's give the same logits on the Triton backend as on torch's."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

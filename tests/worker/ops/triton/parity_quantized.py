@@ -1,7 +1,5 @@
 """Products with quantised weights against torch, and whole models of them; see `test_kernels`."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

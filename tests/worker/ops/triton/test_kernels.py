@@ -1,7 +1,5 @@
 """The Triton kernels do what torch does: on a GPU, or in Triton's interpreter."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

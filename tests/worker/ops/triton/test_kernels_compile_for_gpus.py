@@ -5,8 +5,6 @@ The launches are those that the functions make for fake tensors, which have shap
 wait for a value is an error.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
