@@ -24,7 +24,6 @@ _INTERPRETED = "tests/worker/ops/triton/test_kernels.py"  # runs that share noth
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options of the Makefile's targets."""
     parser.addoption(
         "--record-durations", type=Path, metavar="FILE", help="write each item's CPU seconds here"
     )
@@ -34,7 +33,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Record durations if asked to."""
     path = config.getoption("record_durations")
     if path is not None:
         config.pluginmanager.register(Recorder(path))
@@ -42,14 +40,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def model_path() -> Path:
-    """The real model's GGUF file: `POINTSMAN_MODEL`, the cache, or fetched into the cache once."""
     given = os.environ.get("POINTSMAN_MODEL")
     return Path(given) if given else ensure_model(DEFAULT)
 
 
 @pytest.fixture
 def ipv6() -> str:
-    """This machine's own address, where it has one."""
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError as error:
@@ -59,7 +55,6 @@ def ipv6() -> str:
 
 @pytest.fixture
 def short_path() -> Iterator[Path]:
-    """An empty directory in which a socket may be: its whole name has at most 107 bytes."""
     with tempfile.TemporaryDirectory(prefix="t-") as path:
         yield Path(path)
 
@@ -79,15 +74,11 @@ class _WholeFiles(LoadScopeScheduling):  # type: ignore[misc]
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _WholeFiles:
-    """Divide the tests among processes, in the order in which they come."""
     config.option.loadscopereorder = False
     return _WholeFiles(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is not asked for; start with the longest files, so that none runs alone at
-    the end.
-    """
     if config.getoption("beyond_default"):
         left_out = [item for item in items if not _goes_beyond_default(item)]
         config.hook.pytest_deselected(items=left_out)
@@ -97,7 +88,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _goes_beyond_default(item: pytest.Item) -> bool:
-    """Return whether an item is not in `make test`, or depends on the depth of the run."""
     if item.get_closest_marker("full") is not None:
         return True
     if getattr(getattr(item, "function", None), "is_hypothesis_test", False):

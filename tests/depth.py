@@ -38,15 +38,12 @@ def examples(at_full_depth: int, **other: Any) -> settings:
 
 
 def worlds(at_full_depth: int) -> int:
-    """Return the number of seeds, requests or fleets to try of `at_full_depth`, at least one."""
     return at_full_depth if FULL else max(at_full_depth // 10, 1)
 
 
 def some(cases: Iterable[T]) -> list[T]:
-    """Return all cases of a table at full depth, else every tenth, starting with the first."""
     return list(cases) if FULL else list(cases)[::10]
 
 
 def by_depth(small: T, full: T) -> T:
-    """Return `full` at full depth, else `small`: for sizes that are not a tenth of each other."""
     return full if FULL else small

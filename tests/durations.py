@@ -27,28 +27,21 @@ _LOOP = "loop_seconds"
 
 
 class Duration(NamedTuple):
-    """The time of one item, with its fixtures: elapsed and CPU seconds."""
-
     item: str
     elapsed_seconds: float
     cpu_seconds: float
 
 
 class Record(NamedTuple):
-    """One run of the suite: its calibration loop's CPU seconds, and its items."""
-
     loop_seconds: float
     durations: tuple[Duration, ...]
 
     @property
     def bound_seconds(self) -> float:
-        """The CPU seconds that an item may use on the machine of this record."""
         return MAX_CPU_SECONDS * max(self.loop_seconds / REFERENCE_LOOP_SECONDS, 1.0)
 
 
 class Recorder:
-    """The pytest plugin: measures items in every test process, writes from the first one."""
-
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._loops = [loop_seconds()]
@@ -56,7 +49,6 @@ class Recorder:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        """Measure one item."""
         began, cpu = time.monotonic(), _cpu_seconds()
         result = yield
         spent = (time.monotonic() - began, _cpu_seconds() - cpu)
@@ -65,7 +57,6 @@ class Recorder:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: object) -> None:
-        """Take what another test process measured."""
         measured = getattr(node, "workeroutput", {}).get("durations")
         if measured is not None:
             loops, durations = json.loads(measured)
@@ -73,7 +64,6 @@ class Recorder:
             self._durations += (Duration(*row) for row in durations)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Hand the measurements to the first process, or write them there."""
         self._loops.append(loop_seconds())
         output = getattr(session.config, "workeroutput", None)
         if output is not None:
@@ -84,7 +74,6 @@ class Recorder:
 
 
 def loop_seconds() -> float:
-    """Return the CPU seconds of a fixed loop of dictionary, string and integer operations."""
     began = time.process_time()
     counts: dict[str, int] = {}
     for number in range(400_000):
@@ -94,13 +83,11 @@ def loop_seconds() -> float:
 
 
 def encoded(record: Record) -> str:
-    """Return the text of a record."""
     rows = [json.dumps({_LOOP: round(record.loop_seconds, 4)}), *map(json.dumps, record.durations)]
     return "\n".join(rows) + "\n"
 
 
 def read(path: Path) -> Record:
-    """Return the record in a file."""
     first, *rows = path.read_text().splitlines()
     return Record(json.loads(first)[_LOOP], tuple(Duration(*json.loads(row)) for row in rows))
 
@@ -119,18 +106,15 @@ def too_slow(record: Record, exempt: Mapping[str, str]) -> list[Duration]:
 
 
 def stale(record: Record, exempt: Mapping[str, str]) -> list[str]:
-    """Return the exemptions that no item of the record has."""
     items = [each.item for each in record.durations]
     return [name for name in exempt if not any(_covers(name, item) for item in items)]
 
 
 def slowest(durations: Iterable[Duration]) -> list[Duration]:
-    """Return items by their CPU seconds, the largest first."""
     return sorted(durations, key=lambda each: -each.cpu_seconds)
 
 
 def main(arguments: list[str]) -> int:
-    """Run a command of this module; returns its exit status."""
     command, *names = arguments
     paths = sorted((path for path in map(Path, names) if path.exists()), key=_changed)
     if not paths:

@@ -25,7 +25,6 @@ LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
 
 
 def blocks(language: str) -> Iterator[tuple[str, str]]:
-    """Every fenced block of a language, with a name for it."""
     for page in PAGES:
         for number, (kind, text) in enumerate(FENCE.findall(page.read_text())):
             if kind == language:
@@ -33,7 +32,6 @@ def blocks(language: str) -> Iterator[tuple[str, str]]:
 
 
 def commands() -> Iterator[str]:
-    """Every line of a shell block that runs `pointsman`, without its comment."""
     for _, text in blocks("bash"):
         for line in text.splitlines():
             if line.startswith("pointsman "):
@@ -62,33 +60,28 @@ def test_yaml_examples_are_valid(name: str, text: str) -> None:
 
 @pytest.mark.parametrize("line", sorted(set(commands())))
 def test_commands_are_taken_by_their_parsers(line: str) -> None:
-    """No example uses a flag that does not exist."""
     words = shlex.split(line, comments=True)[1:]
     assert fleet.commands.cli.parser_of(words[0]).parse_args(words[1:]) is not None
 
 
 def test_there_are_examples_of_every_kind() -> None:
-    """The two tests above have something to check."""
     assert len(YAML) >= 4
     assert len(set(commands())) >= 4
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
-    """Every relative link names a file that exists."""
     for target in LINK.findall(page.read_text()):
         assert (page.parent / target).exists(), target
 
 
 def test_every_page_is_listed_in_the_index() -> None:
-    """The folder need not be searched for what there is to read."""
     docs = ROOT / "docs"
     listed = set(LINK.findall((docs / "index.md").read_text()))
     assert {page.name for page in docs.glob("*.md")} - listed == {"index.md"}
 
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
-    """Every link and anchor between pages leads somewhere, and every page is in the navigation."""
     config = mkdocs.config.load_config(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path))
     config.strict = True
     mkdocs.commands.build.build(config)
@@ -102,13 +95,11 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_prose_fits_into_a_hundred_columns(page: Path) -> None:
-    """`make format` repairs it."""
     text = page.read_text()
     assert wrapped(text) == text
 
 
 def test_wrapping_changes_prose_alone() -> None:
-    """Words, tables, code, comments and the indentation of lists stay."""
     long = "word " * 30
     code = f"```text\n{long}\n```"
     page = f"# {long}\n\n| {long} |\n\n{code}\n\n- {long.strip()}\n  {long.strip()}\n- b\n"
@@ -122,7 +113,6 @@ def test_wrapping_changes_prose_alone() -> None:
 
 
 def test_every_word_of_the_glossary_has_one_meaning() -> None:
-    """Each flag is in one row, also where a row has several."""
     rows = (ROOT / "docs" / "glossary.md").read_text().split("|---|---|\n")[1].splitlines()
     named = [word.strip() for row in rows for word in row.split("|")[1].split("/")]
     words = [word.removesuffix(" token") for word in named]
@@ -131,5 +121,4 @@ def test_every_word_of_the_glossary_has_one_meaning() -> None:
 
 
 def test_the_first_code_stands_in_the_first_twenty_lines() -> None:
-    """A newcomer sees what to type at once."""
     assert "```bash\nmake up\n```" in "\n".join((ROOT / "README.md").read_text().splitlines()[:20])

@@ -25,14 +25,11 @@ BUILD = "from setuptools.build_meta import build_{0}; build_{0}({1!r})"
 
 @dataclass(frozen=True)
 class Installed:
-    """The wheel in an environment of its own, and a folder whose packages have our names."""
-
     wheel: Path
     python: Path
     folder: Path
 
     def run(self, *argv: str, timeout: float = 100.0) -> subprocess.CompletedProcess[str]:
-        """Run the `pointsman` of the environment in that folder."""
         return subprocess.run(
             (str(self.python.with_name("pointsman")), *argv),
             cwd=self.folder,
@@ -51,7 +48,6 @@ class Installed:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """Built from the unpacked archive, without kernels: nothing is there to compile them with."""
     folder = tmp_path_factory.mktemp("wheel")
     build("sdist", ROOT, folder)
     [archive] = folder.glob("*.tar.gz")
@@ -72,7 +68,6 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
 
 @pytest.fixture
 def complete(installed: Installed) -> Installed:
-    """With the packages that it needs: those of the tests, but not what is editable there."""
     path = installed.packages / "others.pth"
     path.write_text(sysconfig.get_path("purelib") + "\n")
     return installed
@@ -95,7 +90,6 @@ def run(*argv: object, folder: Path | None = None) -> None:
 
 
 def test_one_package_is_installed(installed: Installed) -> None:
-    """And none of the common names is, as files or as words of the metadata."""
     with zipfile.ZipFile(installed.wheel) as file:
         names = file.namelist()
         assert {name.partition("/")[0] for name in names} == {
@@ -122,7 +116,6 @@ def test_its_page_on_an_index_is_complete(installed: Installed) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_missing_extra_is_named_in_one_sentence(installed: Installed, command: str) -> None:
-    """With nothing but the wheel: no command ends in a traceback."""
     (installed.packages / "others.pth").unlink(missing_ok=True)
     flags = {"explain": ("--last",), "config": ("check", "-"), "replay": ("recording.jsonl",)}
     done = installed.run(command, *flags.get(command, ()))
@@ -151,7 +144,6 @@ def test_the_files_of_the_tutorials_are_written(complete: Installed) -> None:
 
 
 def test_a_fleet_starts_beside_packages_of_the_same_names(complete: Installed) -> None:
-    """Also its processes, which are started by the names of modules; it ends as it is ready."""
     argv = (complete.python.with_name("pointsman"), "up", "--engine", "sim", "--workers", "1")
     with subprocess.Popen(
         (*argv, "--port", str(free_port())),

@@ -46,14 +46,12 @@ for name in sys.argv[1:]:
 
 
 def test_the_table_of_scripts_lists_those_that_exist() -> None:
-    """The first table of benchmarks/README.md; a mode of a script may have a row of its own."""
     table = INDEX.read_text(encoding="utf-8").partition("```")[0]
     assert set(ROW.findall(table)) == SCRIPTS
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_names_no_script_that_is_missing(page: Path) -> None:
-    """By its path anywhere, and in tables of results by its name."""
     text = page.read_text(encoding="utf-8")
     named = {f"{name}.py" for name in PATH.findall(text)}
     if page.name == "README.md":
@@ -62,14 +60,12 @@ def test_a_page_names_no_script_that_is_missing(page: Path) -> None:
 
 
 def test_simulate_names_no_script_that_is_missing() -> None:
-    """For scenarios that need more than virtual time."""
     named = {f"{name}.py" for text in ELSEWHERE.values() for name in PATH.findall(text)}
     assert named
     assert named <= SCRIPTS
 
 
 def test_a_script_makes_the_folder_of_its_results(tmp_path: Path) -> None:
-    """A copy of the scripts as a fresh clone has them: without the folder."""
     for module in MODULES:
         shutil.copy(module, tmp_path)
     done = subprocess.run(
@@ -85,6 +81,5 @@ def test_a_script_makes_the_folder_of_its_results(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.stem)
 def test_results_are_written_in_one_place(module: Path) -> None:
-    """Each script that promises results leaves it to `write_results` to write them."""
     source = module.read_text(encoding="utf-8")
     assert ("benchmarks/results/" in source) <= ("write_results(" in source)

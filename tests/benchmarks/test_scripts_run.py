@@ -60,7 +60,6 @@ PRINTED = {"gpu": (": as torch", "decoding by graphs: as launched anew")}
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """A simulated worker."""
     command = [sys.executable, "-m", "worker", "--engine", "sim", "--port", "0"]
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=environment()
@@ -73,7 +72,6 @@ def url() -> Iterator[str]:
 
 
 def environment() -> dict[str, str]:
-    """Modules of this checkout; kernels of a GPU are interpreted where there is none."""
     interpret = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
     return {**os.environ, **interpret, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
@@ -82,7 +80,6 @@ def environment() -> dict[str, str]:
 def test_a_script_runs(
     script: str, request: pytest.FixtureRequest, model_path: Path, tmp_path: Path
 ) -> None:
-    """With status 0, and results that have content; a new script needs a line in `SMALLEST`."""
     for line in SMALLEST[script]:
         places = {
             "model": model_path,
@@ -111,5 +108,4 @@ def test_a_script_runs(
 
 
 def test_every_smallest_command_line_is_of_a_script() -> None:
-    """The index lists no deleted script."""
     assert SMALLEST.keys() == set(SCRIPTS)

@@ -22,7 +22,6 @@ ENDPOINTS = ("127.0.0.11:8000", "[::1]:8001")
 
 
 def test_the_list_shows_every_case(capsys: pytest.CaptureFixture[str]) -> None:
-    """With its strength and its rule."""
     assert main(["--list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(ALL)
@@ -43,14 +42,12 @@ def test_the_list_shows_every_case(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_impossible_run_is_refused_with_the_reason(
     capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
-    """With status 2, which is none of the picker's doing."""
     assert main(arguments) == 2
     assert said in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("case", [*ALL, *K8S], ids=lambda case: case.id)
 def test_a_case_says_what_it_asks(case: Case[object]) -> None:
-    """By id, strength and source; the page about the suites has it, word for word."""
     assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", case.id)
     assert [one.id for one in (*ALL, *K8S)].count(case.id) == 1
     assert f"| `{case.id}` | {case.strength.value} | {case.text} |" in PAGE.read_text()
@@ -71,7 +68,6 @@ def test_the_other_suite_says_what_it_cannot_run(capsys: pytest.CaptureFixture[s
 
 
 def test_a_picker_that_cannot_serve_several_pools_is_not_asked_to() -> None:
-    """Another picker serves several pools only with a command for it."""
     only = ["--kubeconfig", "/nonexistent"]
     for given, is_asked in (
         ([], True),
@@ -83,7 +79,6 @@ def test_a_picker_that_cannot_serve_several_pools_is_not_asked_to() -> None:
 
 
 def test_a_command_is_filled_in(tmp_path: Path) -> None:
-    """The flags that a picker takes decide its provisions."""
     command = ["p", "--grpc-port={grpc_port}", "{endpoints_file}", "{health_port}"]
     picker = CommandPicker(command, tmp_path, ENDPOINTS, provides=frozenset({Provision.TLS}))
     assert picker.provides == {
@@ -101,7 +96,6 @@ def test_a_command_is_filled_in(tmp_path: Path) -> None:
 
 
 def test_a_foreign_picker_is_not_touched() -> None:
-    """The suite neither stops a running picker nor changes its pool."""
     picker = RunningPicker("127.0.0.1:1", None, frozenset(Provision))
     assert not picker.provides & {Provision.RESTART, Provision.POOL_CHANGES}
     with pytest.raises(RuntimeError, match="not ended by it"):
@@ -109,7 +103,6 @@ def test_a_foreign_picker_is_not_touched() -> None:
 
 
 def test_the_endpoints_file_lists_the_pool_and_the_objective() -> None:
-    """IPv6 addresses without their brackets."""
     listed, objective = yaml.safe_load_all(endpoints_document(ENDPOINTS))
     assert [(one["address"], one["port"]) for one in listed["endpoints"]] == [
         ("127.0.0.11", "8000"),
@@ -127,11 +120,9 @@ def test_the_endpoints_file_lists_the_pool_and_the_objective() -> None:
     ],
 )
 def test_unknown_places_are_named(command: str, unknown: list[str]) -> None:
-    """An unknown placeholder is refused and not passed on."""
     assert unknown_places(command, PLACES) == unknown
 
 
 def test_every_case_has_a_check() -> None:
-    """Its function's name says nothing of `test_`, or it would run by itself."""
     checks: list[Callable[..., object]] = [case.check for case in ALL]
     assert not [one.__name__ for one in checks if one.__name__.startswith("test_")]

@@ -16,7 +16,6 @@ from conformance.ports import free_ports
 async def prior_knowledge(
     endpoint: str, bodies: list[bytes], headers: dict[str, str]
 ) -> list[tuple[int, dict[str, str], bytes]]:
-    """POST over one HTTP/2 connection without TLS."""
     async with httpx.AsyncClient(http1=False, http2=True, timeout=60) as client:
         found = []
         for body in bodies:
@@ -26,7 +25,6 @@ async def prior_knowledge(
 
 
 async def test_an_endpoint_reports_its_name_and_its_request() -> None:
-    """Address, port, path, headers, and the size of the body."""
     server = EchoServer("127.0.0.1", free_ports(1)[0])
     await server.start()
     try:
@@ -54,7 +52,6 @@ async def test_an_endpoint_reports_its_name_and_its_request() -> None:
 
 
 async def test_an_endpoint_can_vanish_and_come_back() -> None:
-    """At the same address."""
     server = EchoServer("127.0.0.1", free_ports(1)[0])
     async with aiohttp.ClientSession() as client:
         for _ in range(2):
@@ -67,7 +64,6 @@ async def test_an_endpoint_can_vanish_and_come_back() -> None:
 
 
 async def test_the_h2c_endpoint_speaks_http2_and_nothing_else() -> None:
-    """Bodies larger than a window pass both ways; HTTP/1.1 gets no answer."""
     server = H2cEchoServer("127.0.0.1", free_ports(1)[0])
     await server.start()
     try:
@@ -86,7 +82,6 @@ async def test_the_h2c_endpoint_speaks_http2_and_nothing_else() -> None:
 
 
 def test_the_suites_own_pool_has_two_ports_at_one_address() -> None:
-    """Cases about ports need distinguishable endpoints."""
     endpoints = own_endpoints()
     assert len(set(endpoints)) == 4
     assert EchoPool(endpoints).same_address() == endpoints[2:]

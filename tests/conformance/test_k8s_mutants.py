@@ -43,8 +43,6 @@ _READY = {"type": "Ready", "status": "True"}
 
 
 class Misreading(Enum):
-    """The rule that the mutant breaks."""
-
     NONE = auto()
     READY_WITHOUT_POOL = auto()
     KEEPS_A_DELETED_POOL = auto()
@@ -67,8 +65,6 @@ class Misreading(Enum):
 
 
 class Follower:
-    """Keeps the pool of one picker; owns what it remembers."""
-
     def __init__(self, api: KubeApi, namespace: str, pool: str, epp: MutantEpp) -> None:
         self._api, self._namespace, self._pool, self._epp = api, namespace, pool, epp
         self._was_ready: set[str] = set()
@@ -76,7 +72,6 @@ class Follower:
         self.be(Misreading.NONE)
 
     def be(self, wrong: Misreading) -> None:
-        """Err in this way from now on, with no memory of another one."""
         self.wrong = wrong
         self._first: dict[str, Any] = {}
         self._seen: dict[str, Any] = {}
@@ -84,7 +79,6 @@ class Follower:
         self._has_ended = False
 
     async def run(self) -> None:
-        """Until it is cancelled."""
         while True:
             if not self._has_ended:
                 await self._look()
@@ -93,7 +87,6 @@ class Follower:
             await asyncio.sleep(EVERY_SECONDS)
 
     async def looked(self) -> None:
-        """Wait until it has looked twice, the second time from beginning to end."""
         async with self._looks:
             await self._looks.wait()
             await self._looks.wait()
@@ -152,14 +145,12 @@ class Follower:
         await self._epp.use_pool(sorted(endpoints))
 
     def _by_address(self, pods: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """A Pod at an address is taken for the one that was there first."""
         for pod in pods:
             ip, name = (pod.get("status") or {}).get("podIP"), pod["metadata"]["name"]
             first = self._seen.setdefault(ip, pod) if ip else pod
             yield pod if first["metadata"]["name"] == name else first
 
     def _holds(self) -> bool:
-        """All of them at once: the node's doing, for a moment."""
         now = asyncio.get_running_loop().time()
         if self._held_since is None:
             self._held_since = now
@@ -193,7 +184,6 @@ class Follower:
 
 
 def _planned(pool: dict[str, Any], pods: list[dict[str, Any]]) -> Iterator[str]:
-    """The endpoints of a pool of the suite, whose Pods one label selects."""
     app = pool["spec"]["selector"]["matchLabels"]["app"]
     for pod in pods:
         is_ready = _READY in pod.get("status", {}).get("conditions", ())
@@ -235,32 +225,24 @@ EXPECTED: dict[Misreading, set[str]] = {
 
 @dataclass
 class OutageOf:
-    """The API server of this process, taken away and brought back as the suite's own would be."""
-
     server: ApiServer
     tasks: asyncio.TaskGroup
 
     def go_away(self) -> None:
-        """Soon."""
         self.tasks.create_task(self.server.go_away())
 
     def come_back(self) -> None:
-        """Soon, without its history."""
         self.tasks.create_task(self.server.come_back(forget_changes=True))
 
 
 class Staying(PortOf):
-    """A port of a picker that is not ended between cases."""
-
-    async def kill(self) -> None:
-        """It runs on."""
+    async def kill(self) -> None: ...
 
 
 @asynccontextmanager
 async def set_scene(
     folder: Path, stack: AsyncExitStack
 ) -> AsyncIterator[tuple[ClusterScene, list[Follower]]]:
-    """Three pools, one without an object, followed by a picker each and by one of several."""
     server = await stack.enter_async_context(running_kube_api(None, *CRDS))
     api = await stack.enter_async_context(api_at(server.write_kubeconfig(folder / "kubeconfig")))
     server.write({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "suite"}})
@@ -335,8 +317,6 @@ async def _begin(api: KubeApi, scene: ClusterScene) -> None:
 def with_followers(
     case: Case[ClusterScene], followers: Sequence[Follower], wrong: Misreading
 ) -> Case[ClusterScene]:
-    """The case, during which the followers err; before and after they put everything right."""
-
     def limit(scene: ClusterScene, seconds: float) -> None:
         for part in (scene, *scene.sides.values(), *scene.several.sides.values()):
             part.follow_seconds = seconds
@@ -360,7 +340,6 @@ def with_followers(
 @pytest.mark.envoy
 @pytest.mark.soak
 async def test_cases_fail_for_mutants_that_err_and_for_no_other(tmp_path: Path) -> None:
-    """First a follower that is right, then each misreading."""
     found: dict[Misreading, set[str]] = {}
     async with AsyncExitStack() as stack, set_scene(tmp_path, stack) as (scene, followers):
 
@@ -379,7 +358,6 @@ async def test_cases_fail_for_mutants_that_err_and_for_no_other(tmp_path: Path) 
 
 
 def test_every_case_about_objects_can_fail() -> None:
-    """Some misreading above breaks it, but for those about processes."""
     covered = set().union(*EXPECTED.values())
     assert {case.id for case in CASES} - covered == {"picker-started-in-an-outage"}
     assert set(EXPECTED) == set(Misreading) - {Misreading.NONE}

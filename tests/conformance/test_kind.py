@@ -23,7 +23,6 @@ KUBERNETES = re.search(r"kindest/node:v(\d+\.\d+)", (KIND / "run.sh").read_text(
 
 
 def deployment(name: str, *containers: dict[str, Any]) -> dict[str, Any]:
-    """A Deployment of the suite, with what is mounted into its pickers."""
     labels = {"app": name}
     spec = {
         "terminationGracePeriodSeconds": 130,
@@ -40,7 +39,6 @@ def deployment(name: str, *containers: dict[str, Any]) -> dict[str, Any]:
 
 
 def picker(*arguments: str) -> dict[str, Any]:
-    """A container of the suite's own picker."""
     probe = {"grpc": {"port": 9003, "service": "inference-extension"}}
     return {
         "name": "epp",
@@ -54,7 +52,6 @@ def picker(*arguments: str) -> dict[str, Any]:
 
 
 def manifests() -> list[dict[str, Any]]:
-    """The kinds of documents that the suite has."""
     echo = {"name": "echo", "image": "echo:1", "args": ["--verbose"]}
     return [
         deployment("model-server", echo),
@@ -65,7 +62,6 @@ def manifests() -> list[dict[str, Any]]:
 
 
 def test_pickers_are_found_by_their_pool_and_nothing_else_changes() -> None:
-    """Names, labels, probes and ports stay: Services and the suite find them by these."""
     before, after = manifests(), manifests()
     assert put_picker(after, "ours:1", "some: config\n") == ["epp-a", "epp-b"]
     assert (after[0], after[3]) == (before[0], before[3])
@@ -84,7 +80,6 @@ def test_pickers_are_found_by_their_pool_and_nothing_else_changes() -> None:
 
 
 def test_the_file_is_written_anew(tmp_path: Path) -> None:
-    """The place of the GatewayClass stays; a second time gives the same."""
     gateway = {"kind": "Gateway", "spec": {"gatewayClassName": "{GATEWAY_CLASS_NAME}"}}
     path = tmp_path / "base.yaml"
     path.write_text("# comment\n---\n" + yaml.safe_dump_all([gateway, *manifests()]))
@@ -110,7 +105,6 @@ def test_manifests_without_a_picker_are_an_error(tmp_path: Path) -> None:
 
 
 def test_the_pickers_arguments_are_understood(tmp_path: Path) -> None:
-    """The picker's own parser takes them; only the cluster is missing."""
     documents = manifests()
     put_picker(documents, "ours:1", (KIND / "picker-config.yaml").read_text())
     arguments = documents[1]["spec"]["template"]["spec"]["containers"][0]["args"]
@@ -129,7 +123,6 @@ def test_the_pickers_arguments_are_understood(tmp_path: Path) -> None:
 
 
 async def test_the_other_applied_objects_are_sound() -> None:
-    """An API server takes the namespace; every Service of the suite has its rule of Istio."""
     (namespace,) = yaml.safe_load_all((KIND / "namespace.yaml").read_text())
     kubernetes_validate.validate(namespace, KUBERNETES, strict=True)
     async with running_kube_api(None, *sorted((ROOT / "crds").glob("*.yaml"))) as api:
@@ -158,7 +151,6 @@ async def test_the_other_applied_objects_are_sound() -> None:
 def test_missing_tools_are_reported_before_anything_is_done(
     tmp_path: Path, arguments: list[str], path: str | None, said: str
 ) -> None:
-    """With status 2, and where to get it."""
     environment = {**os.environ, "WORK": str(tmp_path)}
     if path is not None:
         environment["PATH"] = path
@@ -175,7 +167,6 @@ def test_missing_tools_are_reported_before_anything_is_done(
 
 
 def test_the_help_names_every_flag() -> None:
-    """It is the script's own beginning."""
     result = subprocess.run(
         [str(KIND / "run.sh"), "--help"], capture_output=True, text=True, check=True, timeout=60
     )

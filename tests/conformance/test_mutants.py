@@ -152,7 +152,6 @@ EXPECTED: dict[Fault, set[str]] = {
 
 
 async def results(fault: Fault, cases: Set[str], seconds: float) -> list[Result]:
-    """Run cases against a fault; every wait lasts at most `patience_seconds`."""
     pool, played = EchoPool(ENDPOINTS), [case for case in DIRECT if case.id in cases]
     async with running_mutant(pool) as mutant:
         mutant.use(fault)
@@ -164,7 +163,6 @@ async def results(fault: Fault, cases: Set[str], seconds: float) -> list[Result]
 
 
 async def test_a_right_picker_passes() -> None:
-    """No case fails; only what it does not provide is skipped."""
     found = await results(Fault.NONE, {case.id for case in DIRECT}, PATIENCE_SECONDS)
     assert {one.case: one.reason for one in found if one.outcome is not Outcome.PASSED} == {
         "tls-with-any-certificate": "not provided: tls"
@@ -173,7 +171,6 @@ async def test_a_right_picker_passes() -> None:
 
 @pytest.mark.parametrize("fault", EXPECTED, ids=lambda fault: fault.name.lower())
 async def test_a_fault_is_found_by_the_cases_that_are_about_it(fault: Fault) -> None:
-    """Each of them fails, and none of those that every fault is tried with besides."""
     found = await results(fault, EXPECTED[fault], FAIL_SECONDS)
     found += await results(fault, CONTROL - EXPECTED[fault], PATIENCE_SECONDS)
     assert set(broken(found)) == EXPECTED[fault], [
@@ -182,14 +179,12 @@ async def test_a_fault_is_found_by_the_cases_that_are_about_it(fault: Fault) -> 
 
 
 def test_every_direct_case_can_fail() -> None:
-    """Some fault above breaks it; TLS has a test of its own."""
     covered = set().union(*EXPECTED.values())
     assert {case.id for case in DIRECT} - covered == {"tls-with-any-certificate"}
     assert set(EXPECTED) == set(Fault) - {Fault.NONE}
 
 
 async def test_a_plain_port_is_no_tls() -> None:
-    """The TLS case fails for a picker that promises TLS and has none."""
     pool = EchoPool(ENDPOINTS)
     async with running_mutant(pool) as mutant:
         with pytest.raises(Violation, match="no TLS at"):

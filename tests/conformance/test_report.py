@@ -14,12 +14,10 @@ README = Path(__file__).parents[2] / "conformance" / "reports" / "README.md"
 
 
 def result(name: str, outcome: Outcome, reason: str = "") -> Result:
-    """A result of a MUST."""
     return Result(name, Strength.MUST, "A rule.", "a page", outcome, reason, 0.12345)
 
 
 def report(*results: Result) -> Report:
-    """A report of a picker that has TLS."""
     return Report(
         "conformance/epp",
         "1.0.0",
@@ -44,7 +42,6 @@ def report(*results: Result) -> Report:
 def test_a_run_has_passed_if_nothing_failed_and_something_passed(
     outcomes: list[Outcome], passed: bool
 ) -> None:
-    """A SHOULD that is broken fails nothing; a run that checked nothing has not passed."""
     found = report(*(result(str(at), outcome) for at, outcome in enumerate(outcomes)))
     assert found.passed is passed
     assert ("NOT conformant" in last_line(found)) is not passed
@@ -52,7 +49,6 @@ def test_a_run_has_passed_if_nothing_failed_and_something_passed(
 
 @pytest.mark.parametrize("name", ["r.yaml", "r.json"])
 def test_the_file_holds_all_that_the_readme_names(tmp_path: Path, name: str) -> None:
-    """In either form; a reason only where there is one."""
     path = tmp_path / "folder" / name
     report(result("a", Outcome.PASSED), result("b", Outcome.FAILED, "so")).write(path)
     text = path.read_text()
@@ -94,5 +90,4 @@ def test_broken_cases_are_those_that_failed_or_were_warned_of() -> None:
 
 
 def test_every_provision_is_explained() -> None:
-    """The report says what each means."""
     assert set(PROVISIONS) == set(Provision)

@@ -13,7 +13,6 @@ FOLDER = "deploy/k8s/addons/admission-policy"
 
 
 def denials(new: Object, old: Object | None = None) -> list[str]:
-    """The messages that a request is denied with, by the policy's own expressions."""
     [policy] = of_kind(kustomized(FOLDER), "ValidatingAdmissionPolicy")
     given: dict[str, Any] = {"object": new, "oldObject": old or {}}
     given["request"] = {"operation": "UPDATE" if old else "CREATE"}
@@ -31,7 +30,6 @@ def pool() -> Object:
 
 
 def test_the_example_is_let_in(pool: Object) -> None:
-    """Made, and changed in anything but its selector."""
     assert denials(pool) == []
     changed = copy.deepcopy(pool)
     changed["spec"]["targetPorts"] = [{"number": 9000}]
@@ -40,7 +38,6 @@ def test_the_example_is_let_in(pool: Object) -> None:
 
 @pytest.mark.parametrize("key", ["bad key!", "", "a/b/c", "-a", "Team.Com/x", "a" * 64, "é"])
 def test_keys_that_are_none_are_denied(pool: Object, key: str) -> None:
-    """The schema takes any key, and the picker could never list by these."""
     pool["spec"]["selector"]["matchLabels"] = {key: "x"}
     assert [message.split(" ")[2:5] for message in denials(pool)] == [
         ["of", "spec.selector.matchLabels", "is"]
@@ -51,20 +48,17 @@ def test_keys_that_are_none_are_denied(pool: Object, key: str) -> None:
     "key", ["app", "a", "llm-d.ai/role", "A_b.c-d", "a" * 63, "x.y/" + "b" * 63]
 )
 def test_keys_of_labels_are_let_in(pool: Object, key: str) -> None:
-    """Nothing valid is denied."""
     pool["spec"]["selector"]["matchLabels"] = {key: "x"}
     assert denials(pool) == []
 
 
 def test_a_pool_without_a_picker_is_denied(pool: Object) -> None:
-    """The reference is optional in the schema."""
     del pool["spec"]["endpointPickerRef"]
     [message] = denials(pool)
     assert message.startswith("spec.endpointPickerRef is missing")
 
 
 def test_another_selector_is_denied(pool: Object) -> None:
-    """It would take the endpoints from under requests."""
     changed = copy.deepcopy(pool)
     changed["spec"]["selector"]["matchLabels"]["more"] = "x"
     [message] = denials(changed, pool)
@@ -72,7 +66,6 @@ def test_another_selector_is_denied(pool: Object) -> None:
 
 
 def test_the_policy_is_in_force() -> None:
-    """A binding denies by it; status, which others write, is not its matter."""
     objects = kustomized(FOLDER)
     [policy] = of_kind(objects, "ValidatingAdmissionPolicy")
     [binding] = of_kind(objects, "ValidatingAdmissionPolicyBinding")
@@ -85,7 +78,6 @@ def test_the_policy_is_in_force() -> None:
 
 
 def test_the_policy_has_values_that_an_api_server_takes() -> None:
-    """Its OpenAPI schema says nothing of them: reasons are three, and messages have one line."""
     for objects in (kustomized(FOLDER), charted("admissionPolicy.enabled=true")):
         [policy] = of_kind(objects, "ValidatingAdmissionPolicy")
         assert policy["spec"]["failurePolicy"] in ("Fail", "Ignore")

@@ -97,7 +97,6 @@ SAME: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 def plain(obj: Object) -> Object:
-    """An object without what each of the two renderers adds of its own, its lists in order."""
     text = yaml.safe_dump(obj)
     same: Object = yaml.safe_load(HASH.sub(r"\1", text))
     template = same.get("spec", {}).get("template", {})
@@ -127,13 +126,11 @@ def plain(obj: Object) -> Object:
 
 
 def by_name(objects: list[Object]) -> dict[tuple[str, str], Object]:
-    """All of them, without what the renderers add."""
     return {name_of(one): one for one in map(plain, objects)}
 
 
 @pytest.mark.parametrize(("settings", "folders"), SAME.values(), ids=SAME.keys())
 def test_both_render_the_same(settings: tuple[str, ...], folders: tuple[str, ...]) -> None:
-    """Object by object and field by field."""
     ours = by_name(charted(*settings))
     theirs = by_name([one for folder in folders for one in kustomized(folder)])
     assert ours.keys() == theirs.keys()
@@ -167,7 +164,6 @@ def test_both_use_certificates_alike(settings: tuple[str, ...], folders: tuple[s
 
 
 def test_probes_of_a_port_with_a_certificate_speak_tls() -> None:
-    """Beside Envoy the kubelet asks the HTTP port, which has no plain text then."""
     settings = ("mode=standalone", "picker.metrics.certificateSecret=c", "picker.metrics.auth=true")
     [workload] = workloads(charted(*settings))
     [picker] = pod_of(workload)["initContainers"]
@@ -179,7 +175,6 @@ def test_probes_of_a_port_with_a_certificate_speak_tls() -> None:
 
 
 def test_a_seed_of_ones_own_is_mounted(kubectl: Path, tmp_path: Path) -> None:
-    """The chart's hash seed equals components/hash-seed, beside other components."""
     shutil.copytree(DEPLOY / "k8s", tmp_path / "k8s")
     (tmp_path / "kustomization.yaml").write_text(
         "namespace: pointsman\nresources: [k8s/overlays/active-active-tls]\n"
@@ -195,7 +190,6 @@ def test_a_seed_of_ones_own_is_mounted(kubectl: Path, tmp_path: Path) -> None:
 
 
 def test_roles_have_values_of_their_own_where_they_need_them() -> None:
-    """A role without a value takes that of `gpu`; networks and sizes are in their places."""
     settings = (
         "mode=standalone",
         "workers.disaggregation.enabled=true",
@@ -230,7 +224,6 @@ def test_roles_have_values_of_their_own_where_they_need_them() -> None:
 
 
 def test_a_picker_scales_what_components_autoscale_names(kubectl: Path, tmp_path: Path) -> None:
-    """By the same file, flag and rights; for the GPU workers, whose replicas it sets."""
     shutil.copytree(DEPLOY / "k8s", tmp_path / "k8s")
     (tmp_path / "kustomization.yaml").write_text(
         "namespace: pointsman\nresources: [k8s/overlays/gateway, k8s/overlays/gpu-workers]\n"
@@ -270,7 +263,6 @@ SCALED = {
 def test_a_picker_may_scale_what_its_plan_names(
     settings: tuple[str, ...], groups: dict[str, str], rights: dict[str, set[str]]
 ) -> None:
-    """Nothing else, wherever it is; the picker reads the plan."""
     plan = ("autoscaling.kind=picker", "autoscaling.plan.capacity.kvTokens=2000000")
     objects = charted(*plan, *settings, release="chat", namespace="team-a")
     assert loose_ends(objects) == []
@@ -291,7 +283,6 @@ def test_a_picker_may_scale_what_its_plan_names(
 
 
 def test_the_picker_of_pools_of_other_namespaces_asks_nothing_in_its_own() -> None:
-    """Its Role is empty, and not one with the rights to a pool that it does not follow."""
     objects = charted("pools[0].name=a", "pools[0].grpcPort=9012", "pools[0].namespace=team-b")
     roles = {one["metadata"]["namespace"]: one["rules"] for one in of_kind(objects, "Role")}
     assert roles["pointsman"] == []
@@ -300,7 +291,6 @@ def test_the_picker_of_pools_of_other_namespaces_asks_nothing_in_its_own() -> No
 
 
 def test_pools_have_what_they_are_given() -> None:
-    """Labels, ports, models and objectives of their own, where the release's are others."""
     settings = (
         *POOLS[:4],
         "pools[0].selector.app=vllm",
@@ -349,7 +339,6 @@ CONTRADICTIONS = {
 def test_values_that_contradict_each_other_are_refused(
     helm: Path, settings: tuple[str, ...]
 ) -> None:
-    """With a word about which they are."""
     flags = [word for setting in (REGISTRY, *settings) for word in ("--set", setting)]
     command = [str(helm), "template", "pointsman", str(CHART), *flags]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -361,7 +350,6 @@ def test_values_that_contradict_each_other_are_refused(
 
 @pytest.mark.parametrize("mode", ["gateway", "standalone"])
 def test_names_follow_the_release(mode: str) -> None:
-    """Two releases in one namespace share no object, and nothing of one leads to the other."""
     settings = (f"mode={mode}", "workers.sim.enabled=true", "objectives[0].name=chat-batch")
     settings += ("objectives[0].priority=-1", "networkPolicy.enabled=true")
     objects = charted(*settings, release="chat", namespace="team-a")
@@ -384,7 +372,6 @@ def test_a_shared_claim_takes_the_place_of_volumes_of_their_own(kind: str) -> No
 
 
 def test_a_pool_of_other_labels_is_valid() -> None:
-    """Selector and ports of one's own pass the definition's rules."""
     settings = ("pool.selector.app=vllm", "pool.targetPorts={8000,8001}", "pool.name=vllm")
     [pool] = of_kind(charted(*settings), "InferencePool")
     assert pool["spec"]["selector"] == {"matchLabels": {"app": "vllm"}}
@@ -393,7 +380,6 @@ def test_a_pool_of_other_labels_is_valid() -> None:
 
 
 def test_notes_say_where_to_look(helm: Path) -> None:
-    """In either mode, and without a cluster."""
     several = f"mode=gateway,{','.join(POOLS)}"
     for setting, word in (
         ("mode=gateway", "InferencePool pointsman"),
@@ -433,7 +419,6 @@ IMAGES = {
 def test_images_come_from_the_registries_that_are_named(
     helm: Path, settings: tuple[str, ...], images: set[str]
 ) -> None:
-    """Envoy's has one of its own."""
     flags = ("mode=standalone", "workers.sim.enabled=true", "images.pullPolicy=Always", *settings)
     command = [helm, "template", "x", CHART, *(word for one in flags for word in ("--set", one))]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -457,7 +442,6 @@ def test_images_come_from_the_registries_that_are_named(
 def test_an_image_without_a_registry_is_refused(
     helm: Path, settings: tuple[str, ...], image: str
 ) -> None:
-    """With a sentence that says what to do, for what is rendered alone."""
     command = [helm, "template", "x", CHART, *(word for one in settings for word in ("--set", one))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode != 0
@@ -466,7 +450,6 @@ def test_an_image_without_a_registry_is_refused(
 
 
 def test_objects_and_pods_carry_what_others_need() -> None:
-    """Labels of the release, labels and annotations of one's own, an account and volumes."""
     settings = (
         "mode=standalone",
         "commonLabels.team=search",
@@ -544,7 +527,6 @@ REFUSED = {
 
 @pytest.mark.parametrize("setting", REFUSED.values(), ids=REFUSED.keys())
 def test_values_that_make_no_sense_are_refused(helm: Path, setting: str) -> None:
-    """By the schema, before anything is rendered."""
     command = [str(helm), "template", "pointsman", str(CHART), "--set", setting]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode != 0
@@ -552,6 +534,5 @@ def test_values_that_make_no_sense_are_refused(helm: Path, setting: str) -> None
 
 
 def test_the_chart_has_no_fault_that_helm_knows(helm: Path) -> None:
-    """`helm lint --strict`."""
     done = subprocess.run([helm, "lint", "--strict", CHART], capture_output=True, check=False)
     assert done.returncode == 0, done.stdout

@@ -33,7 +33,6 @@ def readme() -> str:
 
 
 def essence(text: str) -> Essence:
-    """Plugins and what is in each profile, defaults put in; in whatever order."""
     _, assembly = assemble(text.encode(), "c.yaml", builtin_plugins(), BuildOptions())
     return {
         "plugins": {
@@ -52,5 +51,4 @@ def essence(text: str) -> Essence:
 
 @pytest.mark.parametrize("copy", [manifests, chart, readme])
 def test_the_default_is_the_same_everywhere(copy: Callable[[], str]) -> None:
-    """Plugins, weights and parameters."""
     assert essence(copy()) == essence(DEFAULT_CONFIG.decode())

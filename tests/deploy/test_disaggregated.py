@@ -31,25 +31,21 @@ KV_PORT = 14579
 
 
 def deployment(role: str) -> Object:
-    """The Deployment of the workers of this role."""
     [found] = [one for one in workloads(kustomized(OVERLAY)) if labels(one).get(ROLE_LABEL) == role]
     return found
 
 
 def labels(workload: Object) -> dict[str, str]:
-    """The labels of its Pods."""
     found: dict[str, str] = workload["spec"]["template"]["metadata"]["labels"]
     return found
 
 
 def container(role: str, name: str) -> Object:
-    """One container of the workers of this role."""
     [found] = [one for one in containers(pod_of(deployment(role))) if one["name"] == name]
     return found
 
 
 def transfer(role: str) -> KvTransferConfig:
-    """The KV transfer settings of its workers, in a Pod at `POD_IP`."""
     words = [word.replace("$(POD_IP)", POD_IP) for word in container(role, "worker")["args"]]
     taken = worker.cli.flags.build_parser().parse_args(words)
     found = worker.cli.flags.resolve(taken, None, {}).engine.kv_transfer
@@ -58,7 +54,6 @@ def transfer(role: str) -> KvTransferConfig:
 
 
 def test_the_picker_decides_as_that_of_up_does() -> None:
-    """By the same configuration, among workers whose labels say what they do."""
     objects = kustomized(OVERLAY)
     [config] = [one for one in of_kind(objects, "ConfigMap") if "picker.yaml" in one["data"]]
     assert yaml.safe_load(config["data"]["picker.yaml"]) == yaml.safe_load(DISAGGREGATED_CONFIG)
@@ -71,7 +66,6 @@ def test_the_picker_decides_as_that_of_up_does() -> None:
 
 
 def test_requests_pass_the_sidecar() -> None:
-    """It has the pool's port, and leads to where the worker listens, which starts after it."""
     sidecar = container("decode", "sidecar")
     taken = build_parser().parse_args(sidecar["args"])
     [pool] = of_kind(kustomized(OVERLAY), "InferencePool")
@@ -86,7 +80,6 @@ def test_requests_pass_the_sidecar() -> None:
 
 
 def test_the_image_has_what_the_sidecar_needs() -> None:
-    """The worker's image; no GPU, and none of the large packages."""
     sidecar = container("decode", "sidecar")
     assert sidecar["image"] == container("decode", "worker")["image"]
     assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"} in sidecar["env"]
@@ -121,7 +114,6 @@ def test_an_end_leaves_time_for_both_legs() -> None:
 
 
 def test_decode_workers_can_take_what_prefill_workers_offer() -> None:
-    """At an address of the Pod, with a key that both have; only the giving end listens there."""
     giver, taker = transfer("prefill"), transfer("decode")
     assert (giver.gives, giver.takes, giver.kv_ip, giver.kv_port) == (True, False, POD_IP, KV_PORT)
     assert (taker.gives, taker.takes, taker.kv_ip) == (False, True, "127.0.0.1")
@@ -154,7 +146,6 @@ def _lets(policies: list[Object], way: str, of: Object, other: Object, port: int
 
 
 def _is_meant(peer: Object, other: Object) -> bool:
-    """True if a rule's peer selects a Pod of the same namespace with other labels."""
     is_here = not peer.get("namespaceSelector") and "ipBlock" not in peer
     return is_here and takes(peer.get("podSelector", {}), other)
 
@@ -194,7 +185,6 @@ def _policies() -> list[Object]:
 def test_only_decode_workers_reach_kv(
     source: Object, target: Object, port: int, passes: tuple[bool, bool]
 ) -> None:
-    """Only Pods of the namespace reach the port, with policies enforced at either end."""
     assert _ways(_policies(), source, target, port) == passes
 
 
@@ -203,7 +193,6 @@ def test_only_decode_workers_reach_kv(
     [("ingress", {}), ("ingress", {"ports": [{"port": KV_PORT}]}), ("egress", {"to": []})],
 )
 def test_a_rule_that_opens_too_much_would_be_seen(way: str, rule: Object) -> None:
-    """The check above finds rules without peers or ports, added to any policy."""
     policies = _policies()
     for policy in policies:
         policy["spec"][way] = [*policy["spec"].get(way, ()), rule]

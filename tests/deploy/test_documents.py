@@ -18,7 +18,6 @@ FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def commands(program: str) -> Iterator[list[str]]:
-    """Every command of a program, word by word; in running text, too."""
     lines = [
         line for kind, text in FENCE.findall(PAGE) if kind == "bash" for line in text.split("\n")
     ]
@@ -31,13 +30,11 @@ def commands(program: str) -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("words", list(commands("helm")), ids=" ".join)
 def test_helm_commands_work(helm: Path, words: list[str]) -> None:
-    """Each command runs unchanged."""
     done = subprocess.run([helm, *words], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
 def test_folders_that_are_applied_render() -> None:
-    """Every `kubectl apply -k`; and objects that are asked for are in what was applied."""
     applied, asked = [], set()
     for words in commands("kubectl"):
         if words[0] == "apply":
@@ -54,14 +51,12 @@ def test_folders_that_are_applied_render() -> None:
 
 @pytest.mark.parametrize("words", list(commands("docker")), ids=lambda words: words[2])
 def test_dockerfiles_are_there(words: list[str]) -> None:
-    """Each is built from the root; the compose file says where from itself."""
     assert words[:2] in (["build", "-f"], ["compose", "-f"])
     assert (ROOT / words[2]).is_file()
     assert words[-1] == ("." if words[0] == "build" else "--build")
 
 
 def test_the_example_of_an_overlay_builds(kubectl: Path, tmp_path: Path) -> None:
-    """In a folder beside `deploy`, where its paths lead."""
     [text] = [text for kind, text in FENCE.findall(PAGE) if kind == "yml"]
     shutil.copytree(ROOT / "deploy" / "k8s", tmp_path / "deploy" / "k8s")
     (tmp_path / "mine").mkdir()
@@ -79,7 +74,6 @@ def test_the_example_of_an_overlay_builds(kubectl: Path, tmp_path: Path) -> None
 
 
 def test_every_folder_is_documented() -> None:
-    """Overlays and additions that exist are in the table, and no others."""
     for group in ("overlays", "addons"):
         [row] = [line for line in PAGE.splitlines() if f"| `deploy/k8s/{group}/` |" in line]
         documented = set(re.findall(r"`([a-z-]+)`", row.split("|")[2]))

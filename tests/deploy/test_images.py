@@ -30,7 +30,6 @@ def test_hadolint_has_nothing_to_say(path: Path) -> None:
 
 @pytest.mark.parametrize("path", IMAGES, ids=lambda path: path.stem)
 def test_images_run_as_an_unprivileged_user(path: Path) -> None:
-    """The user is a number, the one of the manifests, and the last word on it."""
     text = path.read_text()
     assert text.count("\nUSER ") == 1
     assert text.index("\nUSER 65532:65532\n") > text.rindex("\nCOPY ")
@@ -39,7 +38,6 @@ def test_images_run_as_an_unprivileged_user(path: Path) -> None:
 
 @pytest.mark.parametrize("path", IMAGES, ids=lambda path: path.stem)
 def test_images_are_made_of_tested_versions(path: Path) -> None:
-    """All of them by digest but for our own wheel, and torch for CPUs, which its version names."""
     text = path.read_text().replace("\\\n", " ")
     installs = [one.split() for one in re.findall(r"pip(?: --python \S+)? install[^&\n]*", text)]
     locks = [one[-1] for one in installs if "--require-hashes" in one]
@@ -60,7 +58,6 @@ def test_images_are_made_of_tested_versions(path: Path) -> None:
 
 
 def locked(name: str) -> dict[str, list[str]]:
-    """The packages of a lock, as they are pinned, with the digests of their files."""
     found: dict[str, list[str]] = {}
     for line in (DEPLOY / "docker" / f"{name}.lock").read_text().replace("\\\n", " ").splitlines():
         if not line.startswith("#"):
@@ -71,7 +68,6 @@ def locked(name: str) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("name", ["build", *IMAGE_EXTRAS])
 def test_every_package_of_a_lock_has_one_version_and_digests(name: str) -> None:
-    """Locks use the versions of constraints.txt where it names one."""
     constraints = (ROOT / "constraints.txt").read_text().splitlines()
     tested = dict(one.split("==") for one in constraints if "==" in one)
     packages = locked(name)
@@ -88,7 +84,6 @@ def test_every_package_of_a_lock_has_one_version_and_digests(name: str) -> None:
 
 @pytest.mark.parametrize("name", IMAGE_EXTRAS)
 def test_a_lock_has_all_that_its_image_needs(name: str) -> None:
-    """Locks contain all requirements of pyproject.toml, and theirs, in fitting versions."""
     versions = {}
     for pinned in locked(name):
         one = Requirement(pinned)
@@ -122,7 +117,6 @@ def test_build_requirements_of_images_are_satisfied() -> None:
 
 
 def test_every_image_is_used_and_every_use_has_an_image() -> None:
-    """Every image of the project in the manifests can be built."""
     folders = [f"deploy/k8s/overlays/{name}" for name in ("gateway", "sim-workers", "gpu-workers")]
     pods = [pod_of(w) for folder in folders for w in workloads(kustomized(folder))]
     used = {one["image"].split(":")[0] for pod in pods for one in containers(pod)}
@@ -130,7 +124,6 @@ def test_every_image_is_used_and_every_use_has_an_image() -> None:
 
 
 def _closure(requirement: str) -> set[str]:
-    """All packages that an installation of `requirement` brings, by what is installed here."""
     found: set[str] = set()
     todo = [Requirement(requirement)]
     seen: set[str] = set()
@@ -153,7 +146,6 @@ def _closure(requirement: str) -> set[str]:
 
 
 def test_the_picker_image_installs_no_torch() -> None:
-    """Nor anything else that only workers and the fleet need."""
     names = {Requirement(one).name for one in locked("picker")}
     assert {"grpcio", "kubernetes", "xds-protos", "opentelemetry-sdk"} <= names
     assert names & HEAVY == set()
@@ -161,7 +153,6 @@ def test_the_picker_image_installs_no_torch() -> None:
 
 
 def test_the_picker_imports_no_torch() -> None:
-    """The path also exists where the package is installed."""
     program = "import sys\nimport picker.__main__, picker.app\nprint(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True

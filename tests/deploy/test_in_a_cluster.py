@@ -40,15 +40,12 @@ LABELS = {"app.kubernetes.io/name": "pointsman-worker"}
 
 @dataclass
 class Workers:
-    """Servers at one port of several loopback addresses; `hold` keeps answers back until set."""
-
     port: int
     served: list[str] = field(default_factory=list)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     hold: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def serve(self, request: web.Request) -> web.Response:
-        """Say which address answers; a path with `slow` waits for `hold`."""
         body = await request.json()
         if body["prompt"] == "slow":
             self.arrived.set()
@@ -59,7 +56,6 @@ class Workers:
 
 @asynccontextmanager
 async def workers(addresses: list[str], port: int) -> AsyncIterator[Workers]:
-    """Workers that answer at these addresses."""
     serving = Workers(port)
     app = web.Application()
     app.router.add_post("/v1/completions", serving.serve)
@@ -81,7 +77,6 @@ async def _page(_: web.Request) -> web.Response:
 
 
 def _envoy(ports: dict[str, int], folder: Path) -> list[str]:
-    """Envoy's command, as rendered, at other ports."""
     objects = kustomized(FOLDER)
     [workload] = workloads(objects)
     [container] = [one for one in containers(pod_of(workload)) if one["name"] == "envoy"]
@@ -99,8 +94,6 @@ def _envoy(ports: dict[str, int], folder: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Scene:
-    """The running parts of a rendering."""
-
     url: str
     ports: dict[str, int]
     workers: Workers
@@ -109,7 +102,6 @@ class Scene:
     drain: Path
 
     async def ask(self, prompt: str = "hello") -> int:
-        """One request through Envoy; the status, 0 while nothing listens."""
         body = {"model": "m", "prompt": prompt}
         try:
             async with self.session.post(f"{self.url}/v1/completions", json=body) as reply:
@@ -118,11 +110,9 @@ class Scene:
             return 0
 
     async def serves(self) -> bool:
-        """True if a request is answered."""
         return await self.ask() == 200
 
     async def endpoints_are(self, number: int) -> bool:
-        """True if Envoy balances over that many endpoints."""
         url = f"http://127.0.0.1:{self.ports['admin']}/clusters?format=json"
         async with self.session.get(url) as reply:
             [pool] = [c for c in (await reply.json())["cluster_statuses"] if c["name"] == "pool"]
@@ -131,7 +121,6 @@ class Scene:
 
 @asynccontextmanager
 async def standing(folder: Path) -> AsyncIterator[Scene]:
-    """Envoy, picker and two Pods, of which the picker may know what its Role allows."""
     ports = some_ports()
     async with AsyncExitStack() as stack:
         api = await stack.enter_async_context(running_kube_api())
@@ -151,7 +140,6 @@ async def standing(folder: Path) -> AsyncIterator[Scene]:
 
 
 async def test_envoy_and_picker_serve_the_selected_pods(tmp_path: Path) -> None:
-    """With no more than the Role allows, and with Pods that come and go."""
     async with standing(tmp_path) as scene:
         await until(scene.serves)
         await until(lambda: scene.endpoints_are(2))
@@ -166,7 +154,6 @@ async def test_envoy_and_picker_serve_the_selected_pods(tmp_path: Path) -> None:
 
 
 async def test_the_end_waits_for_what_is_under_way(tmp_path: Path) -> None:
-    """The preStop returns once the last answer is sent, and not before."""
     async with standing(tmp_path) as scene:
         await until(scene.serves)
         slow = asyncio.create_task(scene.ask("slow"))
@@ -184,7 +171,6 @@ async def test_the_end_waits_for_what_is_under_way(tmp_path: Path) -> None:
 
 
 async def test_the_end_does_not_wait_for_ever(tmp_path: Path) -> None:
-    """After its limit the preStop returns whatever is under way."""
     async with standing(tmp_path) as scene:
         await until(scene.serves)
         slow = asyncio.create_task(scene.ask("slow"))

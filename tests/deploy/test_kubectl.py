@@ -46,7 +46,6 @@ def _resources() -> list[Resource]:
 
 @pytest.fixture
 async def cluster() -> AsyncIterator[KubeApi]:
-    """A server that knows all kinds, those of other projects' definitions too."""
     definitions = sorted((ROOT / "crds").glob("*.yaml"))
     async with running_kube_api(None, *definitions) as api:
         for resource in _resources():
@@ -56,13 +55,10 @@ async def cluster() -> AsyncIterator[KubeApi]:
 
 
 class Kubectl:
-    """The program, with the way to the server."""
-
     def __init__(self, program: Path, config: Path) -> None:
         self._command = (str(program), f"--kubeconfig={config}", "--cache-dir", str(config.parent))
 
     async def run(self, *words: str) -> str:
-        """Return kubectl's output. Fails the test when it fails."""
         process = await asyncio.create_subprocess_exec(
             *self._command, *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
         )
@@ -79,7 +75,6 @@ def run(kubectl: Path, cluster: KubeApi, tmp_path: Path) -> Kubectl:
 
 @pytest.mark.parametrize("folder", BUILDS)
 async def test_a_dry_run_takes_every_object(run: Kubectl, folder: str) -> None:
-    """Each kind is found, each object could be made."""
     applied = await run.run(
         "apply", "--dry-run=client", "--validate=false", "-k", str(ROOT / folder)
     )
@@ -87,7 +82,6 @@ async def test_a_dry_run_takes_every_object(run: Kubectl, folder: str) -> None:
 
 
 def _stored(cluster: KubeApi, one: Object) -> Object:
-    """An object as the server has it."""
     kind, name = name_of(one)
     plural = cluster.catalogue.of_kind(one["apiVersion"], kind).qualified
     return cluster.read(plural, name, "pointsman")
@@ -102,7 +96,6 @@ def _stored(cluster: KubeApi, one: Object) -> Object:
     ],
 )
 async def test_a_second_apply_changes_nothing(run: Kubectl, cluster: KubeApi, folder: str) -> None:
-    """Defaults that the server fills in are no change; and all of it can be deleted."""
     command = ("apply", "--validate=false", "-k", str(ROOT / folder))
     objects = kustomized(folder)
     assert (await run.run(*command)).count(" created") == len(objects)

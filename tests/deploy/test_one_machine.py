@@ -25,7 +25,6 @@ OURS = {"picker": ["picker"], "worker-1": ["worker"], "worker-2": ["worker"]}
 
 
 def flags_of(service: str) -> Any:
-    """Parse a service's command line with its program."""
     return parser_of(OURS[service][0]).parse_args(SERVICES[service]["command"])
 
 
@@ -58,7 +57,6 @@ def test_the_picker_and_prometheus_know_both_workers() -> None:
 
 
 def test_grafana_finds_its_dashboards() -> None:
-    """In the folder that its provider names, each with a uid."""
     provider = yaml.safe_load((FOLDER / "grafana/dashboards.yaml").read_text())["providers"][0]
     mounts = [one for one in SERVICES["grafana"]["configs"] if one["target"].endswith(".json")]
     assert len(mounts) == 2

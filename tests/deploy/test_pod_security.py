@@ -22,7 +22,6 @@ WITH_PODS = [folder for folder in BUILDS if "/overlays/" in folder or folder.end
 
 @pytest.mark.parametrize("folder", WITH_PODS)
 def test_pods_are_restricted(folder: str) -> None:
-    """A namespace that enforces the profile lets all of them in."""
     found = workloads(kustomized(folder))
     assert found
     for workload in found:
@@ -31,7 +30,6 @@ def test_pods_are_restricted(folder: str) -> None:
 
 @pytest.mark.parametrize("folder", WITH_PODS)
 def test_pods_have_what_the_house_wishes(folder: str) -> None:
-    """Only the picker may speak to the API server."""
     for workload in workloads(kustomized(folder)):
         is_picker = "picker" in workload["metadata"]["name"]
         assert wishes(pod_of(workload), may_ask_the_api=is_picker) == []
@@ -39,12 +37,10 @@ def test_pods_have_what_the_house_wishes(folder: str) -> None:
 
 @pytest.mark.parametrize("folder", sorted(set(BUILDS) - set(WITH_PODS)))
 def test_no_pod_is_left_out(folder: str) -> None:
-    """All that makes Pods is in the folders above."""
     assert workloads(kustomized(folder)) == []
 
 
 def test_the_namespace_enforces_the_profile() -> None:
-    """The namespace's policy refuses Pods that the check misses."""
     [namespace] = of_kind(kustomized("deploy/k8s/namespace"), "Namespace")
     assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
 
@@ -111,7 +107,6 @@ FORBIDDEN = {
 
 @pytest.mark.parametrize("change", FORBIDDEN.values(), ids=FORBIDDEN.keys())
 def test_each_field_of_the_profile_is_looked_at(change: Callable[[Object], None]) -> None:
-    """The picker's Pod with one field changed is found out."""
     [workload] = workloads(kustomized("deploy/k8s/base"))
     pod = copy.deepcopy(pod_of(workload))
     change(pod)
@@ -132,7 +127,6 @@ UNWISHED = {
 
 @pytest.mark.parametrize("change", UNWISHED.values(), ids=UNWISHED.keys())
 def test_each_wish_is_looked_at(change: Callable[[Object], None]) -> None:
-    """The picker's Pod with one field changed is found out."""
     [workload] = workloads(kustomized("deploy/k8s/base"))
     pod = copy.deepcopy(pod_of(workload))
     change(pod)

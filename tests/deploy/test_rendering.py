@@ -53,13 +53,11 @@ DOCUMENTS = [path for path in sorted(DEPLOY.rglob("*.yaml")) if "templates" not 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(DEPLOY)))
 def test_every_document_is_yaml(path) -> None:
-    """Files that no overlay names are read, too."""
     assert [one for one in yaml.safe_load_all(path.read_text()) if one]
 
 
 @pytest.mark.parametrize("folder", BUILDS)
 def test_every_object_is_there_once_and_in_its_namespace(folder: str) -> None:
-    """Two of one name would overwrite each other."""
     objects = kustomized(folder)
     names = [name_of(one) for one in objects]
     assert names
@@ -72,7 +70,6 @@ def test_every_object_is_there_once_and_in_its_namespace(folder: str) -> None:
 
 @pytest.mark.full
 def test_every_folder_renders_the_same_with_an_older_kubectl(older_kubectl: str) -> None:
-    """Each has a kustomize of its own, and those before 5.7 fail on what newer ones accept."""
     for folder in BUILDS:
         assert kustomized(folder, older_kubectl) == kustomized(folder), folder
 
@@ -80,7 +77,6 @@ def test_every_folder_renders_the_same_with_an_older_kubectl(older_kubectl: str)
 @pytest.mark.full
 @pytest.mark.parametrize("folder", BUILDS)
 def test_objects_have_no_field_that_their_schema_lacks(folder: str) -> None:
-    """Kubernetes' own kinds by its OpenAPI, ours by their definitions."""
     checked = 0
     for one in kustomized(folder):
         ours = OURS.get((one["apiVersion"], one["kind"]))
@@ -97,7 +93,6 @@ def test_objects_have_no_field_that_their_schema_lacks(folder: str) -> None:
 
 
 def test_the_picker_reads_its_pool_and_objectives() -> None:
-    """They are followed, without a finding."""
     objects = kustomized("deploy/k8s/overlays/gateway")
     pools = [read_pool(one) for one in of_kind(objects, "InferencePool")]
     objectives = [read_policy(one) for one in of_kind(objects, "InferenceObjective")]
@@ -108,5 +103,4 @@ def test_the_picker_reads_its_pool_and_objectives() -> None:
 
 
 def test_files_that_are_written_are_up_to_date() -> None:
-    """scripts/gen_deploy.py would change nothing."""
     assert gen_deploy.different() == []

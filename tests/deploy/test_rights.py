@@ -34,7 +34,6 @@ POLICIES: set[Right] = {
 
 
 def pools(*names: str) -> set[Right]:
-    """The access reviews that a picker posts for these pools of one namespace."""
     group, resource = "inference.networking.k8s.io", "inferencepools"
     verbs = ("list", "watch")
     return PODS | POLICIES | {(group, resource, name, verb) for name in names for verb in verbs}
@@ -65,7 +64,6 @@ READING = "pointsman-pointsman-metrics-reader"
 
 
 def rights(objects: list[Object], namespace: str = NAMESPACE) -> Iterator[Right]:
-    """One by one what all Roles of a namespace allow."""
     for role in of_kind(objects, "Role"):
         for rule in role["rules"] if role["metadata"]["namespace"] == namespace else ():
             for group in rule["apiGroups"]:
@@ -76,7 +74,6 @@ def rights(objects: list[Object], namespace: str = NAMESPACE) -> Iterator[Right]
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_rights_are_exactly_these(name: str) -> None:
-    """Neither more nor less; none of them twice."""
     folder = next(folder for folder in BUILDS if folder.split("/")[-1] == name)
     found = list(rights(kustomized(folder)))
     assert set(found) == EXPECTED[name]
@@ -84,14 +81,12 @@ def test_rights_are_exactly_these(name: str) -> None:
 
 
 def test_another_namespace_gives_rights_about_its_own_pool() -> None:
-    """And about nothing else; to the picker, which is not of that namespace."""
     objects = kustomized("deploy/k8s/overlays/several-namespaces")
     assert set(rights(objects, "research")) == pools("mixtral")
 
 
 @pytest.mark.parametrize("folder", BUILDS)
 def test_nothing_is_allowed_beyond_the_namespace(folder: str) -> None:
-    """No wildcard, nothing about secrets; a cluster role only where tokens are asked about."""
     objects = kustomized(folder)
     for group, resource, _, verb in (*rights(objects), *rights(objects, "research")):
         assert "*" not in (group, resource, verb)
@@ -104,7 +99,6 @@ def test_nothing_is_allowed_beyond_the_namespace(folder: str) -> None:
 
 
 def subjects(binding: Object) -> list[tuple[str, str]]:
-    """The subjects of a binding."""
     return [(one["namespace"], one["name"]) for one in binding["subjects"]]
 
 
@@ -117,7 +111,6 @@ def _cluster_wide(objects: list[Object], name: str) -> tuple[list[Object], list[
 
 
 def test_a_picker_that_asks_about_tokens_may_ask_that_alone() -> None:
-    """The picker's cluster-wide rights are exactly the reviews that it posts."""
     rules, bearers = _cluster_wide(kustomized("deploy/k8s/overlays/metrics-auth"), ASKING)
     assert bearers == [(NAMESPACE, "pointsman-picker")]
     posted = []
@@ -128,7 +121,6 @@ def test_a_picker_that_asks_about_tokens_may_ask_that_alone() -> None:
 
 
 def test_a_scraper_may_read_metrics_alone() -> None:
-    """The page that Prometheus asks for, and no decisions; as an account that mounts nothing."""
     objects = kustomized("deploy/k8s/overlays/metrics-auth")
     monitors = of_kind(kustomized("deploy/k8s/addons/monitoring-auth"), "ServiceMonitor")
     [endpoint] = [one for monitor in monitors for one in monitor["spec"]["endpoints"]]
@@ -146,7 +138,6 @@ def test_a_scraper_may_read_metrics_alone() -> None:
 
 
 def test_a_scraper_knows_the_picker_by_its_certificate() -> None:
-    """The one that is mounted, of the name that is asked for, by the authority of its secret."""
     objects = kustomized("deploy/k8s/overlays/metrics-auth")
     monitors = of_kind(kustomized("deploy/k8s/addons/monitoring-auth"), "ServiceMonitor")
     [endpoint] = [one for monitor in monitors for one in monitor["spec"]["endpoints"]]
@@ -161,14 +152,12 @@ def test_a_scraper_knows_the_picker_by_its_certificate() -> None:
 
 @pytest.mark.usefixtures("helm")
 def test_rights_of_another_release_are_about_its_own_pool() -> None:
-    """Names in the chart's Role follow the release and the namespace."""
     objects = charted("picker.highAvailability=leader-election", release="chat", namespace="team-a")
     named = {name for _, _, name, _ in rights(objects, "team-a")}
     assert named == {"", "chat", "epp-team-a-chat.llm-d.ai"}
 
 
 def test_a_picker_that_scales_workers_may_scale_those(kubectl: Path, tmp_path: Path) -> None:
-    """By components/autoscale: the Deployments that its file names, which are there."""
     shutil.copytree(DEPLOY / "k8s", tmp_path / "k8s")
     (tmp_path / "kustomization.yaml").write_text(
         "namespace: pointsman\nresources: [k8s/overlays/ha, k8s/overlays/gpu-workers]\n"

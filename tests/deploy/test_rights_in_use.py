@@ -20,7 +20,6 @@ Use = tuple[str, str, str]  # namespace, resource, verb
 
 
 def granted(overlay: str) -> set[Use]:
-    """All that the Roles of a rendering allow."""
     return {
         (role["metadata"]["namespace"], resource, verb)
         for role in of_kind(kustomized(overlay), "Role")
@@ -31,12 +30,10 @@ def granted(overlay: str) -> set[Use]:
 
 
 def asked(api: KubeApi) -> set[Use]:
-    """All that was asked for so far."""
     return {(one.namespace or "", one.plural, one.verb) for one in api.asked}
 
 
 def furnish(api: KubeApi, overlay: str) -> None:
-    """The pools of a rendering, with their objectives and a Pod each."""
     objects = kustomized(overlay)
     for namespace in sorted({one["metadata"]["namespace"] for one in objects}):
         api.write({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
@@ -52,7 +49,6 @@ def furnish(api: KubeApi, overlay: str) -> None:
 
 @pytest.mark.parametrize("name", OVERLAYS)
 async def test_rights_are_those_that_the_picker_uses(tmp_path: Path, name: str) -> None:
-    """In every namespace where it has any; it asks for nothing else either."""
     overlay = f"deploy/k8s/overlays/{name}"
     async with AsyncExitStack() as stack:
         definitions = sorted((ROOT / "crds").glob("*.yaml"))

@@ -39,7 +39,6 @@ LABEL = re.compile(r"\{\{\s*(?:\$labels\.)?([a-z_]+)\s*\}\}")
 
 
 def documented() -> set[str]:
-    """Every name under which docs/metrics.md says that a sample is found."""
     found = set(OF_PROMETHEUS)
     for row in TABLE.finditer((ROOT / "docs" / "metrics.md").read_text()):
         for name in WRITTEN.findall(row["names"]):
@@ -50,7 +49,6 @@ def documented() -> set[str]:
 
 
 def selectors(node: Any) -> Iterator[promql_parser.VectorSelector]:
-    """The series that a parsed query selects."""
     if isinstance(node, promql_parser.VectorSelector):
         assert node.name
         yield node
@@ -63,26 +61,22 @@ def selectors(node: Any) -> Iterator[promql_parser.VectorSelector]:
 
 
 def parsed(query: str) -> list[promql_parser.VectorSelector]:
-    """The `selectors` of a query with Grafana's variables at their `All`."""
     for name, value in GRAFANA.items():
         query = query.replace(name, value)
     return list(selectors(promql_parser.parse(query)))
 
 
 def asked(query: str) -> set[str]:
-    """The names of series that a query asks for."""
     return {str(one.name) for one in parsed(query)}
 
 
 def of_process() -> set[str]:
-    """The names of series that have no label `inference_pool` however many pools there are."""
     metrics = PickerMetrics()
     lines = metrics.render(metrics.of_process).decode().splitlines()
     return {line.split()[2] for line in lines if line.startswith("# TYPE")}
 
 
 def targets(dashboard: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Every query of a dashboard with its legend."""
     for panel in dashboard["panels"]:
         for target in panel.get("targets", ()):
             yield target["expr"], target["legendFormat"]
@@ -90,7 +84,6 @@ def targets(dashboard: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
 def test_dashboards_ask_for_series_that_exist(path) -> None:
-    """Each query parses and names only series that docs/metrics.md has."""
     queries = list(targets(json.loads(path.read_text())))
     assert len(queries) > 20
     for query, _ in queries:
@@ -101,14 +94,12 @@ def test_dashboards_ask_for_series_that_exist(path) -> None:
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
 def test_legends_name_labels_that_queries_keep(path) -> None:
-    """An aggregation that drops a label leaves the legend empty."""
     for query, legend in targets(json.loads(path.read_text())):
         for label in LABEL.findall(legend) if "(" in query else ():
             assert re.search(rf"by \([^)]*\b{label}\b[^)]*\)", query), (query, legend)
 
 
 def test_the_dashboard_of_pickers_is_of_the_pools_that_are_chosen() -> None:
-    """A picker of one pool has no such label; series of the process are not filtered."""
     dashboard = json.loads((DEPLOY / "grafana" / "picker.json").read_text())
     variables = {one["name"]: one for one in dashboard["templating"]["list"]}
     chosen = variables["inference_pool"]
@@ -128,12 +119,10 @@ def test_the_dashboard_of_pickers_is_of_the_pools_that_are_chosen() -> None:
 
 
 def parsed_names(variable: str) -> list[str]:
-    """The series that a variable's `label_values(SERIES, LABEL)` asks."""
     return re.findall(r"label_values\(([a-z_]+)", variable)
 
 
 def test_the_dashboard_of_pickers_shows_all_series_of_replicas() -> None:
-    """Series of peers, leaders and unserved pools, except the counts of messages."""
     dashboard = json.loads((DEPLOY / "grafana" / "picker.json").read_text())
     shown = {name for query, _ in targets(dashboard) for name in asked(query)}
     about = re.compile(r"pointsman_(peers?|leader|lease|unknown_pool)(_|$)")
@@ -144,7 +133,6 @@ def test_the_dashboard_of_pickers_shows_all_series_of_replicas() -> None:
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
 def test_panels_have_room(path) -> None:
-    """Ids are unique and no two panels overlap."""
     panels = json.loads(path.read_text())["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     cells = [
@@ -158,7 +146,6 @@ def test_panels_have_room(path) -> None:
 
 
 def test_alerts_of_several_pickers_use_their_series() -> None:
-    """No leader or two, pools without a picker, and replicas without contact."""
     groups = yaml.safe_load((DEPLOY / "prometheus" / "rules.yaml").read_text())["groups"]
     queries = {rule["alert"]: rule["expr"] for group in groups for rule in group["rules"]}
     assert asked(queries["PointsmanLeaderMissing"]) == {"pointsman_leader"}
@@ -175,7 +162,6 @@ def test_alerts_of_several_pickers_use_their_series() -> None:
 
 
 def test_alerts_ask_for_series_that_exist() -> None:
-    """Each parses, has a summary, and names only labels that its query keeps."""
     groups = yaml.safe_load((DEPLOY / "prometheus" / "rules.yaml").read_text())["groups"]
     rules = [rule for group in groups for rule in group["rules"]]
     assert len({rule["alert"] for rule in rules}) == len(rules) > 10
@@ -189,7 +175,6 @@ def test_alerts_ask_for_series_that_exist() -> None:
 
 
 def test_every_alert_opens_a_section_of_the_runbook() -> None:
-    """With what to do, and none is left over."""
     groups = yaml.safe_load((DEPLOY / "prometheus" / "rules.yaml").read_text())["groups"]
     rules = {rule["alert"]: rule for group in groups for rule in group["rules"]}
     text = (ROOT / "docs" / "troubleshooting.md").read_text()
@@ -203,7 +188,6 @@ def test_every_alert_opens_a_section_of_the_runbook() -> None:
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
 def test_panels_are_described_and_the_first_row_is_of_numbers(path) -> None:
-    """Numbers in colours of trouble, distributions as heatmaps, a sentence about each panel."""
     panels = json.loads(path.read_text())["panels"]
     assert [panel["title"] for panel in panels if panel["type"] != "row"][:6] == [
         panel["title"] for panel in panels if panel["type"] == "stat"
@@ -217,7 +201,6 @@ def test_panels_are_described_and_the_first_row_is_of_numbers(path) -> None:
 
 @pytest.fixture
 async def pages(tmp_path: Path) -> dict[str, str]:
-    """The metrics pages of a running picker and its worker, by job."""
     with sim_worker() as worker:
         pod = Pod("w", "127.0.0.1", None, port=worker.port)
         with contextlib.suppress(urllib.error.HTTPError):
@@ -238,7 +221,6 @@ async def pages(tmp_path: Path) -> dict[str, str]:
 
 
 async def test_every_query_asks_for_what_running_programs_have(pages: dict[str, str]) -> None:
-    """Every query of dashboards and rules finds data, except positions of drafts."""
     there = set(OF_PROMETHEUS)
     for page in pages.values():
         for name, kind in re.findall(r"^# TYPE (\S+) (\S+)", page, re.M):
@@ -257,7 +239,6 @@ async def test_every_query_asks_for_what_running_programs_have(pages: dict[str, 
 
 @pytest.mark.usefixtures("kubectl")
 def test_autoscalers_ask_for_series_that_exist() -> None:
-    """The variables name the pool that the manifests make."""
     [hpa] = of_kind(kustomized("deploy/k8s/addons/autoscaling-hpa"), "HorizontalPodAutoscaler")
     metrics = [metric["external"]["metric"] for metric in hpa["spec"]["metrics"]]
     assert {metric["name"] for metric in metrics} <= documented()
@@ -273,7 +254,6 @@ def test_autoscalers_ask_for_series_that_exist() -> None:
 
 
 def test_a_series_that_does_not_exist_is_found() -> None:
-    """The checks above fail for an unknown series anywhere in a query."""
     for query in (
         "llm_d_epp_nothing",
         "sum(rate(llm_d_epp_nothing[5m]))",

@@ -12,7 +12,6 @@ SHEBANG = re.compile(rb"#!.*\b(?:ba|da)?sh\b")
 
 
 def scripts() -> list[Path]:
-    """Every file that git knows, or would know, and that is for a shell."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     found = []
@@ -38,7 +37,6 @@ def _checked(*paths: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_scripts_have_no_fault() -> None:
-    """Fixtures that other rooms have, too."""
     found = scripts()
     assert {"run", "drain.sh"} <= {path.name for path in found}
     done = _checked(*found)

@@ -41,7 +41,6 @@ ENVIRONMENT = {
 
 @pytest.mark.parametrize("folder", WHOLE)
 def test_nothing_leads_nowhere(folder: str) -> None:
-    """Selectors take Pods, Services have ports behind them, what is named is there."""
     assert loose_ends(kustomized(folder)) == []
 
 
@@ -49,7 +48,6 @@ def test_nothing_leads_nowhere(folder: str) -> None:
     "addon", [folder for folder in BUILDS if "addons" in folder], ids=lambda f: f.split("/")[-1]
 )
 def test_additions_are_about_what_is_there(addon: str) -> None:
-    """An addition to a pool with its workers names only what they have."""
     objects = [one for folder in (*WITH_WORKERS, addon) for one in kustomized(folder)]
     assert loose_ends(objects) == []
 
@@ -60,7 +58,6 @@ def _given(folder: str, name: str) -> list[Object]:
 
 
 def _arguments(container: Object) -> list[str]:
-    """Arguments as the kubelet passes them, without flags that wait for a feature."""
     names = {entry["name"] for entry in container.get("env", ())}
 
     def value(found: re.Match[str]) -> str:
@@ -75,7 +72,6 @@ PICKERS = [folder for folder in WHOLE if not folder.endswith("workers")]
 
 @pytest.mark.parametrize("folder", PICKERS)
 def test_the_picker_takes_its_flags(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No flag is unknown, and none contradicts another."""
     [container] = _given(folder, "picker")
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
@@ -99,7 +95,6 @@ def test_workers_take_their_flags(folder: str) -> None:
 
 @pytest.mark.parametrize("folder", PICKERS)
 def test_the_picker_loads_its_configuration(folder: str) -> None:
-    """It builds without a warning."""
     maps = of_kind(kustomized(folder), "ConfigMap")
     [text] = [one["data"]["picker.yaml"] for one in maps if "picker.yaml" in one["data"]]
     loaded = load_config(text.encode(), "picker.yaml")
@@ -108,7 +103,6 @@ def test_the_picker_loads_its_configuration(folder: str) -> None:
 
 @pytest.mark.parametrize("folder", PICKERS)
 def test_probes_ask_for_what_the_picker_serves(folder: str) -> None:
-    """By gRPC for services that its health knows, by HTTP for its routes."""
     [container] = _given(folder, "picker")
     alive, ready = container["livenessProbe"], container["readinessProbe"]
     if "grpc" in alive:
@@ -120,7 +114,6 @@ def test_probes_ask_for_what_the_picker_serves(folder: str) -> None:
 
 @pytest.mark.parametrize("folder", [folder for folder in WHOLE if folder.endswith("workers")])
 def test_probes_ask_for_what_workers_serve(folder: str) -> None:
-    """Their routes are those of the table."""
     [container] = _given(folder, "worker")
     served = {route.path for route in PROBE_ROUTES if route.method == "GET"}
     probes = ("startupProbe", "livenessProbe", "readinessProbe")
@@ -130,7 +123,6 @@ def test_probes_ask_for_what_workers_serve(folder: str) -> None:
 
 
 def test_envoy_goes_before_its_picker() -> None:
-    """The picker is a sidecar: it starts before Envoy and ends after it."""
     [workload] = workloads(kustomized("deploy/k8s/overlays/standalone"))
     pod = pod_of(workload)
     assert [(c["name"], c["restartPolicy"]) for c in pod["initContainers"]] == [
@@ -203,7 +195,6 @@ ELSEWHERE = {
     ],
 )
 def test_each_loose_end_is_found(overlay: str, change: Callable[[list[Object]], None]) -> None:
-    """A rendering with one thing changed is found out."""
     objects = copy.deepcopy(kustomized(f"deploy/k8s/overlays/{overlay}"))
     assert loose_ends(objects) == []
     change(objects)
@@ -211,7 +202,6 @@ def test_each_loose_end_is_found(overlay: str, change: Callable[[list[Object]], 
 
 
 def test_a_route_to_a_pool_whose_picker_is_elsewhere_is_found() -> None:
-    """A gateway would look for the picker's Service beside the pool, in vain."""
     objects = copy.deepcopy(kustomized("deploy/k8s/overlays/several-namespaces"))
     moved = copy.deepcopy(of_kind(objects, "HTTPRoute")[0])
     moved["metadata"]["namespace"] = "research"

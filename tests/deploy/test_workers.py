@@ -28,7 +28,6 @@ KINDS_OWN = Decimal("0.95")
 
 
 def cpus(objects: list[Object]) -> Decimal:
-    """Requests of all Pods of a rendering; a sidecar's add to those of later containers."""
     total = Decimal(0)
     for workload in workloads(objects):
         for one in containers(pod_of(workload)):
@@ -40,7 +39,6 @@ def cpus(objects: list[Object]) -> Decimal:
 
 @pytest.mark.parametrize("workers", ["sim-workers", "cpu-workers"])
 def test_envoy_picker_and_workers_fit_a_kind_node_of_two_cpus(workers: str) -> None:
-    """Beside what kind runs itself: to try things out, that is what a laptop has to spare."""
     objects = [one for name in ("standalone", workers) for one in kustomized(f"{OVERLAYS}/{name}")]
     assert len(workloads(objects)) == 2
     assert cpus(objects) <= NODE_CPUS - KINDS_OWN
@@ -48,7 +46,6 @@ def test_envoy_picker_and_workers_fit_a_kind_node_of_two_cpus(workers: str) -> N
 
 @pytest.mark.parametrize("image", ["worker-cpu", "worker-gpu"])
 def test_the_images_fetch_models(image: str, tmp_path: Path) -> None:
-    """Their command takes the name of a model, and needs nothing that their locks leave out."""
     folder = DEPLOY / "docker"
     entry = re.findall(r"^ENTRYPOINT (.*)$", (folder / f"{image}.Dockerfile").read_text(), re.M)
     assert entry == ['["pointsman", "worker"]']
@@ -73,7 +70,6 @@ def test_the_images_fetch_models(image: str, tmp_path: Path) -> None:
 
 @pytest.mark.model
 async def test_a_worker_on_cpus_serves_the_model(model_path: Path) -> None:
-    """With the flags of its Deployment, but for where it listens."""
     [workload] = workloads(kustomized(f"{OVERLAYS}/cpu-workers"))
     [container] = containers(pod_of(workload))
     flags = [one for one in container["args"] if not one.startswith(("--host=", "--port="))]

@@ -20,18 +20,13 @@ SEEDS_A_START = 1_000_000
 
 
 class ForSeconds(Protocol):
-    """Calls `check` with examples of `strategy`, over and over, until the budget is spent."""
-
     def __call__(
         self, strategy: SearchStrategy[T], check: Callable[[T], Any], seconds: float | None = None
-    ) -> None:
-        """Run; `seconds` None is `fuzz_seconds`. A failing example is shrunk and raised."""
-        ...
+    ) -> None: ...
 
 
 @pytest.fixture
 def fuzz_seconds(request: pytest.FixtureRequest) -> float:
-    """Seconds that one fuzz test should run: its share of its file's budget."""
     sharing = sum(
         item.path == request.node.path and "fuzz_seconds" in getattr(item, "fixturenames", ())
         for item in request.session.items
@@ -41,8 +36,6 @@ def fuzz_seconds(request: pytest.FixtureRequest) -> float:
 
 @pytest.fixture
 def for_seconds(fuzz_seconds: float) -> ForSeconds:
-    """Runs a check on random examples within the budget, at least one round of them."""
-
     def run(
         strategy: SearchStrategy[T], check: Callable[[T], Any], seconds: float | None = None
     ) -> None:
@@ -57,8 +50,6 @@ def for_seconds(fuzz_seconds: float) -> ForSeconds:
 
 
 def one_round(strategy: SearchStrategy[T], check: Callable[[T], Any], number: int) -> None:
-    """A few examples, those that `number` stands for."""
-
     @seed(number)
     @settings(
         max_examples=EXAMPLES_A_ROUND,

@@ -64,13 +64,10 @@ HEADERS = {
 
 
 class ForSeconds(Protocol):
-    """The fixture `for_seconds`."""
-
     def __call__(self, strategy: SearchStrategy[Any], check: Any) -> None: ...
 
 
 def check_body(path: str, body: bytes) -> ParsedBody | None:
-    """Parse, find tokens, and ask a render route; None when the body was refused."""
     headers = {":path": path, **HEADERS}
     found = path_of(headers)
     try:
@@ -92,7 +89,6 @@ def check_body(path: str, body: bytes) -> ParsedBody | None:
 
 
 def check_response(parser: Parser, content_type: str, pieces: list[bytes]) -> None:
-    """Feed a response; whatever it is, usage is numbers or nothing."""
     if not isinstance(parser, ReadsResponses):
         return
     reader = parser.response_reader(ParsedBody(Api.RAW), content_type)
@@ -136,12 +132,10 @@ DOCUMENTS = (OBJECTS | VALUES).map(lambda value: json.dumps(value).encode())
 
 
 def framed(message: bytes) -> bytes:
-    """A gRPC frame."""
     return pack(">BI", 0, len(message)) + message
 
 
 def nested(message: bytes, numbers: list[int]) -> bytes:
-    """A message within length-delimited fields, the first number outermost."""
     for number in reversed(numbers):
         size, length = len(message), b""
         while size > 127:
@@ -159,7 +153,6 @@ FRAMES = st.builds(
 
 @st.composite
 def mutated(draw: st.DrawFn, documents: SearchStrategy[bytes]) -> bytes:
-    """A document with a few bytes replaced, removed or repeated."""
     data = bytearray(draw(documents))
     for _ in range(draw(st.integers(0, 4))):
         at = draw(st.integers(0, len(data)))
@@ -175,12 +168,10 @@ RESPONSES = st.lists(
 
 
 def test_any_body_is_read_or_refused(for_seconds: ForSeconds) -> None:
-    """By every parser, at every path."""
     for_seconds(st.tuples(st.sampled_from(PATHS), BODIES), lambda example: check_body(*example))
 
 
 def test_any_body_of_the_right_shape_is_read_or_refused(for_seconds: ForSeconds) -> None:
-    """The contents of the required members are checked where these exist."""
     required = {
         "messages": st.lists(st.dictionaries(KEYS, VALUES, max_size=4), min_size=1, max_size=3),
         "prompt": VALUES,
@@ -198,14 +189,11 @@ def test_any_body_of_the_right_shape_is_read_or_refused(for_seconds: ForSeconds)
 
 
 def test_any_response_is_read(for_seconds: ForSeconds) -> None:
-    """By every parser, whatever the type that is claimed, in any pieces."""
     examples = st.tuples(st.sampled_from(PARSERS), st.sampled_from(CONTENT_TYPES), RESPONSES)
     for_seconds(examples, lambda example: check_response(*example))
 
 
 def test_any_answer_of_a_render_route_is_read_or_refused(for_seconds: ForSeconds) -> None:
-    """Nothing but a `ValueError` comes of it."""
-
     def check(answer: object) -> None:
         try:
             prompts = prompts_of(answer)
@@ -253,7 +241,6 @@ BOMBS = {
     ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/generate"],
 )
 def test_bombs_take_no_more_memory_than_their_size_allows(path: str, bomb: str) -> None:
-    """Some 50 bytes for each of theirs, and the media that a prompt may have, are the most."""
     body = BOMBS[bomb]
     tracemalloc.start()
     try:
@@ -266,7 +253,6 @@ def test_bombs_take_no_more_memory_than_their_size_allows(path: str, bomb: str) 
 
 @pytest.mark.parametrize("content_type", CONTENT_TYPES)
 def test_endless_responses_take_bounded_memory(content_type: str) -> None:
-    """Without an end of line, of event, of document or of frame in sight."""
     pieces = [b'data: "usage" "meta_info" ' + b"x" * 65536] * 400 + [b""]
     for parser in PARSERS:
         tracemalloc.start()

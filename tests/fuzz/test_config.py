@@ -48,14 +48,11 @@ VALUES = st.recursive(
 
 
 class ForSeconds(Protocol):
-    """See `conftest`."""
-
     def __call__(self, strategy: st.SearchStrategy[Any], check: Callable[[Any], Any]) -> None: ...
 
 
 @st.composite
 def mangled(draw: st.DrawFn) -> bytes:
-    """A golden configuration with lines and words of others, noise, and cuts."""
     lines = draw(st.sampled_from(GOLDENS)).splitlines()
     for _ in range(draw(st.integers(0, 5))):
         at = draw(st.integers(0, len(lines)))
@@ -76,7 +73,6 @@ def mangled(draw: st.DrawFn) -> bytes:
 
 @st.composite
 def altered(draw: st.DrawFn) -> bytes:
-    """A golden configuration as a tree, some of whose values are something else."""
     text = draw(st.sampled_from([text for text in GOLDENS if _is_mapping(text)]))
     document = yaml.safe_load(text)
     for _ in range(draw(st.integers(1, 4))):
@@ -99,7 +95,6 @@ def _is_mapping(text: str) -> bool:
 
 
 def build_or_refuse(content: bytes) -> None:
-    """A reason begins with the file's name; checking comes to the same conclusion."""
     said = ""
     try:
         loaded = load_config(content, "f")
@@ -112,23 +107,18 @@ def build_or_refuse(content: bytes) -> None:
 
 
 def test_mangled_text_is_built_or_refused(for_seconds: ForSeconds) -> None:
-    """Lines that are missing, doubled, moved and damaged."""
     for_seconds(mangled(), build_or_refuse)
 
 
 def test_other_values_are_built_or_refused(for_seconds: ForSeconds) -> None:
-    """Values of any type, at any place, parameters of plugins included."""
     for_seconds(altered(), build_or_refuse)
 
 
 def test_bytes_are_built_or_refused(for_seconds: ForSeconds) -> None:
-    """Also those that are no text."""
     for_seconds(st.binary(max_size=64), build_or_refuse)
 
 
 def test_quantities_and_durations_are_read_or_refused(for_seconds: ForSeconds) -> None:
-    """Any value of a flag is parsed or refused."""
-
     def read(text: str) -> None:
         for parse in (duration_seconds, quantity_bytes):
             with contextlib.suppress(ConfigError):

@@ -53,7 +53,6 @@ ENTRIES = st.fixed_dictionaries(
 
 
 def is_sound(endpoint: Endpoint) -> bool:
-    """The invariants that all readers of the parser's results rely on."""
     host, _, port = endpoint.host_port.rpartition(":")
     ip_address(host.removeprefix("[").removesuffix("]"))
     return (
@@ -67,8 +66,6 @@ def is_sound(endpoint: Endpoint) -> bool:
 
 
 def test_any_entries_give_sound_endpoints(for_seconds: ForSeconds) -> None:
-    """Each entry is an endpoint or a problem, and no two are one."""
-
     def check(entries: list[object]) -> None:
         content = yaml.safe_dump({"endpoints": entries}).encode()
         found = pool_contents(content, "f", "p")
@@ -81,7 +78,6 @@ def test_any_entries_give_sound_endpoints(for_seconds: ForSeconds) -> None:
 
 
 def test_no_file_makes_the_parser_raise_anything_else(for_seconds: ForSeconds) -> None:
-    """Bytes, and text that looks like YAML."""
     snippets = st.sampled_from(
         [
             *("endpoints:", "\n- ", "{", "}", "[", "]", "name: a", ", ", "port: ", "&x ", "*x"),
@@ -116,7 +112,6 @@ HINTS = st.one_of(
 
 
 def meant(entry: str) -> set[str]:
-    """The endpoints that an entry means, said the long way."""
     return {
         candidate.endpoint.name
         for candidate in POOL
@@ -125,8 +120,6 @@ def meant(entry: str) -> set[str]:
 
 
 def test_a_subset_hint_never_leaves_the_pool(for_seconds: ForSeconds) -> None:
-    """It may mean what it says, in any spelling, and nothing else; order and pool are unchanged."""
-
     def check(hint: list[str]) -> None:
         found = candidates_for(POOL, hint, {}, LoadedCandidates())
         names = [candidate.endpoint.name for candidate in found]

@@ -35,7 +35,6 @@ PATIENCE = "patience"  # a message that only asks the proxy to wait on
 
 
 def message(**kind: Any) -> bytes:
-    """One message as the proxy sends it."""
     return bytes(pb.ProcessingRequest(**kind).SerializeToString())
 
 
@@ -82,7 +81,6 @@ whole = st.one_of(
 
 @st.composite
 def damaged(draw: st.DrawFn) -> bytes:
-    """A valid message with a byte changed, a part cut out, or its end missing."""
     data = bytearray(draw(whole)[:500])
     if not data:
         return b""
@@ -103,7 +101,6 @@ pieces = st.lists(bodies, max_size=3)
 
 @st.composite
 def plausible(draw: st.DrawFn) -> list[bytes]:
-    """The stream of one request as a proxy would send it, with perhaps something else in it."""
     mode = draw(likely_modes)
     config = {"request_body_mode": mode, "response_body_mode": draw(shown_modes)}
     stream = [message(request_headers=draw(headers), protocol_config=config)]
@@ -127,8 +124,6 @@ messages = (
 
 @dataclass(frozen=True)
 class Play:
-    """One stream: what comes, how it ends, and what the director and its tap do."""
-
     messages: list[bytes]
     reset: bool  # instead of an orderly end
     decision: RouteDecision | RefusedError | Exception
@@ -167,8 +162,6 @@ plays = st.builds(
 
 @dataclass(repr=False)  # asyncio writes out what a task returns, which would count as memory
 class Exchange:
-    """Does what the play says; counts its ends."""
-
     play: Play
     routed: list[RawRequest] = field(default_factory=list)
     causes: list[FinishCause] = field(default_factory=list)
@@ -176,16 +169,13 @@ class Exchange:
     evict: Callable[[DropReason], None] | None = None
 
     def decides_at_once(self, raw: RawRequest) -> bool:
-        """Answer by the script; sometimes an immediate decision gets a task all the same."""
         return not self.play.waits and self.play.patience > 0
 
     def begin(self, evict: Callable[[DropReason], None]) -> Exchange:
-        """There is one stream."""
         self.evict = evict
         return self
 
     async def route(self, raw: RawRequest) -> RouteDecision:
-        """Decide as the play says."""
         self.routed.append(raw)
         if self.play.waits:
             await self.sent_all.wait()
@@ -194,20 +184,16 @@ class Exchange:
         return self.play.decision
 
     def finish(self, cause: FinishCause, *_: object) -> None:
-        """Count."""
         self.causes.append(cause)
 
 
 @dataclass(frozen=True)
 class Reply:
-    """The comparable part of a message that the picker wrote."""
-
     kind: str | None
     ends_body: bool
 
     @classmethod
     def of(cls, message: pb.ProcessingResponse) -> Reply:
-        """The essence of a message."""
         kind = message.WhichOneof("response")
         if kind is None and message.HasField("override_message_timeout"):
             return cls(PATIENCE, ends_body=False)
@@ -218,7 +204,6 @@ class Reply:
 
 
 async def perform(play: Play) -> tuple[Exchange, list[Reply]]:
-    """Play the proxy's part to the end; everything that the picker wrote."""
     exchange, wire = Exchange(play), Wire()
     wire.serve(exchange, LIMITS)
     async with asyncio.timeout(LIMIT_SECONDS):
@@ -248,7 +233,6 @@ async def perform(play: Play) -> tuple[Exchange, list[Reply]]:
 
 
 def check(play: Play) -> None:
-    """The invariants of every stream."""
     sent = sum(map(len, play.messages))
     held = LIMITS.max_body_bytes + len(getattr(play.decision, "body", None) or b"")
     most = SLACK_BYTES + 4 * (sent + held)
@@ -257,7 +241,6 @@ def check(play: Play) -> None:
 
 
 def played(play: Play) -> int:
-    """Play it, and check what was answered; the bytes that it took at most."""
     tracemalloc.reset_peak()
     before = tracemalloc.get_traced_memory()[0]
     exchange, written = asyncio.run(perform(play))
@@ -277,7 +260,6 @@ def played(play: Play) -> int:
 
 @pytest.fixture
 def measured(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Memory is traced, and the log, which is full of injected bugs, is discarded."""
     caplog.set_level(logging.CRITICAL + 1)
     tracemalloc.start()
     yield
@@ -286,12 +268,10 @@ def measured(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 
 @pytest.mark.usefixtures("measured")
 def test_any_stream_ends_once_and_in_order(for_seconds: Any) -> None:
-    """No exception escapes, one finish, nothing after an answer of our own, memory bounded."""
     for_seconds(plays, check)
 
 
 def test_damaged_messages_are_mostly_not_valid_any_more() -> None:
-    """The damage of this play is real."""
     good = message(request_headers={"headers": {"headers": [{"key": "a", "raw_value": b"b"}]}})
     with pytest.raises(DecodeError):
         pb.ProcessingRequest.FromString(good[:-1])

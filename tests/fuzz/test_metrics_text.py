@@ -72,7 +72,6 @@ def same(value: float, other: float) -> bool:
 
 
 def oracle(page: str, name: str) -> list[tuple[dict[str, str], float, float | None]] | None:
-    """The samples that the general parser finds; None when it refuses the page."""
     try:
         families = list(text_string_to_metric_families(page))
     except (ValueError, IndexError, KeyError):
@@ -100,13 +99,11 @@ def agree(page: str) -> None:
 
 
 def test_the_scan_agrees_with_the_general_parser(for_seconds: ForSeconds) -> None:
-    """On every page that a careful exporter, or an untidy one, may write."""
     for_seconds(pages(), agree)
 
 
 @st.composite
 def damaged(draw: st.DrawFn) -> bytes:
-    """A page with bytes lost, doubled and changed."""
     page = bytearray(draw(pages()).encode())
     for _ in range(draw(st.integers(0, 6))):
         if not page:
@@ -119,8 +116,6 @@ def damaged(draw: st.DrawFn) -> bytes:
 
 
 def test_no_page_makes_anything_raise(for_seconds: ForSeconds) -> None:
-    """Lines that are no samples are not found; those around them are."""
-
     def check(page: bytes) -> None:
         scan(page, NAMES)
         whole = scan(page + b"\nlast 7\n", ["last"])["last"]
@@ -132,7 +127,6 @@ def test_no_page_makes_anything_raise(for_seconds: ForSeconds) -> None:
 
 
 def exemplars(numbers: list[tuple[str, float]]) -> CollectorRegistry:
-    """Series with exemplars that look like the end of a line."""
     registry = CollectorRegistry()
     counter = Counter("requests", "Requests # 1.", ["model"], registry=registry)
     gauge = Gauge("load", "Load {x}.", ["model"], registry=registry)
@@ -146,8 +140,6 @@ def exemplars(numbers: list[tuple[str, float]]) -> CollectorRegistry:
 
 
 def test_exemplars_do_no_harm(for_seconds: ForSeconds) -> None:
-    """Samples of an OpenMetrics page, which may end in a brace, a quote or a hash sign."""
-
     def check(numbers: list[tuple[str, float]]) -> None:
         registry = exemplars(numbers)
         page = generate_latest(registry)
@@ -164,7 +156,6 @@ def test_exemplars_do_no_harm(for_seconds: ForSeconds) -> None:
 
 @st.composite
 def engine_pages(draw: st.DrawFn) -> tuple[str, bytes]:
-    """An engine, and a page that may have its series, with any labels and values."""
     engine = draw(st.sampled_from(sorted(ENGINES)))
     names = [*ENGINES[engine].all_names, "vllm:lora_requests_info"]
     labels = st.dictionaries(
@@ -184,7 +175,6 @@ def engine_pages(draw: st.DrawFn) -> tuple[str, bytes]:
 
 
 def usable(metrics: EndpointMetrics) -> bool:
-    """Each signal is a load, or unknown by itself; not all of them are unknown."""
     counts: list[Any] = [metrics.waiting_requests, metrics.running_requests]
     usage = metrics.kv_cache_usage
     return (
@@ -197,8 +187,6 @@ def usable(metrics: EndpointMetrics) -> bool:
 
 
 def test_metrics_of_any_page_are_usable(for_seconds: ForSeconds) -> None:
-    """A load from zero up and a usage within 0 and 1, or the reason why there is none."""
-
     def check(case: tuple[str, bytes]) -> None:
         engine, page = case
         for previous in (None, EndpointMetrics(1, 1, 0.5)):

@@ -28,7 +28,6 @@ NOISE = st.one_of(
 
 
 def parts(sound: dict[str, st.SearchStrategy[Any]]) -> st.SearchStrategy[Any]:
-    """A mapping most of whose values are sound; some are missing, and some are surprises."""
     known = {key: st.one_of(one, one, one, NOISE) for key, one in sound.items()}
     return st.one_of(
         st.fixed_dictionaries(sound),
@@ -98,13 +97,10 @@ SNIPPETS = st.sampled_from(
 
 
 class ForSeconds(Protocol):
-    """See `conftest`."""
-
     def __call__(self, strategy: st.SearchStrategy[Any], check: Callable[[Any], Any]) -> None: ...
 
 
 def is_sound(rules: RuleSet) -> bool:
-    """The invariants that all users of the reader rely on."""
     used, rng = RequestRules(), Random(0)
     used.use(rules)
     for model in ("m", "n", "é", ""):
@@ -126,7 +122,6 @@ def is_sound(rules: RuleSet) -> bool:
 
 
 def read_or_refuse(content: bytes) -> PoolFile | None:
-    """Read a file with both readers: they take it or say why not, in lines of bounded length."""
     found: PoolFile | None = None
     for read in (read_policies, read_pool_file):
         refusal = ""
@@ -149,8 +144,6 @@ def read_or_refuse(content: bytes) -> PoolFile | None:
 
 
 def test_objects_of_any_shape_are_read_or_reported(for_seconds: ForSeconds) -> None:
-    """Among others that are sound."""
-
     def check(documents: list[Any]) -> None:
         listed = [{"endpoints": []}, *documents]
         read_or_refuse(yaml.safe_dump_all(listed, allow_unicode=True).encode())
@@ -160,7 +153,6 @@ def test_objects_of_any_shape_are_read_or_reported(for_seconds: ForSeconds) -> N
 
 
 def test_text_that_looks_like_objects_is_read_or_refused(for_seconds: ForSeconds) -> None:
-    """Also bytes that are no text."""
     text = st.lists(SNIPPETS, max_size=25).map(
         lambda pieces: "".join(pieces).encode(errors="surrogateescape")
     )

@@ -29,8 +29,6 @@ LIMIT_SECONDS = 120.0
 
 
 class EchoWorker:
-    """Answers every request with its own name and what it received; can vanish at any moment."""
-
     def __init__(self, name: str) -> None:
         self.name = name
         self.port = free_port()
@@ -43,15 +41,12 @@ class EchoWorker:
 
     @property
     def host_port(self) -> str:
-        """The address by which a picker names it."""
         return f"127.0.0.1:{self.port}"
 
     async def start(self) -> None:
-        """Listen on the port it always had."""
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
 
     async def stop(self) -> None:
-        """Close the socket and reset every connection at once, as a killed process does."""
         if self._server is None:
             return
         self._server.close()
@@ -78,7 +73,6 @@ class EchoWorker:
     async def _request(
         self, http: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
-        """Answer one request of a connection; False when the peer is gone."""
         request, size = None, 0
         while not isinstance(event := http.next_event(), h11.EndOfMessage):
             if event is h11.NEED_DATA:
@@ -119,8 +113,6 @@ class EchoWorker:
 
 @dataclass
 class Answer:
-    """The answers of the scripted picker to the next requests."""
-
     destination: str | None = None
     header: bool = True
     metadata: bool = True
@@ -129,16 +121,12 @@ class Answer:
 
 @dataclass
 class Seen:
-    """One stream as the scripted picker saw it."""
-
     headers: dict[str, str] = field(default_factory=dict)
     messages: list[str] = field(default_factory=list)
     ended: bool = False
 
 
 class ScriptedPicker:
-    """An external processor that says what `answer` says, once a request's body is complete."""
-
     def __init__(self) -> None:
         self.answer = Answer()
         self.port = free_port()
@@ -148,11 +136,9 @@ class ScriptedPicker:
 
     @property
     def has_a_body(self) -> bool:
-        """True once the latest request's body has begun to arrive."""
         return bool(self.streams) and "request_body" in self.streams[-1].messages
 
     async def start(self) -> None:
-        """Listen on the port it always had, healthy."""
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         process = grpc.stream_stream_rpc_method_handler(
             self._process,
@@ -169,7 +155,6 @@ class ScriptedPicker:
         await self._server.start()
 
     async def stop(self) -> None:
-        """Vanish at once, cutting every open stream."""
         if self._server is not None:
             await self._server.stop(grace=None)
             self._server = None
@@ -238,7 +223,6 @@ def _named(headers: Iterable[base_pb2.HeaderValue]) -> dict[str, str]:
 
 
 def _at_body(routed: ext_proc.ProcessingResponse) -> ext_proc.ProcessingResponse:
-    """The same decision as an answer to a buffered body."""
     moved = ext_proc.ProcessingResponse(request_body={})
     moved.dynamic_metadata.CopyFrom(routed.dynamic_metadata)
     moved.request_body.response.CopyFrom(routed.request_headers.response)
@@ -266,8 +250,6 @@ def _chunks(body: bytes, size: int = 62_000) -> list[ext_proc.ProcessingResponse
 
 @dataclass
 class Bench:
-    """Everything a test of the bootstrap needs."""
-
     proxy: EnvoyProcess
     url: str
     picker: ScriptedPicker
@@ -275,7 +257,6 @@ class Bench:
     client: aiohttp.ClientSession
 
     async def post(self, path: str = "/v1/echo", size: int = 100, **headers: str) -> dict:
-        """POST `size` bytes; the echo, or {"status": …} when the answer is no 200."""
         named = {key.replace("_", "-"): value for key, value in headers.items()}
         async with self.client.post(
             f"{self.url}{path}", data=b"x" * size, headers=named
@@ -285,7 +266,6 @@ class Bench:
             return await response.json()
 
     async def until_healthy(self, cluster: str, count: int) -> None:
-        """Wait until Envoy uses exactly `count` endpoints of `cluster`."""
         await self.proxy.until_healthy(cluster, count)
 
 
@@ -321,7 +301,6 @@ async def _bench(**changes: object) -> AsyncIterator[Bench]:
 
 @pytest.fixture
 def bench() -> Starter:
-    """`async with bench(mechanism=…) as b`: Envoy, a scripted picker and two echo workers."""
     return _bench
 
 

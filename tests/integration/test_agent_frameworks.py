@@ -41,7 +41,6 @@ MIN_CACHED = 0.95
 
 @asynccontextmanager
 async def echo_fleet(folder: Path) -> AsyncIterator[Fleet]:
-    """Two workers that say what they are sent."""
     _, model, *flags = write_echo_model(folder, TALK)
     worker_args = " ".join((*flags, "--sim-time-scale", "0"))
     ways = ("--workers", "2", "--model", model, "--worker-args", worker_args)
@@ -51,7 +50,6 @@ async def echo_fleet(folder: Path) -> AsyncIterator[Fleet]:
 
 
 async def ten_turns(url: str, framework: str, choice: str, streams: bool) -> Any:
-    """Run the agent of a framework; its findings."""
     process = await asyncio.create_subprocess_exec(
         *(PYTHON, ROOT / "tests/support/fleet/framework_agents.py"),
         *(f"{url}/v1", framework, choice, str(streams)),

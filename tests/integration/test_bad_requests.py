@@ -22,15 +22,12 @@ MIB = 1 << 20
 
 @pytest.fixture(scope="module")
 def worker() -> Iterator[SimWorker]:
-    """One worker for the whole corpus: whatever it is sent, it serves the next."""
     with sim_worker("--header-timeout", "120", "--body-timeout", "120") as running:
         yield running
 
 
 @dataclass(frozen=True)
 class Bad:
-    """A body, where it goes, and words of its error; `status` is the one documented."""
-
     body: bytes
     words: str
     status: int = 400
@@ -39,7 +36,6 @@ class Bad:
 
 
 def deep(opening: bytes, closing: bytes, depth: int) -> bytes:
-    """A prompt of nested things."""
     return b'{"prompt": ' + opening * depth + closing * depth + b"}"
 
 
@@ -191,7 +187,6 @@ CORPUS = [*MALFORMED, *TOO_MUCH, *WRONG_TYPES]
 
 
 def post(path: str, body: bytes, content_type: bytes = b"application/json") -> bytes:
-    """The bytes of a POST."""
     return b"POST %b HTTP/1.1\r\n%bContent-Type: %b\r\nContent-Length: %d\r\n\r\n%b" % (
         path.encode(),
         HOST,
@@ -202,7 +197,6 @@ def post(path: str, body: bytes, content_type: bytes = b"application/json") -> b
 
 
 def ask(worker: SimWorker, request: bytes) -> tuple[int, bytes]:
-    """One request on a connection of its own, which may be answered before it is sent."""
     with worker.connect() as connection:
         with suppress(ConnectionError):
             connection.sendall(request)
@@ -210,7 +204,6 @@ def ask(worker: SimWorker, request: bytes) -> tuple[int, bytes]:
 
 
 def names(error: dict[str, Any], field: str) -> bool:
-    """True if an error names a field: in `param`, or, where that is null, in the message."""
     param = error["param"]
     if param is None:
         return field in error["message"]
@@ -218,7 +211,6 @@ def names(error: dict[str, Any], field: str) -> bool:
 
 
 def assert_serves(worker: SimWorker) -> None:
-    """A good request is answered."""
     assert worker.process.poll() is None
     status, body = ask(worker, post(TEXT, GOOD))
     assert status == 200
@@ -226,7 +218,6 @@ def assert_serves(worker: SimWorker) -> None:
 
 
 def test_the_corpus_is_refused_as_documented(worker: SimWorker) -> None:
-    """Every bad body gets its status in OpenAI's envelope, with its field, and costs no memory."""
     before = worker.rss_bytes()
     wrong = []
     for bad in CORPUS:
@@ -282,7 +273,6 @@ def test_the_corpus_is_refused_as_documented(worker: SimWorker) -> None:
     ],
 )
 def test_bad_http_is_refused(worker: SimWorker, request_bytes: bytes, status: int) -> None:
-    """Wrong types, paths, methods, framing and sizes: a documented status in the envelope."""
     before = worker.rss_bytes()
     got, body = ask(worker, request_bytes)
     assert (got, json.loads(body)["error"]["code"]) == (status, status)
@@ -298,7 +288,6 @@ def test_half_a_head_is_waited_for_in_vain() -> None:
 
 
 def test_a_gigabyte_in_chunks_is_cut_off(worker: SimWorker) -> None:
-    """The 413 comes at the limit, the connection ends, and memory stays flat."""
     before = worker.rss_bytes()
     head = b"POST /v1/completions HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n"
     chunk = b"100000\r\n" + b" " * MIB + b"\r\n"
@@ -332,7 +321,6 @@ def _readable(connection: socket.socket) -> bool:
 
 
 def test_junk_after_a_request_does_not_hurt_it(worker: SimWorker) -> None:
-    """The request is answered, then the connection ends."""
     with worker.connect() as connection:
         connection.sendall(post(TEXT, GOOD) + b"\x00junk" * 1000)
         status, _ = read_reply(connection)
@@ -343,7 +331,6 @@ def test_junk_after_a_request_does_not_hurt_it(worker: SimWorker) -> None:
 
 
 def test_running_out_of_files_is_survived() -> None:
-    """With few file descriptors new connections get 503, old ones continue, and it recovers."""
     with sim_worker(max_files=104) as worker:
         old = [worker.connect() for _ in range(40)]
         for connection in old:

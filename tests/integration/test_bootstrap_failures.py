@@ -13,7 +13,6 @@ pytestmark = pytest.mark.envoy
 
 
 async def test_a_lost_picker_costs_at_most_one_request(bench) -> None:
-    """From the moment the picker vanishes at most one request fails; the pool serves the others."""
     async with bench() as b:
         await b.until_healthy("pool", 2)
         b.picker.answer.destination = b.workers[1].host_port
@@ -28,7 +27,6 @@ async def test_a_lost_picker_costs_at_most_one_request(bench) -> None:
 
 
 async def test_a_body_given_to_a_dying_picker_is_lost(bench) -> None:
-    """In full-duplex mode a request whose body went to a picker that dies ends with a 5xx."""
     async with bench() as b:
         await b.until_healthy("pool", 2)
         b.picker.silent = True
@@ -40,7 +38,6 @@ async def test_a_body_given_to_a_dying_picker_is_lost(bench) -> None:
 
 
 async def test_buffered_bodies_survive_the_pickers_death(bench) -> None:
-    """With buffered bodies a dying picker fails no request and cuts no stream being answered."""
     async with bench(buffer_request_body=True, message_timeout_seconds=60.0) as b:
         await b.until_healthy("pool", 2)
         b.picker.answer.destination = b.workers[0].host_port
@@ -57,7 +54,6 @@ async def test_buffered_bodies_survive_the_pickers_death(bench) -> None:
 
 
 async def test_buffered_bodies_survive_a_picker_that_hangs(bench) -> None:
-    """With buffered bodies a picker that never answers is skipped after the message timeout."""
     async with bench(buffer_request_body=True, message_timeout_seconds=0.2) as b:
         await b.until_healthy("pool", 2)
         b.picker.silent = True
@@ -67,7 +63,6 @@ async def test_buffered_bodies_survive_a_picker_that_hangs(bench) -> None:
 
 
 async def test_without_a_picker_a_fail_closed_bootstrap_refuses_requests(bench) -> None:
-    """With `failure_mode_allow` off nothing is served unpicked."""
     async with bench(failure_mode_allow=False) as b:
         await b.until_healthy("pool", 2)
         await b.picker.stop()
@@ -77,7 +72,6 @@ async def test_without_a_picker_a_fail_closed_bootstrap_refuses_requests(bench) 
 
 
 async def test_the_endpoints_file_is_followed(bench, tmp_path) -> None:
-    """Replacing the endpoints file changes the pool of a running Envoy."""
     file = tmp_path / "endpoints.json"
     file.write_text(endpoints_document([]))
     async with bench(endpoints_file=str(file)) as b:
@@ -90,7 +84,6 @@ async def test_the_endpoints_file_is_followed(bench, tmp_path) -> None:
 
 
 async def test_an_endpoint_that_cannot_serve_now_is_passed_over(bench) -> None:
-    """A 503 is tried elsewhere, with its body; another error is the endpoint's answer."""
     async with bench() as b:
         await b.until_healthy("pool", 2)
         first, second = b.workers

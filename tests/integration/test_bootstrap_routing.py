@@ -16,7 +16,6 @@ BOTH = pytest.mark.parametrize("mechanism", list(Mechanism), ids=lambda m: m.val
 
 @BOTH
 async def test_the_picked_endpoint_serves(bench, mechanism) -> None:
-    """Under both mechanisms the endpoint the picker named serves, and gets the body intact."""
     async with bench(mechanism=mechanism) as b:
         for worker in b.workers:
             b.picker.answer.destination = worker.host_port
@@ -28,7 +27,6 @@ async def test_the_picked_endpoint_serves(bench, mechanism) -> None:
 @BOTH
 @pytest.mark.parametrize("host", [b"", b"Host: worker\r\n"], ids=["no host", "host"])
 async def test_http_1_0_is_answered_without_chunks(bench, mechanism, host: bytes) -> None:
-    """By the picked endpoint, in a connection that ends with the answer."""
     async with bench(mechanism=mechanism) as b:
         b.picker.answer.destination = b.workers[1].host_port
         reader, writer = await asyncio.open_connection("127.0.0.1", int(b.url.rpartition(":")[2]))
@@ -43,7 +41,6 @@ async def test_http_1_0_is_answered_without_chunks(bench, mechanism, host: bytes
 
 
 async def test_dynamic_metadata_alone_is_enough(bench) -> None:
-    """The default mechanism needs no header: the picker's dynamic metadata decides."""
     async with bench() as b:
         b.picker.answer.header = False
         b.picker.answer.destination = b.workers[1].host_port
@@ -51,7 +48,6 @@ async def test_dynamic_metadata_alone_is_enough(bench) -> None:
 
 
 async def test_a_retry_walks_the_pickers_list(bench) -> None:
-    """When the first endpoint of the list is gone, the second one of the list serves."""
     async with bench() as b:
         first, second = b.workers
         await b.until_healthy("pool", 2)
@@ -62,7 +58,6 @@ async def test_a_retry_walks_the_pickers_list(bench) -> None:
 
 
 async def test_a_worker_that_dies_before_answering_is_replaced(bench) -> None:
-    """Another one serves the request, body intact."""
     async with bench() as b:
         first, _ = b.workers
         await b.until_healthy("pool", 2)
@@ -78,7 +73,6 @@ async def test_a_worker_that_dies_before_answering_is_replaced(bench) -> None:
 
 
 async def test_a_stream_that_has_begun_is_never_replayed(bench) -> None:
-    """When a worker dies after its first bytes the client sees the break, not a second answer."""
     async with bench() as b:
         await b.until_healthy("pool", 2)
         b.picker.answer.destination = b.workers[0].host_port
@@ -94,7 +88,6 @@ async def test_a_stream_that_has_begun_is_never_replayed(bench) -> None:
 @BOTH
 @pytest.mark.parametrize("picker_state", ["picks", "appends", "says nothing", "gone"])
 async def test_a_client_cannot_choose_its_endpoint(bench, mechanism, picker_state) -> None:
-    """A routing header set by the client never steers, whatever the picker does."""
     async with bench(mechanism=mechanism) as b:
         secret, picked = b.workers[1], b.workers[0]
         if mechanism is Mechanism.OVERRIDE_HOST:
@@ -118,7 +111,6 @@ async def test_a_client_cannot_choose_its_endpoint(bench, mechanism, picker_stat
 
 
 async def test_routing_and_control_headers_never_arrive(bench) -> None:
-    """Headers that could redirect a request are gone before the picker and the worker look."""
     names = (
         "x-gateway-destination-endpoint-subset",
         "x-gateway-inference-objective",
@@ -138,7 +130,6 @@ async def test_routing_and_control_headers_never_arrive(bench) -> None:
 
 
 async def test_trusted_clients_may_say_what_a_request_is_but_not_where_it_goes(bench) -> None:
-    """With trusted control headers the objective passes; routing headers are stripped still."""
     async with bench(trust_control_headers=True) as b:
         await b.post(
             **{"x-llm-d-inference-objective": "batch", "x-prefiller-host-port": "10.0.0.1:1"},

@@ -12,7 +12,6 @@ BOTH = pytest.mark.parametrize("mechanism", list(Mechanism), ids=lambda m: m.val
 
 @BOTH
 async def test_the_picked_endpoint_serves_bodies_up_to_the_limit(bench, mechanism) -> None:
-    """By metadata (override-host) and by header (original-dst); what is larger is a 413."""
     async with picked(bench, mechanism) as (b, picker):
         for worker in b.workers:
             picker.pick(worker.port)
@@ -24,7 +23,6 @@ async def test_the_picked_endpoint_serves_bodies_up_to_the_limit(bench, mechanis
 
 
 async def test_a_request_counts_until_its_last_token(bench) -> None:
-    """The picker's own load count covers a stream from its decision to its end."""
     async with picked(bench) as (b, picker):
         picker.pick(b.workers[0].port)
         async with b.client.post(f"{b.url}/stream", data=b"x") as response:

@@ -25,21 +25,18 @@ FLAGS = ("--reasoning-parser", "qwen3")
 def worker(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SimWorker]:
-    """A worker whose template takes turns of the system, or refuses them."""
     flags = write_echo_model(tmp_path_factory.mktemp("echo"), request.param)
     with sim_worker(*flags, *FLAGS) as worker:
         yield worker
 
 
 def assert_cached(turns: list[Turn]) -> None:
-    """Every prompt after the first was found but for its end."""
     shares = [turn.cached / turn.total for turn in turns[1:]]
     assert min(shares) > MIN_CACHED, shares
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_turn_finds_the_last_one_in_the_cache(worker: SimWorker, version: str) -> None:
-    """Text that the client puts at the beginning of its prompt, or between the turns."""
     assert_cached(talk(worker.url, version))
 
 

@@ -21,7 +21,6 @@ pytestmark = [pytest.mark.envoy, pytest.mark.full]
 
 
 async def pointsman(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command as typed in a shell, with its output piped."""
     return await asyncio.to_thread(
         subprocess.run,
         [sys.executable, "-m", "fleet.commands.cli", *arguments],
@@ -40,7 +39,6 @@ async def complete(fleet: Fleet, request_id: str, prompt: str) -> None:
 async def test_a_running_fleet_is_explained_and_examined(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a flag that says where it is; one that is gone is not found any more."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # no other fleet of this machine is known
     async with running_fleet(free_base_port(), "--workers", "3") as fleet:
         await fleet.ready()
@@ -55,7 +53,6 @@ async def test_a_running_fleet_is_explained_and_examined(
 
 
 async def explained(fleet: Fleet) -> None:
-    """The last request and one by its id; a second of a kind went where the first one did."""
     prompt = "tell me a long story about a railway " * 40
     await complete(fleet, "first", prompt)
     await complete(fleet, "second", prompt)
@@ -71,7 +68,6 @@ async def explained(fleet: Fleet) -> None:
 
 
 async def listed(fleet: Fleet) -> None:
-    """Every part with its processes, and its log."""
     parts = await pointsman("ps")
     first, *lines = parts.stdout.splitlines()
     assert first == f"port {fleet.port}, pid {fleet.process.pid}, dashboard {fleet.picker_url}"
@@ -88,7 +84,6 @@ async def listed(fleet: Fleet) -> None:
 
 
 async def examined(fleet: Fleet) -> None:
-    """Picker, Envoy and workers are found; a worker that hangs is reported by those that ask it."""
     well = await pointsman("doctor", "--json")
     report = json.loads(well.stdout)
     assert report["findings"] == []

@@ -15,7 +15,6 @@ LIMIT_SECONDS = 280
 
 
 def report_of(suite: str, path: Path, *arguments: str) -> dict:
-    """Run a suite against this repository's picker; its report, once it has passed."""
     result = subprocess.run(
         [sys.executable, "-m", suite, "--report", str(path), *arguments],
         cwd=ROOT,
@@ -31,7 +30,6 @@ def report_of(suite: str, path: Path, *arguments: str) -> dict:
 
 @pytest.mark.envoy
 def test_the_endpoint_picker_protocol(tmp_path: Path) -> None:
-    """Nothing is skipped: this picker provides all that a case may need."""
     report = report_of("conformance.epp", tmp_path / "report.yaml")
     assert report["summary"] | {"passed": 0} == {
         "result": "passed",
@@ -46,7 +44,6 @@ def test_the_endpoint_picker_protocol(tmp_path: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.envoy
 def test_the_same_through_a_kubernetes_api(tmp_path: Path) -> None:
-    """With pickers that follow their pools on the API server of the tests."""
     report = report_of("conformance.k8s", tmp_path / "report.yaml")
     assert report["summary"]["result"] == "passed"
     assert not [one for one in report["cases"] if one["result"] != "passed"]

@@ -23,29 +23,23 @@ PROMPTS = [f"{n}: " + " ".join(f"{i} and {i + n}," for i in range(40)) for n in 
 
 
 def body(prompt: str, **fields: object) -> dict[str, object]:
-    """Greedy or seeded, by its number."""
     sampling = {"temperature": 0.8 * (int(prompt[0]) % 2), "seed": 5}
     return {"prompt": prompt, "max_tokens": 12, "ignore_eos": True, **sampling, **fields}
 
 
 async def said(worker: Worker, url: str, prompt: str, **headers: str) -> str:
-    """The text of an answer."""
     answer = await worker.http.post(url + PATH, json=body(prompt), headers=headers)
     assert answer.status_code == 200, answer.text
     return str(answer.json()["choices"][0]["text"])
 
 
 async def external(worker: Worker) -> float:
-    """Prompt tokens that came from elsewhere."""
     counters = await worker.counters()
     (hits,) = [v for k, v in counters.items() if k.startswith("vllm:external_prefix_cache_hits")]
     return hits
 
 
 async def test_answers_are_the_same_when_the_prefill_fails(model_path: Path) -> None:
-    """Through the sidecar, with a prefill worker that is stopped or killed between the legs, and
-    without any.
-    """
     transfer = {"kv_port": 0, "kv_transfer_timeout": 2}
     flags = ["--model", str(model_path), "--kv-cache-memory-bytes", "100000000"]
     flags += ["--max-model-len", "1024", "--kv-transfer-config"]

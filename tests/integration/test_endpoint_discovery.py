@@ -14,7 +14,6 @@ VARIANTS = pytest.mark.parametrize("is_delta", [False, True], ids=["sotw", "delt
 async def test_endpoints_come_and_go_and_the_picker_is_lost_without_a_failed_request(
     tmp_path: Path, is_delta: bool
 ) -> None:
-    """Without a picker Envoy continues with the known endpoints, and follows the next picker."""
     async with discovery_scene(tmp_path, is_delta) as (scene, (a, b, c)), scene.clients():
         scene.list_workers(a, b)
         await scene.until_members(2)
@@ -45,7 +44,6 @@ async def test_endpoints_come_and_go_and_the_picker_is_lost_without_a_failed_req
 
 
 async def test_a_stream_outlives_its_endpoints_place_in_the_pool(tmp_path: Path) -> None:
-    """Also when the picker is started again meanwhile; access logs name the endpoint."""
     async with discovery_scene(tmp_path) as (scene, (a, b, _)):
         async with scene.stream(a) as response:
             scene.list_workers(a, b)

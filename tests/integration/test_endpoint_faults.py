@@ -24,8 +24,6 @@ FAILS_NONE = {"failure-injection-rate": 0}
 
 
 class FailingFleet:
-    """Asks for faults, sends requests, and looks at what Envoy and the picker count."""
-
     def __init__(self, fleet: Fleet, http: aiohttp.ClientSession) -> None:
         self._fleet, self._http = fleet, http
         line = next(line for line in fleet.descendants().values() if "envoy.yaml" in line)
@@ -35,13 +33,11 @@ class FailingFleet:
         self.statuses: Counter[int] = Counter()
 
     async def configure(self, number: int, settings: object) -> None:
-        """Make a worker fail, or stop failing."""
         url = f"{self._fleet.worker_urls[number]}/admin/config"
         async with self._http.post(url, json=settings) as response:
             assert response.status == 200, await response.text()
 
     def list_workers(self, *numbers: int) -> None:
-        """Write the picker's endpoints file anew, with these alone."""
         entries = []
         for number in numbers:
             host, _, port = self._fleet.worker_urls[number].rpartition("//")[2].rpartition(":")
@@ -51,12 +47,10 @@ class FailingFleet:
         fresh.rename(self._folder / "endpoints.yaml")
 
     async def num_endpoints(self) -> int:
-        """The number of endpoints that the picker knows."""
         async with self._http.get(f"{self._fleet.picker_url}/endpoints") as response:
             return len((await response.json())["endpoints"])
 
     async def series(self, name: str, /, **labels: str) -> float:
-        """The sum of the picker's samples of that name with these labels."""
         async with self._http.get(f"{self._fleet.picker_url}/metrics") as response:
             page = await response.text()
         return sum(
@@ -67,7 +61,6 @@ class FailingFleet:
         )
 
     async def received(self, number: int) -> int:
-        """The number of requests that Envoy sent to a worker."""
         port = int(self._fleet.worker_urls[number].rpartition(":")[2])
         admin = PipeAddress(str(self._folder / "envoy.sock"))
         page = await request(admin, "/clusters?format=json", timeout_seconds=LIMIT_SECONDS)
@@ -83,7 +76,6 @@ class FailingFleet:
         )
 
     async def ask(self) -> int:
-        """One chat, with nothing that any worker could have cached; its status."""
         url = f"{self._fleet.url}/v1/chat/completions"
         message = {"role": "user", "content": f"question {next(self._numbers)}"}
         body = {"model": "sim", "max_tokens": 4, "messages": [message]}
@@ -93,17 +85,14 @@ class FailingFleet:
         return response.status
 
     async def keep_asking(self, stop: asyncio.Event) -> None:
-        """Send one chat after the other until stopped."""
         while not stop.is_set():
             await self.ask()
 
     async def spoilt_by_no_probe(self) -> float:
-        """Errors that clients have had, without those that came of probing."""
         spoilt = self.statuses[500]
         return spoilt - await self.series(PROBES, result="failure")
 
     async def until(self, name: str, value: float, /, **labels: str) -> None:
-        """Wait until a series has reached this."""
         await until(lambda: self.series(name, **labels), lambda found: found >= value)
 
 
@@ -115,7 +104,6 @@ PROBES = "pointsman_endpoint_probes_total"
 
 @asynccontextmanager
 async def failing_fleet(*flags: str) -> AsyncIterator[tuple[Fleet, FailingFleet]]:
-    """Three workers."""
     timeout = aiohttp.ClientTimeout(LIMIT_SECONDS)
     connector = aiohttp.TCPConnector(limit=0)
     async with (
@@ -128,7 +116,6 @@ async def failing_fleet(*flags: str) -> AsyncIterator[tuple[Fleet, FailingFleet]
 
 @asynccontextmanager
 async def clients(failing: FailingFleet) -> AsyncIterator[None]:
-    """Run `count` clients that send one request after the other."""
     stop = asyncio.Event()
     async with asyncio.TaskGroup() as group:
         for _ in range(CLIENTS):
@@ -140,22 +127,18 @@ async def clients(failing: FailingFleet) -> AsyncIterator[None]:
 
 
 async def knows_two(failing: FailingFleet) -> bool:
-    """True once the picker has ejected one endpoint."""
     return await failing.num_endpoints() == 2
 
 
 async def are_busy(failing: FailingFleet) -> bool:
-    """True once every healthy worker has answered."""
     return failing.statuses[200] >= 3 * CLIENTS
 
 
 async def has_received(failing: FailingFleet, number: int, requests: int) -> bool:
-    """True once a worker has been sent that many requests."""
     return await failing.received(number) >= requests
 
 
 async def test_a_worker_that_fails_everything_spoils_few_requests() -> None:
-    """Five at most, then a probe a second; once it is well, the next one brings it back."""
     async with failing_fleet("--routing", "original-dst") as (_, failing):
         failing.list_workers(0, 1)
         await until(lambda: knows_two(failing))
@@ -180,7 +163,6 @@ async def test_a_worker_that_fails_everything_spoils_few_requests() -> None:
 
 
 async def test_a_crowd_risks_little_on_an_idle_pool_with_a_broken_worker() -> None:
-    """Requests beyond the first few wait a moment, before any worker has answered."""
     async with failing_fleet() as (_, failing):
         await failing.configure(0, FAILS_ALL)
         received = await failing.received(0)

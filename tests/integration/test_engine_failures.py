@@ -21,7 +21,6 @@ STREAMS = 24
 
 
 async def under_load(worker: Worker, harm: Callable[[], None]) -> tuple[list[Ended], float]:
-    """Open streams, do harm when all have begun, and read them to their ends. Also when it was."""
     begun = asyncio.Semaphore(0)
     async with asyncio.TaskGroup() as group:
         streams = [group.create_task(worker.stream(begun.release)) for _ in range(STREAMS)]
@@ -33,8 +32,6 @@ async def under_load(worker: Worker, harm: Callable[[], None]) -> tuple[list[End
 
 
 def send(worker: Worker, number: signal.Signals) -> Callable[[], None]:
-    """Sends a signal to the engine of a worker."""
-
     def harm() -> None:
         pid = worker.engine_pid()
         assert pid is not None
@@ -44,7 +41,6 @@ def send(worker: Worker, number: signal.Signals) -> Callable[[], None]:
 
 
 def assert_each_reports_its_end(streams: list[Ended]) -> None:
-    """Each stream ended with an error event, and without a regular end."""
     for stream in streams:
         assert stream.error is not None, stream.events[-1:]
         assert stream.error["code"] == 503
@@ -55,7 +51,6 @@ def assert_each_reports_its_end(streams: list[Ended]) -> None:
 async def report(
     worker: Worker, what: str, load: asyncio.Task[tuple[list[Ended], float]]
 ) -> list[Ended]:
-    """Follow a failure to its repair, and print how long each part took."""
     engine = worker.engine_pid()
     down = await worker.until_down(engine)
     assert await worker.status("/health/ready") == 503 or worker.has_another(engine)
@@ -77,7 +72,6 @@ async def report(
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 async def test_a_lost_engine_ends_every_stream_and_is_replaced(number: signal.Signals) -> None:
-    """Killed or stopped: an error event each, 503 meanwhile, counters that never fall."""
     flags = ("--heartbeat-timeout", "2") if number is signal.SIGSTOP else ()
     async with running_worker(*SIM, *flags) as worker:
         assert (await worker.ask()).status_code == 200
@@ -102,7 +96,6 @@ async def test_a_lost_engine_ends_every_stream_and_is_replaced(number: signal.Si
 
 
 async def test_a_step_that_never_ends_is_a_stall_and_then_a_loss() -> None:
-    """The process lives and beats, but does not progress: 503 at its budget, killed at twice it."""
     async with running_worker(*SIM, "--step-budget", "1") as worker:
         assert (await worker.ask()).status_code == 200
         lost = worker.engine_pid()
@@ -120,7 +113,6 @@ async def test_a_step_that_never_ends_is_a_stall_and_then_a_loss() -> None:
 
 
 async def test_by_policy_the_worker_exits_instead() -> None:
-    """Every stream gets its error event, then the process ends with status 1."""
     async with running_worker(*SIM, "--engine-failure-policy", "exit") as worker:
         streams, _ = await under_load(worker, send(worker, signal.SIGKILL))
         assert_each_reports_its_end(streams)
@@ -128,7 +120,6 @@ async def test_by_policy_the_worker_exits_instead() -> None:
 
 
 async def test_a_crash_loop_ends_the_worker() -> None:
-    """When the restarts are used up, a supervisor has to look at it."""
     async with running_worker(*SIM, "--max-engine-restarts", "2") as worker:
         for _ in range(2):
             engine = worker.engine_pid()
@@ -140,7 +131,6 @@ async def test_a_crash_loop_ends_the_worker() -> None:
 
 
 async def test_a_drain_while_the_engine_is_being_replaced_ends_with_0() -> None:
-    """SIGTERM without requests and without an engine: nothing to wait for."""
     async with running_worker(*SIM) as worker:
         engine = worker.engine_pid()
         send(worker, signal.SIGKILL)()
@@ -150,7 +140,6 @@ async def test_a_drain_while_the_engine_is_being_replaced_ends_with_0() -> None:
 
 
 async def test_a_drain_while_the_engine_sleeps_times_out_and_ends_with_0() -> None:
-    """Requests frozen by a sleep are aborted when the drain's time is up."""
     flags = (*SIM, "--enable-admin-routes", "--shutdown-timeout", "0.5")
     async with running_worker(*flags) as worker:
         begun = asyncio.Event()
@@ -165,7 +154,6 @@ async def test_a_drain_while_the_engine_sleeps_times_out_and_ends_with_0() -> No
 
 @pytest.mark.model
 async def test_the_real_engine_is_replaced_within_seconds(model_path: Path) -> None:
-    """The default model on a CPU: killed under load, and it answers again as before."""
     flags = ("--model", str(model_path), "--max-model-len", "2048")
     async with running_worker(*flags) as worker:
         question = {"temperature": 0, "max_tokens": 8}
@@ -184,7 +172,6 @@ async def test_the_real_engine_is_replaced_within_seconds(model_path: Path) -> N
 @pytest.mark.model
 @pytest.mark.skipif(not counts_waits(), reason="the kernel keeps no sums of waits")
 async def test_a_starved_engine_is_not_replaced(model_path: Path) -> None:
-    """It shares a core with eight busy loops, and is served to the end."""
     flags = ("--model", str(model_path), "--max-model-len", "2048", "--step-budget", "0.5")
     async with running_worker(*flags) as worker:
         for n in range(3):  # the engine learns how long such a step takes
@@ -199,5 +186,4 @@ async def test_a_starved_engine_is_not_replaced(model_path: Path) -> None:
 
 
 def story(number: int) -> list[dict[str, str]]:
-    """A conversation that begins like no other, of some 300 tokens."""
     return [{"role": "user", "content": f"{number} trains and a pointsman. " * 40}]

@@ -105,7 +105,6 @@ GRAMMARS = [
 
 
 def schema_forms(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each way to ask for a schema: path and fields."""
     tag = {"type": "structural_tag", "triggers": ["<f"]}
     tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
     named = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
@@ -153,7 +152,6 @@ def ask(worker: SimWorker, path: str, fields: dict[str, Any]) -> tuple[int, dict
 
 
 def test_the_corpus_is_refused(worker: SimWorker) -> None:
-    """By a 4xx with a short message; a good schema is served, and memory is bounded."""
     good = {"guided_json": {"type": "integer"}}
     assert ask(worker, TEXT, good)[0] == 200
     before, wrong, num_asked = worker.rss_bytes(), [], 0

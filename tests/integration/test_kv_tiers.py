@@ -20,7 +20,6 @@ MAKER = BlockKeys(SIZE)
 
 
 def seen(index: PreciseIndex, tokens: list[int]) -> dict[str, int]:
-    """The number of blocks of a prompt that the index finds at the worker, by tier."""
     keys = MAKER.prompt("m", pack(f"<{len(tokens)}I", *tokens))
     match = index.match(keys, 0.0).get("w")
     return {} if match is None else dict(match.tiers)
@@ -58,7 +57,6 @@ TEXTS = [f"{n}: " + " ".join(f"{i} and {i + n}," for i in range(40)) for n in ra
 
 
 async def said(worker: Worker, text: str) -> str:
-    """The text of an answer."""
     body = {"prompt": text, "max_tokens": 8, "ignore_eos": True, "temperature": 0.0}
     answer = await worker.http.post(PATH, json=body)
     assert answer.status_code == 200, answer.text
@@ -66,7 +64,6 @@ async def said(worker: Worker, text: str) -> str:
 
 
 async def counted(worker: Worker, name: str) -> float:
-    """A gauge or counter of the engine."""
     page = (await worker.http.get("/metrics")).text
     (line,) = [line for line in page.splitlines() if line.startswith(name)]
     return float(line.rpartition(" ")[2])
@@ -74,7 +71,6 @@ async def counted(worker: Worker, name: str) -> float:
 
 @pytest.mark.soak
 async def test_a_killed_worker_finds_its_disk(model_path: Path, tmp_path: Path) -> None:
-    """Answers are those that were computed at first; after a SIGKILL they come from disk."""
     flags = ["--model", str(model_path), "--max-model-len", "1024"]
     flags += ["--num-gpu-blocks-override", "64", "--kv-offloading-size", "0.05"]
     flags += ["--kv-offloading-path", str(tmp_path)]

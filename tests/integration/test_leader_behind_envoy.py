@@ -60,7 +60,6 @@ def _bootstrap(folder: Path, ports: list[int], worker: int, *pickers: ElectedPic
 
 
 async def test_no_request_fails_while_a_leader_is_killed(tmp_path: Path) -> None:
-    """Envoy balances by itself until the lease ends and the standby leads."""
     runner, worker = await _worker()
     ports = [free_port(), free_port()]
     async with elected_pickers(tmp_path, pods=(LOOPBACK,), port=worker) as scene:
@@ -109,7 +108,6 @@ async def _steadily(ask: Callable[[], Awaitable[int]], answers: list[int]) -> No
 
 
 async def _decided(one: ElectedPicker) -> float:
-    """Requests that it was asked about."""
     lines = (await one.page("/metrics"))[1].splitlines()
     counts = [line for line in lines if line.startswith("llm_d_epp_request_total{")]
     return sum(float(line.rpartition(" ")[2]) for line in counts)

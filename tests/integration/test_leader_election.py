@@ -20,7 +20,6 @@ READY = ("", "readiness", "inference-extension", "envoy.service.ext_proc.v3.Exte
 
 
 async def test_a_leader_that_stood_still_or_ends_leads_no_more(tmp_path: Path) -> None:
-    """After SIGSTOP it says first that it is not ready; with SIGTERM it gives the lease back."""
     async with elected_pickers(tmp_path) as scene:
         for service in READY:
             assert await scene.leader.serving(service)
@@ -44,7 +43,6 @@ async def test_a_leader_that_stood_still_or_ends_leads_no_more(tmp_path: Path) -
 
 
 async def test_without_the_api_server_no_picker_is_ready_and_all_serve(tmp_path: Path) -> None:
-    """The leader says so within its time; one of them leads again when the server is back."""
     async with elected_pickers(tmp_path) as scene:
         await scene.api.go_away()
         await until_not_ready(scene.leader)

@@ -37,9 +37,6 @@ def port_of(url: str) -> int:
 
 
 async def test_envoys_own_errors_are_the_apis(bench) -> None:
-    """Bodies that are too large, late or unreadable; in Anthropic's form at its path; a redirect
-    has no body.
-    """
     async with picked(bench, limits=LIMITS) as (b, picker):
         picker.pick(b.workers[0].port)
         large, late = "The request body is too large: ", "The request did not arrive in time: "
@@ -58,7 +55,6 @@ async def test_envoys_own_errors_are_the_apis(bench) -> None:
 
 
 async def is_error(b, ask: Ask, status: int, kind: str, begins: str) -> None:
-    """Ask, and expect an error in OpenAI's form."""
     answer = await exchange(port_of(b.url), ask)
     assert (answer.status, answer.headers["content-type"]) == (status, "application/json")
     assert answer.headers["x-pointsman-local-reply"] == "envoy"

@@ -15,7 +15,6 @@ NGRAM = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1
 async def test_a_processor_forces_tokens_in_the_engine_process(
     model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Made there of the arguments of each request, with drafts; others are as without it."""
     install_processors(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     flags = ("--model", str(model_path), "--logits-processors", "cycle", "forbid")

@@ -35,7 +35,6 @@ REPEATS = 10
 
 
 async def complete(worker: Worker, model: str | None) -> tuple[int, str]:
-    """The status and the text of a greedy completion."""
     body = {"prompt": "The points are", "max_tokens": 6, "temperature": 0, "ignore_eos": True}
     answer = await worker.http.post("/v1/completions", json={**body, "model": model})
     text = answer.json()["choices"][0]["text"] if answer.status_code == 200 else answer.text
@@ -43,7 +42,6 @@ async def complete(worker: Worker, model: str | None) -> tuple[int, str]:
 
 
 async def change(worker: Worker, route: str, **body: object) -> None:
-    """Load or unload an adapter."""
     answer = await worker.http.post(f"/v1/{route}_lora_adapter", json=body)
     assert answer.status_code == 200, answer.text
 
@@ -111,7 +109,6 @@ async def test_requests_meet_their_adapter(tmp_path: Path) -> None:
             return answer.headers["x-pointsman-endpoint"]
 
         async def seen(model: str) -> None:
-            """Until the picker knows that the adapter is loaded somewhere."""
             while True:
                 page = (await http.get(f"{fleet.picker_url}/endpoints")).json()
                 known = [e["metrics"] or {} for e in page["endpoints"]]

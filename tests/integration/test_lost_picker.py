@@ -18,25 +18,20 @@ STREAM_TOKENS = 1500  # a minute and a half while the workers are slow
 
 @pytest.fixture
 def port() -> int:
-    """The port of a test's fleet."""
     return free_base_port()
 
 
 def picker_of(fleet: Fleet) -> int:
-    """The process id of the picker."""
     (picker,) = (pid for pid, line in fleet.descendants().items() if "-m picker" in line)
     return picker
 
 
 class Streams:
-    """Long answers that are being read while something happens to the picker."""
-
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self.begun = 0
 
     async def read(self) -> int:
-        """One streamed answer to its end; how many tokens came."""
         tokens = None
         stream = await self._fleet.openai.chat.completions.create(
             model="sim",
@@ -54,7 +49,6 @@ class Streams:
 
 
 async def pace(fleet: Fleet, time_scale: float) -> None:
-    """Make the workers' answers take `factor` times as long."""
     async with httpx.AsyncClient(timeout=LIMIT_SECONDS) as http:
         for url in fleet.worker_urls:
             answer = await http.post(f"{url}/admin/config", json={"time-scale": time_scale})
@@ -64,7 +58,6 @@ async def pace(fleet: Fleet, time_scale: float) -> None:
 async def test_a_picker_that_is_killed_or_hangs_costs_no_request_and_cuts_no_stream(
     port: int,
 ) -> None:
-    """SIGKILL and SIGSTOP under load; the picker restarts by itself, or continues."""
     async with running_fleet(port, "--workers", "2") as fleet:
         await fleet.ready()
         await pace(fleet, 6)
@@ -93,7 +86,6 @@ async def test_a_picker_that_is_killed_or_hangs_costs_no_request_and_cuts_no_str
 
 @contextlib.contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """A process that does nothing for the length of the block."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield

@@ -30,7 +30,6 @@ TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One layer of random weights, and a tokenizer of bytes and an end token."""
     path = tmp_path_factory.mktemp("bytes")
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: n for n, letter in enumerate(alphabet)}, []))
@@ -82,15 +81,12 @@ def _weights(vocab_size: int) -> dict[str, torch.Tensor]:
 
 
 def rank_of(engine: int | None) -> int:
-    """The process id of an engine's other rank."""
     children = Path(f"/proc/{engine}/task/{engine}/children").read_text().split()
     assert len(children) == 1, "one other rank"
     return int(children[0])
 
 
 class Watched:
-    """A process whose end any task can await."""
-
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._ended = asyncio.Event()
@@ -98,11 +94,9 @@ class Watched:
         asyncio.get_running_loop().add_reader(self._fd, self._end)
 
     def kill(self) -> None:
-        """By SIGKILL."""
         os.kill(self.pid, signal.SIGKILL)
 
     async def end(self) -> None:
-        """Wait for its end."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             await self._ended.wait()
 
@@ -113,7 +107,6 @@ class Watched:
 
 
 async def streams_with(worker: Worker, rank: Watched) -> None:
-    """Have the rank killed under streams that have all begun; each ends with an error event."""
     begun, all_begun = [0], asyncio.Event()
     harmed = [0.0]
 
@@ -161,7 +154,6 @@ async def test_a_rank_that_dies_ends_every_stream_and_the_worker_serves_again(
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Let the loop turn until something is so."""
     while True:
         if condition():
             return

@@ -22,14 +22,12 @@ LONG = {"ignore_eos": True}
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """A worker with two API keys, without waiting in its steps."""
     with sim_worker("--api-key", "sk-one", "sk-two", "--max-model-len", "512") as worker:
         yield worker.url
 
 
 @pytest.fixture
 def client(url: str) -> Iterator[openai.OpenAI]:
-    """The synchronous client, which does not try again."""
     with openai.OpenAI(base_url=f"{url}/v1", api_key="sk-one", max_retries=0) as client:
         yield client
 
@@ -41,7 +39,6 @@ async def async_client(url: str) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 def test_a_chat_and_its_stream_say_the_same(client: openai.OpenAI) -> None:
-    """The deltas of a seeded chat add up to its whole answer, and so do its log probabilities."""
     asked: dict[str, Any] = {"model": MODEL, "messages": HELLO, "seed": 11, "max_tokens": 20}
     asked |= {"logprobs": True, "top_logprobs": 3}
     whole = client.chat.completions.create(**asked)
@@ -65,7 +62,6 @@ def test_a_chat_and_its_stream_say_the_same(client: openai.OpenAI) -> None:
 
 
 def test_a_completion_and_its_stream_say_the_same(client: openai.OpenAI) -> None:
-    """The same of text completions, with several prompts and answers."""
     asked: dict[str, Any] = {
         "model": MODEL,
         "prompt": ["foko", "lasa"],
@@ -87,22 +83,17 @@ def test_a_completion_and_its_stream_say_the_same(client: openai.OpenAI) -> None
 
 
 class Step(pydantic.BaseModel):
-    """Some of what pydantic puts into a schema."""
-
     kind: Literal["add", "remove"]
     count: int = pydantic.Field(ge=1, le=20)
     note: str | None
 
 
 class Plan(pydantic.BaseModel):
-    """A schema with a reference."""
-
     title: str
     steps: list[Step]
 
 
 def test_an_answer_is_an_instance_of_a_model(client: openai.OpenAI) -> None:
-    """The client makes a schema of the class and parses the answer with it."""
     answers = client.chat.completions.parse(
         model=MODEL, messages=HELLO, response_format=Plan, n=3, seed=2, max_tokens=400
     ).choices
@@ -132,7 +123,6 @@ TOOLS: list[Any] = [
     "choice", ["required", {"type": "function", "function": {"name": "count"}}], ids=str
 )
 def test_calls_that_must_come_come_and_validate(client: openai.OpenAI, choice: Any) -> None:
-    """With any model, arguments follow the tool's schema, streamed or not."""
     schemas = {t["function"]["name"]: t["function"]["parameters"] for t in TOOLS}
     asked: dict[str, Any] = {"model": MODEL, "messages": HELLO, "tools": TOOLS, "max_tokens": 300}
     asked |= {"tool_choice": choice, "parallel_tool_calls": False}
@@ -159,7 +149,6 @@ def test_calls_that_must_come_come_and_validate(client: openai.OpenAI, choice: A
 
 
 def test_errors_are_the_clients_exceptions(url: str, client: openai.OpenAI) -> None:
-    """A wrong value, model, key or path each raise their own class, with the field at fault."""
     with pytest.raises(openai.BadRequestError, match="temperature must be in") as wrong:
         client.chat.completions.create(model=MODEL, messages=HELLO, temperature=3)
     assert (wrong.value.param, wrong.value.type) == ("temperature", "BadRequestError")
@@ -178,8 +167,6 @@ def test_errors_are_the_clients_exceptions(url: str, client: openai.OpenAI) -> N
 
 
 async def test_many_asynchronous_chats_run_at_once(async_client: openai.AsyncOpenAI) -> None:
-    """Each gets its own answer, the one its seed gives alone."""
-
     async def ask(seed: int) -> str | None:
         answer = await async_client.chat.completions.create(
             model=MODEL, messages=HELLO, seed=seed, max_tokens=10
@@ -191,7 +178,6 @@ async def test_many_asynchronous_chats_run_at_once(async_client: openai.AsyncOpe
 
 
 async def bench_request(url: str, path: str, payload: dict[str, Any]) -> dict[str, Any]:
-    """One request as `vllm bench serve` sends and reads it: SSE, timestamps, usage."""
     headers = {"Content-Type": "application/json", "Authorization": "Bearer sk-one"}
     text, usage, stamps, buffer, done = "", None, [], "", False
     async with httpx.AsyncClient(timeout=60) as http:
@@ -224,7 +210,6 @@ async def bench_request(url: str, path: str, payload: dict[str, Any]) -> dict[st
 
 @pytest.mark.parametrize("chat", [False, True])
 async def test_the_pattern_of_vllm_bench_serve_runs(url: str, chat: bool) -> None:
-    """Eight of its requests at once: each ends with its usage, which counts what was asked for."""
     options = {"stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True}
     if chat:
         path = "/v1/chat/completions"
@@ -255,7 +240,6 @@ async def test_the_pattern_of_vllm_bench_serve_runs(url: str, chat: bool) -> Non
 
 @pytest.fixture(scope="module")
 def model_url(model_path: Path) -> Iterator[str]:
-    """A worker with the real model."""
     flags = ("--engine", "torch", "--model", str(model_path), "--max-model-len", "512")
     with sim_worker(*flags, "--served-model-name", "tiny") as worker:
         yield worker.url
@@ -263,7 +247,6 @@ def model_url(model_path: Path) -> Iterator[str]:
 
 @pytest.mark.model
 def test_the_models_own_answer_is_scored(model_url: str) -> None:
-    """Greedy: each token is the likeliest one, and an echo gives it the same probability."""
     client = openai.OpenAI(base_url=f"{model_url}/v1", api_key="none", max_retries=0)
     with client:
         answer = client.completions.create(
@@ -307,7 +290,6 @@ BOOK = {
 
 @pytest.mark.model
 def test_the_models_answers_validate(model_path: Path) -> None:
-    """Sampled with drafts, streamed or not: the same answers, all of the schema."""
     flags = ["--engine", "torch", "--model", str(model_path), "--max-model-len", "512"]
     flags += ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}']
     asked: dict[str, Any] = {
@@ -334,9 +316,6 @@ def test_the_models_answers_validate(model_path: Path) -> None:
 def test_a_beam_search_answers_with_its_best_beams(
     request: pytest.FixtureRequest, of_model: str
 ) -> None:
-    """In the order of their scores, each as a choice; of all generated tokens those of the answers
-    count.
-    """
     client = openai.OpenAI(
         base_url=f"{request.getfixturevalue(of_model)}/v1", api_key="sk-one", max_retries=0
     )

@@ -17,7 +17,6 @@ from tests.support.worker.sim_worker import sim_worker
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
-    """The client of a worker that repeats its prompt."""
     flags = write_echo_model(tmp_path_factory.mktemp("echo"))
     with (
         sim_worker(*flags, "--reasoning-parser", "qwen3") as worker,
@@ -27,12 +26,10 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
 
 
 def says(text: str) -> dict[str, Any]:
-    """A request that is answered with the text."""
     return {"model": "echo", "messages": [{"role": "user", "content": text}], "tools": TOOLS}
 
 
 def test_calls_and_reasoning_arrive(client: openai.OpenAI) -> None:
-    """Calls parse as the client's own types; no control token is in the content."""
     choice = client.chat.completions.create(**says(ANSWER)).choices[0]
     message = choice.message
     assert choice.finish_reason == "tool_calls"
@@ -45,7 +42,6 @@ def test_calls_and_reasoning_arrive(client: openai.OpenAI) -> None:
 
 
 def test_the_clients_own_stream_gathers_the_same(client: openai.OpenAI) -> None:
-    """Its accumulated completion, and its events of arguments, of as many pieces as it gets."""
     whole = client.chat.completions.create(**says(ANSWER)).choices[0]
     pieces: dict[int, list[str]] = {}
     with client.chat.completions.stream(**says(ANSWER)) as stream:
@@ -67,7 +63,6 @@ def test_the_clients_own_stream_gathers_the_same(client: openai.OpenAI) -> None:
 
 
 def test_an_agent_goes_on_for_ten_turns(client: openai.OpenAI) -> None:
-    """Each answer of calls goes back with its results, and the next one is like it."""
     messages: list[Any] = [{"role": "user", "content": ANSWER}]
     for _ in range(10):
         asked = {**says(""), "messages": messages}
@@ -82,7 +77,6 @@ def test_an_agent_goes_on_for_ten_turns(client: openai.OpenAI) -> None:
 
 
 def test_an_answer_without_calls_is_as_ever(client: openai.OpenAI) -> None:
-    """And so is one that only looks like a call, but for its control tokens."""
     choice = client.chat.completions.create(**says("Hi.")).choices[0]
     assert (choice.message.content, choice.finish_reason) == ("Hi.", "stop")
     assert choice.message.tool_calls is None
@@ -103,7 +97,6 @@ FORM = {
 
 @pytest.mark.parametrize("thought", ["", "Is it {7}?"])
 def test_a_constrained_answer_may_be_thought_about(client: openai.OpenAI, thought: str) -> None:
-    """Reasoning is free, the answer has the form, streamed or not."""
     before = f"<think>{thought}</think>\n\n" if thought else ""
     asked = {**says(before + '{"a": 7}'), "tools": openai.omit, "response_format": FORM}
     message = client.chat.completions.create(**asked).choices[0].message
@@ -125,7 +118,6 @@ def test_a_required_call_may_be_thought_about(client: openai.OpenAI) -> None:
 def test_an_answer_to_a_prompt_that_ended_the_thought_is_constrained_at_once(
     client: openai.OpenAI,
 ) -> None:
-    """With `enable_thinking: false` the template closes `<think>`, so none can follow."""
     asked = {**says("<think>\n\n</think>\n\n"), "tools": openai.omit, "response_format": FORM}
     message = client.chat.completions.create(**asked, max_tokens=200).choices[0].message
     assert (message.content or "{").startswith("{")

@@ -44,8 +44,6 @@ LONG = 1200  # tokens, of an answer that takes a minute unless it is hurried
 
 
 class Crowd:
-    """Sends completions of 600 ms through Envoy, and reads the picker's counters."""
-
     def __init__(self, fleet: Fleet, session: aiohttp.ClientSession) -> None:
         self.fleet = fleet
         self._session = session
@@ -53,7 +51,6 @@ class Crowd:
     async def ask(
         self, tokens: int = 12, objective: str = ""
     ) -> tuple[int, Mapping[str, str], str]:
-        """The status, headers and text of one answer."""
         body = {"prompt": "hello", "max_tokens": tokens, "ignore_eos": True, "model": "sim"}
         address = f"{self.fleet.url}/v1/completions"
         headers = {"x-llm-d-inference-fairness-id": "crowd"}
@@ -62,14 +59,12 @@ class Crowd:
             return reply.status, reply.headers, await reply.text()
 
     async def hurry(self, time_scale: float) -> None:
-        """Make the workers' answers take this part of their time."""
         for url in self.fleet.worker_urls:
             asking = self._session.post(f"{url}/admin/config", json={"time-scale": time_scale})
             async with asking as reply:
                 assert reply.status == 200, await reply.text()
 
     async def series(self, name: str, **labels: str) -> float:
-        """The sum of a series of the picker."""
         async with self._session.get(f"{self.fleet.picker_url}/metrics") as reply:
             page = await reply.text()
         return sum(
@@ -80,13 +75,11 @@ class Crowd:
         )
 
     async def until(self, name: str, expected: float) -> None:
-        """Wait until a series has this sum."""
         async with asyncio.timeout(LIMIT_SECONDS):
             while await self.series(name) != expected:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
 
     async def is_at_rest(self) -> None:
-        """Return once nothing waits and nothing is under way, by every counter there is."""
         for name in (QUEUE, "llm_d_epp_flow_control_queue_bytes", "llm_d_epp_request_running"):
             await self.until(name, 0.0)
         async with self._session.get(f"{self.fleet.picker_url}/endpoints") as reply:
@@ -96,7 +89,6 @@ class Crowd:
 
 @contextlib.asynccontextmanager
 async def crowded(folder: Path) -> AsyncIterator[Crowd]:
-    """A fleet whose workers take one request each, in front of a queue of six."""
     path, policies = folder / "config.yaml", folder / "objectives.yaml"
     path.write_text(CONFIG)
     policies.write_text(OBJECTIVES)
@@ -113,7 +105,6 @@ async def crowded(folder: Path) -> AsyncIterator[Crowd]:
 
 
 async def test_a_crowd_is_served_made_to_wait_or_sent_away(tmp_path: Path) -> None:
-    """The refusal names the reason; clients that leave the queue free their places at once."""
     async with crowded(tmp_path) as crowd:
         answers = await asyncio.gather(*(crowd.ask() for _ in range(SENT)))
         statuses = Counter(status for status, _, _ in answers)
@@ -136,7 +127,6 @@ async def test_a_crowd_is_served_made_to_wait_or_sent_away(tmp_path: Path) -> No
 
 
 async def leave_the_queue(crowd: Crowd) -> None:
-    """All that wait go, and one comes."""
     async with asyncio.TaskGroup() as group:
         await crowd.is_at_rest()
         served = [group.create_task(crowd.ask(LONG)) for _ in range(WORKERS)]
@@ -157,7 +147,6 @@ async def leave_the_queue(crowd: Crowd) -> None:
 
 
 async def stop_for_a_better_one(crowd: Crowd) -> None:
-    """A sheddable request is refused with the reason, and a more important one replaces it."""
     async with asyncio.TaskGroup() as group:
         shed = [group.create_task(crowd.ask(LONG, "batch")) for _ in range(WORKERS)]
         await crowd.until("llm_d_epp_request_running", WORKERS)

@@ -31,8 +31,6 @@ PROMPT = list(range(100, 200))  # six full blocks of 16 tokens
 
 
 class Watcher(PrecisePrefixCacheProducer):
-    """A producer that says when it has learned something."""
-
     def __init__(self, **events: Any) -> None:
         super().__init__("p", msgspec.convert(events, PrecisePrefixCacheParameters))
         self.news = asyncio.Event()
@@ -47,7 +45,6 @@ class Watcher(PrecisePrefixCacheProducer):
         self.news.set()
 
     def blocks(self, prompt: list[int], salt: str = "") -> dict[str, int]:
-        """Matched blocks by endpoint."""
         body = ParsedBody(Api.COMPLETIONS, MODEL, cache_salt=salt)
         prompts = (pack(f"<{len(prompt)}I", *prompt),)
         attributes = Attributes()
@@ -57,7 +54,6 @@ class Watcher(PrecisePrefixCacheProducer):
         return dict(info.match_blocks)
 
     async def until(self, expected: dict[str, int], prompt: list[int], salt: str = "") -> None:
-        """Wait until a prompt matches that much."""
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 while self.blocks(prompt, salt) != expected:
@@ -95,7 +91,6 @@ async def complete(worker: SimWorker, prompt: list[int], **fields: Any) -> None:
 
 @pytest.mark.parametrize("form", ["map", "array"])
 async def test_a_workers_cache_is_known_block_by_block(form: str) -> None:
-    """Blocks from before the picker's start, blocks of now, and blocks of a dead worker."""
     ports = free_ports(2)
     labels = {"kv-events-port": str(ports[0]), "kv-events-replay-port": str(ports[1])}
     watcher, datastore = Watcher(), Datastore()

@@ -20,14 +20,11 @@ VOCABULARY = ["track", "signal", "switch", "points", "train", "yard", "lever", "
 
 
 class Client:
-    """Sends completions, and reads the workers' own counters."""
-
     def __init__(self, fleet: Fleet, session: aiohttp.ClientSession) -> None:
         self.fleet = fleet
         self._session = session
 
     async def complete(self, prompt: str, url: str | None = None, max_tokens: int = 4) -> int:
-        """Run a completion, through Envoy unless `url` is given; returns the cached tokens."""
         body = {"prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, "model": "sim"}
         address = f"{url or self.fleet.url}/v1/completions"
         async with self._session.post(address, json=body) as reply:
@@ -36,7 +33,6 @@ class Client:
             return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
 
     async def counters(self, name: str) -> list[float]:
-        """The sum over labels of a series, one number for each worker."""
         totals = []
         for url in self.fleet.worker_urls:
             async with self._session.get(f"{url}/metrics") as reply:
@@ -46,7 +42,6 @@ class Client:
         return totals
 
     async def until_the_picker_sees_a_queue(self, depth: int) -> None:
-        """Wait until the picker's view of worker-1 has at least `depth` waiting requests."""
         async with asyncio.timeout(120):
             while True:
                 async with self._session.get(f"{self.fleet.picker_url}/endpoints") as reply:
@@ -58,7 +53,6 @@ class Client:
 
 @contextlib.asynccontextmanager
 async def client(*flags: str) -> AsyncIterator[Client]:
-    """A client of a fresh fleet of two simulated workers."""
     async with running_fleet(free_base_port(), "--workers", "2", *flags) as fleet:
         await fleet.ready()
         async with aiohttp.ClientSession() as session:
@@ -66,12 +60,10 @@ async def client(*flags: str) -> AsyncIterator[Client]:
 
 
 def prefix(rng: Random) -> str:
-    """A thousand words that no other prefix begins with."""
     return " ".join(rng.choice(VOCABULARY) + str(rng.randrange(10)) for _ in range(PREFIX_WORDS))
 
 
 async def test_later_requests_of_a_group_go_where_its_prefix_is() -> None:
-    """At least nine of ten, at four at a time; the workers' prefix-hit counters agree."""
     rng = Random(3)
     prefixes = [prefix(rng) for _ in range(NUM_GROUPS)]
     later = [(group, n) for group in range(NUM_GROUPS) for n in range(LATER_REQUESTS)]
@@ -96,7 +88,6 @@ async def test_later_requests_of_a_group_go_where_its_prefix_is() -> None:
 
 
 async def test_new_groups_avoid_a_deep_queue() -> None:
-    """With one worker's queue deep, every new prefix starts on the other."""
     rng = Random(4)
     async with client("--worker-args", "--max-num-seqs 2") as fleet:
         busy = fleet.fleet.worker_urls[0]

@@ -19,13 +19,11 @@ ANSWER = "The capital of France is Paris."
 
 
 def example(language: str, containing: str) -> str:
-    """A fenced block of the README."""
     blocks = re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
     return next(block for block in blocks if containing in block)
 
 
 async def output_of(*argv: str) -> str:
-    """Run a program that must succeed and return its output."""
     process = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
     printed, _ = await process.communicate()
     assert process.returncode == 0
@@ -33,7 +31,6 @@ async def output_of(*argv: str) -> str:
 
 
 async def test_the_readme_works(model_path: Path) -> None:
-    """Ready without a question; curl streams; the OpenAI client chats; chat answers."""
     flags = ("--engine", "torch", "--model", str(model_path))
     async with running_fleet(free_base_port(), *flags) as fleet:
         await fleet.ready()
@@ -78,14 +75,12 @@ async def the_printed_curl_streams(fleet: Fleet) -> None:
 
 
 async def the_readmes_python_answers(fleet: Fleet) -> None:
-    """The example runs unchanged, except for the port."""
     code = example("python", "OpenAI").replace("http://127.0.0.1:8080", fleet.url)
     answer = await output_of(sys.executable, "-c", code)
     assert all(color in answer for color in ("Red", "Blue", "Yellow"))
 
 
 async def the_openai_client_gets_the_models_answer(fleet: Fleet) -> None:
-    """Streamed or not, the text is what the model says; the model is listed."""
     (listed,) = [model async for model in fleet.openai.models.list()]
     model = listed.id
     whole = await fleet.openai.chat.completions.create(

@@ -23,14 +23,12 @@ SYSTEM, QUESTION = "Be kind.", "What is the capital of France?"
 
 @pytest.fixture(scope="module")
 def worker(model_path: Any) -> Iterator[SimWorker]:
-    """A worker that serves one model under the name `tiny`."""
     with sim_worker("--model", str(model_path), "--served-model-name", "tiny") as running:
         yield running
 
 
 @pytest.fixture
 async def client() -> AsyncIterator[JsonClient]:
-    """The client that a running picker uses."""
     async with JsonClient() as running:
         yield running
 
@@ -38,7 +36,6 @@ async def client() -> AsyncIterator[JsonClient]:
 async def tokens_of(
     worker: SimWorker, client: JsonClient, parser: Parser, path: str, payload: dict[str, Any]
 ) -> list[list[int]]:
-    """The tokens that a picker with this worker's render routes gives a request."""
     parameters = {"modelName": "tiny", "vllm": {"url": worker.url, "timeout": "30s"}}
     producer = configured("token-producer", parameters, services=Services(client))
     assert isinstance(producer, AsyncDataProducer)
@@ -49,7 +46,6 @@ async def tokens_of(
 
 
 async def test_prompts_have_the_tokens_of_the_model(worker: SimWorker, client: JsonClient) -> None:
-    """One prompt or several; those that are tokens already are not asked about."""
     path, parser = "/v1/completions", OpenAIParser()
     (single,) = await tokens_of(worker, client, parser, path, {"prompt": "Hello world"})
     both = await tokens_of(worker, client, parser, path, {"prompt": ["Hello world", "Bye"]})
@@ -62,7 +58,6 @@ async def test_prompts_have_the_tokens_of_the_model(worker: SimWorker, client: J
 async def test_anthropics_messages_have_the_tokens_of_the_same_chat(
     worker: SimWorker, client: JsonClient
 ) -> None:
-    """The conversion asks what the client would have asked in the other API."""
     chat = {
         "messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION}]
     }
@@ -80,7 +75,6 @@ async def test_anthropics_messages_have_the_tokens_of_the_same_chat(
 async def test_a_chat_that_the_worker_refuses_has_no_tokens(
     worker: SimWorker, client: JsonClient
 ) -> None:
-    """The refusal is an error for the director to log."""
     payload = {"messages": [{"role": "user", "content": [{"type": "odd"}]}]}
     with pytest.raises(HttpError):
         await tokens_of(worker, client, OpenAIParser(), "/v1/chat/completions", payload)

@@ -30,7 +30,6 @@ ASKED: list[dict[str, Any]] = [
 async def said(
     fleet: Fleet, fields: dict[str, Any], begun: asyncio.Event, max_tokens: int
 ) -> list[Any]:
-    """Join the text of a stream; its tenth chunk sets `begun`."""
     stream = await fleet.openai.chat.completions.create(
         model="sim",
         max_tokens=max_tokens,
@@ -61,7 +60,6 @@ async def said(
 async def all_said(
     fleet: Fleet, disturb: Callable[[], Awaitable[None]] | None = None, max_tokens: int = 60
 ) -> list[list[Any]]:
-    """All at once, disturbed when each has begun."""
     begun = [asyncio.Event() for _ in ASKED]
     async with asyncio.TaskGroup() as group:
         streams = [
@@ -76,12 +74,10 @@ async def all_said(
 
 
 def log_of(pid: int) -> str:
-    """The output of a process of the fleet."""
     return Path(f"/proc/{pid}/fd/1").read_text()
 
 
 async def test_streams_outlive_their_workers() -> None:
-    """One of two is killed: the same answers."""
     async with running_fleet(free_base_port(), "--front", SLOW) as fleet:
         await fleet.ready()
         expected = await all_said(fleet)
@@ -97,7 +93,6 @@ async def test_streams_outlive_their_workers() -> None:
 
 @pytest.mark.soak
 async def test_streams_move_when_workers_restart() -> None:
-    """Well before they would have ended there, and with their KV."""
     slow = f"""{SLOW} --kv-transfer-config '{{"kv_port": 0}}'"""
     async with running_fleet(free_base_port(), "--front", "--drain-timeout", "60", slow) as fleet:
         await fleet.ready()
@@ -120,7 +115,6 @@ async def test_streams_move_when_workers_restart() -> None:
 
 @pytest.mark.soak
 def test_a_minute_of_kills(tmp_path: Path) -> None:
-    """The benchmark's checks: nearly all streams equal, none silently wrong."""
     results = tmp_path / "resume.json"
     command = [sys.executable, str(SCRIPT), "--streams", "300", "--port", str(free_base_port())]
     done = subprocess.run(

@@ -42,14 +42,11 @@ _WINDOW = 2**30
 _HEAD_BYTES = 9
 
 
-class BrokenError(Exception):
-    """A request that got no complete answer."""
+class BrokenError(Exception): ...
 
 
 @dataclass
 class Answer:
-    """One response, complete once `ended` is set; `fault` says why there will be no more of it."""
-
     headers: dict[str, str] = field(default_factory=dict)
     body: bytearray = field(default_factory=bytearray)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -57,19 +54,15 @@ class Answer:
 
     @property
     def status(self) -> int:
-        """0 before the headers came."""
         return int(self.headers.get(":status", 0))
 
     def fail(self, fault: str) -> None:
-        """There will be no more of it."""
         if not self.ended.is_set():
             self.fault = fault
             self.ended.set()
 
 
 class _Connection:
-    """One connection; `said_goodbye` once no new request may be sent on it."""
-
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
         self._encoder, self._decoder = Encoder(), Decoder()
@@ -99,7 +92,6 @@ class _Connection:
         return answer
 
     async def read(self) -> None:
-        """Take what comes until the server hangs up."""
         reason = "the connection was closed"
         try:
             while True:
@@ -148,7 +140,6 @@ class _Connection:
             self.hang_up_when_idle()
 
     def hang_up_when_idle(self) -> None:
-        """After a goodbye nothing keeps the connection but requests under way."""
         if self.said_goodbye and not self._answers:
             self._writer.close()
 
@@ -157,15 +148,12 @@ class _Connection:
 
 
 class Http2Client:
-    """Owns at most one connection that takes requests; opened when there is none."""
-
     def __init__(self, port: int, group: asyncio.TaskGroup) -> None:
         self._port, self._group = port, group
         self._connection: _Connection | None = None
         self._opening = asyncio.Lock()
 
     async def post(self, path: str, document: object) -> Answer:
-        """A complete answer. Raises `BrokenError` and `OSError`."""
         async with self._opening:
             connection = self._connection
             if connection is None or connection.said_goodbye:
@@ -189,7 +177,6 @@ PATH = "/v1/chat/completions"
 
 
 def body(stream: bool, tokens: int) -> dict[str, object]:
-    """A chat of exactly that many tokens."""
     return {
         "model": "sim",
         "max_tokens": tokens,
@@ -202,8 +189,6 @@ def body(stream: bool, tokens: int) -> dict[str, object]:
 
 @dataclass
 class Load:
-    """Counts of everything that was sent; `faults` by what went wrong, with how often."""
-
     served: Counter[str] = field(default_factory=Counter)  # by kind of client and answer
     faults: Counter[str] = field(default_factory=Counter)
     unpicked: int = 0
@@ -233,7 +218,6 @@ def _is_complete(stream: bool, text: bytes) -> bool:
 
 
 async def _over_http1(load: Load, port: int, stream: bool) -> None:
-    """One client, one connection at a time."""
     url = f"http://127.0.0.1:{port}{PATH}"
     request = body(stream, STREAM_TOKENS if stream else SHORT_TOKENS)
     connector = aiohttp.TCPConnector(limit=1)
@@ -249,7 +233,6 @@ async def _over_http1(load: Load, port: int, stream: bool) -> None:
 
 
 async def _over_http2(load: Load, client: Http2Client, stream: bool) -> None:
-    """One of those that share a connection."""
     request = body(stream, STREAM_TOKENS if stream else SHORT_TOKENS)
     while not load.stopped.is_set():
         try:
@@ -262,7 +245,6 @@ async def _over_http2(load: Load, client: Http2Client, stream: bool) -> None:
 
 @contextlib.asynccontextmanager
 async def steady_load(port: int) -> AsyncIterator[Load]:
-    """Six clients at once for the length of the block; what they began they finish."""
     load = Load()
     async with asyncio.TaskGroup() as group:
         shared = Http2Client(port, group)
@@ -280,15 +262,12 @@ async def steady_load(port: int) -> AsyncIterator[Load]:
 
 @dataclass
 class Page:
-    """A dashboard that stays open: the newest decisions it has seen, and what went wrong."""
-
     newest: set[str] = field(default_factory=set)
     faults: list[str] = field(default_factory=list)
 
 
 @contextlib.asynccontextmanager
 async def open_page(url: str) -> AsyncIterator[Page]:
-    """Ask at one address for what the dashboard and Prometheus do, for the length of the block."""
     page = Page()
 
     async def poll() -> None:
@@ -326,13 +305,10 @@ flowControl: {saturationDetector: {pluginRef: concurrency-detector}}
 
 @pytest.fixture
 def port() -> int:
-    """The port of a test's fleet."""
     return free_base_port()
 
 
 class Restart:
-    """A running `pointsman restart`."""
-
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
         self.output = ""
@@ -346,7 +322,6 @@ class Restart:
 
 
 async def restart(fleet: Fleet, part: str) -> Restart:
-    """Begin a restart from the command line."""
     argv = (sys.executable, "-m", "fleet.commands.cli", "restart", part, "--port", str(fleet.port))
     return Restart(
         await asyncio.create_subprocess_exec(
@@ -356,7 +331,6 @@ async def restart(fleet: Fleet, part: str) -> Restart:
 
 
 def parts_of(fleet: Fleet) -> dict[str, int]:
-    """Name → process id of the leaders: picker, Envoy, and each worker by its port."""
     found = {}
     for pid, line in fleet.descendants().items():
         if "-m picker " in line:
@@ -369,7 +343,6 @@ def parts_of(fleet: Fleet) -> dict[str, int]:
 
 
 def assert_nothing_was_lost(load: Load) -> None:
-    """Every request of every kind was answered in full, and had been picked."""
     assert not load.faults
     assert load.unpicked == 0
     kinds = {f"{http} {kind}" for http in ("HTTP/1.1", "HTTP/2") for kind in ("short", "stream")}
@@ -377,8 +350,6 @@ def assert_nothing_was_lost(load: Load) -> None:
 
 
 async def is_gone(processes: dict[int, str]) -> None:
-    """None of them is left."""
-
     def remaining() -> list[int]:
         return [pid for pid, line in processes.items() if line and command(pid) == line]
 
@@ -386,7 +357,6 @@ async def is_gone(processes: dict[int, str]) -> None:
 
 
 async def test_a_restart_of_everything_costs_no_request(port: int) -> None:
-    """Every part is a new process, and `explain` and supervision continue."""
     async with running_fleet(port, "--workers", "3", *FLAGS) as fleet:
         await fleet.ready()
         before = parts_of(fleet)
@@ -434,7 +404,6 @@ async def test_a_restart_of_everything_costs_no_request(port: int) -> None:
 
 
 async def test_a_worker_that_dies_meanwhile_does_not_stop_a_restart(port: int) -> None:
-    """It is started again, restarted in its turn, and no short request is lost."""
     async with running_fleet(port, "--workers", "3", *FLAGS) as fleet:
         await fleet.ready()
         before = parts_of(fleet)
@@ -465,7 +434,6 @@ async def test_a_worker_that_dies_meanwhile_does_not_stop_a_restart(port: int) -
 
 
 async def test_the_only_worker_is_replaced_by_one_beside_it(port: int) -> None:
-    """Ctrl-C in the middle of another restart ends the fleet, and the command reports it."""
     async with running_fleet(port, "--workers", "1", *FLAGS) as fleet:
         await fleet.ready()
         before = parts_of(fleet)
@@ -489,7 +457,6 @@ async def test_the_only_worker_is_replaced_by_one_beside_it(port: int) -> None:
 
 
 async def test_clients_get_a_reason_at_the_end(port: int, tmp_path: Path) -> None:
-    """No client is cut off or passes the picker by, and a failed restart changes nothing."""
     config = tmp_path / "config.yaml"
     config.write_text(QUEUE)
     flags = ("--decision-header", "--workers", "1", "--drain-timeout", "0.5", "--config")
@@ -519,7 +486,6 @@ async def test_clients_get_a_reason_at_the_end(port: int, tmp_path: Path) -> Non
 
 
 async def _first_answer(http: aiohttp.ClientSession, url: str) -> aiohttp.ClientResponse:
-    """The answer to the first request that is not refused."""
     async with asyncio.timeout(LIMIT_SECONDS):
         while True:
             try:
@@ -529,7 +495,6 @@ async def _first_answer(http: aiohttp.ClientSession, url: str) -> aiohttp.Client
 
 
 async def until_queued(http: aiohttp.ClientSession, fleet: Fleet) -> None:
-    """Wait until one request waits in the picker's queue."""
     async with asyncio.timeout(LIMIT_SECONDS):
         while True:
             async with http.get(f"{fleet.picker_url}/queues") as reply:

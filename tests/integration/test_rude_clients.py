@@ -18,7 +18,6 @@ LEAVERS = 200
 async def connect(
     worker: Worker, num_sent: int | None = None, **fields: object
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A connection that has asked for a long stream, or sent a part of the request."""
     body = {
         "messages": [{"role": "user", "content": "hello"}],
         "max_tokens": 4000,
@@ -37,7 +36,6 @@ async def connect(
 
 
 async def gauges(worker: Worker) -> tuple[float, float, float]:
-    """Sequences that run, sequences that wait, and how full the KV cache is."""
     page = (await worker.http.get("/metrics")).text
     names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
     values = [re.search(rf"^vllm:{name}{{[^}}]*}} (\S+)$", page, re.MULTILINE) for name in names]
@@ -46,7 +44,6 @@ async def gauges(worker: Worker) -> tuple[float, float, float]:
 
 
 async def until_idle(worker: Worker) -> None:
-    """Wait until nothing runs, nothing waits and every block is free."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while await gauges(worker) != (0, 0, 0):
             pass
@@ -75,7 +72,6 @@ async def test_a_storm_of_disconnects_leaves_nothing_behind() -> None:
 
 
 async def test_a_client_that_does_not_read_is_dropped_and_delays_no_other() -> None:
-    """Its stream is aborted when its buffers have been full for long; others stream meanwhile."""
     flags = (*SIM, "--sim-time-scale", "0", "--write-stall-timeout", "0.5")
     async with running_worker(*flags) as worker:
         # Long frames, so that the buffers of both kernels fill up.

@@ -35,7 +35,6 @@ MAX_CASES = 18_000
     ids=["serving", "stopping"],
 )
 def test_schemathesis_finds_nothing(selection: list[str], tmp_path: Path) -> None:
-    """No server error, no undocumented status, type or shape, and no wrong request is taken."""
     program = Path(sys.executable).with_name("schemathesis")
     with sim_worker(*FLAGS) as worker:
         result = subprocess.run(

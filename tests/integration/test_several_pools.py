@@ -42,7 +42,6 @@ SIGMAS = 4.5  # of a share: missed by chance once in 150,000 runs
 
 
 def crossed(answers: Iterable[tuple[str, Answer]]) -> list[tuple[str, Answer]]:
-    """The requests served by another pool than requested, or another worker than picked."""
     return [
         (pool, one)
         for pool, one in answers
@@ -53,17 +52,14 @@ def crossed(answers: Iterable[tuple[str, Answer]]) -> list[tuple[str, Answer]]:
 
 
 def strayed(answers: Iterable[tuple[str, Answer]]) -> list[tuple[str, Answer]]:
-    """The same, but a request may have gone on without the picker, as on a machine that is busy."""
     return [(pool, one) for pool, one in crossed(answers) if one.pool != pool or one.destination]
 
 
 def of_all(scene: PoolsScene, *flags: str) -> PickerProcess:
-    """One picker that serves every pool of the scene at its common port."""
     return PickerProcess(scene.folder, [served_pool(name) for name in scene.workers], *flags)
 
 
 async def test_one_picker_serves_three_separate_pools(tmp_path: Path) -> None:
-    """By the route's metadata, whatever clients say; a route with no known pool is a 500."""
     async with pools_scene(tmp_path, *POOLS) as scene:
         picker = of_all(scene)
         document = bootstrap(scene, picker, Mechanism.OVERRIDE_HOST)
@@ -91,7 +87,6 @@ async def test_one_picker_serves_three_separate_pools(tmp_path: Path) -> None:
 
 
 async def test_the_pool_of_a_route_overrides_that_of_the_filter(tmp_path: Path) -> None:
-    """A filter may name a pool for all routes that do not; it is not added to what they name."""
     async with pools_scene(tmp_path, A, B) as scene:
         picker = of_all(scene)
         document = bootstrap(scene, picker)
@@ -106,7 +101,6 @@ async def test_the_pool_of_a_route_overrides_that_of_the_filter(tmp_path: Path) 
 
 
 async def test_each_pool_may_have_a_port_of_its_own(tmp_path: Path) -> None:
-    """Ports name pools, as Gateways do it; only the pool without endpoints is refused."""
     async with pools_scene(tmp_path, *POOLS, "empty") as scene:
         (tmp_path / "empty.yaml").write_text('{"endpoints": []}')
         ports = {pool: free_port() for pool in scene.workers}
@@ -127,7 +121,6 @@ async def test_each_pool_may_have_a_port_of_its_own(tmp_path: Path) -> None:
 
 
 async def shares(scene: PoolsScene, count: int) -> Counter[str]:
-    """Count the requests of a split route by pool; the chosen pool served each."""
     found: Counter[str] = Counter()
     for _, one in await scene.crowd(["split"], count):
         assert one.status == 200, one
@@ -138,13 +131,11 @@ async def shares(scene: PoolsScene, count: int) -> Counter[str]:
 
 
 def is_share(seen: int, count: int, wanted: float) -> bool:
-    """True if a binomial draw makes this count likely."""
     return bool(abs(seen - count * wanted) <= SIGMAS * (count * wanted * (1 - wanted)) ** 0.5)
 
 
 @pytest.mark.parametrize("is_one", [False, True], ids=["two-pickers", "one-picker"])
 async def test_requests_are_split_between_pools_by_weight(tmp_path: Path, is_one: bool) -> None:
-    """70 to 30, by two pickers or by one of both pools: Envoy's choice is the pool that serves."""
     count = 500
     async with pools_scene(tmp_path, A, B) as scene:
         both = [of_all(scene)]
@@ -165,7 +156,6 @@ async def test_requests_are_split_between_pools_by_weight(tmp_path: Path, is_one
 
 
 def _at(document: Document, pool: str, picker: PickerProcess) -> Document:
-    """The call that reaches a pool's own picker."""
     cluster = f"picker-{pool}"
     add_picker(document, cluster, picker.grpc, picker.health)
     asking(document, pool, by_cluster(cluster))
@@ -183,7 +173,6 @@ def _at(document: Document, pool: str, picker: PickerProcess) -> Document:
 async def test_the_model_chooses_the_pool(
     tmp_path: Path, mechanism: Mechanism, is_buffered: bool
 ) -> None:
-    """Models and adapters that workers list, and adapters that run, whatever clients say."""
     async with pools_scene(tmp_path, A, B) as scene:
         for at, worker in enumerate(scene.workers[A]):
             worker.models = {"llama": None, "sql": "llama"} if at else {"llama": None}
@@ -220,7 +209,6 @@ async def test_the_model_chooses_the_pool(
 
 
 async def test_simulated_workers_of_two_models_share_an_address(tmp_path: Path) -> None:
-    """Each answers for its own, also under another name that it lists."""
     async with pools_scene(tmp_path) as scene:
         with (
             sim_worker("--served-model-name", "llama") as one,
@@ -245,7 +233,6 @@ async def test_simulated_workers_of_two_models_share_an_address(tmp_path: Path) 
 
 
 def served_model(text: str) -> str:
-    """The model that an answer is of; what it is otherwise."""
     try:
         return str(json.loads(text)["model"])
     except (ValueError, KeyError):
@@ -253,13 +240,11 @@ def served_model(text: str) -> str:
 
 
 def page_block() -> str:
-    """The configuration that docs/several-pools.md shows."""
     text = (ROOT / "docs" / "several-pools.md").read_text().partition("## Configure Envoy")[2]
     return "".join(re.findall(r"^```bash\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
 
 
 def test_the_page_s_files_are_those_that_its_picker_reads(tmp_path: Path) -> None:
-    """The page's commands write the files in a shell, and each pool has one worker."""
     lines = page_block().splitlines()
     workers = {}
     for words in map(shlex.split, lines):
@@ -277,7 +262,6 @@ def test_the_page_s_files_are_those_that_its_picker_reads(tmp_path: Path) -> Non
 
 
 async def test_the_bootstrap_that_comes_along_serves_the_page_s_picker(tmp_path: Path) -> None:
-    """Also while the picker is gone: requests stay within their pools, one at most is lost."""
     (line,) = (one for one in page_block().splitlines() if one.startswith("pointsman picker "))
     text = (ROOT / "deploy" / "envoy" / "several-pools.yaml").read_text()
     async with pools_scene(tmp_path, "llama", "qwen", "mixtral") as scene:

@@ -15,13 +15,11 @@ SIM = ("--engine", "sim", "--sim-decode-base-ms", "5")
 
 
 async def configure(worker: Worker, **settings: object) -> httpx.Response:
-    """Change settings; underscores stand for dashes."""
     body = {name.replace("_", "-"): value for name, value in settings.items()}
     return await worker.http.post("/admin/config", json=body)
 
 
 async def seconds_of(worker: Worker, **fields: object) -> float:
-    """Seconds that an answer of ten tokens takes."""
     started = time.monotonic()
     reply = await worker.ask(max_tokens=10, ignore_eos=True, **fields)
     assert reply.status_code == 200
@@ -29,7 +27,6 @@ async def seconds_of(worker: Worker, **fields: object) -> float:
 
 
 async def test_settings_of_the_model_change_while_it_runs() -> None:
-    """Nine steps of 100 ms take nine tenths of a second, and ten times as long is slower still."""
     async with running_worker(*SIM) as worker:
         assert (await configure(worker, decode_base="100ms", decode_per_seq=0)).status_code == 200
         assert await seconds_of(worker) >= 0.9
@@ -44,7 +41,6 @@ async def test_settings_of_the_model_change_while_it_runs() -> None:
 
 
 async def test_errors_come_when_they_are_asked_for() -> None:
-    """By header and by rate; a worker that fails everything still says that it is healthy."""
     async with running_worker(*SIM) as worker:
         asked = await worker.http.post(CHAT, json={}, headers={"x-return-error": "503"})
         assert asked.status_code == 503
@@ -57,7 +53,6 @@ async def test_errors_come_when_they_are_asked_for() -> None:
 
 
 async def test_metrics_and_load_headers_report_the_same_false_load() -> None:
-    """A picker that reads either is misled alike."""
     async with running_worker(*SIM) as worker:
         await configure(worker, fake_metrics={"waiting-requests": 77, "kv-cache-usage": "NaN"})
         page = (await worker.http.get("/metrics")).text
@@ -72,7 +67,6 @@ async def test_metrics_and_load_headers_report_the_same_false_load() -> None:
 
 
 async def test_a_crashed_engine_ends_its_streams_and_comes_back() -> None:
-    """The engine dies after some tokens; the stream says so, and a new engine answers next."""
     async with running_worker(*SIM) as worker:
         await configure(worker, crash={"target": "engine", "after-tokens": 20})
         ended = await worker.stream(lambda: None)
@@ -85,7 +79,6 @@ async def test_a_crashed_engine_ends_its_streams_and_comes_back() -> None:
 
 @pytest.mark.parametrize("crash", [{}, {"after-requests": 2}])
 async def test_a_crashed_worker_is_gone(crash: dict[str, int]) -> None:
-    """With its engine, and with the status that says it was asked for."""
     async with running_worker(*SIM) as worker:
         assert (await configure(worker, crash={"target": "worker", **crash})).status_code == 200
         if crash:
@@ -96,7 +89,6 @@ async def test_a_crashed_worker_is_gone(crash: dict[str, int]) -> None:
 
 
 async def test_a_stalled_stream_goes_on_and_is_whole() -> None:
-    """Silence in the middle, then everything that came meanwhile."""
     async with running_worker(*SIM) as worker:
         await configure(worker, stall_stream="1s", stall_after_events=3)
         started = time.monotonic()
@@ -107,7 +99,6 @@ async def test_a_stalled_stream_goes_on_and_is_whole() -> None:
 
 
 async def test_an_echo_says_what_it_was_asked() -> None:
-    """Through tokenizer, template, scheduler and blocks and back, for many at once."""
     flags = ("--engine", "sim", "--sim-mode", "echo", "--sim-time-scale", "0")
     async with running_worker(*flags, "--num-gpu-blocks-override", "40") as worker:
         texts = [" ".join(WORDS[n % 3 : n % 3 + 3 * n]) for n in range(1, 25)]

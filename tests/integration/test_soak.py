@@ -14,7 +14,6 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "worker_soak.py"
 
 @pytest.mark.soak
 def test_twenty_seconds_of_mixed_load_leave_nothing_behind(tmp_path: Path) -> None:
-    """32 clients stream, abort, leave and send nonsense; the checks of the soak all pass."""
     results = tmp_path / "soak.json"
     command = [sys.executable, str(SCRIPT), "--engine", "sim", "--minutes", "0.33"]
     done = subprocess.run(

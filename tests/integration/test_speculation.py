@@ -33,13 +33,11 @@ PAGE = Path(__file__).parents[2] / "docs/speculation.md"
 
 
 def speculating(**config: object) -> tuple[str, str]:
-    """The flag with this configuration."""
     return ("--speculative-config", json.dumps(config))
 
 
 @asynccontextmanager
 async def both(*flags: str) -> AsyncIterator[tuple[Worker, Worker]]:
-    """A worker without speculation, and one with."""
     async with AsyncExitStack() as stack:
         starting = (
             running_worker(*flags),
@@ -50,7 +48,6 @@ async def both(*flags: str) -> AsyncIterator[tuple[Worker, Worker]]:
 
 
 async def counted(worker: Worker) -> dict[str, float]:
-    """Its counters of speculation, by name and position."""
     found = (await worker.http.get("/metrics")).text
     lines = re.findall(r"^vllm:spec_decode_(\w+)_total\{(.*)\} (\S+)$", found, re.MULTILINE)
     return {
@@ -63,7 +60,6 @@ async def counted(worker: Worker) -> dict[str, float]:
 
 
 async def answered(worker: Worker, body: dict[str, Any]) -> tuple[dict[str, Any], Any]:
-    """A body without its identity, and its figures of speculation."""
     path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
     response = await worker.http.post(path, json=body)
     assert response.status_code == 200, response.text
@@ -74,7 +70,6 @@ async def answered(worker: Worker, body: dict[str, Any]) -> tuple[dict[str, Any]
 
 
 async def streamed(client: openai.AsyncOpenAI, **body: Any) -> tuple[str, str | None, int]:
-    """Text, finish reason and number of tokens of a stream, as OpenAI's own client reads it."""
     stream = await client.completions.create(
         stream=True, stream_options={"include_usage": True}, **body
     )
@@ -98,7 +93,6 @@ BODIES: list[dict[str, Any]] = [
 
 
 async def test_answers_are_the_same_with_and_without_drafts() -> None:
-    """Greedy and seeded, whole and streamed; the counters add up to those of every request."""
     async with both(*SIM) as (plain, drafting):
         before = await counted(drafting)
         places = [f"num_accepted_tokens_per_pos[{place}]" for place in range(6)]
@@ -133,7 +127,6 @@ async def test_answers_are_the_same_with_and_without_drafts() -> None:
 
 @pytest.mark.model
 async def test_the_real_model_says_the_same_in_fewer_steps(model_path: Path) -> None:
-    """Text that repeats its prompt is drafted and accepted; greedy and seeded answers stay."""
     small = ("--max-model-len", "512", "--num-gpu-blocks-override", "128")
     sentence = "The quick brown fox jumps over the lazy dog. "
     code = "def add(a, b):\n    return a + b\n\n\ndef add(a, b):\n    return a + b\n\n\ndef add"
@@ -157,7 +150,6 @@ async def test_the_real_model_says_the_same_in_fewer_steps(model_path: Path) -> 
 
 
 def close_in_logprobs(answer: dict[str, Any], expected: dict[str, Any]) -> bool:
-    """Equal, but for what rows that are computed together change in the sixth place."""
     for one, other in zip(answer["choices"], expected["choices"], strict=True):
         lists = [
             (choice.pop("logprobs") or {}).get("token_logprobs", []) for choice in (one, other)
@@ -183,7 +175,6 @@ def _named(name: str) -> str:
 async def test_a_worker_says_what_is_wrong_with_the_configuration(
     config: str, message: str
 ) -> None:
-    """One sentence and status 1, before anything is started."""
     argv = ("-m", "worker", "--engine", "sim", "--port", "0", "--speculative-config", config)
     process = await asyncio.create_subprocess_exec(
         sys.executable, *argv, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
@@ -197,7 +188,6 @@ async def test_a_worker_says_what_is_wrong_with_the_configuration(
 
 @pytest.mark.envoy
 async def test_a_fleet_drafts_as_the_page_says() -> None:
-    """The page has the command word for word; its workers draft the clients' answers."""
     line = next(li for li in PAGE.read_text().splitlines() if "suffix" in li and "up --" in li)
     given = shlex.split(line, comments=True)
     worker_args = given[given.index("--worker-args") + 1]

@@ -32,7 +32,6 @@ class Family:
         self.known: set[int] = set()
 
     def living(self) -> dict[int, str]:
-        """Process id → command line."""
         found = {}
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):  # gone meanwhile, or another user's
@@ -46,7 +45,6 @@ class Family:
         return found
 
     async def until_gone(self) -> None:
-        """Wait for the end of the last one; what does not end is ended, and fails the test."""
         try:
             await until(lambda: not self.living(), what="the last process is gone")
         finally:
@@ -57,7 +55,6 @@ class Family:
 
 @pytest.fixture
 def family(monkeypatch: pytest.MonkeyPatch) -> Family:
-    """The processes that the test starts from now on."""
     return Family(monkeypatch)
 
 
@@ -87,7 +84,6 @@ async def test_nothing_survives_a_fleet_that_is_killed_while_it_starts(
 
 @pytest.mark.envoy
 async def test_nothing_survives_a_fleet_that_is_killed_while_it_serves(family: Family) -> None:
-    """Nor what its parts have started, and what a restart is just bringing."""
     port = free_base_port()
     async with running_fleet(port, "--workers", "2") as fleet:
         await fleet.ready()
@@ -112,7 +108,6 @@ async def test_nothing_survives_a_fleet_that_is_killed_while_it_serves(family: F
 async def test_nothing_survives_a_worker_that_is_killed(
     family: Family, short_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
-    """Not even an engine that is stopped and so cannot end by itself; nor a file of either."""
     monkeypatch.setenv("TMPDIR", str(short_path))
     async with running_worker(*SIM) as worker:
         engine = worker.engine_pid()

@@ -24,12 +24,10 @@ pytestmark = pytest.mark.envoy
 
 @pytest.fixture
 def port() -> int:
-    """The port of a test's fleet."""
     return free_base_port()
 
 
 async def test_a_fleet_serves_survives_and_goes(port: int) -> None:
-    """A killed worker costs no request and comes back; Ctrl-C leaves nothing behind."""
     async with running_fleet(port, "--workers", "3", "--drain-timeout", "5") as fleet:
         await fleet.ready()
         lines = fleet.output.splitlines()
@@ -57,7 +55,6 @@ async def test_a_fleet_serves_survives_and_goes(port: int) -> None:
 
 
 async def _the_first_page_leads_on(fleet: Fleet) -> None:
-    """Every address that `/` names answers."""
     async with aiohttp.ClientSession(raise_for_status=True) as http:
         async with http.get(f"{fleet.url}/") as reply:
             text = await reply.text()
@@ -73,7 +70,6 @@ async def _the_first_page_leads_on(fleet: Fleet) -> None:
 
 
 async def _kill_a_worker_under_load(fleet: Fleet) -> None:
-    """SIGKILL one worker, engine included, while requests keep coming; none may fail."""
     leaders = {pid: line for pid, line in fleet.descendants().items() if "-m worker --" in line}
     assert len(leaders) == 3
     victim = sorted(leaders, key=lambda pid: leaders[pid].split("--port")[1])[1]
@@ -92,7 +88,6 @@ def _remaining(before: dict[int, str]) -> dict[int, str]:
 async def test_folders_named_like_our_packages_are_not_run(
     port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor are modules named like those that we import: the current directory is the user's."""
     ran = tmp_path / "ran"
     for name in ("fleet/__init__", "picker/__init__", "worker/__init__", "types", "asyncio", "zmq"):
         path = tmp_path / "here" / f"{name}.py"
@@ -109,7 +104,6 @@ async def test_folders_named_like_our_packages_are_not_run(
 
 @pytest.mark.full
 async def test_a_second_signal_stops_at_once(port: int) -> None:
-    """While a long answer drains, a second Ctrl-C ends everything, with status 0."""
     async with running_fleet(port, "--workers", "1", "--drain-timeout", "600") as fleet:
         await fleet.ready()
         stream = await fleet.openai.chat.completions.create(
@@ -133,7 +127,6 @@ async def test_a_second_signal_stops_at_once(port: int) -> None:
 
 @pytest.mark.full
 async def test_a_signal_during_the_start_stops_it(port: int) -> None:
-    """Ctrl-C before everything is ready leaves nothing behind either."""
     async with running_fleet(port, "--workers", "2") as fleet:
         await until(lambda: "starting" in fleet.output, what="it begins")
         fleet.process.send_signal(signal.SIGINT)
@@ -145,7 +138,6 @@ async def test_a_signal_during_the_start_stops_it(port: int) -> None:
 async def test_a_start_that_fails_leaves_no_folder_behind(
     port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The command prints the reason and the end of the log."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     async with running_fleet(port, "--startup-timeout", "0.01") as fleet:
         assert await asyncio.wait_for(fleet.process.wait(), LIMIT_SECONDS) == 1
@@ -156,7 +148,6 @@ async def test_a_start_that_fails_leaves_no_folder_behind(
 
 @pytest.mark.full
 async def test_a_busy_port_is_one_sentence(port: int) -> None:
-    """Nothing is started when the port is taken."""
     with socket.create_server(("127.0.0.1", port)):
         async with running_fleet(port) as fleet:
             assert await asyncio.wait_for(fleet.process.wait(), LIMIT_SECONDS) == 1

@@ -38,8 +38,6 @@ pytestmark = [
 
 
 class Pair:
-    """Both engines behind one door."""
-
     def __init__(self, urls: dict[str, str], door: str, picker: str) -> None:
         self.urls = urls
         limits = httpx.Limits(max_connections=None)
@@ -53,26 +51,21 @@ class Pair:
         assert answer.json()["usage"]["completion_tokens"] == max_tokens
 
     async def endpoints(self) -> dict[str, dict[str, Any]]:
-        """The picker's knowledge of each engine."""
         page = (await self.http.get(f"{self.picker}/endpoints")).json()
         return {row["name"]: row["metrics"] for row in page["endpoints"]}
 
     async def is_known(self) -> bool:
-        """True once both engines' metrics were read."""
         return all((await self.endpoints()).values())
 
     async def has_queue(self, engine: str) -> bool:
-        """True while requests wait at an engine, by the picker's metrics."""
         metrics = (await self.endpoints())[engine]
         return metrics is not None and metrics["waiting_requests"] >= 2
 
     async def is_idle(self) -> bool:
-        """True while no request runs at any engine, by the picker's metrics."""
         loads = (await self.endpoints()).values()
         return all(m and m["waiting_requests"] + m["running_requests"] == 0 for m in loads)
 
     async def decisions(self) -> dict[str, int]:
-        """The number of picks by engine so far."""
         page = (await self.http.get(f"{self.picker}/metrics")).text
         found: dict[str, int] = {}
         for labels, count in re.findall(r"llm_d_epp_scheduler_attempts_total{(.*)} (\S+)", page):
@@ -82,7 +75,6 @@ class Pair:
 
     @asynccontextmanager
     async def busy(self, engine: str) -> AsyncIterator[None]:
-        """Keep one engine's queue long, behind the picker's back."""
         prompts = [f"Write about the number {n}." for n in range(6 * SLOTS)]
         asking = [
             asyncio.create_task(self.ask(self.urls[engine], prompt, 400)) for prompt in prompts
@@ -99,7 +91,6 @@ class Pair:
 
 @asynccontextmanager
 async def program(*command: str, **variables: str) -> AsyncIterator[None]:
-    """A process around a block."""
     process = await asyncio.create_subprocess_exec(*command, env={**os.environ, **variables})
     try:
         yield
@@ -110,7 +101,6 @@ async def program(*command: str, **variables: str) -> AsyncIterator[None]:
 
 
 async def until_well(url: str) -> None:
-    """Wait for a 200."""
     async with asyncio.timeout(START_SECONDS), httpx.AsyncClient() as http:
         while True:
             try:
@@ -129,7 +119,6 @@ def vllm_command(port: int) -> list[str]:
 
 @pytest.fixture
 async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
-    """vLLM, a worker, the picker and Envoy."""
     vllm, door, admin, grpc, health, metrics = free_ports(HOST, 6, 27_000)
     async with AsyncExitStack() as stack:
         environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
@@ -168,7 +157,6 @@ async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
 
 
 async def test_both_engines_are_read_and_followed(pair: Pair) -> None:
-    """Both caches are known; who has a queue is avoided; a prompt returns to where it was."""
     await until(pair.is_known)
     known = await pair.endpoints()
     assert {name: bool(one["num_kv_blocks"]) for name, one in known.items()} == dict.fromkeys(

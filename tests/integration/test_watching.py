@@ -16,8 +16,6 @@ AT_ONCE = 6
 
 
 async def _load(fleet: Fleet) -> None:
-    """A few clients that ask again and again, until cancelled."""
-
     async def one() -> None:
         while True:
             assert await fleet.say_hello() == 4
@@ -28,7 +26,6 @@ async def _load(fleet: Fleet) -> None:
 
 
 async def test_the_page_and_top_show_a_fleet_under_load() -> None:
-    """Ten endpoints with curves, requests and why they went where they went."""
     async with running_fleet(free_base_port(), "--workers", str(WORKERS)) as fleet:
         await fleet.ready()
         async with browser() as window:

@@ -15,7 +15,6 @@ LIMIT_SECONDS = 60.0
 
 @pytest.mark.parametrize("buffered", [True, False])
 async def test_a_websocket_reaches_its_worker(bench, buffered: bool) -> None:
-    """Over HTTP/1.1 and HTTP/2; it counts as under way until it ends."""
     async with echoing() as first, echoing() as second, asyncio.timeout(LIMIT_SECONDS):
         endpoints = tuple(SocketAddress("127.0.0.1", port) for port in (first, second))
         changes = {"endpoints": endpoints, "buffer_request_body": buffered}

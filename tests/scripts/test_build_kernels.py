@@ -83,7 +83,6 @@ def test_build_and_library_agree_on_this_cpu() -> None:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A library of a function for each source of the kernels."""
     for name in SOURCES:
         text = f'extern "C" int of_{name}(int x) {{ return x * {len(name)}; }}\n'
         (tmp_path / f"{name}.cpp").write_text(text)
@@ -91,7 +90,6 @@ def project(tmp_path: Path) -> Path:
 
 
 def build(project: Path, command: str = "ours", **environment: str) -> tuple[str, str]:
-    """The output of the build, and the kind and name of each symbol of the library, if any."""
     for old in project.glob("build"):
         shutil.rmtree(old)
     sources = [f"{name}.cpp" for name in SOURCES]
@@ -143,7 +141,6 @@ def test_sources_of_other_instruction_sets_are_left_out(project: Path) -> None:
 def test_a_compiler_that_fails_leaves_no_old_library(
     project: Path, environment: dict[str, str], reason: str
 ) -> None:
-    """The package installs all the same."""
     assert build(project)[1]
     said, symbols = build(project, **environment)
     assert reason in said
@@ -152,7 +149,6 @@ def test_a_compiler_that_fails_leaves_no_old_library(
 
 @needs_compiler
 def test_a_build_without_kernels_leaves_the_library_alone(project: Path) -> None:
-    """Simulated workers need none; others of the same clone may."""
     _, before = build(project)
     said, after = build(project, **{VARIABLE: "none", "CXX": "g++-of-nowhere"})
     assert before == after != ""

@@ -8,7 +8,6 @@ from scripts.check_words import findings
 
 
 def found(folder: Path, name: str, text: str) -> list[str]:
-    """Return the findings in a file with this text, without its path."""
     path = folder / name
     path.write_text(text)
     return [line.removeprefix(f"{path}:") for line in findings(path)]

@@ -7,5 +7,4 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_generated_modules_are_as_they_would_be_written() -> None:
-    """`scripts/gen-protos` has nothing to change."""
     assert run_path(str(ROOT / "scripts" / "gen_protos.py"))["different"]() == {}

@@ -33,7 +33,6 @@ what = "project" if "--editable" in sys.argv else None if "--upgrade" in sys.arg
 def test_make_installs_what_is_asked_for(
     target: str, arguments: str, extra: str, tmp_path: Path
 ) -> None:
-    """In a clone that nothing has been installed for."""
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path)
     command = ["make", "--dry-run", "-C", str(tmp_path), target, f"ARGS={arguments}"]
@@ -75,7 +74,6 @@ def test_an_extra_is_installed_with_the_extras_that_it_names() -> None:
 
 
 def test_progress_names_packages_and_their_sizes(tmp_path: Path) -> None:
-    """In the words of a pip that fetches each package as it finds it."""
     packages = install.Packages(tmp_path)
     seen = [str(packages)]
     for line in (
@@ -103,7 +101,6 @@ def test_progress_names_packages_and_their_sizes(tmp_path: Path) -> None:
 
 
 def test_progress_counts_downloads_that_follow_the_search(tmp_path: Path) -> None:
-    """In the words of a pip that has found all packages by their metadata."""
     packages = install.Packages(tmp_path)
     for line in (
         "Collecting torch==2.13.0",
@@ -119,7 +116,6 @@ def test_progress_counts_downloads_that_follow_the_search(tmp_path: Path) -> Non
 
 
 def test_progress_counts_installed_packages_in_the_folder(tmp_path: Path) -> None:
-    """Also if one of them is there in another version, or is not complete; and over two pips."""
     old = tmp_path / "PyYAML-5.0.dist-info"
     old.mkdir()
     (old / "RECORD").touch()
@@ -189,7 +185,6 @@ def replace_pip(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
 def test_pip_has_the_last_word_on_a_failure(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its status and its output, which a success does not show."""
     replace_pip(monkeypatch, "print('Collecting torch'); sys.exit(what and 'ERROR: disk full')")
     assert install.main("sim") == 1
     out, error = capsys.readouterr()
@@ -221,7 +216,6 @@ if what == "packages":
 def test_the_reason_is_printed_where_the_other_pip_has_just_been_reaped(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its process is gone, and the loop has not been notified yet."""
     kill = os.killpg
 
     def kill_too_late(pid: int, number: int) -> None:
@@ -281,7 +275,6 @@ if what:
 def test_missing_kernels_are_one_sentence_with_what_to_install(
     failed: str, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The compiler's words precede it, if there is a compiler."""
     script = f"""
 if what == "project":
     print("  running build_ext")
@@ -310,7 +303,6 @@ def test_an_extra_has_the_kernels_that_it_needs(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Or those that POINTSMAN_KERNEL_ISAS asks for."""
     if asked is None:
         monkeypatch.delenv(install._ISAS, raising=False)
     else:

@@ -48,7 +48,6 @@ def test_names_of_our_modules_get_the_prefix(before: str, after: str) -> None:
     ],
 )
 def test_everything_else_stays(text: str) -> None:
-    """Words, comments, relative imports and names of what is not there."""
     assert rewritten(text.encode(), MODULES, "m.py").decode() == text
 
 
@@ -59,7 +58,6 @@ def test_an_import_that_binds_the_short_name_is_refused(text: str) -> None:
 
 
 def test_the_packages_move_into_one(tmp_path: Path) -> None:
-    """And names are those of the files that were there."""
     for name in ("pointsman", "base", "picker", "worker", "fleet", "worker/engine"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").touch()

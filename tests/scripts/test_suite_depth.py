@@ -36,7 +36,6 @@ def test_child():
 
 
 def run_suite(folder: Path, *options: str, depth: str = "") -> str:
-    """Run two files of tests with the plugins of this suite; returns what pytest prints."""
     (folder / "test_deep.py").write_text(SUITE)
     (folder / "test_plain.py").write_text(PLAIN)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "DEPTH": depth}
@@ -49,14 +48,12 @@ def run_suite(folder: Path, *options: str, depth: str = "") -> str:
 
 
 def test_the_rest_of_the_suite_is_what_is_marked_and_what_depends_on_depth(tmp_path: Path) -> None:
-    """An item that runs the same way by default is left out."""
     printed = run_suite(tmp_path, "--beyond-default", depth="full")
     assert "test_plain.py" not in printed
     assert "32 passed, 2 deselected" in printed
 
 
 def test_a_tenth_of_the_seeds_runs_by_default(tmp_path: Path) -> None:
-    """Three of thirty, beside a property test and the plain tests."""
     assert "6 passed, 1 deselected" in run_suite(tmp_path, "-m", "not full")
 
 
@@ -64,7 +61,6 @@ def test_a_tenth_of_the_seeds_runs_by_default(tmp_path: Path) -> None:
 def test_a_record_has_every_item_with_the_time_of_its_children(
     processes: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """The child's loop takes a tenth of a second of CPU time, its parent next to nothing."""
     path = tmp_path / "records" / "test.jsonl"
     run_suite(tmp_path, "-m", "not full", "--record-durations", str(path), *processes)
     record = read(path)
@@ -75,7 +71,6 @@ def test_a_record_has_every_item_with_the_time_of_its_children(
 
 
 def test_the_bound_grows_with_the_time_of_the_calibration_loop() -> None:
-    """On a machine of half the speed an item may use twice the CPU seconds."""
     items = (Duration("tests/a.py::test_a", 9.0, 3.0), Duration("tests/b.py::test_b[1]", 9.0, 5.0))
     usual = durations.REFERENCE_LOOP_SECONDS
     assert [each.cpu_seconds for each in too_slow(Record(usual / 3, items), {})] == [5.0, 3.0]
@@ -87,14 +82,12 @@ def test_the_bound_grows_with_the_time_of_the_calibration_loop() -> None:
     "name", ["tests", "tests/b.py", "tests/b.py::test_b", "tests/b.py::test_b[1]"]
 )
 def test_an_exempt_name_covers_its_items_and_no_others(name: str) -> None:
-    """A folder, a file, a function or one case of it; not a name that begins alike."""
     items = (Duration("tests/b.py::test_b[1]", 9.0, 5.0), Duration("tests_/b.py_::x", 9.0, 5.0))
     found = too_slow(Record(durations.REFERENCE_LOOP_SECONDS, items), {name: "a reason"})
     assert [each.item for each in found] == ["tests_/b.py_::x"]
 
 
 def test_an_exemption_that_covers_no_item_is_stale() -> None:
-    """Its test was renamed, or is not in `make test` any more."""
     record = Record(0.05, (Duration("tests/a.py::test_a", 9.0, 3.0),))
     assert durations.stale(record, {"tests/a.py": "", "tests/b.py": ""}) == ["tests/b.py"]
 
@@ -102,7 +95,6 @@ def test_an_exemption_that_covers_no_item_is_stale() -> None:
 def test_the_check_fails_on_an_item_above_the_bound(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The message names the item, what it used and where an exemption goes."""
     path = tmp_path / "test.jsonl"
     path.write_text(encoded(Record(0.01, (Duration("tests/a.py::test_a", 4.0, 2.5),))))
     assert durations.main(["check", str(path)]) == 1
