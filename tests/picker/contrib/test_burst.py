@@ -24,7 +24,6 @@ BLOCK = 64 * 4  # bytes
 
 
 def producer(**parameters: Any) -> BurstPrefixCacheProducer:
-    """A producer on the loop's time."""
     made = configured(NAME, parameters, services=Services(NoHttp(), clock=LoopClock()))
     assert isinstance(made, BurstPrefixCacheProducer)
     assert isinstance(made, AsyncDataProducer)
@@ -34,7 +33,6 @@ def producer(**parameters: Any) -> BurstPrefixCacheProducer:
 async def ask(
     one: BurstPrefixCacheProducer, prompt: str, after: float = 0.0, endpoints: str = "abc"
 ) -> PrefixCacheMatchInfo | None:
-    """`await ask(producer, "xy", after=…)`: the match of a prompt whose blocks are letters."""
     await asyncio.sleep(after)
     attributes = Attributes()
     tokens = b"".join(letter.encode() * BLOCK for letter in prompt)
@@ -45,14 +43,12 @@ async def ask(
 
 
 def where(info: PrefixCacheMatchInfo | None) -> str:
-    """The endpoint of the match."""
     assert list(info.match_blocks.values()) == [info.total_blocks]
     return next(iter(info.match_blocks))
 
 
 @pytest.mark.looptime
 async def test_requests_of_one_window_are_placed_together() -> None:
-    """Requests with a common prefix get one endpoint when the window of the first one ends."""
     one, loop = producer(), asyncio.get_running_loop()
     began = loop.time()
     found = await asyncio.gather(
@@ -66,7 +62,6 @@ async def test_requests_of_one_window_are_placed_together() -> None:
 
 @pytest.mark.looptime
 async def test_a_later_request_opens_the_next_window() -> None:
-    """It waits its own time, and nothing is remembered."""
     one, loop = producer(windowDurationMs=50), asyncio.get_running_loop()
     began = loop.time()
     await asyncio.gather(ask(one, "x"), ask(one, "x", 0.06))
@@ -75,7 +70,6 @@ async def test_a_later_request_opens_the_next_window() -> None:
 
 @pytest.mark.looptime
 async def test_a_full_window_takes_no_more_requests() -> None:
-    """Six equal requests in windows of three: each window is distributed by itself."""
     one = producer(maxBatchSize=3, maxPerReplica=2)
     found = await asyncio.gather(*(ask(one, "x") for _ in range(6)))
     assert Counter(map(where, found)) == {"default/a": 4, "default/b": 2}
@@ -95,7 +89,6 @@ async def test_a_disconnected_client_is_not_counted() -> None:
 
 @pytest.mark.looptime
 async def test_a_request_without_a_choice_does_not_wait() -> None:
-    """With one candidate, or without a prompt."""
     one, loop = producer(), asyncio.get_running_loop()
     began = loop.time()
     assert where(await ask(one, "x", endpoints="b")) == "default/b"
@@ -122,7 +115,6 @@ POOL = (("a", 0), ("b", 0), ("c", 0))
 
 
 def requests(*prompts: str, pool: tuple[tuple[str, int], ...] = POOL) -> list[BurstRequest]:
-    """A prompt's letters are its blocks, chained."""
     return [
         BurstRequest(tuple(hash(prompt[: i + 1]) for i in range(len(prompt))), pool)
         for prompt in prompts
@@ -137,20 +129,17 @@ def test_requests_with_a_common_prefix_form_a_group() -> None:
 
 
 def test_a_group_needs_the_configured_number_of_common_blocks() -> None:
-    """One block is not enough for two; shorter prompts stay alone."""
     found = assign(requests("xa", "xb", "xa", "x"), BurstRules(colocate_blocks=2))
     assert found[0] == found[2]
     assert len({found[0], found[1], found[3]}) == 3
 
 
 def test_the_largest_group_is_placed_first() -> None:
-    """Three requests at one endpoint, two and one and one at the others."""
     found = assign(requests("p", "q", "x1", "x2", "x3", "y1", "y2"), BurstRules())
     assert sorted(Counter(found).values()) == [2, 2, 3]
 
 
 def test_blocks_can_be_the_weight() -> None:
-    """Blocks that several requests share count once."""
     prompts = ("x1", "x2", "x3", "abcdefgh", "y")
     found = assign(requests(*prompts, pool=POOL[:2]), BurstRules(weigh_blocks=True))
     assert found[:3] == [found[0]] * 3
@@ -158,7 +147,6 @@ def test_blocks_can_be_the_weight() -> None:
 
 
 def test_an_endpoint_takes_no_more_than_its_limit() -> None:
-    """The rest of a group stays together; once all endpoints are full, the limit is ignored."""
     rules = BurstRules(max_per_endpoint=2)
     found = assign(requests("x1", "x2", "x3", "x4"), rules)
     assert Counter(found) == {"a": 2, "b": 2}
@@ -166,7 +154,6 @@ def test_an_endpoint_takes_no_more_than_its_limit() -> None:
 
 
 def test_the_idle_endpoint_is_next_among_equal_ones() -> None:
-    """Then the first one."""
     pool = (("a", 5), ("b", 1), ("c", 1))
     assert assign(requests("x", pool=pool), BurstRules()) == ["b"]
 
@@ -201,7 +188,6 @@ def test_every_request_gets_one_of_its_candidates(
 def test_no_endpoint_exceeds_the_limit_while_others_have_room(
     prompts: list[str], limit: int, weigh_blocks: bool
 ) -> None:
-    """All endpoints may serve all requests here."""
     counts = Counter(assign(requests(*prompts), BurstRules(1, limit, weigh_blocks)))
     if len(prompts) <= limit * len(POOL):
         assert max(counts.values(), default=0) <= limit

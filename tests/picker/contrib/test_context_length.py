@@ -51,14 +51,12 @@ def request_of(tokens: int) -> InferenceRequest:
     ],
 )
 def test_the_score_follows_the_formula(text: str | None, length: int, expected: float) -> None:
-    """In range, out of range, without the label, with an invalid one."""
     plugin = ContextLengthAware(ContextLengthAwareParameters())
     scores = plugin.score(request_of(length), _candidates([text]), Attributes())
     assert list(scores) == pytest.approx([expected])
 
 
 def test_narrow_ranges_score_above_wide_ones_and_misses() -> None:
-    """Every range that misses scores below every range that fits."""
     plugin = ContextLengthAware(ContextLengthAwareParameters())
     candidates = _candidates(["0-20", "0-10000", "11-20"])
     special, general, stranger = plugin.score(request_of(10), candidates, Attributes())
@@ -66,7 +64,6 @@ def test_narrow_ranges_score_above_wide_ones_and_misses() -> None:
 
 
 def test_filtering_is_off_by_default() -> None:
-    """With it, ranges count, an absent label passes, and the result may be empty."""
     candidates = _candidates(["0-20", None, "11-20", "bad", "10-10"])
     request = request_of(10)
     idle = ContextLengthAware(ContextLengthAwareParameters())
@@ -83,7 +80,6 @@ def test_the_label_is_configurable() -> None:
 
 
 def test_absurd_numbers_are_no_range() -> None:
-    """Nor are digits of other scripts."""
     assert parse_range("0-" + "9" * 5000) is None
     assert parse_range("0-" + "9" * (MAX_DIGITS + 1)) is None
     assert parse_range("0-" + "9" * MAX_DIGITS) == (0, 10**MAX_DIGITS - 1)

@@ -16,7 +16,6 @@ def gpu(page: bytes) -> Extraction:
 
 
 def test_the_busiest_gpu_of_the_pod_counts() -> None:
-    """Samples without a pod belong to the endpoint as well; impossible values are ignored."""
     page = b"""DCGM_FI_DEV_GPU_UTIL{gpu="0",pod="pod"} 40
 DCGM_FI_DEV_GPU_UTIL{gpu="1",pod="other"} 90
 DCGM_FI_DEV_GPU_UTIL{gpu="2"} 35
@@ -36,7 +35,6 @@ def test_the_exporter_is_at_its_usual_port() -> None:
 
 
 def test_an_exporter_on_the_node_needs_the_node() -> None:
-    """Without its address there is no page."""
     where = configured("dcgm-data-source", {"useNodeAddress": True}).location
     assert where.address(Endpoint("a", "10.0.0.1", 1, node_address="10.9.0.1")) == "10.9.0.1:9400"
     assert where.address(Endpoint("a", "10.0.0.1", 1, node_address="fd00::1")) == "[fd00::1]:9400"

@@ -9,7 +9,6 @@ NAME = "mm-embeddings-cache-producer"
 
 
 def request_with(items: str) -> InferenceRequest:
-    """A request with one item for each letter."""
     features = tuple(MultiModalFeature("image", item, 0, 225) for item in items)
     return request_for(features=(features,))
 
@@ -37,7 +36,6 @@ def _producer(megabytes: int = 4096) -> MmEmbeddingsCacheProducer:
 
 
 def test_items_are_found_where_they_were_sent() -> None:
-    """On every endpoint of the fallback list; an item counts once however often it occurs."""
     producer = _producer()
     assert _found(producer, request_with("xyxz"), POOL) == EncoderMatch(3.0, {})
     _send(producer, request_with("xy"), POOL[0], POOL[1])
@@ -56,7 +54,6 @@ def test_a_request_without_items_has_no_match() -> None:
 
 
 def test_the_memory_of_an_endpoint_is_bounded() -> None:
-    """2 MiB per item; the least recently sent item is forgotten."""
     producer = _producer(5)
     for items in ("x", "y", "x", "z"):
         _send(producer, request_with(items), POOL[0])
@@ -81,7 +78,7 @@ def test_the_size_is_named_as_in_the_reference() -> None:
 
 
 def test_long_hashes_are_remembered_by_their_digests() -> None:
-    """Clients may send hashes themselves."""
+    """Clients may send the hashes themselves."""
     producer = _producer()
     items = tuple(MultiModalFeature("image", letter * 100_000, 0, 1) for letter in "pqr")
     request = request_for(features=(items,))
@@ -92,7 +89,6 @@ def test_long_hashes_are_remembered_by_their_digests() -> None:
 
 
 def test_hashes_may_have_lone_surrogates() -> None:
-    """Two different ones are not equal."""
     producer = _producer()
     one, other = (
         request_for(features=((MultiModalFeature("image", half * 500, 0, 1),),))

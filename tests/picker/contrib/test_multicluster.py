@@ -27,12 +27,10 @@ USAGE = "llm-d.ai/multicluster-kv-cache-utilization/multicluster-metrics-extract
 
 
 def findings(plugin: Any, page: str) -> Extraction:
-    """The extraction of a page about a pool."""
     return plugin.extract(Scrape(page.encode(), Endpoint("p", "10.0.0.1", 80), 0.0))
 
 
 def page_of(waiting: int, usage: float) -> str:
-    """The metrics page of our own picker with such a load."""
     store, metrics = Datastore(), PickerMetrics()
     store.set_endpoints([Endpoint("w", "10.0.0.9", 8000)])
     store.update_metrics("default/w", EndpointMetrics(waiting, 0, usage))
@@ -55,7 +53,6 @@ def test_a_picker_scores_by_the_averages_of_another_one() -> None:
 
 
 def test_the_series_are_configurable() -> None:
-    """With labels; of several samples the greatest counts."""
     extractor = configured(
         "multicluster-metrics-extractor",
         {"queueSizeMetric": "q{pool=a}", "kvCacheUtilizationMetric": "u"},
@@ -66,7 +63,6 @@ def test_the_series_are_configurable() -> None:
 
 @pytest.mark.parametrize("bad", ["NaN", "-1", "+Inf", "1.5"])
 def test_an_unusable_number_is_a_problem(bad: str) -> None:
-    """The other number still counts."""
     page = f"llm_d_epp_average_kv_cache_utilization {bad}\nllm_d_epp_average_queue_size 1\n"
     found = findings(configured("multicluster-metrics-extractor"), page)
     assert found.attributes == {QUEUE: 1.0}
@@ -79,7 +75,6 @@ def test_a_page_without_both_numbers_is_an_error() -> None:
 
 
 def test_pages_of_other_clusters_use_https() -> None:
-    """Certificates are checked by default."""
     location = configured("multicluster-metrics-data-source").location
     assert (location.scheme, location.path, location.tls.verify) == ("https", "/metrics", True)
     plain = configured(
@@ -118,7 +113,6 @@ endpoints:
 
 
 def test_pools_are_found_by_name(tmp_path: Path) -> None:
-    """In a whole configuration; labels give the address of their metrics."""
     path = tmp_path / "pools.yaml"
     path.write_text(POOLS)
     loaded, metrics = load_config(CONFIG.format(path=path).encode(), "test"), PickerMetrics()
@@ -143,6 +137,6 @@ def test_an_invalid_host_is_refused(address: str) -> None:
 
 
 def test_only_the_names_of_pools_stay_unresolved() -> None:
-    """Names of workers are resolved, because a proxy cannot route to them."""
+    """A proxy cannot route to the name of a worker."""
     assert not configured("file-discovery", {"path": "f"}).routes_to_names
     assert configured("multicluster-file-discovery", {"path": "f"}).routes_to_names

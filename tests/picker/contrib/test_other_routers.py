@@ -17,18 +17,15 @@ APPROX = match_info_key("approx-prefix-cache-producer")
 
 
 def prompt(num_tokens: int, first: int = 0, **fields: Any) -> InferenceRequest:
-    """A request with `num_tokens` tokens, counted from `first`."""
     tokens = pack(f"<{num_tokens}I", *range(first, first + num_tokens))
     return request_for(prompts=(tokens,), **fields)
 
 
 def pool(*loads: int) -> list[Candidate]:
-    """Endpoints a, b, … with requests in flight."""
     return [candidate(name, inflight=load) for name, load in zip("abcdefgh", loads, strict=False)]
 
 
 def matches(total: int, **blocks: int) -> Attributes:
-    """Blocks of 10 tokens, by the name of the endpoint."""
     by_key = {f"default/{name}": count for name, count in blocks.items()}
     return Attributes({APPROX: PrefixCacheMatchInfo(total, 10, by_key)})
 
@@ -61,21 +58,18 @@ def test_cache_aware_weighs_match_and_load_as_sglang_router_does(
 
 
 def test_cache_aware_excludes_an_endpoint_of_unknown_load() -> None:
-    """Although it has the whole prompt."""
     candidates = [candidate("a", known=False), candidate("b", inflight=3)]
     scorer = configured("cache-aware-scorer")
     assert scorer.score(prompt(100), candidates, matches(10, a=10)) == pytest.approx([0, 1 / 3])
 
 
 def in_flight(found: Attributes, **tokens: int) -> Attributes:
-    """Findings with tokens of prompts in flight."""
     loads = {f"default/{name}": EndpointLoad(1, count) for name, count in tokens.items()}
     found[inflight_load_key()] = InFlightLoad(loads, {})
     return found
 
 
 def in_use(name: str, blocks: int, inflight: int = 0) -> Candidate:
-    """A candidate with KV blocks of 10 tokens in use, of 100."""
     return candidate(
         name,
         inflight=inflight,
@@ -88,14 +82,13 @@ def in_use(name: str, blocks: int, inflight: int = 0) -> Candidate:
 def dynamo(
     candidates: Sequence[Candidate], found: Attributes, parameters: Mapping[str, Any]
 ) -> list[float]:
-    """The scores of a prompt of 100 tokens."""
     scorer = configured("dynamo-cost-scorer", dict(parameters))
     return list(scorer.score(prompt(100), candidates, found))
 
 
 def test_dynamo_cost_is_that_of_its_documentation() -> None:
-    """A prompt of 10 blocks; 2, 5 and 8 of them are cached, 10, 5 and 9 in use: costs of 18, 10 and
-    11, and 10 more each for the blocks that the request takes itself.
+    """The prompt has 10 blocks, of which 2, 5 and 8 are cached; 10, 5 and 9 are in use. The costs
+    are 18, 10 and 11, and 10 more each for the blocks that the request takes itself.
     """
     found = in_flight(matches(10, a=2, b=5, c=8))
     candidates = [in_use("a", 10), in_use("b", 5), in_use("c", 9)]
@@ -103,7 +96,6 @@ def test_dynamo_cost_is_that_of_its_documentation() -> None:
 
 
 def test_dynamo_cost_uses_the_mean_for_missing_blocks() -> None:
-    """The others have 10 and 4 in use; nothing is cached."""
     gap = candidate("c")
     found = in_flight(matches(10))
     assert dynamo([in_use("a", 10), in_use("b", 4), gap], found, {}) == pytest.approx([0, 1, 0.5])
@@ -127,15 +119,14 @@ def test_dynamo_cost_uses_the_mean_for_missing_blocks() -> None:
 def test_dynamo_cost_has_dynamos_settings(
     parameters: dict[str, Any], expected: Sequence[float]
 ) -> None:
-    """A prompt of 10 blocks, all cached at a, which has 5 more to compute; c has 3."""
     found = in_flight(matches(10, a=10), a=50, c=30)
     candidates = [in_use("a", 0, inflight=2), in_use("b", 2), in_use("c", 0)]
     assert dynamo(candidates, found, parameters) == pytest.approx(expected)
 
 
 def test_dynamo_cost_decays_only_blocks_on_the_gpu() -> None:
-    """10 blocks, 4 of them on the GPU and the others worth 3 in a lower tier; 5 blocks in flight:
-    15 − 4 / (1 + 2 · 5 / 10) − 3 = 10, the cost of b, which is idle and empty.
+    """The prompt has 10 blocks: 4 are on the GPU, and the others are worth 3 in a lower tier; 5 are
+    in flight. 15 − 4 / (1 + 2 · 5 / 10) − 3 = 10, the cost of b, which is idle and empty.
     """
     found = in_flight(matches(10), a=50)
     tiers = {"default/a": {"gpu": 4, "cpu": 6}}
@@ -146,20 +137,17 @@ def test_dynamo_cost_decays_only_blocks_on_the_gpu() -> None:
 
 
 def test_dynamo_cost_without_findings_is_zero() -> None:
-    """An endpoint of unknown load is the worst."""
     assert dynamo(pool(1, 2), Attributes(), {}) == [0, 0]
     candidates = [candidate("a", known=False), in_use("b", 90)]
     assert dynamo(candidates, in_flight(matches(10, a=10)), {}) == [0, 1]
 
 
 def first(scores: Sequence[float]) -> int:
-    """The index of the best; no two are equal."""
     assert len(set(scores)) == len(scores)
     return max(range(len(scores)), key=scores.__getitem__)
 
 
 def homes(names: str, num_keys: int = 2000) -> list[str]:
-    """The endpoint of each key without load."""
     scorer = configured("consistent-hashing-scorer")
     candidates = [candidate(name) for name in names]
     return [
@@ -169,9 +157,7 @@ def homes(names: str, num_keys: int = 2000) -> list[str]:
 
 
 def test_consistent_hashing_spreads_keys_and_moves_few() -> None:
-    """Each of n gets its share. When one leaves, only its keys move, evenly; a newcomer takes its
-    share and no key moves between the others.
-    """
+    """Each of n endpoints gets its share. When one leaves, only its keys move."""
     before, after = homes("abcdefgh"), homes("abcdefg")
     assert all(1 / 8 * 0.8 < n / 2000 < 1 / 8 * 1.2 for n in Counter(before).values())
     moved = [(old, new) for old, new in zip(before, after, strict=True) if old != new]
@@ -206,7 +192,6 @@ def test_consistent_hashing_skips_endpoints_at_the_bound(
 
 @pytest.mark.parametrize("factor", [1.0, 1.25, 2.0])
 def test_consistent_hashing_never_exceeds_the_bound(factor: float) -> None:
-    """A random walk of arrivals with popular keys, ends, and changing candidates."""
     scorer = configured("consistent-hashing-scorer", {"loadFactor": factor})
     rng, loads = Random(5), dict.fromkeys("abcdefgh", 0)
     for _ in range(2000):
@@ -224,7 +209,6 @@ def test_consistent_hashing_never_exceeds_the_bound(factor: float) -> None:
 
 
 def test_a_key_is_the_header_or_the_beginning_of_the_prompt() -> None:
-    """With model and salt; without either all score alike."""
     scorer = configured("consistent-hashing-scorer", {"headerName": "X-Session", "prefixTokens": 4})
 
     def scores(request: InferenceRequest) -> Sequence[float]:

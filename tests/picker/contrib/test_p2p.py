@@ -23,7 +23,6 @@ from tests.support.picker.plugin_scenes import request_for
 
 
 def endpoint(name: str, queue: int | None = 0) -> Candidate:
-    """The port identifies the endpoint: `a` is 8097, `b` 8098."""
     metrics = None if queue is None else EndpointMetrics(waiting_requests=queue)
     return Candidate(Endpoint(name, "10.0.0.1", 8000 + ord(name)), metrics)
 
@@ -35,7 +34,7 @@ def header(
     picked: dict[str, str],
     **parameters: Any,
 ) -> str | None:
-    """The name of the endpoint in the header; `tiers` are in blocks of 16 tokens."""
+    """Return the name of the endpoint in the header; `tiers` are in blocks of 16 tokens."""
     plugin = P2pSourceProducer("p2p", P2pSourceParameters(**parameters))
     attributes = Attributes()
     if tiers is not None:
@@ -73,7 +72,6 @@ def header(
 def test_a_peer_must_have_enough_more_in_its_cpu_tier(
     tiers: dict[str, dict[str, int]] | None, delta: int, expected: str | None
 ) -> None:
-    """More than `a`, which computes."""
     candidates = [endpoint("a"), endpoint("b")]
     chosen = header(
         request_for(), candidates, tiers, {"default": "a"}, min_cached_token_delta=delta
@@ -83,7 +81,6 @@ def test_a_peer_must_have_enough_more_in_its_cpu_tier(
 
 @pytest.mark.parametrize(("profile", "expected"), [("prefill", "a"), ("other", "b")])
 def test_the_endpoint_of_a_prefill_profile_computes(profile: str, expected: str) -> None:
-    """It has most of the prompt itself, and so copies only from `a`."""
     tiers = {"a": {"cpu": 4}, "b": {"cpu": 5}}
     picked = {"decode": "a", "prefill": "b"}
     chosen = header(
@@ -93,7 +90,6 @@ def test_the_endpoint_of_a_prefill_profile_computes(profile: str, expected: str)
 
 
 def test_a_missing_queue_is_the_mean_of_the_others() -> None:
-    """Among queues 1, 0, 2 and a missing one, the missing one has the weight of 1."""
     missing = Candidate(endpoint("d").endpoint, EndpointMetrics(waiting_requests=None))
     tiers = {name: {"cpu": 8} for name in "bcd"}
     body, rng = request_for().body, Random(2)
@@ -111,7 +107,6 @@ def test_a_missing_queue_is_the_mean_of_the_others() -> None:
 
 
 def test_peers_near_the_best_are_drawn_by_their_queues() -> None:
-    """Within one block; a request always draws the same peer; an unknown queue is a long one."""
     candidates = [
         endpoint("a"),
         endpoint("b", 0),

@@ -30,7 +30,6 @@ def _serve(band: Any, program: str, usage: Usage) -> None:
 
 
 def test_the_least_served_program_goes_first() -> None:
-    """A completion token counts twice."""
     band = Queue(_policy().for_band(0))
     _serve(band, "a", Usage(100, 10))
     _serve(band, "b", Usage(10, 60))
@@ -40,7 +39,6 @@ def test_the_least_served_program_goes_first() -> None:
 
 
 def test_without_service_the_longest_wait_decides_and_then_the_id() -> None:
-    """The order of a table does not matter."""
     band = Queue(_policy().for_band(0))
     for program, at in (("c", 2.0), ("b", 1.0), ("d", 2.0), ("a", 2.0)):
         band.now = at
@@ -49,7 +47,6 @@ def test_without_service_the_longest_wait_decides_and_then_the_id() -> None:
 
 
 def test_service_fades() -> None:
-    """Service of ten half-lives ago counts less than a little service now, also after years."""
     band = Queue(_policy().for_band(0))
     for begun in (0.0, 400.0 * HALF_LIFE, 10_000.0 * HALF_LIFE):
         band.now = begun
@@ -61,7 +58,6 @@ def test_service_fades() -> None:
 
 
 def test_a_program_is_the_same_in_all_bands() -> None:
-    """Service at one priority counts at another."""
     policy = _policy()
     one, other = Queue(policy.for_band(1)), Queue(policy.for_band(0))
     _serve(one, "a", Usage(100, 0))
@@ -71,7 +67,6 @@ def test_a_program_is_the_same_in_all_bands() -> None:
 
 
 def test_programs_are_forgotten() -> None:
-    """Faded ones at the next sweep, the others after their time to live."""
     policy = _policy(las_half_life_seconds=1e6)
     band = Queue(policy.for_band(0))
     _serve(band, "big", Usage(1000, 0))
@@ -98,7 +93,6 @@ def _take_turns(band: Any, program: str, number: int) -> None:
 
 
 def test_the_deepest_session_goes_first() -> None:
-    """Its service does not matter; each turn makes it deeper, in all bands."""
     policy = _turns()
     band, other = Queue(policy.for_band(0)), Queue(policy.for_band(-1))
     _take_turns(band, "a", 1)
@@ -109,7 +103,6 @@ def test_the_deepest_session_goes_first() -> None:
 
 @pytest.mark.parametrize(("weight", "order"), [(0.05, "ba"), (0.5, "ab"), (0.0, "ba")])
 def test_a_shallow_session_that_waits_overtakes_a_deeper_one(weight: float, order: str) -> None:
-    """After turns / turnPriorityTimeWeight seconds."""
     band = Queue(_turns(turn_priority_time_weight=weight).for_band(0))
     _take_turns(band, "b", 5)
     band.push("a")
@@ -122,7 +115,6 @@ def test_a_shallow_session_that_waits_overtakes_a_deeper_one(weight: float, orde
     ("limit", "idle", "order"), [(120.0, 119.0, "ba"), (120.0, 121.0, "ab"), (0.0, 1e3, "ba")]
 )
 def test_a_long_idle_session_begins_again(limit: float, idle: float, order: str) -> None:
-    """Idle time lasts from its last end to the arrival of the head; waiting is not idle."""
     policy = _turns(turn_priority_inactivity_seconds=limit)
     band, other = Queue(policy.for_band(0)), Queue(policy.for_band(-1))
     _take_turns(band, "b", 2)
@@ -133,7 +125,6 @@ def test_a_long_idle_session_begins_again(limit: float, idle: float, order: str)
 
 
 def test_requests_without_a_session_have_no_depth() -> None:
-    """Requests without a fairness id share one, and come from many clients."""
     band = Queue(_turns().for_band(0))
     _take_turns(band, DEFAULT_FAIRNESS_ID, 9)
     _take_turns(band, "a", 1)
@@ -143,7 +134,6 @@ def test_requests_without_a_session_have_no_depth() -> None:
 
 
 def test_a_remembered_session_retains_its_depth() -> None:
-    """Also without usage in its responses."""
     policy = _turns(eviction_ttl_seconds=3600.0)
     band = Queue(policy.for_band(0))
     for at in (0.0, 1000.0, 4100.0):
@@ -156,7 +146,6 @@ def test_a_remembered_session_retains_its_depth() -> None:
 
 
 def test_the_shares_of_programs_are_reported() -> None:
-    """The current service, and the mean wait."""
     policy = _policy()
     assert isinstance(policy, SharesByProgram)
     band = Queue(policy.for_band(0))
@@ -175,8 +164,6 @@ def _best(
     now: float,
     weights: tuple[float, float],
 ) -> str:
-    """The formula, word for word."""
-
     def norm(values: Mapping[str, float], one: str) -> float:
         least, greatest = min(values.values()), max(values.values())
         return 0.5 if least == greatest else (values[one] - least) / (greatest - least)
@@ -202,7 +189,7 @@ def _best(
 def test_selections_follow_the_formula(
     served: list[tuple[str, int, int]], waiting: dict[str, int], weights: tuple[float, float]
 ) -> None:
-    """With service that halves, and waits, among the waiting flows only."""
+    """The formula is written out with service that halves, among the waiting flows only."""
     chosen = {"las_weight_service": weights[0], "las_weight_head_wait": weights[1]}
     band = Queue(_policy(**chosen).for_band(0))
     services: dict[str, float] = {}
@@ -227,7 +214,6 @@ def test_selections_follow_the_formula(
 
 
 def test_the_number_of_programs_is_limited() -> None:
-    """The least recent ones are forgotten before their time."""
     policy = _policy()
     band = policy.for_band(0)
     for number in (*range(MAX_PROGRAMS), 0, MAX_PROGRAMS, MAX_PROGRAMS + 1):

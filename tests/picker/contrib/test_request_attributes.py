@@ -25,12 +25,10 @@ def reporting(expression: str, condition: str | None = None, **key: str) -> dict
 
 
 def last(usage: Usage | None) -> ResponseProgress:
-    """The end of a response."""
     return ResponseProgress(1.0, 100, usage, is_last=True)
 
 
 def test_the_last_piece_carries_the_number() -> None:
-    """Only the last one, in the namespace envoy.lb."""
     reporter = make(reporting("usage.completion_tokens"))
     assert isinstance(reporter, ResponseProgressHook)
     usage = Usage(7, 10, 17)
@@ -55,7 +53,6 @@ def test_the_namespace_is_configurable() -> None:
     ],
 )
 def test_a_condition_has_to_hold(condition: str, reported: bool) -> None:
-    """An empty one always does."""
     reporter = make(reporting("usage.completion_tokens", condition))
     answer = reporter.response_progress(flight(), last(Usage(7, 10, 17)))
     assert (answer is not None) is reported
@@ -68,7 +65,6 @@ def test_zero_and_missing_usage_are_not_reported(usage: Usage | None) -> None:
 
 
 def test_a_failed_expression_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """No number is reported, and the response continues."""
     reporter = make(reporting("100 / usage.completion_tokens"))
     with caplog.at_level(logging.WARNING):
         assert reporter.response_progress(flight(), last(Usage(7, 0, 7))) is None
@@ -76,14 +72,12 @@ def test_a_failed_expression_is_logged(caplog: pytest.LogCaptureFixture) -> None
 
 
 def test_a_value_of_another_kind_is_not_reported() -> None:
-    """Even if the sample gave the right kind."""
     odd = "usage.completion_tokens < 100 ? dyn(1) : dyn(usage.completion_tokens > 5)"
     reporter = make(reporting(odd))
     assert reporter.response_progress(flight(), last(Usage(0, 500, 0))) is None
 
 
 def test_without_the_library_the_configuration_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error says how to install it."""
     blocked: Any = None
     monkeypatch.setitem(sys.modules, "cel", blocked)
     with pytest.raises(ValueError, match=r"pip install '\.\[cel\]'"):
@@ -106,7 +100,6 @@ USAGE = Usage(prompt_tokens=7, completion_tokens=10, total_tokens=17, cached_tok
     ],
 )
 def test_a_whole_number_is_computed_from_usage(source: str, expected: int) -> None:
-    """With the operators and functions of the language."""
     assert UsageExpression(source, int, where="here").evaluate(USAGE) == expected
 
 
@@ -133,7 +126,6 @@ def test_a_condition_is_true_or_false() -> None:
     ],
 )
 def test_an_invalid_expression_is_refused(source: str, kind: type, why: str) -> None:
-    """The error has the place and the library's reason, in one line."""
     with pytest.raises(ValueError, match=why) as error:
         UsageExpression(source, kind, where="here")
     assert "\n" not in str(error.value)
@@ -148,14 +140,12 @@ def test_an_invalid_expression_is_refused(source: str, kind: type, why: str) -> 
     ],
 )
 def test_an_expression_may_fail_on_a_response(source: str, usage: Usage) -> None:
-    """For a missing field, a division by zero, or a number that is too large."""
     expression = UsageExpression(source, int, where="here")
     with pytest.raises(ExpressionError, match=r"^here: "):
         expression.evaluate(usage)
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first expression imports it."""
     blocked: Any = None
     monkeypatch.setitem(sys.modules, "cel", blocked)
     with pytest.raises(ValueError, match=r"pip install '\.\[cel\]'"):

@@ -27,7 +27,6 @@ SELECTORS = [
 
 
 def parameters(mode: str = "sum", *roles: str, **more: Any) -> dict[str, Any]:
-    """Parameters for the set `s`, with both roles by default."""
     gating: dict[str, Any] = {"mode": mode}
     if mode != "disabled":
         gating["requireRoles"] = {"values": list(roles or ("prefill", "decode"))}
@@ -36,7 +35,9 @@ def parameters(mode: str = "sum", *roles: str, **more: Any) -> dict[str, Any]:
 
 
 def rollout(**revisions: tuple[int, int]) -> list[Candidate]:
-    """`rollout(a=(2, 9), b=(1, 1))`: numbers of prefill and decode endpoints by revision."""
+    """`rollout(a=(2, 9), b=(1, 1))` has these numbers of prefill and decode endpoints in each
+    revision.
+    """
     return [
         placed(f"{revision}-{role}-{index}", {NAME: "s", REVISION: revision, ROLE: role})
         for revision, counts in revisions.items()
@@ -46,7 +47,6 @@ def rollout(**revisions: tuple[int, int]) -> list[Candidate]:
 
 
 def shares(screener: Any, candidates: list[Candidate], times: int = 2000) -> dict[str, float]:
-    """The frequency of each revision; every result is one whole revision."""
     rng, counts = Random(5), Counter[str]()
     for _ in range(times):
         passed = screener.screen(request_for(), candidates, rng)
@@ -75,9 +75,6 @@ def test_complete_revisions_are_drawn_by_weight(
     revisions: dict[str, tuple[int, int]],
     expected: dict[str, float],
 ) -> None:
-    """A revision without one of the roles is never drawn; the dominant role is that of all
-    revisions.
-    """
     screener = make(parameters(mode, *roles))
     assert isinstance(screener, Screener)
     drawn = shares(screener, rollout(**revisions))
@@ -86,7 +83,6 @@ def test_complete_revisions_are_drawn_by_weight(
 
 
 def test_without_a_complete_revision_no_endpoint_remains() -> None:
-    """The request is refused rather than split."""
     screener = make(parameters())
     split = rollout(a=(2, 0), b=(0, 2))
     assert not screener.screen(request_for(), split, Random(1))
@@ -94,7 +90,6 @@ def test_without_a_complete_revision_no_endpoint_remains() -> None:
 
 
 def test_a_strict_header_chooses_its_revision() -> None:
-    """If it is complete; an unknown value excludes all endpoints, an empty header none."""
     screener, candidates = (make(parameters()), rollout(a=(2, 9), b=(1, 1), c=(0, 3)))
 
     def passed(value: str) -> set[str]:
@@ -115,7 +110,6 @@ def test_a_preferred_header_excludes_no_endpoint() -> None:
 
 
 def test_other_strict_labels_narrow_within_the_revision() -> None:
-    """The revision is drawn, by its whole weight, among those that have such an endpoint."""
     selectors = [{**SELECTORS[1], "mode": "strict"}]
     screener = make({**parameters(), "headerSelectors": selectors})
     candidates = [
@@ -146,7 +140,6 @@ def test_two_strict_headers_about_one_label_have_to_agree() -> None:
 
 
 def test_selectors_work_without_gating() -> None:
-    """Without a header every endpoint remains, of complete and incomplete revisions."""
     screener = make(parameters("disabled"))
     candidates = rollout(a=(2, 0), b=(0, 1))
     assert screener.screen(request_for(), candidates, Random(1)) == candidates
@@ -155,7 +148,6 @@ def test_selectors_work_without_gating() -> None:
 
 
 def test_only_endpoints_of_the_scope_are_counted() -> None:
-    """An endpoint outside of it, or without a revision, completes no revision."""
     outside = placed("outside", {NAME: "other", REVISION: "b", ROLE: "prefill"})
     nameless = placed("nameless", {NAME: "s", ROLE: "prefill"})
     candidates = [*rollout(a=(1, 1), b=(0, 5)), outside, nameless]
@@ -179,7 +171,6 @@ def test_the_labels_are_configurable() -> None:
 
 
 def test_responses_report_the_labels_of_their_endpoint() -> None:
-    """For both modes, whatever the gating; an absent label is not reported."""
     screener = make(parameters("disabled"))
     assert isinstance(screener, ResponseHeadHook)
 

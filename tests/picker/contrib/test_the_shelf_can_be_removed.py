@@ -35,7 +35,6 @@ plugins: [{type: dynamo-cost-scorer}]
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The output of a program that composes pickers of a copy without the shelf."""
     copy = tmp_path_factory.mktemp("repository")
     for package in ("base", "picker"):
         skipped = shutil.ignore_patterns("contrib", "__pycache__")
@@ -54,7 +53,6 @@ def test_a_picker_composes_with_the_default_configuration(printed: str) -> None:
 
 
 def test_a_shelved_type_is_unknown(printed: str) -> None:
-    """By the error of any type that does not exist, which names it."""
     assert "unknown plugin type 'dynamo-cost-scorer'" in printed
 
 

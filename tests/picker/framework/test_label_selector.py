@@ -11,12 +11,10 @@ LABELS = {"app": "llm", "tier": "gold", "example.com/zone": "a", "empty": "", "g
 
 
 def selector(**parameters: Any) -> LabelSelector:
-    """A selector from its JSON form."""
     return LabelSelector(msgspec.convert(parameters, LabelSelectorParameters))
 
 
 def expression(key: str, operator: str, *values: str) -> LabelSelector:
-    """A selector of one expression."""
     entry = {"key": key, "operator": operator, "values": values}
     return selector(matchExpressions=[entry])
 
@@ -43,7 +41,6 @@ def expression(key: str, operator: str, *values: str) -> LabelSelector:
 def test_each_operator_means_what_it_means_in_kubernetes(
     key: str, operator: str, values: tuple[str, ...], expected: bool
 ) -> None:
-    """NotIn holds without the label; the empty value is a value."""
     assert expression(key, operator, *values).matches(LABELS) is expected
 
 
@@ -66,7 +63,6 @@ def test_each_operator_means_what_it_means_in_kubernetes(
 def test_everything_has_to_hold_and_nothing_selects_all(
     parameters: dict[str, Any], expected: bool
 ) -> None:
-    """Labels and expressions are one conjunction."""
     assert selector(**parameters).matches(LABELS) is expected
 
 
@@ -106,14 +102,12 @@ def test_an_empty_selector_selects_what_has_no_labels() -> None:
     ],
 )
 def test_a_malformed_selector_is_refused_by_name(parameters: dict[str, Any], named: str) -> None:
-    """The message says which entry is at fault."""
     with pytest.raises(ValueError, match=f"^{named}"):
         selector(**parameters)
 
 
 @pytest.mark.parametrize("operator", ["in", "Equals", ""])
 def test_an_operator_kubernetes_does_not_know_is_refused(operator: str) -> None:
-    """Its names are case-sensitive."""
     with pytest.raises(msgspec.ValidationError, match="operator"):
         expression("a", operator, "x")
 
@@ -143,7 +137,6 @@ def test_an_operator_kubernetes_does_not_know_is_refused(operator: str) -> None:
     ],
 )
 def test_the_text_form_says_the_same(text: str, expected: bool) -> None:
-    """Commas within parentheses separate values, others requirements."""
     assert LabelSelector.parse(text).matches(LABELS) is expected
 
 
@@ -155,12 +148,10 @@ def test_the_text_form_says_the_same(text: str, expected: bool) -> None:
     ).split("|"),
 )
 def test_text_that_is_no_selector_is_refused(text: str) -> None:
-    """Nothing is guessed; the message says how requirements are written."""
     with pytest.raises(ValueError, match=r"write requirements like a=b"):
         LabelSelector.parse(text)
 
 
 def test_only_whole_numbers_are_ordered() -> None:
-    """A bound that is none is refused."""
     with pytest.raises(ValueError, match="no whole number"):
         LabelSelector.parse("a>b")

@@ -13,7 +13,6 @@ def row(name: str, **fields: tuple[str, ...]) -> PluginType[Parameters]:
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
-    """Or with all names when none is near."""
     registry = Registry([row("queue-scorer"), row("random-picker")])
     with pytest.raises(ConfigError, match="'queue-score'; did you mean 'queue-scorer'"):
         registry.get("queue-score")
@@ -22,7 +21,6 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
 
 
 def test_aliases_and_defaults_lead_to_the_row() -> None:
-    """A deprecated name is the same type; a data type has at most one default producer."""
     producer = row("new", default_for=("Thing",), deprecated_aliases=("old",))
     registry = Registry([producer])
     assert registry.get("old") is producer
@@ -32,7 +30,6 @@ def test_aliases_and_defaults_lead_to_the_row() -> None:
 
 
 def test_two_types_of_one_name_are_refused() -> None:
-    """Also when one is an alias."""
     with pytest.raises(ConfigError, match="two plugins"):
         Registry([row("a"), row("b", deprecated_aliases=("a",))])
 

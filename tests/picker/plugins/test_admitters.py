@@ -32,14 +32,12 @@ def _admitter(**parameters: Any) -> ProbabilisticAdmitter:
 def test_the_probability_follows_the_curve(
     parameters: dict[str, Any], waiting: int, usage: float, expected: float
 ) -> None:
-    """min(s ^ power · k, 1) with the worse of queue and cache."""
     pool = [candidate(waiting_requests=waiting, kv_cache_usage=usage)]
     probability = _admitter(**parameters).refusal_probability(pool)
     assert probability == pytest.approx(expected)
 
 
 def test_the_pool_is_as_full_as_its_mean() -> None:
-    """An endpoint of unknown load counts as full."""
     admitter = _admitter(power=1.0, k=1.0)
     assert admitter.refusal_probability([candidate(known=False), candidate()]) == 0.5
     assert admitter.refusal_probability([candidate(inflight=1), candidate()]) == 0.1
@@ -51,13 +49,11 @@ def test_the_pool_is_as_full_as_its_mean() -> None:
 def test_a_missing_signal_does_not_count(
     waiting: int | None, usage: float | None, expected: float
 ) -> None:
-    """Without either the load is unknown."""
     pool = [candidate(waiting_requests=waiting, kv_cache_usage=usage)]
     assert _admitter(power=1.0, k=1.0).refusal_probability(pool) == expected
 
 
 def test_sheddable_requests_are_refused_by_chance() -> None:
-    """With the probability of the curve, by 429; others never are."""
     admitter = _admitter(power=1.0, k=0.5)
     pool = [candidate(waiting_requests=5)]
     rng = Random(7)

@@ -40,9 +40,6 @@ from tests.support.picker.plugin_scenes import configured, flight, passed, place
     ],
 )
 def test_the_listed_endpoints_pass(header: str | None, expected: list[str]) -> None:
-    """In the header's order, each once; an address without a port is all its ports; no header is no
-    list.
-    """
     candidates = [
         placed("a0", address="10.0.0.1", port=3000),
         placed("a1", address="10.0.0.1", port=3001),
@@ -81,7 +78,6 @@ def test_a_host_name_is_never_listed() -> None:
     ],
 )
 def test_every_response_names_the_endpoint_that_served(head: ResponseHead, expected: str) -> None:
-    """Or the missing metadata."""
     plugin = configured("destination-endpoint-served-verifier")
     assert isinstance(plugin, ResponseHeadHook)
     answer = plugin.response_head(flight(), head)

@@ -24,7 +24,6 @@ def location(plugin: str, **parameters: object) -> PageLocation | None:
 def test_sources_have_the_defaults_of_the_reference(
     plugin: str, expected: PageLocation | None
 ) -> None:
-    """Plain http at the endpoint's own port."""
     assert location(plugin) == expected
 
 
@@ -55,6 +54,5 @@ def test_every_default_can_be_replaced() -> None:
 def test_a_page_is_at_the_metrics_address_of_the_endpoint(
     parameters: dict[str, object], endpoint: Endpoint, address: str
 ) -> None:
-    """A port of the source replaces the endpoint's."""
     where = location("metrics-data-source", **parameters)
     assert where.address(endpoint) == address

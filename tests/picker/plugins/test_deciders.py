@@ -16,7 +16,6 @@ APPROXIMATE = "approx-prefix-cache-producer"
 def matched(
     blocks: dict[str, int], block_size: int = 10, producer: str = APPROXIMATE
 ) -> Attributes:
-    """Cached blocks by endpoint name."""
     attributes = Attributes()
     by_key = {f"default/{name}": count for name, count in blocks.items()}
     info = PrefixCacheMatchInfo(10, block_size, by_key)
@@ -37,7 +36,6 @@ def test_the_always_decider_runs_every_stage() -> None:
 def test_the_multimodal_decider_runs_the_stage_for_any_item(
     features: tuple[tuple[MultiModalFeature, ...], ...], expected: bool
 ) -> None:
-    """In any prompt, found by the tokenizer or only by the parser."""
     decider = configured("always-disagg-multimodal-decider")
     assert isinstance(decider, Decider)
     request = request_for(features=features)
@@ -68,7 +66,6 @@ def test_the_multimodal_decider_runs_the_stage_for_any_item(
 def test_the_prefix_decider_runs_the_stage_for_enough_uncached_tokens(
     parameters: dict[str, int], tokens: int, blocks: dict[str, int], expected: bool
 ) -> None:
-    """Blocks have ten tokens; the tokens of all prompts count."""
     decider = configured("prefix-based-pd-decider", parameters)
     first = tokens // 3
     request = request_for(prompts=(bytes(4 * first), bytes(4 * (tokens - first))))
@@ -76,7 +73,6 @@ def test_the_prefix_decider_runs_the_stage_for_enough_uncached_tokens(
 
 
 def test_the_prefix_decider_needs_an_endpoint_and_a_finding() -> None:
-    """The finding of another producer than the approximate one does not count."""
     decider = configured("prefix-based-pd-decider", {"nonCachedTokens": 1})
     request = request_for(prompts=(bytes(400),))
     assert not decider.should_run(request, None, matched({}))

@@ -26,7 +26,6 @@ ENDPOINT = Endpoint("w", "10.0.0.1", 8000)
     ],
 )
 def test_core_metrics_are_known_by_name(attribute: str, number: float | None) -> None:
-    """While the endpoint's load is known."""
     metrics = EndpointMetrics(3, 2, 0.5)
     producer = "core-metrics-extractor"
     assert attribute_number(Candidate(ENDPOINT, metrics), attribute, producer) == number
@@ -49,14 +48,12 @@ def test_core_metrics_are_known_by_name(attribute: str, number: float | None) ->
 def test_findings_of_extractors_count_when_they_are_numbers(
     value: object, number: float | None
 ) -> None:
-    """Under the extractor's own name only."""
     candidate = Candidate(ENDPOINT, attributes={"Util/dcgm-extractor": value})
     assert attribute_number(candidate, "Util", "dcgm-extractor") == number
     assert attribute_number(candidate, "Util", "core-metrics-extractor") is None
 
 
 def test_a_name_that_looks_like_a_key_needs_its_producer() -> None:
-    """`Type/producer` in place of the attribute is a mistake of the configuration."""
     assert check_attribute("Util", "") == "core-metrics-extractor"
     assert check_attribute("llm-d.ai/queue", "mine") == "mine"
     with pytest.raises(ValueError, match="slash"):
@@ -66,14 +63,12 @@ def test_a_name_that_looks_like_a_key_needs_its_producer() -> None:
 
 
 def threshold(operator: str = "LessThan", value: float = 0.5, **more: Any) -> dict[str, Any]:
-    """Parameters for the attribute `gpu` of the producer `dcgm`."""
     algorithm = {"type": "threshold", "threshold": {"operator": operator, "value": value}}
     return {"attribute": "gpu", "producer": "dcgm", "algorithm": algorithm, **more}
 
 
 @pytest.fixture
 def candidates() -> list[Candidate]:
-    """With the numbers 0.2, 0.5 and 0.8, and one without."""
     numbers = {"low": 0.2, "mid": 0.5, "high": 0.8}
     known = [placed(name, attributes={"gpu/dcgm": value}) for name, value in numbers.items()]
     return [*known, placed("none")]
@@ -93,14 +88,12 @@ def candidates() -> list[Candidate]:
 def test_each_operator_compares_the_number_with_the_value(
     candidates: list[Candidate], operator: str, expected: list[str]
 ) -> None:
-    """An endpoint without the number passes with Pass, the default, and not with Fail."""
     assert passed(make(threshold(operator)), candidates) == [*expected, "none"]
     strict = make(threshold(operator, onMissing="Fail"))
     assert passed(strict, candidates) == expected
 
 
 def test_all_pass_instead_of_none_with_the_fallback(candidates: list[Candidate]) -> None:
-    """fallbackOnEmpty is off by default."""
     none = threshold("LessThan", -1, onMissing="Fail")
     assert passed(make(none), candidates) == []
     fallback = make({**none, "fallbackOnEmpty": True})
@@ -116,7 +109,6 @@ def test_another_value_than_a_number_is_missing(value: object) -> None:
 
 
 def test_the_filter_reads_core_metrics_by_default() -> None:
-    """Another producer must be named."""
     parameters = {**threshold("LessThan", 5, onMissing="Fail"), "attribute": "WaitingQueueSize"}
     del parameters["producer"]
     candidates = [
@@ -128,6 +120,5 @@ def test_the_filter_reads_core_metrics_by_default() -> None:
 
 
 def test_an_attribute_may_have_a_slash_if_its_producer_is_named() -> None:
-    """The key is the attribute, a slash, the producer."""
     plugin = make({**threshold(onMissing="Fail"), "attribute": "a/b"})
     assert passed(plugin, [placed("w", attributes={"a/b/dcgm": 0.1})]) == ["w"]

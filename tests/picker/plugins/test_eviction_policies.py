@@ -16,7 +16,6 @@ def test_only_negative_priorities_may_be_stopped(priority: int, expected: bool) 
 
 
 def test_the_lowest_priority_goes_first_and_then_the_youngest() -> None:
-    """By the time of dispatch, not of arrival."""
     policy = configured("priority-then-time-eviction-order-policy")
     assert isinstance(policy, EvictionOrder)
     under_way = [(-1, 5.0), (-1, 9.0), (-3, 1.0), (-3, 2.0)]

@@ -30,7 +30,6 @@ TTFT = "x-llm-d-slo-ttft-ms"
     ],
 )
 def test_a_rank_follows_the_formula(plugin: str, item: dict[str, Any], expected: Rank) -> None:
-    """Without a deadline, or with an invalid one, a request comes last."""
     assert configured(plugin).rank(queued(**item)) == expected
 
 

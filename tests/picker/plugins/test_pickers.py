@@ -27,7 +27,6 @@ Make = Callable[[PickerParameters], PickerPlugin]
 
 
 def warm(parameters: PickerParameters) -> PickerPlugin:
-    """A softmax-picker with a temperature."""
     return SoftmaxPicker(SoftmaxParameters(parameters.max_num_of_endpoints, temperature=0.5))
 
 
@@ -50,7 +49,6 @@ def names(picked: object) -> list[str]:
 
 
 def first_picks(make: Make, scores: list[float], count: int = 1) -> Counter[str]:
-    """The counts of first picks in 4000 draws."""
     picker, rng = make(PickerParameters(count)), Random(7)
     return Counter(names(picker.pick(scored(*scores), rng))[0] for _ in range(4000))
 
@@ -65,7 +63,6 @@ def first_picks(make: Make, scores: list[float], count: int = 1) -> Counter[str]
 def test_every_picker_picks_distinct_endpoints_and_repeats_itself(
     make: Make, scores: list[float], count: int, seed: int
 ) -> None:
-    """The configured number if available, at least one; the same seed gives the same pick."""
     picked = picks(make, count, *scores, seed=seed)
     assert len(picked) == len(set(picked)) == min(max(1, count), len(scores))
     assert picks(make, count, *scores, seed=seed) == picked
@@ -77,27 +74,23 @@ def test_an_empty_list_gives_no_pick(make: Make) -> None:
 
 
 def test_max_score_takes_the_best_in_order() -> None:
-    """Score descending; the list is the fallback order."""
     assert picks(MaxScorePicker, 1, 1, 5, 3) == ["w1"]
     assert picks(MaxScorePicker, 3, 1, 5, 3, 0) == ["w1", "w2", "w0"]
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_max_score_breaks_ties_at_random(count: int) -> None:
-    """Each of the best is first about equally often, no other ever."""
     firsts = first_picks(MaxScorePicker, [2.0, 7.0, 7.0, 7.0], count)
     assert set(firsts) == {"w1", "w2", "w3"}
     assert min(firsts.values()) > 4000 / 3 * 0.85
 
 
 def test_random_ignores_scores() -> None:
-    """Each endpoint is first about equally often."""
     firsts = first_picks(RandomPicker, [0.0, 100.0])
     assert 0.45 < firsts["w0"] / 4000 < 0.55
 
 
 def test_weighted_random_draws_in_proportion() -> None:
-    """Three to one, and never one without a score."""
     firsts = first_picks(WeightedRandomPicker, [1.0, 3.0, 0.0])
     assert set(firsts) == {"w0", "w1"}
     assert 0.71 < firsts["w1"] / 4000 < 0.79
@@ -105,7 +98,7 @@ def test_weighted_random_draws_in_proportion() -> None:
 
 @pytest.mark.parametrize("scale", [1.0, 1e-9, 1e9])
 def test_weighted_random_draws_without_replacement(scale: float) -> None:
-    """The pair (i, j) has the probability wi / W · wj / (W − wi): chi-square below its 99.9 %."""
+    """The pair (i, j) has the probability wi / W · wj / (W − wi)."""
     weights, draws, rng = [1.0, 2.0, 3.0, 4.0], 20_000, Random(11)
     endpoints, total = scored(*(weight * scale for weight in weights)), sum(weights)
     picker = WeightedRandomPicker(PickerParameters(2))
@@ -119,7 +112,6 @@ def test_weighted_random_draws_without_replacement(scale: float) -> None:
 
 @pytest.mark.parametrize("make", ALL)
 def test_all_orders_of_equal_scores_are_equally_likely(make: Make) -> None:
-    """Also below zero, and at the end of a list."""
     draws, rng, endpoints = 12_000, Random(5), scored(-1.0, -1.0, -1.0)
     picker = make(PickerParameters(3))
     seen = Counter(tuple(names(picker.pick(endpoints, rng))) for _ in range(draws))
@@ -129,24 +121,20 @@ def test_all_orders_of_equal_scores_are_equally_likely(make: Make) -> None:
 
 
 def test_max_score_orders_negative_totals() -> None:
-    """Weights may be negative."""
     assert picks(MaxScorePicker, 9, -3, -1, -2) == ["w1", "w2", "w0"]
     assert picks(MaxScorePicker, 1, -3, -1, -2) == ["w1"]
 
 
 def test_weighted_random_without_any_score_is_uniform() -> None:
-    """Zero and negative scores are equal."""
     firsts = first_picks(WeightedRandomPicker, [0.0, -1.0])
     assert 0.45 < firsts["w0"] / 4000 < 0.55
 
 
 def test_weighted_random_fills_a_longer_list_with_the_scoreless() -> None:
-    """They come last."""
     assert picks(WeightedRandomPicker, 3, 0.0, 0.5, seed=3) == ["w1", "w0"]
 
 
 def loaded(*loads: int) -> list[ScoredEndpoint]:
-    """Candidates without scores, with requests in flight."""
     return [
         ScoredEndpoint(Candidate(one.candidate.endpoint, None, load), 0.0)
         for one, load in zip(scored(*[0.0] * len(loads)), loads, strict=True)
@@ -175,9 +163,7 @@ def test_power_of_two_compares_loads_only_for_equal_scores() -> None:
 
 @pytest.mark.parametrize("weight", [1.0, 7.0])
 def test_softmax_draws_as_dynamo_does(weight: float) -> None:
-    """Scores 0, 1/2 and 1 at temperature 1: e^-1, e^-1/2 and 1 in proportion, whatever the weight
-    of the scorer.
-    """
+    """Scores 0, 1/2 and 1 at temperature 1 are drawn as e^-1, e^-1/2 and 1."""
     picker, rng, draws = SoftmaxPicker(SoftmaxParameters(temperature=1.0)), Random(4), 20_000
     endpoints = scored(0.0, weight / 2, weight)
     seen = Counter(names(picker.pick(endpoints, rng))[0] for _ in range(draws))
@@ -187,7 +173,6 @@ def test_softmax_draws_as_dynamo_does(weight: float) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-300])
 def test_softmax_without_temperature_takes_the_best(temperature: float) -> None:
-    """Also with a tiny temperature."""
     picker = SoftmaxPicker(SoftmaxParameters(2, temperature=temperature))
     assert names(picker.pick(scored(1, 5, 3), Random(1))) == ["w1", "w2"]
 
@@ -195,7 +180,6 @@ def test_softmax_without_temperature_takes_the_best(temperature: float) -> None:
 @examples(60)
 @given(count=st.integers(1, 7), picks=st.integers(1, 40), seed=st.integers(0, 99))
 def test_round_robin_is_fair_within_one(count: int, picks: int, seed: int) -> None:
-    """After any number of picks, and whatever the scores."""
     picker, rng = RoundRobinPicker(PickerParameters()), Random(seed)
     seen = Counter({f"w{index}": 0 for index in range(count)})
     for _ in range(picks):
@@ -205,9 +189,6 @@ def test_round_robin_is_fair_within_one(count: int, picks: int, seed: int) -> No
 
 
 def test_round_robin_serves_filtered_pools_and_newcomers() -> None:
-    """Two profiles with endpoints of their own do not disturb each other; an endpoint that was left
-    out is next, and so is one that restarted.
-    """
     picker, rng = RoundRobinPicker(PickerParameters()), Random(1)
     pool = scored(0, 0, 0, 0)
     halves = [names(picker.pick(pool[:2] if i % 2 else pool[2:], rng))[0] for i in range(8)]
@@ -220,7 +201,6 @@ def test_round_robin_serves_filtered_pools_and_newcomers() -> None:
 
 @pytest.mark.parametrize("make", [*ALL, RoundRobinPicker])
 def test_only_endpoints_that_filters_left_are_picked(make: Make) -> None:
-    """In a random walk over subsets of a pool."""
     picker, rng, pool = make(PickerParameters(2)), Random(9), scored(*range(8))
     for _ in range(300):
         left = rng.sample(pool, rng.randint(1, 8))

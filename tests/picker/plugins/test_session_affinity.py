@@ -34,7 +34,6 @@ A, B, C = (Candidate(Endpoint(name, "10.0.0.1", 8000)) for name in "abc")
 
 
 def affinity(**parameters: Any) -> SessionAffinity:
-    """A strategy from its JSON parameters."""
     return SessionAffinity("mine", msgspec.convert(parameters, SessionAffinityParameters))
 
 
@@ -43,18 +42,15 @@ def by_id(**parameters: Any) -> SessionAffinity:
 
 
 def request(at: float = 0.0, **headers: str) -> InferenceRequest:
-    """A request with headers, `_` for `-`."""
     names = {name.replace("_", "-"): value for name, value in headers.items()}
     return InferenceRequest("r", names, ParsedBody(Api.RAW), "m", "m", received_at_seconds=at)
 
 
 def went_to(*picked: Candidate, **others: Candidate) -> SchedulingResult:
-    """A decision whose primary profile is `decode`."""
     return decided(decode=picked, **{name: [one] for name, one in others.items()})
 
 
 def token_of(strategy: SessionAffinity, decided: SchedulingResult) -> dict[str, str]:
-    """The headers of the response to a request that went there."""
     flight = Flight(request(), decided, Attributes())
     return dict(strategy.response_head(flight, ResponseHead(200)) or {})
 
@@ -62,7 +58,6 @@ def token_of(strategy: SessionAffinity, decided: SchedulingResult) -> dict[str, 
 def send(
     strategy: SessionAffinity, asked: InferenceRequest, candidates: Candidates, *to: Candidate
 ) -> Candidate | None:
-    """One request: returns the chosen endpoint; it goes there, else to `to`."""
     attributes = Attributes()
     chosen = strategy.session_endpoint(asked, candidates, attributes)
     strategy.pre_request(asked, went_to(*(to or ((chosen,) if chosen else ()))), attributes)
@@ -73,7 +68,6 @@ def send(
 
 
 def test_a_token_names_the_picked_endpoint() -> None:
-    """Standard base64 of namespace/name, of the first endpoint, in the configured header."""
     headers = token_of(affinity(), went_to(B, A))
     assert headers == {"x-session-token": base64.b64encode(b"default/b").decode()}
     other = affinity(encodedEndpointHeaderConfig={"header": "X-My-Token"})
@@ -81,7 +75,6 @@ def test_a_token_names_the_picked_endpoint() -> None:
 
 
 def test_a_repeated_token_chooses_its_endpoint() -> None:
-    """While it is a candidate."""
     strategy = affinity()
     token = token_of(strategy, went_to(B))["x-session-token"]
     assert strategy.session_endpoint(request(x_session_token=token), [A, B, C], Attributes()) is B
@@ -97,7 +90,6 @@ def test_an_invalid_token_is_ignored(token: str) -> None:
 
 
 def test_the_token_names_the_endpoint_of_the_configured_profile() -> None:
-    """Without a pick of that profile there is no token."""
     strategy = affinity(profileName="prefill")
     token = base64.b64encode(b"default/c").decode()
     assert token_of(strategy, went_to(A, prefill=C)) == {"x-session-token": token}
@@ -108,7 +100,6 @@ def test_the_token_names_the_endpoint_of_the_configured_profile() -> None:
 
 
 def test_a_session_stays_at_its_first_endpoint() -> None:
-    """Other sessions are independent."""
     strategy = by_id()
     assert send(strategy, request(x_session_id="s"), [A, B, C], B) is None
     for _ in range(10):
@@ -119,7 +110,6 @@ def test_a_session_stays_at_its_first_endpoint() -> None:
 
 
 def test_an_unused_session_expires() -> None:
-    """By the time of its requests."""
     strategy = by_id(evictionTtlSeconds=60, evictionSweepSeconds=1)
     send(strategy, request(0, x_session_id="s"), [A, B], A)
     assert send(strategy, request(50, x_session_id="s"), [A, B]) is A
@@ -129,7 +119,6 @@ def test_an_unused_session_expires() -> None:
 
 
 def test_a_session_moves_only_when_its_endpoint_was_no_candidate() -> None:
-    """An outvoted session stays bound, and its time continues."""
     strategy = by_id(evictionTtlSeconds=60)
     send(strategy, request(0, x_session_id="s"), [A, B], A)
     send(strategy, request(30, x_session_id="s"), [A, B], B)
@@ -152,7 +141,6 @@ def test_the_candidates_of_all_profiles_count() -> None:
 
 
 def test_a_decision_without_the_plugin_moves_no_session() -> None:
-    """It does bind a session that is not bound."""
     strategy = by_id()
     strategy.pre_request(request(x_session_id="s"), went_to(A), Attributes())
     strategy.pre_request(request(x_session_id="s"), went_to(B), Attributes())
@@ -160,7 +148,6 @@ def test_a_decision_without_the_plugin_moves_no_session() -> None:
 
 
 def test_a_session_is_bound_to_the_endpoint_of_the_configured_profile() -> None:
-    """Without a pick of that profile nothing is bound."""
     strategy = affinity(strategy="session_id", profileName="prefill")
     strategy.pre_request(request(x_session_id="s"), went_to(A), Attributes())
     assert strategy.session_endpoint(request(x_session_id="s"), [A, B], Attributes()) is None
@@ -169,7 +156,6 @@ def test_a_session_is_bound_to_the_endpoint_of_the_configured_profile() -> None:
 
 
 def test_the_first_source_with_an_id_wins() -> None:
-    """Headers and attributes alike; an empty value counts as none."""
     sources = [{"header": "X-Session-Id"}, {"attribute": "SessionID"}, {"header": "x-other"}]
     strategy = by_id(sources=sources)
     assert strategy.consumes == (session_id_key(),)
@@ -210,7 +196,6 @@ def test_the_filter_passes_the_endpoint_of_the_session_or_all(type_name: str) ->
 
 
 def test_the_scorer_prefers_the_endpoint_of_the_session() -> None:
-    """1.0 for it, 0.0 for others; a plugin of another name has its own memory."""
     parameters = {"strategy": "session_id"}
     one, other = (configured("session-affinity-scorer", parameters, name) for name in "ab")
     asked = request(x_session_id="s")
@@ -227,7 +212,6 @@ def test_the_scorer_prefers_the_endpoint_of_the_session() -> None:
 
 
 def test_a_binding_lasts_while_it_is_used() -> None:
-    """The time to live counts from the last use, and its end is exact."""
     bindings = SessionBindings(ttl_seconds=300, sweep_seconds=10)
     bindings.bind("s", "default/a", 0.0)
     assert bindings.endpoint("s", 300.0) == "default/a"
@@ -239,7 +223,6 @@ def test_a_binding_lasts_while_it_is_used() -> None:
 
 
 def test_expired_bindings_are_swept_at_the_interval() -> None:
-    """They take memory until then, but are never used."""
     bindings = SessionBindings(ttl_seconds=5, sweep_seconds=10)
     bindings.bind("s", "default/a", 0.0)
     assert bindings.endpoint("s", 6.0) is None
@@ -260,7 +243,6 @@ def test_time_never_goes_back() -> None:
 
 
 def test_the_least_recently_used_session_is_dropped() -> None:
-    """Binding is use; the limit is never exceeded."""
     bindings = SessionBindings(ttl_seconds=300, sweep_seconds=10, max_bindings=2)
     bindings.bind("a", "default/x", 0.0)
     bindings.bind("b", "default/x", 1.0)
@@ -271,7 +253,6 @@ def test_the_least_recently_used_session_is_dropped() -> None:
 
 
 def test_long_ids_take_no_more_memory_than_short_ones() -> None:
-    """They stay distinct."""
     bindings = SessionBindings(ttl_seconds=300, sweep_seconds=10)
     for last in ("a", "b"):
         bindings.bind("x" * 60_000 + last, f"default/{last}", 0.0)
@@ -292,7 +273,6 @@ def test_long_ids_take_no_more_memory_than_short_ones() -> None:
     )
 )
 def test_bindings_equal_a_plain_map_with_ages(steps: list[tuple[str, str, float]]) -> None:
-    """A model without order, sweeps or a limit."""
     bindings = SessionBindings(ttl_seconds=10, sweep_seconds=7)
     model: dict[str, tuple[str, float]] = {}
     now = 0.0
@@ -310,7 +290,6 @@ def test_bindings_equal_a_plain_map_with_ages(steps: list[tuple[str, str, float]
 @examples(60)
 @given(st.permutations([("x", 1), ("y", 1), ("y", 2), ("x", 3), ("z", 3), ("a", 2)]))
 def test_replicas_with_the_same_bindings_agree(order: list[tuple[str, int]]) -> None:
-    """In whatever order: the most moves win, then the least key."""
     bindings = SessionBindings(ttl_seconds=10, sweep_seconds=7)
     for endpoint, moves in order:
         bindings.bound_elsewhere("s", endpoint, moves, 1.0, 5.0)
@@ -319,7 +298,6 @@ def test_replicas_with_the_same_bindings_agree(order: list[tuple[str, int]]) -> 
 
 
 def test_expired_bindings_of_replicas_are_ignored() -> None:
-    """Own bindings are reported with the number of moves, remote ones are not reported again."""
     bindings = SessionBindings(ttl_seconds=10, sweep_seconds=7)
     reported: list[tuple[str, str, int]] = []
     bindings.report_bindings(lambda *binding: reported.append(binding))

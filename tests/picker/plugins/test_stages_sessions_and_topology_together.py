@@ -58,7 +58,6 @@ Decide = Callable[[InferenceRequest], SchedulingResult]
 
 @pytest.fixture
 def assembly() -> Assembly:
-    """The configuration, with strict scopes."""
     options = BuildOptions(allow_experimental=True, strict_data_scope=True)
     loaded = load_config(CONFIG, "test.yaml")
     return build(loaded, builtin_plugins(), PickerMetrics(), lambda: 0.0, options)
@@ -66,7 +65,6 @@ def assembly() -> Assembly:
 
 @pytest.fixture
 def decide(assembly: Assembly) -> Decide:
-    """One request through all parts; each of three racks can prefill and decode."""
     candidates = [
         placed(
             f"{role}-{rack}",
@@ -102,7 +100,6 @@ def completion(prompt: str, **headers: str) -> InferenceRequest:
 
 
 def test_a_long_prompt_is_prefilled_in_the_rack_of_its_decode_endpoint(decide: Decide) -> None:
-    """Once; the tokens cached at the decode endpoint of the session are not prefilled again."""
     racks = set()
     for session in range(12):
         first = completion(f"{session} " * 400, cookie=f"sid={session}")
@@ -125,7 +122,6 @@ def test_a_short_prompt_is_not_worth_a_prefill_endpoint(decide: Decide) -> None:
 
 
 def test_an_agents_turns_stay_together(decide: Decide) -> None:
-    """By the header that agents send."""
     for agent in range(6):
         headers = {"x-claude-code-session-id": f"agent-{agent}"}
         turns = [decide(completion(f"turn {turn}", **headers)) for turn in range(4)]
@@ -133,6 +129,6 @@ def test_an_agents_turns_stay_together(decide: Decide) -> None:
 
 
 def test_every_finding_is_declared(decide: Decide, caplog: pytest.LogCaptureFixture) -> None:
-    """Undeclared ones would be dropped, and logged."""
+    """An undeclared finding would be dropped."""
     decide(completion("long " * 400, cookie="sid=1"))
     assert "declared" not in caplog.text

@@ -29,13 +29,11 @@ PEER = Topology("h1", "r1", "z1", "g1")
     ],
 )
 def test_the_nearest_shared_tier_counts(other: Topology | None, tier: Tier | None) -> None:
-    """In either direction."""
     assert shared_tier(other, PEER) is tier
     assert shared_tier(PEER, other) is tier
 
 
 def test_missing_values_equal_nothing() -> None:
-    """Not even each other."""
     assert shared_tier(Topology(zone="z1"), Topology(zone="z2")) is None
     assert shared_tier(Topology(), Topology()) is None
 
@@ -47,7 +45,6 @@ def test_tiers_are_ordered_by_nearness() -> None:
 
 @pytest.fixture
 def candidates() -> list[Candidate]:
-    """One at each distance from `PEER`, and one of unknown location."""
     places = {
         "region": Topology("h4", "r3", "z2", "g1"),
         "host": Topology("h1", "r1", "z1", "g1"),
@@ -63,7 +60,6 @@ def candidates() -> list[Candidate]:
 
 
 def beside(place: Topology | None) -> Attributes:
-    """The findings after a stage with an endpoint at `place`."""
     attributes = Attributes()
     known = {} if place is None else {"Topology/topology-extractor": place}
     attributes[PEER_ENDPOINT_KEY] = placed("peer", attributes=known)
@@ -83,14 +79,12 @@ def beside(place: Topology | None) -> Attributes:
 def test_the_filter_passes_the_tier_and_nearer_ones(
     candidates: list[Candidate], floor: str | None, expected: list[str]
 ) -> None:
-    """Host is the default; the peer itself need not be a candidate."""
     plugin = configured("topology-affinity-filter", {"minAffinity": floor} if floor else {})
     attributes = beside(Topology("h1", "r1", "z1", "g1"))
     assert passed(plugin, candidates, attributes) == expected
 
 
 def test_all_pass_where_nearness_is_unknown(candidates: list[Candidate]) -> None:
-    """Without a peer, without its location, without a near endpoint, without any location."""
     plugin = configured("topology-affinity-filter")
     all_endpoints = [candidate.endpoint.name for candidate in candidates]
     assert passed(plugin, candidates) == all_endpoints
@@ -103,7 +97,6 @@ def test_all_pass_where_nearness_is_unknown(candidates: list[Candidate]) -> None
 
 
 def test_the_extractor_is_configurable() -> None:
-    """For the peer and for the candidates."""
     plugin = configured("topology-affinity-filter", {"topologyProducerName": "mine"})
     mine = {"Topology/mine": Topology("h1"), "Topology/topology-extractor": Topology("h2")}
     theirs = {"Topology/mine": Topology("h2"), "Topology/topology-extractor": Topology("h1")}
@@ -120,7 +113,6 @@ def topology(endpoint: Endpoint, **parameters: str) -> object:
 
 
 def test_a_location_is_read_from_labels() -> None:
-    """By the usual names, or those of the parameters; unknown tiers are empty."""
     labels = {
         "kubernetes.io/hostname": "h",
         "topology.kubernetes.io/rack": "r",

@@ -355,7 +355,6 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
 def test_invalid_parameters_are_refused(
     type_name: str, parameters: dict[str, Any], named: str
 ) -> None:
-    """When the picker starts, not when it decides."""
     plugin = builtin_plugins().get(type_name)
     with pytest.raises((ValueError, msgspec.ValidationError), match=named):
         plugin.make("mine", msgspec.convert(parameters, plugin.parameters))

@@ -34,7 +34,6 @@ VALUE = {"minCeiling": 0.5, "domain": "value"}
 def test_ceilings_follow_the_formula(
     plugin: str, parameters: dict[str, Any], priorities: list[int], expected: list[float]
 ) -> None:
-    """By rank or by value, whatever the saturation."""
     policy = configured(plugin, parameters)
     assert isinstance(policy, UsageLimitPolicy)
     assert policy.ceilings(0.7, priorities) == pytest.approx(expected)
@@ -59,7 +58,6 @@ def test_ceilings_follow_the_formula(
 def test_lower_priorities_are_dispatched_less_often_in_a_fuller_pool(
     saturation: float, times: int, expected: list[float]
 ) -> None:
-    """The highest may always fill it."""
     policy = SoftReflectiveCeilingPolicy()
     found = [policy.ceilings(saturation, [2, 1, 0]) for _ in range(times)]
     assert found[-1] == expected
@@ -78,7 +76,6 @@ def test_a_single_priority_may_fill_the_pool() -> None:
 def test_a_lower_priority_never_has_the_higher_ceiling(
     saturation: float, priorities: list[int], domain: str
 ) -> None:
-    """For any policy; the highest priority has the policy's greatest ceiling."""
     ordered = sorted(priorities, reverse=True)
     holdback = configured(HOLDBACK, {"minCeiling": 0.1, "maxCeiling": 0.9, "domain": domain})
     for policy in (configured(STATIC), holdback, SoftReflectiveCeilingPolicy()):

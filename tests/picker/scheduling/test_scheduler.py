@@ -30,8 +30,6 @@ CANDIDATES = [Candidate(Endpoint(name, "10.0.0.1", 8000)) for name in "abc"]
 
 
 class Fixed:
-    """A scorer with fixed opinions."""
-
     def __init__(self, *scores: float) -> None:
         self.scores = scores
 
@@ -42,8 +40,6 @@ class Fixed:
 
 
 class Broken(Fixed):
-    """A scorer that fails."""
-
     def score(
         self, request: InferenceRequest, candidates: Candidates, attributes: Attributes
     ) -> Sequence[float]:
@@ -51,8 +47,6 @@ class Broken(Fixed):
 
 
 class Keep:
-    """A filter that keeps some names and counts its calls."""
-
     def __init__(self, names: str) -> None:
         self.names, self.calls = names, 0
 
@@ -64,7 +58,6 @@ class Keep:
 
 
 def profile(name: str, *filters: Keep, scorers: Mapping[Fixed, float] | None = None) -> Profile:
-    """A profile with these plugins that picks the best."""
     return Profile(
         name,
         BoundPlugin(MaxScorePicker(PickerParameters()), "Picker", "best", profile=name),
@@ -77,7 +70,6 @@ def profile(name: str, *filters: Keep, scorers: Mapping[Fixed, float] | None = N
 
 
 def ticking() -> PluginSteps:
-    """Steps on a clock that advances by a second whenever it is read."""
     return PluginSteps(map(float, count()).__next__)
 
 
@@ -99,7 +91,6 @@ def run(one: Profile, steps: PluginSteps | None = None) -> ProfileResult:
 
 
 def test_a_total_is_the_sum_of_clamped_scores_times_weights() -> None:
-    """NaN counts 0; weights are not normalised and may be negative."""
     scorers = {
         Fixed(0.5, 2.0, -1.0): 2.0,
         Fixed(math.nan, 0.25, 1.0): 3.0,
@@ -111,7 +102,6 @@ def test_a_total_is_the_sum_of_clamped_scores_times_weights() -> None:
 
 
 def test_filters_narrow_in_order_and_stop_when_nothing_is_left() -> None:
-    """An empty result is a typed 429."""
     narrow, nothing, never = Keep("ab"), Keep(""), Keep("abc")
     assert len(run(profile("p", narrow)).scored) == 2
     with pytest.raises(RefusedError) as refusal:
@@ -133,7 +123,6 @@ def test_equal_seeds_decide_equally() -> None:
 
 
 def test_no_candidates_is_a_503() -> None:
-    """There is no pool to choose from."""
     scheduler = scheduler_of(SingleProfileHandler(), profile("p"))
     with pytest.raises(RefusedError) as refusal:
         schedule(scheduler, candidates=[])
@@ -142,8 +131,6 @@ def test_no_candidates_is_a_503() -> None:
 
 
 class Ask:
-    """A profile handler that asks for lists of profiles, round by round."""
-
     max_profiles = None
 
     def __init__(self, *rounds: Sequence[str], primary: str = "b") -> None:
@@ -169,7 +156,6 @@ class Ask:
 
 
 def test_profiles_run_in_rounds_each_at_most_once() -> None:
-    """A failed profile may be survived; an unknown or repeated name ends a round without result."""
     first, second = Keep(""), Keep("b")
     handler = Ask(["a"], ["b", "a"], ["a", "nonsense"])
     scheduler = scheduler_of(handler, profile("a", first), profile("b", second))
@@ -180,7 +166,6 @@ def test_profiles_run_in_rounds_each_at_most_once() -> None:
 
 
 def test_a_typed_refusal_of_a_profile_is_the_answer_when_there_is_no_result() -> None:
-    """Its code survives, whatever the handler says."""
     scheduler = scheduler_of(Ask(["b"]), profile("b", Keep("")))
     with pytest.raises(RefusedError, match="filters leave no endpoint") as refusal:
         schedule(scheduler)
@@ -188,21 +173,18 @@ def test_a_typed_refusal_of_a_profile_is_the_answer_when_there_is_no_result() ->
 
 
 def test_no_profile_at_all_is_a_429() -> None:
-    """A handler that asks for nothing, or only for what does not exist."""
     scheduler = scheduler_of(Ask(["nonsense"]), profile("b"))
     with pytest.raises(RefusedError, match="no scheduling profile ran"):
         schedule(scheduler)
 
 
 def test_the_handlers_own_refusal_stands_when_every_profile_ran() -> None:
-    """Here its primary never was asked for."""
     scheduler = scheduler_of(Ask(["a"], primary="b"), profile("a"))
     with pytest.raises(RefusedError, match="nothing found"):
         schedule(scheduler)
 
 
 def test_each_call_of_a_plugin_is_a_step() -> None:
-    """In order, with its duration and what it returned; a failure is the last."""
     steps = ticking()
     narrow, scorer = Keep("ab"), Fixed(0.5, 0.25)
     run(profile("p", narrow, scorers={scorer: 2.0}), steps)
@@ -220,7 +202,7 @@ def test_each_call_of_a_plugin_is_a_step() -> None:
 
 
 def test_a_handler_of_a_single_profile_is_asked_once() -> None:
-    """It could only say that it wants no other one."""
+    """It could only say that it wants no other profile."""
     steps = ticking()
     scheduler = scheduler_of(SingleProfileHandler(), profile("p"))
     scheduler.schedule(REQUEST, CANDIDATES, Attributes(), Random(1), steps)

@@ -33,7 +33,6 @@ def test_a_broken_frame_is_an_error(data: bytes) -> None:
 
 @given(st.lists(st.binary(max_size=9), max_size=5), st.lists(st.integers(0, 60), max_size=5))
 def test_pieces_of_a_stream_become_whole_messages(messages: list[bytes], cuts: list[int]) -> None:
-    """Messages come in order, each with the piece that completes it."""
     stream = b"".join(map(frame, messages))
     places = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
     splitter = FrameSplitter()
@@ -43,7 +42,6 @@ def test_pieces_of_a_stream_become_whole_messages(messages: list[bytes], cuts: l
 
 
 def test_compressed_and_large_messages_are_skipped() -> None:
-    """The messages after them are read."""
     stream = (
         frame(b"zip", flag=1)
         + frame(b"x" * 11)

@@ -13,7 +13,6 @@ CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream":
 
 
 def field(number: int, data: bytes) -> bytes:
-    """A length-delimited field of up to 16,383 bytes."""
     size = len(data)
     return bytes([number << 3 | 2, size & 0x7F | 0x80, size >> 7]) + data
 
@@ -23,13 +22,11 @@ def frame(data: bytes) -> bytes:
 
 
 def request(document: object) -> bytes:
-    """A request whose HTTP body is a JSON document."""
     http_body = field(1, b"application/json") + field(2, json.dumps(document).encode())
     return frame(field(1, b"projects/p/endpoints/e") + field(2, http_body))
 
 
 def test_a_chat_completion_is_read_and_cannot_be_changed() -> None:
-    """The result is that of openai-parser."""
     parsed = VertexAIParser().parse(f"{SERVICE}/ChatCompletions", {}, request(CHAT))
     assert parsed == ParsedBody(
         api=Api.CHAT_COMPLETIONS, model="m", stream=True, payload=CHAT, can_rewrite=False
@@ -60,9 +57,7 @@ def test_other_methods_are_not_read() -> None:
     ],
 )
 def test_an_unreadable_body_is_forwarded(body: bytes) -> None:
-    """Broken frames, messages and JSON are the endpoint's business; no model in them can be
-    replaced.
-    """
+    """The endpoint answers what it cannot read; there is no model to replace."""
     parsed = VertexAIParser().parse(f"{SERVICE}/ChatCompletions", {}, body)
     assert parsed == ParsedBody(Api.RAW, can_rewrite=False)
 
@@ -81,7 +76,6 @@ USAGE = b'{"usage":{"prompt_tokens":5,"completion_tokens":10}}'
     ],
 )
 def test_usage_is_read_from_json_and_from_events(data: list[bytes], expected: Usage | None) -> None:
-    """Frames may be cut anywhere; the first data decide between JSON and events."""
     body = b"".join(frame(field(1, b"type") + field(2, piece)) for piece in data) + frame(b"\xff")
     reader = VertexAIParser().response_reader(ParsedBody(Api.CHAT_COMPLETIONS), "application/grpc")
     for byte in body:

@@ -17,13 +17,11 @@ EMBED = "/vllm.grpc.engine.VllmEngine/Embed"
 
 
 def varint(value: int) -> bytes:
-    """A number in seven bits per byte."""
     low, rest = value & 0x7F, value >> 7
     return bytes([low | 0x80]) + varint(rest) if rest else bytes([low])
 
 
 def field(number: int, value: int | bytes | str) -> bytes:
-    """A field: a number, or a string, bytes or message."""
     if isinstance(value, int):
         return varint(number << 3) + varint(value)
     data = value.encode() if isinstance(value, str) else value
@@ -39,7 +37,6 @@ def frame(data: bytes) -> bytes:
 
 
 def parse(path: str, data: bytes) -> ParsedBody:
-    """Parse a frame of `data`."""
     return VllmGrpcParser().parse(path, {}, frame(data))
 
 
@@ -49,7 +46,6 @@ PROMPT = pack("<3I", 1, 300, 2**32 - 1)
 
 
 def test_a_text_request_is_read() -> None:
-    """The text is the prompt of a completion; the body cannot be changed."""
     data = message((1, "id"), (3, "hello"), (4, message((8, 100), (1, 2))), (5, 1), (99, "new"))
     assert parse(GENERATE, data) == ParsedBody(
         api=Api.VLLM_GRPC,
@@ -61,7 +57,6 @@ def test_a_text_request_is_read() -> None:
 
 
 def test_a_tokenized_request_is_read_with_its_items() -> None:
-    """Every item counts as an image; items without a hash are skipped."""
     places = [message((1, 4), (2, 8)), message((2, 1)), message((1, 9), (2, 9))]
     items = message(*((5, place) for place in places), (6, "a"), (6, "b"))
     assert parse(GENERATE, message((2, TOKENIZED), (7, items))) == ParsedBody(
@@ -76,19 +71,17 @@ def test_a_tokenized_request_is_read_with_its_items() -> None:
     "items", [message((5, message((1, 0), (2, 2**63))), (6, "a")), field(6, "") * (MAX_ITEMS + 1)]
 )
 def test_the_cost_of_a_short_request_is_bounded(items: bytes) -> None:
-    """A request with items larger than the prompt, or with too many items, has no prefix."""
     parsed = parse(GENERATE, message((2, TOKENIZED), (7, items)))
     assert parsed == ParsedBody(api=Api.VLLM_GRPC, can_rewrite=False)
 
 
 def test_token_ids_may_be_packed_or_not() -> None:
-    """Both are valid protobuf, also mixed."""
     tokenized = message((2, 1), (2, varint(300)), (2, 2**32 - 1))
     assert parse(GENERATE, message((2, tokenized))).prompts == (PROMPT,)
 
 
 def test_the_last_of_text_and_tokens_counts() -> None:
-    """Protobuf resolves their exclusion in this way."""
+    """Protobuf resolves a repeated choice in this way."""
     assert parse(GENERATE, message((3, "x"), (2, TOKENIZED))).payload is None
     assert parse(GENERATE, message((2, TOKENIZED), (3, "x"))).prompts == ()
 
@@ -101,7 +94,6 @@ def test_an_embedding_request_is_read() -> None:
 @pytest.mark.parametrize("path", [GENERATE, EMBED])
 @pytest.mark.parametrize("tokenized", [b"", message((1, "original")), message((2, b""))])
 def test_a_prompt_without_tokens_is_forwarded(path: str, tokenized: bytes) -> None:
-    """Items have no place in it."""
     items = message((5, message((1, 0), (2, 2**63))), (6, "a"))
     parsed = parse(path, message((2, tokenized), (7, items)))
     assert parsed == ParsedBody(api=Api.VLLM_GRPC, can_rewrite=False)
@@ -133,9 +125,6 @@ def test_other_methods_are_not_read() -> None:
     ],
 )
 def test_an_unreadable_body_is_forwarded(path: str, body: bytes) -> None:
-    """Broken and compressed frames, broken messages, and messages without a prompt are the
-    endpoint's business.
-    """
     parsed = VllmGrpcParser().parse(path, {}, body)
     assert parsed == ParsedBody(api=Api.VLLM_GRPC, can_rewrite=False)
 
@@ -146,7 +135,6 @@ EMBEDDED = frame(message((1, pack("<3f", 0.5, -1.0, 2.0)), (2, 9)))
 
 
 def usage_of(*pieces: bytes) -> Usage | None:
-    """The usage that a reader finds in the pieces of a response."""
     reader = VllmGrpcParser().response_reader(ParsedBody(Api.VLLM_GRPC), "application/grpc")
     for piece in pieces:
         reader.feed(piece, False)
@@ -168,7 +156,6 @@ def usage_of(*pieces: bytes) -> Usage | None:
     ],
 )
 def test_usage_is_read_from_frames(body: bytes, expected: Any) -> None:
-    """Unreadable messages are skipped."""
     assert usage_of(body) == expected
 
 

@@ -28,7 +28,6 @@ BEST_MAPE = 0.16
 
 
 def _load(prompt: float, cached: float = 0, pending: float = 0, waiting: int = 0) -> LoadFeatures:
-    """The load of an endpoint with twenty running requests, in tokens and requests."""
     uncached = (prompt - cached) / 1024
     return LoadFeatures(
         1.0, uncached, cached / 1024, pending / 1024, waiting / 8, 2.5, 0.3, 2.5 * uncached
@@ -36,7 +35,6 @@ def _load(prompt: float, cached: float = 0, pending: float = 0, waiting: int = 0
 
 
 def _sample(rng: Random) -> Sample:
-    """A random sample: short and long prompts, partly cached, at idle and at busy endpoints."""
     prompt = rng.choice((100, 500, 2000, 8000)) * rng.uniform(0.5, 1.5)
     load = _load(
         prompt,
@@ -52,7 +50,6 @@ def _sample(rng: Random) -> Sample:
 
 
 def _ttft_ms(sample: Sample) -> float:
-    """The law: 20 prompt tokens per millisecond, attention, waiting requests, and a step."""
     request, load = sample
     work = 1024 * (load.uncached + load.pending)
     attention = 2.6 * load.uncached * request.prompt
@@ -67,8 +64,6 @@ def _predicted(
 
 
 class Trial:
-    """Owns a model that learns request by request, and its errors."""
-
     def __init__(self, seed: int = 1, sigma: float = SIGMA) -> None:
         self.sigma = sigma
         self.rng = Random(seed)
@@ -96,7 +91,6 @@ class Trial:
 
 @pytest.mark.parametrize("seed", range(worlds(4)))
 def test_errors_are_those_of_the_noise(seed: int) -> None:
-    """In the second half of the samples; nine of ten stay below the p90."""
     trial = Trial(seed)
     trial.run(2000)
     assert trial.mape(last=1000) < 1.1 * BEST_MAPE
@@ -105,7 +99,6 @@ def test_errors_are_those_of_the_noise(seed: int) -> None:
 
 
 def test_a_model_predicts_nothing_before_it_has_enough_samples() -> None:
-    """Predictions are useful from then on."""
     trial = Trial()
     trial.run(MIN_SAMPLES)
     assert trial.errors == []
@@ -115,7 +108,6 @@ def test_a_model_predicts_nothing_before_it_has_enough_samples() -> None:
 
 @pytest.mark.parametrize("times", [0.3, 3.0])
 def test_a_changed_law_is_learned_at_once(times: float) -> None:
-    """Learning does not wait until the old samples fade."""
     trial = Trial()
     trial.run(1000)
     trial.run(40, lambda sample: times * _ttft_ms(sample))
@@ -126,7 +118,6 @@ def test_a_changed_law_is_learned_at_once(times: float) -> None:
 
 
 def test_unseen_features_stay_learnable_through_many_changes() -> None:
-    """The limits of answers are 0 during all changes, and positive afterwards."""
     trial = Trial()
     trial.run(400)
     for change in range(12):
@@ -147,7 +138,6 @@ def test_unseen_features_stay_learnable_through_many_changes() -> None:
 
 @pytest.mark.parametrize("times", [0.3, 3.0])
 def test_a_change_is_seen_through_noise(times: float) -> None:
-    """All errors have one sign, although single ones are as large as the change."""
     trial = Trial(sigma=0.5)
     trial.run(100)
     trial.run(25, lambda sample: times * _ttft_ms(sample))
@@ -174,7 +164,6 @@ def test_a_slow_endpoint_has_a_factor_of_its_own() -> None:
 
 
 def test_predictions_have_a_floor() -> None:
-    """A straight line does not lead below zero."""
     trial = Trial()
     trial.run(200, lambda sample: 100 + 1000 * sample[1].kv_usage)
     idle = LoadFeatures(1.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0, 0.0)
@@ -190,7 +179,7 @@ def test_an_invalid_latency_is_not_learned(latency: float) -> None:
 
 
 def test_each_model_and_each_latency_is_learned_separately() -> None:
-    """The number of models is limited, because clients choose their names."""
+    """Clients choose the names of models, so their number is limited."""
     models, request, load = LatencyModels(), Request.of(100), _load(100)
     for name, kind, latency in (
         ("m", Latency.FIRST_TOKEN, 100.0),
@@ -226,7 +215,6 @@ _LOADS = {"busy": _BUSY, "idle": _IDLE}
 
 
 def test_a_cost_is_the_time_of_the_request_and_the_time_that_others_lose() -> None:
-    """Each of 24 others loses the time of the prompt, and a part of each token."""
     first = _fitted({"idle": 2.0}, uncached=60.0, cached=10.0, uncached_running=5.0)
     each = _fitted({"idle": 2.0}, one=10.0, running=0.8)
     first_ms, each_ms = first.predict(_LOADS), each.predict(_LOADS)
@@ -245,7 +233,6 @@ def test_the_cost_of_a_whole_answer_has_no_time_per_token() -> None:
 
 
 def test_the_load_over_time_is_a_mean_between_two_moments() -> None:
-    """Without known load in between, it is unchanged."""
     integral = LoadIntegral(0.0)
     since = integral.until(1.0, _IDLE._replace(running=9.0))
     integral.until(2.0, _IDLE._replace(running=1.0, kv_usage=0.2))
@@ -257,7 +244,6 @@ def test_the_load_over_time_is_a_mean_between_two_moments() -> None:
 
 
 def test_the_expected_length_is_the_mean_of_earlier_answers() -> None:
-    """It is at most the request's limit."""
     models = LatencyModels()
     assert models.num_tokens("m", 100) is None
     for num_tokens in (100, 300, 200):

@@ -21,7 +21,6 @@ from picker.contrib.latency._objectives import LatencyObjectives, latency_object
 def test_an_objective_is_a_positive_number(
     headers: dict[str, str], expected: LatencyObjectives
 ) -> None:
-    """The new name wins over the old one; other values are ignored."""
     objectives = latency_objectives(headers)
     assert objectives == expected
     assert bool(objectives) == (expected != LatencyObjectives())

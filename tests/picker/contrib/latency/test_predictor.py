@@ -34,7 +34,7 @@ def test_a_row_has_the_names_of_the_wire() -> None:
 
 
 def test_an_entry_has_the_time_of_day_of_its_sample() -> None:
-    """The hooks use another clock; an unmeasured latency is 0."""
+    """The hooks use another clock than the protocol."""
     entry = Sample(FEATURES, 98.5, 120.0, None, 7).entry(100.0, 1_700_000_000.0)
     assert entry["timestamp"] == "2023-11-14T22:13:18.500+00:00"
     assert entry["actual_ttft_ms"] == 120.0
@@ -44,7 +44,7 @@ def test_an_entry_has_the_time_of_day_of_its_sample() -> None:
 
 
 def test_a_whole_response_is_measured_to_its_end() -> None:
-    """The end is its time to the first token, because the client sees no token before."""
+    """The client sees no token before the end."""
     measurement = Measurement("default/a", None)
     sample = measurement.whole(FEATURES, 10.0, 12.5, 0)
     assert sample == Sample(FEATURES, 12.5, 2500.0, None, 1)
@@ -62,7 +62,7 @@ def test_a_whole_response_is_measured_to_its_end() -> None:
 def test_a_streamed_response_is_measured_per_token(
     first: float, last: float | None, generated: int, ttft_ms: float, tpot_ms: float | None
 ) -> None:
-    """The first token's time is not part of the others'."""
+    """The time of the first token is not part of the others'."""
     measurement = Measurement("default/a", None)
     measurement.first, measurement.last = first, last
     sample = measurement.streamed(FEATURES, 10.0, 13.0, generated)
@@ -70,7 +70,6 @@ def test_a_streamed_response_is_measured_per_token(
 
 
 def test_a_response_without_pieces_is_no_sample() -> None:
-    """For example, where the proxy shows no bodies."""
     assert Measurement("default/a", None).streamed(FEATURES, 10.0, 13.0, 5) is None
 
 
@@ -91,7 +90,6 @@ def test_a_response_without_pieces_is_no_sample() -> None:
 def test_an_unusable_prediction_is_none(
     answer: Any, expected: tuple[Predicted | None, ...]
 ) -> None:
-    """It does not spoil the others."""
     assert read_predictions(answer, 1) == expected
 
 
@@ -102,7 +100,6 @@ def test_an_answer_needs_one_prediction_per_row(answer: Any) -> None:
 
 
 def test_settings_come_from_the_configuration_before_the_environment() -> None:
-    """Variables and defaults are the reference's."""
     environment = {
         "PREDICTION_SERVER_URL": "http://p1:8001/, https://p2",
         "TRAINING_SERVER_URL": "http://t:8000",

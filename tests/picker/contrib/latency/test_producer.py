@@ -94,7 +94,6 @@ def _leave(
 
 
 def _answer(producer: PredictedLatencyProducer, flight: Flight, tokens: int = 5) -> None:
-    """Head, first piece after 0.2 s, last after 1 s, end."""
     producer.response_head(flight, ResponseHead(200))
     producer.response_progress(flight, ResponseProgress(10.2, 10, is_first=True))
     producer.response_progress(flight, ResponseProgress(11.0, 90, is_last=True))
@@ -102,7 +101,6 @@ def _answer(producer: PredictedLatencyProducer, flight: Flight, tokens: int = 5)
 
 
 def test_the_findings_of_features_are_declared(predictor: FakeLatencyPredictor) -> None:
-    """Findings about encoders are only declared when they are configured."""
     plugin = make(predictor)
     assert plugin.flush_interval_seconds == 1.0
     assert latency_predictions_key() in plugin.produces
@@ -112,7 +110,6 @@ def test_the_findings_of_features_are_declared(predictor: FakeLatencyPredictor) 
 
 
 async def test_each_known_endpoint_gets_a_row(predictor: FakeLatencyPredictor) -> None:
-    """Endpoints of unknown load have no row."""
     producer = make(predictor, endpoint_role_label="role", use_encoder_cache_features=True)
     attributes = Attributes()
     loads = {"default/a": EndpointLoad(3, 70), "default/b": EndpointLoad(1, 30)}
@@ -149,7 +146,6 @@ async def test_each_known_endpoint_gets_a_row(predictor: FakeLatencyPredictor) -
 
 
 async def test_a_missing_signal_is_the_mean_of_the_others(predictor: FakeLatencyPredictor) -> None:
-    """It is at least this picker's load in flight."""
     pool = [
         candidate("a", kv_cache_usage=None, waiting_requests=8),
         candidate("b", kv_cache_usage=0.25, waiting_requests=2),
@@ -165,7 +161,6 @@ async def test_a_missing_signal_is_the_mean_of_the_others(predictor: FakeLatency
 async def test_predictions_of_servers_are_compared_with_objectives(
     predictor: FakeLatencyPredictor,
 ) -> None:
-    """TPOT counts in streaming mode only."""
     pool = [candidate("a"), candidate("b")]
     whole = (await _look_up(make(predictor), ASKING, *pool)).get(latency_predictions_key())
     assert whole == {
@@ -181,7 +176,6 @@ async def test_predictions_of_servers_are_compared_with_objectives(
 
 
 async def test_a_missing_objective_is_zero_for_servers(predictor: FakeLatencyPredictor) -> None:
-    """No prediction meets it."""
     found = await _look_up(make(predictor), replace(ASKING, headers={}), candidate("a"))
     predictions = found.get(latency_predictions_key())
     assert predictions == {"default/a": LatencyPrediction(100.0, 10.0, -100.0, 0.0, False)}
@@ -190,7 +184,6 @@ async def test_a_missing_objective_is_zero_for_servers(predictor: FakeLatencyPre
 async def test_a_stricter_request_in_flight_tightens_the_objective(
     predictor: FakeLatencyPredictor,
 ) -> None:
-    """Until it ends, or vanishes, or its endpoint leaves."""
     producer = make(predictor, streaming_mode=True)
     strict = replace(ASKING, headers={**ASKING.headers, "x-llm-d-slo-tpot-ms": "11"})
 
@@ -214,7 +207,6 @@ async def test_a_stricter_request_in_flight_tightens_the_objective(
 
 
 async def test_servers_are_used_in_turn_and_in_batches(predictor: FakeLatencyPredictor) -> None:
-    """One request uses one server, with the rows of a batch at once."""
     producer = make(predictor)
     found = await _look_up(producer, ASKING, *(candidate(name) for name in "abc"))
     predictions = found.get(latency_predictions_key())
@@ -230,7 +222,6 @@ async def test_servers_are_used_in_turn_and_in_batches(predictor: FakeLatencyPre
 async def test_a_failed_server_is_logged_once(
     predictor: FakeLatencyPredictor, caplog: pytest.LogCaptureFixture, failing: bool, answer: Any
 ) -> None:
-    """Until it works again."""
     producer = make(predictor)
     predictor.failing, predictor.answer = failing, answer
     for _ in range(2):
@@ -245,7 +236,6 @@ async def test_a_failed_server_is_logged_once(
 async def test_a_failed_batch_leaves_the_earlier_batches(
     predictor: FakeLatencyPredictor, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Two rows are answered, one of them with an unusable prediction; the third fails."""
     predictor.answer = {"predictions": [{"ttft_ms": 80.0, "tpot_ms": 8.0}, {"ttft_ms": "fast"}]}
     found = await _look_up(make(predictor), ASKING, *(candidate(name) for name in "abc"))
     predictions = found.get(latency_predictions_key())
@@ -260,7 +250,6 @@ async def test_a_failed_batch_leaves_the_earlier_batches(
 async def test_servers_are_optional(
     predictor: FakeLatencyPredictor, environment: dict[str, str], parameters: dict[str, Any]
 ) -> None:
-    """Without a prediction server, and with `predictInProduce: false`, no server is used."""
     found = await _look_up(make(predictor, environment, **parameters), ASKING, candidate("a"))
     assert found.get(latency_predictions_key()) is None
     assert predictor.asked == []
@@ -273,7 +262,6 @@ async def test_servers_are_optional(
 async def test_a_sample_has_the_latencies_of_a_request(
     predictor: FakeLatencyPredictor, streaming: bool, tokens: int, ttft_ms: float, tpot_ms: float
 ) -> None:
-    """It is sent once, in the background, with the features of its endpoint."""
     producer = make(predictor, streaming_mode=streaming)
     endpoint = candidate("a", kv_cache_usage=0.5)
     attributes = await _look_up(producer, ASKING, endpoint)
@@ -295,7 +283,6 @@ async def test_a_sample_has_the_latencies_of_a_request(
 
 
 async def test_failed_requests_are_no_samples(predictor: FakeLatencyPredictor) -> None:
-    """Nor are requests at endpoints of unknown load, nor any without a training server."""
     producer = make(predictor)
     known, unknown = candidate("a"), candidate("b", known=False)
     refused = _leave(producer, ASKING, known, await _look_up(producer, ASKING, known))
@@ -314,7 +301,6 @@ async def test_failed_requests_are_no_samples(predictor: FakeLatencyPredictor) -
 
 
 async def test_the_breaker_opens_after_three_failures(predictor: FakeLatencyPredictor) -> None:
-    """For ten seconds; then one request tries the server."""
     producer = make(predictor)
     predictor.failing = True
 
@@ -343,7 +329,6 @@ async def test_the_local_model_replaces_a_failed_server(predictor: FakeLatencyPr
 
 
 async def test_samples_wait_for_a_failed_server(predictor: FakeLatencyPredictor) -> None:
-    """The latest three samples are sent later, in batches of two."""
     producer = make(predictor)
     for index in range(5):
         endpoint = candidate("a", waiting_requests=index)
@@ -387,7 +372,6 @@ def _serve(
 
 
 def test_a_model_without_enough_samples_has_no_predictions() -> None:
-    """Predictions are for endpoints of known load only."""
     producer = own()
     for _ in range(MIN_SAMPLES):
         assert _predicted(producer, STREAMING, candidate("a")) is None
@@ -412,7 +396,6 @@ def test_a_model_without_enough_samples_has_no_predictions() -> None:
 def test_local_predictions_are_compared_with_the_objectives(
     headers: dict[str, str], headrooms: tuple[float, float], is_valid: bool
 ) -> None:
-    """A missing objective does not count beside a named one."""
     producer = own()
     for _ in range(2 * MIN_SAMPLES):
         _serve(producer, STREAMING, candidate("a"))
@@ -425,7 +408,6 @@ def test_local_predictions_are_compared_with_the_objectives(
 
 
 def test_a_whole_answer_is_predicted_to_its_end() -> None:
-    """A client that does not stream sees no token before."""
     producer = own()
     for _ in range(MIN_SAMPLES):
         _serve(producer, ASKING, candidate("a"))
@@ -437,7 +419,7 @@ def test_a_whole_answer_is_predicted_to_its_end() -> None:
 
 
 def test_headers_replace_the_first_token_where_bodies_are_not_shown() -> None:
-    """The counter of generated tokens, with the running requests, gives the time per token."""
+    """The counter of generated tokens and the running requests give the time per token."""
     producer = own()
     for second in range(MIN_SAMPLES + 1):
         served = ServedTotals(float(second), generated_tokens=second * 80.0)
@@ -455,9 +437,7 @@ def test_headers_replace_the_first_token_where_bodies_are_not_shown() -> None:
 
 @pytest.mark.parametrize("shows_body", [True, False])
 def test_the_first_token_is_learned_before_the_answer_ends(shows_body: bool) -> None:
-    """Even if it never ends. Headers do not count before a body, because some servers send them at
-    once.
-    """
+    """Headers do not count before a body, because some servers send them at once."""
     producer = own()
     for number in range(MIN_SAMPLES):
         assert _predicted(producer, STREAMING, candidate("a")) is None
@@ -475,7 +455,7 @@ def test_the_first_token_is_learned_before_the_answer_ends(shows_body: bool) -> 
 
 
 def test_a_time_per_token_is_learned_with_the_mean_load_of_the_answer() -> None:
-    """At its beginning, an answer of a burst has seen none of those that slow it down."""
+    """When the first answer of a burst begins, it has seen none of those that slow it down."""
     producer, rng = own(), Random(7)
     for number in range(4 * MIN_SAMPLES):
         running, at = rng.randrange(40), 10.0 * number
@@ -494,7 +474,6 @@ def test_a_time_per_token_is_learned_with_the_mean_load_of_the_answer() -> None:
 
 @pytest.mark.parametrize("shows_body", [True, False])
 def test_costs_need_the_length_of_answers(shows_body: bool) -> None:
-    """Usage gives the length, or else the duration and the time per token."""
     producer, busy = own(), candidate("a", running_requests=8)
     for second in range(2 * MIN_SAMPLES):
         if not shows_body:
@@ -518,7 +497,6 @@ def test_costs_need_the_length_of_answers(shows_body: bool) -> None:
 
 
 def test_pending_prompts_delay_the_next_one() -> None:
-    """Until the first piece, where bodies are shown; else until the headers, or the end."""
     producer, rng = own(), Random(5)
     endpoint = candidate("a")
     for _ in range(4 * MIN_SAMPLES):

@@ -36,7 +36,6 @@ def _found(headrooms: Mapping[str, tuple[float, float]], dispatched: int = 1) ->
 def score(
     scorer: LatencyScorer, headrooms: Mapping[str, tuple[float, float]], dispatched: int = 1
 ) -> list[float]:
-    """Scores of the endpoints a, b, c… that have the headrooms."""
     candidates = [candidate(name) for name in sorted(headrooms)]
     return list(scorer.score(request_for(), candidates, _found(headrooms, dispatched)))
 
@@ -58,7 +57,6 @@ def test_positive_endpoints_are_rated_by_the_strategy(
 
 
 def test_a_dimension_without_a_range_has_no_weight() -> None:
-    """Beside a dimension with one; without any range, all scores are in the middle."""
     scorer = _scorer()
     assert score(scorer, {"a": (5.0, 1.0), "b": (5.0, 2.0)}) == [1.0, 0.01]
     assert score(scorer, {"a": (1.0, 5.0), "b": (2.0, 5.0)}) == [1.0, 0.01]
@@ -67,13 +65,11 @@ def test_a_dimension_without_a_range_has_no_weight() -> None:
 
 
 def test_positive_endpoints_exclude_negative_ones() -> None:
-    """One missed objective makes an endpoint negative."""
     headrooms = {"a": (-1.0, 5.0), "b": (5.0, 5.0), "c": (5.0, -1.0)}
     assert score(_scorer(), headrooms) == [0.0, 0.51, 0.0]
 
 
 def test_idle_endpoints_are_rated_first_among_negative_ones() -> None:
-    """The candidate's own count may show that one is busy."""
     found = _found({"a": (-10.0, 5.0), "b": (-20.0, -5.0), "c": (5.0, -5.0)}, dispatched=0)
     candidates = [candidate("a"), candidate("b"), candidate("c", inflight=1)]
     scores = _scorer().score(request_for(), candidates, found)
@@ -91,12 +87,10 @@ def test_idle_endpoints_are_rated_first_among_negative_ones() -> None:
 def test_the_least_bad_group_of_busy_negative_endpoints_is_rated(
     headrooms: dict[str, tuple[float, float]], expected: list[float]
 ) -> None:
-    """TPOT only, TTFT only, both; within a group the least miss, whatever the strategy."""
     assert score(_scorer(headroomSelectionStrategy="most"), headrooms) == expected
 
 
 def test_an_endpoint_without_a_prediction_has_the_mean_of_the_others() -> None:
-    """An invalid prediction counts as none; an endpoint of unknown load scores 0."""
     candidates = [*(candidate(name) for name in "abcd"), candidate("e", known=False)]
     found = _found({"a": (5.0, 5.0), "b": (float("nan"), 5.0), "d": (-5.0, 5.0)})
     scores = _scorer().score(request_for(), candidates, found)
@@ -118,7 +112,6 @@ def test_an_endpoint_without_a_prediction_has_the_mean_of_the_others() -> None:
 def test_without_predictions_load_and_cache_decide(
     parameters: dict[str, Any], expected: list[float]
 ) -> None:
-    """The mean of free cache, short queue and cached prompt; unknown load contributes nothing."""
     attributes = Attributes()
     match = PrefixCacheMatchInfo(4, 64, {"default/a": 4, "default/c": 4})
     attributes[match_info_key("approx-prefix-cache-producer")] = match
@@ -132,7 +125,6 @@ def test_without_predictions_load_and_cache_decide(
 
 
 def test_without_predictions_a_missing_signal_is_the_mean_of_the_others() -> None:
-    """Usages of 0.2 and 0.6, queues of 0 and 4."""
     candidates = [
         candidate("a", kv_cache_usage=0.2, waiting_requests=None),
         candidate("b", kv_cache_usage=0.6, waiting_requests=0),
@@ -144,7 +136,6 @@ def test_without_predictions_a_missing_signal_is_the_mean_of_the_others() -> Non
 
 
 def test_without_findings_queues_are_equal() -> None:
-    """Free cache and equal queues give two thirds."""
     candidates = [candidate("a"), candidate("b")]
     assert list(_scorer().score(request_for(), candidates, Attributes())) == [0.67, 0.67]
 
@@ -152,7 +143,6 @@ def test_without_findings_queues_are_equal() -> None:
 def _scores(
     costs: Mapping[str, float | None], *, producer: str = "learned", known: str = "abc"
 ) -> list[float]:
-    """Scores of the endpoints a, b and c; `known` names those of known load."""
     attributes = Attributes()
     predictions = {
         f"default/{name}": LatencyPrediction(1.0, 1.0, 0.0, 0.0, True, cost_ms=cost)
@@ -169,13 +159,11 @@ def test_scores_are_in_proportion_to_the_least_cost() -> None:
 
 
 def test_an_endpoint_without_a_cost_has_the_mean_of_the_others() -> None:
-    """An endpoint of unknown load scores 0."""
     assert _scores({"a": 400.0, "b": 800.0}) == [1.0, 0.5, 0.75]
     assert _scores({"a": 400.0, "b": 800.0, "c": None}) == [1.0, 0.5, 0.75]
     assert _scores({"a": 400.0, "b": 800.0}, known="ab") == [1.0, 0.5, 0.0]
 
 
 def test_endpoints_without_any_cost_score_nothing() -> None:
-    """Other scorers decide until costs are known."""
     assert _scores({"a": None}) == [0.0, 0.0, 0.0]
     assert _scores({"a": 400.0}, producer="another") == [0.0, 0.0, 0.0]

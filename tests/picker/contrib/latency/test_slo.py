@@ -36,7 +36,6 @@ BUSY = candidate("0", running_requests=3, kv_cache_usage=0.5)
 
 
 def test_a_hopeless_request_is_refused() -> None:
-    """With 429, for saturation."""
     with pytest.raises(RefusedError) as refused:
         ADMITTER.admit(SHEDDABLE, [BUSY], _found(False), Random(0))
     assert refused.value.status == 429
@@ -44,7 +43,6 @@ def test_a_hopeless_request_is_refused() -> None:
 
 
 def test_one_suitable_endpoint_is_enough() -> None:
-    """By its prediction, by being idle, or by being cold."""
     ADMITTER.admit(SHEDDABLE, [BUSY], _found(True), Random(0))
     idle = candidate("1", kv_cache_usage=0.5)
     cold = candidate("1", running_requests=3, kv_cache_usage=0.019)
@@ -53,7 +51,6 @@ def test_one_suitable_endpoint_is_enough() -> None:
 
 
 def test_unknown_and_loaded_endpoints_are_neither_idle_nor_cold() -> None:
-    """Own requests that no scrape has seen count."""
     for other in (
         candidate("0", known=False),
         candidate("0", running_requests=None, kv_cache_usage=0.5),
@@ -66,7 +63,6 @@ def test_unknown_and_loaded_endpoints_are_neither_idle_nor_cold() -> None:
 
 
 def test_other_requests_are_admitted() -> None:
-    """Critical requests, requests without an objective, and all requests without predictions."""
     ADMITTER.admit(replace(SHEDDABLE, priority=0), [BUSY], _found(False), Random(0))
     ADMITTER.admit(replace(SHEDDABLE, headers={}), [BUSY], _found(False), Random(0))
     ADMITTER.admit(SHEDDABLE, [BUSY], Attributes(), Random(0))
@@ -78,7 +74,6 @@ Headrooms = dict[str, tuple[float, float]]
 
 
 def predicted(headrooms: Headrooms, producer: str = "predicted-latency-producer") -> Attributes:
-    """(TTFT, TPOT) headrooms by endpoint name."""
     attributes = Attributes()
     found = {
         f"default/{name}": LatencyPrediction(0.0, 0.0, ttft, tpot, False)
@@ -101,7 +96,6 @@ def predicted(headrooms: Headrooms, producer: str = "predicted-latency-producer"
     ],
 )
 def test_a_tier_passes_by_headroom(headrooms: Headrooms, positive: str, negative: str) -> None:
-    """An endpoint without a prediction is negative; a single tier passes."""
     candidates = [placed(name) for name in "abc"]
     never = make({"epsilonExploreNeg": 0})
     always = make({"epsilonExploreNeg": 1})
@@ -110,7 +104,6 @@ def test_a_tier_passes_by_headroom(headrooms: Headrooms, positive: str, negative
 
 
 def test_the_negative_tier_is_explored_at_its_rate() -> None:
-    """One percent by default."""
     plugin, rng = make(), Random(3)
     candidates, attributes = [placed("a"), placed("b")], predicted({"a": (1, 1)})
     answers = [passed(plugin, candidates, attributes, rng=rng) for _ in range(5000)]
@@ -119,7 +112,6 @@ def test_the_negative_tier_is_explored_at_its_rate() -> None:
 
 
 def test_without_findings_all_pass() -> None:
-    """Findings of another producer do not count."""
     candidates = [placed("a"), placed("b")]
     assert passed(make(), candidates) == ["a", "b"]
     mine = make({"latencyPredictionInfoProducerName": "mine", "epsilonExploreNeg": 0})

@@ -32,7 +32,6 @@ def _candidate(waiting: int | None, running: int = 0, inflight: int = 0) -> Cand
 def test_unseen_own_requests_are_the_lower_bound_of_a_signal(
     candidate: Candidate, waiting: int | None, running: int | None
 ) -> None:
-    """Own requests beyond those of the other series; unknown stays unknown."""
     assert waiting_requests(candidate) == waiting
     assert running_requests(candidate) == running
     known = _candidate(2)
@@ -41,7 +40,6 @@ def test_unseen_own_requests_are_the_lower_bound_of_a_signal(
 
 
 def test_own_counts_are_the_loads_while_no_load_is_known() -> None:
-    """One known endpoint is enough for unknown to stay unknown."""
     unknown = [_candidate(None, inflight=count) for count in (4, 0)]
     assert waiting_loads(unknown) == [4, 0]
     assert waiting_loads([*unknown, _candidate(2)]) == [None, None, 2]
@@ -62,7 +60,6 @@ def test_own_counts_are_the_loads_while_no_load_is_known() -> None:
     ],
 )
 def test_the_least_scores_one(values: list[float | None], scores: list[float]) -> None:
-    """Relative to the known values, also at the ends of the number range."""
     assert least_first(values) == scores
 
 

@@ -24,8 +24,6 @@ NAME = "inflight-load-producer"
 
 
 class _Counter:
-    """A producer with the loads of a test."""
-
     def __init__(self, loads: Mapping[str, EndpointLoad]) -> None:
         self.loads = loads
 
@@ -53,7 +51,6 @@ LIMITS: dict[str, Any] = {"max_concurrency": 10, "max_token_concurrency": 1000}
 def test_saturation_is_the_share_of_the_limits_in_use(
     mode: str, loads: dict[str, tuple[int, int]], expected: float
 ) -> None:
-    """Requests, tokens, or the worse of both per endpoint count; also without a finding."""
     detector = _detector(loads, concurrency_mode=mode, **LIMITS)
     candidates = [candidate("a"), candidate("b")]
     assert detector.saturation(candidates, Attributes(), 0.0) == pytest.approx(expected)
@@ -72,7 +69,7 @@ def test_saturation_is_the_share_of_the_limits_in_use(
 def test_dispatched_requests_count_before_they_leave(
     mode: str, loads: dict[str, tuple[int, int]], expected: float
 ) -> None:
-    """Once: the candidate's own count has the requests, only flow control has their tokens."""
+    """The candidate's own count has the requests; only flow control knows their tokens."""
     attributes = Attributes()
     attributes[LET_IN_LOAD_KEY] = {"default/a": EndpointLoad(2, 400)}
     detector = _detector(loads, concurrency_mode=mode, **LIMITS)
@@ -85,7 +82,6 @@ def test_dispatched_requests_count_before_they_leave(
     ("mode", "expected"), [("requests", "abd"), ("tokens", "abc"), ("hybrid", "ab")]
 )
 def test_the_filter_passes_endpoints_below_their_limit(mode: str, expected: str) -> None:
-    """int(limit · 1.25) itself is too many."""
     loads = {"b": (11, 1249), "c": (12, 0), "d": (0, 1250)}
     detector = _detector(loads, concurrency_mode=mode, headroom=0.25, **LIMITS)
     candidates = [candidate(name) for name in "abcd"]
@@ -94,7 +90,6 @@ def test_the_filter_passes_endpoints_below_their_limit(mode: str, expected: str)
 
 
 def test_no_endpoint_of_a_full_pool_passes() -> None:
-    """Unlike with the utilization-detector; the candidate's own count is a lower bound."""
     detector = _detector({"a": (10, 0)}, **LIMITS)
     candidates = [candidate("a"), candidate("b", inflight=10)]
     assert list(detector.filter(request_for(), candidates, Attributes(), Random(0))) == []
@@ -111,7 +106,6 @@ def test_an_unconnected_detector_uses_the_finding() -> None:
 
 
 def test_the_detector_names_its_producer() -> None:
-    """The producer is created if not configured, and connected."""
     plugin = PLUGIN.make("d", ConcurrencyDetectorParameters())
     assert plugin.consumes == (inflight_load_key(NAME),)
     assert plugin.references == {"inFlightLoadProducerName": NAME}

@@ -27,7 +27,6 @@ flowControl:
 
 
 async def test_saturation_follows_tokens_from_departure_to_first_piece() -> None:
-    """Outside of decisions, although the producer is not configured."""
     loaded = load_config(CONFIG, "test")
     assembly = build(loaded, builtin_plugins(), PickerMetrics(), time.monotonic)
     datastore = Datastore()

@@ -65,9 +65,6 @@ def detector() -> UtilizationDetector:
 def test_saturation_is_the_mean_of_the_worse_signal(
     detector: UtilizationDetector, seen: list[Seen | None], expected: float
 ) -> None:
-    """A pool without endpoints is full, an idle and stale endpoint is not. A missing signal does
-    not count.
-    """
     candidates = _candidates(seen)
     assert detector.saturation(candidates, Attributes(), NOW) == pytest.approx(expected, abs=1e-4)
 
@@ -80,7 +77,6 @@ def test_a_long_scrape_interval_makes_no_metrics_stale(detector: UtilizationDete
 
 
 def test_own_requests_count_before_a_scrape_sees_them(detector: UtilizationDetector) -> None:
-    """A burst fills the pool at once."""
     burst = candidate(inflight=10, updated_at_seconds=NOW)
     assert detector.saturation([burst], Attributes(), NOW) == 2.0
 
@@ -100,7 +96,6 @@ def test_own_requests_count_before_a_scrape_sees_them(detector: UtilizationDetec
 def test_the_filter_passes_fresh_endpoints_with_room(
     seen: list[Seen | None], expected: list[int]
 ) -> None:
-    """Below the thresholds with their headroom; all endpoints without any such."""
     detector = UtilizationDetector(UtilizationDetectorParameters(headroom=0.2))
     candidates = _candidates(seen)
     request = request_for(received_at_seconds=NOW)
@@ -115,15 +110,12 @@ def test_a_large_headroom_is_allowed() -> None:
 
 
 class Blackout:
-    """One endpoint whose scrapes end; `saturation` is read as time passes without them."""
-
     def __init__(self, **parameters: Any) -> None:
         self.detector = UtilizationDetector(UtilizationDetectorParameters(**parameters))
         self.now = NOW
         self.last: EndpointMetrics | None = None
 
     def scraped(self, inflight: int, times: int = 1, **metrics: Any) -> None:
-        """Scrape the endpoint `times` times, and read the saturation each time."""
         for _ in range(times):
             self.now += 0.05
             self.last = EndpointMetrics(updated_at_seconds=self.now, **metrics)
@@ -134,14 +126,12 @@ class Blackout:
         return Candidate(Endpoint("w", "10.0.0.1", 8000), metrics, inflight, self.last)
 
     def after(self, seconds: float, inflight: int, is_marked: bool = False) -> float:
-        """The saturation with these requests in flight, `seconds` after the last scrape."""
         candidate = self.candidate(inflight, is_marked)
         return self.detector.saturation([candidate], Attributes(), self.now + seconds)
 
 
 @pytest.mark.parametrize("is_marked", [False, True])
 def test_a_full_endpoint_is_free_again_when_its_requests_end(is_marked: bool) -> None:
-    """For old scrapes, and for scrapes that have been given up."""
     pool = Blackout()
     pool.scraped(45, times=30, running_requests=40, waiting_requests=5)
     assert pool.after(1.0, 45, is_marked) == 1.0
@@ -150,7 +140,6 @@ def test_a_full_endpoint_is_free_again_when_its_requests_end(is_marked: bool) ->
 
 
 def test_an_idle_endpoint_takes_its_usual_load() -> None:
-    """Not the load that it had when the scrapes ended."""
     pool = Blackout()
     pool.scraped(45, times=30, running_requests=40, waiting_requests=5)
     pool.scraped(0, times=10)
@@ -159,7 +148,6 @@ def test_an_idle_endpoint_takes_its_usual_load() -> None:
 
 
 def test_a_full_cache_is_a_limit_as_well() -> None:
-    """Requests at a usage above the threshold count in proportion."""
     pool = Blackout()
     pool.scraped(20, times=30, running_requests=20, kv_cache_usage=1.0)
     assert pool.after(1.0, 15) < 1.0
@@ -167,7 +155,6 @@ def test_a_full_cache_is_a_limit_as_well() -> None:
 
 
 def test_without_any_metrics_a_default_decides() -> None:
-    """Own requests against `assumedConcurrency`."""
     pool = Blackout(assumed_concurrency=10)
     assert pool.after(0.0, 0) == 0.0
     assert pool.after(0.0, 5) == 0.5
@@ -185,14 +172,12 @@ def test_a_single_queue_does_not_show_the_room_of_an_endpoint() -> None:
 
 
 def test_an_endpoint_that_was_never_full_may_take_more_than_the_default() -> None:
-    """The greatest load seen there counts when it is more."""
     pool = Blackout(assumed_concurrency=10)
     pool.scraped(50, running_requests=50)
     assert pool.after(1.0, 49) < 1.0
 
 
 def test_the_requests_of_others_are_remembered_for_a_while() -> None:
-    """For example, those of another picker, or of clients that bypass all pickers."""
     pool = Blackout()
     pool.scraped(10, times=30, running_requests=40, waiting_requests=5)
     assert pool.after(0.3, 10) == pytest.approx(1.0, abs=0.02)

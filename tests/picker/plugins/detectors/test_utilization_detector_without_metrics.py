@@ -32,7 +32,6 @@ class Pool:
         self.now = 0.0
 
     def run(self, seconds: float, *, scraped: bool, demand: bool = True) -> int:
-        """The number of requests that ended within `seconds`."""
         until, done = self.now + seconds, 0
         while self.now < until:
             self.now += SCRAPE_SECONDS
@@ -71,7 +70,6 @@ class Pool:
 @pytest.mark.parametrize("slots", [4, 100])
 @pytest.mark.parametrize("ends_idle", [False, True])
 def test_a_pool_retains_its_throughput_without_metrics(slots: int, ends_idle: bool) -> None:
-    """The last scrape may have found it full or idle; no queue becomes longer than before."""
     pool = Pool(3, slots)
     normal = pool.run(10.0, scraped=True)
     longest = max(pool.under_way)
@@ -85,5 +83,4 @@ def test_a_pool_retains_its_throughput_without_metrics(slots: int, ends_idle: bo
 
 @pytest.mark.parametrize("slots", [4, 32])
 def test_a_pool_that_never_had_metrics_is_used(slots: int) -> None:
-    """Up to the default, which is more than the room of these endpoints."""
     assert Pool(3, slots).run(10.0, scraped=False) >= 0.95 * Pool(3, slots).run(10.0, scraped=True)

@@ -49,7 +49,6 @@ def waiting(findings: Extraction) -> int:
 
 
 def test_the_label_chooses_the_engine() -> None:
-    """vLLM without a label, and for an unknown engine."""
     extractor = made()
     assert waiting(read(extractor)) == 1
     assert waiting(read(extractor, engine="sglang")) == 2
@@ -58,14 +57,12 @@ def test_the_label_chooses_the_engine() -> None:
 
 
 def test_the_label_is_configurable() -> None:
-    """It comes before the usual one."""
     extractor = made(engineLabelKey="runs")
     assert waiting(read(extractor, runs="sglang")) == 2
     assert waiting(read(extractor, engine="sglang")) == 1
 
 
 def test_a_configured_engine_adds_to_the_built_in_ones() -> None:
-    """With its own series, geometry and numbers."""
     extractor = made(engineConfigs=[MINE])
     findings = read(extractor, engine="mine")
     assert findings.metrics is not None

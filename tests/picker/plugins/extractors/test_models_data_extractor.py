@@ -17,7 +17,6 @@ def models(page: bytes) -> Extraction:
 
 
 def test_models_are_listed_in_order() -> None:
-    """Missing values, and values of another type, are empty."""
     page = b"""{"object": "list", "data": [
         {"id": "base", "object": "model", "created": 7, "owned_by": "vllm", "parent": null},
         {"id": "lora", "object": 5, "created": true, "parent": "base"},

@@ -24,7 +24,6 @@ from tests.depth import examples
 
 
 def steady(load: CalmLoad, rate: float, seconds: float, flow: str = "calm") -> float:
-    """Random requests that last a quarter of a second; returns the end of the last one."""
     rng, at, ends = Random(1), 0.0, list[float]()
     while (at := at + rng.expovariate(rate)) < seconds:
         while ends and ends[0] <= at:
@@ -37,7 +36,6 @@ def steady(load: CalmLoad, rate: float, seconds: float, flow: str = "calm") -> f
 
 
 def test_no_place_is_reserved_without_calm_flows() -> None:
-    """Flows above their share do not count."""
     load = CalmLoad()
     assert load.places(0.0) == 0
     load.began("flood", False, 1.0)
@@ -45,7 +43,6 @@ def test_no_place_is_reserved_without_calm_flows() -> None:
 
 
 def test_reserved_places_grow_with_the_root_of_the_load() -> None:
-    """With a mean of 16, one place and three times four, before anything is learned."""
     load = CalmLoad()
     steady(load, 64.0, 20.0)
     load.began("calm", True, 20.3)
@@ -53,7 +50,6 @@ def test_reserved_places_grow_with_the_root_of_the_load() -> None:
 
 
 def test_a_crowd_counts_at_once() -> None:
-    """Not only when it has become the mean of some seconds."""
     load = CalmLoad()
     for _ in range(9):
         load.began("calm", True, 1.0)
@@ -61,7 +57,6 @@ def test_a_crowd_counts_at_once() -> None:
 
 
 def test_an_occasional_flow_has_one_place() -> None:
-    """For ten seconds after its last request, also between two requests."""
     load = CalmLoad()
     for second in (0.0, 8.0, 16.0):
         load.began("calm", True, second)
@@ -71,7 +66,6 @@ def test_an_occasional_flow_has_one_place() -> None:
 
 
 def test_no_place_is_reserved_for_a_flow_that_left() -> None:
-    """A flow with many requests per second counts as having left soon after the last one."""
     load = CalmLoad()
     ended = steady(load, 50.0, 5.0)
     assert load.places(ended) > 1
@@ -79,7 +73,7 @@ def test_no_place_is_reserved_for_a_flow_that_left() -> None:
 
 
 def test_the_place_of_a_long_request_stays_reserved_after_its_end() -> None:
-    """For a client that sends the next request when it has its answer."""
+    """Its client sends the next request when it has the answer."""
     load = CalmLoad()
     for second in (0.0, 60.0, 120.0):
         load.began("agent", True, second)
@@ -89,7 +83,6 @@ def test_the_place_of_a_long_request_stays_reserved_after_its_end() -> None:
 
 
 def test_a_forgotten_flow_takes_its_places_along() -> None:
-    """The places of other flows remain, by their load."""
     load = CalmLoad()
     load.began("rare", True, 0.0)
     load.ended("rare", True, 0.1)
@@ -100,7 +93,6 @@ def test_a_forgotten_flow_takes_its_places_along() -> None:
 
 
 def test_pauses_between_bursts_are_no_absence() -> None:
-    """Ten requests at once every second stay expected."""
     load = CalmLoad()
     for second in range(5):
         for _ in range(10):
@@ -112,7 +104,6 @@ def test_pauses_between_bursts_are_no_absence() -> None:
 
 
 def test_the_mean_of_a_new_flow_begins_with_its_first_request() -> None:
-    """The seconds before do not count as idle."""
     load = CalmLoad()
     ended = steady(load, 64.0, 1.0)
     load.began("calm", True, ended)
@@ -120,7 +111,6 @@ def test_the_mean_of_a_new_flow_begins_with_its_first_request() -> None:
 
 
 def test_a_few_gaps_say_less_than_many() -> None:
-    """After three requests in a row the flow is expected for longer than after thirty."""
     few, many = CalmLoad(), CalmLoad()
     for load, number in ((few, 3), (many, 30)):
         for place in range(number):
@@ -131,7 +121,6 @@ def test_a_few_gaps_say_less_than_many() -> None:
 
 
 def test_no_more_is_reserved_than_calm_flows_leave() -> None:
-    """A flow with most of a pool does not get the rest of it too; one place is for bursts."""
     load = CalmLoad()
     steady(load, 64.0, 20.0)
     load.began("calm", True, 20.3)
@@ -140,7 +129,6 @@ def test_no_more_is_reserved_than_calm_flows_leave() -> None:
 
 
 def test_reserved_places_follow_the_need() -> None:
-    """In balance one request in five hundred waits; there are limits."""
     load = CalmLoad()
     steady(load, 64.0, 20.0)
     load.began("calm", True, 20.2)
@@ -163,8 +151,6 @@ def test_reserved_places_follow_the_need() -> None:
 
 @dataclass
 class Known:
-    """The history of one flow."""
-
     since: float
     number: int = 0
     faded: float = 0.0
@@ -179,7 +165,6 @@ class Known:
         self.mean = self.number + (self.mean - self.number) * remembered
 
     def seen(self, is_calm: bool, now: float) -> None:
-        """The flow is calm or not, and expected for a while."""
         self.is_calm = is_calm
         self.mean = self.faded / -math.expm1(-(now - self.since + UNSEEN_SECONDS) / MEAN_SECONDS)
         gaps = [two - one for one, two in pairwise(self.came) if two - one < MEMORY_SECONDS]
@@ -207,7 +192,6 @@ STEPS = st.lists(
 def test_places_are_for_calm_flows_that_have_not_left(
     steps: list[tuple[str, str, bool, float]],
 ) -> None:
-    """By their load now, or over three seconds; their earlier state does not matter."""
     load, now, flows = CalmLoad(), 0.0, dict[str, Known]()
     for step, flow, is_calm, seconds in steps:
         now += seconds

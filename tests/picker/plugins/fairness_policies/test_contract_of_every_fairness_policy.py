@@ -42,7 +42,6 @@ def _policy(plugin: str) -> FairnessPolicy:
 def test_a_waiting_flow_is_selected_whenever_one_waits(
     plugin: str, steps: list[tuple[str, str, int]]
 ) -> None:
-    """A repeated selection is the same."""
     band = Queue(_policy(plugin).for_band(0))
     for step, flow, value in steps:
         if step == "push":
@@ -68,7 +67,6 @@ def test_a_waiting_flow_is_selected_whenever_one_waits(
 
 @pytest.mark.parametrize("plugin", POLICIES)
 def test_bands_are_independent(plugin: str) -> None:
-    """One policy serves several bands."""
     policy = _policy(plugin)
     one, other = Queue(policy.for_band(1)), Queue(policy.for_band(0))
     one.push("a")
@@ -78,7 +76,6 @@ def test_bands_are_independent(plugin: str) -> None:
 
 @pytest.mark.parametrize("plugin", POLICIES)
 def test_a_request_may_complete_in_a_new_band(plugin: str) -> None:
-    """Bands come and go while requests are in flight."""
     before, after = (Queue(_policy(plugin).for_band(0)) for _ in range(2))
     before.push("a", 100)
     item = before.dispatch()
@@ -89,7 +86,6 @@ def test_a_request_may_complete_in_a_new_band(plugin: str) -> None:
 
 @pytest.mark.parametrize("plugin", POLICIES)
 def test_requests_may_be_dispatched_without_waiting(plugin: str) -> None:
-    """While the pool has room, policies are notified of requests that were never queued."""
     band = Queue(_policy(plugin).for_band(0))
     item = band.push("a", 50)
     band.cancel("a")

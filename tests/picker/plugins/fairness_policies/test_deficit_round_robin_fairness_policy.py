@@ -34,14 +34,11 @@ def _jain(shares: list[float]) -> float:
 
 @dataclass(frozen=True)
 class Tenant:
-    """Requests of about `size` tokens, estimated as `estimate` times as many."""
-
     size: int
     estimate: float = 1.0
     spread: float = 0.0
 
     def draw(self, rng: Random) -> tuple[int, int]:
-        """The tokens of a request: actual and estimated."""
         real = max(1, round(self.size * (1 + self.spread * rng.uniform(-1, 1))))
         noise = 2 ** (self.spread * rng.uniform(-2, 2))
         return real, max(1, round(self.size * self.estimate * noise))
@@ -50,9 +47,9 @@ class Tenant:
 def served_by(
     band: Any, tenants: Mapping[str, Tenant], slots: int, num_tokens: int, seed: int = 0
 ) -> Counter[str]:
-    """Tokens of requests that have completed, of tenants who always have more to ask for.
+    """Return the tokens of completed requests of tenants who always have more to ask for.
 
-    A pool of `slots` places, in which a request takes time by its tokens.
+    A request takes time by its tokens in one of `slots` places.
     """
     rng, served, ends = Random(seed), Counter[str](), list[tuple[float, int]]()
     real: dict[int, int] = {}
@@ -90,14 +87,12 @@ def served_by(
     seed=st.integers(0, 99),
 )
 def test_equal_tenants_are_served_equally(tenants: list[Tenant], slots: int, seed: int) -> None:
-    """Though the requests of one are 10 times those of another, and estimates 10 times off."""
     named = {f"t{index}": tenant for index, tenant in enumerate(tenants)}
     served = served_by(Queue(_band()), named, slots, 60_000 * len(tenants), seed)
     assert _jain([served[name] for name in named]) >= 0.95
 
 
 def test_a_constant_error_of_estimates_is_learned() -> None:
-    """The first requests are compensated."""
     tenants = {"low": Tenant(1000, 0.1), "right": Tenant(1000), "high": Tenant(1000, 10.0)}
     served = served_by(Queue(_band()), tenants, 16, 600_000)
     assert _jain([served[name] for name in tenants]) >= 0.99
@@ -110,7 +105,6 @@ def test_a_constant_error_of_estimates_is_learned() -> None:
     slots=st.integers(1, 8),
 )
 def test_shares_follow_the_weights(weights: list[float], sizes: list[int], slots: int) -> None:
-    """Shares of service, up to the load in flight and a turn."""
     chosen = {f"t{index}": weight for index, weight in enumerate(weights)}
     tenants = {name: Tenant(size) for name, size in zip(chosen, sizes, strict=False)}
     band = Queue(_band(weights=chosen))
@@ -129,7 +123,6 @@ def test_shares_follow_the_weights(weights: list[float], sizes: list[int], slots
 def test_waiting_tenants_differ_by_at_most_a_turn_and_a_request(
     costs: list[tuple[str, int]],
 ) -> None:
-    """At any moment at which both have waited from the beginning, so no tenant starves."""
     weights = {"a": 1.0, "b": 2.0, "c": 0.5}
     band, served = Queue(_band(weights=weights)), Counter[str]()
     greatest = dict.fromkeys(weights, 0)
@@ -148,7 +141,6 @@ def test_waiting_tenants_differ_by_at_most_a_turn_and_a_request(
 
 
 def test_a_turn_is_worth_a_quantum() -> None:
-    """A tenant that has used it up is next when the others have had theirs."""
     band = Queue(_band(quantum_tokens=100, weights={"b": 2.0}))
     for _ in range(6):
         band.push("a", 50)
@@ -158,7 +150,6 @@ def test_a_turn_is_worth_a_quantum() -> None:
 
 
 def test_a_debt_does_not_hold_back_a_tenant_that_is_alone() -> None:
-    """A tenant that comes later goes first."""
     band = Queue(_band(quantum_tokens=100))
     band.push_all("a" * 5, 1_000_000)
     for _ in range(4):
@@ -168,7 +159,6 @@ def test_a_debt_does_not_hold_back_a_tenant_that_is_alone() -> None:
 
 
 def test_an_absent_tenant_earns_no_credit() -> None:
-    """It has one turn when it comes back, not all those it missed."""
     band = Queue(_band(quantum_tokens=100))
     band.push("a", 1)
     band.dispatch()
@@ -180,7 +170,6 @@ def test_an_absent_tenant_earns_no_credit() -> None:
 
 
 def test_an_occasional_tenant_waits_for_one_request() -> None:
-    """Not for the rest of the others' turns."""
     band = Queue(_band())
     band.push("calm", 10)
     band.dispatch()
@@ -195,7 +184,6 @@ def test_an_occasional_tenant_waits_for_one_request() -> None:
 
 
 def test_invented_ids_deprive_no_tenant_of_its_turn() -> None:
-    """A tenant with a new name for each request starts at the end each time."""
     band = Queue(_band(quantum_tokens=100))
     band.push("zoe", 100)
     served: list[str] = []
@@ -208,7 +196,6 @@ def test_invented_ids_deprive_no_tenant_of_its_turn() -> None:
 
 
 def test_a_debt_has_a_limit() -> None:
-    """Others go first for at most `maxDebtTokens`, whatever the usage in a response."""
     band = Queue(_band(quantum_tokens=100, max_debt_tokens=1000))
     band.push("a", 1)
     item = band.dispatch()
@@ -253,7 +240,6 @@ def test_absurd_token_counts_of_clients_are_limited() -> None:
 def test_the_usage_of_the_response_counts(
     parameters: dict[str, Any], usage: Usage | None, expected: int
 ) -> None:
-    """The estimate of 100 tokens remains without usage."""
     band = Queue(_band(quantum_tokens=1, **parameters))
     band.push("a", 100)
     band.complete(band.dispatch(), usage)
@@ -264,7 +250,6 @@ def test_the_usage_of_the_response_counts(
 
 
 def test_a_refund_for_requests_before_an_absence_does_not_count() -> None:
-    """The tenant has caught up already."""
     band = Queue(_band(quantum_tokens=10))
     band.push("a", 5000)
     item = band.dispatch()

@@ -11,7 +11,6 @@ from tests.support.picker.plugin_scenes import queued
 
 
 def test_the_first_of_equal_ranks_goes_first() -> None:
-    """Not the flow with the least id."""
     band = GlobalStrictBand()
     first, second = queued("z"), queued("a")
     band.head_changed("a", second, (1.0,))
@@ -28,7 +27,6 @@ def test_the_first_of_equal_ranks_goes_first() -> None:
     )
 )
 def test_a_selection_equals_a_search_of_all_heads(changes: list[tuple[str, int | None]]) -> None:
-    """After every change, however often a flow's head changes."""
     band, heads = GlobalStrictBand(), dict[str, Any]()
     for flow, rank in changes:
         if rank is None:

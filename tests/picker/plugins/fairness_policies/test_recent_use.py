@@ -13,8 +13,6 @@ WEIGHTS = {"a": 1.0, "b": 2.0, "c": 0.5}
 
 
 class Account:
-    """The whole history of use, also reported to a `RecentUse`."""
-
     def __init__(self) -> None:
         self.use = RecentUse()
         self.now = 0.0
@@ -22,7 +20,6 @@ class Account:
         self.waiting: set[str] = set()
 
     def begin(self, flow: str, tokens: float) -> None:
-        """A request arrives, is dispatched and ends at once."""
         self.use.began(flow, WEIGHTS[flow], tokens, self.now)
         self.use.ended(flow, 0.0, self.now)
         self.used.setdefault(flow, []).append((self.now, tokens))
@@ -39,7 +36,6 @@ class Account:
         return sum(tokens * left for (_, tokens), left in used) / WEIGHTS[flow]
 
     def share(self) -> float:
-        """The fair share for each weight."""
         weights = sum(WEIGHTS[flow] for flow in self.used)
         return sum(self.per_weight(flow) * WEIGHTS[flow] for flow in self.used) / weights
 
@@ -53,7 +49,6 @@ class Account:
     )
 )
 def test_the_selected_flow_is_within_its_share(steps: list[tuple[str, int, float]]) -> None:
-    """The flow in turn if within, else the one with the least use; there always is one."""
     account = Account()
     for flow in WEIGHTS:
         account.wait(flow)
@@ -73,7 +68,6 @@ def test_the_selected_flow_is_within_its_share(steps: list[tuple[str, int, float
 
 
 def test_a_flow_that_is_alone_is_never_held_back() -> None:
-    """Its use does not matter once all others are forgotten."""
     use = RecentUse()
     use.began("giant", 1.0, 1e3, 0.0)
     assert use.within_share("giant", 0.0) == "giant"
@@ -85,7 +79,6 @@ def test_a_flow_that_is_alone_is_never_held_back() -> None:
 
 
 def test_room_is_reserved_for_ten_seconds_after_the_end() -> None:
-    """For a flow with little use and no waiting request; not longer."""
     use = RecentUse()
     use.began("calm", 1.0, 10.0, 0.0)
     use.waits("flood", 1.0, 0.0)
@@ -98,7 +91,6 @@ def test_room_is_reserved_for_ten_seconds_after_the_end() -> None:
 
 
 def test_a_new_flow_starts_with_its_share_used() -> None:
-    """A flood exceeds its share with its first request."""
     use = RecentUse()
     for second in range(10):
         use.began("calm", 1.0, 100.0, second / 10)
@@ -109,7 +101,6 @@ def test_a_new_flow_starts_with_its_share_used() -> None:
 
 
 def test_a_flow_that_comes_while_others_wait_may_catch_up() -> None:
-    """It has used nothing, and goes first once its first request has had its turn."""
     use = RecentUse()
     use.began("other", 1.0, 100.0, 0.0)
     use.waits("flood", 1.0, 0.0)
@@ -122,9 +113,7 @@ def test_a_flow_that_comes_while_others_wait_may_catch_up() -> None:
 
 
 def beside_a_flood(waited_seconds: float) -> RecentUse:
-    """A calm flow that used 40, beside a flood that was limited to 36 of a hundred, for ten
-    seconds.
-    """
+    """A calm flow that used 40 stands beside a flood that was limited to 36 of a hundred."""
     use = RecentUse()
     use.waits("flood", 1.0, 0.0)
     use.began("calm", 1.0, 0.0, 0.0)
@@ -136,7 +125,6 @@ def beside_a_flood(waited_seconds: float) -> RecentUse:
 
 
 def test_reserved_capacity_counts_as_asked_by_waiting_flows() -> None:
-    """A flow is not calm because it is held back; a flow that seldom waits goes first."""
     use = beside_a_flood(0.1)
     assert use.within_share("flood", 10.0) == "calm"
     use.stops_waiting("calm")
@@ -146,7 +134,6 @@ def test_reserved_capacity_counts_as_asked_by_waiting_flows() -> None:
 
 
 def test_a_burst_of_a_flow_that_seldom_waits_is_no_flood() -> None:
-    """It may exceed its share by a quarter over three seconds; a waiting flow may not."""
     for used, is_calm in ((120.0, True), (200.0, False)):
         use = RecentUse()
         for flow, tokens in (("calm", 0.0), ("other", 80.0), ("calm", used)):
@@ -162,7 +149,6 @@ def test_a_burst_of_a_flow_that_seldom_waits_is_no_flood() -> None:
 
 
 def test_a_flow_that_never_waited_is_calm_within_a_second() -> None:
-    """Not because it is new; a flow that always waited is not."""
     use = RecentUse()
     use.began("calm", 1.0, 10.0, 0.0)
     use.waits("flood", 1.0, 0.0)
@@ -176,14 +162,12 @@ def test_a_flow_that_never_waited_is_calm_within_a_second() -> None:
 
 
 def test_the_waiting_flow_with_the_least_use_may_go() -> None:
-    """The reserve for others does not matter."""
     use = beside_a_flood(9.0)
     assert use.within_share("calm", 10.0) == "flood"
     assert use.within_share("flood", 10.0) == "flood"
 
 
 def test_invented_names_never_go_before_their_turn() -> None:
-    """Although they have used nothing."""
     use = RecentUse()
     use.began("calm", 1.0, 10.0, 0.0)
     use.waits("flood", 1.0, 0.0)
@@ -195,7 +179,6 @@ def test_invented_names_never_go_before_their_turn() -> None:
 
 
 def test_an_excessive_estimate_is_refunded() -> None:
-    """The total is never less than zero."""
     use = RecentUse()
     for flow in "ab":
         use.waits(flow, 1.0, 0.0)
@@ -209,7 +192,6 @@ def test_an_excessive_estimate_is_refunded() -> None:
 
 
 def test_a_long_life_does_not_overflow() -> None:
-    """The growing scale is reset in time."""
     account = Account()
     account.wait("a")
     account.wait("b")

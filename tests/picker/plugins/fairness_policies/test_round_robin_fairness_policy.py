@@ -22,14 +22,12 @@ def test_a_full_queue_is_shared_equally() -> None:
 
 
 def test_flows_take_turns_by_their_ids(band: Any) -> None:
-    """In whatever order they came; a flow without requests is skipped."""
     for flow in "cabbbac":
         band.push(flow)
     assert band.drain() == "abcabcb"
 
 
 def test_a_flow_that_comes_back_has_its_turn_unless_its_place_has_passed(band: Any) -> None:
-    """In the current round if its place is still ahead, else in the next one."""
     for flow in "abc":
         band.push(flow)
     assert band.drain() == "abc"
@@ -41,7 +39,6 @@ def test_a_flow_that_comes_back_has_its_turn_unless_its_place_has_passed(band: A
 
 
 def test_invented_ids_deprive_no_flow_of_its_turn(band: Any) -> None:
-    """A stream of ids that all come right after the last one."""
     for flow in ("a", "z"):
         band.push(flow)
     served = []

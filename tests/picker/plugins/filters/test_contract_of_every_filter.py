@@ -73,7 +73,6 @@ topologies = st.builds(Topology, words, words, words, words)
 
 @st.composite
 def candidate_lists(draw: st.DrawFn) -> list[Candidate]:
-    """Up to five endpoints with distinct names, with known and unknown properties."""
     return [
         Candidate(
             Endpoint(
@@ -99,7 +98,6 @@ def candidate_lists(draw: st.DrawFn) -> list[Candidate]:
 
 @st.composite
 def findings(draw: st.DrawFn) -> Attributes:
-    """Any finding may be missing, and may be about absent endpoints."""
     attributes = Attributes()
     keys = st.sampled_from([f"default/e{index}" for index in range(7)])
     if draw(st.booleans()):
@@ -142,7 +140,6 @@ def test_a_filter_passes_candidates_in_their_order_and_never_raises(
     request_: InferenceRequest,
     seed: int,
 ) -> None:
-    """The results are the candidates themselves, each once; the same seed gives the same result."""
     narrow = configured(type_name, parameters)
     given_ = tuple(candidates)
     passed = list(narrow.filter(request_, candidates, attributes, Random(seed)))

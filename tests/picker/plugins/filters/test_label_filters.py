@@ -22,7 +22,6 @@ ROLES = (
 
 @pytest.mark.parametrize("plugin", ["label-selector-filter", "by-label-selector"])
 def test_a_selector_filter_passes_the_selected_endpoints(plugin: str) -> None:
-    """The parameters are the selector; without any all pass, in their order."""
     candidates = [
         placed("h100-new", {"gpu": "h100", "age": "new"}),
         placed("bare"),
@@ -50,7 +49,6 @@ def test_a_selector_filter_passes_the_selected_endpoints(plugin: str) -> None:
     ],
 )
 def test_by_label_passes_the_listed_values(parameters: dict[str, Any], expected: list[str]) -> None:
-    """An empty value is a value; only the absence of the label is "no label"."""
     candidates = [
         placed("a", {"k": "a"}),
         placed("b", {"k": "b"}),
@@ -74,7 +72,6 @@ def test_by_label_passes_the_listed_values(parameters: dict[str, Any], expected:
 def test_a_role_filter_passes_the_endpoints_that_can_run_its_stage(
     plugin: str, expected: set[str]
 ) -> None:
-    """Only decode-filter passes an endpoint without a role; names are exact."""
     candidates = [placed(role or "blank", {"llm-d.ai/role": role}) for role in ROLES]
     candidates.append(placed("bare", {"app": "llm"}))
     assert set(passed(configured(plugin), candidates)) == expected

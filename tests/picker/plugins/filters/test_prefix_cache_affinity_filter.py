@@ -28,7 +28,6 @@ def found(
     ttft_ms: Mapping[str, float] | None = None,
     total: int = 10,
 ) -> Attributes:
-    """Matched blocks of ten, tokens in flight and predicted TTFTs, by endpoint name."""
     attributes = Attributes()
     by_key = {f"default/{name}": blocks for name, blocks in matches.items()}
     attributes[MATCH_KEY] = PrefixCacheMatchInfo(total, 64, by_key)
@@ -66,7 +65,6 @@ CANDIDATES = [placed(name) for name in "abc"]
 def test_endpoints_with_enough_of_the_prompt_pass(
     matches: dict[str, int], threshold: float | None, expected: str
 ) -> None:
-    """From 0.8 on by default; all pass without a sticky one, and with a threshold of zero."""
     plugin = make({} if threshold is None else {"affinityThreshold": threshold})
     assert "".join(passed(plugin, CANDIDATES, found(matches))) == expected
 
@@ -88,20 +86,19 @@ def test_without_a_finding_all_pass() -> None:
     ],
 )
 def test_stickiness_ends_when_it_costs_too_much_time(tokens: dict[str, int], expected: str) -> None:
-    """At 1,000 tokens a second a token takes a millisecond; the best of each side counts."""
+    """At 1,000 tokens a second a token takes a millisecond."""
     plugin = make({"peakPrefillThroughput": 1000})
     assert "".join(passed(plugin, CANDIDATES, found({"a": 10}, tokens))) == expected
 
 
 def test_the_best_sticky_endpoint_decides() -> None:
-    """A slow one does not spoil it."""
     plugin = make({"peakPrefillThroughput": 1000})
     warm = found({"a": 10, "b": 10}, {"a": 99_000, "b": 18_000})
     assert passed(plugin, CANDIDATES, warm) == ["a", "b"]
 
 
 def test_the_default_throughput_is_the_published_one() -> None:
-    """18 s × 15,928 tokens/s in flight are the limit."""
+    """The limit is 18 s × 15,928 tokens/s in flight."""
     plugin = make()
     assert passed(plugin, CANDIDATES, found({"a": 10}, {"a": 286_704})) == ["a"]
     assert len(passed(plugin, CANDIDATES, found({"a": 10}, {"a": 286_720}))) == 3
@@ -109,7 +106,6 @@ def test_the_default_throughput_is_the_published_one() -> None:
 
 @pytest.mark.parametrize("penalty", [0, -5])
 def test_no_penalty_means_always_sticky(penalty: float) -> None:
-    """However much is in flight; then only the matches are consumed."""
     plugin = make({"maxTTFTPenaltyMs": penalty})
     assert passed(plugin, CANDIDATES, found({"a": 10}, {"a": 10**12})) == ["a"]
     assert plugin.consumes == (MATCH_KEY,)
@@ -127,7 +123,6 @@ def test_no_penalty_means_always_sticky(penalty: float) -> None:
     ],
 )
 def test_predicted_times_can_decide_instead(ttft_ms: dict[str, float], expected: str) -> None:
-    """An endpoint without a prediction is the slowest."""
     plugin = make({"ttftSource": "latencyPredictor", "maxTTFTPenaltyMs": 100})
     answer = passed(plugin, CANDIDATES, found({"a": 10}, {"a": 10**12}, ttft_ms))
     assert "".join(answer) == expected
@@ -135,7 +130,6 @@ def test_predicted_times_can_decide_instead(ttft_ms: dict[str, float], expected:
 
 
 def test_exploration_skips_the_gate_at_its_rate() -> None:
-    """By the given rng; a single candidate takes no draw."""
     warm = found({"a": 10})
     always = make({"explorationProbability": 1})
     assert passed(always, CANDIDATES, warm) == ["a", "b", "c"]

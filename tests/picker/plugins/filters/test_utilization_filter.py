@@ -13,7 +13,6 @@ make = partial(configured, "utilization-filter")
 
 
 def limits(fallback: bool = False, **limits: float) -> dict[str, Any]:
-    """Parameters from `metric=maxValue`, `_` for `-`."""
     conditions = [
         {"metric": metric.replace("_", "-"), "maxValue": value} for metric, value in limits.items()
     ]
@@ -35,7 +34,6 @@ def limits(fallback: bool = False, **limits: float) -> dict[str, Any]:
 def test_every_metric_has_to_be_within_its_limit(
     limit: dict[str, float], expected: list[str]
 ) -> None:
-    """The limit itself is within."""
     candidates = [
         placed("idle"),
         placed("queue", metrics=EndpointMetrics(6, 9, 0.5)),
@@ -45,7 +43,6 @@ def test_every_metric_has_to_be_within_its_limit(
 
 
 def test_own_requests_count_before_a_scrape_sees_them() -> None:
-    """They count as waiting or as running, beyond those that the scrape saw of the other."""
     burst = placed("burst", inflight_requests=4)
     seen = placed("seen", inflight_requests=4, metrics=EndpointMetrics(0, 4))
     assert passed(make(limits(waiting_queue=3)), [burst, seen]) == ["seen"]
@@ -55,7 +52,6 @@ def test_own_requests_count_before_a_scrape_sees_them() -> None:
 
 @pytest.mark.parametrize("metric", ["active-requests", "waiting-queue"])
 def test_two_limits_of_one_metric_both_hold(metric: str) -> None:
-    """In either order."""
     candidates = [placed("calm", inflight_requests=1), placed("busy", inflight_requests=5)]
     conditions = [{"metric": metric, "maxValue": limit} for limit in (2, 9)]
     for written in (conditions, conditions[::-1]):
@@ -63,7 +59,7 @@ def test_two_limits_of_one_metric_both_hold(metric: str) -> None:
 
 
 def test_active_requests_are_the_greater_of_both_counts() -> None:
-    """The in-flight finding may include other pickers' requests; scrapes do not matter."""
+    """The in-flight finding may include requests of other pickers."""
     plugin = make(limits(active_requests=2))
     candidates = [
         placed("own", inflight_requests=3),
@@ -83,7 +79,6 @@ def test_active_requests_are_the_greater_of_both_counts() -> None:
 
 
 def test_unknown_load_passes_only_when_no_known_load_does() -> None:
-    """Its own count must still pass."""
     plugin = make(limits(waiting_queue=5, active_requests=2))
     calm, unknown = placed("calm"), placed("unknown", metrics=None)
     full = placed("full", metrics=EndpointMetrics(9))
@@ -105,7 +100,6 @@ def test_unknown_load_passes_only_when_no_known_load_does() -> None:
     ],
 )
 def test_a_missing_signal_passes_and_the_others_decide(seen: EndpointMetrics, passes: bool) -> None:
-    """Without any of them the load is unknown."""
     plugin = make(limits(waiting_queue=5, kv_cache_utilization=0.9))
     candidates = [placed("calm"), placed("gap", metrics=seen)]
     assert passed(plugin, candidates) == (["calm", "gap"] if passes else ["calm"])
@@ -115,7 +109,6 @@ def test_a_missing_signal_passes_and_the_others_decide(seen: EndpointMetrics, pa
 
 
 def test_all_pass_instead_of_none_with_the_fallback() -> None:
-    """Otherwise the request is refused."""
     full = [placed(name, metrics=EndpointMetrics(9)) for name in "ab"]
     assert passed(make(limits(waiting_queue=5)), full) == []
     assert passed(make(limits(True, waiting_queue=5)), full) == ["a", "b"]

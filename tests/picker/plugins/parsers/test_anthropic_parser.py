@@ -17,13 +17,11 @@ USER = {"role": "user", "content": "hi"}
 
 
 def parse(path: str, body: object) -> ParsedBody:
-    """Parse a JSON value, or bytes as they are."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     return AnthropicParser().parse(path, {}, data)
 
 
 def test_a_request_is_read() -> None:
-    """Model, streaming, output cap and cache salt are found; the payload is complete."""
     body = {
         "model": "m",
         "messages": [USER],
@@ -39,7 +37,7 @@ def test_a_request_is_read() -> None:
 
 
 def test_the_model_of_a_count_is_read() -> None:
-    """It may be rewritten; there is no prompt, because counting fills no cache."""
+    """Counting fills no cache, so there is no prompt."""
     found = parse("/v1/messages/count_tokens", {"model": "m", "messages": [USER]})
     assert (found.api, found.model, found.can_rewrite, found.skip_response) == (
         *(Api.RAW, "m", True, True),
@@ -48,7 +46,6 @@ def test_the_model_of_a_count_is_read() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"\xff", b"[]"])
 def test_a_count_is_forwarded_raw(body: bytes) -> None:
-    """Any body, and its response is not read."""
     expected = ParsedBody(Api.RAW, can_rewrite=False, skip_response=True)
     assert parse("/v1/messages/count_tokens", body) == expected
     assert parse("/v1/messages/count_tokens/", body) == expected
@@ -56,7 +53,6 @@ def test_a_count_is_forwarded_raw(body: bytes) -> None:
 
 @pytest.mark.parametrize("body", [b"nonsense", b"[]", b""])
 def test_another_body_than_a_json_object_is_refused(body: bytes) -> None:
-    """With 400."""
     with pytest.raises(RefusedError, match="cannot be read as JSON") as refusal:
         parse(MESSAGES, body)
     assert refusal.value.status == 400
@@ -74,7 +70,6 @@ def test_another_body_than_a_json_object_is_refused(body: bytes) -> None:
     ],
 )
 def test_an_incomplete_request_is_forwarded(body: dict[str, Any]) -> None:
-    """Its model is known, and tokenizers take the readable part."""
     parsed = parse(MESSAGES, {"model": "m", **body})
     assert (parsed.api, parsed.model, parsed.can_rewrite) == (Api.MESSAGES, "m", True)
     estimator = PromptEstimator(MediaTokens(EstimateParameters()))
@@ -84,12 +79,10 @@ def test_an_incomplete_request_is_forwarded(body: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("content", [None, "", "hi", [], [{"type": "odd"}]])
 def test_contents_are_texts_or_blocks(content: object) -> None:
-    """Blocks of unknown types are the endpoint's business."""
     assert parse(MESSAGES, {"messages": [{"role": "user", "content": content}]}).can_rewrite
 
 
 def test_usage_is_read_from_responses() -> None:
-    """The prompt in the first event, the completion in the last but one."""
     parser = AnthropicParser()
     reader = parser.response_reader(parse(MESSAGES, {"messages": [USER]}), "text/event-stream")
     reader.feed(

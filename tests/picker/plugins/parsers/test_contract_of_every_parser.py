@@ -44,7 +44,6 @@ def _parser(name: str) -> Parser:
 
 @pytest.mark.parametrize("name", CLAIMS)
 def test_every_parser_claims_its_paths_and_reads_responses(name: str) -> None:
-    """A parser without claims is the fallback, and reads nothing."""
     parser = _parser(name)
     assert parser.claims == CLAIMS[name]
     assert isinstance(parser, ReadsResponses) is bool(parser.claims)

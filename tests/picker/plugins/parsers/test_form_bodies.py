@@ -57,7 +57,6 @@ NEARLY = b"\r\n--XyZa\r\n--XyZ1\r\n\r\n--Xy\r\nContent-Disposition: form-data; n
     ],
 )
 def test_a_field_is_found(body: bytes, found: str) -> None:
-    """Beside files of any size, and lines that only begin like a delimiter."""
     assert form_field(body, TYPE, "model") == found
 
 
@@ -72,7 +71,6 @@ def test_a_field_is_found(body: bytes, found: str) -> None:
     ],
 )
 def test_the_boundary_is_that_of_the_header(content_type: str, found: str) -> None:
-    """Quoted or not; its case counts."""
     assert form_field(form(field(b"m")), content_type, "model") == found
 
 

@@ -18,7 +18,6 @@ from picker.plugins.parsers._json_bodies import (
 
 
 def test_an_object_is_decoded() -> None:
-    """The last of repeated members counts; numbers retain their kind."""
     assert json_object(b'{"a":1,"a":2.0,"b":12345678901234567890123}') == {
         "a": 2.0,
         "b": 12345678901234567890123,
@@ -57,7 +56,7 @@ def test_an_object_is_decoded() -> None:
     ],
 )
 def test_another_body_is_refused(body: bytes, reason: str) -> None:
-    """In words that do not depend on Python; the reference's text is there for conformance."""
+    """The text does not depend on Python; the reference's text is there for conformance."""
     with pytest.raises(RefusedError) as refusal:
         json_object(body)
     assert refusal.value.status == 400
@@ -86,7 +85,6 @@ def test_another_body_is_refused(body: bytes, reason: str) -> None:
     ],
 )
 def test_a_lone_surrogate_is_read_as_a_replacement(escaped: str, read: str) -> None:
-    """In names and values; whole pairs and escaped backslashes are unchanged."""
     body = f'{{"{escaped}":["{escaped}"]}}'.encode()
     assert json_object(body) == {read: [read]}
 
@@ -96,7 +94,7 @@ units = st.sampled_from(["\ud83d", "\udbff", "\ude00", "\\", "u", "ud83d", "d83d
 
 @given(st.lists(units))
 def test_halves_and_pairs_of_surrogates_are_distinguished_anywhere(parts: list[str]) -> None:
-    """The standard library's reader, which joins pairs and leaves halves, is the reference."""
+    """The standard library's reader joins pairs and leaves halves, and is the reference."""
     body = json.dumps({"a": "".join(parts)}).encode()
     expected = json.loads(body)["a"]
     for code in (0xD83D, 0xDBFF, 0xDE00):
@@ -127,7 +125,7 @@ FORM = {"content-type": "application/x-www-form-urlencoded"}
 def test_a_refusal_names_the_real_cause(
     headers: dict[str, str], body: bytes, status: int, text: str
 ) -> None:
-    """For a body that must be read; curl states a form whatever it sends."""
+    """curl states a form whatever it sends."""
     with pytest.raises(RefusedError) as refusal:
         json_object(body)
     named = unreadable(headers, body, refusal.value)
@@ -139,7 +137,6 @@ def test_a_refusal_names_the_real_cause(
     ("value", "salt"), [("s", "s"), (None, ""), (1, "1"), (["b", "a"], '["b","a"]'), ({}, "{}")]
 )
 def test_every_salt_separates_prompts(value: object, salt: str) -> None:
-    """SGLang's may be a list; null counts as absent."""
     assert salt_of({"cache_salt": value}, "cache_salt") == salt
     assert salt_of({}, "cache_salt") == ""
 
@@ -162,5 +159,4 @@ def test_a_model_of_another_type_is_none() -> None:
     ],
 )
 def test_the_first_whole_number_counts(payload: Any, expected: int | None) -> None:
-    """Other values, and other payloads than objects, count as absent."""
     assert whole_number(payload, ("a", "b")) == expected

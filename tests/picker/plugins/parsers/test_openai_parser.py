@@ -20,13 +20,11 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 
 
 def parse(path: str, body: object) -> ParsedBody:
-    """Parse a JSON value, or bytes as they are."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     return OpenAIParser().parse(path, {}, data)
 
 
 def refusal(path: str, body: object) -> str:
-    """The message of the 400 for `body`."""
     with pytest.raises(RefusedError) as error:
         parse(path, body)
     assert error.value.status == 400
@@ -34,7 +32,6 @@ def refusal(path: str, body: object) -> str:
 
 
 def test_a_chat_request_is_read() -> None:
-    """Model, streaming, output cap and cache salt are found; the payload is complete."""
     body = {
         "model": "m",
         "messages": MESSAGES,
@@ -69,12 +66,10 @@ def test_a_chat_request_is_read() -> None:
     ],
 )
 def test_the_api_is_chosen_by_the_end_of_the_path(path: str, api: Api) -> None:
-    """Rendering variants belong to their API; an unknown path is of the oldest API."""
     assert api_of(path) is api
 
 
 def chat(*content: object, **members: object) -> dict[str, Any]:
-    """A chat request with a good message and one of this content."""
     return {"messages": [*MESSAGES, {"role": "user", "content": list(content)}], **members}
 
 
@@ -105,7 +100,6 @@ def chat(*content: object, **members: object) -> dict[str, Any]:
     ],
 )
 def test_an_incomplete_body_is_forwarded(path: str, body: dict[str, Any]) -> None:
-    """Its model is known and may be replaced; the estimator takes the readable part."""
     parsed = parse(path, {"model": "m", **body})
     assert (parsed.api, parsed.model, parsed.can_rewrite) == (api_of(path), "m", True)
     assert parsed.prompts == ()
@@ -151,7 +145,6 @@ def test_a_body_without_text_has_no_prefix(path: str, body: dict[str, Any]) -> N
     ],
 )
 def test_another_body_than_a_json_object_is_refused(body: bytes) -> None:
-    """Broken text, wrong types and absurd depth give the same 400."""
     assert refusal(COMPLETIONS, body).startswith("the request body cannot be read as JSON: ")
 
 
@@ -167,13 +160,11 @@ def test_another_body_than_a_json_object_is_refused(body: bytes) -> None:
 def test_token_ids_are_prompts_that_need_no_tokenizer(
     value: object, prompts: tuple[bytes, ...]
 ) -> None:
-    """They are packed while they are checked."""
     assert parse(COMPLETIONS, {"prompt": value}).prompts == prompts
     assert parse("/v1/embeddings", {"input": value}).prompts == prompts
 
 
 def test_the_content_type_of_a_response_chooses_its_reader() -> None:
-    """A document or events, with the same usage."""
     parser, body = OpenAIParser(), parse(COMPLETIONS, {"prompt": "x"})
     document = b'{"usage":{"prompt_tokens":5,"completion_tokens":10,"total_tokens":15}}'
     for content_type, data in (
@@ -186,7 +177,6 @@ def test_the_content_type_of_a_response_chooses_its_reader() -> None:
 
 
 def test_the_last_of_repeated_members_counts() -> None:
-    """The endpoints read JSON in the same way."""
     assert parse(COMPLETIONS, b'{"prompt":"a","model":"x","model":"y"}').model == "y"
 
 
@@ -205,18 +195,15 @@ def test_the_last_of_repeated_members_counts() -> None:
 def test_the_output_cap_is_the_first_whole_number(
     caps: dict[str, Any], expected: int | None
 ) -> None:
-    """An explicit zero counts; other values count as absent."""
     assert parse(CHAT, {"messages": MESSAGES, **caps}).max_output_tokens == expected
 
 
 @pytest.mark.parametrize("stream", ["true", 1, None, False])
 def test_only_a_true_boolean_asks_for_streaming(stream: object) -> None:
-    """A string or a number does not."""
     assert parse(CHAT, {"messages": MESSAGES, "stream": stream}).stream is False
 
 
 def test_a_model_that_is_no_string_counts_as_none() -> None:
-    """The director then refuses unless a header names one."""
     assert parse(CHAT, {"messages": MESSAGES, "model": 3}).model == ""
 
 
@@ -239,7 +226,6 @@ json_values = st.recursive(
 @examples(200)
 @given(st.sampled_from([CHAT, COMPLETIONS, "/v1/embeddings"]), json_values | st.binary())
 def test_a_refusal_is_the_only_error(path: str, body: object) -> None:
-    """Any JSON value and any bytes are parsed or refused with 400."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode("utf-8", "replace")
     try:
         status = OpenAIParser().parse(path, {}, data) and 200

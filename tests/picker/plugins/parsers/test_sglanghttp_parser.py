@@ -14,7 +14,6 @@ def parse(body: object, path: str = "/generate") -> ParsedBody:
 
 
 def test_a_request_is_read_and_its_body_stays_raw() -> None:
-    """The extra key is the cache salt; no model can be read or replaced."""
     body = {
         "input_ids": [1, 2],
         "extra_key": "k",
@@ -36,7 +35,6 @@ def test_a_request_is_read_and_its_body_stays_raw() -> None:
     "path", ["/v1/generate", "/inference/v1/generate", "/generate/x", "/regenerate"]
 )
 def test_the_path_is_generate_and_nothing_else(path: str) -> None:
-    """Apart from slashes at its end; Triton's, for example, is not read."""
     assert parse({"input_ids": [1]}, "/generate/").prompts
     assert parse({"input_ids": [1]}, path) == ParsedBody(Api.RAW, can_rewrite=False)
 
@@ -48,7 +46,6 @@ def test_a_body_of_another_generate_is_not_read() -> None:
 
 @pytest.mark.parametrize("text", ["hello", ["hello", "you"]])
 def test_text_is_a_prompt(text: Any) -> None:
-    """For tokenizers; the body is forwarded unchanged."""
     found = parse({"text": text})
     assert (found.payload, found.can_rewrite, found.prompts) == ({"prompt": text}, False, ())
 
@@ -82,7 +79,6 @@ def test_a_body_without_a_prompt_is_not_read(body: Any) -> None:
 
 @pytest.mark.parametrize("content_type", ["application/json", "text/event-stream"])
 def test_usage_is_read_from_meta_info(content_type: str) -> None:
-    """In a document, or in the event with a finish reason."""
     info = {"prompt_tokens": 2, "completion_tokens": 3, "cached_tokens": 1, "finish_reason": "stop"}
     text = json.dumps({"text": "x", "meta_info": info})
     data = f"data: {text}\n\ndata: [DONE]\n\n" if "event" in content_type else text

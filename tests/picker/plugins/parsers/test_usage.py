@@ -33,7 +33,6 @@ SHOWN = Usage(5, 10, 15)
 
 
 def read(reader: ResponseReader, *pieces: bytes) -> Usage | None:
-    """The usage that the reader knows after all pieces."""
     for index, piece in enumerate(pieces):
         reader.feed(piece, index == len(pieces) - 1)
     return reader.usage
@@ -44,7 +43,6 @@ def read_json(shape: Shape, document: Any, marker: bytes = USAGE) -> Usage | Non
 
 
 def sse(*events: Any) -> bytes:
-    """A stream of events; text is data as it is."""
     texts = (event if isinstance(event, str) else json.dumps(event) for event in events)
     return "".join(f"data: {text}\n\n" for text in texts).encode()
 
@@ -74,13 +72,11 @@ def sse(*events: Any) -> bytes:
     ],
 )
 def test_openai_documents(usage: Any, expected: Usage | None) -> None:
-    """Old and new names, numbers as text, fractions cut off, invalid values ignored."""
     assert read_json(openai_usage, {"id": "x", "choices": [], "usage": usage}) == expected
 
 
 @pytest.mark.parametrize("kind", ["response.completed", "response.incomplete", "response.failed"])
 def test_the_final_event_of_the_responses_api_has_the_usage_of_its_response(kind: str) -> None:
-    """Other events do not count."""
     usage = {"input_tokens": 5, "output_tokens": 10, "input_tokens_details": {"cached_tokens": 2}}
     body = sse(
         {"type": "response.created", "response": {"usage": {"input_tokens": 99}}},
@@ -105,7 +101,6 @@ def test_the_final_event_of_the_responses_api_has_the_usage_of_its_response(kind
     ],
 )
 def test_odd_events_are_skipped(event: Any) -> None:
-    """The reader continues with later events."""
     text = event if isinstance(event, str) else json.dumps(event)
     body = f"data: {text}\n\n".encode("utf-8", "surrogatepass")
     for shape in (openai_usage, anthropic_usage):
@@ -142,7 +137,6 @@ def test_odd_events_are_skipped(event: Any) -> None:
     ],
 )
 def test_openai_streams(pieces: list[bytes], expected: Usage | None) -> None:
-    """Usage may be in any event; later numbers replace earlier ones."""
     assert read(SseUsage(openai_usage, USAGE), *pieces) == expected
 
 
@@ -158,7 +152,6 @@ ANTHROPIC_STREAM = sse(
 
 
 def test_anthropic_reports_usage_in_two_events() -> None:
-    """The prompt at the start, the completion at the end; a document has both."""
     assert read(SseUsage(anthropic_usage, USAGE), ANTHROPIC_STREAM) == Usage(7, 12, 19, 3)
     usage = {"input_tokens": 7, "output_tokens": 12, "cache_read_input_tokens": 3}
     assert read_json(anthropic_usage, {"usage": usage}) == Usage(7, 12, 19, 3)
@@ -166,7 +159,6 @@ def test_anthropic_reports_usage_in_two_events() -> None:
 
 
 def test_sglang_reports_usage_in_meta_info() -> None:
-    """The completions of several answers to one prompt are added up."""
     info = {"prompt_tokens": 7, "completion_tokens": 2, "cached_tokens": 3}
     one = {"text": "a", "meta_info": info}
     assert read_json(sglang_usage, one, META_INFO) == Usage(7, 2, 9, 3)
@@ -179,14 +171,12 @@ def test_sglang_reports_usage_in_meta_info() -> None:
     "bad", [None, 7, "text", {"meta_info": 7}, {"meta_info": [1]}, {"meta_info": {}}, [[]]]
 )
 def test_an_unreadable_answer_of_sglang_spoils_no_other(bad: Any) -> None:
-    """The middle one of three answers to one prompt."""
     info = {"prompt_tokens": 5, "completion_tokens": 3, "cached_tokens": 2}
     answers = [{"meta_info": info}, bad, {"meta_info": info}]
     assert read_json(sglang_usage, answers, META_INFO) == Usage(5, 6, 11, 2)
 
 
 def test_only_the_event_of_sglang_with_a_finish_reason_counts() -> None:
-    """The others report intermediate counts."""
     begun = {"meta_info": {"prompt_tokens": 7, "completion_tokens": 1, "finish_reason": None}}
     over = {"meta_info": {**begun["meta_info"], "completion_tokens": 4, "finish_reason": {"t": 1}}}
     reader = SseUsage(sglang_event_usage, META_INFO)
@@ -209,7 +199,6 @@ def test_only_the_event_of_sglang_with_a_finish_reason_counts() -> None:
     ],
 )
 def test_new_numbers_replace_known_ones(known: Usage | None, said: Usage, expected: Usage) -> None:
-    """A total counts only beside both of its parts."""
     assert merge(known, said) == expected
 
 
@@ -223,7 +212,6 @@ def test_new_numbers_replace_known_ones(known: Usage | None, said: Usage, expect
     ],
 )
 def test_the_content_type_chooses_the_reader(content_type: str, is_stream: bool) -> None:
-    """Case and parameters do not matter."""
     assert is_event_stream(content_type) is is_stream
     reader = usage_reader(content_type, openai_usage)
     assert isinstance(reader, SseUsage if is_stream else JsonUsage)
@@ -244,7 +232,7 @@ def test_the_content_type_chooses_the_reader(content_type: str, is_stream: bool)
 def test_the_end_of_a_document_longer_than_the_limit_is_read(
     document: dict[str, Any], expected: Usage | None, piece_bytes: int
 ) -> None:
-    """Engines write the usage last; a text that looks like it does not count."""
+    """Engines write the usage last."""
     body = json.dumps(document).encode()
     pieces = [body[at : at + piece_bytes] for at in range(0, len(body), piece_bytes)]
     assert read(JsonUsage(openai_usage, USAGE, TAIL_BYTES), *pieces) == expected
@@ -266,7 +254,6 @@ BODIES: list[tuple[Callable[[], ResponseReader], bytes, Usage]] = [
 def test_any_split_of_the_bytes_gives_the_same_usage(
     case: tuple[Callable[[], ResponseReader], bytes, Usage], data: st.DataObject
 ) -> None:
-    """Also within a line end, a name or a character."""
     make, body, expected = case
     cuts = data.draw(st.lists(st.integers(0, len(body)), max_size=8).map(sorted))
     places = [0, *cuts, len(body)]

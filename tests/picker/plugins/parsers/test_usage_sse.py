@@ -13,7 +13,6 @@ MARKED = b'{"usage":1}'
 
 
 def events_of(pieces: list[bytes], limit: int = 1000) -> list[list[bytes]]:
-    """The events that a reader finds in the pieces, the last of which ends the stream."""
     reader = SseEvents(b"usage", limit)
     found: list[list[bytes]] = []
     for index, piece in enumerate(pieces):
@@ -23,7 +22,6 @@ def events_of(pieces: list[bytes], limit: int = 1000) -> list[list[bytes]]:
 
 @pytest.mark.parametrize("newline", [b"\n", b"\r\n", b"\r"])
 def test_lines_may_end_in_three_ways(newline: bytes) -> None:
-    """LF, CRLF and CR."""
     text = b"event: a\ndata: " + MARKED + b"\n\ndata: other\n\n"
     assert events_of([text.replace(b"\n", newline)]) == [[MARKED]]
 
@@ -46,9 +44,6 @@ def test_lines_may_end_in_three_ways(newline: bytes) -> None:
     ],
 )
 def test_the_values_of_data_lines_are_found(text: bytes, expected: list[list[bytes]]) -> None:
-    """One space after the colon is removed, comments and other fields do not count, the end ends
-    the last event.
-    """
     assert events_of([text]) == expected
 
 
@@ -60,7 +55,6 @@ STREAM = (
 @examples(200)
 @given(st.lists(st.integers(0, len(STREAM)), max_size=6), st.sampled_from([20, 1000]))
 def test_cuts_do_not_change_the_events(cuts: list[int], limit: int) -> None:
-    """Empty pieces are allowed."""
     places = [0, *sorted(cuts), len(STREAM)]
     pieces = [STREAM[a:b] for a, b in pairwise(places)]
     expected = [[MARKED], [b"usage", b"2"]]
@@ -79,6 +73,5 @@ def test_events_that_end_by_one_newline_are_read_line_by_line_beyond_the_limit()
 
 
 def test_a_line_longer_than_the_limit_is_dropped() -> None:
-    """The lines after it are read."""
     pieces = [b"data: usage", b"x" * 50, b"x" * 50, b"\n\n", b"data: usage\n\n", b""]
     assert events_of(pieces, limit=30) == [[b"usage"]]

@@ -16,7 +16,6 @@ def parse(body: object) -> ParsedBody:
 
 
 def test_a_request_is_read() -> None:
-    """The tokens are the prompt, with the items in it."""
     body = {
         "model": "m",
         "token_ids": [1, 2, 3],
@@ -51,7 +50,6 @@ def test_whole_numbers_may_be_written_as_fractions(token_ids: list[float]) -> No
     [None, [], "1", [-1], [2**32], [1.5], [True], ["1"], [[1]], [1, None], [1e10], [4294967296.0]],
 )
 def test_other_token_ids_are_no_prompt(token_ids: Any) -> None:
-    """Only a nonempty list of integers of 32 bits is one."""
     parsed = parse({"model": "m", "token_ids": token_ids})
     assert (parsed.model, parsed.prompts, parsed.features) == ("m", (), ())
 

@@ -34,7 +34,6 @@ CLAUDE, OPENCODE, CODEX, OLD_CODEX = (
 def test_the_first_header_with_a_value_is_the_identity(
     extra: list[str], headers: dict[str, str], expected: str | None
 ) -> None:
-    """Additional ones come first; it is the fairness id and a finding."""
     plugin = configured("agent-identity", {"additionalSessionHeaders": extra}, "mine")
     assert isinstance(plugin, RequestProcessor)
     assert isinstance(plugin, DataProducer)
@@ -50,7 +49,6 @@ def test_the_first_header_with_a_value_is_the_identity(
     "header", ["x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id"]
 )
 def test_a_fairness_header_comes_first(header: str) -> None:
-    """By either name; the finding is written anyway. An empty header counts as none."""
     plugin = configured("agent-identity")
     named = replace(request_for(), headers={header: "user-123", CLAUDE: "session-abc"})
     assert plugin.process(named) is named

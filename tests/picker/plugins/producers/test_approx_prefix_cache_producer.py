@@ -23,13 +23,10 @@ B = 64
 
 
 def blocks(*numbers: int) -> bytes:
-    """One block of 64 equal tokens for each number."""
     return b"".join(pack(f"<{B}I", *[number] * B) for number in numbers)
 
 
 class Scene:
-    """A producer, used as the director uses it."""
-
     def __init__(
         self, max_reported_capacity: int = MAX_REPORTED_CAPACITY, **parameters: Any
     ) -> None:
@@ -42,13 +39,11 @@ class Scene:
     def find(
         self, candidates: Candidates, *prompts: bytes, **fields: Any
     ) -> PrefixCacheMatchInfo | None:
-        """Match only."""
         attributes = Attributes()
         self.producer.produce(request_for(prompts=prompts, **fields), candidates, attributes)
         return attributes.get(match_info_key("p"))
 
     def send(self, candidate: Candidate, *prompts: bytes, prefill: Candidate | None = None) -> None:
-        """Match, then send to `candidate`."""
         attributes = Attributes()
         request = request_for(prompts=prompts)
         request = self.producer.produce(request, [candidate], attributes)
@@ -59,7 +54,6 @@ class Scene:
 
 
 def test_a_prompt_matches_where_it_was_sent() -> None:
-    """The first endpoints of the primary profile and of `prefill` are remembered."""
     a, b, c = candidate("a"), candidate("b"), candidate("c")
     s = Scene()
     s.send(a, blocks(1, 2), prefill=b)
@@ -85,7 +79,6 @@ def test_models_and_salts_do_not_share() -> None:
 
 
 def test_several_prompts_add_up() -> None:
-    """Matches and totals."""
     a = candidate("a")
     s = Scene()
     s.send(a, blocks(1, 2), blocks(5))
@@ -126,7 +119,6 @@ def test_without_prompts_nothing_is_found_or_remembered() -> None:
 def test_the_block_size_is_that_of_the_engines_but_at_least_64(
     parameters: dict[str, Any], reported: int | None, expected: int
 ) -> None:
-    """192 tokens; the first candidate that reports its block size decides."""
     candidates = [candidate("a", known=False), candidate("b", block_size_tokens=reported)]
     info = Scene(**parameters).find(candidates, blocks(1, 2, 3))
     assert info.total_blocks == expected
@@ -151,7 +143,6 @@ def test_the_memory_is_bounded_whatever_an_engine_reports() -> None:
 
 
 def test_the_memory_is_the_configured_one_without_a_report() -> None:
-    """Also without auto-tuning."""
     a = candidate("a", block_size_tokens=16, num_kv_blocks=8000)
     s = Scene(auto_tune=False, lru_capacity_per_server=1)
     s.send(a, blocks(1, 2))
@@ -171,13 +162,11 @@ def test_the_memory_is_the_configured_one_without_a_report() -> None:
 def test_only_the_beginning_of_a_long_prompt_is_considered(
     parameters: dict[str, Any], expected: int
 ) -> None:
-    """The cap in tokens wins over the one in blocks; both 0 mean no cap."""
     info = Scene(**parameters).find([candidate("a")], blocks(1, 2, 3, 4))
     assert info.total_blocks == expected
 
 
 def test_a_long_prompt_is_remembered_like_a_short_one() -> None:
-    """Prompts of 100 blocks that share 90."""
     a, b = candidate("a"), candidate("b")
     s = Scene()
     s.send(a, blocks(*range(100)))
@@ -187,7 +176,6 @@ def test_a_long_prompt_is_remembered_like_a_short_one() -> None:
 
 
 def test_the_seed_is_that_of_the_process_unless_one_is_configured() -> None:
-    """Two pickers with one configured seed agree; others do not."""
     services = Services(NoHttp(), hash_seed=5)
     assert _seed_of(PLUGIN.make("p", ApproxPrefixCacheParameters(), services)) == 5
     given = ApproxPrefixCacheParameters(hash_seed=0)
@@ -195,7 +183,6 @@ def test_the_seed_is_that_of_the_process_unless_one_is_configured() -> None:
 
 
 def _seed_of(plugin: object) -> int:
-    """The seed of a producer among 0 to 9, found by hashes that it recognises."""
     assert isinstance(plugin, ApproxPrefixCacheProducer)
     attributes = Attributes()
     plugin.produce(request_for(prompts=(blocks(1),)), [candidate("a")], attributes)
@@ -217,7 +204,6 @@ def test_only_the_first_of_very_many_prompts_are_matched() -> None:
 
 
 def test_replicas_with_one_seed_learn_from_each_other() -> None:
-    """Another seed forgets everything, and remote placements are not reported again."""
     a, one, other = candidate("a"), Scene(), Scene()
     reported: list[str] = []
     one.producer.report_placements(other.producer.placed_elsewhere)
@@ -244,7 +230,6 @@ def test_hashes_of_an_earlier_seed_are_not_remembered() -> None:
 
 
 def test_the_capacity_of_a_remote_placement_is_limited() -> None:
-    """A configured seed stays."""
     s = Scene(max_reported_capacity=3, lru_capacity_per_server=2, hash_seed=4)
     s.producer.use_hash_seed(9)
     assert s.producer.hash_seed == 4

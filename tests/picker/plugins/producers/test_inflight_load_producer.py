@@ -43,7 +43,7 @@ def _request(tokens: int, limit: int | None = None) -> InferenceRequest:
 
 
 def _result(**profiles: str) -> SchedulingResult:
-    """Each profile's first endpoint; the first profile is the primary one."""
+    """The first profile is the primary one."""
     return decided(**{name: [candidate(key)] for name, key in profiles.items()})
 
 
@@ -67,7 +67,6 @@ def _end(producer: InflightLoadProducer, flight: Flight) -> None:
 
 
 def test_the_finding_has_the_tokens_that_a_request_would_add() -> None:
-    """Its tokens less those in matched blocks, at least 0."""
     producer = _producer()
     flight = _leave(producer, _request(200), _result(decode="a"), {"default/b": 2, "default/c": 4})
     load = flight.attributes.get(inflight_load_key())
@@ -78,7 +77,6 @@ def test_the_finding_has_the_tokens_that_a_request_would_add() -> None:
 
 
 def test_tokens_are_returned_with_the_first_piece() -> None:
-    """Then the prompt is computed; the request counts until its end."""
     producer = _producer()
     flight = _leave(producer, _request(200), _result(default="a"), {"default/a": 1})
     assert producer.loads == {"default/a": EndpointLoad(1, 136)}
@@ -91,7 +89,6 @@ def test_tokens_are_returned_with_the_first_piece() -> None:
 
 
 def test_a_prefill_endpoint_is_done_with_the_first_piece() -> None:
-    """Request and tokens, with and without an output estimate."""
     for parameters, decode in (({}, 0), ({"add_estimated_output_tokens": True}, 25)):
         producer = _producer(**parameters)
         flight = _leave(producer, _request(10), _result(decode="a", prefill="b"))
@@ -114,14 +111,12 @@ def test_a_prefill_endpoint_is_done_with_the_first_piece() -> None:
 def test_the_output_is_estimated_from_the_input(
     parameters: dict[str, Any], limit: int | None, tokens: int
 ) -> None:
-    """round(input · ratio), half upwards, within the client's and the configured limit."""
     producer = _producer(add_estimated_output_tokens=True, **parameters)
     _flight = _leave(producer, _request(11, limit), _result(default="a"))
     assert producer.loads == {"default/a": EndpointLoad(1, tokens)}
 
 
 def test_a_returning_endpoint_starts_empty() -> None:
-    """Returns of its former requests do not reduce the new load."""
     producer = _producer()
     old = _leave(producer, _request(10), _result(default="a"))
     producer.endpoint_removed("default/a")
@@ -134,7 +129,6 @@ def test_a_returning_endpoint_starts_empty() -> None:
 
 
 def test_a_vanished_request_returns_everything() -> None:
-    """For example, one without an end because another hook refused it."""
     producer = _producer()
     flight = _leave(producer, _request(10), _result(default="a"))
     assert producer.loads
@@ -161,7 +155,6 @@ STEPS = st.lists(
 def test_any_walk_ends_with_nothing_in_flight(
     steps: list[tuple[str, int, str, str, int]], estimate: bool
 ) -> None:
-    """Hooks in any order, twice or never; the books agree at every step."""
     producer = _producer(add_estimated_output_tokens=estimate)
     flights: list[Flight] = []
     actions: dict[str, Callable[[Flight], object]] = {
@@ -189,7 +182,6 @@ def test_any_walk_ends_with_nothing_in_flight(
 
 
 def test_an_infinite_estimate_refuses_no_request() -> None:
-    """A hook that raises would; limits still hold."""
     producer = _producer(add_estimated_output_tokens=True, output_ratio=1e308)
     first = _leave(producer, _request(1000), _result(decode="w"))
     assert producer.loads["default/w"].tokens > 10**9
@@ -200,7 +192,6 @@ def test_an_infinite_estimate_refuses_no_request() -> None:
 
 @pytest.mark.parametrize("is_synced", [True, False])
 def test_the_load_of_other_replicas_counts_where_it_is_shared(is_synced: bool) -> None:
-    """Beside the own load, which alone is reported; no longer once the replicas are idle."""
     producer = _producer(sync_cross_replica_state=is_synced)
     elsewhere = {"default/a": EndpointLoad(2, 20), "default/b": EndpointLoad(1)}
     producer.set_loads_elsewhere(elsewhere)

@@ -24,7 +24,6 @@ TOPIC = "kv@10.0.0.1:8000@m"
 
 
 def parameters(text: str = "{}") -> PrecisePrefixCacheParameters:
-    """Parameters as a configuration would have them, in JSON."""
     return msgspec.json.decode(text, type=PrecisePrefixCacheParameters)
 
 
@@ -37,7 +36,7 @@ def tokens(*ids: int) -> bytes:
 
 
 def stored(first: int, count: int, size: int = 16, **fields: Any) -> bytes:
-    """A message: the engine stored `count` blocks of the tokens 0, 1, 2 and so on."""
+    """Return a message of an engine that stored `count` blocks of the tokens 0, 1, 2 and so on."""
     event = {
         "type": "BlockStored",
         "block_hashes": list(range(first, first + count)),
@@ -58,7 +57,6 @@ def find(
 
 
 def send(plugin: PrecisePrefixCacheProducer, request: InferenceRequest, **picked: str) -> None:
-    """Each profile picks the endpoint of that name; the first profile is primary."""
     attributes = Attributes()
     plugin.produce(request, [], attributes)
     result = decided(**{name: [candidate(one)] for name, one in picked.items()})
@@ -66,7 +64,6 @@ def send(plugin: PrecisePrefixCacheProducer, request: InferenceRequest, **picked
 
 
 def test_a_prompt_matches_the_blocks_that_engines_report() -> None:
-    """Full blocks only; unknown endpoints match nothing."""
     plugin = producer()
     plugin.kv_events("default/a", TOPIC, stored(1, 2))
     plugin.kv_events("default/b", TOPIC, stored(1, 1))
@@ -93,7 +90,6 @@ def test_the_events_of_a_real_engine_are_matched(size: int, blocks: int) -> None
 
 
 def test_unusable_events_of_a_batch_are_skipped() -> None:
-    """Sparse blocks of a sliding window, a type of a later engine, then blocks that continue."""
     ids, plugin = list(range(512)), producer('{"tokenProcessorConfig": {"blockSizeTokens": 128}}')
     full = {"type": "BlockStored", "block_size": 256, "group_idx": 0}
     full["kv_cache_spec_kind"] = "mla_attention"
@@ -113,7 +109,6 @@ def test_unusable_events_of_a_batch_are_skipped() -> None:
 
 
 def test_no_weight_makes_a_match_longer_than_the_prompt() -> None:
-    """Scores stay shares, however great the weight of a tier."""
     plugin = producer(
         '{"indexerConfig": {"kvCacheBackendConfigs": [{"name": "gpu", "weight": 1e300}]}}'
     )
@@ -123,7 +118,6 @@ def test_no_weight_makes_a_match_longer_than_the_prompt() -> None:
 
 
 def test_a_slower_tier_counts_less() -> None:
-    """Three blocks of 0.8 are two; one is none. The weights are configurable."""
     prompt = request_for(prompts=(tokens(*range(48)),))
     plugin = producer()
     plugin.kv_events("default/a", TOPIC, stored(1, 3, medium="CPU"))
@@ -138,7 +132,7 @@ def test_a_slower_tier_counts_less() -> None:
 
 
 def test_ten_blocks_of_the_slower_tier_are_eight() -> None:
-    """Though the floating-point sum of ten times 0.8 is a little less."""
+    """The floating-point sum of ten times 0.8 is a little less than eight."""
     plugin = producer()
     plugin.kv_events("default/a", TOPIC, stored(1, 10, medium="CPU"))
     info = find(plugin, request_for(prompts=(tokens(*range(160)),)))
@@ -146,7 +140,6 @@ def test_ten_blocks_of_the_slower_tier_are_eight() -> None:
 
 
 def test_models_adapters_salts_and_media_do_not_share() -> None:
-    """Each is part of the keys on both sides."""
     plugin = producer()
     plugin.kv_events("default/base", TOPIC, stored(1, 1))
     plugin.kv_events("default/other", "kv@10.0.0.1:8000@other", stored(1, 1))
@@ -168,7 +161,6 @@ def test_models_adapters_salts_and_media_do_not_share() -> None:
 
 
 def test_several_prompts_add_up() -> None:
-    """Matches and totals."""
     plugin = producer()
     plugin.kv_events("default/a", TOPIC, stored(1, 2))
     prompts = (tokens(*range(32)), tokens(*range(16), *[9] * 16), tokens(1))
@@ -196,7 +188,6 @@ def test_an_endpoint_that_left_or_lost_its_cache_is_forgotten(forget: str) -> No
 
 
 def test_an_invalid_message_is_refused() -> None:
-    """No part of it is applied."""
     plugin = producer()
     event = ["BlockStored", [1], None, list(range(16)), 16]
     with pytest.raises(KvEventError):
@@ -205,7 +196,6 @@ def test_an_invalid_message_is_refused() -> None:
 
 
 def test_speculation_expects_sent_prompts_for_a_while() -> None:
-    """At the endpoints of the primary profile and of `prefill`, for two seconds of request time."""
     plugin = producer('{"speculativeIndexing": true}')
     prompts = (tokens(*range(16)),)
     send(plugin, request_for(prompts=prompts, received_at_seconds=10.0), decode="a", prefill="b")
@@ -215,7 +205,6 @@ def test_speculation_expects_sent_prompts_for_a_while() -> None:
 
 
 def test_without_speculation_only_events_count() -> None:
-    """The default."""
     plugin = producer()
     prompts = (tokens(*range(16)),)
     send(plugin, request_for(prompts=prompts), default="a")
@@ -226,7 +215,6 @@ def test_without_speculation_only_events_count() -> None:
 @pytest.mark.parametrize("name", ["", "cbor-fnv", "xxh64"])
 @pytest.mark.parametrize("size", ['"blockSizeTokens": 64', '"blockSize": 64'])
 def test_the_hash_algorithm_and_the_block_size_are_configurable(name: str, size: str) -> None:
-    """The engine's block size may differ."""
     text = f'{{"tokenProcessorConfig": {{{size}, "hashSeed": "s", "hashAlgorithm": "{name}"}}}}'
     plugin = producer(text)
     plugin.kv_events("default/a", TOPIC, stored(1, 8))
@@ -236,7 +224,6 @@ def test_the_hash_algorithm_and_the_block_size_are_configurable(name: str, size:
 
 
 def test_events_come_from_the_configured_ports() -> None:
-    """Plus the rank; labels of an endpoint name ports of its own; IPv6 is in brackets."""
     plugin = producer()
     assert isinstance(plugin, KvEventConsumer)
     assert plugin.kv_event_feed == KvEventFeed(None, "kv@")
@@ -268,7 +255,6 @@ def test_an_invalid_port_label_is_ignored() -> None:
 
 
 def test_engines_may_connect_instead() -> None:
-    """To one address of the picker."""
     plugin = producer('{"kvEventsConfig": {"discoverPods": false, "zmqEndpoint": "tcp://*:5557"}}')
     assert plugin.kv_event_feed == KvEventFeed("tcp://*:5557", "kv@")
 
@@ -282,7 +268,6 @@ def test_engines_may_connect_instead() -> None:
     ],
 )
 def test_a_selector_and_a_namespace_narrow_the_pool(discovery: str, expected: list[str]) -> None:
-    """The default selector does not, because the pool defines the endpoints."""
     plugin = producer(f'{{"kvEventsConfig": {{"podDiscoveryConfig": {discovery}}}}}')
     endpoints = [
         Endpoint("a", "10.0.0.1", 8000),

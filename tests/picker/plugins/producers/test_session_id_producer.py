@@ -32,7 +32,6 @@ from tests.support.picker.plugin_scenes import configured, request_for
 def test_the_session_is_read_from_its_one_source(
     parameters: dict[str, str], headers: dict[str, str], expected: str | None
 ) -> None:
-    """Without a value nothing is written."""
     producer = configured("session-id-producer", parameters, "mine")
     assert isinstance(producer, DataProducer)
     assert isinstance(producer, ProducesData)

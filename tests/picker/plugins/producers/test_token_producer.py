@@ -19,8 +19,6 @@ IMAGE = {"type": "image_url", "image_url": {"url": "http://x/i.png"}}
 
 
 class Server:
-    """An `HttpClient` with one answer; records the requests."""
-
     def __init__(self, answer: Any = None) -> None:
         self.answer = answer
         self.asked: list[tuple[str, Any, float]] = []
@@ -33,7 +31,6 @@ class Server:
         timeout_seconds: float,
         headers: Mapping[str, str] | None = None,
     ) -> Any:
-        """Return the answer, or raise it."""
         self.asked.append((url, body, timeout_seconds))
         if isinstance(self.answer, Exception):
             raise self.answer
@@ -41,19 +38,16 @@ class Server:
 
 
 def make(server: Server | None = None, **parameters: Any) -> object:
-    """A producer with parameters as the configuration has them."""
     return configured("token-producer", parameters, "mine", Services(server or Server()))  # type: ignore[no-any-return]
 
 
 def estimated(request: InferenceRequest, **parameters: Any) -> InferenceRequest:
-    """The request after an estimating producer."""
     producer = make(**parameters)
     assert isinstance(producer, DataProducer)
     return producer.produce(request, [], Attributes())
 
 
 async def asked(request: InferenceRequest, server: Server, **vllm: Any) -> InferenceRequest:
-    """The request after a producer that uses `server`."""
     producer = make(server, modelName="real", vllm={"url": "http://render:8000/", **vllm})
     assert isinstance(producer, AsyncDataProducer)
     return await producer.look_up(request, [], Attributes())
@@ -68,7 +62,7 @@ def test_the_finding_does_not_depend_on_the_name(parameters: dict[str, Any]) -> 
 
 
 def test_text_is_packed_four_bytes_a_token() -> None:
-    """Little endian, zero-padded: `hello world` is [1819043176, 1870078063, 6581362]."""
+    """`hello world` is [1819043176, 1870078063, 6581362] in little endian, zero-padded."""
     request = estimated(request_for(Api.COMPLETIONS, {"prompt": "hello world"}))
     assert (request.prompts, request.features) == ((HELLO,), ((),))
 
@@ -83,7 +77,6 @@ def test_each_prompt_has_its_features() -> None:
 
 
 def test_the_estimate_is_configurable() -> None:
-    """By parameters, and by headers of the request."""
     video = {"type": "video_url", "video_url": {"url": "http://x/v"}}
     chat = {"messages": [{"role": "user", "content": [IMAGE, video]}]}
     body = ParsedBody(Api.CHAT_COMPLETIONS, "m", payload=chat)
@@ -97,7 +90,6 @@ def test_the_estimate_is_configurable() -> None:
 
 
 def test_tokens_of_the_body_are_taken_as_they_are() -> None:
-    """With the items that the body places among them."""
     feature = MultiModalFeature("image", "h", 0, 1)
     body = ParsedBody(Api.GENERATE, prompts=(b"abcd",), features=((feature,),), can_rewrite=False)
     request = estimated(InferenceRequest("r", {}, body, "", ""))
@@ -108,7 +100,6 @@ def test_tokens_of_the_body_are_taken_as_they_are() -> None:
 
 
 def test_a_request_without_a_prompt_is_unchanged() -> None:
-    """Raw bodies, images, and requests that have tokens already."""
     for request in (
         request_for(Api.RAW, None),
         request_for(Api.IMAGES, {"prompt": "a cat"}),
@@ -119,7 +110,6 @@ def test_a_request_without_a_prompt_is_unchanged() -> None:
 
 
 async def test_a_server_renders_the_tokens_of_its_model() -> None:
-    """With the client's body, by the client's API."""
     server = Server([{"token_ids": [1]}, {"token_ids": [2, 3]}])
     payload = {"model": "alias", "prompt": ["a", "b"]}
     request = await asked(request_for(Api.COMPLETIONS, payload), server)
@@ -140,7 +130,7 @@ async def test_a_server_renders_the_tokens_of_its_model() -> None:
 async def test_a_chat_with_blocks_has_more_time(
     content: Any, vllm: dict[str, str], seconds: float
 ) -> None:
-    """A server may have to fetch media."""
+    """The server may have to fetch media."""
     server = Server({"token_ids": [1]})
     chat = {"messages": [{"role": "user", "content": content}]}
     request = await asked(request_for(Api.CHAT_COMPLETIONS, chat), server, **vllm)
@@ -149,7 +139,6 @@ async def test_a_chat_with_blocks_has_more_time(
 
 
 async def test_known_tokens_are_not_requested() -> None:
-    """Nor those of APIs that are not rendered."""
     server = Server()
     body = ParsedBody(Api.GENERATE, prompts=(b"abcd",))
     generate = await asked(InferenceRequest("r", {}, body, "", ""), server)
@@ -165,14 +154,12 @@ async def test_known_tokens_are_not_requested() -> None:
 
 @pytest.mark.parametrize("answer", [HttpError("gone"), [], {}, "x", {"token_ids": []}])
 async def test_a_failed_server_gives_no_tokens(answer: Any) -> None:
-    """The caller logs the error."""
     request = request_for(Api.COMPLETIONS, {"prompt": "x"})
     with pytest.raises(HttpError):
         await asked(request, Server(answer))
 
 
 def test_the_time_limit_is_the_longest_wait() -> None:
-    """The caller enforces it."""
     producer = make(modelName="m", vllm={"mmTimeout": "45s"})
     assert isinstance(producer, AsyncDataProducer)
     assert producer.timeout_seconds == 45.0

@@ -29,7 +29,6 @@ ALL_ROLES = ("decode", "prefill", "encode")
 
 
 def connected(order: str = "", prefill: bool | None = None, encode: bool | None = None) -> Any:
-    """`connected(order, prefill=…, encode=…)`: a handler and its deciders; None for no decider."""
     answers = {"prefill": prefill, "encode": encode}
     made = {name: SetDecider(answer) for name, answer in answers.items() if answer is not None}
     names = {name: f"{name}-decider" for name in made}
@@ -40,7 +39,6 @@ def connected(order: str = "", prefill: bool | None = None, encode: bool | None 
 
 
 def counted(handler: Any, result: Any, request: InferenceRequest) -> str:
-    """The decision as metrics count it."""
     attributes = Attributes()
     assert handler.pre_request(request, result, attributes) is None
     found = attributes.get(DISAGGREGATION_DECISION_KEY)
@@ -92,7 +90,6 @@ def test_decode_first_runs_the_stages_that_deciders_want(
     headers: dict[str, str],
     decision: str,
 ) -> None:
-    """Later stages and deciders get the decode endpoint; without a decider a stage never runs."""
     handler, deciders = connected("", prefill, encode)
     result, runs = schedule(handler, PROFILES, pool_of(*ALL_ROLES, "encode"))
     assert [name for name, _ in runs] == ran
@@ -119,7 +116,6 @@ def test_decode_first_runs_the_stages_that_deciders_want(
 def test_prefill_first_always_prefills_where_there_is_a_profile(
     encode: bool | None, profiles: tuple[str, ...], runs_expected: list[tuple[str, str | None]]
 ) -> None:
-    """Each stage gets the endpoint of the one before; the encode decider gets none."""
     handler, deciders = connected("prefill-first", None, encode)
     result, runs = schedule(handler, profiles, pool_of(*ALL_ROLES))
     assert runs == runs_expected
@@ -141,7 +137,6 @@ def test_prefill_first_always_prefills_where_there_is_a_profile(
 def test_the_decode_endpoint_replaces_a_stage_without_an_endpoint(
     order: str, roles: tuple[str, ...], headers: dict[str, str]
 ) -> None:
-    """The request is not refused."""
     handler, _ = connected(order, None if order else True, True)
     result, runs = schedule(handler, PROFILES, pool_of(*roles))
     assert sorted(name for name, _ in runs) == sorted(PROFILES)
@@ -153,7 +148,6 @@ def test_the_decode_endpoint_replaces_a_stage_without_an_endpoint(
     ("order", "ran"), [("", ["decode"]), ("prefill-first", ["encode", "prefill", "decode"])]
 )
 def test_without_a_decode_endpoint_the_request_is_refused(order: str, ran: list[str]) -> None:
-    """With the reason of the decode profile; decode-first, no other stage runs."""
     handler, deciders = connected(order, None if order else True, True)
     with pytest.raises(RefusedError) as refusal:
         schedule(handler, PROFILES, pool_of("prefill", "encode"))
@@ -180,7 +174,6 @@ def test_a_stage_without_a_profile_never_runs(missing: tuple[str, ...]) -> None:
 
 
 def test_all_decode_endpoints_are_the_fallback_list() -> None:
-    """Only the first prefill endpoint is named."""
     handler, _ = connected("", True)
     result, _ = schedule(handler, PROFILES, pool_of("decode", "decode", "prefill", "prefill"))
     assert [endpoint.name for endpoint in result.endpoints] == ["decode0", "decode1"]
@@ -199,7 +192,6 @@ def test_ipv6_endpoints_are_named_in_brackets() -> None:
 
 
 def test_profiles_can_have_other_names() -> None:
-    """In both forms of the parameters, which are equivalent."""
     nested = {
         "profiles": {"decode": "my-decode", "prefill": "my-prefill"},
         "deciders": {"prefill": "d"},
@@ -229,7 +221,6 @@ def test_profiles_can_have_other_names() -> None:
     ],
 )
 def test_the_spelling_of_the_order_is_tolerant(order: str, is_prefill_first: bool) -> None:
-    """Case, dashes and underscores do not matter."""
     _, runs = schedule(
         configured("disagg-profile-handler", {"stageOrder": order}), PROFILES, pool_of(*ALL_ROLES)
     )
@@ -254,7 +245,6 @@ def test_the_spelling_of_the_order_is_tolerant(order: str, is_prefill_first: boo
 def test_deciders_are_references_by_parameter(
     parameters: dict[str, Any], references: dict[str, str]
 ) -> None:
-    """Deciders may be anywhere in the configuration."""
     handler = configured("disagg-profile-handler", parameters)
     assert handler.references == references
     for contract in (ProfileHandler, UsesPlugins, PreRequest):
@@ -273,7 +263,6 @@ NAME = "prefix-based-pd-decider"
 
 @pytest.mark.parametrize("answer", [True, False])
 def test_the_decider_decides_about_prefill(answer: bool) -> None:
-    """The decider and the prefill profile get the decode endpoint."""
     handler, made = configured("pd-profile-handler"), SetDecider(answer)
     assert handler.references == {"deciderPluginName": NAME}
     handler.connect({NAME: made})
@@ -290,9 +279,7 @@ def test_the_decider_decides_about_prefill(answer: bool) -> None:
 
 
 def test_the_primary_port_replaces_that_of_the_picked_endpoint() -> None:
-    """A header names that endpoint, and there is no fallback, because the header would be wrong for
-    it.
-    """
+    """The header would be wrong for a fallback endpoint, so there is none."""
     handler = configured("pd-profile-handler", {"primaryPort": 9000})
     handler.connect({NAME: SetDecider(True)})
     result, _ = schedule(handler, ("decode", "prefill"), pool_of("decode", "decode", "prefill"))
@@ -306,7 +293,6 @@ def test_the_primary_port_replaces_that_of_the_picked_endpoint() -> None:
 
 @pytest.mark.parametrize("roles", [("decode",), ("prefill",)])
 def test_only_the_decode_profile_is_required(roles: tuple[str, ...]) -> None:
-    """Without a prefill endpoint decode does all; without a decode endpoint: 429."""
     handler = configured(
         "pd-profile-handler", {"deciderPluginName": "d", "prefixPluginType": "anything"}
     )
@@ -329,6 +315,5 @@ def test_without_a_prefill_profile_the_decider_is_not_called() -> None:
 
 
 def test_the_decider_of_pd_has_to_be_a_decider() -> None:
-    """Also the default one."""
     with pytest.raises(ValueError, match=NAME):
         configured("pd-profile-handler", {"deciderPluginName": ""}).connect({})

@@ -24,7 +24,6 @@ PREFILLER, ENCODERS = "x-prefiller-host-port", "x-encoder-hosts-ports"
 @pytest.mark.parametrize("found", [None, ProfileResult(())])
 @pytest.mark.parametrize("plugin", [SINGLE, HEADER, DATA_PARALLEL])
 def test_an_empty_result_is_refused(plugin: str, found: ProfileResult | None) -> None:
-    """With 429; no other profile is tried."""
     handler = configured(plugin)
     assert not handler.pick_profiles(request_for(), ("a", "b"), {"a": found}, Attributes())
     with pytest.raises(RefusedError) as refusal:
@@ -34,7 +33,6 @@ def test_an_empty_result_is_refused(plugin: str, found: ProfileResult | None) ->
 
 @pytest.mark.parametrize(("plugin", "limit"), [(SINGLE, 1), (HEADER, None)])
 def test_all_picked_endpoints_are_the_fallback_list(plugin: str, limit: int | None) -> None:
-    """In order; the only profile runs once and is primary."""
     handler = configured(plugin)
     assert handler.max_profiles is limit
     result, runs = schedule(handler, ("decode",), pool_of("decode", "decode"))
@@ -64,7 +62,6 @@ def test_all_picked_endpoints_are_the_fallback_list(plugin: str, limit: int | No
 def test_the_header_names_the_profile(
     parameters: dict[str, Any], header: str | None, profiles: tuple[str, ...], expected: str | None
 ) -> None:
-    """The only profile needs no name; an unknown name is refused."""
     request = request_for(headers={} if header is None else {"epp-profile": header})
     handler, candidates = configured(HEADER, parameters), pool_of("both", "encode")
     if expected is None:
@@ -81,7 +78,6 @@ def test_the_header_names_the_profile(
 def test_the_destination_is_the_sidecar_of_the_picked_rank(
     parameters: dict[str, int], port: int
 ) -> None:
-    """Only the best is named; other ranks need other headers."""
     ranks = [
         placed(f"pod-{rank}", {"llm-d.ai/role": "decode"}, port=8200 + rank) for rank in (3, 1)
     ]
@@ -114,7 +110,6 @@ def test_the_destination_is_the_sidecar_of_the_picked_rank(
 def test_headers_name_the_stages_that_found_an_endpoint(
     parameters: dict[str, str], profiles: dict[str, list[int]], expected: dict[str, str]
 ) -> None:
-    """The first prefill endpoint and all encode endpoints."""
     found = {
         name: [placed(f"w{port}", port=8000 + port) for port in ports]
         for name, ports in profiles.items()

@@ -79,7 +79,6 @@ labels = st.dictionaries(
 
 @st.composite
 def pools(draw: st.DrawFn) -> list[Candidate]:
-    """Up to six endpoints with known and unknown properties."""
     return [
         Candidate(
             Endpoint(name, "10.0.0.1", 8000, labels=draw(labels)),
@@ -97,7 +96,6 @@ def _by_endpoint(values: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, 
 
 @st.composite
 def findings(draw: st.DrawFn) -> Attributes:
-    """Each producer may have a finding."""
     attributes = Attributes()
     total = draw(st.integers(0, 40))
     for producer in PREFIX_PRODUCERS:
@@ -151,7 +149,6 @@ def _scores(
 def test_each_candidate_gets_one_score_within_zero_and_one(
     name: str, pool: list[Candidate], found: Attributes, tokens: int
 ) -> None:
-    """Finite, and repeatable."""
     scorer, request = _make(name), _request(tokens)
     scores = _scores(scorer, request, pool, found)
     assert len(scores) == len(pool)
@@ -180,7 +177,6 @@ def test_each_candidate_gets_one_score_within_zero_and_one(
 def test_unknown_load_never_looks_better_than_known_load(
     name: str, known: list[EndpointMetrics], found: Attributes
 ) -> None:
-    """For endpoints with the same findings; an unknown endpoint is not idle."""
     pool = [
         Candidate(Endpoint(str(index), "10.0.0.1", 8000), one) for index, one in enumerate(known)
     ]

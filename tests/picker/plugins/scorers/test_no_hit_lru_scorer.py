@@ -17,7 +17,6 @@ def _found(**matches: int) -> Attributes:
 
 
 def _picked(*candidates: Candidate) -> ProfileResult:
-    """The first candidate is picked, all were scored."""
     scored = tuple(ScoredEndpoint(candidate, 0.0) for candidate in candidates)
     return ProfileResult(scored[:1], scored)
 
@@ -26,9 +25,6 @@ POOL = [candidate(name) for name in "abc"]
 
 
 def send(scorer: NoHitLruScorer, found: Attributes, **profiles: ProfileResult) -> None:
-    """`send(scorer, attributes, default=result, …)`: a request leaves; its first profile is
-    primary.
-    """
     primary = next(iter(profiles))
     endpoint = profiles[primary].picked[0].candidate.endpoint
     result = SchedulingResult((endpoint,), primary, profiles)
@@ -36,7 +32,6 @@ def send(scorer: NoHitLruScorer, found: Attributes, **profiles: ProfileResult) -
 
 
 def test_cold_prompts_go_to_the_least_recently_used_endpoint() -> None:
-    """Unused endpoints first, in their order."""
     scorer = NoHitLruScorer(NoHitLruParameters())
     request, cold = request_for(), _found()
     a, b, c = POOL
@@ -51,7 +46,6 @@ def test_cold_prompts_go_to_the_least_recently_used_endpoint() -> None:
 
 
 def test_ranks_count_candidates_only() -> None:
-    """Other endpoints leave no gap; a single candidate is the best."""
     scorer = NoHitLruScorer(NoHitLruParameters())
     a, b, c = POOL
     for first in POOL:
@@ -62,7 +56,6 @@ def test_ranks_count_candidates_only() -> None:
 
 
 def test_a_hit_makes_all_scores_equal() -> None:
-    """And nothing is remembered; a hit outside of the candidates does not count."""
     scorer = NoHitLruScorer(NoHitLruParameters())
     warm = _found(b=1)
     assert list(scorer.score(request_for(), POOL, warm)) == [0.5, 0.5, 0.5]
@@ -74,7 +67,6 @@ def test_a_hit_makes_all_scores_equal() -> None:
 
 
 def test_without_a_finding_every_prompt_is_cold() -> None:
-    """A prompt without a match is cold, too."""
     scorer = NoHitLruScorer(NoHitLruParameters(lru_size=2, prefix_plugin_name="ignored"))
     assert list(scorer.score(request_for(), POOL, Attributes())) == [1.0, 0.5, 0.0]
     assert list(scorer.score(request_for(), POOL, _found(a=0))) == [1.0, 0.5, 0.0]
@@ -82,7 +74,6 @@ def test_without_a_finding_every_prompt_is_cold() -> None:
 
 
 def test_the_prefill_endpoint_is_used_as_well() -> None:
-    """After the primary one; other profiles' endpoints are not."""
     scorer = NoHitLruScorer(NoHitLruParameters())
     a, b, c = POOL
     send(scorer, _found(), decode=_picked(b), prefill=_picked(a), encode=_picked(c))
@@ -90,7 +81,6 @@ def test_the_prefill_endpoint_is_used_as_well() -> None:
 
 
 def test_the_order_is_bounded_and_forgets_removed_endpoints() -> None:
-    """The least recently used endpoint goes first."""
     scorer = NoHitLruScorer(NoHitLruParameters(lru_size=2))
     for one in POOL:
         send(scorer, _found(), default=_picked(one))

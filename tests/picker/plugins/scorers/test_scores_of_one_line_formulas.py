@@ -41,13 +41,11 @@ def c(
     known: Mapping[str, Any] | None = None,
     **metrics: Any,
 ) -> Candidate:
-    """A candidate of known load; `known` are its attributes."""
     endpoint = Endpoint(name, "10.0.0.1", 8000, labels=labels or {})
     return Candidate(endpoint, EndpointMetrics(**metrics), inflight, attributes=known or {})
 
 
 def unknown(name: str = "u", inflight: int = 0) -> Candidate:
-    """A candidate that no scrape has seen."""
     return replace(c(name, inflight), metrics=None)
 
 
@@ -65,7 +63,6 @@ def scores(
     parameters: Mapping[str, Any] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> list[float]:
-    """The scores of a scorer of the type `name`."""
     scorer = configured(name, parameters)
     request = replace(REQUEST, headers=headers or {})
     return list(scorer.score(request, candidates, attributes or Attributes()))
@@ -141,7 +138,6 @@ UNSCRAPED = [unknown(inflight=n) for n in (4, 0, 2)]
     ],
 )
 def test_load_is_compared(name: str, candidates: list[Candidate], expected: list[float]) -> None:
-    """The least first; unknown is not idle, but own counts decide while no load is known."""
     assert scores(name, candidates) == pytest.approx(expected)
 
 
@@ -160,7 +156,6 @@ def test_load_is_compared(name: str, candidates: list[Candidate], expected: list
 def test_load_aware_falls_to_zero_at_the_threshold(
     threshold: int, candidates: list[Candidate], expected: list[float]
 ) -> None:
-    """A threshold of zero is the default one; unknown load is a full queue."""
     said = scores("load-aware-scorer", candidates, parameters={"threshold": threshold})
     assert said == pytest.approx(expected)
 
@@ -182,7 +177,6 @@ def test_load_aware_falls_to_zero_at_the_threshold(
     ],
 )
 def test_lora_affinity(active: str, waiting: str, limit: int | None, expected: float) -> None:
-    """Active, room for one more, waiting to be loaded, unreported; an unknown endpoint scores 0."""
     one = c(
         active_models=frozenset(active), waiting_models=frozenset(waiting), max_active_models=limit
     )
@@ -215,7 +209,7 @@ def test_active_requests(
     attributes: Attributes,
     expected: list[float],
 ) -> None:
-    """(max − count) / max · maxBusyScore, 1 for idle ones; unknown load is not idle."""
+    """score = (max − count) / max · maxBusyScore; idle endpoints have 1."""
     assert scores("active-request-scorer", candidates, attributes, parameters) == expected
 
 
@@ -239,7 +233,6 @@ def test_active_requests(
 def test_token_load(
     candidates: list[Candidate], load: InFlightLoad | None, expected: list[float]
 ) -> None:
-    """Tokens in flight and uncached tokens count alike, up to the threshold."""
     attributes = found() if load is None else found((inflight_load_key(), load))
     said = scores("token-load-scorer", candidates, attributes, {"queueThresholdTokens": 1000})
     assert said == pytest.approx(expected)
@@ -259,7 +252,7 @@ def test_token_load(
 def test_prefix_cache(
     weight: float, scale: int, block: int, match: int, total: int, expected: float
 ) -> None:
-    """w · min(1, match · B / scale)² + (1 − w) · match / total, of the named producer only."""
+    """score = w · min(1, match · B / scale)² + (1 − w) · match / total"""
     info = PrefixCacheMatchInfo(total, block, {"default/a": match} if match else {})
     parameters = {"matchLengthWeight": weight, "matchLengthScaleTokens": scale}
     candidates = [c("a"), c("b")]
@@ -278,7 +271,6 @@ def test_prefix_cache(
     ],
 )
 def test_mm_embeddings_cache(match: EncoderMatch | None, expected: list[float]) -> None:
-    """Matched over requested sizes."""
     attributes = found() if match is None else found((encoder_matches_key("theirs"), match))
     candidates = [c(name) for name in "abc"]
     parameters = {"producerName": "theirs"}
@@ -295,7 +287,6 @@ def test_mm_embeddings_cache(match: EncoderMatch | None, expected: list[float]) 
     ],
 )
 def test_header_label_affinity(headers: dict[str, str], expected: list[float]) -> None:
-    """Header names ignore case, values do not; an absent label never matches."""
     labels: list[dict[str, str]] = [{"slice": "a"}, {"slice": "b"}, {"other": "a"}, {"slice": ""}]
     candidates = [c(labels=each) for each in labels]
     parameters = {"headerName": "X-Slice", "labelKey": "slice"}
@@ -326,7 +317,6 @@ PEER = found((PEER_ENDPOINT_KEY, c("peer", known={TOPOLOGY: PLACES[0]})))
 def test_topology_affinity(
     attributes: Attributes, parameters: dict[str, str], expected: list[float]
 ) -> None:
-    """The nearest shared tier counts."""
     candidates = [*(c(known={TOPOLOGY: place}) for place in PLACES), c()]
     assert scores("topology-affinity-scorer", candidates, attributes, parameters) == expected
 
@@ -351,9 +341,6 @@ LOWER, HIGHER = "linear_lower_is_better", "linear_higher_is_better"
 def test_endpoint_attribute(
     kind: str, normalization: dict[str, Any], values: list[float | None], expected: list[float]
 ) -> None:
-    """A fixed scale clamps, an adaptive one spans the known numbers; an unknown number has the
-    mean.
-    """
     key = "Util/dcgm-extractor"
     candidates = [c(known={} if value is None else {key: value}) for value in values]
     parameters = {
@@ -366,7 +353,6 @@ def test_endpoint_attribute(
 
 
 def test_endpoint_attribute_knows_the_core_metrics() -> None:
-    """By the reference's names, without a producer."""
     parameters = {"attributeKey": "WaitingQueueSize", "algorithm": {"type": LOWER}}
     candidates = [c(waiting_requests=4), c(), unknown(), c(waiting_requests=None)]
     said = scores("endpoint-attribute-scorer", candidates, None, parameters)
@@ -394,13 +380,11 @@ KV = "llm-d.ai/multicluster-kv-cache-utilization/multicluster-metrics-extractor"
 def test_pools_are_scored_by_the_reports_of_their_pickers(
     name: str, key: str, values: list[float | None], expected: list[float]
 ) -> None:
-    """The queue of a single worker does not count."""
     pools = [c(waiting_requests=99, known={} if one is None else {key: one}) for one in values]
     assert scores(name, pools) == expected
 
 
 def test_a_pool_that_lacks_one_of_two_numbers_has_the_mean_of_the_others() -> None:
-    """A pool that reports neither is unknown."""
     known = [{QUEUE: 2, KV: 0.75}, {QUEUE: 6, KV: 0.25}, {QUEUE: 2}, {KV: 0.25}, {}]
     pools = [c(known=one) for one in known]
     queue = scores("multicluster-queue-scorer", pools)
@@ -410,14 +394,12 @@ def test_a_pool_that_lacks_one_of_two_numbers_has_the_mean_of_the_others() -> No
 
 
 def test_prefixes_of_pools_have_a_producer_of_their_own() -> None:
-    """The formula is that of prefix-cache-scorer."""
     key = match_info_key("multicluster-approx-prefix-cache-producer")
     attributes = found((key, PrefixCacheMatchInfo(10, 64, {"default/a": 5})))
     assert scores("multicluster-prefix-cache-scorer", [c("a"), c("b")], attributes) == [0.5, 0.0]
 
 
 def test_the_precise_scorer_scores_its_own_matches() -> None:
-    """One of two blocks at `a`, none at `b`."""
     scorer = configured("precise-prefix-cache-scorer")
     event = ["BlockStored", [1], None, list(range(16)), 16]
     scorer.kv_events("default/a", "kv@a@a", msgspec.msgpack.encode([1.0, [event]]))
