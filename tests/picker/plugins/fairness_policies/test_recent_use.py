@@ -113,7 +113,7 @@ def test_a_flow_that_comes_while_others_wait_may_catch_up() -> None:
 
 
 def beside_a_flood(waited_seconds: float) -> RecentUse:
-    """A calm flow that used 40 stands beside a flood that was limited to 36 of a hundred."""
+    """A calm flow that used 40 is next to a flood that was limited to 36 of a hundred."""
     use = RecentUse()
     use.waits("flood", 1.0, 0.0)
     use.began("calm", 1.0, 0.0, 0.0)
