@@ -6,7 +6,7 @@ from base.backoff import FIRST_SECONDS, MAX_ASKED_SECONDS, MAX_SECONDS, Backoff
 
 
 def test_delays_double_up_to_the_longest() -> None:
-    """Each is between half and all of its bound."""
+    """Each delay is between half and all of its bound."""
     backoff = Backoff(Random(1))
     delays = [backoff.next_seconds() for _ in range(40)]
     for number, delay in enumerate(delays):
@@ -28,7 +28,7 @@ def test_two_clients_have_different_delays() -> None:
 
 
 def test_a_delay_that_a_server_asks_for_is_exceeded_a_little() -> None:
-    """Also a delay above the usual limit, but not one of a day."""
+    """A delay above the usual limit is respected, too, but not one of a day."""
     backoff = Backoff(Random(1))
     assert 30 <= backoff.next_seconds(asked_seconds=30) <= 37.5
     assert backoff.next_seconds(asked_seconds=86_400) <= MAX_ASKED_SECONDS * 1.25
@@ -36,7 +36,6 @@ def test_a_delay_that_a_server_asks_for_is_exceeded_a_little() -> None:
 
 
 def test_the_least_delay_holds_from_the_first_failure() -> None:
-    """It is spread as all delays are."""
     delays = [Backoff(Random(seed)).next_seconds(at_least_seconds=15) for seed in range(20)]
     assert all(12 <= delay <= 15 for delay in delays)
     assert len(set(delays)) > 1

@@ -104,7 +104,6 @@ def test_help_has_groups_texts_and_every_default() -> None:
 
 
 def test_a_switch_takes_a_truth_where_the_dialect_does() -> None:
-    """`?` is neither true nor false."""
     made = parser(Dialect(takes_truth=True), "--secure = ?\n--fast")
     assert vars(made.parse_args([])) == {"secure": None, "fast": False}
     assert vars(made.parse_args(["--secure", "--fast=F"])) == {"secure": True, "fast": False}
@@ -113,7 +112,6 @@ def test_a_switch_takes_a_truth_where_the_dialect_does() -> None:
 
 
 def test_a_refused_flag_gives_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
-    """A value without effect is accepted."""
     made = parser(table="")
     refuse(made, {"--processes": ("is gone", ("1",))})
     assert made.parse_args(["--processes=1"]) == argparse.Namespace(processes="1")
@@ -128,14 +126,11 @@ def test_a_refused_flag_gives_its_reason(capsys: pytest.CaptureFixture[str]) -> 
     [("--Port N", Dialect()), ("--port N", Dialect(fields={"--prot": "port"}))],
 )
 def test_a_mistake_in_a_table_is_an_error(table: str, dialect: Dialect) -> None:
-    """A flag that cannot be read is not a heading, and a dialect names flags of its table."""
     with pytest.raises(ValueError, match="the table of flags"):
         parser(dialect, table)
 
 
 def test_flags_fill_a_dataclass() -> None:
-    """A field without a flag has its default; names that differ are mapped."""
-
     @dataclass(frozen=True)
     class Options:
         port: int

@@ -40,7 +40,6 @@ def application() -> web.Application:
 
 @pytest.fixture
 async def client_and_url() -> AsyncIterator[tuple[HttpClient, str]]:
-    """A client, and the address of a server."""
     runner = web.AppRunner(application(), shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -32,7 +32,6 @@ def declared(*labels: str, twin: tuple[str, ...] = ()) -> Declaration:
 @examples(50)
 @given(st.lists(st.floats(-1e3, 1e3) | st.sampled_from(BOUNDS), max_size=20))
 def test_a_histogram_counts_as_the_library_does(values: list[float]) -> None:
-    """Bounds are inclusive, and buckets hold those below."""
     ours = Histogram(Declaration("h", "Some text."), BOUNDS)
     registry = CollectorRegistry()
     theirs = TheirHistogram("h", "Some text.", buckets=BOUNDS, registry=registry)
@@ -45,7 +44,7 @@ def test_a_histogram_counts_as_the_library_does(values: list[float]) -> None:
 
 
 def test_a_twin_adds_up_label_sets_that_coincide() -> None:
-    """Its labels are fewer than those of the series."""
+    """The twin has fewer labels than the series."""
     counter = Counter(declared("model", "tenant", twin=("model",)))
     counter.labels("m", "a").inc()
     counter.labels("m", "b").inc(2)
@@ -66,7 +65,6 @@ def test_a_twin_adds_up_label_sets_that_coincide() -> None:
 
 
 def test_a_gauge_has_its_last_value_or_that_of_its_function() -> None:
-    """The function is called for each page."""
     gauge = Gauge(Declaration("g", "Some text."))
     gauge.set(3)
     gauge.inc()
@@ -78,7 +76,6 @@ def test_a_gauge_has_its_last_value_or_that_of_its_function() -> None:
 
 
 def test_a_removed_label_set_is_gone() -> None:
-    """Removing it again is no error."""
     gauge = Gauge(declared("name"))
     gauge.labels("a").set(1)
     gauge.remove("a")
@@ -118,7 +115,6 @@ def test_a_page_equals_that_of_the_library_after_every_change(
 
 
 def samples(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    """Return all samples of a page except creation times."""
     return {
         (one.name, frozenset(one.labels.items())): one.value
         for family in text_string_to_metric_families(text)

@@ -17,7 +17,6 @@ TABLE = (
 
 
 def unread(*words: str, environment: dict[str, str] | None = None) -> tuple[int, str]:
-    """Exit status and standard error of a program whose reader has closed its output."""
     reading, writing = os.pipe()
     os.close(reading)
     try:
@@ -41,7 +40,6 @@ def unread(*words: str, environment: dict[str, str] | None = None) -> tuple[int,
     ids=lambda words: words[0] + words[-1],
 )
 def test_commands_end_without_a_word(words: tuple[str, ...], tmp_path: Path) -> None:
-    """With immediate output, and with output that is buffered until the end."""
     config = tmp_path / "config.yaml"
     config.write_text("apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n")
     given = [one.format(config=config) for one in words]
@@ -69,7 +67,6 @@ def test_the_first_line_of_a_longer_report() -> None:
 
 
 def test_other_pipes_and_other_ends_are_not_hidden() -> None:
-    """A broken connection is reported, and an exit status is unchanged."""
     begin = "import sys; from fleet.broken_pipe import status_of; "
     for ending, status in (
         ("status_of(lambda: exec('raise BrokenPipeError'))", 1),

@@ -17,7 +17,6 @@ print(json.dumps(sorted({name.partition(".")[0] for name in {*sys.modules} - bef
 
 
 def closure(*roots: str) -> set[str]:
-    """The names of all distributions that requirements bring to this machine."""
     found: set[str] = set()
     seen: set[str] = set()
     left = list(roots)
@@ -41,7 +40,6 @@ def closure(*roots: str) -> set[str]:
 
 
 def test_simulated_workers_import_what_their_extra_brings() -> None:
-    """They import nothing else, so that `pointsman[sim]` starts them."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
     )

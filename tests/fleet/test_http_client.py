@@ -15,8 +15,6 @@ from picker.rpc.self_signed import self_signed
 
 
 class _Echo(BaseHTTPRequestHandler):
-    """Answers with the request: method, path, content and credentials."""
-
     def log_message(self, *_: object) -> None:
         pass
 
@@ -39,7 +37,6 @@ class _Echo(BaseHTTPRequestHandler):
 
 @contextmanager
 def echo(wrap: Callable[[socket.socket], socket.socket] = lambda one: one) -> Iterator[int]:
-    """The address of a server that answers with the request."""
     with ThreadingHTTPServer(("127.0.0.1", 0), _Echo) as server:
         server.socket = wrap(server.socket)
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
@@ -70,7 +67,6 @@ def test_credentials_of_a_url_are_sent() -> None:
 
 
 def test_a_certificate_has_to_be_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the issuers in SSL_CERT_FILE, if it is set."""
     material, pair = self_signed(), tmp_path / "pair.pem"
     pair.write_bytes(material.private_key + material.certificate_chain)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -1,5 +1,5 @@
-"""Commands import what they need, and no more. Modules are counted, because the seconds of imports
-depend on the machine's load.
+"""Commands import what they need, and no more: modules are counted, because seconds depend on the
+load.
 """
 
 import asyncio
@@ -41,7 +41,6 @@ OF_FLAGS = {"picker": 290, "plan": 290, "restart": 240, "simulate": 210, "worker
 
 
 def run(path: Path, *argv: str) -> tuple[int, set[str]]:
-    """Run a command in a process of its own; return its exit status, and the modules at its end."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("COV")}
     environment["XDG_RUNTIME_DIR"] = str(path)  # no fleet runs there
     result = path / "result.json"
@@ -59,7 +58,6 @@ def run(path: Path, *argv: str) -> tuple[int, set[str]]:
 
 
 def check(modules: set[str], most: int) -> None:
-    """Check the number of modules, and that no heavy package is among them."""
     packages = Counter(name.partition(".")[0] for name in modules)
     heavy = HEAVY & packages.keys()
     assert not heavy, heavy
@@ -96,7 +94,6 @@ def test_flags_that_contradict_each_other_are_refused_before_anything_runs(
 
 
 def test_help_imports_nothing_that_only_a_run_needs() -> None:
-    """For every command, even after the help of all others."""
     code = f"""
 import contextlib, io, sys
 from fleet.commands.cli import _COMMANDS, main
@@ -132,7 +129,6 @@ def test_commands_that_ask_no_server_import_little(
 async def test_commands_that_ask_a_picker_import_little(
     line: str, status: int, most: int, tmp_path: Path
 ) -> None:
-    """Until they have its answer and have shown it."""
     async with serving(await busy_scene()) as scene:
         argv = (*line.split(), "--picker", scene.url)
         found, modules = await asyncio.to_thread(run, tmp_path, *argv)
@@ -142,8 +138,6 @@ async def test_commands_that_ask_a_picker_import_little(
 
 @asynccontextmanager
 async def model_server() -> AsyncIterator[str]:
-    """A server of one model, which says one word."""
-
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         body = b'{"data": [{"id": "it"}]}'

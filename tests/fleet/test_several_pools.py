@@ -46,7 +46,6 @@ def _addresses(url: str) -> str:
 
 
 async def _printed(command: Callable[[Console], object]) -> str:
-    """The output of a command that talks to the picker of this loop."""
     file = io.StringIO()
     await asyncio.to_thread(command, Console(file=file, width=100, color_system=None))
     return file.getvalue()
@@ -68,7 +67,6 @@ async def _diagnosed(url: str) -> tuple[int, str]:
 
 
 async def test_each_command_takes_the_address_of_a_pool(whole: WholePools) -> None:
-    """It works like the address of a picker of this pool alone."""
     url = f"{whole.url}/pools/there/qwen"
     shown = await _topped(url)
     assert "0 of 1 endpoints usable" in shown  # no picker has answered yet
@@ -91,7 +89,6 @@ async def test_each_command_takes_the_address_of_a_pool(whole: WholePools) -> No
 async def test_top_and_doctor_say_which_addresses_there_are(
     whole: WholePools, path: str, words: str
 ) -> None:
-    """When none of the pools was named."""
     url = f"{whole.url}{path}"
     message = f"{url}: {words}; name one of them: {_addresses(whole.url)}"
     with pytest.raises(SeveralPoolsError) as caught:
@@ -103,7 +100,7 @@ async def test_top_and_doctor_say_which_addresses_there_are(
 
 
 async def test_top_does_not_wait_for_a_picker_to_become_another(whole: WholePools) -> None:
-    """In a terminal, where it would wait for a picker that does not answer."""
+    """In a terminal it would wait for a picker that does not answer."""
     async with terminal(
         "-m", "fleet.commands.cli", "top", "--picker", whole.url, columns=300
     ) as screen:
@@ -124,7 +121,6 @@ async def test_explain_finds_a_request_in_whichever_pool_it_is(whole: WholePools
 
 
 async def test_the_newest_of_two_requests_with_the_same_id_is_shown(whole: WholePools) -> None:
-    """The output mentions the other one."""
     await whole.ask("here/qwen", "r-1")
     lines = (await _explained(whole.url, "r-1")).splitlines()
     here, there = (f"{key} ({whole.url}/pools/{key})" for key in KEYS[:2])
@@ -134,7 +130,6 @@ async def test_the_newest_of_two_requests_with_the_same_id_is_shown(whole: Whole
 
 
 async def test_explain_says_that_no_pool_knows_of_a_request(whole: WholePools) -> None:
-    """In one line, also if the named pool does not exist."""
     with pytest.raises(FleetError) as caught:
         await _explained(whole.url, "r/3")
     names = ", ".join(KEYS)
@@ -156,7 +151,6 @@ async def test_explain_says_that_there_was_no_request_yet(tmp_path: Path) -> Non
 
 
 def _answers(**of_pools: HttpAnswer) -> Fetch:
-    """A picker of pools, each with this answer to any request."""
     listed = [{"name": name, "path": f"/pools/{name}/", "ready": True} for name in of_pools]
 
     def fetch(url: str) -> HttpAnswer:
@@ -179,7 +173,6 @@ def test_errors_of_a_pool_matter_if_no_other_knows() -> None:
 
 
 def test_addresses_are_made_of_the_one_that_was_named() -> None:
-    """With any prefix, and with a scheme of its own."""
     content = b'{"pools": [{"name": "a/b", "path": "/pools/a/b/", "ready": false}]}'
     for root in (ROOT, "https://gateway/some/place"):
         for url in (root, f"{root}/pools/x", f"{root}/pools"):
@@ -189,7 +182,6 @@ def test_addresses_are_made_of_the_one_that_was_named() -> None:
 
 @pytest.mark.parametrize("content", [b"", b"<html>", b"[]", b'{"pools": 7}', b'{"error": "no"}'])
 def test_another_page_is_no_list_of_pools(content: bytes) -> None:
-    """A picker of one pool has none."""
     assert pools_of(ROOT, content) == ()
     assert which_to_name(ROOT, ()) is None
     refuse_several(ROOT, lambda _: content)
@@ -197,7 +189,7 @@ def test_another_page_is_no_list_of_pools(content: bytes) -> None:
 
 
 def test_a_pool_that_is_there_is_not_refused() -> None:
-    """Even if one of its pages is missing: then its words are shown."""
+    """If one of its pages is missing, the page's own words are shown."""
     content = b'{"pools": [{"name": "a", "path": "/pools/a/", "ready": true}]}'
     refuse_several(f"{ROOT}/pools/a", lambda _: content)
     with pytest.raises(SeveralPoolsError):

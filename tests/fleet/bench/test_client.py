@@ -65,7 +65,6 @@ PIECES: dict[str, object] = {
 
 @pytest.mark.parametrize("piece", PIECES.values(), ids=PIECES)
 def test_every_kind_of_token_counts(piece: object) -> None:
-    """Without usage each chunk is one token."""
     record = asked(answering(ANSWER + sse(piece) + sse(piece) + DONE))
     assert (record.error, record.output_tokens, len(record.gaps)) == ("", 2, 1)
 
@@ -79,7 +78,6 @@ def test_an_answer_may_arrive_in_any_pieces(cut: int) -> None:
 
 
 def test_an_endpoint_that_does_not_answer_is_a_timeout() -> None:
-    """The connection is closed, so that the endpoint can end the request."""
     endpoint = VirtualEndpoint(lambda number, now: Times(9.0))
     record = asked(endpoint, timeout_seconds=2.0)
     assert (record.error, record.times["e2e"]) == ("timeout", 2.0)
@@ -96,7 +94,7 @@ def test_a_missing_endpoint_is_an_error() -> None:
 
 @pytest.mark.parametrize("is_announced", [False, True])
 def test_a_closed_idle_connection_costs_no_request(is_announced: bool) -> None:
-    """The server closes it when the second request arrives, as an idle timeout may; or announces
+    """The server closes it when the second request arrives, as an idle timeout may, or announces
     the end before.
     """
 
@@ -115,7 +113,6 @@ def test_a_closed_idle_connection_costs_no_request(is_announced: bool) -> None:
 
 
 def test_a_new_connection_that_is_closed_is_an_error() -> None:
-    """It is not retried for ever."""
     endpoint = answering(b"")
     endpoint.answers_per_connection = 0
     assert asked(endpoint).error == "connection closed"

@@ -41,7 +41,6 @@ def bench(*argv: str) -> tuple[int, str]:
 
 
 def test_every_request_is_in_every_result(url: str, tmp_path: Path) -> None:
-    """With two stages; credentials are in no result."""
     files = [tmp_path / "new" / name for name in ("a.json", "a.csv", "a.html")]
     names = [word for path in files for word in (f"--{path.suffix[1:]}", str(path))]
     secret = ("--header", "authorization: Bearer s3cret")
@@ -62,7 +61,6 @@ def test_every_request_is_in_every_result(url: str, tmp_path: Path) -> None:
 
 
 def test_the_page_needs_nothing_else(url: str, tmp_path: Path) -> None:
-    """It contains no address, one plot of each kind, the command line, its time and version."""
     path = tmp_path / "page.html"
     bench("--url", url, *QUICK, "--slo", "ttft<9s,e2e_p95<9s", "--html", str(path))
     tags: list[tuple[str, dict[str, str | None]]] = []
@@ -117,7 +115,6 @@ def test_two_endpoints_take_turns_with_the_same_arrivals(url: str, tmp_path: Pat
 
 
 def test_an_endpoint_that_refuses_all_prompts_is_no_comparison(url: str) -> None:
-    """The trial requests before the first turn are shorter."""
     with sim_worker("--max-model-len", "400") as other:
         argv = ("--compare-url", other.url, "--rounds", "1", "--input-tokens", "500")
         status, text = bench("--url", url, *QUICK, *argv)
@@ -126,7 +123,6 @@ def test_an_endpoint_that_refuses_all_prompts_is_no_comparison(url: str) -> None
 
 
 def test_shared_prefixes_and_sessions_are_found_cached(url: str, tmp_path: Path) -> None:
-    """By the worker's own usage, as requests come one after the other; single texts are not."""
     path = tmp_path / "a.json"
     shares = []
     prefixes = ("--prefix-groups", "1", "--prefix-tokens", "400")
@@ -141,7 +137,6 @@ def test_shared_prefixes_and_sessions_are_found_cached(url: str, tmp_path: Path)
 
 
 def test_a_trace_is_sent_at_its_own_times(url: str, tmp_path: Path) -> None:
-    """Ten times as fast as recorded."""
     lines = [
         {"timestamp": 1000 * n, "input_length": 600, "output_length": 3, "hash_ids": [1, n + 2]}
         for n in range(5)
@@ -159,8 +154,8 @@ def test_a_trace_is_sent_at_its_own_times(url: str, tmp_path: Path) -> None:
 def test_ctrl_c_reports_what_was_answered_and_what_was_not(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With status 130. It is pressed once the live table shows that all clients have sent and some
-    have an answer.
+    """Ctrl-C is pressed once the live table shows that all clients have sent and some have an
+    answer.
     """
     monkeypatch.setattr("fleet.bench.shard.STOP_SECONDS", 60.0)
     shown = re.compile(r" 5 in flight; of the last 10 s:\s.*: [1-9][0-9,]* requests in")
@@ -184,7 +179,6 @@ def test_ctrl_c_reports_what_was_answered_and_what_was_not(
 def test_stages_that_ended_are_reported_whatever_comes_after(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If a process dies in the second stage, the numbers of the first remain."""
     stages = iter([command.follow, killed])
     monkeypatch.setattr(command, "follow", lambda processes: next(stages)(processes))
     path = tmp_path / "run.json"
@@ -219,7 +213,6 @@ def test_a_missing_endpoint_is_one_sentence() -> None:
 
 
 def test_an_untrusted_certificate_is_reported_as_such(tmp_path: Path) -> None:
-    """The sentence names the variable for its issuer."""
     pair = Authority(tmp_path).issue("worker", address="127.0.0.1")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(pair.certificate, pair.key)

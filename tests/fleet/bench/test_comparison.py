@@ -20,7 +20,7 @@ def turn(name: str, ttft: float) -> Summary:
 
 
 def turns(ratio: float, rounds: int, seed: int = 1) -> list[Summary]:
-    """Rounds differ fivefold, their two turns by `ratio` and a tenth of noise."""
+    """The rounds differ fivefold, their two turns by `ratio` and a tenth of noise."""
     rng, found = Random(seed), []
     for number in range(1, rounds + 1):
         level = rng.uniform(0.1, 0.5)
@@ -30,7 +30,7 @@ def turns(ratio: float, rounds: int, seed: int = 1) -> list[Summary]:
 
 
 def test_an_interval_has_the_true_ratio_as_often_as_it_says() -> None:
-    """Roughly: with ten rounds the bootstrap's 95 % are some 90."""
+    """With ten rounds the 95 % of the bootstrap are some 90."""
     hits = 0
     for seed in range(100):
         one = compare(turns(0.7, 10, seed), 1).ratios["TTFT p50 ms"]
@@ -40,14 +40,12 @@ def test_an_interval_has_the_true_ratio_as_often_as_it_says() -> None:
 
 
 def test_differences_between_rounds_do_not_widen_the_interval() -> None:
-    """Only the two turns of a round are compared with each other."""
     one = compare(turns(0.7, 10), 1).ratios["TTFT p50 ms"]
     assert one.high - one.low < 0.2
     assert (one.rounds, one.second < one.first) == (10, True)
 
 
 def test_numbers_that_not_every_round_has_are_left_out() -> None:
-    """A round with one turn, as after Ctrl-C, is left out, too."""
     seen = turns(0.5, 3)[:-1]
     ratios = compare(seen, 1).ratios
     assert ratios["TTFT p50 ms"].rounds == 2

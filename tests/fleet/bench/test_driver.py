@@ -33,7 +33,6 @@ def run(
 
 
 def test_a_turn_has_all_previous_ones_and_follows_a_pause() -> None:
-    """The answers are the endpoint's own; the next turn is due after the user's pause."""
     seen = endpoint()
     driver = run(seen, TALK)
     last = seen.bodies[-1]["messages"]
@@ -69,8 +68,6 @@ def test_bodies_of_both_apis() -> None:
 
 
 def test_a_closed_loop_never_exceeds_its_sessions() -> None:
-    """No session begins after its time, or after its number of requests."""
-
     async def stage(limit: int | None) -> tuple[Driver, VirtualEndpoint]:
         seen = endpoint(0.5)
         driver = seen.driver()
@@ -93,7 +90,6 @@ def test_a_closed_loop_never_exceeds_its_sessions() -> None:
     ],
 )
 def test_a_closed_loop_waits_as_long_as_a_refusal_asks(header: bytes, came_at: list[float]) -> None:
-    """Each slot waits by itself; none begins a session after the stage's eight seconds."""
     seen = endpoint()
     seen.answer = b"HTTP/1.1 429 Busy\r\n%bcontent-length: 0\r\n\r\n" % header
 
@@ -108,8 +104,6 @@ def test_a_closed_loop_waits_as_long_as_a_refusal_asks(header: bytes, came_at: l
 
 
 def test_a_stopped_run_keeps_what_was_answered() -> None:
-    """Ctrl-C stops a run like this; nothing continues in the background."""
-
     async def stopped() -> Driver:
         driver = endpoint().driver()
         arrivals = ((float(at), TurnSession("", (SessionTurn("a", 1),))) for at in range(100))

@@ -29,9 +29,6 @@ async def window() -> AsyncIterator[Browser]:
 
 
 def stage(name: str, first: float, requests: int = 232) -> Stage:
-    """Requests whose first token takes `first` seconds and more and more, up to seven times
-    that.
-    """
     records = []
     for number in range(requests):
         at = number / 4
@@ -45,7 +42,6 @@ def stage(name: str, first: float, requests: int = 232) -> Stage:
 
 
 def written(path: Path, *parts: Sequence[Stage], slo: Slo | None = SLO) -> str:
-    """The address of a report of some parts."""
     run = RunFacts(
         ARGV, datetime(2026, 3, 9, tzinfo=UTC), {"Model": "</script>x"}, slo, ["Bearer s3cret"]
     )
@@ -62,9 +58,6 @@ def written(path: Path, *parts: Sequence[Stage], slo: Slo | None = SLO) -> str:
 async def test_no_text_is_cut_or_covered(
     window: Browser, tmp_path: Path, firsts: Sequence[float], width: int, scheme: str
 ) -> None:
-    """On a desktop and on a phone, light and dark; nothing scrolls sideways and axe finds no
-    fault.
-    """
     stages = [stage(f"{index + 1}/s", first) for index, first in enumerate(firsts)]
     await window.look(width, scheme=scheme)
     await window.open(written(tmp_path / "page.html", stages))
@@ -99,7 +92,6 @@ async def test_ticks_are_round_and_counts_are_whole(window: Browser, tmp_path: P
 
 
 async def test_objectives_and_percentiles_are_marked(window: Browser, tmp_path: Path) -> None:
-    """A bound far beyond all values is named without stretching the axis."""
     await window.look(1400)
     await window.open(written(tmp_path / "page.html", [stage("4/s", 0.249)]))
     await window.until(DRAWN)
@@ -125,7 +117,6 @@ async def test_objectives_and_percentiles_are_marked(window: Browser, tmp_path: 
 
 
 async def test_a_run_without_an_answer_says_why(window: Browser, tmp_path: Path) -> None:
-    """Its page has no plot of times, and no goodput without objectives."""
     failed = stage("9/s", 0.1, 7)
     for record in failed.outcomes:
         record.first_token = None
@@ -172,7 +163,6 @@ async def test_a_plot_of_a_sample_names_the_percentiles_of_all(
 
 
 async def test_the_head_has_the_command_line(window: Browser, tmp_path: Path) -> None:
-    """Names are escaped, and credentials are left out."""
     await window.open(written(tmp_path / "page.html", [stage("<b>4/s", 0.249)]))
     await window.until(DRAWN)
     text = await window.run("document.querySelector('.report').innerText")

@@ -45,7 +45,6 @@ async def test_each_is_in_use_at_its_turn_and_the_first_is_put_back(
 
 
 async def test_a_rejected_configuration_ends_the_comparison(tmp_path: Path) -> None:
-    """The file is restored."""
     path = tmp_path / "live.yaml"
     path.write_text("original")
     with (
@@ -82,7 +81,6 @@ async def test_a_picker_that_follows_nothing_is_not_waited_for_forever(tmp_path:
 
 @pytest.mark.parametrize("content", [None, "another"])
 def test_only_the_file_that_the_picker_has_is_written(content: str | None, tmp_path: Path) -> None:
-    """A file of the same name on this machine is not touched."""
     path = tmp_path / "live.yaml"
     frozen = ConfigView(str(path), "original", "", 0.0)
     if content is not None:
@@ -94,8 +92,6 @@ def test_only_the_file_that_the_picker_has_is_written(content: str | None, tmp_p
 
 @pytest.mark.parametrize("content", [None, b"<html>", b"{}"])
 def test_another_server_gets_the_needs_of_a_comparison_as_its_error(content: bytes | None) -> None:
-    """Nothing that answers, another server, or another program's JSON."""
-
     def fetch(_: str) -> HttpAnswer:
         if content is None:
             raise ConnectError("refused")

@@ -1,7 +1,4 @@
-"""The bench reports the known latency of an endpoint, or says that it cannot.
-
-All in virtual time: nothing here depends on the load of the machine.
-"""
+"""The bench reports the known latency of an endpoint, or says that it cannot, all in virtual time."""
 
 from dataclasses import replace
 
@@ -36,7 +33,6 @@ def close(value: float) -> object:
 @one_or_more
 @pytest.mark.parametrize("load", [("--rate", "10"), ("--concurrency", "5")])
 def test_a_constant_latency_is_reported(load: tuple[str, ...], processes: int) -> None:
-    """In both loops, with all quantiles, rates and counts."""
     one = measured(VirtualEndpoint(lambda number, now: Times(0.2, 0.05)), load, processes)
     for spread, seconds in ((one.ttft, 0.2), (one.itl, 0.05), (one.e2e, 0.2 + 7 * 0.05)):
         assert spread is not None
@@ -50,7 +46,6 @@ def test_a_constant_latency_is_reported(load: tuple[str, ...], processes: int) -
 
 
 def test_a_stage_of_nothing_is_no_table() -> None:
-    """All of it was warm-up."""
     endpoint = VirtualEndpoint(lambda number, now: Times(0.1))
     one = measured(endpoint, ("--rate", "10", "--warmup", "90", "--requests", "3"))
     [line] = lines_of(one, SLO)
@@ -65,7 +60,6 @@ def test_prompt_tokens_without_usage_are_unknown() -> None:
 
 @one_or_more
 def test_two_modes_are_both_reported(processes: int) -> None:
-    """Three quarters of the answers are fast."""
     endpoint = VirtualEndpoint(lambda number, now: Times(0.9 if number % 4 == 0 else 0.1))
     one = measured(endpoint, processes=processes)
     assert one.ttft is not None
@@ -77,8 +71,8 @@ def test_two_modes_are_both_reported(processes: int) -> None:
 
 @one_or_more
 def test_a_stall_counts_in_every_request_that_is_due_in_it(processes: int) -> None:
-    """Every ten seconds the endpoint stops for one second, and requests wait. The arrival times
-    alone determine each latency.
+    """The endpoint stops for one second in every ten, and requests wait: the arrival times alone
+    determine each latency.
     """
 
     def stalls(_: int, now: float) -> Times:
@@ -94,8 +88,8 @@ def test_a_stall_counts_in_every_request_that_is_due_in_it(processes: int) -> No
 
 
 def test_overload_shows_as_latency_and_not_as_a_smaller_rate() -> None:
-    """One request at a time for 150 ms, ten a second: a queue that grows. A client that waited
-    for answers before it sent would report 150 ms.
+    """The endpoint serves one request in 150 ms, and ten a second arrive: a queue that grows. A
+    client that waited for answers before it sent would report 150 ms.
     """
     free_at = [0.0]
 
@@ -113,7 +107,7 @@ def test_overload_shows_as_latency_and_not_as_a_smaller_rate() -> None:
 
 @one_or_more
 def test_a_client_that_cannot_keep_up_says_so_and_counts_its_lateness(processes: int) -> None:
-    """A send costs it 150 ms, so it falls behind its own schedule; the endpoint is instant."""
+    """A send costs the client 150 ms, so it falls behind its own schedule; the endpoint is instant."""
     endpoint = VirtualEndpoint(lambda number, now: Times(0.01, 0.001), write_seconds=0.15)
     one = measured(endpoint, processes=processes)
     text = "\n".join(lines_of(one, None))

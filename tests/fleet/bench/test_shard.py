@@ -27,7 +27,6 @@ TRACE = [{"timestamp": 700 * n, "input_length": 9, "output_length": 3} for n in 
 
 
 def sent(tmp_path: Path, processes: int, *flags: str) -> tuple[Counter[str], list[float], Stage]:
-    """All received bodies, and all intended times."""
     trace = tmp_path / "trace.jsonl"
     trace.write_text("\n".join(map(json.dumps, TRACE)))
     endpoint = VirtualEndpoint(lambda number, now: Times(0.3))
@@ -53,7 +52,6 @@ def sent(tmp_path: Path, processes: int, *flags: str) -> tuple[Counter[str], lis
     ids=["ramp", "requests", "sessions", "closed", "trace", "part of a trace", "trace at a rate"],
 )
 def test_three_processes_send_what_one_does(tmp_path: Path, flags: tuple[str, ...]) -> None:
-    """The same bodies at the same times; in a closed loop the same number."""
     one, times, whole = sent(tmp_path, 1, *flags)
     three, times_of_three, parts = sent(tmp_path, 3, *flags)
     assert three == one
@@ -64,7 +62,7 @@ def test_three_processes_send_what_one_does(tmp_path: Path, flags: tuple[str, ..
 
 
 def test_quantiles_are_those_of_all_samples() -> None:
-    """Not means of quantiles: 30 of 300 requests are slow, all in one process."""
+    """30 of 300 requests are slow, all in one process, so a mean of quantiles would differ."""
     every = [Record(0.0, 0.0, ttft, ttft, ttft) for ttft in np.linspace(0.1, 0.2, 270)]
     slow = [Record(0.0, 0.0, ttft, ttft, ttft) for ttft in np.linspace(5.0, 9.0, 30)]
     parts = [Observed(some, [], 0, 0, 0.0) for some in (every[:100], every[100:], slow)]
@@ -82,8 +80,6 @@ def test_in_flight_is_the_sum_of_all_processes() -> None:
 
 
 class Silent(asyncio.Protocol):
-    """A server that never answers; `asked` is set by the first byte."""
-
     def __init__(self, asked: asyncio.Event) -> None:
         self._asked = asked
 
@@ -124,7 +120,6 @@ async def with_two(act_on: str) -> tuple[list[ShardProcess], BaseException | Non
 
 
 def test_a_killed_process_is_one_sentence_and_ends_the_others() -> None:
-    """Although every request still waits for its answer."""
     (first, _), raised = asyncio.run(with_two("kill"))
     assert isinstance(raised, FleetError)
     assert str(raised).startswith("process 2 of 2 of the bench was killed by SIGKILL")

@@ -27,6 +27,5 @@ def test_an_invalid_bound_is_named(text: str) -> None:
 def test_a_request_is_within_all_bounds_of_requests(
     ttft: float, itl: float | None, is_within: bool
 ) -> None:
-    """Bounds of quantiles are the run's; an answer of one token has no inter-token latency."""
     slo = Slo(read_bounds("ttft<1s,itl<=50ms,e2e_p95<1ms"))
     assert slo.admits({"ttft": ttft, "itl": itl, "e2e": 9.0}) is is_within

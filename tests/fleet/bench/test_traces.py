@@ -24,7 +24,6 @@ TIMESTAMP,ContextTokens,GeneratedTokens
 
 
 def header(at: float = 0.0, unix: float = 0.0) -> bytes:
-    """The beginning of a run; `at` is its time by its own clock."""
     return encoded(Header(1, "test", "pool", "a.yaml", "first", 7, True, at, unix))
 
 
@@ -38,9 +37,7 @@ def end(number: int, tokens: int) -> bytes:
 
 
 def test_mooncake(tmp_path: Path) -> None:
-    """Times begin at zero and ascend; blocks are of 512 tokens. An answer without tokens, as some
-    published traces have, is one of one token.
-    """
+    """Some published traces have answers without tokens; each counts as one token."""
     path = tmp_path / "trace.jsonl"
     path.write_text(MOONCAKE)
     first, second = read_trace(path, 9)
@@ -50,7 +47,6 @@ def test_mooncake(tmp_path: Path) -> None:
 
 
 def test_azure(tmp_path: Path) -> None:
-    """The traces of either year, also with a time zone."""
     for text in (AZURE, AZURE.replace("9600,", "9600+00:00,")):
         path = tmp_path / "trace.csv"
         path.write_text(text)
@@ -81,7 +77,7 @@ def test_a_recording_of_the_picker() -> None:
 
 
 def test_recorded_prompts_are_lengths_and_equal_beginnings(tmp_path: Path) -> None:
-    """Blocks of 64 tokens of four bytes; an answer is as long as recorded, or as requested."""
+    """Blocks are of 64 tokens of four bytes; an answer is as long as recorded, or as requested."""
     prompts = [b"a" * 512 + b"b" * 512, b"a" * 512 + b"c" * 516]
     lines = [
         decision(number, number, prompts=(prompt,), max_output_tokens=50)
@@ -138,7 +134,6 @@ def test_a_recording_of_two_runs_has_the_requests_of_both(tmp_path: Path) -> Non
     ],
 )
 def test_an_invalid_trace_is_one_sentence(text: str | bytes, reason: str, tmp_path: Path) -> None:
-    """With the line and the field; lengths of 0 or less are errors."""
     path = tmp_path / "trace"
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     with pytest.raises(UsageError) as caught:
@@ -148,7 +143,6 @@ def test_an_invalid_trace_is_one_sentence(text: str | bytes, reason: str, tmp_pa
 
 
 def test_a_requested_length_is_no_length_of_an_answer(tmp_path: Path) -> None:
-    """`max_tokens` may be anything; impossible values count as none."""
     path = tmp_path / "recording.jsonl"
     for asked, length in ((-1, 9), (1 << 60, 9), (0, 9), (12, 12)):
         path.write_bytes(header() + decision(0, 3.0, max_output_tokens=asked))
@@ -156,7 +150,7 @@ def test_a_requested_length_is_no_length_of_an_answer(tmp_path: Path) -> None:
 
 
 def test_a_trace_of_years_has_other_units(tmp_path: Path) -> None:
-    """Such as nanoseconds: the run would never end."""
+    """In other units, such as nanoseconds, the run would never end."""
     path = tmp_path / "trace"
     path.write_text(MOONCAKE.replace("3000", "4e15"))
     with pytest.raises(UsageError, match=r"lasts 126,493 years; .* milliseconds"):

@@ -40,7 +40,6 @@ def test_sessions_of_a_group_begin_alike_and_others_do_not() -> None:
 
 
 def test_groups_have_lengths_and_first_questions_of_their_own() -> None:
-    """First questions repeat; the questions of later turns do not."""
     data = Synthetic(
         TokenRange(8, 16), TokenRange(2, 4), 5, TokenRange(10, 400), 4, TokenRange(2, 2)
     )
@@ -59,7 +58,6 @@ def test_without_groups_every_session_has_a_system_prompt_of_its_own() -> None:
 
 
 def test_blocks_with_the_same_ids_make_the_same_beginning() -> None:
-    """The last block has the remaining length."""
     ring = WordRing(1, 1.0)
     first = TracedRequest(0.0, 25, 1, (7, 8, 9), 10).session(ring, 2.0, 0)
     second = TracedRequest(4.0, 35, 1, (7, 8, 4), 10).session(ring, 2.0, 1)

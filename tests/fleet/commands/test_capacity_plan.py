@@ -27,7 +27,6 @@ LOAD = ("--rate", "2", "--input-tokens", "3000", "--output-tokens", "400")
 
 @pytest.fixture
 def file(tmp_path: Path) -> str:
-    """The file of the picker's `--autoscale`."""
     path = tmp_path / "autoscale.yaml"
     path.write_text(FILE)
     return str(path)
@@ -54,7 +53,6 @@ def test_the_table_marks_the_fewest_replicas_that_are_enough(file: str) -> None:
 
 
 def test_too_few_replicas_are_status_1(file: str) -> None:
-    """An overload has no latency: null in JSON."""
     status, found = as_json(file, *LOAD[2:], "--rate", "20")
     [group] = found["groups"]
     assert (status, group["replicas"], group["is_enough"]) == (1, 8, False)
@@ -72,7 +70,6 @@ def test_flags_replace_what_the_file_says(file: str) -> None:
 
 
 def test_a_bench_gives_the_load_of_its_last_stage(file: str, tmp_path: Path) -> None:
-    """Only answered requests count; flags replace single numbers."""
     stage = {
         "requests": 110,
         "errors": {"HTTP 503": 10},
@@ -90,8 +87,6 @@ def test_a_bench_gives_the_load_of_its_last_stage(file: str, tmp_path: Path) -> 
 
 
 def test_a_running_picker_gives_the_load_of_its_pool() -> None:
-    """Its rate, its latest prompts, and the tokens its workers generate."""
-
     def fetch(url: str) -> HttpAnswer:
         path = urlsplit(url).path
         if path == "/endpoints":

@@ -21,13 +21,10 @@ from worker.catalog import BETTER, DEFAULT, CatalogModel
 
 
 def delta(text: str) -> dict:
-    """One streamed piece of an answer."""
     return {"choices": [{"delta": {"content": text}}]}
 
 
 class Canned(ThreadingHTTPServer):
-    """Streams `events` to every client and stores the requests."""
-
     daemon_threads = True
 
     def __init__(self) -> None:
@@ -103,11 +100,9 @@ class User:
         self.terminal = Terminal(self.write, self.read_line, self.note if there else None)
 
     def write(self, text: str) -> None:
-        """Collect the answers."""
         self.shown += text
 
     def note(self, text: str) -> None:
-        """Collect the notes."""
         self.noted.append(text.removesuffix("\n"))
 
     def read_line(self, prompt: str) -> str:
@@ -124,7 +119,6 @@ def chat(options: ChatOptions, user: User, fetch: room.Fetch | None = None) -> i
 
 
 def test_one_prompt_one_answer(server: Canned) -> None:
-    """With a prompt on the command line only the answer is printed."""
     user = User()
     options = ChatOptions(server.url, prompt="hi", max_tokens=5, temperature=0.0)
     assert chat(options, user) == 0
@@ -142,7 +136,6 @@ def test_one_prompt_one_answer(server: Canned) -> None:
 
 
 def test_a_conversation_remembers(server: Canned) -> None:
-    """Each question is sent with all previous messages; blank lines are not sent."""
     user = User("one", "  ", "two")
     chat(ChatOptions(server.url, system="be brief"), user)
     assert [message["role"] for message in server.asked[1]["messages"]] == [
@@ -163,7 +156,6 @@ def test_a_server_that_names_no_model_is_one_sentence(server: Canned, answer: ob
 
 
 def test_a_silent_server_is_a_timeout() -> None:
-    """It accepts connections and sends nothing."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(FleetError, match=r"no useful answer from .*: timed out"):
@@ -171,7 +163,6 @@ def test_a_silent_server_is_a_timeout() -> None:
 
 
 def test_a_missing_server_is_one_sentence_with_the_remedy() -> None:
-    """The sentence names the address and the command that starts a fleet."""
     url = "http://127.0.0.1:1"
     user = User()
     with pytest.raises(FleetError, match=rf"nothing answers at {url} \(.+\): .*pointsman up"):
@@ -179,7 +170,6 @@ def test_a_missing_server_is_one_sentence_with_the_remedy() -> None:
 
 
 def test_a_refusal_is_shown_in_the_servers_words(server: Canned) -> None:
-    """An error answer is its status and its message."""
     server.status = 400
     user = User()
     with pytest.raises(FleetError, match=r"refuses \(400\): too long"):
@@ -201,12 +191,10 @@ def test_a_broken_answer_is_never_taken_for_a_whole_one(server: Canned, events: 
 
 
 def usage(**counts: object) -> dict:
-    """The event with the counts at the end of an answer."""
     return {"choices": [], "usage": counts}
 
 
 def test_facts_of_an_answer_are_below_it(server: Canned) -> None:
-    """Tokens, cached ones, and the worker: from the header, or from the picker."""
     details = {"cached_tokens": 3}
     counts = usage(completion_tokens=1, prompt_tokens=9, prompt_tokens_details=details)
     server.events = [delta("Hello"), counts, "[DONE]"]
@@ -231,7 +219,6 @@ def test_the_rate_counts_the_tokens_behind_the_first(server: Canned) -> None:
 
 
 def test_commands_are_not_sent(server: Canned) -> None:
-    """They clear the conversation, replace the instructions, or show help."""
     user = User("one", "/system be brief", "/clear", "two", "/system", "/etc/hosts?", "/exit", "x")
     assert chat(ChatOptions(server.url, system="be long"), user) == 0
     asked = [[(one["role"], one["content"]) for one in body["messages"]] for body in server.asked]
@@ -261,8 +248,6 @@ def test_ctrl_c_at_the_prompt_does_not_leave(server: Canned) -> None:
 
 
 def test_ctrl_c_stops_an_answer_and_keeps_the_conversation(server: Canned) -> None:
-    """The next question is sent with the part of the answer that arrived."""
-
     class Impatient(User):
         def write(self, text: str) -> None:
             super().write(text)
@@ -277,7 +262,6 @@ def test_ctrl_c_stops_an_answer_and_keeps_the_conversation(server: Canned) -> No
 
 
 def test_a_conversation_outlives_a_failure(server: Canned) -> None:
-    """A user reads the reason and asks again; without a user the command ends."""
     server.status = 400
     user = User("one", "two")
     assert chat(ChatOptions(server.url), user) == 0
@@ -293,7 +277,6 @@ def test_a_pipe_gets_answers_alone(server: Canned) -> None:
 
 
 def test_commands_work_in_a_pipe(server: Canned) -> None:
-    """Their output goes to the answers' stream, and an unknown one ends the script."""
     user = User("/system be brief", "/system", "/help", "/cler", "one", there=False)
     with pytest.raises(FleetError, match="there is no command /cler; did you mean /clear"):
         chat(ChatOptions(server.url), user)
@@ -318,7 +301,6 @@ def test_commands_work_in_a_pipe(server: Canned) -> None:
     ],
 )
 def test_lines_of_a_terminal_end_between_words(pieces: tuple[str, ...], shown: str) -> None:
-    """Lines have at most ten columns, however the text arrives in pieces."""
     written: list[str] = []
     write = Wrapped(written.append, lambda: 10)
     for piece in (*pieces, "\n"):
@@ -348,7 +330,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_first_chat_offers_a_better_model(
     server: Canned, answer: str | type[BaseException], fetched: list[CatalogModel], said: str
 ) -> None:
-    """A second one does not."""
     server.models = {"data": [{"id": DEFAULT.name}]}
     asked: list[CatalogModel] = []
     first, second = User(answer, "one"), User("two")
@@ -373,7 +354,6 @@ def test_without_an_offer_the_user_is_not_asked(server: Canned, cache: Path, why
 
 
 def test_an_answer_without_an_end_is_cut(server: Canned) -> None:
-    """Unless the user says how long it may be."""
     server.events = [delta("x") for _ in range(1100)] + ["[DONE]"]
     user = User(there=False)
     assert chat(ChatOptions(server.url, prompt="hi"), user) == 0

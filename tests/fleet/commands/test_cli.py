@@ -12,7 +12,6 @@ from fleet.extras import require_extra
 
 @pytest.mark.parametrize("argv", [["version"], ["--version"], ["-V"]])
 def test_the_version_is_printed(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """All spellings name the program and its version."""
     assert main(argv) == 0
     assert capsys.readouterr().out.startswith("pointsman 0.")
 
@@ -204,7 +203,6 @@ sys.addaudithook(_note_starts)
 def test_a_wrong_command_line_is_one_sentence_and_status_2(
     argv: tuple[str, ...], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Before any process is started."""
     (tmp_path / "broken.yaml").write_text("kind: [")
     _started.clear()
     try:
@@ -225,7 +223,6 @@ def test_explain_means_the_newest_request_unless_one_is_named() -> None:
 
 
 def test_a_busy_port_is_one_sentence_and_status_1(capsys: pytest.CaptureFixture[str]) -> None:
-    """The command line is right, but the machine is not ready for it."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -240,12 +237,10 @@ def test_a_busy_port_is_one_sentence_and_status_1(capsys: pytest.CaptureFixture[
 
 @pytest.mark.parametrize("extra", ["worker", "sim", "fleet"])
 def test_installed_extras_are_complete(extra: str) -> None:
-    """All extras are installed where tests run."""
     require_extra("pointsman", extra)
 
 
 def test_a_worker_gets_the_model_it_was_asked_to_serve(tmp_path: Path) -> None:
-    """Names are resolved to paths; other flags are unchanged."""
     model = tmp_path / "m.gguf"
     model.write_bytes(b"GGUF")
     completed = with_default_model(["--port", "1", f"--model={model}", "--dtype", "float32"])
@@ -257,5 +252,4 @@ def test_a_worker_gets_the_model_it_was_asked_to_serve(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("argv", [["--engine", "sim"], ["--help"], ["--engine=sim", "--port", "1"]])
 def test_a_command_without_a_model_downloads_none(argv: list[str]) -> None:
-    """The simulator and the help text need no model."""
     assert with_default_model(argv) == argv

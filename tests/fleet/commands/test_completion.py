@@ -12,7 +12,6 @@ ASK = 'source "$0"; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _pointsman; echo 
 
 @pytest.fixture(scope="module")
 def script(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Write the script of bash to a file."""
     path = tmp_path_factory.mktemp("shell") / "pointsman"
     with pytest.MonkeyPatch.context() as patch, path.open("w") as file:
         patch.setattr("sys.stdout", file)
@@ -42,7 +41,6 @@ def test_bash_completes_commands_flags_and_values(
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_other_shells_can_read_theirs(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """If they are installed they read it; it always has every command."""
     assert main(["completion", shell]) == 0
     text = capsys.readouterr().out
     assert all(name in text for name in ("up", "train-draft", "grpc-port"))

@@ -30,7 +30,6 @@ def test_a_good_file_is_said_to_be_good(tmp_path: Path, capsys: pytest.CaptureFi
 def test_every_finding_is_a_line_with_its_position(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Status 1 when one is an error."""
     path = tmp_path / "c.yaml"
     path.write_text(BAD)
     assert main(["config", "check", str(path)]) == 1
@@ -73,7 +72,6 @@ def test_warnings_alone_are_no_error(capsys: pytest.CaptureFixture[str]) -> None
 def test_an_unreadable_file_is_status_2(
     argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One line, on standard error."""
     assert main(argv) == 2
     assert said in capsys.readouterr().err
 
@@ -86,7 +84,6 @@ def test_a_wrong_command_line_is_status_2() -> None:
 
 
 def test_effective_values_are_shown_with_their_origin(capsys: pytest.CaptureFixture[str]) -> None:
-    """Or as plain YAML without it."""
     assert main(["config", "show", "--origin", "--config-text", GOOD]) == 0
     lines = capsys.readouterr().out.splitlines()
     written = [line for line in lines if line.startswith("- type: queue-scorer")]
@@ -97,7 +94,6 @@ def test_effective_values_are_shown_with_their_origin(capsys: pytest.CaptureFixt
 
 
 def test_a_configuration_with_errors_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    """Its findings are, on standard error."""
     assert main(["config", "show", "--config-text", BAD]) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -125,7 +121,6 @@ spec: {poolRef: {name: mine}, priority: 10}
 def test_an_endpoints_file_is_checked_with_all_its_documents(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """For the pool that a flag names."""
     path = tmp_path / "e.yaml"
     command = ["config", "check", "--endpoints-file", str(path), "--pool-name", "mine"]
     path.write_text(ENDPOINTS)
@@ -149,7 +144,6 @@ def test_an_endpoints_file_is_checked_with_all_its_documents(
 def test_a_file_of_objectives_alone_is_checked_as_up_reads_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A file without endpoints is no error; other errors are reported."""
     path = tmp_path / "o.yaml"
     command = ["config", "check", "--objectives", str(path)]
     objective = ENDPOINTS.partition("---\n")[2].replace("mine", "default")
@@ -174,7 +168,6 @@ def test_standard_input_is_checked(
 def test_a_configuration_to_begin_with_is_written_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is the built-in one, is valid, and does not overwrite a file."""
     path = tmp_path / "c.yaml"
     assert main(["config", "init", str(path)]) == 0
     assert main(["config", "check", str(path)]) == 0
@@ -188,7 +181,6 @@ def test_a_configuration_to_begin_with_is_written_once(
 def test_the_schema_says_what_the_check_says(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They agree on plugin types, their parameters, and keys."""
     assert main(["config", "schema"]) == 0
     schema = json.loads(capsys.readouterr().out)
     jsonschema.Draft202012Validator.check_schema(schema)

@@ -31,7 +31,6 @@ URL = "http://picker:9090"
 
 
 def candidate(name: str, *raw: float, load: int | None = 1) -> CandidateView:
-    """A candidate with the scores of up to three scorers of weight 1, 2 and 3."""
     names = ("queue-scorer", "kv-cache-utilization-scorer", "prefix-cache-scorer")
     scores = tuple(
         ScoreView(scorer, float(weight), one, one * weight)
@@ -51,7 +50,6 @@ def candidate(name: str, *raw: float, load: int | None = 1) -> CandidateView:
 
 
 def profile(*candidates: CandidateView, name: str = "default", **fields: object) -> ProfileView:
-    """A profile that scored these candidates, the best first, and picked it."""
     best = candidates[0].total if candidates else 0.0
     known: dict[str, object] = {
         "is_primary": True,
@@ -66,7 +64,6 @@ def profile(*candidates: CandidateView, name: str = "default", **fields: object)
 
 
 def record(*profiles: ProfileView, **fields: object) -> RecordView:
-    """A successful request, decided by these profiles."""
     picked = profiles[0].picked[0] if profiles and profiles[0].picked else None
     summary = RecordSummary(
         request_id="7f3a",
@@ -123,7 +120,6 @@ REFUSED = record(
 
 
 def printed(view: RecordView, page: Layout | None = None, width: int = 80) -> str:
-    """The text for a file, without blanks at the ends of lines."""
     file = io.StringIO()
     console = Console(file=file, width=width, color_system=None)
     for part in explained(view, page or Layout(zone=UTC)):
@@ -137,7 +133,6 @@ def why(view: RecordView) -> str:
 
 @pytest.mark.parametrize(("name", "view"), [("won", WON), ("refused", REFUSED)])
 def test_the_text_matches_the_golden_file(name: str, view: RecordView) -> None:
-    """In 80 columns, without colours."""
     assert printed(view) == (GOLDEN / f"{name}.out.txt").read_text()
     assert all(len(line) <= 80 for line in printed(view).splitlines())
 
@@ -148,7 +143,7 @@ def test_the_documentation_shows_what_is_printed() -> None:
 
 
 def test_an_ascii_terminal_gets_only_ascii() -> None:
-    """Except for the lines of tables, which the console replaces itself."""
+    """The lines of tables are excepted: the console replaces them itself."""
     text = printed(WON, Layout(ASCII, UTC))
     assert "0.900x3=2.700" in text
     assert text.replace("─", "-").isascii()
@@ -247,7 +242,6 @@ def test_the_reason_is_a_sentence(view: RecordView, sentence: str) -> None:
 
 
 def test_only_the_best_are_shown_unless_all_are_wanted() -> None:
-    """Candidates that are not stored are counted."""
     many = [candidate(f"w-{index}", index / 20) for index in range(15, 0, -1)]
     view = record(profile(*many, num_scored=40))
     text = printed(view)
@@ -259,7 +253,6 @@ def test_only_the_best_are_shown_unless_all_are_wanted() -> None:
 
 
 def asked(status: int, body: object, **wishes: object) -> tuple[str, str]:
-    """The output for this answer of the picker, and the path of the request."""
     paths = []
 
     def fetch(url: str) -> HttpAnswer:
@@ -273,7 +266,6 @@ def asked(status: int, body: object, **wishes: object) -> tuple[str, str]:
 
 
 def test_the_last_request_or_one_by_its_id_is_asked_for() -> None:
-    """Clients may choose any id."""
     assert asked(200, WON)[1] == "/decisions/last"
     assert asked(200, WON, request_id="a/b c?")[1] == "/decisions/a%2Fb%20c%3F"
     assert asked(200, WON, request_id="..")[1] == "/decisions/%2E%2E"
@@ -300,7 +292,6 @@ def test_a_request_that_is_not_known_any_more_is_an_error_with_the_pickers_words
 def test_a_missing_picker_is_reported_with_the_remedy(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """With status 1 and a hint."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     for arguments in (["--last"], []):
         assert main(["explain", *arguments, "--picker", "http://127.0.0.1:1"]) == 1

@@ -32,7 +32,6 @@ def test_without_a_name_all_are_listed(capsys: pytest.CaptureFixture[str]) -> No
 def test_files_are_written_as_they_are(
     names: list[str], written: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The folder is created if needed; their paths are printed."""
     into = tmp_path / "new" / "folder"
     assert main(["files", *names, "--into", str(into)]) == 0
     paths = [into / Path(one).name for one in written]
@@ -45,7 +44,6 @@ def test_files_are_written_as_they_are(
 def test_nothing_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The other files are not written either."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "worker.json").write_text("mine")
     assert main(["files", "grafana"]) == 1
@@ -56,7 +54,6 @@ def test_nothing_is_replaced(
 def test_a_target_that_is_no_folder_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The file is unchanged."""
     (tmp_path / "notes").write_text("mine")
     assert main(["files", "grafana", "--into", str(tmp_path / "notes")]) == 1
     assert "notes is not a folder: give another with --into" in capsys.readouterr().err
@@ -64,6 +61,5 @@ def test_a_target_that_is_no_folder_is_refused(
 
 
 def test_an_unknown_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """The error suggests a similar name."""
     assert main(["files", "envoy/esd.yaml"]) == 2
     assert "no file envoy/esd.yaml; did you mean envoy/eds.yaml?" in capsys.readouterr().err

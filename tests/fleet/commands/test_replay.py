@@ -17,13 +17,11 @@ BUILT_IN = DEFAULT_CONFIG.decode()
 
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two hundred requests."""
     return record(Traffic([BUILT_IN], seed=4), 200, tmp_path_factory.mktemp("r") / "r.jsonl")
 
 
 @pytest.fixture
 def other(tmp_path: Path) -> Path:
-    """A configuration with other weights."""
     path = tmp_path / "new.yaml"
     path.write_text(BUILT_IN.replace("weight: 3", "weight: 30"))
     return path
@@ -41,7 +39,6 @@ def test_identical_decisions_are_counted_and_status_0(
 def test_differences_are_listed_with_their_lines_and_status_1(
     recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No more than the flag allows."""
     path = tmp_path / "changed.jsonl"
     path.write_text(recording.read_text().replace('"waiting_requests":7', '"waiting_requests":6'))
     assert main(["replay", str(path), "--limit", "2"]) == 1
@@ -73,7 +70,6 @@ def test_nothing_of_a_recording_is_obeyed_by_a_terminal(recording: Path, tmp_pat
 def test_another_configuration_shows_what_it_would_change(
     recording: Path, other: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Status 0, because other decisions are expected."""
     assert main(["replay", str(recording), "--config", str(other)]) == 0
     text = capsys.readouterr().out
     assert f"decisions, now by {other}" in text
@@ -84,14 +80,12 @@ def test_another_configuration_shows_what_it_would_change(
 
 
 def test_a_terminal_is_shown_tables(recording: Path, other: Path) -> None:
-    """With lines around them."""
     out = Console(file=io.StringIO(), force_terminal=True, width=100)
     assert replay_command([str(recording), "--config", str(other)], out, lambda _: None) == 0
     assert "┃" in out.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_json_is_complete(recording: Path, other: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Shares add up to the decisions, moves to what moved."""
     assert main(["replay", str(recording), "--config", str(other), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     shares = report["comparison"]
@@ -114,7 +108,6 @@ def test_json_is_complete(recording: Path, other: Path, capsys: pytest.CaptureFi
 def test_a_broken_recording_is_reported_with_its_line(
     tmp_path: Path, content: bytes | None, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With status 2."""
     path = tmp_path / "r.jsonl"
     if content is not None:
         path.write_bytes(content)
@@ -127,7 +120,6 @@ def test_a_broken_recording_is_reported_with_its_line(
 def test_a_broken_configuration_is_reported(
     recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With its findings, and status 2."""
     bad = tmp_path / "bad.yaml"
     bad.write_text(BUILT_IN.replace("queue-scorer", "queue-scorrer"))
     assert main(["replay", str(recording), "--config", str(bad)]) == 2

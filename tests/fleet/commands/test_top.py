@@ -20,13 +20,11 @@ BEGIN, END = "\x1b[?1049h", "\x1b[?1049l"  # of the alternate screen
 
 @pytest.fixture
 async def scene() -> AsyncIterator[Scene]:
-    """Ten endpoints, two minutes, forty requests."""
     async with serving(await busy_scene(), port=free_port()) as one:
         yield one
 
 
 async def _run(*flags: str, **environment: str) -> tuple[int | None, str, str]:
-    """Run without a terminal: the exit status, stdout and stderr."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, *TOP, *flags),
         stdout=asyncio.subprocess.PIPE,
@@ -39,7 +37,6 @@ async def _run(*flags: str, **environment: str) -> tuple[int | None, str, str]:
 
 @pytest.mark.parametrize("flags", [(), ("--once",)])
 async def test_one_picture_is_plain_text(scene: Scene, flags: tuple[str, ...]) -> None:
-    """Without a terminal it prints once, with no codes and no line too long."""
     status, out, err = await _run("--picker", scene.url, *flags)
     assert (status, err) == (0, "")
     assert "\x1b" not in out
@@ -64,7 +61,6 @@ async def test_a_terminal_without_the_characters_gets_others(scene: Scene) -> No
 
 
 async def test_a_missing_picker_is_one_line() -> None:
-    """The line has its address."""
     status, out, err = await _run("--once", "--picker", "http://127.0.0.1:1")
     assert (status, out) == (1, "")
     assert err.startswith("pointsman: no picker answers at http://127.0.0.1:1: ")
@@ -77,7 +73,6 @@ async def _watched(screen: Terminal) -> None:
 
 @pytest.mark.parametrize("way", ["q", "Q", "Ctrl-C", "SIGTERM", "SIGHUP"])
 async def test_every_way_out_leaves_the_terminal_as_it_was(scene: Scene, way: str) -> None:
-    """The screen, the cursor, and the keyboard's modes."""
     async with terminal(*TOP, "--picker", scene.url) as screen:
         await _watched(screen)
         assert screen.modes() != screen.modes_before
@@ -94,7 +89,6 @@ async def test_every_way_out_leaves_the_terminal_as_it_was(scene: Scene, way: st
 
 
 async def test_no_color_removes_colours(scene: Scene) -> None:
-    """`NO_COLOR` leaves bold and underlined text, but no colour."""
     async with terminal(*TOP, "--picker", scene.url, NO_COLOR="1") as screen:
         await _watched(screen)
         assert not [code for code in (31, 33, 36) if f"\x1b[{code}m" in screen.output]
@@ -103,7 +97,6 @@ async def test_no_color_removes_colours(scene: Scene) -> None:
 
 
 async def test_a_picker_that_stops_and_returns_is_awaited(scene: Scene) -> None:
-    """Its last picture stays in the meantime."""
     port = int(scene.url.rsplit(":", 1)[1])
     async with terminal(*TOP, "--picker", scene.url) as screen:
         await _watched(screen)
@@ -117,7 +110,6 @@ async def test_a_picker_that_stops_and_returns_is_awaited(scene: Scene) -> None:
 
 
 async def test_a_picker_may_start_later(scene: Scene) -> None:
-    """`top` may start before its picker."""
     port = int(scene.url.rsplit(":", 1)[1])
     await scene.server.stop()
     async with terminal(*TOP, "--picker", scene.url) as screen:
@@ -127,7 +119,6 @@ async def test_a_picker_may_start_later(scene: Scene) -> None:
 
 
 async def test_the_whole_screen_is_drawn_and_no_more(scene: Scene) -> None:
-    """Twenty-four lines, none of which makes the terminal scroll."""
     async with terminal(*TOP, "--picker", scene.url) as screen:
         await _watched(screen)
         await screen.until(lambda output: output.count("AT       OUTCOME") >= 2)
@@ -151,7 +142,6 @@ def test_another_server_is_not_taken_for_a_picker(answer: HttpAnswer, words: str
 
 
 async def test_a_request_is_explained_where_it_is_marked(scene: Scene) -> None:
-    """The text is that of `pointsman explain`; Escape returns to the list, and a pause stops it."""
     async with terminal(*TOP, "--picker", scene.url) as screen:
         await _watched(screen)
         screen.press(b"\x1b[B")

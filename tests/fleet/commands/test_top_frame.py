@@ -23,7 +23,6 @@ TTFT = Percentiles(0.08, 1.2, 2.5)
 
 
 def seen(endpoints: int, decisions: int, queues: QueuesView = QUEUES, name: str = "worker") -> Seen:
-    """A picker with this number of everything; the second endpoint is ejected."""
     pool = tuple(
         EndpointView(
             key=f"default/{name}-{number}",
@@ -49,13 +48,11 @@ def seen(endpoints: int, decisions: int, queues: QueuesView = QUEUES, name: str 
 def drawn(
     what: Seen | None, height: int | None = 24, width: int = 80, wishes: Wishes | None = None
 ) -> list[str]:
-    """The lines as plain text."""
     lines = frame(what, TITLE, Room(width, height, Glyphs()), wishes)
     return [line.plain.rstrip() for line in lines]
 
 
 def test_everything_fits_a_small_terminal() -> None:
-    """Ten endpoints, two bands and some requests in 80 by 24."""
     lines = drawn(seen(10, 40))
     assert len(lines) == 24
     assert lines[0].startswith(
@@ -80,7 +77,6 @@ def test_everything_fits_a_small_terminal() -> None:
 
 @pytest.mark.parametrize(("column", "value"), [("STATE", "✕"), ("KV", "█"), ("RUNNING", "▁")])
 def test_columns_begin_beneath_their_names(column: str, value: str) -> None:
-    """The left-aligned ones."""
     lines = drawn(seen(10, 40))
     place = lines[4].index(column)
     if column == "RUNNING":
@@ -90,7 +86,6 @@ def test_columns_begin_beneath_their_names(column: str, value: str) -> None:
 
 
 def test_numbers_end_beneath_their_names() -> None:
-    """The right-aligned ones."""
     lines = drawn(seen(10, 40))
     for column, value in (("RUN ", "4"), ("WAIT", "2"), ("PREFIX", "25%"), ("INFL", "2")):
         end = lines[4].index(column) + len(column.strip())
@@ -105,7 +100,6 @@ def test_numbers_end_beneath_their_names() -> None:
 
 
 def test_rows_that_do_not_fit_are_counted() -> None:
-    """Thirty endpoints in 24 lines, the troubled one first."""
     lines = drawn(seen(30, 40))
     assert len(lines) == 24
     shown = [line for line in lines if line.startswith("worker-")]
@@ -114,7 +108,6 @@ def test_rows_that_do_not_fit_are_counted() -> None:
 
 
 def test_a_taller_terminal_shows_more() -> None:
-    """All endpoints, and requests in the rest."""
     lines = drawn(seen(30, 40), height=60)
     assert sum(line.startswith("worker-") for line in lines) == 30
     assert not any("more endpoints" in line for line in lines)
@@ -122,14 +115,12 @@ def test_a_taller_terminal_shows_more() -> None:
 
 
 def test_without_a_limit_everything_is_shown() -> None:
-    """Except requests: the last ten."""
     lines = drawn(seen(300, 40), height=None)
     assert sum(line.startswith("worker-") for line in lines) == 300
     assert sum("completed" in line for line in lines) == 11
 
 
 def test_a_picker_without_flow_control_needs_no_lines_for_queues() -> None:
-    """One line says that it is off."""
     lines = drawn(seen(2, 0, QueuesView()))
     assert lines[2] == "flow control off"
     assert not any("PRIORITY" in line for line in lines)
@@ -137,7 +128,6 @@ def test_a_picker_without_flow_control_needs_no_lines_for_queues() -> None:
 
 
 def test_a_silent_picker_leaves_its_last_picture() -> None:
-    """With a line that says so."""
     lost = Title("http://127.0.0.1:9090", "does not answer since 10:00:00, trying again")
     lines = frame(seen(2, 3), lost, Room(80, 24, Glyphs()))
     assert "✕ does not answer since 10:00:00" in lines[0].plain
@@ -146,7 +136,6 @@ def test_a_silent_picker_leaves_its_last_picture() -> None:
 
 
 def test_a_wide_terminal_shows_ids() -> None:
-    """Users can copy them for `pointsman explain`."""
     lines = drawn(seen(2, 3), width=130)
     assert summary(2).request_id in "\n".join(lines)
 
@@ -170,7 +159,6 @@ def test_no_line_is_ever_too_long_and_there_are_never_too_many(
     is_ascii: bool,
     keys: list[str],
 ) -> None:
-    """For any names, any keys, and any size of the terminal."""
     bands = tuple(
         replace(band, flows=tuple(replace(flow, fairness_id=name) for flow in band.flows))
         for band in QUEUES.bands * 4
@@ -187,7 +175,6 @@ def test_no_line_is_ever_too_long_and_there_are_never_too_many(
 
 
 def pressed(what: Seen, *keys: str) -> Wishes:
-    """The wishes after these keys."""
     wishes = Wishes()
     for key in keys:
         wishes = wishes.pressed(key, what)
@@ -195,12 +182,11 @@ def pressed(what: Seen, *keys: str) -> Wishes:
 
 
 def names(lines: list[str]) -> list[str]:
-    """The endpoints that are drawn, in their order."""
     return [line.split()[0] for line in lines if line.startswith("worker-")]
 
 
 def test_a_key_changes_the_order_of_endpoints() -> None:
-    """Each press takes the next order, and then the first again; the line of keys names it."""
+    """Users can copy them for `pointsman explain`."""
     what = seen(5, 0)
     assert names(drawn(what)) == [f"worker-{number}" for number in (2, 1, 3, 4, 5)]
     lines = drawn(what, width=120, wishes=pressed(what, "s"))
@@ -210,9 +196,6 @@ def test_a_key_changes_the_order_of_endpoints() -> None:
 
 
 def test_typed_text_narrows_both_lists() -> None:
-    """Letters then extend the text, also those of commands; Enter keeps the text, Escape clears
-    it.
-    """
     what = seen(12, 40)
     wishes = pressed(what, "/", *"worker-1x", "backspace")
     lines = drawn(what, wishes=wishes)
@@ -225,7 +208,6 @@ def test_typed_text_narrows_both_lists() -> None:
 
 
 def test_failures_alone_can_be_shown() -> None:
-    """Refusals and errors of endpoints; not waiting requests."""
     what = seen(1, 0)
     outcomes = (("completed", 200), ("completed", 500), ("refused", 429), ("waiting", None))
     listed = tuple(
@@ -262,7 +244,6 @@ def replace_decisions(what: Seen, listed: tuple[RecordSummary, ...]) -> Seen:
 
 
 def test_a_request_is_marked_and_stays_so() -> None:
-    """Down from the newest; new requests do not move the mark, which stays visible."""
     what = seen(2, 30)
     wishes = pressed(what, "down", "down", "j", "up")
     assert wishes.chosen == what.decisions[1]

@@ -14,7 +14,7 @@ GLYPHS = Glyphs()
 @examples(200)
 @given(st.text(max_size=40), st.integers(0, 30), st.booleans())
 def test_a_cell_has_its_width_for_any_text(text: str, width: int, is_ascii: bool) -> None:
-    """With wide characters, without any, and with control characters."""
+    """Each press takes the next order, and then the first again."""
     made = cell(text, width, ASCII if is_ascii else GLYPHS)
     assert cell_len(made) == width
     assert made.isprintable()
@@ -23,7 +23,7 @@ def test_a_cell_has_its_width_for_any_text(text: str, width: int, is_ascii: bool
 
 @pytest.mark.parametrize("text", ["\x1b[2J", "a\nb", "\x07", "\x9b31m", "\u202egnp", "\u200b\x00"])
 def test_control_characters_are_removed(text: str) -> None:
-    """Neither escape sequences nor marks of the writing direction."""
+    """Letters then extend the text, also those of commands; Enter keeps the text, Escape clears it."""
     assert not set(clean(text, GLYPHS)) & {"\x1b", "\n", "\x07", "\x9b", "\u202e", "\u200b", "\x00"}
 
 
@@ -53,7 +53,6 @@ def test_spans_of_time_are_short(value: float | None, text: str) -> None:
 
 
 def test_other_numbers_are_short() -> None:
-    """Rates, sizes, bars and curves."""
     assert [rate(value) for value in (None, 0.25, 12.34, 1234.5)] == ["-", "0.2", "12.3", "1234"]
     assert [size(value) for value in (0, 999, 52_300, 1_500_000)] == [
         "0 B",

@@ -26,13 +26,11 @@ from tests.support.kube.doctor_cluster import (
 
 @pytest_asyncio.fixture
 async def api() -> AsyncIterator[KubeApi]:
-    """A server with a pool, two workers and a picker, all in order."""
     async with cluster_in_order() as server:
         yield server
 
 
 async def test_a_cluster_in_order(api: KubeApi) -> None:
-    """It has no findings; the rights checked are those of the picker's own account."""
     facts = await look(api)
     assert diagnose(Facts(cluster=facts)) == ()
     assert facts.who == ACCOUNT
@@ -41,7 +39,6 @@ async def test_a_cluster_in_order(api: KubeApi) -> None:
 
 @pytest.mark.parametrize("rule", range(len(ROLE)))
 async def test_each_missing_right_is_named(api: KubeApi, rule: int) -> None:
-    """With the rule to add."""
     lost = ROLE[rule]
     api.access.grant("picker", ACCOUNT, [one for one in ROLE if one is not lost])
     found = await findings(api)
@@ -54,7 +51,6 @@ async def test_each_missing_right_is_named(api: KubeApi, rule: int) -> None:
 
 
 async def test_a_right_under_another_name_does_not_count(api: KubeApi) -> None:
-    """The Role has to name this pool."""
     other = Rule(POOL_RULE.groups, POOL_RULE.resources, POOL_RULE.verbs, ["other"])
     api.access.grant("picker", ACCOUNT, [ROLE[0], other, ROLE[2]])
     found = await findings(api)
@@ -62,7 +58,7 @@ async def test_a_right_under_another_name_does_not_count(api: KubeApi) -> None:
 
 
 async def test_an_account_that_may_not_review_others_gets_its_own_rights(api: KubeApi) -> None:
-    """Without --as; with it, that is a warning."""
+    """With --as, rights that cannot be reviewed are a warning."""
     facts = await look(api, token="picker")
     assert facts.who == "you"
     assert facts.denied == ()
@@ -74,7 +70,6 @@ async def test_an_account_that_may_not_review_others_gets_its_own_rights(api: Ku
 
 
 async def test_the_rights_of_another_account_are_checked(api: KubeApi) -> None:
-    """An account without grants lacks all of them."""
     found = await findings(api, user="system:serviceaccount:default:new")
     assert {one.check for one in found} == {"k8s-rights"}
     assert len(found) == 8
@@ -157,7 +152,6 @@ SPOILT: list[tuple[str, str, Callable[[KubeApi], object]]] = [
 async def test_a_fault_is_found_by_its_check(
     api: KubeApi, check: str, text: str, spoil: Callable[[KubeApi], object]
 ) -> None:
-    """And by no unrelated check."""
     spoil(api)
     found = await findings(api)
     assert any(one.check == f"k8s-{check}" and text in one.seen for one in found), found
@@ -166,7 +160,6 @@ async def test_a_fault_is_found_by_its_check(
 
 
 async def test_a_missing_api_server_is_one_finding(api: KubeApi) -> None:
-    """One finding, not one for each unknown fact."""
     await api.go_away()
     (found,) = await findings(api)
     assert found.check == "k8s-reachable"

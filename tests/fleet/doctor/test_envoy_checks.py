@@ -30,13 +30,11 @@ COMMITTED = sorted((Path(__file__).parents[3] / "deploy" / "envoy").glob("*.yaml
 
 
 def findings_of(document: Document, **facts: object) -> tuple[Diagnosis, ...]:
-    """Diagnose a document."""
     return diagnose(Facts(envoys=(EnvoyFacts("it", read_setup(document)),), **facts))
 
 
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
 def test_committed_bootstraps_are_in_order(path: Path) -> None:
-    """Shipped bootstraps have no findings."""
     facts = read_envoy_file(path)
     assert facts.problem is None
     assert facts.setup.picked
@@ -67,7 +65,6 @@ def test_generated_bootstraps_are_in_order(changes: dict[str, object]) -> None:
 def test_a_removed_part_is_found(
     changes: dict[str, object], check: str, text: str, take_out: Break
 ) -> None:
-    """By its own check, with value, reason and fix; no other check has findings."""
     document = bootstrap(**changes)
     take_out(document)
     found = findings_of(document)
@@ -97,7 +94,7 @@ def test_clients_that_can_name_any_address_are_an_error() -> None:
     ids=lambda matcher: next(iter(matcher)),
 )
 def test_headers_may_be_stripped_in_any_way(matcher: dict[str, object]) -> None:
-    """Also by a filter in front of the picker; one behind it is too late."""
+    """A filter in front of the picker may strip them, too; one behind it is too late."""
     document = bootstrap()
     manager(document).pop("early_header_mutation_extensions")
     mutation = {"remove_on_match": {"key_matcher": matcher}}
@@ -110,7 +107,6 @@ def test_headers_may_be_stripped_in_any_way(matcher: dict[str, object]) -> None:
 
 
 def test_an_old_envoy_is_found() -> None:
-    """By the version in its dump."""
     document = {"configs": [{"bootstrap": bootstrap()}]}
     node = document["configs"][0]["bootstrap"]["node"]
     for minor, patch, expected in ((37, 0, ["envoy-version"]), (37, 1, []), (40, 0, [])):
@@ -121,7 +117,6 @@ def test_an_old_envoy_is_found() -> None:
 
 
 def test_a_dump_of_a_gateway_is_read_as_well() -> None:
-    """With listeners, routes and clusters from discovery, and settings of single routes."""
     whole = bootstrap()
     listener = copy.deepcopy(whole["static_resources"]["listeners"][0])
     hcm = listener["filter_chains"][0]["filters"][0]["typed_config"]
@@ -208,7 +203,6 @@ def test_the_failure_mode_has_to_match_the_pools(is_open: bool) -> None:
 
 
 def test_failing_endpoints_are_found() -> None:
-    """All of them are an error, some are a warning; no endpoints are an error, too."""
     setup = read_setup(bootstrap())
     well, ill = HostSeen("1.1.1.1:1"), HostSeen("1.1.1.1:2", ("failed_active_health_check",))
     for hosts, expected in (
@@ -236,7 +230,6 @@ def test_failing_endpoints_are_found() -> None:
 def test_a_file_without_a_configuration_is_reported(
     tmp_path: Path, content: bytes | None, problem: str
 ) -> None:
-    """And no other check has findings."""
     path = tmp_path / "envoy.yaml"
     if content is not None:
         path.write_bytes(content)
@@ -254,7 +247,6 @@ def test_yaml_and_json_are_read_alike(tmp_path: Path) -> None:
 
 
 def test_every_check_has_a_name_of_its_own() -> None:
-    """`--only` runs a check by its name."""
     names = [one.name for one in CHECKS]
     assert len(names) == len(set(names))
     document = bootstrap()

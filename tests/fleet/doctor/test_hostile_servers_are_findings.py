@@ -25,7 +25,6 @@ DEEP = b'{"a":' * 50_000 + b"1" + b"}" * 50_000
 
 
 def answers(status: int, kind: str, body: bytes, *head: str) -> Answer:
-    """The same answer to every request."""
     lines = [f"HTTP/1.1 {status} It", f"Content-Type: {kind}", f"Content-Length: {len(body)}"]
 
     async def answer(writer: asyncio.StreamWriter) -> None:
@@ -36,7 +35,6 @@ def answers(status: int, kind: str, body: bytes, *head: str) -> Answer:
 
 
 async def endless(writer: asyncio.StreamWriter) -> None:
-    """A page without an end, as fast as it is read."""
     writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\n")
     while True:
         writer.write(b"a" * 65536)
@@ -44,7 +42,6 @@ async def endless(writer: asyncio.StreamWriter) -> None:
 
 
 async def trickling(writer: asyncio.StreamWriter) -> None:
-    """A page that continues for ever, slowly."""
     writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\n")
     while True:
         writer.write(b"a")
@@ -70,7 +67,6 @@ NONSENSE: dict[str, Answer] = {
 
 @contextlib.asynccontextmanager
 async def serving(answer: Answer | None) -> AsyncIterator[str]:
-    """The server's address; None: it accepts connections and sends nothing."""
     done = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -92,7 +88,6 @@ async def serving(answer: Answer | None) -> AsyncIterator[str]:
 
 
 async def look_at(address: str) -> list[tuple[str, str]]:
-    """Diagnose everything at that address."""
     async with client_of(Access(f"http://{address}", None)) as client:
         cluster = await ClusterLook(client, "default", "it", None, lambda: 0.0).look()
     facts = Facts(
@@ -106,7 +101,6 @@ async def look_at(address: str) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("answer", NONSENSE.values(), ids=NONSENSE)
 async def test_nonsense_is_one_finding_of_each(answer: Answer) -> None:
-    """The check of reachability reports it, with a reason."""
     async with serving(answer) as address:
         found = await look_at(address)
         await ask_worker(address)
@@ -131,7 +125,6 @@ async def test_nonsense_is_one_finding_of_each(answer: Answer) -> None:
 async def test_a_page_has_to_arrive_in_time(
     answer: Answer | None, seconds: float, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Up to its last byte."""
     monkeypatch.setattr(web, "MAX_BYTES", 2**20)
     async with asyncio.timeout(120), serving(answer) as address:
         with pytest.raises(NoPageError, match=text):
@@ -142,8 +135,6 @@ async def test_an_api_server_has_a_limit_for_all_that_is_asked() -> None:
     """A server that hangs after some answers counts as one that does not answer."""
 
     class Hanging:
-        """A client of an API server that serves all kinds."""
-
         async def has(self, _resource: object) -> bool:
             return True
 
@@ -177,7 +168,6 @@ async def test_an_api_server_has_a_limit_for_all_that_is_asked() -> None:
     ids=" ".join,
 )
 def test_invalid_addresses_are_findings(flags: tuple[str, str]) -> None:
-    """They count as servers that do not answer."""
     lines: list[str] = []
     assert doctor_command([*flags, "--json"], {}, lines.append) == WRONG
     checks = {one["check"] for one in json.loads("\n".join(lines))["findings"]}
@@ -185,7 +175,6 @@ def test_invalid_addresses_are_findings(flags: tuple[str, str]) -> None:
 
 
 def test_an_invalid_kubeconfig_is_a_finding(tmp_path: Path) -> None:
-    """It counts as a missing connection to the API server."""
     for number, text in enumerate(("", "[]", "clusters: 5", "\x00", "{" * 1500)):
         path = tmp_path / str(number)
         path.write_text(text)

@@ -36,7 +36,6 @@ ENVOY = EnvoyFacts("it", read_setup(bootstrap()))
 
 
 def _cluster() -> dict[str, Any]:
-    """Objects of all kinds that the doctor reads."""
     flags = ("--pool=other", "--pool", "it:9013", "--ha-enable-leader-election", "--peers=a,b")
     picker = running("picker-1", PICKERS, *flags, "--drain-timeout=20", port=9002)
     picker["spec"]["containers"][0] |= {
@@ -96,7 +95,6 @@ def test_odd_objects_of_a_cluster(part: str) -> None:
 
 
 def test_odd_bootstraps() -> None:
-    """Bootstraps that Envoy would check, and those of gateways and templates."""
     for where, spoilt in _spoilt(bootstrap()):
         try:
             diagnose(Facts(envoys=(EnvoyFacts("it", read_setup(spoilt)),)))
@@ -106,7 +104,6 @@ def test_odd_bootstraps() -> None:
 
 @pytest.mark.parametrize("text", ["[" * 3_000, '{"node":' + '{"a":' * 800 + "1" + "}" * 801])
 def test_files_that_nest_too_deeply_are_findings(tmp_path: Path, text: str) -> None:
-    """They cannot be read, and the finding says so."""
     path = tmp_path / "it"
     path.write_text(text)
     assert read_envoy_file(path).problem is not None

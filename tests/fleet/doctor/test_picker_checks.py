@@ -17,7 +17,6 @@ VLLM = frozenset(expected_names({}))
 
 
 def endpoint(age: float | None = 0.1, **changes: object) -> EndpointView:
-    """An endpoint with metrics of this age."""
     known = None if age is None else EndpointMetrics()
     given = {"health": HEALTHY, "metrics": known, "metrics_age_seconds": age, **changes}
     return EndpointView(
@@ -44,7 +43,6 @@ WORKER = WorkerFacts("1.1.1.1:1", metrics_names=VLLM, expected=tuple(VLLM), mode
 
 
 def test_a_healthy_picker_and_worker_have_no_findings() -> None:
-    """Neither they nor unknown facts have findings."""
     certificate = CertificateFacts("it:443", days_left=60.0)
     facts = Facts(picker=WELL, workers=(WORKER,), certificates=(certificate,))
     assert diagnose(facts) == ()
@@ -112,7 +110,6 @@ def test_a_healthy_picker_and_worker_have_no_findings() -> None:
 def test_faults_of_a_picker_are_found(
     changes: dict[str, object], check: str, severity: str, text: str
 ) -> None:
-    """Each fault by its own check alone."""
     (finding,) = diagnose(Facts(picker=dataclasses.replace(WELL, **changes)))
     assert (finding.check, finding.severity) == (check, Severity(severity))
     assert text in finding.seen
@@ -142,9 +139,7 @@ def test_a_follower_has_no_findings() -> None:
 def test_missing_replicas_are_found(
     connected: float, known: float, peers: str, calls: dict[str, float], others: int | None
 ) -> None:
-    """Fewer than are connected, or than are named; a picker may name itself, or one replica
-    twice.
-    """
+    """Fewer replicas are connected than are named; a picker may name itself, or one replica twice."""
     series = {
         "pointsman_peers_connected": float(connected),
         "pointsman_peers_heard": float(known),
@@ -159,7 +154,6 @@ def test_missing_replicas_are_found(
 
 
 def test_experimental_plugins_are_found() -> None:
-    """Although the picker's flag allows them."""
     config = ConfigView("picker.yaml", "", "", 0.0, experimental=("near",))
     (found,) = diagnose(Facts(picker=dataclasses.replace(WELL, config=config)))
     assert found.check == "picker-experimental"
@@ -184,14 +178,12 @@ def test_experimental_plugins_are_found() -> None:
     ids=lambda value: value if isinstance(value, str) else None,
 )
 def test_faults_of_a_worker_are_found(changes: dict[str, object], check: str, text: str) -> None:
-    """Each fault by its own check alone."""
     (finding,) = diagnose(Facts(workers=(dataclasses.replace(WORKER, **changes),)))
     assert (finding.check, finding.severity) == (check, Severity.ERROR)
     assert text in finding.seen
 
 
 def test_workers_of_several_versions_are_found() -> None:
-    """Once, with the workers of each version."""
     two = [dataclasses.replace(WORKER, version=one) for one in ("0.1", "0.2")]
     (finding,) = diagnose(Facts(workers=tuple(two)))
     assert finding.check == "worker-versions"
@@ -199,7 +191,6 @@ def test_workers_of_several_versions_are_found() -> None:
 
 
 def test_certificates_that_end_are_found_in_time() -> None:
-    """From a fortnight before their end."""
     for certificate, severity in (
         (CertificateFacts("it:1", days_left=3.0), Severity.WARNING),
         (CertificateFacts("it:1", days_left=-3.0), Severity.ERROR),

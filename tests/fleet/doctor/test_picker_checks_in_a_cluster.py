@@ -48,18 +48,15 @@ EXTRA = {
 
 @pytest_asyncio.fixture
 async def api() -> AsyncIterator[KubeApi]:
-    """A server with a pool, two workers and a picker, all in order."""
     async with cluster_in_order() as server:
         yield server
 
 
 def start(server: KubeApi, *args: str, name: str = "picker-333", is_ready: bool = True) -> None:
-    """Replace the picker of that name by one with these flags."""
     server.write(running(name, PICKERS, *args, port=9002, is_ready=is_ready))
 
 
 def elect(server: KubeApi, *args: str, **how: str) -> None:
-    """Start two pickers with an election, of which one leads, with the rights for it."""
     server.access.grant("picker", ACCOUNT, ROLE + LEASE_ROLE)
     start(server, ELECTION, *args)
     start(server, ELECTION, *args, name="picker-4444", is_ready=False)
@@ -70,7 +67,6 @@ def elect(server: KubeApi, *args: str, **how: str) -> None:
 async def test_the_rights_of_a_flag_are_checked(
     api: KubeApi, extra: tuple[list[str], list[Rule]]
 ) -> None:
-    """They are missing only with the flag, each with its rule."""
     flags, rules = extra
     start(api, *flags)
     api.write(lease())
@@ -93,7 +89,6 @@ async def test_the_rights_of_a_flag_are_checked(
 
 
 async def test_reviews_need_a_cluster_role(api: KubeApi) -> None:
-    """A Role of the namespace does not suffice, and the fix says so."""
     start(api, AUTH)
     api.access.grant(
         "picker", ACCOUNT, ROLE + [replace(one, namespace="default") for one in AUTH_ROLE]
@@ -104,7 +99,6 @@ async def test_reviews_need_a_cluster_role(api: KubeApi) -> None:
 
 
 async def test_an_election_in_order(api: KubeApi) -> None:
-    """One leads and is ready, the other follows."""
     elect(api)
     assert await findings(api) == ()
     elect(api, holder="somebody_1")
@@ -123,7 +117,6 @@ async def test_an_election_in_order(api: KubeApi) -> None:
 async def test_a_lease_without_its_own_holder_is_found(
     api: KubeApi, how: dict[str, str], severity: str, text: str
 ) -> None:
-    """No holder, a holder that does not renew it, a foreign holder."""
     elect(api, **how)
     (found,) = await findings(api)
     assert (found.check, found.severity) == ("k8s-lease", Severity(severity))
@@ -138,7 +131,6 @@ async def test_a_missing_lease_is_found(api: KubeApi) -> None:
 
 
 async def test_two_ready_pickers_of_an_election_are_found(api: KubeApi) -> None:
-    """Only one of them can lead."""
     elect(api)
     start(api, ELECTION, name="picker-4444")
     (found,) = await findings(api)
@@ -147,7 +139,6 @@ async def test_two_ready_pickers_of_an_election_are_found(api: KubeApi) -> None:
 
 
 async def test_the_lease_of_several_pools_has_the_name_of_the_first(api: KubeApi) -> None:
-    """It is in the picker's namespace, and so are the rights."""
     pools = ("--pool=name=file,endpoints-file=f.yaml", "--pool=x/first", "--pool", "it:9002")
     space = {"name": "NAMESPACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}}
     elect(api, *pools)
@@ -161,7 +152,6 @@ async def test_the_lease_of_several_pools_has_the_name_of_the_first(api: KubeApi
 
 
 def to_port(target: object, port: int = 9002) -> Object:
-    """Lead the only port of the picker's Service to this one."""
     return {"ports": [{"port": port, "targetPort": target, "appProtocol": "http2"}]}
 
 
@@ -191,7 +181,6 @@ AMISS: list[tuple[list[str], object, str, str]] = [
 async def test_a_port_of_the_pool_has_no_findings(
     api: KubeApi, flags: list[str], target: object
 ) -> None:
-    """By a picker of one pool or of several, with or without a port of its own."""
     start(api, *flags)
     _name_port(api)
     respecified("services", "picker", **to_port(target))(api)
@@ -204,7 +193,6 @@ async def test_a_port_of_the_pool_has_no_findings(
 async def test_a_port_of_another_pool_is_found(
     api: KubeApi, flags: list[str], target: object, severity: str, text: str
 ) -> None:
-    """Another port, another pool, or a port of several pools."""
     start(api, *flags)
     _name_port(api)
     respecified("services", "picker", **to_port(target))(api)
@@ -221,7 +209,6 @@ def _name_port(server: KubeApi) -> None:
 
 
 async def test_isolated_pickers_are_found(api: KubeApi) -> None:
-    """They are found once there are two."""
     start(api, name="picker-4444")
     (found,) = await findings(api)
     assert found.check == "k8s-replicas"
@@ -232,7 +219,6 @@ async def test_isolated_pickers_are_found(api: KubeApi) -> None:
     "flag", ["--peers=a:9005,b:9005", "--peer-service=picker-peers", "--peer-slices=picker-peers"]
 )
 async def test_connected_pickers_have_no_findings(api: KubeApi, flag: str) -> None:
-    """Any number is fine; the number of connected replicas is a check of the picker."""
     api.access.grant("picker", ACCOUNT, ROLE + SLICES_ROLE)
     start(api, flag)
     start(api, flag, name="picker-4444")

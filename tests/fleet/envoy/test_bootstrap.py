@@ -29,7 +29,6 @@ def config(**changes: object) -> BootstrapConfig:
 
 
 def filter_of(document: dict) -> dict:
-    """The ext_proc filter of a bootstrap."""
     chain = document["static_resources"]["listeners"][0]["filter_chains"][0]
     return chain["filters"][0]["typed_config"]["http_filters"][0]["typed_config"]
 
@@ -55,7 +54,6 @@ def filter_of(document: dict) -> dict:
     ids=lambda changes: "+".join(changes) or "default",
 )
 def test_envoy_accepts_what_is_generated(changes: dict, tmp_path: Path) -> None:
-    """The real binary validates every variant."""
     path = tmp_path / "bootstrap.yaml"
     path.write_text(to_yaml(build(config(**changes))))
     command = [str(find_envoy()), "--mode", "validate", "-c", str(path), "--log-level", "error"]
@@ -78,13 +76,12 @@ def test_envoy_accepts_what_is_generated(changes: dict, tmp_path: Path) -> None:
     )
 )
 def test_yaml_and_json_say_the_same(bootstrap: BootstrapConfig) -> None:
-    """Both renderings of a bootstrap hold the same document."""
     message = build(bootstrap)
     assert yaml.safe_load(to_yaml(message, "two\nlines")) == json.loads(to_json(message))
 
 
 def test_the_picker_sees_the_end_of_a_response() -> None:
-    """Response trailers are sent: without them Envoy ends the stream at the response headers."""
+    """Without response trailers Envoy ends the stream at the response headers."""
     for buffered in (False, True):
         document = json.loads(to_json(build(config(buffer_request_body=buffered))))
         mode = filter_of(document)["processing_mode"]
@@ -93,8 +90,8 @@ def test_the_picker_sees_the_end_of_a_response() -> None:
 
 
 def test_the_timeout_of_the_picker_depends_on_the_mode() -> None:
-    """One second in the mode that continues without a late answer; an explicit value counts in
-    either mode.
+    """It is one second in the mode that continues without a late answer; an explicit value counts
+    in either mode.
     """
     for changes, expected in (
         ({}, "10s"),
@@ -107,7 +104,7 @@ def test_the_timeout_of_the_picker_depends_on_the_mode() -> None:
 
 
 def test_request_trailers_always_reach_the_picker() -> None:
-    """If they were skipped, a request of headers and trailers would pass it unseen."""
+    """If they were skipped, a request of headers and trailers would pass the picker unseen."""
     for buffered in (False, True):
         document = json.loads(to_json(build(config(buffer_request_body=buffered))))
         mode = filter_of(document)["processing_mode"]
@@ -116,7 +113,6 @@ def test_request_trailers_always_reach_the_picker() -> None:
 
 
 def test_the_picker_may_request_a_response_body() -> None:
-    """Only if requests are buffered, and the body is not sent anyway."""
     for changes, expected in (
         ({}, False),
         ({"buffer_request_body": True}, True),
@@ -127,7 +123,7 @@ def test_the_picker_may_request_a_response_body() -> None:
 
 
 def test_envoy_listens_to_the_pickers_metadata() -> None:
-    """Dynamic metadata is dropped unless its namespace is named."""
+    """Envoy drops dynamic metadata whose namespace is not named."""
     document = json.loads(to_json(build(config())))
     assert filter_of(document)["metadata_options"]["receiving_namespaces"] == {
         "untyped": ["envoy.lb"]
@@ -135,7 +131,6 @@ def test_envoy_listens_to_the_pickers_metadata() -> None:
 
 
 def test_an_endpoints_file_holds_the_pool() -> None:
-    """The document Envoy follows is one assignment of the pool's cluster."""
     document = json.loads(endpoints_document([SocketAddress("10.0.0.1", 8000)]))
     (resource,) = document["resources"]
     assert resource["cluster_name"] == "pool"
@@ -145,7 +140,7 @@ def test_an_endpoints_file_holds_the_pool() -> None:
 
 
 def test_endpoints_come_from_a_picker_with_discovery() -> None:
-    """By the pool's name; endpoints that leave it are removed at once, healthy or not."""
+    """Endpoints that leave the picker's answer are removed at once, healthy or not."""
     asking = EndpointDiscovery(SocketAddress("127.0.0.1", 9004), "llama")
     static = (SocketAddress("10.0.0.1", 8000),)
     document = json.loads(to_json(build(config(endpoints=static, discovery=asking))))
@@ -161,7 +156,6 @@ def test_endpoints_come_from_a_picker_with_discovery() -> None:
 
 
 def test_original_dst_needs_no_source_of_endpoints() -> None:
-    """It connects to the picker's address; no cluster has endpoints."""
     asking = EndpointDiscovery(LOCAL)
     changes = {"mechanism": Mechanism.ORIGINAL_DST, "discovery": asking}
     document = json.loads(to_json(build(config(**changes))))
@@ -170,7 +164,6 @@ def test_original_dst_needs_no_source_of_endpoints() -> None:
 
 @pytest.mark.parametrize("text", [None, "the API is below /v1\n"])
 def test_a_welcome_is_at_the_root_alone(text: str | None) -> None:
-    """The picker is not asked for it, and all other paths go to the pool."""
     document = json.loads(to_json(build(config(welcome=text))))
     chain = document["static_resources"]["listeners"][0]["filter_chains"][0]
     hosts = chain["filters"][0]["typed_config"]["route_config"]["virtual_hosts"]
@@ -185,9 +178,6 @@ def test_a_welcome_is_at_the_root_alone(text: str | None) -> None:
 
 
 def test_every_pool_of_one_picker_has_a_route_and_endpoints_of_its_own() -> None:
-    """Each route names its pool to the picker and to Envoy; requests of no pool never reach the
-    picker.
-    """
     asking = EndpointDiscovery(LOCAL)
     document = json.loads(to_json(build(config(discovery=asking, pools=("llama", "qwen")))))
     chain = document["static_resources"]["listeners"][0]["filter_chains"][0]
@@ -206,7 +196,7 @@ def test_every_pool_of_one_picker_has_a_route_and_endpoints_of_its_own() -> None
 
 
 def test_the_picker_may_choose_the_pool_by_a_header_that_no_client_can_set() -> None:
-    """It is matched after the paths of the pools; without a choice the request is refused."""
+    """The header is matched after the paths of the pools; without a choice the request is refused."""
     changes = {"discovery": EndpointDiscovery(LOCAL), "pools": ("llama", "qwen")}
     document = json.loads(to_json(build(config(route_by_model=True, **changes))))
     chain = document["static_resources"]["listeners"][0]["filter_chains"][0]

@@ -11,8 +11,6 @@ from fleet.envoy.settings import PipeAddress, SocketAddress
 
 
 class Server:
-    """Answers each connection with the next of some canned answers, the last one for ever."""
-
     def __init__(self) -> None:
         self.answers = [b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"]
         self.asked: list[bytes] = []
@@ -25,7 +23,6 @@ class Server:
 
 @pytest.fixture
 async def server() -> AsyncIterator[tuple[Server, SocketAddress]]:
-    """A server and its address."""
     canned = Server()
     listening = await asyncio.start_server(canned.serve, "127.0.0.1", 0)
     async with listening:
@@ -33,7 +30,6 @@ async def server() -> AsyncIterator[tuple[Server, SocketAddress]]:
 
 
 async def test_an_answer_is_status_and_body(server) -> None:
-    """Lengths and chunks are both understood, and the method is the one given."""
     canned, address = server
     assert await request(address, "/x", "POST") == ProbeReply(200, b"ok")
     assert canned.asked[0].startswith(b"POST /x HTTP/1.1\r\n")
@@ -49,7 +45,6 @@ async def test_a_unix_socket_is_as_good(tmp_path: Path) -> None:
 
 
 async def test_no_answer_is_an_error_of_its_own(server) -> None:
-    """No server, and a server that does not speak HTTP."""
     canned, address = server
     with pytest.raises(NoReplyError):
         await request(SocketAddress("127.0.0.1", 1), "/")
@@ -59,7 +54,6 @@ async def test_no_answer_is_an_error_of_its_own(server) -> None:
 
 
 async def test_requests_repeat_until_the_answer_is_acceptable(server) -> None:
-    """Refusals and invalid answers are repeated."""
     canned, address = server
     good = canned.answers[0]
     canned.answers = [b"HTTP/1.1 503 No\r\ncontent-length: 0\r\n\r\n", b"rubbish\r\n", good]

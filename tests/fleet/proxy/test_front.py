@@ -34,8 +34,8 @@ def event(**fields: Any) -> bytes:
 
 
 def writes(token_ids: list[int] | None) -> list[bytes]:
-    """The bytes that a worker writes after these tokens: the text of a character with its last
-    byte.
+    """The bytes that a worker writes after these tokens: the text of a character comes with its
+    last byte.
     """
     begun = len(token_ids or ())
     decoded = bytes(TOKENS[:begun]).decode(errors="ignore")
@@ -51,19 +51,15 @@ WHOLE = b"".join(text for w in writes(None) for text in [w.split(b": resume")[0]
 
 
 async def fall(request: web.Request, _: web.StreamResponse) -> None:
-    """Close the connection."""
     assert request.transport is not None
     request.transport.abort()
 
 
 async def end_early(_: web.Request, response: web.StreamResponse) -> None:
-    """End the stream regularly, without its last events."""
     await response.write_eof()
 
 
 def fail(code: int) -> Break:
-    """Send an error event, then cut the connection."""
-
     async def write(request: web.Request, response: web.StreamResponse) -> None:
         await response.write(event(error={"message": "no", "code": code}))
         assert request.transport is not None
@@ -73,7 +69,6 @@ def fail(code: int) -> Break:
 
 
 async def stall(_: web.Request, __: web.StreamResponse) -> None:
-    """Send nothing more."""
     await asyncio.Event().wait()
 
 
@@ -100,8 +95,6 @@ class Worker:
 
 
 class House:
-    """A front and a worker behind it, without a gateway in between."""
-
     def __init__(self, stack: AsyncExitStack) -> None:
         self._stack = stack
         self.worker = Server(Worker())
@@ -128,7 +121,6 @@ class House:
     async def ask(
         self, body: Any = ASKED, path: str = CHAT, **headers: str
     ) -> tuple[int, bytes, bool]:
-        """Return status, body, and whether the answer ended regularly."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         found = b""
         async with self.client.post(self.url + path, data=data, headers=headers) as answer:
@@ -148,7 +140,7 @@ async def house() -> AsyncIterator[House]:
 
 
 async def test_a_stream_continues_wherever_it_breaks(house: House) -> None:
-    """After every byte, in every way: the client sees one stream, without marks."""
+    """The stream breaks after every byte, in every way: the client sees one stream, without marks."""
     await house.start()
     stream = b"".join(writes(None))
     workers = [
@@ -192,7 +184,6 @@ async def test_a_client_that_has_comments_alone_has_nothing_yet(house: House) ->
 
 
 async def test_a_stream_with_progress_may_break_any_number_of_times(house: House) -> None:
-    """Every worker adds one token before it dies."""
     await house.start(attempts=2)
     size = len(b"".join(writes(None)[:2]))
     house.worker.behave = Worker(*[(size, fall)] * (len(TOKENS) - 1))
@@ -201,9 +192,7 @@ async def test_a_stream_with_progress_may_break_any_number_of_times(house: House
 
 
 async def test_a_stream_without_progress_is_given_up(house: House) -> None:
-    """The stream ends with an error event and irregularly, so that it is not taken for the whole
-    answer.
-    """
+    """The stream ends irregularly, so that it is not taken for the whole answer."""
     await house.start(attempts=3)
     size = len(b"".join(writes(None)[:3]))
     house.worker.behave = Worker((size, fall), *[(0, fall)] * 9)
@@ -223,7 +212,6 @@ async def test_a_silent_worker_counts_as_dead(house: House) -> None:
 
 
 async def test_no_worker_for_a_moment(house: House) -> None:
-    """The refusal is from a gateway, from full workers, or from a worker of another kind."""
     await house.start()
     worker = Worker((len(b"".join(writes(None)[:3])), fall))
     plain = {"Content-Type": "text/event-stream"}
@@ -264,7 +252,6 @@ def test_patience_outlasts_the_pause_between_two_starts() -> None:
 
 
 async def test_errors_of_a_worker_are_its_answer(house: House) -> None:
-    """Before and within a stream; the request is not repeated."""
     await house.start()
     size = len(b"".join(writes(None)[:3]))
     house.worker.behave = Worker((size, fail(500)))
@@ -285,7 +272,6 @@ async def test_errors_of_a_worker_are_its_answer(house: House) -> None:
 
 
 async def test_a_refused_continuation_ends_the_answer(house: House) -> None:
-    """The worker refuses the rest with 400; others would, too."""
     await house.start()
     worker = Worker((len(b"".join(writes(None)[:3])), fall))
 
@@ -383,7 +369,6 @@ async def test_without_a_gateway_there_is_a_503_without_its_address(
 async def test_an_unmarked_answer_is_passed_on(
     house: House, path: str, body: Any, headers: dict[str, str]
 ) -> None:
-    """Unchanged, and once; the client sees where it was cut."""
     await house.start()
 
     async def behave(request: web.Request) -> web.StreamResponse:
@@ -406,7 +391,6 @@ async def test_an_unmarked_answer_is_passed_on(
 async def test_a_body_is_held_up_to_its_limit(
     house: House, beyond: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stream whose request is one byte longer breaks with its worker."""
     monkeypatch.setattr("fleet.proxy.front.MAX_HELD_BYTES", len(json.dumps(ASKED)) - beyond)
     await house.start()
     house.worker.behave = Worker((len(b"".join(writes(None)[:3])), fall))
@@ -428,7 +412,6 @@ async def test_a_body_is_held_up_to_its_limit(
 async def test_text_without_a_mark_is_held_up_to_a_limit(
     house: House, beyond: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With one byte more, its stream is given up; else another worker continues it."""
     padding = event(text="x" * 2000)
     monkeypatch.setattr("fleet.proxy.front.MAX_HELD_BYTES", len(padding) - beyond)
     await house.start()
@@ -454,7 +437,6 @@ async def test_text_without_a_mark_is_held_up_to_a_limit(
 async def test_an_answer_is_held_up_to_its_limit(
     house: House, beyond: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half of an answer that is one byte longer reaches the client, and is cut."""
     half = b"x" * (1000 + beyond)
     monkeypatch.setattr("fleet.proxy.front.MAX_HELD_BYTES", 1000)
     await house.start()
@@ -474,9 +456,7 @@ async def test_an_answer_is_held_up_to_its_limit(
 
 
 async def test_streams_without_marks_are_unchanged(house: House) -> None:
-    """A worker that does not know the field is passed on chunk for chunk, and cut where it
-    breaks.
-    """
+    """A worker that does not know the field is passed on chunk for chunk, and cut where it breaks."""
     await house.start()
     may_go_on = asyncio.Event()
 
@@ -518,7 +498,6 @@ async def test_a_break_during_the_drain_is_an_end(house: House) -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 7, 64, 10_000])
 def test_marks_are_found_however_they_are_cut(size: int) -> None:
-    """Keep-alive comments are passed on at once."""
     marks = Marks()
     stream = b": keep-alive\n\n" + b"".join(writes(None))
     found = [marks.take(stream[at : at + size]) for at in range(0, len(stream), size)]

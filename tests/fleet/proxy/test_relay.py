@@ -18,8 +18,6 @@ LARGE = bytes(range(256)) * 20_000  # more than sockets buffer
 
 @contextlib.asynccontextmanager
 async def server(name: bytes) -> AsyncIterator[SocketAddress]:
-    """Greets with its name, and repeats the client's bytes once the client has sent all."""
-
     async def repeat(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):
             writer.write(name)
@@ -43,7 +41,6 @@ async def relay_to(target: SocketAddress) -> AsyncIterator[tuple[Relay, int]]:
 
 
 async def sent(port: int, *pieces: bytes) -> bytes:
-    """Send `pieces` and return the response."""
     reader, writer = await asyncio.open_connection(HOST, port)
     writer.writelines(pieces)
     writer.write_eof()
@@ -71,7 +68,6 @@ async def test_new_connections_go_to_the_new_server_and_old_ones_stay() -> None:
 
 
 async def test_a_server_that_returns_is_found() -> None:
-    """A crashed picker is replaced like this."""
     away = SocketAddress(HOST, free_port())
     async with relay_to(away) as (relay, port):
         assert await sent(port) == b""

@@ -56,8 +56,6 @@ async def streams(request: web.Request) -> web.StreamResponse:
 
 
 class House:
-    """A sidecar, its decode worker and a prefill worker."""
-
     def __init__(self, stack: AsyncExitStack) -> None:
         self._stack = stack
         self.prefiller, self.decoder = Server(keeps), Server(streams)
@@ -88,7 +86,6 @@ class House:
     async def ask(
         self, body: Any = ASKED, path: str = CHAT, prefiller: str | None = None, **headers: str
     ) -> tuple[int, bytes]:
-        """Send the request and return the client's answer."""
         named = {"x-prefiller-host-port": prefiller or self.prefiller.address, **headers}
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         async with self.client.post(self.url + path, data=data, headers=named) as answer:
@@ -102,7 +99,6 @@ async def house() -> AsyncIterator[House]:
 
 
 async def test_both_legs_as_the_protocol_says(house: House) -> None:
-    """Bodies are compared in full; the answer passes chunk by chunk."""
     await house.start()
     status, answer = await house.ask(**{"x-request-id": "mine", "authorization": "Bearer k"})
     assert (status, answer) == (200, b"".join(CHUNKS))
@@ -191,7 +187,6 @@ async def dies(request: web.Request) -> web.StreamResponse:
 
 @pytest.mark.parametrize("behave", [refuses, hangs, babbles, dies])
 async def test_without_a_prefill_the_decode_continues(house: House, behave: Handler) -> None:
-    """The client's body is passed on byte for byte."""
     house.prefiller.behave = behave
     await house.start(prefill_timeout=0.2)
     body = json.dumps(ASKED, indent=3).encode()
@@ -244,7 +239,6 @@ async def test_networks_can_be_named(house: House) -> None:
 
 
 async def test_the_rest_is_passed_on(house: House) -> None:
-    """With any path, method and query; the header is always removed."""
     await house.start()
     async with house.client.get(f"{house.url}/metrics?a=%20b") as answer:
         assert (answer.status, answer.headers["X-Worker"]) == (200, "w")
@@ -298,7 +292,7 @@ async def test_an_unreadable_body_names_no_kv(house: House, number: str) -> None
 async def test_a_client_does_not_say_where_kv_is_taken_from(
     house: House, field: str, spelling: str, is_packed: bool
 ) -> None:
-    """For any spelling or compression: the decode worker would connect to that address."""
+    """The decode worker would connect to that address, in any spelling or compression."""
     await house.start()
     body = json.dumps({**ASKED, field: SOURCE}).encode()
     body = body.replace(field.encode(), spelling.encode())
@@ -353,7 +347,7 @@ async def test_sglang_decodes_though_the_prefill_fails(house: House) -> None:
 
 
 async def test_sglangs_prefill_continues_without_its_client(house: House) -> None:
-    """The decode leg ends, and the prefill ends with the sidecar."""
+    """The decode leg ends with the client, and the prefill ends with the sidecar."""
     house.prefiller.behave = house.decoder.behave = hangs
     await house.start(kv_connector="sglang")
     asking = asyncio.create_task(house.ask())

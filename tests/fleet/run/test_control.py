@@ -17,7 +17,6 @@ ORDER = Order((FleetPart.PICKER, FleetPart.WORKERS))
 
 @contextlib.asynccontextmanager
 async def taking_orders(path: Path, obey: Obey) -> AsyncIterator[asyncio.Task[None]]:
-    """Run a fleet that obeys orders by `obey`."""
     serving = asyncio.ensure_future(Control(str(path), obey).run())
     async with asyncio.timeout(120):
         while not path.exists():  # noqa: ASYNC110, ASYNC240
@@ -28,12 +27,10 @@ async def taking_orders(path: Path, obey: Obey) -> AsyncIterator[asyncio.Task[No
 
 
 async def given(path: Path, lines: list[str]) -> int:
-    """Give the order as the command does; return the requests that it cut."""
     return await asyncio.wait_for(asyncio.to_thread(give, ORDER, str(path), lines.append), 120)
 
 
 async def test_an_order_reports_line_by_line(tmp_path: Path) -> None:
-    """The client sees every line, and the fleet the order as it was given."""
     orders: list[Order] = []
 
     async def obey(order: Order, say: Say) -> int:
@@ -51,8 +48,6 @@ async def test_an_order_reports_line_by_line(tmp_path: Path) -> None:
 
 
 async def test_other_users_may_not_give_orders(tmp_path: Path) -> None:
-    """The socket is private to its owner."""
-
     async def obey(order: Order, say: Say) -> int:
         raise AssertionError
 
@@ -61,8 +56,6 @@ async def test_other_users_may_not_give_orders(tmp_path: Path) -> None:
 
 
 async def test_a_failure_is_the_clients_error(tmp_path: Path) -> None:
-    """The error has its reason, after the lines before it; and the fleet takes the next order."""
-
     async def obey(order: Order, say: Say) -> int:
         say("picker: starting")
         raise FleetError("it did not come")
@@ -79,8 +72,6 @@ async def test_a_failure_is_the_clients_error(tmp_path: Path) -> None:
     "line", [b"{}\n", b'{"restart": ["all"]}\n', b"nonsense\n", b"x" * 70_000 + b"\n", b""]
 )
 async def test_an_invalid_order_is_refused(tmp_path: Path, line: bytes) -> None:
-    """The refusal has the form of every answer."""
-
     async def obey(order: Order, say: Say) -> int:
         raise AssertionError
 
@@ -94,7 +85,6 @@ async def test_an_invalid_order_is_refused(tmp_path: Path, line: bytes) -> None:
 
 
 async def test_the_end_of_the_fleet_ends_an_order(tmp_path: Path) -> None:
-    """Clients with an order in progress get the reason."""
     begun = asyncio.Event()
 
     async def obey(order: Order, say: Say) -> int:
@@ -128,6 +118,5 @@ async def test_a_disconnected_client_stops_nothing(tmp_path: Path) -> None:
 
 
 def test_a_missing_fleet_takes_no_orders(tmp_path: Path) -> None:
-    """The fleet is not ready yet, or has ended."""
     with pytest.raises(FleetError, match="not ready yet, or about to end"):
         give(ORDER, str(tmp_path / "c"), print)

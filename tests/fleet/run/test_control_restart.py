@@ -13,7 +13,6 @@ from fleet.run.running_picker import RunningFleet, shown
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """A runtime folder for the test alone."""
     return {"XDG_RUNTIME_DIR": str(tmp_path)}
 
 
@@ -32,7 +31,9 @@ async def test_named_parts_are_restarted(
     parts: tuple[FleetPart, ...],
     cut: int,
 ) -> None:
-    """Without a name, for all of them in a fixed order; status 3: requests were cut."""
+    """Parts without a name are all of them, in a fixed order; status 3 means that requests were
+    cut.
+    """
     orders: list[Order] = []
 
     async def obey(order: Order, say: Say) -> int:
@@ -57,7 +58,6 @@ async def test_named_parts_are_restarted(
 
 
 def test_without_a_fleet_the_restart_is_refused(environment: dict[str, str]) -> None:
-    """A fleet at another port does not count."""
     with pytest.raises(FleetError, match="no fleet runs here: `pointsman up` starts one"):
         restart_command([], environment, print)
     with (

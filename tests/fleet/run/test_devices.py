@@ -25,7 +25,6 @@ def flag(argv: tuple[str, ...], name: str) -> str | None:
 
 
 def placed(workers: int, there: int, **options: object) -> list[tuple[str | None, str | None]]:
-    """CUDA_VISIBLE_DEVICES and the share of memory of each worker."""
     ports = tuple(range(11, 11 + workers))
     site = Site(Path("/run/x"), 9, (1, 2, 3), ports, 4, Path("/bin/envoy"), gpus=gpus(there))
     plan = FleetPlan(FleetOptions(workers=workers, **options), site, MODEL)  # type: ignore[arg-type]
@@ -54,12 +53,10 @@ def placed(workers: int, there: int, **options: object) -> list[tuple[str | None
 def test_workers_are_spread_over_the_gpus(
     workers: int, there: int, expected: list[tuple[str | None, str | None]]
 ) -> None:
-    """One worker on each; with fewer GPUs, equal parts of the memory. Without any, the CPU's."""
     assert placed(workers, there) == expected
 
 
 def test_a_tensor_parallel_worker_has_several() -> None:
-    """The number is that of its flag, in either spelling; the worker refuses more than exist."""
     two = ("--tensor-parallel-size", "2")
     assert placed(2, 4, worker_args=two) == [("GPU-0,GPU-1", "0.92"), ("GPU-2,GPU-3", "0.92")]
     assert placed(2, 3, worker_args=("--tensor-parallel-size=2",)) == [
@@ -87,7 +84,6 @@ def test_the_replacement_of_the_only_worker_is_on_another_gpu() -> None:
 
 
 def test_workers_can_run_without_gpus() -> None:
-    """With --devices cpu, workers see no GPU either."""
     assert placed(2, 0, devices="cpu") == [("", "0.25")] * 2
 
 
@@ -148,8 +144,6 @@ def test_a_gpu_is_read_as_it_is_listed() -> None:
     ],
 )
 def test_a_machine_without_gpus_has_none(error: Exception) -> None:
-    """There is no nvidia-smi, no driver, or the program hangs."""
-
     def query() -> str:
         raise error
 

@@ -20,12 +20,10 @@ MODEL = Path("/m/model.gguf")
 
 
 def flags(argv: tuple[str, ...]) -> dict[str, str]:
-    """Map each flag to the word after it."""
     return {flag: value for flag, value in itertools.pairwise(argv) if flag[:2] == "--"}
 
 
 def lay_out(**changes: object) -> FleetPlan:
-    """A fleet of two torch workers, with changed options."""
     return FleetPlan(FleetOptions(**changes), SITE, MODEL)
 
 
@@ -40,7 +38,6 @@ def test_the_first_page_names_the_dashboards_own_port() -> None:
 
 
 def test_workers_share_the_cores() -> None:
-    """Each worker's threads are its share of the cores, at least one."""
     first, second = lay_out().workers
     assert flags(first.program.argv)["--num-threads"] == "2"
     assert first.program.environment["OMP_NUM_THREADS"] == "2"
@@ -51,19 +48,16 @@ def test_workers_share_the_cores() -> None:
 
 @pytest.mark.parametrize(("workers", "share"), [(1, None), (2, "0.25"), (9, "0.056")])
 def test_workers_share_the_memory(workers: int, share: str | None) -> None:
-    """Half of the available memory is for all caches, unless there is only one worker."""
     for worker in FleetPlan(FleetOptions(workers=workers), SITE, MODEL).workers:
         assert flags(worker.program.argv).get("--gpu-memory-utilization") == share
 
 
 def test_a_share_of_memory_can_be_given() -> None:
-    """The user's own flags come last, and the last one counts."""
     worker = lay_out(worker_args=("--gpu-memory-utilization", "0.1")).workers[0]
     assert flags(worker.program.argv)["--gpu-memory-utilization"] == "0.1"
 
 
 def test_workers_speculate_by_default() -> None:
-    """They look up earlier tokens; the user's own flag comes last."""
     first = lay_out().workers[0].program.argv
     assert json.loads(flags(first)["--speculative-config"])["method"] == "ngram"
     other = lay_out(worker_args=("--speculative-config", "null")).workers[0].program.argv
@@ -82,14 +76,12 @@ def test_workers_leave_nothing_behind() -> None:
 
 
 def test_extra_flags_come_last() -> None:
-    """Flags of the user override ours."""
     worker = lay_out(worker_args=("--port", "7", "--enable-x"), dtype="float32").workers[0].program
     assert worker.argv[-3:] == ("--port", "7", "--enable-x")
     assert flags(worker.argv)["--dtype"] == "float32"
 
 
 def test_the_picker_learns_of_every_worker() -> None:
-    """The endpoints file is one the picker reads, and names all workers."""
     named = {one.program.name: one.address for one in lay_out().workers}
     text = endpoints_yaml(named)
     read = read_pool_file(text.encode(), "endpoints", "default")
@@ -102,7 +94,6 @@ def test_the_picker_learns_of_every_worker() -> None:
 
 
 def test_the_parts_have_each_others_addresses() -> None:
-    """Envoy has the addresses of picker and workers, the picker its ports."""
     layout = lay_out(config=Path("c.yaml"), routing=Mechanism.ORIGINAL_DST, port=99)
     assert flags(layout.picker().program.argv)["--grpc-port"] == "1"
     assert flags(layout.picker().program.argv)["--config-file"] == "c.yaml"
@@ -116,7 +107,7 @@ def test_the_parts_have_each_others_addresses() -> None:
 
 @pytest.mark.parametrize("buffered", [True, False])
 def test_envoy_buffers_request_bodies_by_default(buffered: bool) -> None:
-    """The choice reaches the bootstrap, whose own default is the protocol's full duplex."""
+    """The bootstrap's own default is the protocol's full duplex."""
     changes = {} if buffered else {"buffer_request_body": False}
     assert lay_out(**changes).envoy().bootstrap.buffer_request_body is buffered
 
@@ -129,7 +120,6 @@ def test_clients_name_no_tenants_by_default(trusted: bool) -> None:
 
 
 def test_the_picker_gets_the_flag_of_a_recording() -> None:
-    """The picker gets its own flag only if the fleet has one."""
     assert (
         flags(lay_out(record=Path("/tmp/r.jsonl")).picker().program.argv)["--record"]
         == "/tmp/r.jsonl"
@@ -172,7 +162,7 @@ def test_the_next_envoy_takes_over_except_after_a_crash() -> None:
 
 
 def test_without_shared_memory_envoy_is_not_taken_over() -> None:
-    """Its flags say so, or it would not start."""
+    """Without the flags that say so, Envoy would not start."""
     assert "--disable-hot-restart" in lay_out().envoy().program.argv
     assert lay_out().hot_restart_memory is None
     assert lay_out().hot_restart_socket(0) is None
@@ -201,7 +191,6 @@ def test_roles_share_the_ports() -> None:
 
 
 def test_the_picker_decides_between_roles() -> None:
-    """Its configuration is valid, unless the user has another one."""
     found = check_config(DISAGGREGATED_CONFIG.encode(), "c.yaml", builtin_plugins(), BuildOptions())
     assert not found
     layout = lay_out(workers=1, prefill=1)
@@ -212,7 +201,6 @@ def test_the_picker_decides_between_roles() -> None:
 
 
 def test_a_front_is_before_envoy() -> None:
-    """Clients connect to the front, and Envoy listens for it alone."""
     options = FleetOptions(front=True, host="::1", port=8080)
     assert options.num_ports == FleetOptions().num_ports + 1
     layout = FleetPlan(options, dataclasses.replace(SITE, gateway_port=77), MODEL)

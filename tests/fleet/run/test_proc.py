@@ -9,7 +9,6 @@ from fleet.run.proc import connections
 
 
 def test_connections_at_a_port_are_counted_until_they_are_closed() -> None:
-    """Neither listening sockets nor the other end count."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         assert connections(os.getpid(), port) == 0
@@ -24,7 +23,6 @@ def test_connections_at_a_port_are_counted_until_they_are_closed() -> None:
 
 
 def test_connections_over_ipv6_are_counted_too() -> None:
-    """Linux lists them in a table of their own."""
     with socket.create_server(("::1", 0), family=socket.AF_INET6) as listening:
         port = listening.getsockname()[1]
         with socket.create_connection(("::1", port)), listening.accept()[0]:
@@ -32,7 +30,6 @@ def test_connections_over_ipv6_are_counted_too() -> None:
 
 
 def test_another_process_has_other_connections() -> None:
-    """A process that has ended has none."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)), listening.accept()[0]:

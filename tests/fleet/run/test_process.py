@@ -27,7 +27,6 @@ LIMIT_SECONDS = 120
 
 
 def alive(pid: int) -> bool:
-    """Check if a process exists and is no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -36,7 +35,6 @@ def alive(pid: int) -> bool:
 
 @pytest.fixture
 def guard() -> Iterator[Reaper]:
-    """A reaper with an empty list at the end."""
     reaper = Reaper()
     yield reaper
     reaper.close()
@@ -44,8 +42,6 @@ def guard() -> Iterator[Reaper]:
 
 @pytest.fixture
 def child(tmp_path: Path, guard: Reaper) -> Callable[..., Child]:
-    """`child(script)`: a supervised Python script that is ready once it has written to its log."""
-
     def make(script: str) -> Child:
         program = Program("thing", (sys.executable, "-c", script), tmp_path / "thing.log")
 
@@ -62,7 +58,6 @@ def child(tmp_path: Path, guard: Reaper) -> Callable[..., Child]:
 
 @contextlib.asynccontextmanager
 async def running(child: Child) -> AsyncIterator[Child]:
-    """Supervise `child` around a block, from ready to ended."""
     async with asyncio.timeout(LIMIT_SECONDS), asyncio.TaskGroup() as group:
         group.create_task(child.run())
         await child.ready.wait()
@@ -74,7 +69,6 @@ WAIT = "print('ready', flush=True); import time; time.sleep(600)"
 
 
 async def test_a_child_that_dies_is_started_again(child) -> None:
-    """A killed child is reported and replaced by a new process."""
     async with running(child(WAIT)) as thing:
         first = thing.pid
         os.kill(first, signal.SIGKILL)
@@ -86,7 +80,6 @@ async def test_a_child_that_dies_is_started_again(child) -> None:
 
 
 async def test_a_child_that_cannot_start_is_an_error_with_its_last_words(child) -> None:
-    """A child that was never ready is not restarted."""
     with pytest.raises(FleetError, match=r"thing ended with status 3 while starting") as caught:
         await child("import sys; sys.exit(print('no such flag') or 3)").run()
     assert "| no such flag" in str(caught.value)
@@ -94,7 +87,6 @@ async def test_a_child_that_cannot_start_is_an_error_with_its_last_words(child) 
 
 @pytest.mark.parametrize("program", ["/no/such/program", "/dev/null"])
 async def test_a_program_that_cannot_run_is_named(tmp_path: Path, guard, program: str) -> None:
-    """The error has the system's reason."""
     thing = Child(
         Program("thing", (program,), tmp_path / "log"), guard, asyncio.Event().wait, print
     )
@@ -103,7 +95,6 @@ async def test_a_program_that_cannot_run_is_named(tmp_path: Path, guard, program
 
 
 async def test_a_process_that_cannot_be_made_is_one_sentence(tmp_path: Path, guard) -> None:
-    """Here the folder for its log is missing."""
     program = Program("thing", (sys.executable,), tmp_path / "gone" / "log")
     thing = Child(program, guard, asyncio.Event().wait, print)
     with pytest.raises(FleetError, match=r"thing cannot be started: .*No such file") as caught:
@@ -135,7 +126,6 @@ async def test_signals_are_handled_while_many_children_are_started(child, guard:
 
 
 async def test_processes_of_a_child_end_with_it(child) -> None:
-    """The whole process group ends, grandchildren included."""
     script = (
         "import subprocess, sys; p = subprocess.Popen(['sleep', '600']);"
         "print(p.pid, 'ready', flush=True); p.wait()"
@@ -147,7 +137,6 @@ async def test_processes_of_a_child_end_with_it(child) -> None:
 
 
 async def test_a_stubborn_child_is_killed(child) -> None:
-    """A child that ignores SIGTERM is killed after the grace period."""
     script = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {WAIT}"
     thing = child(script)
     async with asyncio.timeout(LIMIT_SECONDS), asyncio.TaskGroup() as group:
@@ -175,7 +164,6 @@ async def test_a_child_is_asked_twice_before_it_is_killed(child) -> None:
 
 
 async def test_a_renewed_child_is_another_process_and_no_death(child) -> None:
-    """It starts at once, is not reported, and is supervised as before."""
     async with running(child(WAIT)) as thing:
         first = thing.pid
         await thing.renew(LIMIT_SECONDS)
@@ -192,7 +180,6 @@ async def test_a_renewed_child_is_another_process_and_no_death(child) -> None:
 
 
 async def test_a_child_is_renewed_while_it_waits_to_start_again(child) -> None:
-    """The renewal ends its delay."""
     async with running(child(WAIT)) as thing:
         for _ in range(4):  # the delay grows beyond the patience of this test
             thing._process.kill()
@@ -203,7 +190,6 @@ async def test_a_child_is_renewed_while_it_waits_to_start_again(child) -> None:
 
 
 async def test_a_retired_child_ends_with_its_process(child) -> None:
-    """It is not restarted, and not reported."""
     thing = child(WAIT)
     async with asyncio.timeout(LIMIT_SECONDS), asyncio.TaskGroup() as group:
         group.create_task(thing.run())
@@ -231,7 +217,6 @@ async def test_after_a_death_another_program_may_take_its_place(tmp_path, guard)
 
 
 def test_files_do_not_survive_their_owner_either(tmp_path: Path) -> None:
-    """Registered files are removed; a file that is already missing does no harm."""
     reaper = Reaper()
     for name in ("here", "gone", "with a space"):
         reaper.remove(tmp_path / name)
@@ -243,7 +228,6 @@ def test_files_do_not_survive_their_owner_either(tmp_path: Path) -> None:
 
 
 async def test_cancelling_the_supervision_ends_the_child(child) -> None:
-    """When a sibling fails and the group is cancelled, no process remains."""
     thing = child(WAIT)
     supervision = asyncio.ensure_future(thing.run())
     await thing.ready.wait()
@@ -255,7 +239,6 @@ async def test_cancelling_the_supervision_ends_the_child(child) -> None:
 
 
 def test_children_do_not_survive_the_death_of_their_owner() -> None:
-    """SIGKILL of the reaper's owner ends the adopted processes."""
     owner_script = (
         "import subprocess, sys; from fleet.run.process import Reaper;"
         "reaper = Reaper();"
@@ -297,7 +280,6 @@ asyncio.run(Child(program, Doomed(), asyncio.Event().wait, print).run())
 
 
 def test_pauses_grow_and_start_over() -> None:
-    """Quick deaths double the delay up to a bound; a long life resets it."""
     backoff = RestartDelay()
     pauses = []
     for _ in range(12):
@@ -309,7 +291,6 @@ def test_pauses_grow_and_start_over() -> None:
 
 
 def test_exits_are_described_in_words() -> None:
-    """Signals by name, statuses by number."""
     assert describe_exit(-9) == "was ended by SIGKILL"
     assert describe_exit(-250) == "was ended by signal 250"
     assert describe_exit(2) == "ended with status 2"

@@ -19,17 +19,14 @@ from fleet.run.running_picker import (
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """A runtime folder for the test alone."""
     return {"XDG_RUNTIME_DIR": str(tmp_path)}
 
 
 def fleet_with(picker: str) -> RunningFleet:
-    """A fleet of this process."""
     return RunningFleet(os.getpid(), picker)
 
 
 def test_without_a_fleet_it_is_the_default(environment: dict[str, str]) -> None:
-    """The default is that of `pointsman picker`."""
     assert picker_url(None, environment) == DEFAULT_PICKER
 
 
@@ -41,7 +38,6 @@ def test_a_running_fleet_is_found_and_forgotten_with_its_end(environment: dict[s
 
 
 def test_a_named_picker_wins(environment: dict[str, str]) -> None:
-    """Also without a scheme."""
     with shown(fleet_with("http://127.0.0.1:8083"), environment):
         assert picker_url("http://pod:9090/", environment) == "http://pod:9090"
         assert picker_url("pod:9090", environment) == "http://pod:9090"
@@ -58,7 +54,6 @@ def test_a_fleet_that_was_killed_is_not_found(environment: dict[str, str]) -> No
 
 
 def test_the_later_of_two_fleets_is_meant(environment: dict[str, str]) -> None:
-    """The times of their files decide."""
     folder = Path(environment["XDG_RUNTIME_DIR"]) / "pointsman"
     with shown(fleet_with("http://127.0.0.1:2"), environment):
         mine = next(folder.iterdir())
@@ -89,7 +84,6 @@ def test_the_picker_behind_an_address_is_that_of_its_fleet(environment: dict[str
 
 
 def test_a_folder_that_cannot_be_made_does_no_harm(tmp_path: Path) -> None:
-    """The fleet runs without it."""
     blocked = tmp_path / "file"
     blocked.write_text("")
     environment = {"XDG_RUNTIME_DIR": str(blocked)}

@@ -22,7 +22,6 @@ spec: {poolRef: {name: default}, priority: 10}
 
 
 def test_objectives_follow_the_endpoints(tmp_path: Path) -> None:
-    """The picker reads both, however the file begins and ends."""
     path, said = tmp_path / "o.yaml", list[str]()
     for text in (OBJECTIVE, f"\ufeff---\n{OBJECTIVE}---\n", OBJECTIVE.rstrip()):
         path.write_text(text)
@@ -37,7 +36,6 @@ def test_objectives_follow_the_endpoints(tmp_path: Path) -> None:
 
 
 def test_objectives_that_the_picker_ignores_cause_a_warning(tmp_path: Path) -> None:
-    """An objective of another pool is left out."""
     path, said = tmp_path / "o.yaml", list[str]()
     path.write_text(OBJECTIVE.replace("name: default", "name: other"))
     read_objectives(path, said.append, clients_may_name=True)
@@ -69,7 +67,6 @@ def test_objectives_that_clients_cannot_name_cause_a_warning(
 def test_a_file_with_an_error_starts_nothing(
     tmp_path: Path, text: str | None, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The error is reported at once, with its place."""
     path = tmp_path / "o.yaml"
     if text is not None:
         path.write_text(text)

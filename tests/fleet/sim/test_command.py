@@ -24,14 +24,12 @@ TWO_IN_TURN = [*SMALL, "--workers", "2", "--policies", "round-robin"]
 
 
 def run(*flags: str) -> tuple[int, str]:
-    """Return the exit status and the output."""
     said: list[str] = []
     flags = flags if "--processes" in flags else (*flags, "--processes", "1")
     return simulate_command(flags, said.append, lambda _: None), "\n".join(said)
 
 
 def results(tmp_path: Path, *flags: str) -> dict[str, dict[str, Any]]:
-    """The stages of the JSON, by name."""
     path = tmp_path / "result.json"
     run(*flags, "--json", str(path))
     return {one["name"]: one for one in json.loads(path.read_text())["stages"]}
@@ -39,18 +37,15 @@ def results(tmp_path: Path, *flags: str) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def by_policy(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """The same requests with every policy that has a name."""
     return results(tmp_path_factory.mktemp("policies"), *SHARED, "--policies", *POLICIES)
 
 
 def test_every_policy_answers_the_same_requests(by_policy: dict[str, dict[str, Any]]) -> None:
-    """All are counted, and none is refused."""
     assert len({one["requests"] for one in by_policy.values()}) == 1
     assert [one["errors"] for one in by_policy.values()] == [{}] * len(POLICIES)
 
 
 def test_policies_that_know_prefixes_find_more_cached(by_policy: dict[str, dict[str, Any]]) -> None:
-    """Also with KV events, which the workers' own caches publish."""
     cached = {name: one["cached_tokens"] / one["prompt_tokens"] for name, one in by_policy.items()}
     blind = max(cached[name] for name in ("random", "round-robin", "power-of-two"))
     for name in ("default", "precise", "cache_aware", "consistent-hashing", "prefix-only"):
@@ -72,7 +67,6 @@ def test_a_seed_gives_one_outcome(tmp_path: Path) -> None:
 
 
 def test_two_processes_say_what_one_says(tmp_path: Path) -> None:
-    """In the same order; each job is reported as it ends."""
     noted: list[str] = []
     every = []
     for number in ("1", "2"):
@@ -97,7 +91,6 @@ def test_approximate_workers_are_near_the_exact_ones(tmp_path: Path) -> None:
 
 
 def test_requests_of_a_dead_worker_fail_and_the_rest_is_answered(tmp_path: Path) -> None:
-    """The picker uses the others, and a worker that is added."""
     flags = TWO_IN_TURN
     calm = results(tmp_path, *flags)["round-robin"]
     hit = results(tmp_path, *flags, "--event", "3:kill:1", "--event", "5:add:2")["round-robin"]
@@ -108,7 +101,6 @@ def test_requests_of_a_dead_worker_fail_and_the_rest_is_answered(tmp_path: Path)
 
 
 def test_an_event_after_the_last_answer_is_noted() -> None:
-    """The note has the time of that answer; events during the run happen."""
     events = ("--event", "6:slow:2:3", "--event", "900:kill:1")
     for more, noted in (
         ((), r"the run ended at [678]\.[0-9] s"),
@@ -122,7 +114,7 @@ def test_an_event_after_the_last_answer_is_noted() -> None:
 
 
 def test_quantiles_do_not_hold_where_requests_fail() -> None:
-    """They count answers only; the share of answered requests has to hold, too."""
+    """Quantiles count answers only, so the share of answered requests has to hold, too."""
     flags = (*TWO_IN_TURN, "--slo", "ttft_p95<100s")
     assert run(*flags)[0] == 0
     status, text = run(*flags, "--event", "3:kill:1")
@@ -133,7 +125,6 @@ def test_quantiles_do_not_hold_where_requests_fail() -> None:
 
 @pytest.mark.parametrize("kind", ["--fast", "--rate=12"])
 def test_a_request_larger_than_the_kv_cache_fails(kind: str, tmp_path: Path) -> None:
-    """The error is a worker's; the 90 and 38 tokens of the others fill a cache of 128."""
     flags = [kind, "--rate", "12", "--duration", "3", "--kv-tokens", "128", "--output-tokens", "38"]
     stage = results(tmp_path, *flags, "--input-tokens", "90..91")["default"]
     [(error, times)] = stage["errors"].items()
@@ -142,7 +133,6 @@ def test_a_request_larger_than_the_kv_cache_fails(kind: str, tmp_path: Path) -> 
 
 
 def test_a_drained_worker_loses_nothing_and_a_slow_one_is_slow(tmp_path: Path) -> None:
-    """The slowest answers show both."""
     flags = TWO_IN_TURN
     calm = results(tmp_path, *flags)["round-robin"]
     drained = results(tmp_path, *flags, "--event", "3:drain:1")["round-robin"]
@@ -152,7 +142,6 @@ def test_a_drained_worker_loses_nothing_and_a_slow_one_is_slow(tmp_path: Path) -
 
 
 def test_the_least_number_of_workers_is_found() -> None:
-    """One less misses the objective, and the output says so."""
     load = [*SMALL, "--input-tokens", "2000", "--slo", "ttft_p95<400ms"]
     status, text = run(*load, "--find", "workers")
     assert status == 0
@@ -164,7 +153,6 @@ def test_the_least_number_of_workers_is_found() -> None:
 
 
 def test_an_objective_beyond_all_workers_is_reported() -> None:
-    """A prompt alone takes longer."""
     load = ["--fast", "--requests", "2", "--slo", "ttft_p50<1ms"]
     status, text = run(*load, "--find", "workers")
     assert status == 1
@@ -172,7 +160,6 @@ def test_an_objective_beyond_all_workers_is_reported() -> None:
 
 
 def test_a_page_and_a_table_have_every_configuration(tmp_path: Path) -> None:
-    """Files appear under their own names."""
     config = tmp_path / "mine.yaml"
     config.write_text(POLICIES["random"] or "")
     page = tmp_path / "page.html"
@@ -184,7 +171,6 @@ def test_a_page_and_a_table_have_every_configuration(tmp_path: Path) -> None:
 
 
 def test_a_recording_is_replayed_to_latency(tmp_path: Path) -> None:
-    """First with its own configuration; missing parts of the recording are noted."""
     config = POLICIES["round-robin"] or ""
     lines: list[AnyLine] = [Header(1, "test", "pool", "a.yaml", config, 1, False, 0.0, 0.0)]
     for number in range(40):
@@ -205,7 +191,6 @@ def test_a_recording_is_replayed_to_latency(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_scenarios_are_command_lines_with_known_policies(name: str) -> None:
-    """The long scenarios are not run here."""
     one = SCENARIOS[name]
     build_parser().parse_args(one.flags.split())
     assert set(one.policies) <= set(POLICIES)
@@ -213,7 +198,7 @@ def test_scenarios_are_command_lines_with_known_policies(name: str) -> None:
 
 @pytest.mark.full
 def test_a_load_term_spreads_shared_prompts(tmp_path: Path) -> None:
-    """S6, which validates the simulator: prefixes alone pile requests up on few workers."""
+    """S6 validates the simulator: prefixes alone pile requests up on few workers."""
     path = tmp_path / "result.json"
     shape = ["--prefix-groups", "2", "--prefix-tokens", "1000", "--input-tokens", "50"]
     load = ["--fast", "--workers", "4", "--rate", "30", "--duration", "30", "--warmup", "10"]
@@ -239,7 +224,6 @@ def test_refused_requests_are_counted_and_not_good(tmp_path: Path) -> None:
 
 
 def test_a_scenario_that_answers_nothing_fails() -> None:
-    """No prompt fits."""
     flags = ("--policies", "default", "--requests", "3", "--warmup", "0", "--kv-tokens", "16")
     status, text = run("--scenario", "S6", *flags)
     assert status == 1
@@ -247,7 +231,6 @@ def test_a_scenario_that_answers_nothing_fails() -> None:
 
 
 def test_flags_complete_those_of_a_scenario_before_they_contradict() -> None:
-    """A warm-up longer than the usual run is none longer than the scenario's."""
     load = ("--workers", "1", "--rate", "2", "--duration", "70", "--requests", "1")
     _, text = run("--scenario", "S6", "--fast", *load, "--warmup", "60")
     assert text.startswith("S6 ")
@@ -257,7 +240,6 @@ def test_flags_complete_those_of_a_scenario_before_they_contradict() -> None:
 
 @pytest.mark.full
 def test_scenarios_with_several_seeds_are_one_page_with_a_verdict(tmp_path: Path) -> None:
-    """A row is the mean of all seeds, each of which is in the JSON."""
     path, html = tmp_path / "result.json", tmp_path / "page.html"
     load = ["--fast", "--workers", "2", "--rate", "20", "--duration", "4", "--warmup", "0"]
     policies = ["--policies", "default", "random", "--output-tokens", "20"]

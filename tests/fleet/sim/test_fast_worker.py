@@ -30,8 +30,6 @@ Result = tuple[float, float, Answered]  # seconds to the first token, and in all
 
 
 def served(worker: LivingWorker | FastWorker, requests: Sequence[Request]) -> list[Result]:
-    """The answers to the requests, in their order."""
-
     async def one(at: float, prompt: list[int], num_output: int) -> Result:
         loop = asyncio.get_running_loop()
         await asyncio.sleep(at)
@@ -55,12 +53,10 @@ def served(worker: LivingWorker | FastWorker, requests: Sequence[Request]) -> li
 
 
 def fast(settings: WorkerSettings = WORKER) -> FastWorker:
-    """Create a worker on the clock of the running loop."""
     return FastWorker(settings, lambda _: None, lambda: asyncio.get_running_loop().time())
 
 
 def arrivals(rate: float, count: int, rng: Random) -> list[Request]:
-    """Prompts of six beginnings, answers of 8 to 40 tokens."""
     heads = [rng.choices(range(256, 1280), k=160) for _ in range(6)]
     at, requests = 0.0, list[Request]()
     for _ in range(count):
@@ -71,7 +67,6 @@ def arrivals(rate: float, count: int, rng: Random) -> list[Request]:
 
 
 def test_a_single_request_takes_exactly_the_time_of_the_model() -> None:
-    """A prompt of 100 tokens, and nine steps of one sequence."""
     requests: list[Request] = [(1.0, list(range(100)), 10)]
     for worker in (fast(), LivingWorker(WORKER)):
         [(first, whole, answered)] = served(worker, requests)
@@ -96,7 +91,6 @@ def test_a_request_waits_for_a_scheduled_step(overlaps: bool, waits: float) -> N
 
 @pytest.mark.parametrize("rate", [2.0, 6.0, 12.0])
 def test_under_load_it_is_near_the_exact_one(rate: float) -> None:
-    """Light, at its limit, and far beyond it: times and cached tokens."""
     requests = arrivals(rate, 150, Random(f"{rate}"))
     near, exact = served(fast(), requests), served(LivingWorker(WORKER), requests)
     for number in (0, 1):
@@ -135,7 +129,6 @@ def test_counts_add_up_under_random_load(seed: int, rate: float, num_blocks: int
 
 @pytest.mark.parametrize("is_fast", [True, False])
 def test_a_dead_worker_fails_present_and_future_requests(is_fast: bool) -> None:
-    """At once, and not at the end of the answer."""
     worker = fast() if is_fast else LivingWorker(WORKER)
 
     async def main() -> list[float]:
@@ -163,7 +156,6 @@ def test_a_slow_worker_takes_a_multiple(is_fast: bool) -> None:
 
 @pytest.mark.parametrize("is_fast", [True, False])
 def test_a_worker_that_becomes_slow_ends_its_step_first(is_fast: bool) -> None:
-    """The third of nine steps of a decoding request; six are slow."""
     worker = fast() if is_fast else LivingWorker(WORKER)
 
     async def main() -> float:

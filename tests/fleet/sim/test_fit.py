@@ -33,7 +33,6 @@ WORKER = {
 
 
 def simulated(path: Path, worker: Path, *flags: str) -> dict[str, float]:
-    """Medians of the first stage."""
     command = [*LOAD, "--worker", str(worker), "--json", str(path), *flags]
     simulate_command(command, lambda _: None, lambda _: None)
     stage = json.loads(path.read_text())["stages"][0]
@@ -43,7 +42,6 @@ def simulated(path: Path, worker: Path, *flags: str) -> dict[str, float]:
 
 @pytest.mark.full
 def test_a_fitted_worker_takes_what_the_measured_one_took(tmp_path: Path) -> None:
-    """Also at a rate that was not measured; the error of the fit is reported."""
     measured, fitted, run = (tmp_path / name for name in ("measured", "fitted", "run"))
     measured.write_text(json.dumps(WORKER))
     simulated(run, measured, "--rate", "1,4")
@@ -84,7 +82,6 @@ UNDETERMINED = {
 def test_a_run_without_enough_variation_is_refused(
     worker: dict[str, float], flags: tuple[str, ...], why: str, tmp_path: Path
 ) -> None:
-    """The error names what does not vary; nothing is written."""
     measured, run, out = (tmp_path / name for name in ("measured", "run", "out"))
     measured.write_text(json.dumps(worker))
     simulated(run, measured, *flags)

@@ -19,8 +19,6 @@ SETTINGS = WorkerSettings(
 
 
 def test_tokens_arrive_at_the_end_of_their_step() -> None:
-    """The first after the prompt's time, each further one a step later."""
-
     async def main() -> list[float]:
         worker = LivingWorker(SETTINGS)
         living = asyncio.create_task(worker.run())
@@ -37,8 +35,6 @@ def test_tokens_arrive_at_the_end_of_their_step() -> None:
 
 
 def test_a_request_that_is_given_up_frees_its_place() -> None:
-    """Its blocks and its slot are free at the next step."""
-
     async def main() -> None:
         worker = LivingWorker(SETTINGS)
         living = asyncio.create_task(worker.run())

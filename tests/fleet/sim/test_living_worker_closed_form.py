@@ -23,8 +23,6 @@ class Totals:
 
 
 def served(sim: SimConfig, asks: Asks, gap: float = 0.0, num_blocks: int = 4096) -> Totals:
-    """Serve by a worker with these slots requests that arrive all at once or with gaps."""
-
     async def main() -> Totals:
         limits = SchedulerConfig(max_num_seqs=SLOTS, max_num_batched_tokens=8192)
         cache = CacheConfig(num_blocks, BLOCK_SIZE, enable_partial_hits=False)
@@ -80,7 +78,6 @@ def test_a_saturated_worker_of_the_linear_model() -> None:
 
 
 def test_one_request_after_the_other_of_the_llm_d_model() -> None:
-    """With noise, whose mean is zero."""
     sim = SimConfig(
         latency_model="llm-d",
         inter_token_latency_seconds=0.012,
@@ -99,8 +96,8 @@ def test_one_request_after_the_other_of_the_llm_d_model() -> None:
 
 
 def test_full_batches_of_the_dynamo_model() -> None:
-    """Equal requests, as many at once as there are slots: every wave takes one step of prompts and
-    then steps of decoding at a known use of the cache, exactly.
+    """All requests are equal and as many arrive at once as there are slots, so every wave takes one
+    step of prompts and then steps of decoding at a known use of the cache, exactly.
     """
     num_prompt, num_output, num_waves, num_blocks = 64, 24, 4, 256
     total = SLOTS * num_prompt

@@ -72,8 +72,6 @@ def test_a_request_takes_prefill_transfer_and_decode(is_fast: bool) -> None:
 
 
 class Pair:
-    """A prefill and a decode worker without a picker."""
-
     def __init__(self, is_fast: bool) -> None:
         peers: dict[str, VirtualKv] = {}
         self.workers: list[LivingWorker | FastWorker] = []
@@ -92,7 +90,6 @@ class Pair:
         return await decode.serve(name, tokens, num_output, lambda: None, source)
 
     def end(self) -> None:
-        """Raises if a block is lost, or still used."""
         for worker, living in zip(self.workers, self.living, strict=True):
             worker.check_integrity()
             assert worker.num_requests == 0
@@ -102,8 +99,6 @@ class Pair:
 
 @both
 def test_blocks_are_conserved_under_load(is_fast: bool) -> None:
-    """Prompts share beginnings and exceed the caches; all are answered completely."""
-
     async def one(pair: Pair, number: int, rng: Random) -> Answered:
         await asyncio.sleep(rng.expovariate(1 / 20))
         tokens = prompt(16 * rng.randrange(40), rng.randrange(4)) + prompt(rng.randint(1, 700), 9)
@@ -121,7 +116,7 @@ def test_blocks_are_conserved_under_load(is_fast: bool) -> None:
 
 @both
 def test_kv_that_is_on_its_way_from_a_dead_worker_is_computed(is_fast: bool) -> None:
-    """From the moment of its death on; its stored KV is lost, too."""
+    """It is computed from the moment of the worker's death on; the stored KV is lost, too."""
     tokens, other = prompt(2000), prompt(2000, 1)
 
     async def main() -> None:
@@ -147,7 +142,6 @@ def test_kv_that_is_on_its_way_from_a_dead_worker_is_computed(is_fast: bool) -> 
 
 
 def stages(path: Path, *flags: str) -> dict[str, Any]:
-    """The numbers of a fleet of one prefill and two decode workers."""
     fleet = ["--prefill", "1", "--decode", "2", "--sim-kv-cache-transfer-time-per-token", "5us"]
     load = ["--rate", "8", "--duration", "6", "--input-tokens", "800", "--output-tokens", "30"]
     assert simulate_command([*fleet, *load, *flags, "--json", str(path)], print, print) == 0
@@ -156,7 +150,6 @@ def stages(path: Path, *flags: str) -> dict[str, Any]:
 
 
 def test_a_fleet_of_two_roles_is_deterministic(tmp_path: Path) -> None:
-    """The fast fleet is near it."""
     exact, again = stages(tmp_path / "a"), stages(tmp_path / "b")
     assert exact == again
     fast = stages(tmp_path / "c", "--fast")
@@ -170,7 +163,6 @@ def test_a_fleet_of_two_roles_is_deterministic(tmp_path: Path) -> None:
 def test_without_a_prefill_worker_decode_workers_compute_prompts(
     tmp_path: Path,
 ) -> None:
-    """No request fails, before and after the picker has noticed the death."""
     hit = stages(tmp_path / "a", "--fast", "--event", "3:kill:1")
     assert hit["errors"] == {}
     assert 0.3 < hit["cached_tokens"] / hit["prompt_tokens"] < 0.7

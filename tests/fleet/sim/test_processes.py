@@ -34,7 +34,6 @@ def work(job: Job) -> tuple[str, int, bool]:
 
 
 def test_results_are_in_the_order_of_the_jobs(tmp_path: Path) -> None:
-    """Although the first one ends last; a second run uses the same processes."""
     ended: list[str] = []
     jobs = [(kind, tmp_path) for kind in ("waits", "passes", "passes", "goes")]
     with Processes(work, 2) as processes:
@@ -50,7 +49,6 @@ def test_results_are_in_the_order_of_the_jobs(tmp_path: Path) -> None:
 
 
 def test_one_job_needs_no_process(tmp_path: Path) -> None:
-    """Several jobs one at a time need none, either."""
     for count, jobs in ((2, 1), (1, 2)):
         with Processes(work, count) as processes:
             results = list(processes.results([("passes", tmp_path)] * jobs, lambda _: None))

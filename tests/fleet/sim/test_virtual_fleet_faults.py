@@ -35,7 +35,6 @@ class FreezingFleet(VirtualFleet):
 
 
 async def arrivals(fleet: VirtualFleet, rate: float, seconds: float, rng: Random) -> list[float]:
-    """Send Poisson arrivals of many lengths; return the seconds to each first token."""
     until = asyncio.get_running_loop().time() + seconds
     tasks = []
     async with asyncio.TaskGroup() as group:
@@ -50,8 +49,6 @@ async def arrivals(fleet: VirtualFleet, rate: float, seconds: float, rng: Random
 
 @cache
 def goodput(change: Callable[[FreezingFleet], None] | None, config: str | None) -> int:
-    """Count the arrivals that are served in time when a fleet changes after a second."""
-
     async def run() -> list[float]:
         async with FreezingFleet(Simulation(config=config)) as fleet:
             if change is not None:
@@ -64,12 +61,10 @@ def goodput(change: Callable[[FreezingFleet], None] | None, config: str | None) 
 
 
 def freeze(fleet: FreezingFleet) -> None:
-    """Fail every scrape."""
     fleet.is_frozen = True
 
 
 def freeze_with_lies(fleet: FreezingFleet) -> None:
-    """Fail every scrape after one that shows one endpoint idle and the others full."""
     now = asyncio.get_running_loop().time()
     datastore = fleet.pickers[0].datastore
     for index, one in enumerate(datastore.snapshot().candidates):
@@ -87,5 +82,5 @@ def freeze_with_lies(fleet: FreezingFleet) -> None:
 def test_without_metrics_95_percent_are_served_in_time(
     config: str | None, change: Callable[[FreezingFleet], None]
 ) -> None:
-    """The picker's own counts suffice: at least 95 % of those served in time with fresh metrics."""
+    """The picker's own counts suffice to serve 95 % of those that are in time with fresh metrics."""
     assert goodput(change, config) >= 0.95 * goodput(None, config)

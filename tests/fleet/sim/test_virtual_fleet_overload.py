@@ -59,9 +59,7 @@ class Tenant:
     until: float = math.inf
 
     def calls(self, name: str, seconds: float) -> Iterable[tuple[float, int]]:
-        """Poisson arrivals with tokens of their outputs, the same ones whatever other tenants
-        send.
-        """
+        """Poisson arrivals with tokens of their outputs, the same ones whatever other tenants send."""
         rng, at = Random(f"{name} of {self}"), self.since
         while (at := at + rng.expovariate(self.rate)) < min(seconds, self.until):
             output = self.num_output * math.exp(SPREAD * rng.gauss(0, 1) - SPREAD**2 / 2)
@@ -70,19 +68,13 @@ class Tenant:
 
 @dataclass
 class Run:
-    """A fleet under load: its requests in the order of their ends, and measurements during the
-    run.
-    """
-
     requests: list[Decision] = field(default_factory=list)
     most_memory_bytes: int = 0
 
     def finished(self, decision: Decision) -> None:
-        """Record a request that has ended."""
         self.requests.append(decision)
 
     def of(self, tenant: str, since: float = 0.0) -> list[Decision]:
-        """The requests of a tenant within these times."""
         return [
             one
             for one in self.requests
@@ -91,7 +83,6 @@ class Run:
 
 
 def config(fairness: str = FAIR, slots: int = 16, **values: object) -> str:
-    """A picker's configuration; an endpoint has `slots` places."""
     chosen = {"turns": "", "max_memory": 0, "ttl": "60s", "waiting": 100}
     chosen |= values
     return CONFIG.format(fairness=fairness, slots=slots, **chosen)
@@ -143,14 +134,12 @@ def run(
 
 
 def gate_of(fleet: VirtualFleet) -> FlowController:
-    """The flow control of its only picker."""
     gate = fleet.pickers[0].gate
     assert gate is not None
     return gate
 
 
 def _check_that_nothing_is_left(fleet: VirtualFleet, num_requests: int) -> None:
-    """Check that every counter is at zero, and every request had one outcome."""
     gate = gate_of(fleet)
     view = gate.queues()
     assert (fleet.pickers[0].inflight.total, gate.num_waiting, gate.num_under_way) == (0, 0, 0)
@@ -166,13 +155,11 @@ def p99(values: Iterable[float]) -> float:
 
 
 def p99_ttft(requests: Iterable[Decision]) -> float:
-    """The value over the answered requests."""
     times = [one.response.ttft_seconds for one in requests if one.response is not None]
     return p99(time for time in times if time is not None)
 
 
 def served_tokens(requests: Iterable[Decision]) -> int:
-    """The tokens of prompts and completions."""
     used = [one.usage for one in requests if one.usage is not None]
     return sum(one.prompt_tokens + one.completion_tokens for one in used)
 
@@ -187,8 +174,8 @@ FLOOD = Tenant(2.7 * 2 * RATE)
 
 
 def queue_time(text: str, workers: int = 2, **others: Tenant) -> tuple[float, float, int]:
-    """The calm tenant's p99 queue time and time to first token, and refusals, after 3 seconds; in
-    a pool of 16 places a worker.
+    """The calm tenant's p99 queue time and time to first token, and refusals, after 3 seconds; in a
+    pool of 16 places a worker.
     """
     tenants = {
         name: replace(one, rate=one.rate * workers / 4)
@@ -227,7 +214,7 @@ def test_first_come_first_served_lets_a_flood_block_others() -> None:
 
 
 def served(text: str) -> tuple[int, int]:
-    """The tokens of two tenants that both want more, one in requests of ten times the size; without
+    """The tokens of two tenants that both want more, one in requests of ten times the size, after
     the first seconds, in which queues fill.
     """
     seconds, since = 8.0, 3.0
@@ -241,20 +228,17 @@ def served(text: str) -> tuple[int, int]:
 
 
 def test_equal_tenants_are_served_equally_whatever_the_size_of_their_requests() -> None:
-    """Jain's index of tokens is at least 0.95; without turns it is not."""
     assert jain(served(config(slots=8))) >= 0.95
     assert jain(served(config(STRICT, slots=8))) < 0.95
 
 
 def test_tenants_are_served_by_their_weights() -> None:
-    """Three times as much, within a tenth."""
     small, large = served(config(slots=8, turns="weights: {large: 3}"))
     assert large / small == pytest.approx(3.0, rel=0.1)
 
 
 @pytest.mark.parametrize("fairness", [FAIR, STRICT])
 def test_a_lower_priority_waits_for_all_higher_ones(fairness: str) -> None:
-    """For any length of time."""
     tenants = {
         "high": Tenant(2 * RATE, objective="urgent"),
         "low": Tenant(0.1 * RATE, since=1.0),
@@ -268,7 +252,6 @@ def test_a_lower_priority_waits_for_all_higher_ones(fairness: str) -> None:
 
 
 def reason(request: Decision) -> str | None:
-    """The reason of a refusal."""
     return None if request.refused is None else request.refused.reason
 
 
@@ -277,7 +260,7 @@ def retry_after(request: Decision) -> int | None:
 
 
 def test_no_request_waits_beyond_its_time() -> None:
-    """A low priority under a flood of a higher one: all are refused, exactly at their time."""
+    """A low priority under a flood of a higher one is refused exactly at its time."""
     tenants = {
         "high": Tenant(2 * RATE, objective="urgent"),
         "low": Tenant(0.2 * RATE, since=1.0, until=4.0),
@@ -294,8 +277,8 @@ def test_no_request_waits_beyond_its_time() -> None:
 
 
 def test_an_occasional_tenant_costs_a_place() -> None:
-    """It does not cost a part of the pool: beside a flood, at least 95 % of the peak is served. It
-    waits for another request's end only when it asks twice within the time that one request takes.
+    """Beside a flood, at least 95 % of the peak is served. The occasional tenant waits for another
+    request's end only when it asks twice within the time that one request takes.
     """
     tenants = {"rare": Tenant(0.5), "flood": Tenant(3 * RATE, since=3.0)}
     seen = run(config(), tenants, 12.0)
@@ -304,23 +287,21 @@ def test_an_occasional_tenant_costs_a_place() -> None:
 
 
 def goodput(seen: Run, since: float, until: float) -> float:
-    """Tokens served a second."""
     served = served_tokens(one for one in seen.requests if since <= one.ended_at_seconds < until)
     return served / (until - since)
 
 
 @cache
 def peak() -> float:
-    """The greatest number of tokens a second in order of arrival."""
     loads = [{"all": Tenant(share * RATE)} for share in (1.0, 1.2)]
     return max(goodput(run(config(STRICT), load, 8.0), 3.0, 8.0) for load in loads)
 
 
 @pytest.mark.parametrize("fairness", [STRICT, FAIR])
 def test_an_overloaded_fleet_serves_as_much_as_it_can(fairness: str) -> None:
-    """At three times its peak at least 95 % of that, also just after another tenant has stopped;
-    the rest is refused at once, for a reason, and the queue stays within its memory. When the load
-    falls, everything is as before within five seconds.
+    """At three times its peak it serves at least 95 % of that, also just after another tenant has
+    stopped; the rest is refused at once, for a reason, and the queue stays within its memory. When
+    the load falls, everything is as before within five seconds.
     """
     cap = 1_000_000
     tenants = {

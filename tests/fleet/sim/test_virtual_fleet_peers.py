@@ -44,7 +44,6 @@ class Seen:
     left: Sequence[Mapping[str, int]]
 
     def hit_rate(self, since: float = 0.0, until: float = math.inf) -> float:
-        """The cached share of the prompt tokens of requests that arrived within these seconds."""
         counted = [one for one in self.served if since <= one.arrived_seconds < until]
         return sum(one.num_cached for one in counted) / sum(one.num_prompt for one in counted)
 
@@ -87,28 +86,24 @@ POINTS = 0.05
 
 @pytest.fixture(scope="module")
 def one() -> Seen:
-    """The load with one picker."""
     return run(ONE, LOAD)
 
 
 def cut(fleet: PeerFleet) -> None:
-    """Lose every message between replicas."""
     fleet.is_cut = True
 
 
 def mend(fleet: PeerFleet) -> None:
-    """Deliver messages again."""
     fleet.is_cut = False
 
 
 def restart_one(fleet: PeerFleet) -> None:
-    """Kill a replica and start another in its place."""
     fleet.restart(1)
 
 
 @pytest.mark.full
 def test_two_replicas_find_as_much_cached_as_one(one: Seen) -> None:
-    """Although one message in twenty is lost; replicas without an exchange find less."""
+    """One message in twenty is lost; replicas without an exchange find less."""
     lossy = run(replace(TWO, loss=0.05), LOAD)
     silent = run(replace(TWO, shares=False), LOAD)
     assert lossy.hit_rate() == pytest.approx(one.hit_rate(), abs=POINTS)

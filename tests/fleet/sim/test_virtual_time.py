@@ -9,7 +9,6 @@ from fleet.sim.virtual_time import run_in_virtual_time
 
 
 def test_a_day_of_waiting_takes_no_time_and_keeps_its_order() -> None:
-    """Sleepers wake in the order of their times, and exactly then."""
     woken: list[tuple[str, float]] = []
 
     async def sleeper(name: str, seconds: float) -> None:

@@ -67,7 +67,6 @@ class Browser:
         self.complaints: list[str] = []
 
     async def command(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """One command of the protocol, and its result."""
         self._last += 1
         await self._socket.send_json({"id": self._last, "method": method, "params": parameters})
         while True:
@@ -80,7 +79,6 @@ class Browser:
                 return result
 
     async def look(self, width: int, height: int = 900, scheme: str = "light") -> None:
-        """The size of the window in pixels, and whether its user likes it `light` or `dark`."""
         await self.command(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -111,17 +109,14 @@ class Browser:
         return result["result"].get("value")
 
     async def read(self, selector: str, member: str = "innerText") -> Any:
-        """Return a member of the first element that matches."""
         return await self.run(f"document.querySelector({json.dumps(selector)}).{member}")
 
     async def read_all(self, selector: str, member: str = "innerText") -> list[Any]:
-        """Return a member of every element that matches."""
         every = f"[...document.querySelectorAll({json.dumps(selector)})]"
         found: list[Any] = await self.run(f"{every}.map((one) => one.{member})")
         return found
 
     async def until(self, condition: str) -> None:
-        """Wait for an expression to become true; fail when it does not."""
         try:
             async with asyncio.timeout(LIMIT_SECONDS):
                 while not await self._holds(condition):  # noqa: ASYNC110
@@ -138,7 +133,6 @@ class Browser:
         return result["result"].get("value") is True
 
     async def press(self, key: str) -> None:
-        """Press one key, like a user."""
         code = _KEYS[key]
         text = {"text": "\r"} if key == "Enter" else {}
         for kind, more in (("keyDown", text), ("keyUp", {})):
@@ -152,7 +146,6 @@ class Browser:
             )
 
     async def faults(self) -> list[Any]:
-        """Run axe-core; return its findings and the width of the page."""
         axe = files("axe_core_python").joinpath("axe.min.js").read_text(encoding="utf-8")
         await self.run(f"{axe};0")
         found: list[Any] = await self.run(
@@ -168,7 +161,6 @@ class Browser:
         return found
 
     async def screenshot(self) -> bytes:
-        """The content of the window as PNG."""
         result = await self.command("Page.captureScreenshot", format="png")
         return base64.b64decode(result["data"])
 
@@ -187,9 +179,8 @@ class Browser:
 
 @asynccontextmanager
 async def browser() -> AsyncIterator[Browser]:
-    """Open a window while the block runs. Skips the test if there is no browser, or a library that
-    it needs is missing. The browser is the extra `browser`; a plain Linux may lack libraries of the
-    system.
+    """Open a window while the block runs. Skips the test without the extra `browser`, or without a
+    library of the system that it needs.
     """
     port = free_port()
     process = await asyncio.create_subprocess_exec(

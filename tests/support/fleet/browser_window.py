@@ -10,7 +10,6 @@ MISSING = 77  # the exit status when there is no browser
 
 
 def main() -> int:
-    """Until killed."""
     os.environ["QT_QPA_PLATFORM"] = "offscreen"
     os.environ["QTWEBENGINE_REMOTE_DEBUGGING"] = f"127.0.0.1:{sys.argv[1]}"
     # There is no display, and as root no sandbox; it only ever loads our own page.

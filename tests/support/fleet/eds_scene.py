@@ -54,12 +54,10 @@ class Worker:
 
     @property
     def entry(self) -> dict[str, object]:
-        """Its entry in an endpoints file."""
         zone = {"topology.kubernetes.io/zone": f"zone-of-{self.name}"}
         return {"name": self.name, "address": "127.0.0.1", "port": self.port, "labels": zone}
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        """Its name; a stream in two parts for `/stream`."""
         if request.path == "/health":
             return web.Response()
         if request.path == "/metrics":
@@ -76,8 +74,6 @@ class Worker:
 
 
 class DiscoveryScene:
-    """Owns the two processes, and says what they know."""
-
     def __init__(self, folder: Path, is_delta: bool) -> None:
         self._folder = folder
         self._file = folder / "endpoints.yaml"
@@ -101,13 +97,11 @@ class DiscoveryScene:
         self.envoy = EnvoyProcess(folder, self.config.admin.port)  # type: ignore[union-attr]
 
     def list_workers(self, *workers: Worker) -> None:
-        """Let these be the pool."""
         fresh = self._file.with_suffix(".new")
         fresh.write_text(json.dumps({"endpoints": [one.entry for one in workers]}))
         fresh.rename(self._file)
 
     async def start_picker(self) -> None:
-        """Begin, on the ports it always has."""
         health = self.config.picker_health
         (self._folder / "config.yaml").write_text(CONFIG)
         self._picker = await asyncio.create_subprocess_exec(
@@ -120,7 +114,6 @@ class DiscoveryScene:
         )
 
     async def kill_picker(self) -> None:
-        """Send SIGKILL, as the system does when memory is short."""
         os.kill(self._picker.pid, signal.SIGKILL)
         await self._picker.wait()
 
@@ -131,7 +124,6 @@ class DiscoveryScene:
         await self._http.close()
 
     async def ask(self, worker: Worker | None = None) -> str:
-        """Send one request, to `worker` if given; return the server that has answered."""
         headers = {} if worker is None else {STEERING: worker.host_port}
         url = f"{self.url}/v1/x"
         async with self._http.post(url, data=b"x" * 1000, headers=headers) as response:
@@ -151,7 +143,6 @@ class DiscoveryScene:
 
     @asynccontextmanager
     async def stream(self, worker: Worker) -> AsyncIterator[aiohttp.ClientResponse]:
-        """A stream of `worker` that has begun."""
         url, headers = f"{self.url}/stream", {STEERING: worker.host_port}
         async with self._http.post(url, data=b"x", headers=headers) as response:
             assert await response.content.readline() == b"data: first\n"
@@ -159,7 +150,7 @@ class DiscoveryScene:
 
     @asynccontextmanager
     async def clients(self) -> AsyncIterator[None]:
-        """Run clients that send one request after the other and count the answers of each server,
+        """Run clients that send one request after the other and count the answers of each server
         while the block runs.
         """
         stop = asyncio.Event()
@@ -177,25 +168,21 @@ class DiscoveryScene:
                 stop.set()
 
     async def answered(self, count: int) -> Counter[str]:
-        """Count the servers of the clients' next `count` requests."""
         before = self.answers.copy()
         await until(lambda: self.answers.total() >= before.total() + count, what="more answers")
         return self.answers - before
 
     async def series(self, name: str) -> float:
-        """A number of the picker's, all its label sets together."""
         async with self._http.get(f"http://127.0.0.1:{self._metrics}/metrics") as response:
             lines = (await response.text()).splitlines()
         found = [line for line in lines if line.startswith((name + " ", name + "{"))]
         return sum(float(line.rpartition(" ")[2]) for line in found)
 
     async def access_log(self, text: str) -> None:
-        """Return once the access log contains `text`."""
         path = self._folder / "access.log"
         await until(lambda: path.exists() and text in path.read_text(), what=f"a line with {text}")
 
     async def until_members(self, count: int) -> None:
-        """Return once Envoy uses exactly this number of endpoints."""
         await self.envoy.until_healthy("pool", count)
 
 

@@ -22,7 +22,7 @@ _EXTENSIONS = "type.googleapis.com/envoy.extensions"
 
 @dataclass(frozen=True)
 class Asking:
-    """The modes in which a listener shows requests and responses to the picker. With `answering`
+    """The modes in which a listener shows requests and responses to the picker. With `answering`,
     filters `before` the picker's, or `behind` it, answer some requests by themselves: those with
     the header `x-answer: fault` (401) or `x-answer: rbac` (403), and all to `/limited` but one
     (429).
@@ -41,8 +41,6 @@ class Asking:
 
 @dataclass(frozen=True)
 class Front:
-    """A running Envoy: the ports of its listeners, and where the picker has to be."""
-
     ports: Mapping[str, int]
     picker_socket: Path
     tls_picker_socket: Path
@@ -68,7 +66,6 @@ def envoy_front(folder: Path, listeners: Mapping[str, Asking]) -> Iterator[Front
 
 
 def _ports(admin: Path, process: subprocess.Popen[bytes]) -> dict[str, int]:
-    """The ports of the listeners, once Envoy is up."""
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
         address = admin.read_text() if admin.exists() else ""
@@ -211,7 +208,6 @@ def _connection_manager(asking: Asking, front: Front) -> dict[str, Any]:
 
 
 def _answering() -> list[dict[str, Any]]:
-    """The filters that answer by themselves."""
     filters = f"{_EXTENSIONS}.filters.http"
 
     def asked(name: str) -> dict[str, Any]:
@@ -235,7 +231,6 @@ def _answering() -> list[dict[str, Any]]:
 
 
 def _limit(*, counts: bool) -> dict[str, Any]:
-    """One request a day, where requests are counted."""
     share = {"default_value": {"numerator": 100 if counts else 0}}
     return {
         "@type": f"{_EXTENSIONS}.filters.http.local_ratelimit.v3.LocalRateLimit",

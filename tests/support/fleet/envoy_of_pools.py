@@ -40,8 +40,6 @@ SAID = {"pool", "worker", "destination", "path"}
 
 @dataclass(frozen=True)
 class Answer:
-    """A client's answer: the worker's pool, the endpoint picked, and the pool Envoy chose."""
-
     status: int
     text: str
     pool: str | None = None
@@ -67,7 +65,6 @@ class PoolWorker:
         return f"127.0.0.1:{self.port}"
 
     async def answer(self, request: web.Request) -> web.Response:
-        """Answer with the worker's identity and the destination header."""
         if request.path in ("/health", "/metrics"):
             return web.Response(text=page(adapters=self.running))
         if self.models and request.path == "/v1/models" and DESTINATION_KEY not in request.headers:
@@ -103,7 +100,6 @@ class PickerProcess:
         )
 
     async def kill(self) -> None:
-        """Send SIGKILL, as the system does when memory is short."""
         if self._process is not None and self._process.returncode is None:
             self._process.send_signal(signal.SIGKILL)
             await self._process.wait()
@@ -119,7 +115,6 @@ class PoolsScene:
         self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(LIMIT_SECONDS))
 
     async def start_envoy(self, document: Mapping[str, Any] | str, threads: int = 2) -> None:
-        """Listen on the scene's ports; with endpoint discovery, a picker has to run."""
         text = document if isinstance(document, str) else json.dumps(document)
         await self.envoy.start(text, threads)
         await self.envoy.until_ready()
@@ -131,7 +126,6 @@ class PoolsScene:
     async def ask(
         self, place: str, worker: PoolWorker | None = None, *, body: bool = True, **headers: str
     ) -> Answer:
-        """Send one request below `/place/`, for `worker` if given."""
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
         if worker is not None:
             sent[STEERING] = worker.host_port
@@ -146,7 +140,6 @@ class PoolsScene:
         headers: Mapping[str, str] | None = None,
         form: aiohttp.FormData | None = None,
     ) -> Answer:
-        """One request, with JSON or a form."""
         url = f"http://127.0.0.1:{self.listen}{path}"
         sent = {"json": body} if form is None else {"data": form}
         async with self._http.request(method, url, headers=headers, **sent) as response:
@@ -156,12 +149,10 @@ class PoolsScene:
             return Answer(response.status, text, chosen=response.headers.get(CHOSEN), **known)
 
     async def by_model(self, model: str, **headers: str) -> Answer:
-        """One request of no place."""
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
         return await self.send("POST", "/v1/completions", BODY | {"model": model}, sent)
 
     async def by_form(self, model: str) -> Answer:
-        """One request of no place with a file, as audio is sent."""
         form = aiohttp.FormData()
         form.add_field("file", bytes(200_000), filename="a.wav", content_type="audio/wav")
         form.add_field("model", model)
@@ -195,7 +186,6 @@ class PoolsScene:
             await until(does_it, what=f"{place} is picked for")
 
     async def counted(self, picker: PickerProcess, name: str) -> dict[str, float]:
-        """A counter of a picker by pool; "" where it is of the process."""
         async with self._http.get(f"http://127.0.0.1:{picker.http}/metrics") as response:
             text = await response.text()
         found: Counter[str] = Counter()
@@ -207,7 +197,6 @@ class PoolsScene:
 
 
 def served_pool(name: str, *more: str) -> str:
-    """The flag for a pool whose endpoints are in the file of its name."""
     return ",".join((f"name={name},endpoints-file={name}.yaml,config-file=config.yaml", *more))
 
 
@@ -232,7 +221,6 @@ async def pools_scene(folder: Path, *pools: str) -> AsyncIterator[PoolsScene]:
 
 @asynccontextmanager
 async def running(*pickers: PickerProcess) -> AsyncIterator[None]:
-    """They have been started, and are ended."""
     try:
         for picker in pickers:
             await picker.start()
@@ -267,9 +255,7 @@ def bootstrap(
     mechanism: Mechanism = Mechanism.ORIGINAL_DST,
     **changes: Any,
 ) -> Document:
-    """The generated bootstrap for one picker of all pools, with longer timeouts for a busy
-    machine.
-    """
+    """The generated bootstrap for one picker of all pools, with longer timeouts for a busy machine."""
     config = BootstrapConfig(
         listen=SocketAddress(HOST, scene.listen),
         admin=SocketAddress(HOST, scene.admin),
@@ -288,17 +274,14 @@ def bootstrap(
 
 
 def by_metadata(name: str) -> Document:
-    """Ask at the common port, and name the pool."""
     return _overrides({"grpc_initial_metadata": [{"key": POOL_METADATA, "value": name}]})
 
 
 def by_cluster(cluster: str) -> Document:
-    """Ask another cluster than the filter says."""
     return _overrides({"grpc_service": {"envoy_grpc": {"cluster_name": cluster}}})
 
 
 def add_picker(document: Document, cluster: str, port: int, health_port: int) -> None:
-    """A cluster like that of the picker, at another port."""
     clusters = document["static_resources"]["clusters"]
     made = copy.deepcopy(next(one for one in clusters if one["name"] == "picker"))
     made["name"] = made["load_assignment"]["cluster_name"] = cluster
@@ -311,13 +294,12 @@ def add_picker(document: Document, cluster: str, port: int, health_port: int) ->
 
 
 def asking(document: Document, pool: str, settings: Document) -> None:
-    """Let the route of a pool ask in this way."""
     (route,) = (one for one in routes(document) if one["name"] == pool)
     route["typed_per_filter_config"] = settings
 
 
 def add_route(document: Document, place: str, pool: str, settings: Document | None) -> None:
-    """A further route to a pool, which asks in this way; None: as the filter does."""
+    """Add a further route to a pool, which asks in this way, or as the filter does."""
     (route,) = (copy.deepcopy(one) for one in routes(document) if one["name"] == pool)
     route["name"], route["match"] = place, {"prefix": f"/{place}/"}
     route["typed_per_filter_config"] = settings or {}
@@ -325,7 +307,7 @@ def add_route(document: Document, place: str, pool: str, settings: Document | No
 
 
 def add_split(document: Document, place: str, shares: dict[str, tuple[int, Document]]) -> None:
-    """A route to several pools by weight, each asked for in its way; the answer says which."""
+    """Add a route to several pools by weight, each asked for in its way; the answer says which."""
     first = next(iter(shares))
     add_route(document, place, first, None)
     action = routes(document)[0]["route"]

@@ -10,14 +10,11 @@ from tests.support.waiting import until
 
 
 class EnvoyProcess:
-    """One Envoy, whose bootstrap has its administration at the port `admin`."""
-
     def __init__(self, folder: Path, admin: int) -> None:
         self._folder, self._admin = folder, f"http://127.0.0.1:{admin}"
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self, bootstrap: str, threads: int = 1) -> None:
-        """Begin, with a bootstrap in YAML or JSON."""
         path = self._folder / "bootstrap.yaml"
         path.write_text(bootstrap)
         self._process = await asyncio.create_subprocess_exec(
@@ -28,7 +25,6 @@ class EnvoyProcess:
         )
 
     async def until_ready(self) -> None:
-        """Return once its listeners are up."""
         await until(self._is_ready, what="Envoy listens")
 
     async def _is_ready(self) -> bool:
@@ -48,7 +44,7 @@ class EnvoyProcess:
             await self._process.wait()
 
     async def stats(self, pattern: str) -> dict[str, int]:
-        """Counters and gauges whose name matches; none while it does not say."""
+        """Counters and gauges whose name matches; none while Envoy does not answer."""
         wanted = {"filter": pattern, "format": "json"}
         try:
             async with (
@@ -61,12 +57,10 @@ class EnvoyProcess:
         return {one["name"]: one["value"] for one in found if "value" in one}
 
     async def healthy(self, cluster: str) -> int | None:
-        """Count the members of a cluster that Envoy uses."""
         name = f"cluster.{cluster}.membership_healthy"
         return (await self.stats(f"^{name}$")).get(name)
 
     async def until_healthy(self, cluster: str, count: int) -> None:
-        """Return once Envoy uses exactly this number of members of a cluster."""
         await until(
             lambda: self.healthy(cluster),
             lambda found: found == count,

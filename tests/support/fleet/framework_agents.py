@@ -3,7 +3,6 @@
 `python framework_agents.py URL FRAMEWORK CHOICE STREAMS` talks to an echo model: what a tool
 answers is what the model says next, so each turn's result holds the next turn's call. It writes
 what the tool was asked for, the last answer, and the share of each turn's prompt that was cached.
-Nothing of this project is imported.
 """
 
 import asyncio
@@ -51,26 +50,21 @@ class Weather:
 
     @property
     def text(self) -> str:
-        """The text that the model is to say next."""
         return self._texts[len(self.asked)]
 
     def look(self, city: str) -> str:
-        """One call of the tool."""
         self.asked.append(city)
         return self.text
 
     def used(self, cached: int, prompt: int) -> None:
-        """Note how much of a prompt was cached."""
         self.shares.append(cached / prompt)
 
 
 async def langchain(url: str, weather: Weather, choice: str, streams: bool) -> str:
-    """LangChain with chat completions."""
     return await _langchain(url, weather, choice, streams, responses=False)
 
 
 async def langchain_responses(url: str, weather: Weather, choice: str, streams: bool) -> str:
-    """LangChain with OpenAI's Responses."""
     return await _langchain(url, weather, choice, streams, responses=True)
 
 
@@ -115,7 +109,6 @@ async def _langchain(
 
 
 async def litellm(url: str, weather: Weather, choice: str, streams: bool) -> str:
-    """litellm's OpenAI-compatible provider."""
     import litellm as lib
 
     where = {"model": "openai/echo", "api_base": url, "api_key": "none", "max_retries": 0}
@@ -147,14 +140,12 @@ async def litellm(url: str, weather: Weather, choice: str, streams: bool) -> str
 
 
 async def openai_agents(url: str, weather: Weather, choice: str, streams: bool) -> str:
-    """OpenAI's agents with chat completions."""
     from agents import OpenAIChatCompletionsModel
 
     return await _openai_agents(url, weather, streams, OpenAIChatCompletionsModel)
 
 
 async def openai_agents_responses(url: str, weather: Weather, choice: str, streams: bool) -> str:
-    """OpenAI's agents with Responses."""
     from agents import OpenAIResponsesModel
 
     return await _openai_agents(url, weather, streams, OpenAIResponsesModel)
@@ -186,7 +177,6 @@ async def _openai_agents(url: str, weather: Weather, streams: bool, kind: Any) -
 
 
 async def pydantic_ai(url: str, weather: Weather, choice: str, streams: bool) -> str:
-    """Pydantic AI's agents with chat completions."""
     from pydantic_ai import Agent, Tool
     from pydantic_ai.models.openai import OpenAIChatModel
     from pydantic_ai.providers.openai import OpenAIProvider
@@ -211,7 +201,6 @@ async def pydantic_ai(url: str, weather: Weather, choice: str, streams: bool) ->
 
 
 async def instructor(url: str, weather: Weather, choice: str, streams: bool) -> str:
-    """Instructor's models, each a call of a function."""
     import instructor as lib
     from openai import AsyncOpenAI
     from pydantic import BaseModel
@@ -265,7 +254,6 @@ FRAMEWORKS: dict[str, Callable[[str, Weather, str, bool], Awaitable[str]]] = {
 
 
 async def main(url: str, framework: str, choice: str, streams: str) -> None:
-    """Run one agent; write JSON."""
     weather = Weather(SPELLINGS[choice])
     answer = await FRAMEWORKS[framework](url, weather, choice, streams == "True")
     found = {"asked": weather.asked, "answer": answer, "shares": weather.shares}

@@ -46,7 +46,6 @@ class Server:
 
 
 async def listening(runner: web.AppRunner) -> str:
-    """Its address, on a free port."""
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     host, port = runner.addresses[0][:2]

@@ -25,8 +25,6 @@ class Peers:
 
 
 class PeerPicker(VirtualPicker):
-    """One replica. Owns its side of the exchange."""
-
     def __init__(self, simulation: Simulation, rng: Random) -> None:
         super().__init__(simulation, rng)
         knowledge = Knowledge(self.datastore, self.inflight)
@@ -74,7 +72,6 @@ class PeerFleet(VirtualFleet):
                         self._send(one, other)
 
     def _send(self, one: PeerPicker, other: PeerPicker) -> None:
-        """Send everything that `one` has for `other` now."""
         there = other.exchange.replica_id
         if there not in one.cursors:
             _, answer = other.exchange.greeted(one.exchange.hello(now()), now())

@@ -18,7 +18,6 @@ LIMIT_SECONDS = 120
 
 
 def children(pid: int) -> Iterator[int]:
-    """All descendants of a process."""
     with contextlib.suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
             for child in (task / "children").read_text().split():
@@ -27,15 +26,12 @@ def children(pid: int) -> Iterator[int]:
 
 
 def command(pid: int) -> str:
-    """Its command line; empty when there is no such process."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
     return ""
 
 
 class Fleet:
-    """A running `pointsman up`."""
-
     def __init__(self, process: asyncio.subprocess.Process, port: int) -> None:
         self.process = process
         self.port = port
@@ -46,13 +42,11 @@ class Fleet:
         )
 
     async def read(self) -> None:
-        """Follow its output to the end."""
         assert self.process.stdout is not None
         async for line in self.process.stdout:
             self.output += line.decode()
 
     async def ready(self) -> None:
-        """Wait for the last line of a start, or for the end."""
         await until(
             lambda: (
                 re.search(r"dashboard .*\n", self.output) or self.process.returncode is not None
@@ -62,24 +56,20 @@ class Fleet:
 
     @property
     def worker_urls(self) -> list[str]:
-        """The address of each worker itself, by its number."""
         listed = re.search(r"workers   127\.0\.0\.1:([\d, ]+?)  ", self.output)
         assert listed is not None, self.output
         return [f"http://127.0.0.1:{port}" for port in listed[1].split(", ")]
 
     @property
     def picker_url(self) -> str:
-        """The address of the dashboard."""
         listed = re.search(r"dashboard +(http://\S+)", self.output)
         assert listed is not None, self.output
         return listed[1]
 
     def descendants(self) -> dict[int, str]:
-        """Process id → command line of everything it started."""
         return {pid: command(pid) for pid in children(self.process.pid)}
 
     async def say_hello(self) -> int:
-        """One chat completion of four tokens; how many came."""
         answer = await self.openai.chat.completions.create(
             model="sim",
             max_tokens=4,

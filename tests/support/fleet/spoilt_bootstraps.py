@@ -30,7 +30,6 @@ def route(document: Document) -> Document:
 
 
 def cluster(document: Document, name: str) -> Document:
-    """A cluster by its name."""
     return next(one for one in document["static_resources"]["clusters"] if one["name"] == name)
 
 
@@ -57,12 +56,10 @@ Break = Callable[[Document], object]
 
 
 def without(part: str, key: Any) -> Break:
-    """One of its settings, or of its elements, is taken out."""
     return lambda document: PARTS[part](document).pop(key)
 
 
 def other(part: str, **settings: str) -> Break:
-    """Some of its settings are others."""
     return lambda document: PARTS[part](document).update(settings)
 
 

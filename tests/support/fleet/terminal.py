@@ -18,8 +18,6 @@ LIMIT_SECONDS = 120
 
 
 class Terminal:
-    """The output of a program, and its process."""
-
     def __init__(self, master: int, slave: int) -> None:
         self._master, self._slave = master, slave
         self.modes_before = self.modes()
@@ -35,7 +33,6 @@ class Terminal:
         os.write(self._master, keys)
 
     def modes(self) -> list[Any]:
-        """The modes of the terminal, such as echo."""
         return termios.tcgetattr(self._slave)
 
     async def until(self, condition: Callable[[str], object]) -> None:
@@ -52,7 +49,7 @@ class Terminal:
 async def terminal(
     *argv: str, columns: int = 80, lines: int = 24, **environment: str
 ) -> AsyncIterator[Terminal]:
-    """`python argv …` at a terminal of this size, until left."""
+    """Run `python argv …` at a terminal of this size."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
     own = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}

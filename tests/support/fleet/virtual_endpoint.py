@@ -27,7 +27,7 @@ ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encodi
 
 @dataclass(frozen=True)
 class Times:
-    """The times of one answer: seconds until its first token and between tokens; both positive."""
+    """Seconds until the first token of an answer and between tokens; both are positive."""
 
     ttft: float
     itl: float = 0.01
