@@ -1,5 +1,4 @@
-"""The bench reports the known latency of an endpoint, or says that it cannot, all in virtual time.
-"""
+"""In virtual time, the bench reports an endpoint's known latency, or says that it cannot."""
 
 from dataclasses import replace
 
@@ -108,8 +107,7 @@ def test_overload_shows_as_latency_and_not_as_a_smaller_rate() -> None:
 
 @one_or_more
 def test_a_client_that_cannot_keep_up_says_so_and_counts_its_lateness(processes: int) -> None:
-    """A send costs the client 150 ms, so it falls behind its own schedule; the endpoint is instant.
-    """
+    """A send costs the client 150 ms, so it falls behind its schedule; the endpoint is instant."""
     endpoint = VirtualEndpoint(lambda number, now: Times(0.01, 0.001), write_seconds=0.15)
     one = measured(endpoint, processes=processes)
     text = "\n".join(lines_of(one, None))

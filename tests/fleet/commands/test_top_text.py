@@ -23,8 +23,7 @@ def test_a_cell_has_its_width_for_any_text(text: str, width: int, is_ascii: bool
 
 @pytest.mark.parametrize("text", ["\x1b[2J", "a\nb", "\x07", "\x9b31m", "\u202egnp", "\u200b\x00"])
 def test_control_characters_are_removed(text: str) -> None:
-    """Letters then extend the text, also those of commands; Enter keeps the text, Escape clears it.
-    """
+    """Letters extend the text, also those of commands; Enter keeps the text, Escape clears it."""
     assert not set(clean(text, GLYPHS)) & {"\x1b", "\n", "\x07", "\x9b", "\u202e", "\u200b", "\x00"}
 
 

@@ -139,8 +139,7 @@ def test_a_follower_has_no_findings() -> None:
 def test_missing_replicas_are_found(
     connected: float, known: float, peers: str, calls: dict[str, float], others: int | None
 ) -> None:
-    """Fewer replicas are connected than are named; a picker may name itself, or one replica twice.
-    """
+    """Fewer are connected than are named; a picker may name itself, or one replica twice."""
     series = {
         "pointsman_peers_connected": float(connected),
         "pointsman_peers_heard": float(known),

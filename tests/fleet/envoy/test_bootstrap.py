@@ -196,8 +196,7 @@ def test_every_pool_of_one_picker_has_a_route_and_endpoints_of_its_own() -> None
 
 
 def test_the_picker_may_choose_the_pool_by_a_header_that_no_client_can_set() -> None:
-    """The header is matched after the paths of the pools; without a choice the request is refused.
-    """
+    """The header is matched after the pools' paths; without a choice the request is refused."""
     changes = {"discovery": EndpointDiscovery(LOCAL), "pools": ("llama", "qwen")}
     document = json.loads(to_json(build(config(route_by_model=True, **changes))))
     chain = document["static_resources"]["listeners"][0]["filter_chains"][0]

@@ -140,8 +140,7 @@ async def house() -> AsyncIterator[House]:
 
 
 async def test_a_stream_continues_wherever_it_breaks(house: House) -> None:
-    """The stream breaks after every byte, in every way: the client sees one stream, without marks.
-    """
+    """The stream breaks after every byte, in every way; the client sees one, without marks."""
     await house.start()
     stream = b"".join(writes(None))
     workers = [
@@ -457,8 +456,7 @@ async def test_an_answer_is_held_up_to_its_limit(
 
 
 async def test_streams_without_marks_are_unchanged(house: House) -> None:
-    """A worker that does not know the field is passed on chunk for chunk, and cut where it breaks.
-    """
+    """A worker that does not know the field is passed on by chunks, and cut where it breaks."""
     await house.start()
     may_go_on = asyncio.Event()
 

@@ -82,6 +82,5 @@ def freeze_with_lies(fleet: FreezingFleet) -> None:
 def test_without_metrics_95_percent_are_served_in_time(
     config: str | None, change: Callable[[FreezingFleet], None]
 ) -> None:
-    """The picker's own counts suffice to serve 95 % of those that are in time with fresh metrics.
-    """
+    """Its own counts suffice to serve 95 % of those that are in time with fresh metrics."""
     assert goodput(change, config) >= 0.95 * goodput(None, config)

@@ -59,8 +59,7 @@ class Tenant:
     until: float = math.inf
 
     def calls(self, name: str, seconds: float) -> Iterable[tuple[float, int]]:
-        """Poisson arrivals with tokens of their outputs, the same ones whatever other tenants send.
-        """
+        """Poisson arrivals with tokens of their outputs, the same whatever other tenants send."""
         rng, at = Random(f"{name} of {self}"), self.since
         while (at := at + rng.expovariate(self.rate)) < min(seconds, self.until):
             output = self.num_output * math.exp(SPREAD * rng.gauss(0, 1) - SPREAD**2 / 2)

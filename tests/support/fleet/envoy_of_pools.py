@@ -255,8 +255,7 @@ def bootstrap(
     mechanism: Mechanism = Mechanism.ORIGINAL_DST,
     **changes: Any,
 ) -> Document:
-    """The generated bootstrap for one picker of all pools, with longer timeouts for a busy machine.
-    """
+    """The bootstrap for one picker of all pools, with longer timeouts for a busy machine."""
     config = BootstrapConfig(
         listen=SocketAddress(HOST, scene.listen),
         admin=SocketAddress(HOST, scene.admin),
