@@ -1,7 +1,4 @@
-"""The real Envoy and this picker in every pair of modes: bodies, streams and trailers arrive whole.
-
-One Envoy with a listener per pair of modes serves the whole module; each test has a picker.
-"""
+"""The real Envoy and this picker in every pair of modes: bodies, streams, trailers arrive whole."""
 
 import json
 import tempfile
@@ -64,7 +61,6 @@ def front() -> Iterator[Front]:
 async def picking(
     front: Front, *, settings: StreamSettings | None = None, is_empty: bool = False
 ) -> AsyncIterator[tuple[OddEndpoint, InflightLoad]]:
-    """A picker at both of Envoy's sockets, in front of one endpoint unless its pool is empty."""
     datastore, inflight = Datastore(), InflightLoad()
     director = Director(first_candidate(), RequestContext(datastore, inflight, Random(1)))
     plain = ServerOptions(host=str(front.picker_socket))
@@ -83,12 +79,10 @@ async def picking(
 
 
 def noise(size: int) -> bytes:
-    """Bytes of every value."""
     return Random(size).randbytes(size)
 
 
 async def echoed(front: Front, name: str, ask: Ask, *, http2: bool) -> Answer:
-    """A good answer of the endpoint that repeats bodies."""
     answer = await exchange(front.ports[name], ask, http2=http2)
     assert (answer.status, answer.complete) == (200, True), answer.body[:200]
     return answer
@@ -99,7 +93,6 @@ async def echoed(front: Front, name: str, ask: Ask, *, http2: bool) -> Answer:
 async def test_bodies_of_every_size_and_cut_arrive_unchanged(
     front: Front, name: str, http2: bool
 ) -> None:
-    """One byte, none, the limits of a piece, 4 MB; with a length, and in chunks of odd sizes."""
     large = noise(4 * 1024 * 1024)
     chunks = [large[at : at + 65_521] for at in range(0, 1_000_000, 65_521)]
     async with picking(front) as (endpoint, inflight):
@@ -125,7 +118,6 @@ async def test_bodies_of_every_size_and_cut_arrive_unchanged(
 async def test_a_stream_of_ten_thousand_events_arrives_unchanged(
     front: Front, name: str, http2: bool
 ) -> None:
-    """With response bodies in the picker and without."""
     async with picking(front) as (_, inflight):
         answer = await echoed(front, name, Ask("/events", [b"{}"]), http2=http2)
         assert answer.body == b"".join(EVENTS)
@@ -135,7 +127,6 @@ async def test_a_stream_of_ten_thousand_events_arrives_unchanged(
 @EACH_CLIENT
 @pytest.mark.parametrize("name", SERVED)
 async def test_trailers_pass_both_ways(front: Front, name: str, http2: bool) -> None:
-    """Trailers follow the body of the request and of the response."""
     ask = Ask("/trailers", [b"body"], trailers=(("x-behind", "it"),))
     async with picking(front) as (endpoint, inflight):
         answer = await echoed(front, name, ask, http2=http2)
@@ -146,7 +137,6 @@ async def test_trailers_pass_both_ways(front: Front, name: str, http2: bool) -> 
 
 @pytest.mark.parametrize("name", SERVED)
 async def test_owned_headers_pass_in_neither_direction(front: Front, name: str) -> None:
-    """A client steers nothing, an endpoint pretends nothing; with a body and without."""
     headers = (
         ("x-gateway-destination-endpoint", "192.0.2.1:1"),
         ("x-prefiller-host-port", "192.0.2.1:1"),
@@ -178,7 +168,6 @@ async def test_owned_headers_pass_in_neither_direction(front: Front, name: str) 
 async def test_a_model_name_is_put_back_wherever_the_body_can_be_seen(
     front: Front, name: str, model: str, stream: bool
 ) -> None:
-    """In pieces of seven bytes too, and with a length that is right or none."""
     body = json.dumps({"model": "m", "prompt": "hi", "stream": stream}).encode()
     async with picking(front) as (endpoint, inflight):
         ask = Ask("/v1/completions", [body], headers=RENAMED)
@@ -195,7 +184,6 @@ async def test_a_model_name_is_put_back_wherever_the_body_can_be_seen(
 
 @pytest.mark.parametrize("name", ["duplex", "buffered-duplex", "buffered-skipping"])
 async def test_refusals_reach_the_client(front: Front, name: str) -> None:
-    """With their status and text: malformed, too large, and without an endpoint."""
     port = front.ports[name]
     async with picking(front, settings=StreamSettings(max_body_bytes=300_000)) as (
         endpoint,
@@ -221,7 +209,6 @@ async def test_refusals_reach_the_client(front: Front, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["hurried", "buffered-hurried"])
 async def test_envoys_own_error_reaches_a_client_that_is_too_slow(front: Front, name: str) -> None:
-    """Half a body has come, and no more comes."""
     async with picking(front) as (endpoint, inflight):
         slow = Ask("/echo", [b"half of it"], length=False, has_end=False)
         assert (await exchange(front.ports[name], slow)).status == 408
@@ -230,7 +217,7 @@ async def test_envoys_own_error_reaches_a_client_that_is_too_slow(front: Front, 
 
 
 async def test_a_proxy_that_only_observes_is_not_held_up(front: Front) -> None:
-    """It gets no destination, so the request fails: this cluster has no other source."""
+    """The request fails because this cluster has no other source of a destination."""
     async with picking(front) as (endpoint, _):
         answer = await exchange(front.ports["observing"], Ask("/echo", [b"body"]))
         assert answer.status == 503

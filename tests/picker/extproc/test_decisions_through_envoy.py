@@ -47,8 +47,6 @@ def front() -> Iterator[Front]:
 
 @dataclass
 class Scripted:
-    """Decides as the test asks, for one stream at a time; may evict."""
-
     decision: RouteDecision
     evict: Callable[[DropReason], None] | None = None
     ends: asyncio.Queue[tuple[FinishCause, int | None]] = field(default_factory=asyncio.Queue)
@@ -67,7 +65,6 @@ class Scripted:
         self.ends.put_nowait((cause, status))
 
     async def end(self) -> tuple[FinishCause, int | None]:
-        """Return the end of the next request."""
         async with asyncio.timeout(LIMIT_SECONDS):
             return await self.ends.get()
 
@@ -76,7 +73,6 @@ class Scripted:
 async def picking(
     front: Front, *, marks: bool = False, **decision: object
 ) -> AsyncIterator[tuple[Scripted, OddEndpoint]]:
-    """A picker that decides as the test asks."""
     async with odd_endpoint() as endpoint:
         script = Scripted(replace(RouteDecision(endpoint.host_port), **decision))  # type: ignore[arg-type]
         options = ServerOptions(host=str(front.picker_socket))
@@ -94,7 +90,6 @@ class Doubling(HoldingTap):
     """Sends every byte twice, some of them late."""
 
     def body(self, data: bytes, is_last: bool) -> tuple[bytes, Metadata]:
-        """Twice as long."""
         return super().body(bytes(byte for byte in data for _ in range(2)), is_last)
 
 
@@ -103,7 +98,6 @@ class Doubling(HoldingTap):
 async def test_a_tap_may_change_lengths_and_hold_bytes_back(
     front: Front, name: str, path: str
 ) -> None:
-    """In every mode that shows bodies; where trailers follow, as far as the mode has room."""
     # In lockstep nothing can be sent after the last piece but the trailers.
     tap = Doubling(0 if (name, path) == ("streamed", "/trailers") else 1_000, None)
     async with picking(front, response=tap, needs_response_body=True) as (script, endpoint):
@@ -121,7 +115,6 @@ async def test_a_tap_may_change_lengths_and_hold_bytes_back(
 
 @EACH
 async def test_a_tap_that_fails_leaves_the_response_whole(front: Front, name: str) -> None:
-    """The client sees what the endpoint sent."""
     tap = HoldingTap(5, 2)
     async with picking(front, response=tap, needs_response_body=True) as (script, _):
         answer = await exchange(front.ports[name], Ask("/echo", [b"abc" * 50_000]))
@@ -131,7 +124,6 @@ async def test_a_tap_that_fails_leaves_the_response_whole(front: Front, name: st
 
 @pytest.mark.parametrize("name", ["duplex", "buffered", "streamed"])
 async def test_metadata_of_decision_and_response_reaches_envoy(front: Front, name: str) -> None:
-    """Beside the destination, and with the last piece of the body."""
     scores: Metadata = {"envoy.lb": {"x-scores": {"10.0.0.1:8000": 0.5}}}
     path = f"/echo?metadata={name}"
     async with picking(front, metadata=scores, response=HoldingTap(0, None)) as (_, endpoint):
@@ -145,7 +137,6 @@ async def test_metadata_of_decision_and_response_reaches_envoy(front: Front, nam
 
 
 async def logged(front: Front, path: str) -> str:
-    """Wait for the entry of that path in the access log."""
     async with asyncio.timeout(LIMIT_SECONDS):
         while True:  # until Envoy has written it down
             for line in read_lines(front.access_log):
@@ -155,13 +146,11 @@ async def logged(front: Front, path: str) -> str:
 
 
 def read_lines(path: Path) -> list[str]:
-    """Return the lines so far."""
     return path.read_text().splitlines() if path.exists() else []
 
 
 @EACH
 async def test_a_response_that_is_none_of_ours_passes_by(front: Front, name: str) -> None:
-    """Envoy continues alone if it can: bodies and trailers are always whole."""
     async with picking(front, marks=True, skip_response=True) as (script, _):
         body = b"abc" * 50_000
         for path in ("/echo", "/trailers", "/trailers", "/trailers", "/events"):
@@ -177,7 +166,6 @@ async def test_a_response_that_is_none_of_ours_passes_by(front: Front, name: str
 
 @EACH
 async def test_an_evicted_request_is_answered_by_the_picker(front: Front, name: str) -> None:
-    """While its endpoint thinks: a 429 that says why, and the endpoint is let go of."""
     async with picking(front) as (script, endpoint):
         asking = asyncio.ensure_future(exchange(front.ports[name], Ask("/hang", [b"{}"])))
         await endpoint.arrived.wait()
@@ -192,7 +180,7 @@ async def test_an_evicted_request_is_answered_by_the_picker(front: Front, name: 
 
 @pytest.mark.parametrize("name", ["duplex", "streamed", "none"])
 async def test_a_stream_that_is_evicted_breaks_off(front: Front, name: str) -> None:
-    """The client has its status already; it cannot take half a response for a whole one."""
+    """The client has its status already and must not take half a response for a whole one."""
     async with picking(front) as (script, _):
         ask = Ask("/half", [b"{}"])
         asking = asyncio.ensure_future(exchange(front.ports[name], ask))
@@ -210,7 +198,6 @@ async def test_a_stream_that_is_evicted_breaks_off(front: Front, name: str) -> N
 async def test_headers_beyond_the_limits_are_a_431(
     front: Front, name: str, headers: list[tuple[str, str]]
 ) -> None:
-    """With a body on its way and without one."""
     async with picking(front) as (script, endpoint):
         for ask in (
             Ask("/echo", [b"body"], headers=headers),
@@ -232,7 +219,6 @@ async def test_headers_beyond_the_limits_are_a_431(
     ],
 )
 async def test_a_client_that_leaves_ends_its_request(front: Front, name: str, path: str) -> None:
-    """Before the response and in the midst of it; the picker lets go of what it held."""
     async with picking(front) as (script, endpoint):
         ask = Ask(path, [b"{}"])
         asking = asyncio.ensure_future(exchange(front.ports[name], ask))

@@ -40,7 +40,6 @@ def front() -> Iterator[Front]:
 async def serving(
     front: Front, director: Callable[..., Any], **options: Any
 ) -> AsyncIterator[tuple[GrpcServer, list[Any]]]:
-    """A picker at Envoy's socket, an endpoint that repeats bodies, and the exchanges opened."""
     async with odd_endpoint() as endpoint:
 
         async def route(raw: RawRequest) -> RouteDecision:
@@ -71,7 +70,6 @@ async def test_no_request_fails_while_idle_connections_are_closed(
 
 
 async def leave(port: int) -> None:
-    """Ask, and be gone with a reset before there can be an answer."""
     _, writer = await asyncio.open_connection("127.0.0.1", port)
     raw = writer.get_extra_info("socket")
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -83,7 +81,7 @@ async def leave(port: int) -> None:
 async def test_clients_that_all_leave_at_once_are_no_attack(
     front: Front, director: Callable[..., Any]
 ) -> None:
-    """Each is a call that Envoy opens and gives up; the connection serves on."""
+    """Envoy opens and gives up one call for each client."""
     async with serving(front, director) as (server, exchanges):
         await exchange(front.ports["duplex"], Ask("/", SMALL))
         before = set(server._connections)
@@ -102,7 +100,7 @@ async def test_clients_that_all_leave_at_once_are_no_attack(
 async def test_a_body_without_room_gets_its_status_and_the_others_go_on(
     front: Front, director: Callable[..., Any], name: str
 ) -> None:
-    """Bodies that Envoy keeps are one message each, refused as soon as it has begun."""
+    """Envoy sends a body that it keeps as one message, which is refused as soon as it has begun."""
     bodies = ByteBudget(100_000)
     async with serving(front, director, budget=bodies) as (_, exchanges):
         for http2 in (False, True):

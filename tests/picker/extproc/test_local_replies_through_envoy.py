@@ -1,7 +1,4 @@
-"""Filters beside the picker's answer requests by themselves: the real Envoy passes each answer on.
-
-Envoy shows such an answer to the picker whether the picker has seen the request or not.
-"""
+"""Filters beside the picker's answer requests themselves: the real Envoy passes the answers on."""
 
 import logging
 import tempfile
@@ -65,7 +62,6 @@ def front() -> Iterator[Front]:
 
 @asynccontextmanager
 async def picking(front: Front) -> AsyncIterator[PickerMetrics]:
-    """A picker at Envoy's socket, whose one endpoint is not there; what it counts."""
     datastore, inflight, metrics = Datastore(), InflightLoad(), PickerMetrics()
     datastore.set_endpoints([Endpoint("pod", "127.0.0.1", 1)])
     context = RequestContext(datastore, inflight, Random(1), Watchers(RequestMetrics(metrics)))
@@ -80,13 +76,11 @@ async def picking(front: Front) -> AsyncIterator[PickerMetrics]:
 
 
 def counted(metrics: PickerMetrics, name: str) -> Mapping[str, float]:
-    """The values of a counter, by its last label."""
     samples = (sample for family in metrics.registry.collect() for sample in family.samples)
     return {[*s.labels.values()][-1]: s.value for s in samples if s.name == name}
 
 
 def asks(path: str, headers: tuple[tuple[str, str], ...]) -> list[Ask]:
-    """GET and POST, with bodies of every kind."""
     return [
         Ask(path, method="GET", headers=headers),
         Ask(path, headers=headers),
@@ -105,7 +99,6 @@ async def test_an_answer_that_comes_before_the_picker_reaches_the_client(
     status: int,
     text: bytes,
 ) -> None:
-    """In every pair of modes, without an error: no request, no line in the log."""
     caplog.set_level(logging.INFO)
     num_answers = 0
     async with picking(front) as metrics:
@@ -136,7 +129,6 @@ async def test_an_answer_that_comes_behind_the_picker_reaches_the_client(
     status: int,
     text: bytes,
 ) -> None:
-    """It takes the place of the endpoint's, while pieces of a large body are still given back."""
     caplog.set_level(logging.WARNING)
     async with picking(front):
         for name in BEHIND:

@@ -25,13 +25,11 @@ LARGE = bytes(100_000)
 
 
 def roomy(max_bytes: int) -> tuple[ByteBudget, list[StreamMachine]]:
-    """Create two streams that share room for `size` bytes."""
     bodies = ByteBudget(max_bytes)
     return bodies, [StreamMachine(StreamSettings(budget=bodies)) for _ in range(2)]
 
 
 def test_a_body_that_finds_no_room_while_others_arrive_is_refused() -> None:
-    """With the status and the reason of a full queue; what comes after it is ignored."""
     bodies, (first, second) = roomy(100)
     feed(first, m.RequestHeaders(HEADERS), m.RequestBody(bytes(60)))
     feed(second, m.RequestHeaders(HEADERS), m.RequestBody(bytes(40)))
@@ -50,7 +48,6 @@ def test_a_body_that_finds_no_room_while_others_arrive_is_refused() -> None:
 
 
 def test_a_body_that_comes_at_once_needs_no_room() -> None:
-    """It is complete; so is one that a proxy has buffered."""
     bodies, (first, second) = roomy(0)
     assert isinstance(feed(first, m.RequestHeaders(HEADERS), BODY)[0], m.Route)
     buffered = m.RequestHeaders(HEADERS, request_body=BodyMode.BUFFERED)
@@ -72,7 +69,6 @@ def test_a_body_that_comes_at_once_needs_no_room() -> None:
     ids=str,
 )
 def test_the_room_of_a_body_is_given_back_once_however_it_ends(end: object) -> None:
-    """Complete, answered by the proxy, too large, refused, evicted or cut off."""
     bodies = ByteBudget(2000)
     machine = StreamMachine(StreamSettings(max_body_bytes=500, budget=bodies))
     feed(machine, m.RequestHeaders(HEADERS), m.RequestBody(bytes(200)), m.RequestBody(bytes(100)))
@@ -87,8 +83,6 @@ def test_the_room_of_a_body_is_given_back_once_however_it_ends(end: object) -> N
 
 
 class Reader:
-    """A receiver that writes down what it gets, and refuses what finds no room or takes it."""
-
     def __init__(self, *, takes_all: bool) -> None:
         self.takes_all = takes_all
         self.read: list[int] = []
@@ -116,7 +110,7 @@ class Reader:
 
 
 async def upload(peer: Peer, stream_id: int, size: int) -> int:
-    """Send as much of a message as the peer is let; how much that was."""
+    """Send as much of a message as the peer's window allows; return how much that was."""
     left = prefix(bytes(size)) + bytes(size)
     sent = 0
     while left and (room := min(peer.http2.local_flow_control_window(stream_id), 16_384)):
@@ -131,7 +125,6 @@ async def upload(peer: Peer, stream_id: int, size: int) -> int:
 
 
 async def test_a_large_message_needs_room_until_it_is_whole() -> None:
-    """A proxy that keeps a body shows it as one; what does not fit is not even received."""
     bodies, reader = ByteBudget(3_000_000), Reader(takes_all=False)
     peer = connected({}, 2**23, {PATH: reader}, budget=bodies)
     await peer.settle()
@@ -156,7 +149,6 @@ async def test_a_large_message_needs_room_until_it_is_whole() -> None:
 
 
 async def test_a_receiver_that_takes_it_gets_its_message_without_room() -> None:
-    """Its message is not a body of a request; it still counts."""
     bodies, reader = ByteBudget(1000), Reader(takes_all=True)
     peer = connected({}, 2**23, {PATH: reader}, budget=bodies)
     await peer.settle()
@@ -168,7 +160,6 @@ async def test_a_receiver_that_takes_it_gets_its_message_without_room() -> None:
 
 @pytest.mark.parametrize("end", ["reset", "lost", "end of stream", "deadline"])
 async def test_the_room_of_half_a_message_is_given_back(end: str) -> None:
-    """For every end of its stream."""
     bodies = ByteBudget(2_000_000)
     peer = connected({}, 2**23, {PATH: Reader(takes_all=False)}, budget=bodies)
     stream_id = peer.call()

@@ -31,7 +31,6 @@ MakeDirector = Callable[..., Any]
 
 
 def headers_in(mode: int) -> bytes:
-    """The headers of a request whose bodies are shown in that mode, its response's not at all."""
     modes = pb.ProtocolConfiguration(request_body_mode=mode, response_body_mode=0)
     message = pb.ProcessingRequest(request_headers=pb.HttpHeaders(), protocol_config=modes)
     return bytes(message.SerializeToString())
@@ -46,12 +45,10 @@ async def crash(raw: RawRequest) -> RouteDecision:
 
 
 async def skip(raw: RawRequest) -> RouteDecision:
-    """The response is none of ours."""
     return RouteDecision("10.0.0.1:8000", skip_response=True)
 
 
 async def test_a_request_goes_through_all_phases(director: MakeDirector) -> None:
-    """Even with a message of an unknown kind among them."""
     source = director()
     async with stream(source) as wire:
         wire.play(HEADERS, UNKNOWN_KIND, BODY)
@@ -78,7 +75,6 @@ async def test_a_request_goes_through_all_phases(director: MakeDirector) -> None
 async def test_every_end_of_the_stream_cancels_a_pending_decision(
     director: MakeDirector, held_routing: Callable[[], Any], end: Any, cause: FinishCause
 ) -> None:
-    """A client that leaves while its request waits frees its place, once nothing routes."""
     held = held_routing()
     source = director(held)
     async with stream(source) as wire:
@@ -99,7 +95,6 @@ async def test_every_end_of_the_stream_cancels_a_pending_decision(
 async def test_messages_are_taken_while_the_decision_is_pending(
     director: MakeDirector, held_routing: Callable[[], Any]
 ) -> None:
-    """And the deferred reply to trailers comes last."""
     held = held_routing()
     async with stream(director(held)) as wire:
         wire.play(HEADERS, BODY)
@@ -114,7 +109,6 @@ async def test_messages_are_taken_while_the_decision_is_pending(
 async def test_the_proxys_own_reply_cancels_a_pending_decision(
     director: MakeDirector, held_routing: Callable[[], Any]
 ) -> None:
-    """When the proxy has answered the client, no decision is needed."""
     held = held_routing()
     source = director(held)
     async with stream(source) as wire:
@@ -147,7 +141,6 @@ async def test_the_proxys_own_reply_cancels_a_pending_decision(
 async def test_a_refusal_is_answered_and_ends_the_stream(
     director: MakeDirector, caplog: Any, routing: Any, messages: list[Any], finished: Any
 ) -> None:
-    """The picker does not wait for the proxy to close; details of a bug stay in the log."""
     source = director(routing)
     async with stream(source) as wire:
         wire.play(*messages)
@@ -160,7 +153,7 @@ async def test_a_refusal_is_answered_and_ends_the_stream(
 
 
 async def test_a_response_is_not_broken_off_for_want_of_room(director: MakeDirector) -> None:
-    """Room is for requests that are to come."""
+    """The limit on room is for requests that are still to come."""
     async with stream(director()) as wire:
         wire.play(LARGE, RESPONSE_HEADERS)
         assert await wire.reply() == "response_headers"
@@ -173,7 +166,6 @@ async def test_a_response_is_not_broken_off_for_want_of_room(director: MakeDirec
 async def test_a_response_that_is_none_of_ours_ends_the_stream_after_the_answer(
     director: MakeDirector,
 ) -> None:
-    """The picker closes first, in order, and does not wait for the proxy."""
     source = director(skip)
     async with stream(source) as wire:
         wire.play(headers_in(DUPLEX), BODY)
@@ -186,7 +178,6 @@ async def test_a_response_that_is_none_of_ours_ends_the_stream_after_the_answer(
 async def test_a_broken_order_or_message_aborts_the_stream(
     director: MakeDirector, messages: tuple[bytes, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The peer is named as the culprit and the exchange still finishes."""
     source = director()
     async with stream(source) as wire:
         wire.play(*messages)
@@ -201,7 +192,6 @@ async def test_a_broken_order_or_message_aborts_the_stream(
 async def test_a_step_that_fails_still_finishes_once(
     director: MakeDirector, held_routing: Callable[[], Any], is_later: bool
 ) -> None:
-    """Neither in a message nor after a decision that had to wait."""
     held = held_routing()
     source = director(held) if is_later else director()
     async with stream(source) as wire:
@@ -220,7 +210,7 @@ async def test_a_step_that_fails_still_finishes_once(
 async def test_a_proxy_that_counts_the_seconds_is_asked_to_wait_longer(
     director: MakeDirector, held_routing: Callable[[], Any], mode: int
 ) -> None:
-    """Before a decision that waits; one that streams both ways sets no bound, and is not asked."""
+    """A proxy that streams both ways sets no bound and is not asked."""
     held = held_routing()
     source = director(held)
     async with stream(source) as wire:
@@ -242,7 +232,6 @@ async def test_a_proxy_that_counts_the_seconds_is_asked_to_wait_longer(
 
 
 async def test_an_eviction_answers_the_client_and_ends_the_stream(director: MakeDirector) -> None:
-    """In any state of the stream, and only once."""
     source = director()
     async with stream(source) as wire:
         wire.play(HEADERS, BODY)
@@ -269,7 +258,6 @@ async def test_an_eviction_answers_the_client_and_ends_the_stream(director: Make
 async def test_an_eviction_cancels_a_pending_decision(
     director: MakeDirector, held_routing: Callable[[], Any], is_reset: bool
 ) -> None:
-    """It holds nothing any more; while the stream is being reset, that has had the last word."""
     held = held_routing()
     source = director(held)
     async with stream(source) as wire:
@@ -303,7 +291,6 @@ async def test_an_eviction_cancels_a_pending_decision(
 async def test_a_stream_is_counted_once_whatever_ends_it(
     director: MakeDirector, end: Any, code: str
 ) -> None:
-    """It is open while it lasts, and how long that was is observed."""
     metrics, seconds = PickerMetrics(), iter((1.0, 3.5))
 
     def value(name: str, /, **labels: str) -> float | None:
@@ -324,6 +311,6 @@ async def test_a_stream_is_counted_once_whatever_ends_it(
 
 
 def test_codes_are_spelt_as_in_go() -> None:
-    """Dashboards select by them."""
+    """Dashboards select by Go's spelling of the codes."""
     statuses = (Status.OK, Status.CANCELLED, Status.DEADLINE_EXCEEDED)
     assert [code_name(one) for one in statuses] == ["OK", "Canceled", "DeadlineExceeded"]

@@ -16,21 +16,17 @@ LENGTH = {":status": "200", "content-length": "5"}
 
 @dataclass
 class Shouting:
-    """Converts pieces to upper case, holds back the last byte and reports the cost at the end."""
-
     fails_at: str = ""
     held: bytes = b""
     seen: list[object] = field(default_factory=list)
 
     def head(self, head: ResponseHead) -> tuple[tuple[str, str], ...]:
-        """Add a header."""
         self.seen.append(head)
         if self.fails_at == "head":
             raise ZeroDivisionError
         return (("x-session-token", "abc"),)
 
     def body(self, data: bytes, is_last: bool) -> tuple[bytes, Metadata]:
-        """Hold one byte back until the end."""
         self.seen.append((data, is_last))
         if self.fails_at == "body":
             raise ZeroDivisionError
@@ -56,7 +52,6 @@ def routed(
     request_body: BodyMode = BodyMode.DUPLEX,
     changes: bool = True,
 ) -> StreamMachine:
-    """A machine whose request has left, watched by `tap`."""
     machine = StreamMachine()
     machine.receive(m.RequestHeaders({}, request_body=request_body, response_body=mode))
     machine.receive(m.RequestBody(b"{}", end_of_stream=True))
@@ -65,19 +60,16 @@ def routed(
 
 
 def responding(*args: Any, **kwargs: Any) -> StreamMachine:
-    """One whose response has begun."""
     machine = routed(*args, **kwargs)
     machine.receive(m.ResponseHeaders(200))
     return machine
 
 
 def bytes_of(actions: list[m.Action]) -> bytes:
-    """Join the bytes for the client in full duplex."""
     return b"".join(a.data for a in actions if isinstance(a, m.SendResponseBody))
 
 
 def test_the_tap_sees_the_head_and_its_headers_go_out() -> None:
-    """The tap sees status, headers and origin; the mark of the picker remains."""
     tap = Shouting()
     headers = {":status": "503", "content-type": "text/plain"}
     event = m.ResponseHeaders(503, False, "10.0.0.1:8000", headers, has_destination_metadata=True)
@@ -104,7 +96,6 @@ def test_the_tap_knows_whether_a_body_follows(
 
 
 def test_changed_pieces_go_out_and_what_is_held_back_follows() -> None:
-    """Metadata is on the last piece alone, and so is the end of the stream."""
     machine = responding(Shouting())
     assert machine.receive(m.ResponseBody(b"abc")) == [m.SendResponseBody(b"AB", False)]
     assert machine.receive(m.ResponseBody(b"d", end_of_stream=True)) == [
@@ -114,14 +105,13 @@ def test_changed_pieces_go_out_and_what_is_held_back_follows() -> None:
 
 
 def test_a_piece_that_is_all_held_back_is_not_answered() -> None:
-    """In full duplex the proxy does not wait for it."""
+    """In full duplex the proxy does not wait for an answer."""
     machine = responding(Shouting())
     assert machine.receive(m.ResponseBody(b"a")) == []
     assert bytes_of(machine.receive(m.ResponseBody(b"", end_of_stream=True))) == b"A"
 
 
 def test_a_long_output_is_cut_and_ends_once() -> None:
-    """A tap may let go of much at once."""
     machine = responding(Shouting())
     actions = machine.receive(m.ResponseBody(b"x" * 130_000, end_of_stream=True))[1:]
     assert bytes_of(actions) == b"X" * 130_000
@@ -132,7 +122,6 @@ def test_a_long_output_is_cut_and_ends_once() -> None:
 
 
 def test_bytes_held_back_go_before_trailers_without_the_end_of_the_stream() -> None:
-    """The trailers are the end."""
     machine = responding(Shouting())
     machine.receive(m.ResponseBody(b"ab"))
     assert machine.receive(m.ResponseTrailers()) == [
@@ -143,7 +132,6 @@ def test_bytes_held_back_go_before_trailers_without_the_end_of_the_stream() -> N
 
 
 def test_a_proxy_that_waits_gets_each_piece_changed_in_place() -> None:
-    """One reply per message, "unchanged" where nothing changed."""
     machine = responding(Shouting(), BodyMode.LOCKSTEP)
     assert machine.receive(m.ResponseBody(b"ab")) == [m.SendHeldResponseBody(b"A")]
     assert machine.receive(m.ResponseBody(b"")) == [m.SendResponseBodyUnchanged()]
@@ -153,7 +141,7 @@ def test_a_proxy_that_waits_gets_each_piece_changed_in_place() -> None:
 
 @pytest.mark.parametrize("end", [True, False])
 def test_a_body_in_one_message_is_its_end_for_the_tap(end: bool) -> None:
-    """Even when trailers follow: nothing that is held back could be sent later."""
+    """Nothing can be sent after a body in one message, even when trailers follow."""
     tap = Shouting()
     machine = routed(tap, BodyMode.BUFFERED)
     machine.receive(m.ResponseHeaders(200, headers=LENGTH))
@@ -166,7 +154,7 @@ def test_a_body_in_one_message_is_its_end_for_the_tap(end: bool) -> None:
 
 
 def test_no_length_is_invented_for_a_body_in_one_message() -> None:
-    """If the endpoint stated none, a length might cost an HTTP/1 client its trailers."""
+    """A length that the endpoint did not state might cost an HTTP/1 client its trailers."""
     machine = responding(Shouting(), BodyMode.BUFFERED)
     assert machine.receive(m.ResponseBody(b"hello"))[-1] == m.SendHeldResponseBody(
         b"HELLO", None, COST
@@ -186,7 +174,6 @@ def test_no_length_is_invented_for_a_body_in_one_message() -> None:
 def test_the_length_goes_where_the_body_may_change_after_it(
     mode: BodyMode, removed: tuple[str, ...]
 ) -> None:
-    """Only then: not without a tap, not for one that only watches, not when there is no body."""
     event = m.ResponseHeaders(200, headers=LENGTH)
     (reply,) = routed(Shouting(), mode).receive(event)
     assert isinstance(reply, m.SendResponseHeaders)
@@ -204,7 +191,6 @@ def test_the_length_goes_where_the_body_may_change_after_it(
 
 @pytest.mark.parametrize("tap", [None, Shouting()])
 def test_headers_that_belong_to_the_system_do_not_reach_the_client(tap: Shouting | None) -> None:
-    """In any case of letters; others pass, and so do those that the picker sets."""
     headers = {
         "x-llm-d-request-dropped-reason": "evicted",
         "x-gateway-destination-endpoint-served": "10.0.0.1:8000",
@@ -220,7 +206,6 @@ def test_headers_that_belong_to_the_system_do_not_reach_the_client(tap: Shouting
 
 
 def test_a_proxy_that_buffers_requests_is_asked_for_the_body_that_it_would_not_show() -> None:
-    """From then on it streams the body both ways, and the stated length goes."""
     machine = routed(Shouting(), BodyMode.ABSENT, request_body=BodyMode.BUFFERED)
     (reply,) = machine.receive(m.ResponseHeaders(200, headers=LENGTH))
     assert isinstance(reply, m.SendResponseHeaders)
@@ -247,7 +232,6 @@ def test_a_proxy_is_not_asked_for_a_body_that_is_not_there_or_only_watched() -> 
 def test_a_proxy_that_disregards_the_wish_still_completes_its_responses(
     shown: int, cause: str
 ) -> None:
-    """No body was seen, so the stream's end is the response's; after a piece it would be early."""
     machine = responding(Shouting(), BodyMode.ABSENT, request_body=BodyMode.BUFFERED)
     for _ in range(shown):
         machine.receive(m.ResponseBody(b"some"))
@@ -256,14 +240,13 @@ def test_a_proxy_that_disregards_the_wish_still_completes_its_responses(
 
 
 def test_part_of_a_body_may_be_all_that_is_shown() -> None:
-    """A proxy with a limited buffer closes the stream after it."""
+    """A proxy with a limited buffer closes the stream after the first part of a body."""
     machine = responding(Shouting(), BodyMode.PARTIAL)
     assert machine.receive(m.ResponseBody(b"part")) == [m.SendHeldResponseBody(b"PART", None, COST)]
     assert machine.receive(m.Closed(Ending.END_OF_STREAM)) == [Finish(FinishCause.COMPLETED, 200)]
 
 
 def test_a_tap_that_fails_at_the_head_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    """The response passes unchanged."""
     tap = Shouting("head")
     machine = routed(tap)
     assert machine.receive(m.ResponseHeaders(200)) == [m.SendResponseHeaders(())]
@@ -273,7 +256,6 @@ def test_a_tap_that_fails_at_the_head_is_left_out(caplog: pytest.LogCaptureFixtu
 
 
 def test_a_tap_that_fails_at_a_piece_loses_no_byte(caplog: pytest.LogCaptureFixture) -> None:
-    """The held bytes go first, then the piece; the tap is not called again."""
     tap = Shouting()
     machine = responding(tap)
     assert bytes_of(machine.receive(m.ResponseBody(b"abc"))) == b"AB"
@@ -299,14 +281,12 @@ def test_a_mode_that_cannot_take_what_was_held_says_so(caplog: pytest.LogCapture
 
 
 def test_a_response_without_a_body_ends_the_tap() -> None:
-    """It sees the head and the end."""
     tap = Shouting()
     routed(tap).receive(m.ResponseHeaders(204, end_of_stream=True))
     assert tap.seen[-1] == "end"
 
 
 def test_trailers_after_a_body_that_had_its_end_are_answered_once() -> None:
-    """A proxy that shows both gets a reply."""
     machine = responding(None)
     machine.receive(m.ResponseBody(b"x", end_of_stream=True))
     assert machine.receive(m.ResponseTrailers()) == [m.SendResponseTrailers()]

@@ -1,6 +1,4 @@
-"""The gRPC server on a real socket, with the client that grpc.aio makes. Phases and refusals are in
-`test_pump`, limits of calls in the tests of `picker.rpc`.
-"""
+"""The gRPC server on a real socket, called by the client of grpc.aio."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -22,32 +20,26 @@ MakeDirector = Callable[..., Any]
 
 
 class Fleet:
-    """Servers and channels of one test, closed at its end."""
-
     def __init__(self) -> None:
         self.servers: list[GrpcServer] = []
         self.channels: list[grpc.aio.Channel] = []
 
     def options(self, **changes: Any) -> ServerOptions:
-        """A free port of this machine."""
         return ServerOptions(**{"host": "127.0.0.1", "port": 0, **changes})
 
     async def channel_to(self, server: GrpcServer) -> grpc.aio.Channel:
-        """Start `server` and connect to it."""
         port = await server.start()
         self.servers.append(server)
         self.channels.append(grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
         return self.channels[-1]
 
     async def call(self, director: Any, **changes: Any) -> Any:
-        """An open ext_proc stream to a server of `director`."""
         server = build_server(director, options=self.options(**changes))
         return pb_grpc.ExternalProcessorStub(await self.channel_to(server)).Process()
 
 
 @pytest.fixture
 async def fleet() -> AsyncIterator[Fleet]:
-    """Starts servers, and takes them down."""
     fleet = Fleet()
     yield fleet
     for channel in fleet.channels:
@@ -57,19 +49,16 @@ async def fleet() -> AsyncIterator[Fleet]:
 
 
 def request_headers(end_of_stream: bool = False) -> pb.ProcessingRequest:
-    """Request headers with a path."""
     headers = pb.HttpHeaders(end_of_stream=end_of_stream)
     headers.headers.headers.add(key=":path", raw_value=b"/v1/completions")
     return pb.ProcessingRequest(request_headers=headers)
 
 
 def request_body(body: bytes, end_of_stream: bool = True) -> pb.ProcessingRequest:
-    """A piece of the request body."""
     return pb.ProcessingRequest(request_body=pb.HttpBody(body=body, end_of_stream=end_of_stream))
 
 
 def response_headers(status: bytes = b"200") -> pb.ProcessingRequest:
-    """Response headers with a status."""
     headers = pb.HttpHeaders()
     headers.headers.headers.add(key=":status", raw_value=status)
     return pb.ProcessingRequest(response_headers=headers)
@@ -78,7 +67,6 @@ def response_headers(status: bytes = b"200") -> pb.ProcessingRequest:
 async def test_a_request_with_a_body_is_routed_and_its_response_passes(
     fleet: Fleet, director: MakeDirector
 ) -> None:
-    """The whole life of a request over a real connection."""
     source = director()
     call = await fleet.call(source)
     await call.write(request_headers())
@@ -105,7 +93,6 @@ async def test_a_request_with_a_body_is_routed_and_its_response_passes(
 async def test_stopping_cancels_what_outlives_the_grace(
     fleet: Fleet, director: MakeDirector, held_routing: Callable[[], Any]
 ) -> None:
-    """Streams that are still open then end with the cause SHUTDOWN."""
     held = held_routing()
     source = director(held)
     call = await fleet.call(source)
@@ -119,7 +106,6 @@ async def test_stopping_cancels_what_outlives_the_grace(
 async def test_a_taken_port_is_an_error_with_its_address(
     fleet: Fleet, director: MakeDirector
 ) -> None:
-    """Two servers cannot share a port by accident."""
     first = build_server(director(), options=fleet.options())
     port = await first.start()
     fleet.servers.append(first)
@@ -131,7 +117,6 @@ async def test_a_taken_port_is_an_error_with_its_address(
 async def test_health_is_answered_on_the_ext_proc_port_and_on_its_own(
     fleet: Fleet, director: MakeDirector
 ) -> None:
-    """One health service may stand on several ports."""
     health = HealthService(lambda: True)
     servers = [
         build_server(director(), options=fleet.options(), health=health),
@@ -144,7 +129,6 @@ async def test_health_is_answered_on_the_ext_proc_port_and_on_its_own(
 
 
 async def test_an_unknown_method_is_unimplemented(fleet: Fleet, director: MakeDirector) -> None:
-    """A client of another service learns that it is in the wrong place."""
     channel = await fleet.channel_to(build_server(director(), options=fleet.options()))
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await channel.unary_unary("/no.such.Service/Method")(b"")
@@ -157,7 +141,6 @@ async def test_an_unknown_method_is_unimplemented(fleet: Fleet, director: MakeDi
 async def test_stopping_lets_a_stream_end_within_the_grace(
     fleet: Fleet, director: MakeDirector, held_routing: Callable[[], Any]
 ) -> None:
-    """A request under way gets its answer, and the server stops as soon as it is over."""
     held = held_routing()
     source = director(held)
     call = await fleet.call(source)
@@ -175,7 +158,6 @@ async def test_stopping_lets_a_stream_end_within_the_grace(
 async def test_a_deadline_of_the_caller_ends_the_call(
     fleet: Fleet, director: MakeDirector, held_routing: Callable[[], Any]
 ) -> None:
-    """A request without a client is released."""
     source = director(held_routing())
     channel = await fleet.channel_to(build_server(source, options=fleet.options()))
     call = pb_grpc.ExternalProcessorStub(channel).Process(timeout=0.2)

@@ -36,15 +36,12 @@ Fields = Sequence[tuple[str, str | bytes]]
 
 @dataclass
 class Scene:
-    """A port of three pools, who decides for each, and what is counted."""
-
     port: int
     directors: dict[str, Any]
     metrics: PickerMetrics
     channel: grpc.aio.Channel
 
     def asked(self) -> dict[str, int]:
-        """Count the requests of each pool."""
         return {
             key: len([raw for one in director.exchanges for raw in one.requests])
             for key, director in self.directors.items()
@@ -56,11 +53,9 @@ class Scene:
         return dict(self.metrics.unknown_pool_total.numbers()).get((), 0.0)
 
     def value(self, name: str, **labels: str) -> float | None:
-        """A sample of the streams."""
         return self.metrics.registry.get_sample_value(f"llm_d_epp_extproc_{name}", labels)
 
     async def ask(self, *fields: tuple[str, str | bytes]) -> Any:
-        """One request with this metadata; the first answer to it."""
         call = pb_grpc.ExternalProcessorStub(self.channel).Process(metadata=fields)
         headers = pb.HttpHeaders(end_of_stream=True)
         headers.headers.headers.add(key=":path", raw_value=b"/v1/models")
@@ -73,8 +68,6 @@ class Scene:
 
 @asynccontextmanager
 async def serving(director: MakeDirector, keys: Sequence[str] = KEYS) -> AsyncIterator[Scene]:
-    """All pools at one port, where health is answered, too."""
-
     def routing(key: str) -> Callable[[RawRequest], Any]:
         async def route(raw: RawRequest) -> RouteDecision:
             return RouteDecision(f"10.0.0.{KEYS.index(key)}:1")
@@ -100,7 +93,6 @@ async def serving(director: MakeDirector, keys: Sequence[str] = KEYS) -> AsyncIt
 
 
 def went_to(answer: Any) -> str:
-    """The pool whose endpoint was chosen."""
     mutation = answer.request_headers.response.header_mutation
     (place,) = {
         one.header.raw_value.decode()
@@ -112,7 +104,6 @@ def went_to(answer: Any) -> str:
 
 @pytest.mark.parametrize(("name", "key"), [*NAMES.items(), (" llama ", "llama")])
 async def test_the_name_says_which_pool(director: MakeDirector, name: str, key: str) -> None:
-    """And no other pool hears of the request."""
     async with serving(director) as scene:
         for count in (1, 2):
             answer = await scene.ask(("x-other", "y/qwen"), ("x-pointsman-pool", name))
@@ -143,7 +134,6 @@ async def test_the_name_says_which_pool(director: MakeDirector, name: str, key: 
     ],
 )
 async def test_nothing_is_guessed(director: MakeDirector, fields: Fields, message: str) -> None:
-    """500 with words that say what there is, as for a route with an invalid backend; counted."""
     async with serving(director) as scene:
         answer = await scene.ask(*fields)
         assert answer.immediate_response.status.code == 500
@@ -155,7 +145,6 @@ async def test_nothing_is_guessed(director: MakeDirector, fields: Fields, messag
 
 
 async def test_several_names_are_none(director: MakeDirector) -> None:
-    """Whichever comes first or last; the same one twice is one."""
     async with serving(director) as scene:
         for names in (("llama", "y/qwen"), ("y/qwen", "llama"), ("llama", ""), ("z", "llama")):
             answer = await scene.ask(*(("x-pointsman-pool", name) for name in names))
@@ -167,7 +156,6 @@ async def test_several_names_are_none(director: MakeDirector) -> None:
 
 
 async def test_a_picker_of_one_pool_needs_no_name_but_believes_one(director: MakeDirector) -> None:
-    """A proxy that asks for another pool has come to the wrong picker."""
     async with serving(director, ("llama",)) as scene:
         assert went_to(await scene.ask()) == "llama"
         assert went_to(await scene.ask(("x-pointsman-pool", "default/llama"))) == "llama"
@@ -178,7 +166,6 @@ async def test_a_picker_of_one_pool_needs_no_name_but_believes_one(director: Mak
 
 
 async def test_calls_of_one_connection_are_for_different_pools(director: MakeDirector) -> None:
-    """A hundred at a time, each to its own; nothing that was remembered of one is another's."""
     async with serving(director) as scene:
         names = [*NAMES, "unknown"] * 20
 
@@ -195,7 +182,6 @@ async def test_calls_of_one_connection_are_for_different_pools(director: MakeDir
 
 
 async def test_the_streams_of_all_pools_are_counted(director: MakeDirector) -> None:
-    """Including streams for no pool, by their status."""
     async with serving(director) as scene:
         for name in ("llama", "x/qwen", "unknown"):
             await scene.ask(("x-pointsman-pool", name))
@@ -205,7 +191,6 @@ async def test_the_streams_of_all_pools_are_counted(director: MakeDirector) -> N
 
 
 async def test_health_needs_no_name(director: MakeDirector) -> None:
-    """The fields of a probe are ignored, and it is not counted."""
     async with serving(director) as scene:
         stub = health_pb2_grpc.HealthStub(scene.channel)
         for fields in ((), (("x-pointsman-pool", "unknown"),)):
@@ -218,7 +203,7 @@ async def test_health_needs_no_name(director: MakeDirector) -> None:
 async def test_the_log_names_what_was_asked_for_once(
     director: MakeDirector, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Once for each name, truncated, so that a proxy cannot fill the log."""
+    """Otherwise a proxy could fill the log."""
     with caplog.at_level(logging.WARNING, "picker.app.pool_choice"):
         async with serving(director) as scene:
             for _ in range(3):
@@ -237,7 +222,6 @@ async def test_the_log_names_what_was_asked_for_once(
 
 
 async def raw_call(port: int, *fields: tuple[bytes, bytes]) -> None:
-    """Send a request with arbitrary fields."""
     config = h2.config.H2Configuration(
         header_encoding=None, normalize_outbound_headers=False, validate_outbound_headers=False
     )
@@ -279,7 +263,6 @@ async def test_malformed_fields_are_harmless(
     caplog: pytest.LogCaptureFixture,
     fields: tuple[tuple[bytes, bytes], ...],
 ) -> None:
-    """The port continues to serve, and no pool receives a request without its exact name."""
     async with serving(director) as scene:
         with caplog.at_level(logging.WARNING, "picker.app.pool_choice"):
             await raw_call(scene.port, *fields)

@@ -1,6 +1,4 @@
-"""The stream machine, beyond its table: what it routes, answers and refuses, in full duplex and
-with a proxy that keeps the body until it is answered.
-"""
+"""Routes, answers and refusals of the stream machine, in full duplex and with buffered bodies."""
 
 import json
 from typing import Any
@@ -34,7 +32,6 @@ GOES = DECISION.destination
 
 
 def said(*events: object, settings: StreamSettings | None = None) -> list[m.Action]:
-    """All that a machine says to these events."""
     machine = StreamMachine(settings or StreamSettings())
     return [action for event in events for action in feed(machine, event)]
 
@@ -101,7 +98,6 @@ def said(*events: object, settings: StreamSettings | None = None) -> list[m.Acti
 def test_a_request_is_routed_once_it_is_whole(
     events: tuple[Any, ...], raw: RawRequest, is_timed: bool
 ) -> None:
-    """`Route` carries everything that arrived; before it only buffered headers are answered."""
     is_buffered = events[0].request_body is BodyMode.BUFFERED and not events[0].end_of_stream
     assert said(*events) == [*([UNCHANGED] if is_buffered else []), m.Route(raw, is_timed=is_timed)]
 
@@ -193,7 +189,6 @@ NEW = RouteDecision("a:1", (("x-request-id", "7"),), b"[new]")
 def test_a_decision_is_answered_in_the_order_headers_body_trailers(
     events: tuple[Any, ...], decision: RouteDecision, replies: list[m.Action]
 ) -> None:
-    """And says once where the request goes; the body is the client's unless there is a new one."""
     assert said(*events, m.Routed(decision))[-len(replies) :] == replies
 
 
@@ -229,7 +224,6 @@ def test_trailers_during_routing_wait_for_the_body_replies() -> None:
 def test_an_unroutable_request_is_refused_and_its_rest_ignored(
     events: tuple[Any, ...], status: int, text: str
 ) -> None:
-    """Bodies over the limit, and modes without a place for a decision: a refusal, not a hang."""
     finish, reply = said(*events, m.RequestBody(bytes(100), True), settings=StreamSettings(10))[-2:]
     assert finish == Finish(FinishCause.REFUSED, status)
     assert isinstance(reply, m.SendImmediate)
@@ -243,7 +237,6 @@ def test_an_unroutable_request_is_refused_and_its_rest_ignored(
     ids=["pieces", "buffered body"],
 )
 def test_a_body_of_exactly_the_limit_is_routed(events: tuple[object, ...]) -> None:
-    """The limit is the largest size that passes."""
     action = said(*events, settings=StreamSettings(10))[-1]
     assert isinstance(action, m.Route)
     assert action.request == RawRequest(HEADERS, bytes(10), None)
@@ -251,7 +244,6 @@ def test_a_body_of_exactly_the_limit_is_routed(events: tuple[object, ...]) -> No
 
 @pytest.mark.parametrize("headers", [BEGUN, BUFFERED])
 def test_a_refusal_carries_status_text_and_reason(headers: m.RequestHeaders) -> None:
-    """The client learns the code, the message and why the request was dropped."""
     assert said(headers, BODY, m.Dropped(REFUSAL))[-2:] == [
         Finish(FinishCause.REFUSED, 503),
         m.SendImmediate(
@@ -270,7 +262,7 @@ def test_a_refusal_carries_status_text_and_reason(headers: m.RequestHeaders) -> 
     ("size", "count"), [(0, 1), (61_000, 1), (62_000, 1), (62_001, 2), (63_000, 2), (125_000, 3)]
 )
 def test_bodies_are_cut_into_chunks_of_at_most_62000_bytes(size: int, count: int) -> None:
-    """The sizes of the reference picker's table, in both directions, end of stream on the last."""
+    """The sizes are those of the reference picker's table."""
     body = bytes(size)
     assert len(m.body_chunks(body)) == count
     actions = said(
@@ -295,7 +287,6 @@ def test_bodies_are_cut_into_chunks_of_at_most_62000_bytes(size: int, count: int
     ],
 )
 def test_a_second_set_of_trailers_is_the_proxys_error(events: tuple[Any, ...]) -> None:
-    """HTTP has one set of trailers per message."""
     machine = StreamMachine()
     feed(machine, *events)
     with pytest.raises(RemoteProtocolError, match="second"):
@@ -303,7 +294,6 @@ def test_a_second_set_of_trailers_is_the_proxys_error(events: tuple[Any, ...]) -
 
 
 def test_response_pieces_pass_at_once_and_unchanged() -> None:
-    """Nothing of a response is held back, so tokens stream."""
     machine = StreamMachine()
     feed(machine, *WAY_TO[State.ROUTED])
     assert feed(machine, m.ResponseHeaders(200, served_by="10.0.0.1:8000")) == [UNTOUCHED]
@@ -317,7 +307,6 @@ def test_response_pieces_pass_at_once_and_unchanged() -> None:
 
 @pytest.mark.parametrize("mode", [BodyMode.LOCKSTEP, BodyMode.BUFFERED])
 def test_responses_that_the_proxy_holds_are_waved_through(mode: BodyMode) -> None:
-    """A proxy that holds bodies gets a reply to continue for each message."""
     headers = m.RequestHeaders(HEADERS, response_body=mode)
     response = (m.ResponseHeaders(200), m.ResponseBody(bytes(200_000)))
     actions = said(headers, BODY, m.Routed(DECISION), *response)
@@ -338,7 +327,6 @@ def test_response_trailers_end_the_response() -> None:
 def test_a_proxys_own_error_reply_passes_while_the_request_is_arriving(
     arriving: tuple[Any, ...], status: int
 ) -> None:
-    """Too slow or too large for the proxy: its error passes, and no endpoint is blamed."""
     own = (m.ResponseHeaders(status), m.ResponseBody(b"why", end_of_stream=True))
     assert said(*arriving, *own)[-3:] == [
         UNTOUCHED,
@@ -348,7 +336,6 @@ def test_a_proxys_own_error_reply_passes_while_the_request_is_arriving(
 
 
 def test_a_proxy_that_does_not_wait_for_the_decision_cancels_it() -> None:
-    """After its own timeout it answers without the picker."""
     assert said(BUFFERED, BODY, m.ResponseHeaders(504))[-2:] == [m.CancelRoute(), UNTOUCHED]
 
 
@@ -367,7 +354,6 @@ def test_a_proxy_that_does_not_wait_for_the_decision_cancels_it() -> None:
 def test_an_early_end_finishes_with_its_cause(
     events: tuple[Any, ...], ending: Ending, cause: FinishCause
 ) -> None:
-    """Each way to end before the response is complete has its own cause."""
     machine = StreamMachine()
     feed(machine, *events)
     (finish,) = feed(machine, m.Closed(ending))
@@ -418,7 +404,7 @@ H2C = SOCKET | {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c"}
 def test_a_tunnel_is_decided_by_its_headers(
     headers: dict[str, str], is_tunnel: bool, mode: BodyMode
 ) -> None:
-    """Its client sends nothing until it has the response. A body may follow h2c."""
+    """The client of a tunnel sends nothing until it has the response. A body may follow h2c."""
     begun = m.RequestHeaders(headers, request_body=mode, response_body=BodyMode.ABSENT)
     if not is_tunnel and mode is not BodyMode.ABSENT:
         assert said(begun) == ([UNCHANGED] if mode is BodyMode.BUFFERED else [])
@@ -430,7 +416,6 @@ def test_a_tunnel_is_decided_by_its_headers(
 
 
 def test_tunnel_data_passes_both_ways_until_the_end() -> None:
-    """In full duplex through the picker, what came before the decision too."""
     machine = StreamMachine()
     feed(machine, m.RequestHeaders(SOCKET), m.RequestBody(b"ear"), m.RequestBody(b"ly"))
     sent = m.SendRequestBody
@@ -453,7 +438,7 @@ def test_a_tunnel_that_passes_by_ends_with_its_stream() -> None:
 
 
 def test_a_tunnel_is_refused_where_the_proxy_would_wait_for_its_end() -> None:
-    """Its response in full duplex keeps the mode of its request from being changed."""
+    """A response in full duplex keeps the proxy from changing the mode of its request."""
     finish, reply = said(m.RequestHeaders(SOCKET, request_body=BodyMode.BUFFERED))
     assert finish == Finish(FinishCause.REFUSED, 500)
     assert isinstance(reply, m.SendImmediate)
@@ -461,7 +446,6 @@ def test_a_tunnel_is_refused_where_the_proxy_would_wait_for_its_end() -> None:
 
 
 def test_early_tunnel_data_is_bounded() -> None:
-    """Like a body while its decision is pending."""
     events = (m.RequestHeaders(SOCKET), m.RequestBody(bytes(11)))
     cancel, finish, reply = said(*events, settings=StreamSettings(10))[-3:]
     assert (cancel, finish) == (m.CancelRoute(), Finish(FinishCause.REFUSED, 413))
@@ -505,8 +489,8 @@ JSON = {"content-type": "application/json"}
 def test_a_refusal_has_the_form_of_its_api(
     headers: dict[str, str], refusal: RefusedError | None, conformance: bool, body: object
 ) -> None:
-    """Also an eviction (None). A gRPC status message is no JSON, and nor is what the reference
-    says; what else the answer says stays.
+    """None stands for an eviction. A gRPC status message is no JSON, and neither is the
+    reference's.
     """
     machine = StreamMachine(StreamSettings(conformance=conformance))
     machine.receive(m.RequestHeaders(headers))
@@ -521,7 +505,7 @@ def test_a_refusal_has_the_form_of_its_api(
 
 
 def test_only_conformance_marks_responses() -> None:
-    """The reference marks every one."""
+    """The reference marks every response."""
     events = (BEGUN, BODY, m.Routed(DECISION), m.ResponseHeaders(200))
     assert said(*events)[-1] == m.SendResponseHeaders(())
     marked = m.SendResponseHeaders((("x-went-into-resp-headers", "true"),))

@@ -30,7 +30,6 @@ UNSEEN = m.RequestHeaders(HEADERS, response_body=BodyMode.ABSENT)
 
 
 def test_a_response_that_is_none_of_ours_ends_the_stream_with_the_answer() -> None:
-    """The request goes out whole, and its end is not called a completion."""
     machine = StreamMachine()
     feed(machine, UNSEEN, BODY)
     assert machine.routed(SKIPPING) == [
@@ -43,7 +42,7 @@ def test_a_response_that_is_none_of_ours_ends_the_stream_with_the_answer() -> No
 
 
 def test_trailers_of_a_request_whose_response_is_none_of_ours_are_answered_first() -> None:
-    """In full duplex a request is not complete without them."""
+    """In full duplex a request is not complete without its trailers."""
     machine = StreamMachine()
     feed(machine, UNSEEN, m.RequestBody(b"{}"), m.RequestTrailers())
     assert machine.routed(SKIPPING)[-1] == m.SendRequestTrailers()
@@ -51,7 +50,7 @@ def test_trailers_of_a_request_whose_response_is_none_of_ours_are_answered_first
 
 
 def test_a_response_in_full_duplex_is_not_left_but_passes_unwatched() -> None:
-    """Envoy would lose pieces of it; its end is not called a completion all the same."""
+    """Envoy would lose pieces of a response that the picker left."""
     machine, tap = StreamMachine(), HoldingTap(5, None)
     feed(machine, m.RequestHeaders(HEADERS), BODY)
     replies = machine.routed(replace(SKIPPING, response=tap, needs_response_body=True))
@@ -65,7 +64,6 @@ def test_a_response_in_full_duplex_is_not_left_but_passes_unwatched() -> None:
 
 
 def test_a_buffered_request_can_skip_its_response_too() -> None:
-    """Its one answer is the decision."""
     machine = StreamMachine()
     feed(machine, replace(BUFFERED_HEADERS, response_body=BodyMode.BUFFERED), BODY)
     assert machine.routed(SKIPPING) == [
@@ -92,7 +90,7 @@ def test_a_buffered_request_can_skip_its_response_too() -> None:
 def test_a_stream_that_begins_with_a_response_passes_it_unchanged(
     mode: BodyMode, replies: list[object], by_trailers: bool
 ) -> None:
-    """A filter before the picker's has answered the client: no request is there to be blamed."""
+    """A filter before the picker's has answered the client, so no request is there to be blamed."""
     machine = StreamMachine()
     headers = {":status": "401", "x-llm-d-request-dropped-reason": "another's"}
     shown = [b"no", b"pe"] if len(replies) == 2 else [b"nope"][: len(replies)]
@@ -126,7 +124,6 @@ def test_a_stream_that_begins_with_a_response_passes_it_unchanged(
 def test_a_client_that_leaves_an_answer_of_the_proxys_own_is_not_blamed(
     only_observes: bool, ending: Ending, finish: Finish
 ) -> None:
-    """It had no request here, whatever it has read of the answer."""
     machine = StreamMachine()
     feed(machine, m.ResponseHeaders(401, only_observes=only_observes))
     assert feed(machine, m.Closed(ending)) == [finish]
@@ -147,7 +144,6 @@ def test_a_client_that_leaves_an_answer_of_the_proxys_own_is_not_blamed(
 def test_an_evicted_request_is_answered_with_the_reason(
     state: State, status: int, reason: DropReason
 ) -> None:
-    """Status and headers are those that clients of the reference picker know."""
     machine = StreamMachine()
     feed(machine, *WAY_TO[state])
     finish, reply = machine.evicted(reason)
@@ -163,7 +159,6 @@ def test_an_evicted_request_is_answered_with_the_reason(
 
 
 def test_a_request_that_waits_for_its_decision_waits_no_more() -> None:
-    """The decision is cancelled first."""
     machine = StreamMachine()
     feed(machine, *WAY_TO_BUFFERED[State.ROUTING])
     assert feed(machine, m.Evicted(DropReason.EVICTED))[0] == m.CancelRoute()
@@ -171,7 +166,7 @@ def test_a_request_that_waits_for_its_decision_waits_no_more() -> None:
 
 @pytest.mark.parametrize("state", [State.DONE, State.REFUSED, State.SKIPPED, State.CLOSED])
 def test_a_finished_request_cannot_be_evicted(state: State) -> None:
-    """Not an error either: the end and the wish may cross."""
+    """The end and the wish to evict may cross."""
     machine = StreamMachine()
     feed(machine, *WAY_TO[state])
     assert machine.evicted(DropReason.EVICTED) == []
@@ -181,7 +176,6 @@ def test_a_finished_request_cannot_be_evicted(state: State) -> None:
 
 
 def test_a_proxy_that_only_observes_is_never_answered() -> None:
-    """No request is routed either, because the proxy would not follow."""
     machine = StreamMachine()
     events = [*WAY_TO[State.OBSERVING], BODY, m.RequestTrailers(), m.ResponseHeaders(200)]
     assert [feed(machine, event) for event in events] == [[]] * 4
@@ -192,7 +186,6 @@ def test_a_proxy_that_only_observes_is_never_answered() -> None:
 def test_a_message_of_an_unknown_kind_is_passed_over_in_full_duplex(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A proxy that streams both ways continues alone; the log reports it."""
     machine = StreamMachine()
     feed(machine, m.RequestHeaders(HEADERS))
     assert feed(machine, m.UnknownMessage()) == []
@@ -212,7 +205,6 @@ def test_a_message_of_an_unknown_kind_to_which_an_answer_is_due_is_an_error(mode
 
 
 def test_a_stream_that_begins_with_an_unknown_kind_is_an_error() -> None:
-    """Nothing can be made of a request without headers."""
     with pytest.raises(RemoteProtocolError):
         feed(StreamMachine(), m.UnknownMessage())
 
@@ -228,7 +220,6 @@ def test_a_stream_that_begins_with_an_unknown_kind_is_an_error() -> None:
 def test_too_many_headers_are_refused_with_431(
     mode: BodyMode, end: bool, count: int, size: int, text: str
 ) -> None:
-    """By number or by size, with a body or without one."""
     machine = StreamMachine(StreamSettings(max_headers=10, max_header_bytes=100))
     event = m.RequestHeaders(
         HEADERS, end, request_body=mode, num_headers=count, num_header_bytes=size
@@ -242,7 +233,6 @@ def test_too_many_headers_are_refused_with_431(
 
 
 def test_headers_at_the_limit_pass() -> None:
-    """The limits are inclusive."""
     machine = StreamMachine(StreamSettings(max_headers=10, max_header_bytes=100))
     event = m.RequestHeaders(HEADERS, num_headers=10, num_header_bytes=100)
     assert feed(machine, event) == []

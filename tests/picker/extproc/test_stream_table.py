@@ -134,7 +134,6 @@ EVERY_CASE = [
 def test_every_pair_of_state_and_event_does_what_the_table_says(
     way: str, state: State, kind: type
 ) -> None:
-    """Each pair either gives the actions and the state of the table, or is its culprit's error."""
     buffered = way == "buffered"
     machine = StreamMachine()
     feed(machine, *WAYS[way][state])
@@ -152,5 +151,4 @@ def test_every_pair_of_state_and_event_does_what_the_table_says(
 
 
 def test_every_state_is_reached_in_one_mode_or_the_other() -> None:
-    """The cases above leave no state out."""
     assert {*WAY_TO, *WAY_TO_BUFFERED} == set(State)

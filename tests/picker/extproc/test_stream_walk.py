@@ -82,8 +82,8 @@ HOLDING = (State.RECEIVING, State.AWAITING_BODY)
 def walk(
     events: list[object], holding: Sequence[State] = HOLDING
 ) -> tuple[list[object], list[m.Action]]:
-    """Drive a machine through `events` to its end; the events it took, and all its actions. Pieces
-    of bodies are held in the states `holding` alone.
+    """Drive a machine through `events` to its end; return the events it took and all its actions.
+    Pieces of bodies are held in the states `holding` alone.
     """
     bodies = ByteBudget(max_bytes=MAX_BODY_BYTES)
     machine, taken, actions = StreamMachine(StreamSettings(MAX_BODY_BYTES, budget=bodies)), [], []
@@ -116,7 +116,6 @@ def likely(events: list[object]) -> list[object]:
 
 
 def likely_buffered(events: list[object]) -> list[object]:
-    """The same with a proxy that keeps the body."""
     return [m.RequestHeaders({":path": "/"}, request_body=BodyMode.BUFFERED), *events]
 
 
@@ -125,7 +124,6 @@ walks = some | some.map(likely) | some.map(likely_buffered)
 
 
 def check_bodies(taken: list[object], actions: list[m.Action]) -> None:
-    """Check that the forwarded request body is the routed body or its replacement, whole."""
     routes = [action for action in actions if isinstance(action, m.Route)]
     decisions = [event.decision for event in taken if isinstance(event, m.Routed)]
     sent = [action for action in actions if isinstance(action, m.SendRequestBody)]
@@ -150,7 +148,6 @@ def check_bodies(taken: list[object], actions: list[m.Action]) -> None:
 @examples(300)
 @given(walks)
 def test_every_walk_keeps_the_promises_of_the_protocol(events: list[object]) -> None:
-    """One finish, one decision at most, replies in order, no byte lost, no chunk too large."""
     taken, actions = walk(events)
     assert sum(isinstance(action, Finish) for action in actions) == 1
     assert sum(isinstance(action, m.Route) for action in actions) <= 1
@@ -168,7 +165,6 @@ def test_every_walk_keeps_the_promises_of_the_protocol(events: list[object]) -> 
 @examples(300)
 @given(walks)
 def test_every_walk_ends_what_it_begins(events: list[object]) -> None:
-    """Nothing after a refusal or an eviction, nothing beside a refusal, and each end once."""
     taken, actions = walk(events)
     immediate = [i for i, action in enumerate(actions) if isinstance(action, m.SendImmediate)]
     assert len(immediate) <= 1
@@ -189,7 +185,6 @@ def test_every_walk_ends_what_it_begins(events: list[object]) -> None:
 def test_any_split_of_a_body_comes_back_whole(
     pieces: list[bytes], by_trailers: bool, replacement: bytes | None
 ) -> None:
-    """The cuts of the proxy do not change the output, unless the body is too large."""
     body = b"".join(pieces)
     events: list[object] = [m.RequestHeaders({":path": "/"}), *map(m.RequestBody, pieces)]
     events.append(m.RequestTrailers() if by_trailers else m.RequestBody(b"", end_of_stream=True))
@@ -217,7 +212,6 @@ tunnelled = st.one_of(
 @examples(100)
 @given(st.lists(tunnelled, max_size=14))
 def test_the_data_of_a_tunnel_leaves_whole(events: list[object]) -> None:
-    """In order, however its pieces, the decision and the response mix, up to its first end."""
     taken, actions = walk([m.RequestHeaders(TUNNEL), *events], [State.ROUTING])
     pieces = [event for event in taken if isinstance(event, m.RequestBody)]
     ends = [at for at, piece in enumerate(pieces) if piece.end_of_stream]
@@ -258,7 +252,6 @@ def shown_and_sent(events: list[object], tap: HoldingTap) -> tuple[bytes, bytes]
 def test_a_tap_that_only_holds_back_loses_no_byte_even_when_it_fails(
     pieces: list[bytes], tap: HoldingTap, by_trailers: bool, mode: BodyMode
 ) -> None:
-    """In every mode what went in comes out, in order, except before trailers in lockstep."""
     if mode is BodyMode.UNKNOWN or (mode is BodyMode.LOCKSTEP and by_trailers):
         return
     if mode in (BodyMode.BUFFERED, BodyMode.PARTIAL):

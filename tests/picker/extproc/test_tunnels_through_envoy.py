@@ -1,6 +1,4 @@
-"""WebSockets through the real Envoy in each mode, over HTTP/1.1 and HTTP/2: the client sends
-nothing until its upgrade is answered, and then both sides do as they like.
-"""
+"""WebSockets through the real Envoy in each mode: data flows only once the upgrade is answered."""
 
 import asyncio
 import tempfile
@@ -47,7 +45,6 @@ def front() -> Iterator[Front]:
 
 @asynccontextmanager
 async def picking(front: Front) -> AsyncIterator[None]:
-    """A picker whose one endpoint echoes."""
     datastore, inflight = Datastore(), InflightLoad()
     context = RequestContext(datastore, inflight, Random(1))
     options = ServerOptions(host=str(front.picker_socket))
@@ -65,6 +62,5 @@ async def picking(front: Front) -> AsyncIterator[None]:
 @pytest.mark.parametrize("name", list(LISTENERS))
 @pytest.mark.parametrize("talk", [over_http1, over_http2])
 async def test_a_websocket_is_routed_at_its_headers(front: Front, name: str, talk) -> None:
-    """Everything passes both ways, and it counts as under way until it ends."""
     async with picking(front), asyncio.timeout(LIMIT_SECONDS):
         assert await talk(front.ports[name]) == ECHOED

@@ -27,17 +27,14 @@ metadata_context { filter_metadata { key: "envoy.lb.subset_hint" value { fields 
 
 
 def message(text: str) -> bytes:
-    """A `ProcessingRequest` from its text form."""
     return text_format.Parse(text, pb.ProcessingRequest()).SerializeToString()
 
 
 def replied(reply: Reply) -> pb.ProcessingResponse:
-    """Encode a reply and parse it as a message."""
     return pb.ProcessingResponse.FromString(wire.encode(reply))
 
 
 def headers_event(text: str) -> RequestHeaders:
-    """The event of a request headers message."""
     return wire.decode(message(text))
 
 
@@ -55,12 +52,10 @@ def headers_event(text: str) -> RequestHeaders:
     ],
 )
 def test_each_kind_of_message_is_its_event(text: str, event: object) -> None:
-    """The six kinds of a `ProcessingRequest` map one to one."""
     assert wire.decode(message(text)) == event
 
 
 def test_header_names_are_lowered_and_raw_values_win() -> None:
-    """A proxy may fill either field; the raw one counts unless it is empty."""
     event = headers_event("""
         request_headers { headers {
           headers { key: "X-One" value: "value" raw_value: "raw" }
@@ -96,7 +91,6 @@ def test_header_names_are_lowered_and_raw_values_win() -> None:
 def test_the_subset_hint_is_a_list_or_a_comma_string(
     value: str, hint: tuple[str, ...] | None
 ) -> None:
-    """An empty hint selects no endpoint; a value of another kind is no hint."""
     assert headers_event("request_headers {}" + SUBSET % value).subset_hint == hint
     body = wire.decode(message("request_body {}" + SUBSET % value))
     assert isinstance(body, RequestBody)
@@ -104,7 +98,6 @@ def test_the_subset_hint_is_a_list_or_a_comma_string(
 
 
 def test_metadata_without_the_subset_key_is_no_hint() -> None:
-    """Other metadata of the proxy, even in the same namespace, does not narrow the choice."""
     text = """request_headers {} metadata_context { filter_metadata {
         key: "envoy.lb.subset_hint" value { fields { key: "other" value { bool_value: true } } } } }
     """
@@ -126,7 +119,6 @@ def test_metadata_without_the_subset_key_is_no_hint() -> None:
 def test_the_proxys_body_modes_are_known_from_its_first_message(
     mode: str, expected: BodyMode
 ) -> None:
-    """Each direction has its own mode; without any word of it both are full duplex."""
     config = f"request_headers {{}} protocol_config {{ request_body_mode: {mode} }}"
     assert headers_event(config).request_body is expected
     config = f"request_headers {{}} protocol_config {{ response_body_mode: {mode} }}"
@@ -150,14 +142,12 @@ def test_the_proxys_body_modes_are_known_from_its_first_message(
 def test_the_response_status_is_read_from_the_pseudo_header_first(
     headers: str, status: int | None
 ) -> None:
-    """`:status` wins over a header that merely has that name."""
     event = wire.decode(message(f"response_headers {{ headers {{ {headers} }} }}"))
     assert isinstance(event, ResponseHeaders)
     assert event.status == status
 
 
 def test_the_endpoint_that_served_is_read_from_the_metadata() -> None:
-    """The proxy reports which address of the fallback list answered."""
     text = """response_headers {} metadata_context { filter_metadata { key: "envoy.lb" value {
         fields { key: "x-gateway-destination-endpoint-served"
                  value { string_value: "10.0.0.1:8000" } } } } }"""
@@ -168,7 +158,6 @@ def test_the_endpoint_that_served_is_read_from_the_metadata() -> None:
 
 
 def test_response_headers_are_lowered_and_pseudo_headers_are_among_them() -> None:
-    """A tap sees them like the headers of a request."""
     event = wire.decode(
         message("""response_headers { headers {
           headers { key: ":status" raw_value: "200" }
@@ -179,7 +168,6 @@ def test_response_headers_are_lowered_and_pseudo_headers_are_among_them() -> Non
 
 
 def test_headers_are_measured_before_repeated_names_fall_together() -> None:
-    """Two headers of one name are two, and both have their bytes."""
     event = headers_event("""request_headers { headers {
           headers { key: "x-twice" raw_value: "first" }
           headers { key: "x-twice" raw_value: "last" } } }""")
@@ -188,13 +176,11 @@ def test_headers_are_measured_before_repeated_names_fall_together() -> None:
 
 
 def test_a_proxy_that_only_observes_says_so() -> None:
-    """Its first message carries the flag."""
     assert headers_event("request_headers {} observability_mode: true").only_observes
     assert not headers_event("request_headers {}").only_observes
 
 
 def test_a_message_of_a_later_kind_is_known_to_be_unknown() -> None:
-    """A field number without a meaning yet; a known kind beside it counts."""
     field_99 = b"\x9a\x06\x02hi"
     assert wire.decode(field_99) == UnknownMessage()
     known = pb.ProcessingRequest(request_trailers=pb.HttpTrailers()).SerializeToString()
@@ -203,7 +189,6 @@ def test_a_message_of_a_later_kind_is_known_to_be_unknown() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"\xff\xff", b"\x0a\x05abc"])
 def test_bytes_that_say_nothing_are_malformed(data: bytes) -> None:
-    """Broken protobuf and an empty message are the proxy's error, with our type."""
     with pytest.raises(wire.MalformedMessageError):
         wire.decode(data)
 
@@ -211,7 +196,6 @@ def test_bytes_that_say_nothing_are_malformed(data: bytes) -> None:
 @examples(200)
 @given(st.binary(max_size=200))
 def test_no_bytes_raise_anything_else(data: bytes) -> None:
-    """Any bytes become an event or our typed error."""
     try:
         wire.decode(data)
     except wire.MalformedMessageError:

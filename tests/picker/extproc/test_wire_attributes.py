@@ -13,7 +13,6 @@ ATTRIBUTES = "envoy.filters.http.ext_proc"
 
 
 def head(attributes: dict[str, Any] | None, served: str | None = None) -> ResponseHeaders:
-    """The beginning of a response with these attributes (None: without any)."""
     message = pb.ProcessingRequest(response_headers=pb.HttpHeaders())
     if attributes is not None:
         fields = Struct()
@@ -51,6 +50,5 @@ def test_the_origin_of_the_answer(
     served_by: str | None,
     reached_no_endpoint: bool,
 ) -> None:
-    """Attempts without an address mean no endpoint; without either the origin is unknown."""
     event = head(attributes, served)
     assert (event.served_by, event.reached_no_endpoint) == (served_by, reached_no_endpoint)

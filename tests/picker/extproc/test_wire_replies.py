@@ -11,12 +11,10 @@ from picker.requestcontrol.headers import PICKER_OWNED
 
 
 def replied(reply: m.Reply) -> pb.ProcessingResponse:
-    """Encode a reply and parse it as a message."""
     return pb.ProcessingResponse.FromString(wire.encode(reply))
 
 
 def test_the_header_reply_routes_and_says_the_same_in_metadata() -> None:
-    """The destination is in the header and in the dynamic metadata, and the rest is set."""
     reply = m.SendRequestHeaders("10.0.0.1:8000,[::1]:80", (("x-request-id", "é"),), 17)
     message = replied(reply)
     response = message.request_headers.response
@@ -39,7 +37,6 @@ def test_the_header_reply_routes_and_says_the_same_in_metadata() -> None:
 
 
 def test_every_control_header_of_the_client_is_removed_but_none_that_is_set() -> None:
-    """A client cannot smuggle routing headers to an endpoint; what we set survives any order."""
     mutation = replied(m.SendRequestHeaders("a:1")).request_headers.response.header_mutation
     removed = set(mutation.remove_headers)
     assert removed == set(PICKER_OWNED) - {"x-gateway-destination-endpoint"}
@@ -51,7 +48,6 @@ def test_every_control_header_of_the_client_is_removed_but_none_that_is_set() ->
 
 
 def test_no_length_is_set_when_none_is_known() -> None:
-    """A request without a body keeps whatever length it came with."""
     mutation = replied(m.SendRequestHeaders("a:1")).request_headers.response.header_mutation
     assert [option.header.key for option in mutation.set_headers] == [
         "x-gateway-destination-endpoint"
@@ -60,7 +56,6 @@ def test_no_length_is_set_when_none_is_known() -> None:
 
 @pytest.mark.parametrize("body", [None, b"", b'{"model":"big"}'])
 def test_the_reply_to_a_buffered_body_says_all_that_a_header_reply_says(body: bytes | None) -> None:
-    """The same decision in the place of the body reply, with a new body where there is one."""
     ours = (("x-request-id", "7"), ("x-prefiller-host-port", "b:2"))
     message = replied(m.SendBufferedRequest("10.0.0.1:8000,[::1]:80", ours, body, 15))
     at_headers = replied(m.SendRequestHeaders("10.0.0.1:8000,[::1]:80", ours, 15))
@@ -76,7 +71,6 @@ def test_the_reply_to_a_buffered_body_says_all_that_a_header_reply_says(body: by
 
 
 def test_a_decision_on_an_untouched_buffered_body_is_this_message() -> None:
-    """Written out whole, but for the names it removes."""
     message = replied(m.SendBufferedRequest("a:1", (("x-request-id", "7"),)))
     removed = message.request_body.response.header_mutation.remove_headers
     assert set(removed) == set(PICKER_OWNED) - {"x-gateway-destination-endpoint"}
@@ -94,7 +88,6 @@ def test_a_decision_on_an_untouched_buffered_body_is_this_message() -> None:
 
 
 def test_a_tunnel_asks_for_bodies_to_be_hidden() -> None:
-    """Beside the destination, with the modes that Envoy compares with those it allows."""
     plain, hiding = (replied(m.SendRequestHeaders("a:1", hides_bodies=on)) for on in (False, True))
     assert not plain.HasField("mode_override")
     override = "request_trailer_mode: SEND response_header_mode: SEND response_trailer_mode: SEND"
@@ -158,7 +151,6 @@ def test_a_tunnel_asks_for_bodies_to_be_hidden() -> None:
     ],
 )
 def test_each_reply_is_its_message(reply: m.Reply, text: str) -> None:
-    """The whole message, nothing more and nothing less."""
     assert replied(reply) == text_format.Parse(text, pb.ProcessingResponse())
 
 
@@ -180,7 +172,6 @@ METADATA = {
 
 @pytest.mark.parametrize("kind", [m.SendRequestHeaders, m.SendBufferedRequest])
 def test_metadata_of_a_decision_stands_beside_the_destination(kind: type) -> None:
-    """No metadata overwrites the destination, and other namespaces remain separate."""
     message = replied(kind("a:1", metadata=METADATA))
     assert MessageToDict(message.dynamic_metadata) == {
         "envoy.lb": {
@@ -202,5 +193,4 @@ def test_metadata_of_a_decision_stands_beside_the_destination(kind: type) -> Non
     ],
 )
 def test_metadata_of_a_response_goes_out_with_its_body(reply: m.Reply) -> None:
-    """Whichever way the piece itself is answered."""
     assert MessageToDict(replied(reply).dynamic_metadata) == {"envoy.lb": {"x-cost": 10.0}}

@@ -61,8 +61,6 @@ NOT_READ: Any = SimpleNamespace(
 
 @dataclass(slots=True)
 class Places:
-    """Detects a full pool when `number` requests are under way."""
-
     number: int
     settle_seconds: float = 0.01
 
@@ -82,7 +80,6 @@ class Run:
     _at: float = 0.0
 
     def pass_to(self, now: float, free: float, is_wanted: bool) -> None:
-        """Count the slots that were free until now."""
         if self._at >= SINCE and is_wanted:
             self.unused += free * (now - self._at)
             self.seconds += now - self._at
@@ -90,10 +87,7 @@ class Run:
 
 
 class Gate:
-    """Flow control for a pool of slots; owns the clock and the requests under way.
-
-    `service` returns the end of a request that starts at the given time.
-    """
+    """Flow control for a pool of slots; `service` returns the end of a request that starts now."""
 
     def __init__(self, places: int, service: Callable[[float], float]) -> None:
         self.now = 0.0
@@ -156,7 +150,6 @@ def steps(rng: Random, now: float) -> float:
 
 
 def lengths(rng: Random, now: float) -> float:
-    """Return the end of a request of random length that starts now."""
     return now + SERVICE_SECONDS * math.exp(0.5 * rng.gauss(0, 1) - 0.125)
 
 
@@ -203,7 +196,6 @@ def run(
 def test_fewer_than_one_request_in_two_hundred_waits(
     places: int, shares: tuple[float, ...], ends: str
 ) -> None:
-    """The 99th percentile equals that of a lone tenant, from the start of the flood."""
     waits: list[float] = []
     for share in shares:
         calm = share * places / SERVICE_SECONDS
@@ -215,7 +207,6 @@ def test_fewer_than_one_request_in_two_hundred_waits(
 
 
 def test_the_reserve_leaves_slots_for_the_flood() -> None:
-    """Three tenants use a fifth of the pool each; the flood gets about a tenth."""
     places, calm = 20, 0.2
     rate = calm * places / SERVICE_SECONDS
     rates = dict.fromkeys(("calm", "second", "third"), (rate, 0.0))

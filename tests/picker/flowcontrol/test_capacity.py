@@ -25,13 +25,11 @@ CAP = 12
 
 
 def sharing(**values: object) -> object:
-    """Build a band whose flows share a full queue."""
     return band(fairness=Sharing(), **values)
 
 
 @pytest.mark.looptime
 async def test_a_smaller_flow_displaces_the_last_request_of_the_largest() -> None:
-    """The refusal has a reason and a Retry-After; the other requests of the flow stay."""
     scene = Scene(default_band=sharing(max_requests=4))
     await scene.arrive()
     flood = [await scene.arrive(fairness_id="flood") for _ in range(4)]
@@ -49,7 +47,6 @@ async def test_a_smaller_flow_displaces_the_last_request_of_the_largest() -> Non
 
 @pytest.mark.looptime
 async def test_a_higher_priority_displaces_the_lowest_of_all() -> None:
-    """Under any policy; an equal or lower priority displaces no request."""
     scene = Scene(max_requests=4, bands={5: band(), -5: band()})
     await scene.arrive()
     mid = [await scene.arrive(priority=0) for _ in range(2)]
@@ -88,7 +85,6 @@ async def test_a_request_displaces_a_bounded_number() -> None:
 
 @pytest.mark.looptime
 async def test_bodies_and_memory_have_separate_caps() -> None:
-    """A higher priority displaces a lower one for memory too."""
     scene = Scene(max_bytes=100, max_memory_bytes=1000, bands={5: band()}, detector=Slots(1))
     await scene.arrive(size_bytes=0)
     small = [await scene.arrive(size_bytes=10, held_bytes=400) for _ in range(2)]
@@ -117,7 +113,6 @@ async def test_a_request_above_the_memory_cap_gets_no_retry_after() -> None:
 @pytest.mark.parametrize("caps", [{"max_bytes": 100}, {"bands": {0: band(max_bytes=100)}}])
 @pytest.mark.parametrize("pool_size", [0, 1])
 async def test_a_request_above_a_byte_cap_gets_no_retry_after(caps: Any, pool_size: int) -> None:
-    """With and without waiting requests, and with an empty pool; one at the cap may retry."""
     scene = Scene(**caps)
     await scene.resize(pool_size)
     for _ in range(2):
@@ -149,7 +144,6 @@ async def test_an_empty_pool_refuses_displaced_requests_with_503() -> None:
 def test_a_flow_below_its_share_is_not_refused_while_others_exceed_theirs(
     flows: list[str], leaving: list[int]
 ) -> None:
-    """Shares are by weight, among the waiting flows and the newcomer's."""
     chosen = flow_settings(default_band=sharing(max_requests=CAP))
     queue, waiting = FlowQueue(chosen, lambda *_: None), list[QueuedRequest]()
     where = queue.band_for(0)

@@ -19,7 +19,6 @@ pytestmark = pytest.mark.looptime
 
 
 async def test_turning_the_gate_off_admits_every_waiting_request() -> None:
-    """Turning it on again counts the requests under way."""
     scene = Scene()
     clients = [await scene.arrive() for _ in range(5)]
     scene.gate.use(None)
@@ -38,7 +37,6 @@ async def test_turning_the_gate_off_admits_every_waiting_request() -> None:
 
 
 async def test_a_gate_that_is_turned_off_empties_its_queue_in_bounded_passes() -> None:
-    """Other tasks run between them, and new requests enter at once."""
     scene = Scene()
     for _ in range(10 * MAX_DISPATCHES_PER_PASS):
         await scene.arrive()
@@ -58,7 +56,6 @@ async def test_a_gate_that_is_turned_off_empties_its_queue_in_bounded_passes() -
 
 
 async def test_a_gate_that_is_turned_on_again_queues_the_remaining_requests() -> None:
-    """In their order, and with their time to live."""
     scene = Scene(request_ttl_seconds=5.0)
     for _ in range(3 * MAX_DISPATCHES_PER_PASS):
         await scene.arrive()
@@ -76,7 +73,6 @@ async def test_a_gate_that_is_turned_on_again_queues_the_remaining_requests() ->
 
 
 async def test_a_reload_preserves_the_order_of_waiting_requests() -> None:
-    """Caps below the queue's size refuse only new requests."""
     scene = Scene()
     running = await scene.arrive()
     for name in ("a", "b", "c"):
@@ -92,7 +88,6 @@ async def test_a_reload_preserves_the_order_of_waiting_requests() -> None:
 
 
 async def test_a_reload_moves_waiting_requests_to_new_bands_of_their_priority() -> None:
-    """A band that is no longer configured remains while requests wait in it."""
     scene = Scene(bands={2: band()})
     await scene.arrive()
     await scene.arrive(priority=2)
@@ -113,7 +108,6 @@ async def test_a_reload_that_adds_slots_admits_waiting_requests() -> None:
 
 
 async def test_bands_of_objectives_are_added_and_removed() -> None:
-    """They are removed after the last objective, request and remembered flow."""
     scene = Scene()
     scene.gate.set_priorities([7, -7])
     await scene.arrive()

@@ -43,8 +43,6 @@ CAPS = (
 
 @dataclass(frozen=True)
 class Place:
-    """A waiting or new request; a greater `number` arrived later."""
-
     number: int
     band: int
     flow: str
@@ -52,13 +50,11 @@ class Place:
     held_bytes: int = 0
 
     def takes(self, cap: str) -> int:
-        """Return the amount of the resource that `cap` limits."""
         of = {"bytes": self.size_bytes, "memory": self.held_bytes, "requests": 1}
         return of[cap.split()[0]]
 
 
 def settings_of(chosen: FlowControlSettings, band: int) -> BandSettings:
-    """Return the settings of a band, which may not exist yet."""
     default = chosen.default_negative_band if band < 0 else chosen.default_band
     return chosen.bands.get(band, default)
 
@@ -164,13 +160,10 @@ VARIANTS: list[FlowControlSettings | None] = [
 
 
 def held(size_bytes: int) -> int:
-    """Return the memory that a waiting request takes."""
     return 100 + 2 * size_bytes
 
 
 class Walk(Scene):
-    """A scene with a model of the gate."""
-
     def __init__(self) -> None:
         super().__init__(Pool(2))
         self.chosen: FlowControlSettings | None = None
@@ -185,7 +178,6 @@ class Walk(Scene):
     # Events
 
     async def arrives(self, flow: str, priority: int, size_bytes: int, leaves: bool) -> None:
-        """A request arrives; the model predicts which requests are refused."""
         predicted, number = self._predict(flow, priority, size_bytes), len(self.clients)
         ttl = None
         if self.chosen is not None:
@@ -239,7 +231,6 @@ class Walk(Scene):
         await settle()
 
     async def leaves(self) -> None:
-        """All admitted requests leave for their endpoints."""
         for client in self.under_way():
             if client.endpoint_key is None:
                 self.leave(client)
@@ -269,7 +260,6 @@ class Walk(Scene):
     # Checks
 
     def let_in(self, client: Client) -> None:
-        """No request waits in a higher band."""
         ticket, view = client.ticket, self.gate.queues()
         assert not any(one.queued_requests for one in view.bands if one.priority > ticket.priority)
 
@@ -280,7 +270,6 @@ class Walk(Scene):
         return [client for client in self.clients if client.ticket and not client.is_over]
 
     def check(self) -> None:
-        """Check the invariants between two events."""
         self.gate.check_integrity()
         waiting = self.waiting()
         assert self.gate.num_waiting == len(waiting)
@@ -326,7 +315,6 @@ class Walk(Scene):
         assert (view.queued_requests, view.queued_bytes) == (shown["size"], shown["bytes"])
 
     def check_order(self) -> None:
-        """Check that each flow was admitted in the order of arrival."""
         for flow in "abcdef":
             for priority in (-5, 0, 2, 6):
                 mine = [
@@ -337,7 +325,6 @@ class Walk(Scene):
                 assert all(one < other for one, other in pairwise(mine))
 
     async def end(self) -> None:
-        """End all requests; check that each had one outcome and left nothing behind."""
         for client in self.clients:
             if client.waits and client.task is not None:
                 client.task.cancel()
@@ -430,7 +417,6 @@ Steps = list[tuple[str, tuple[Any, ...]]]
 
 
 def walk(first: int, steps: Steps) -> None:
-    """Take the steps in virtual time, and check after each of them."""
     with closing(looptime.new_event_loop()) as loop:
         loop.run_until_complete(_walk(first, steps))
 
@@ -449,7 +435,6 @@ async def _walk(first: int, steps: Steps) -> None:
 @examples(100)
 @given(st.sampled_from((0, 1, 2, 4)), st.lists(STEPS, min_size=10, max_size=40))
 def test_every_request_has_one_end_and_leaves_nothing_behind(first: int, steps: Steps) -> None:
-    """Caps are exact, time limits and order hold, and no request waits beside a free slot."""
     walk(first, steps)
 
 

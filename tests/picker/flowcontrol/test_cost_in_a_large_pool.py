@@ -10,7 +10,7 @@ pytestmark = pytest.mark.looptime
 
 
 async def test_a_change_of_a_large_pool_survives_other_events() -> None:
-    """A pass with the old estimate, before the next scan, does not discard it."""
+    """A pass with the old estimate, before the next scan, must not discard the change."""
     scene = Scene(Pool(100))
     running = [await scene.arrive() for _ in range(100)]
     waiting = [await scene.arrive() for _ in range(10)]
@@ -24,7 +24,6 @@ async def test_a_change_of_a_large_pool_survives_other_events() -> None:
 
 
 async def test_a_large_pool_is_not_scanned_for_each_request() -> None:
-    """A thousand endpoints and ten thousand requests take some hundred scans."""
     detector = Slots(10)
     scene = Scene(Pool(1000), detector=detector)
     tickets = 0

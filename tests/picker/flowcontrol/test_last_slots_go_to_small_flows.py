@@ -34,7 +34,6 @@ def turns(headroom: float = RESERVED / SLOTS, **values: object) -> object:
 
 
 def scene(headroom: float = RESERVED / SLOTS, **values: object) -> Scene:
-    """Build a pool of ten slots, three of which are reserved."""
     return Scene(Pool(1), detector=Slots(SLOTS), default_band=turns(headroom), **values)
 
 
@@ -52,7 +51,6 @@ async def test_a_lone_flow_fills_the_pool() -> None:
 
 
 async def test_slots_are_reserved_for_a_flow_that_uses_little() -> None:
-    """It enters at once, past waiting requests; the flood enters only beyond the reserve."""
     pool = scene()
     await pool.done((await arrive(pool, "calm", 1))[0])
     flood = await arrive(pool, "flood", 15)
@@ -68,7 +66,6 @@ async def test_slots_are_reserved_for_a_flow_that_uses_little() -> None:
 
 
 async def test_no_slots_are_reserved_for_an_idle_flow() -> None:
-    """After ten seconds the flood fills the pool, without another event."""
     pool = scene()
     calm = (await arrive(pool, "calm", 1))[0]
     flood = await arrive(pool, "flood", 15)
@@ -84,7 +81,6 @@ async def test_no_slots_are_reserved_for_an_idle_flow() -> None:
 
 
 async def test_an_open_gate_is_open_to_all_flows() -> None:
-    """While only small flows would enter, `is_open` is false."""
     pool = scene()
     calm = (await arrive(pool, "calm", 1))[0]
     await arrive(pool, "flood", SLOTS - RESERVED - 2)
@@ -97,7 +93,6 @@ async def test_an_open_gate_is_open_to_all_flows() -> None:
 
 
 async def test_flows_that_all_wait_fill_the_pool() -> None:
-    """No slot is reserved for a waiting flow; equal flows take turns."""
     pool = scene()
     clients = [
         client for _ in range(20) for name in "abc" for client in await arrive(pool, name, 1)
@@ -129,7 +124,6 @@ async def test_a_band_with_reserved_slots_blocks_lower_bands() -> None:
 
 
 async def test_the_reserve_is_a_share_of_the_bands_ceiling() -> None:
-    """Half as many slots if the band may fill half of the pool."""
     pool = Scene(
         Pool(1), detector=Slots(20), default_band=turns(), usage_limits=Ceilings(default=0.5)
     )
@@ -164,7 +158,6 @@ async def test_an_unknown_tenant_waits_for_its_turn() -> None:
 
 
 def follows(slots: int, **values: object) -> Scene:
-    """Build a pool whose reserve follows the bursts of its tenants."""
     fairness = DeficitRoundRobinFairnessPolicy(
         DeficitRoundRobinFairnessPolicyParameters(**values)  # type: ignore[arg-type]
     )
@@ -173,7 +166,6 @@ def follows(slots: int, **values: object) -> Scene:
 
 
 async def test_one_slot_is_reserved_for_an_occasional_tenant() -> None:
-    """Not a tenth of the pool; the tenant gets it for every request."""
     pool = follows(40)
     await pool.done((await arrive(pool, "calm", 1))[0])
     flood = await arrive(pool, "flood", 45)
@@ -186,7 +178,6 @@ async def test_one_slot_is_reserved_for_an_occasional_tenant() -> None:
 
 
 async def test_the_reserve_is_within_its_bounds() -> None:
-    """The minimum applies while another tenant was active recently."""
     pool = follows(20, max_headroom=0.1)
     await arrive(pool, "calm", 9)
     assert let_in(await arrive(pool, "flood", 30)) == 20 - 9 - 2
@@ -210,7 +201,6 @@ async def test_an_average_load_counts_if_a_detector_cannot_see_new_requests() ->
 
 
 async def test_a_request_admitted_on_arrival_has_a_queue_time_of_0() -> None:
-    """The time of the decision does not count."""
     pool = follows(20)
     clock = (place / 1000 for place in count())
     pool.gate = FlowController(pool.settings, pool.pool, lambda: next(clock), PickerMetrics())

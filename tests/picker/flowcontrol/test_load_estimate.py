@@ -36,7 +36,6 @@ class Steps(Slots):
 def test_an_estimate_agrees_with_a_scan(
     seed: int, size: int, has_roles: bool, kind: type[Slots]
 ) -> None:
-    """The error is at most the weight of a sixteenth of a request per endpoint."""
     rng, pool = Random(seed), Pool(size, {ROLE_LABEL: "both"} if has_roles else None)
     estimate, exact = LoadEstimate(pool), LoadEstimate(pool)
     detector = kind(4)
@@ -84,7 +83,6 @@ def test_an_unchanged_pool_is_not_scanned_again() -> None:
 
 
 def test_changes_of_a_large_pool_are_batched() -> None:
-    """For 20 µs per endpoint; those of a small pool take effect at once."""
     for size, at_once in ((3, True), (1000, False)):
         pool, detector = Pool(size), Slots()
         estimate = LoadEstimate(pool)

@@ -25,15 +25,11 @@ def item(sequence: int, flow: str = "t", priority: int = 0, size_bytes: int = 10
 
 
 class Backwards:
-    """The newest request is first."""
-
     def rank(self, item: QueuedRequest) -> Rank:
         return (-item.enqueued_at_seconds,)
 
 
 class QueueScene:
-    """A queue, and the flows that it forgot."""
-
     def __init__(self, **values: object) -> None:
         self.forgotten: list[tuple[int, str]] = []
         self.settings = flow_settings(**values)
@@ -48,7 +44,6 @@ class QueueScene:
 
 
 def test_policies_receive_heads_only_when_they_change() -> None:
-    """Arrivals and removals behind the head cause no calls."""
     scene = QueueScene()
     first, second, third = item(1), item(2), item(3)
     for one in (first, second, third):
@@ -63,7 +58,6 @@ def test_policies_receive_heads_only_when_they_change() -> None:
 
 
 def test_flows_are_remembered_for_five_minutes() -> None:
-    """After their last request; then the policies and series forget them."""
     scene = QueueScene()
     for sequence, flow in enumerate("abc"):
         scene.push(item(sequence, flow))
@@ -79,7 +73,6 @@ def test_flows_are_remembered_for_five_minutes() -> None:
 
 
 def test_the_number_of_idle_flows_is_bounded() -> None:
-    """The oldest is forgotten early."""
     scene = QueueScene()
     limit = queues.MAX_IDLE_FLOWS
     for sequence in range(limit + 5):
@@ -150,7 +143,6 @@ def test_a_new_policy_receives_the_head_of_every_flow() -> None:
 
 
 def test_an_unchanged_fairness_policy_keeps_its_state_over_a_reload() -> None:
-    """New caps cause no calls; a new order causes removed and new heads."""
     fairness, ordering = GlobalStrict(), Fcfs()
     scene = QueueScene(default_band=band(fairness=fairness, ordering=ordering))
     for sequence, flow in enumerate("aab"):
@@ -169,7 +161,6 @@ def test_an_unchanged_fairness_policy_keeps_its_state_over_a_reload() -> None:
 
 
 def test_waiting_requests_move_to_a_new_band_of_their_priority() -> None:
-    """The policy of their old band loses their heads."""
     fairness, ordering = GlobalStrict(), Fcfs()
     same = band(fairness=fairness, ordering=ordering)
     scene = QueueScene(default_band=same)
@@ -183,7 +174,6 @@ def test_waiting_requests_move_to_a_new_band_of_their_priority() -> None:
 
 
 def test_deficits_survive_a_reload() -> None:
-    """A flow that used much still waits for the others."""
     shares = DeficitRoundRobinFairnessPolicy(DeficitRoundRobinFairnessPolicyParameters())
     ordering = Fcfs()
     scene = QueueScene(default_band=band(fairness=shares, ordering=ordering))

@@ -50,7 +50,6 @@ class EvictingScene(Scene):
 
 
 async def test_the_lowest_and_newest_is_evicted_for_a_blocked_request() -> None:
-    """One eviction per slot, with its reason."""
     scene = EvictingScene(4)
     await scene.fill(-1, -2, -2, 0)
     waiting = await scene.arrive()
@@ -82,7 +81,6 @@ async def test_all_evicted_requests_have_a_lower_priority() -> None:
 
 
 async def test_requests_that_are_not_evictable_stay() -> None:
-    """Requests of priority 0 and above, and requests that have not left for an endpoint."""
     scene = EvictingScene(2)
     await scene.fill(0)
     await scene.arrive(priority=-1, leaves=False)
@@ -91,7 +89,6 @@ async def test_requests_that_are_not_evictable_stay() -> None:
 
 
 async def test_no_other_request_is_evicted_before_the_effect_shows() -> None:
-    """Neither while an eviction is pending, nor while the detector settles."""
     scene = EvictingScene(3)
     await scene.fill(-1, -1, -1)
     for _ in range(3):
@@ -127,7 +124,6 @@ async def test_an_eviction_times_out_after_ten_seconds() -> None:
     ("running", "expected"), [((-1, -1, -1, -1, -1), 2), ((-1, 0, 0, 0, 0), 1)]
 )
 async def test_at_most_two_are_evicted_at_a_time(running: tuple[int, ...], expected: int) -> None:
-    """Bounded also by the excess over the ceiling and by the evictable requests."""
     slots = Slots(10, settle_seconds=0.5)
     scene = EvictingScene(10, detector=slots)
     await scene.fill(*running)
@@ -139,7 +135,6 @@ async def test_at_most_two_are_evicted_at_a_time(running: tuple[int, ...], expec
 
 
 async def test_a_band_with_a_ceiling_of_0_evicts_nothing() -> None:
-    """The next lower band does."""
     limits = Ceilings({1: 1.0, 0: 1.0})
     scene = EvictingScene(2, usage_limits=limits)
     await scene.fill(-2, -2)
@@ -156,7 +151,6 @@ async def test_a_band_with_a_ceiling_of_0_evicts_nothing() -> None:
 
 
 async def test_a_reload_applies_new_eviction_policies_to_requests_under_way() -> None:
-    """Without policies, no request is evicted."""
     scene = EvictingScene(1)
     eviction = scene.settings.eviction
     await scene.fill(-1)

@@ -19,7 +19,6 @@ STEPS = st.lists(
 @examples(100)
 @given(STEPS)
 def test_a_heap_agrees_with_a_sorted_list(steps: list[tuple[str, int]]) -> None:
-    """By key, then by arrival; its size stays within twice the number of entries."""
     heap: RemovableHeap[int, str] = RemovableHeap()
     model: dict[int, tuple[int, int, str]] = {}
     for sequence, (step, value) in enumerate(steps):

@@ -79,7 +79,6 @@ async def test_gauges_have_current_values() -> None:
 
 @pytest.mark.looptime
 async def test_gauges_without_a_value_are_absent() -> None:
-    """For unset caps, removed bands and stages, and a gate that is off."""
     scene = Scene(Pool(1, {ROLE_LABEL: "both"}), bands={3: band()}, max_requests=1)
     where = {POOL: "pool"}
     await scene.arrive()
@@ -99,7 +98,6 @@ async def test_gauges_without_a_value_are_absent() -> None:
 
 @pytest.mark.looptime
 async def test_series_of_an_idle_tenant_are_removed() -> None:
-    """The series of other tenants and the totals stay."""
     scene = Scene(Pool(2))
     for name in ("gone", "stays"):
         await scene.done(await scene.arrive(fairness_id=name))
@@ -116,7 +114,6 @@ async def test_series_of_an_idle_tenant_are_removed() -> None:
 
 @pytest.mark.looptime
 async def test_excess_tenants_share_one_series() -> None:
-    """It stays when one of them is forgotten."""
     scene = Scene(Pool(5000))
     for index in range(1500):
         await scene.gate.admit(inference_request(fairness_id=f"tenant-{index}"), None)
@@ -132,8 +129,6 @@ async def test_excess_tenants_share_one_series() -> None:
 @pytest.mark.looptime
 async def test_endpoints_without_fresh_metrics_are_counted() -> None:
     class Stale(Slots):
-        """Counts every other endpoint as stale."""
-
         def stale(self, candidates: list[Candidate], now_seconds: float) -> int:
             return len(candidates) // 2
 

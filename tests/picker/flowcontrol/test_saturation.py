@@ -13,7 +13,6 @@ from tests.support.picker.flow_scene import Slots, endpoint
 
 
 def pool(*roles: tuple[str | None, int]) -> list[Candidate]:
-    """Build an endpoint for each role, with that number of requests under way."""
     return [
         Candidate(endpoint(i, {} if role is None else {ROLE_LABEL: role}), None, load)
         for i, (role, load) in enumerate(roles)
@@ -36,14 +35,12 @@ def pool(*roles: tuple[str | None, int]) -> list[Candidate]:
 def test_the_load_of_a_stage_is_that_of_its_endpoints(
     candidates: list[Candidate], effective: float, stages: dict[str, float]
 ) -> None:
-    """Encode-only endpoints count if there are no others; an empty pool is full."""
     load = pool_load(Slots(1), candidates, NOTHING_LET_IN, 0.0)
     assert (load.effective, dict(load.stages)) == (effective, stages)
     assert load.num_endpoints == len(candidates)
 
 
 def test_requests_on_their_way_count_in_every_stage() -> None:
-    """Each request takes one endpoint of every stage."""
     candidates = pool(("prefill", 0), ("decode", 0), ("decode", 0))
     load = pool_load(Slots(1), candidates, LetIn(2, 0), 0.0)
     assert load.stages == {"prefill": 2.0, "decode": 1.0}
@@ -52,7 +49,6 @@ def test_requests_on_their_way_count_in_every_stage() -> None:
 @examples(200)
 @given(st.lists(st.integers(0, 8), min_size=1, max_size=8), st.integers(0, 40))
 def test_admitted_requests_spread_as_if_placed_one_by_one(loads: list[int], count: int) -> None:
-    """Each goes to the endpoint that is least loaded at that point."""
     candidates = pool(*((None, load) for load in loads))
     one_by_one = list(loads)
     for _ in range(count):

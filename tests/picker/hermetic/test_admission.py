@@ -18,7 +18,6 @@ PRIORITIES = {"standard": 0, "sheddable": -1}
 
 
 async def test_the_conformance_flag_selects_the_replies_of_the_reference(tmp_path: Path) -> None:
-    """The reference's text is in refusals, and its mark is on responses."""
     full, priorities = pods(page(10, 0.95)), {"objectives": PRIORITIES, "conformance": True}
     async with whole_picker(tmp_path, full, **priorities) as picker:
         sheddable = {"x-llm-d-inference-objective": "sheddable"}
@@ -37,9 +36,7 @@ async def test_the_conformance_flag_selects_the_replies_of_the_reference(tmp_pat
 async def test_a_full_pool_refuses_sheddable_requests_and_no_others(
     tmp_path: Path, header: str
 ) -> None:
-    """429 without a reason beside it, as the reference's legacy admission answers; the refused
-    request is counted with its priority and holds nothing.
-    """
+    """The answer is a 429 without a reason, like that of the reference's legacy admission."""
     async with whole_picker(tmp_path, pods(page(10, 0.95)), objectives=PRIORITIES) as picker:
         assert await picker.ask(completion(), {header: "sheddable"}) == REFUSED
         labels = {"error_code": "ResourceExhausted", "priority": "-1", "model_name": "my-model"}

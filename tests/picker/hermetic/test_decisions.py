@@ -17,7 +17,6 @@ ANSWER = json.dumps({"id": "cmpl-1", "model": "my-model", "usage": USAGE}).encod
 
 
 async def listed(picker: WholePicker) -> list[dict[str, Any]]:
-    """Return the recorded requests, newest first."""
     return json.loads((await picker.get("/decisions"))[1])["decisions"]
 
 
@@ -28,8 +27,6 @@ async def found(picker: WholePicker, request_id: str = "last") -> dict[str, Any]
 
 
 async def over(picker: WholePicker) -> dict[str, Any]:
-    """Return the only request once it has ended."""
-
     async def is_over() -> bool:
         return [one["outcome"] not in ("waiting", "under-way") for one in await listed(picker)] == [
             True
@@ -40,7 +37,6 @@ async def over(picker: WholePicker) -> dict[str, Any]:
 
 
 async def test_a_record_has_the_decision_and_the_response(tmp_path: Path) -> None:
-    """The record exists while the request is in flight and after its end."""
     async with whole_picker(tmp_path, pods(page(), page(queue=3))) as picker:
         async with picker.stream() as stream:
             await stream.ask(completion())
@@ -76,7 +72,6 @@ async def test_a_record_has_the_decision_and_the_response(tmp_path: Path) -> Non
 async def test_a_header_names_the_serving_endpoint_where_configured(
     tmp_path: Path, served: str | None
 ) -> None:
-    """The header has the endpoint's name, or its address when the name is unknown."""
     backends = pods(page(), page(queue=9))
     flags = ExplainFlags(decision_header=True)
     async with whole_picker(tmp_path, backends, explain=flags) as picker, picker.stream() as stream:

@@ -1,7 +1,4 @@
-"""Streams that end before their request does, in a whole picker: every plugin releases them.
-
-The causes of all phases and endings are those of `extproc/test_stream.py`.
-"""
+"""Streams that end before their request does, in a whole picker: every plugin releases them."""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -66,7 +63,6 @@ async def after_the_response(stream: GatewayStream) -> None:
 async def test_a_cancelled_stream_releases_its_state(
     tmp_path: Path, reach: Step, is_held: bool, cause: str
 ) -> None:
-    """Each has one outcome, with its cause."""
     async with whole_picker(tmp_path, pods(page(), page()), HOLDING) as picker:
         stream = GatewayStream(picker.channel)
         await stream.call.wait_for_connection()

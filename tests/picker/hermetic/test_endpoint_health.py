@@ -17,7 +17,7 @@ POOL = (page(queue=0), *BUSY_BUT_WELL)
 
 
 async def answered(picker: WholePicker, bad: Pod, status: int = 500, served: str | None = None):
-    """Send one request; `bad` answers it with `status`, others with 200. Return its endpoint."""
+    """Send one request, which `bad` answers with `status`, others with 200; return its endpoint."""
     async with picker.stream() as stream:
         destination = destination_of(await stream.ask(completion()))
         is_bad = destination == bad.host_port
@@ -27,7 +27,6 @@ async def answered(picker: WholePicker, bad: Pod, status: int = 500, served: str
 
 
 async def test_requests_go_elsewhere_after_three_errors(tmp_path: Path) -> None:
-    """The failing endpoint scores best; pages and series show its ejection."""
     async with whole_picker(tmp_path, pods(*POOL)) as picker:
         bad = picker.pods[0]
         went = Counter([await answered(picker, bad) for _ in range(20)])
@@ -39,7 +38,6 @@ async def test_requests_go_elsewhere_after_three_errors(tmp_path: Path) -> None:
 
 
 async def test_retries_elsewhere_blame_the_endpoint_that_was_picked(tmp_path: Path) -> None:
-    """The client sees no error."""
     async with whole_picker(tmp_path, pods(*POOL)) as picker:
         bad, well = picker.pods[:2]
         went = Counter([await answered(picker, bad, 200, served=well.host_port) for _ in range(20)])
@@ -49,7 +47,6 @@ async def test_retries_elsewhere_blame_the_endpoint_that_was_picked(tmp_path: Pa
 
 @pytest.mark.parametrize("failures", [0, 1])
 async def test_a_flag_sets_or_disables_ejection(tmp_path: Path, failures: int) -> None:
-    """0: the endpoint continues to get all requests; 1: one failure ejects it."""
     pool, flag = pods(*POOL), {"endpoint_ejection_failures": failures}
     async with whole_picker(tmp_path, pool, FOUR_SCORERS, **flag) as picker:
         bad = picker.pods[0]

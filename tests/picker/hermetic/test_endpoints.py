@@ -1,7 +1,4 @@
-"""Endpoints of the picker's file and the pages that it scrapes from them.
-
-Engines, adapters, ranks, false pages, and endpoints that come, go, restart and fall silent; H47.
-"""
+"""Endpoints of the picker's file, and the pages that it scrapes from them."""
 
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
@@ -25,17 +22,14 @@ QUEUES = HEAD + "plugins: [{type: queue-scorer}, {type: max-score-picker}]"
 
 
 def hint(pod: Pod) -> dict[str, dict[str, list[str]]]:
-    """Metadata that lets one endpoint serve alone."""
     return {"envoy.lb.subset_hint": {f"{DESTINATION}-subset": [pod.host_port]}}
 
 
 async def known(picker: WholePicker, name: str) -> Mapping[str, object]:
-    """Return the picker's view of an endpoint's load."""
     return (await picker.endpoints())[name]["metrics"]
 
 
 async def test_two_engines_serve_one_pool(tmp_path: Path) -> None:
-    """Each is read by its own series names and compared by their meaning."""
     labels = [{"llm-d.ai/engine-type": "sglang"}, {}]
     two = pods(page(9, 0.5, engine=SGLANG), page(3, 0.5), labels=labels)
     async with whole_picker(tmp_path, two, QUEUES) as picker:
@@ -47,7 +41,6 @@ async def test_two_engines_serve_one_pool(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("broken", [None, "", "<html>", "vllm:num_requests_waiting NaN\n"])
 async def test_an_endpoint_without_metrics_is_not_idle(tmp_path: Path, broken: str | None) -> None:
-    """An endpoint with a known queue is preferred; without any metrics one still serves."""
     bad, good = pods(broken, page(50, 0.9))
     bad.name, good.name = "bad", "good"
     async with AsyncExitStack() as stack:
@@ -79,7 +72,6 @@ BUCKETS = "".join(
     ids=["renamed", "old name", "no number", "two megabytes"],
 )
 async def test_a_queue_counts_on_an_incomplete_page(tmp_path: Path, long_queue: str) -> None:
-    """No request goes to a queue of 60 beside short ones with fuller caches."""
     three = pods(long_queue, page(1, 0.5), page(2, 0.4))
     async with whole_picker(tmp_path, three) as picker:
         await picker.knows("pod-0", waiting_requests=60)
@@ -88,7 +80,7 @@ async def test_a_queue_counts_on_an_incomplete_page(tmp_path: Path, long_queue: 
 
 
 async def test_a_restart_makes_an_endpoint_forget_its_prefixes(tmp_path: Path) -> None:
-    """A new start time of the process means an empty cache; the picker drops its index of it."""
+    """A new start time of the process means an empty cache."""
     config = (
         HEAD
         + """
@@ -114,7 +106,7 @@ schedulingProfiles:
 
 
 async def test_endpoints_come_and_go_with_the_file(tmp_path: Path) -> None:
-    """Renames apply; wrong entries are skipped and counted; H47: removed ones are not asked."""
+    """H47: endpoints that left the file are not asked."""
     one, other = two = pods(page(0), page(1))
     async with whole_picker(tmp_path, two, QUEUES) as picker:
         assert await picker.destination(completion()) == one.host_port
@@ -140,7 +132,6 @@ async def test_endpoints_come_and_go_with_the_file(tmp_path: Path) -> None:
 
 
 async def test_requests_in_flight_count_before_any_page_shows_them(tmp_path: Path) -> None:
-    """A burst onto pages that all say "idle" is spread evenly."""
     three = pods(page(), page(), page())
     async with AsyncExitStack() as stack, whole_picker(tmp_path, three, None) as picker:
         found = []

@@ -11,7 +11,6 @@ PRIORITIES = {"critical": 10, "standard": 0, "sheddable": -5}
 
 
 async def test_a_full_pool_holds_requests_until_a_slot_is_free(tmp_path: Path) -> None:
-    """The end of one request dispatches the next one, without polling."""
     async with waiting_scene(tmp_path, config()) as scene:
         first = await scene.serve()
         second = await scene.wait(1)
@@ -29,7 +28,6 @@ async def test_a_full_pool_holds_requests_until_a_slot_is_free(tmp_path: Path) -
 
 
 async def test_requests_wait_for_an_empty_pool(tmp_path: Path) -> None:
-    """A pool scaled from zero serves the requests that arrived before."""
     async with waiting_scene(tmp_path, config(), []) as scene:
         assert (await scene.picker.get("/readyz"))[0] == 200
         waiter = await scene.wait(1)
@@ -43,7 +41,6 @@ async def test_requests_wait_for_an_empty_pool(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_known", [True, False])
 async def test_unreadable_metrics_do_not_stop_a_pool(tmp_path: Path, is_known: bool) -> None:
-    """The last known metrics and the requests in flight count then."""
     text = config().replace("pluginRef: concurrency-detector", "pluginRef: utilization-detector")
     (pod,) = pods(page() if is_known else None)
     async with waiting_scene(

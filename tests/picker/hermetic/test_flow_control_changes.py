@@ -19,7 +19,6 @@ REASON = "x-llm-d-request-dropped-reason"
 
 
 async def test_disabled_flow_control_holds_no_request(tmp_path: Path) -> None:
-    """Waiting requests are dispatched, and later ones do not wait."""
     async with waiting_scene(tmp_path, config()) as scene:
         requests = [await scene.serve(), await scene.wait(1), await scene.wait(2)]
         scene.use(config(gate=False))
@@ -32,7 +31,6 @@ async def test_disabled_flow_control_holds_no_request(tmp_path: Path) -> None:
 
 
 async def test_enabled_flow_control_counts_requests_in_flight(tmp_path: Path) -> None:
-    """The end of an earlier request frees a slot for a waiting one."""
     async with waiting_scene(tmp_path, config(gate=False)) as scene:
         before = [await scene.serve(), await scene.serve()]
         scene.use(config())
@@ -46,7 +44,6 @@ async def test_enabled_flow_control_counts_requests_in_flight(tmp_path: Path) ->
 
 
 async def test_a_drain_serves_waiting_requests(tmp_path: Path) -> None:
-    """The picker exits once the last of them has been served."""
     async with waiting_scene(tmp_path, config()) as scene:
         requests = [await scene.serve(), await scene.wait(1)]
         scene.picker.picker.stop()
@@ -59,7 +56,6 @@ async def test_a_drain_serves_waiting_requests(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_hurried", [True, False])
 async def test_an_expired_drain_refuses_waiting_requests(tmp_path: Path, is_hurried: bool) -> None:
-    """The answer is 503, for a retry elsewhere: after a second signal or at the deadline."""
     seconds = 30.0 if is_hurried else 0.05
     async with waiting_scene(tmp_path, config(), drain_timeout_seconds=seconds) as scene:
         await scene.serve()
@@ -77,7 +73,7 @@ async def test_an_expired_drain_refuses_waiting_requests(tmp_path: Path, is_hurr
 async def test_a_request_in_flight_is_evicted_for_a_better_one(
     tmp_path: Path, is_streaming: bool
 ) -> None:
-    """The answer is 429, which a proxy turns into a reset once the response has begun."""
+    """A proxy turns the 429 into a reset once the response has begun."""
     text = config("  enableEviction: true")
     async with waiting_scene(tmp_path, text, objectives=PRIORITIES) as scene:
         victim = await scene.serve({OBJECTIVE: "sheddable", FAIRNESS: "batch"})

@@ -1,8 +1,7 @@
 """vLLM's gRPC service behind the picker (cases H20–H31): frames pass unchanged.
 
-The frames are written by hand, as the service's description says. The reference gathers a response
-frame before it passes it on and sets `:path` anew; here pieces pass as they come, and the path
-stays as it is.
+The reference gathers a response frame before it passes it on and sets `:path` anew; here pieces
+pass as they come, and the path stays as it is.
 """
 
 from pathlib import Path
@@ -45,14 +44,12 @@ COMPLETE = frame(field(2, field(1, bytes([9, 9])) + field(3, 7) + field(4, 10)))
 
 
 async def tokens_of(picker: WholePicker) -> tuple[float | None, float | None]:
-    """Return the sums of the tokens reported by responses."""
     asked = await picker.series("llm_d_epp_request_input_tokens_sum")
     return asked, await picker.series("llm_d_epp_request_output_tokens_sum")
 
 
 @pytest.mark.parametrize("body", [TEXT, STREAM, TOKENS], ids=["H20", "H22", "tokenized"])
 async def test_a_generate_request_goes_to_the_idlest(tmp_path: Path, body: bytes) -> None:
-    """It passes unchanged, without a model, with the priority of its objective."""
     three = pods(page(3, 0.2), page(0, 0.1), page(10, 0.2))
     name = "inference-objective-with-priority-4"
     async with whole_picker(tmp_path, three, CONFIG, objectives={name: 4}) as picker:
@@ -64,7 +61,7 @@ async def test_a_generate_request_goes_to_the_idlest(tmp_path: Path, body: bytes
 
 
 async def test_a_response_frame_in_two_pieces_is_counted(tmp_path: Path) -> None:
-    """H28: trailers follow; its usage is found, and no piece is marked as the last."""
+    """H28: trailers follow, and no piece is marked as the last."""
     async with whole_picker(tmp_path, pods(page()), CONFIG) as picker, picker.stream() as stream:
         await stream.ask(TEXT, GRPC, path=GENERATE)
         assert await stream.response_headers(GRPC) == response_head()
@@ -92,7 +89,6 @@ VERTEX = "/google.cloud.aiplatform.v1beta1.PredictionService"
 async def test_vertex_ai_carries_json_in_frames(
     tmp_path: Path, method: str, members: bytes
 ) -> None:
-    """Its model is read and not replaced; the usage of its response is read."""
     one = pods(page(model="m"))
     config = FOUR_SCORERS.replace("openai-parser", "vertexai-parser")
     body = frame(field(1, b"endpoints/e") + field(2, field(2, members)))

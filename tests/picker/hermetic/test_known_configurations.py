@@ -1,10 +1,4 @@
-"""The reference's own published and smoke configurations boot and serve (cases H44 and H46).
-
-`tests/picker/test_every_golden_configuration_starts.py` shows that those of its guides and charts
-route as well.
-Those that need flow control wait for it; what each makes of its plugins is shown by the golden
-files of `tests/picker/config`.
-"""
+"""The reference's own published and smoke configurations boot and serve (cases H44 and H46)."""
 
 from pathlib import Path
 
@@ -34,7 +28,6 @@ ROLES = [{"llm-d.ai/role": role} for role in ("encode", "prefill", "decode", "bo
 
 @pytest.mark.parametrize("name", [name for name in (*PUBLISHED, *SMOKE) if name not in WAITING])
 async def test_a_known_configuration_serves(tmp_path: Path, name: str) -> None:
-    """A pool with every role; the request goes to one that may decode, its body as it was."""
     text = (GOLDEN / f"{name}.in.yaml").read_text()
     four = pods(*[page()] * 4, labels=ROLES)
     async with whole_picker(tmp_path, four, text) as picker, picker.stream() as stream:

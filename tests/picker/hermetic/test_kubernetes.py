@@ -1,7 +1,4 @@
-"""A whole picker that follows a cluster over real sockets, with requests in flight throughout.
-
-The cluster is the fake API server; no request may fail for what happens there.
-"""
+"""A whole picker that follows a cluster over real sockets, with requests that never fail."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -24,16 +21,12 @@ POOL = "inferencepools"
 
 @dataclass
 class Scene:
-    """A cluster with a pool, and the picker that follows it."""
-
     api: KubeApi
     kubelet: Kubelet
     picker: WholePicker
     traffic: Traffic
 
     async def serves(self, *places: str) -> None:
-        """Wait until these are the endpoints and requests go to them alone."""
-
         async def are_known() -> bool:
             known = await self.picker.endpoints()
             return {row["address"] for row in known.values()} == set(places)
@@ -42,14 +35,12 @@ class Scene:
         await self.traffic.only_at(places)
 
     def write_pool(self, labels: Mapping[str, str], *ports: int) -> None:
-        """Write the pool."""
         targets = [{"number": port} for port in ports]
         selector = {"matchLabels": dict(labels)}
         self.api.write(pool(name="pool", selector=selector, targetPorts=targets))
 
 
 def options_for(api: KubeApi, folder: Path, **changes: Any) -> dict[str, Any]:
-    """Return the options of a picker that follows the pool of `api`."""
     kubeconfig = api.write_kubeconfig(folder / "kubeconfig")
     flags = KubernetesFlags("pool", kubeconfig=kubeconfig)
     return {"endpoints_file": None, "kubernetes": flags, "pool_name": "pool"} | changes
@@ -57,7 +48,6 @@ def options_for(api: KubeApi, folder: Path, **changes: Any) -> dict[str, Any]:
 
 @asynccontextmanager
 async def following(folder: Path) -> AsyncIterator[Scene]:
-    """A pool of two Pods, with requests until the end, of which none may fail."""
     async with running_kube_api(None, *sorted(CRDS.glob("*.yaml"))) as api:
         kubelet = Kubelet(api)
         kubelet.run("a", "127.0.0.11", APP, grace_seconds=600)
@@ -83,7 +73,6 @@ async def following(folder: Path) -> AsyncIterator[Scene]:
 
 
 async def test_pods_terminate_flap_move_and_join_under_requests(tmp_path: Path) -> None:
-    """The endpoints are right after each change, and every request is routed."""
     async with following(tmp_path) as scene:
         await scene.serves("127.0.0.11:8000", "127.0.0.12:8000")
         scene.kubelet.run("c", "127.0.0.13", APP, grace_seconds=600)
@@ -102,7 +91,6 @@ async def test_pods_terminate_flap_move_and_join_under_requests(tmp_path: Path) 
 
 
 async def test_an_outage_of_the_api_server_does_not_stop_requests(tmp_path: Path) -> None:
-    """Requests continue by the last known state; changes in the meantime apply soon after."""
     async with following(tmp_path) as scene:
         await scene.serves("127.0.0.11:8000", "127.0.0.12:8000")
         await scene.api.go_away()

@@ -28,7 +28,6 @@ WORKER = WorkerSettings(
 
 
 async def _answers(config: str | None, seed: int) -> Sequence[ServedPrompt]:
-    """Answer requests of which one in seven is thirty times as long as the others."""
     rng, tasks = Random(seed), list[asyncio.Task[ServedPrompt]]()
     settings = Simulation(worker=WORKER, config=config, seed=seed)
     async with VirtualFleet(settings) as fleet, asyncio.TaskGroup() as group:
@@ -42,7 +41,6 @@ async def _answers(config: str | None, seed: int) -> Sequence[ServedPrompt]:
 
 @pytest.mark.parametrize("seed", [3, 4])
 def test_mixed_lengths_wait_less_where_latencies_are_predicted(seed: int) -> None:
-    """The default configuration, which counts requests and not their lengths, has longer waits."""
     settled = NUM_REQUESTS // 3
     usual, headroom, costs = (
         run_in_virtual_time(_answers(config, seed))[settled:]

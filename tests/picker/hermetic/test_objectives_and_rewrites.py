@@ -14,13 +14,11 @@ OBJECTIVE = "x-llm-d-inference-objective"
 
 
 def model_of(said: list[Message]) -> str:
-    """Return the model in the request to the endpoint."""
     pieces = [one.request_body.response.body_mutation.streamed_response.body for one in said[1:]]
     return json.loads(b"".join(pieces))["model"]
 
 
 async def test_changes_apply_whole_and_fail_no_request(tmp_path: Path) -> None:
-    """Each request sees one state of the file."""
     first, second = pods(page(), page())
     states = {
         pod.name: [objective("o", priority), rewrite("r", rule("m", **{model: None}))]

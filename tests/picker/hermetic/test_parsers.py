@@ -77,7 +77,6 @@ MODELLED: list[tuple[str, dict[str, Any]]] = [
 
 
 async def test_a_request_with_a_model_is_passed_or_renamed(tmp_path: Path) -> None:
-    """It passes byte for byte, or with its model replaced and its members sorted."""
     one = pods(page(model="m"))
     async with whole_picker(tmp_path, one, EVERY_PARSER) as picker:
         for path, members in MODELLED:
@@ -118,7 +117,6 @@ HALVES: list[tuple[str, bytes]] = [
 async def test_half_a_character_is_routed_unchanged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Only a new model changes its bytes; the decision is explained, recorded and replayed."""
     one, recording = pods(page(model="m")), tmp_path / "recording.jsonl"
     flags = RecordFlags(recording)
     async with whole_picker(tmp_path, one, EVERY_PARSER, record=flags) as picker:
@@ -167,7 +165,6 @@ ODD: list[tuple[str, bytes]] = [
 async def test_odd_bodies_are_routed_unchanged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No plugin fails at them, and a request without a model continues raw."""
     one = pods(page())
     async with whole_picker(tmp_path, one, EVERY_PARSER) as picker:
         for path, body in ODD:
@@ -240,7 +237,6 @@ RENAMING = {"x-llm-d-model-name-rewrite": "n"}
 async def test_bad_bodies_are_left_to_the_endpoints(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each continues unchanged, without a log line; no state remains."""
     one = pods(page())
     async with whole_picker(tmp_path, one, EVERY_PARSER) as picker:
         for path, body in BAD:
@@ -253,9 +249,6 @@ async def test_bad_bodies_are_left_to_the_endpoints(
 async def test_a_body_that_is_no_json_is_refused_where_its_model_would_be_replaced(
     tmp_path: Path,
 ) -> None:
-    """The answer is 400 in the form of its API, without terms of Python; another body gets the
-    model. A body that would name no model anyway continues.
-    """
     one = pods(page())
     async with whole_picker(tmp_path, one, EVERY_PARSER) as picker:
         num_refused = 0
@@ -278,7 +271,6 @@ async def test_a_body_that_is_no_json_is_refused_where_its_model_would_be_replac
 
 
 async def test_the_response_of_a_token_count_is_not_read(tmp_path: Path) -> None:
-    """It passes in full duplex; without bodies from the gateway, the request ends as it leaves."""
     one = pods(page())
     path, body = "/v1/messages/count_tokens", b"not even JSON"
     async with whole_picker(tmp_path, one, EVERY_PARSER) as picker:
@@ -298,7 +290,6 @@ async def test_the_response_of_a_token_count_is_not_read(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("header", ["x-original-path", "x-forwarded-path"])
 async def test_a_path_may_stand_in_another_header(tmp_path: Path, header: str) -> None:
-    """It counts if the proxy sends no `:path`; the default is the path of completions."""
     async with whole_picker(tmp_path, pods(page()), EVERY_PARSER) as picker:
         for headers, begins in (({header: "/v1/messages"}, b'{"type": "error"'), ({}, b'{"error"')):
             (said,) = await picker.ask(b"{", RENAMING | headers, path="")

@@ -21,7 +21,6 @@ from tests.support.waiting import until
 
 
 def peers_slice(*addresses: str) -> dict[str, Any]:
-    """The only slice of the Service `peers`."""
     return {
         "apiVersion": "discovery.k8s.io/v1",
         "kind": "EndpointSlice",
@@ -36,7 +35,6 @@ def peers_slice(*addresses: str) -> dict[str, Any]:
 
 
 async def test_endpoint_slices_add_and_remove_replicas(tmp_path: Path) -> None:
-    """A replica in the Service gets reports; one removed from it gets none."""
     other, series, now = node(Random(1)), PickerMetrics().peers, 0.0
     server = PeerServer({"pool": PoolReports(other.exchange, series, lambda: True)}, lambda: now)
     port = await server.start(peer_port(LOOPBACK, 0))
@@ -61,7 +59,6 @@ async def test_endpoint_slices_add_and_remove_replicas(tmp_path: Path) -> None:
 
 
 async def test_slices_need_a_cluster(tmp_path: Path) -> None:
-    """A picker of a file says so before it opens anything."""
     peers = PeerFlags((), 0, slices=PeerName("peers", 1))
     with pytest.raises(ConfigError, match="--peer-slices needs a pool"):
         async with whole_picker(tmp_path, (), FOUR_SCORERS, peers=peers):

@@ -26,12 +26,10 @@ SESSIONS = HEAD + "plugins: [{type: session-affinity-%s}, {type: max-score-picke
 
 
 def token_of(pod: Pod) -> str:
-    """Return the session token of an endpoint."""
     return base64.b64encode(f"default/{pod.name}".encode()).decode()
 
 
 async def token_in(stream: GatewayStream) -> str:
-    """Return the session token of a response."""
     (said,) = await stream.response_headers()
     options = said.response_headers.response.header_mutation.set_headers
     (token,) = [o.header.raw_value for o in options if o.header.key == "x-session-token"]
@@ -46,7 +44,6 @@ async def token_in(stream: GatewayStream) -> str:
 
 @pytest.mark.parametrize("kind", ["filter", "scorer"], ids=["H34", "H35"])
 async def test_a_token_pins_a_session(tmp_path: Path, kind: str) -> None:
-    """Each response carries one; repeating it leads to the same endpoint."""
     three = pods(page(), page(), page())
     async with whole_picker(tmp_path, three, SESSIONS % kind) as picker:
         for pod in three:
@@ -92,7 +89,7 @@ ROLES = [{"llm-d.ai/role": role} for role in ("prefill", "prefill", "decode", "d
 
 
 async def test_both_stages_of_a_session_are_pinned(tmp_path: Path) -> None:
-    """H36: a token each; a request header names the prefill endpoint."""
+    """H36: a request header names the prefill endpoint."""
     four = pods(*[page()] * 4, labels=ROLES)
     prefill, decode = four[1], four[2]
     tokens = {"x-session-token": token_of(decode), "x-prefill-session-token": token_of(prefill)}
@@ -108,7 +105,6 @@ async def test_both_stages_of_a_session_are_pinned(tmp_path: Path) -> None:
 async def test_a_request_is_under_way_at_each_endpoint_until_it_has_done_its_part(
     tmp_path: Path,
 ) -> None:
-    """The prefill endpoint counts it until the answer begins or the client disconnects."""
     four = pods(*[page()] * 4, labels=ROLES)
     tokens = {"x-session-token": token_of(four[2]), "x-prefill-session-token": token_of(four[1])}
 
@@ -136,7 +132,7 @@ async def _is(counts: Callable[[], Awaitable[list[int]]], expected: list[int]) -
 
 
 async def test_a_cost_is_reported_with_the_last_piece(tmp_path: Path) -> None:
-    """No other piece has it, whether the response has one piece or several (H41)."""
+    """H41: no other piece has it, whether the response has one piece or several."""
     config = (
         HEAD
         + """

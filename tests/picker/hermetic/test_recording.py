@@ -61,15 +61,12 @@ ANSWER = json.dumps({"model": "m", "usage": {"prompt_tokens": 4, "completion_tok
 
 
 class Clients:
-    """Many clients, of which some disconnect and some are refused."""
-
     def __init__(self, picker: WholePicker) -> None:
         self.picker, self.draw, self.left = picker, Random(1), REQUESTS
         self.go_on = asyncio.Event()
         self.go_on.set()
 
     async def run(self) -> None:
-        """Send requests one after the other."""
         while self.left > 0:
             await self.go_on.wait()
             self.left -= 1
@@ -80,7 +77,6 @@ class Clients:
                 stream.call.cancel()
 
     async def ask(self, stream: GatewayStream) -> None:
-        """Send one request and its response."""
         draw = self.draw
         topic = draw.choice(("ships", "shoes", "wax"))
         prompt = f"All about {topic}. " * draw.choice((3, 40)) + str(draw.randrange(50)) * 100
@@ -101,7 +97,6 @@ class Clients:
 
 
 async def unrest(picker: WholePicker, config: Path, clients: Clients) -> None:
-    """Pages change, an engine restarts, an endpoint and a configuration leave and come back."""
     all_pods: list[Pod] = list(picker.pods)
     draw, step = Random(2), 0
     changes = {
@@ -131,7 +126,6 @@ async def unrest(picker: WholePicker, config: Path, clients: Clients) -> None:
 
 
 async def recorded(folder: Path) -> Path:
-    """The recording of a picker that has served a thousand requests."""
     path, config = folder / "recording.jsonl", folder / "config.yaml"
     config.write_text(CONFIG)
     labels = [{"tier": "gold"}, {"tier": "iron"}, {"tier": "gold"}, {"tier": "iron"}]
@@ -151,14 +145,12 @@ async def recorded(folder: Path) -> Path:
 
 
 def decided(path: Path) -> list[Redecided]:
-    """Replay the whole recording."""
     return list(Replay(str(path)).decisions(read_recording(path)))
 
 
 async def test_mixed_requests_are_decided_again_as_they_were(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """All events in between are replayed; the file is private and holds no secrets."""
     path = await recorded(tmp_path)
     found = decided(path)
     assert [one for one in found if not one.is_identical] == []
@@ -176,7 +168,6 @@ async def test_mixed_requests_are_decided_again_as_they_were(
 
 
 async def test_the_end_of_the_recording_is_not_the_end_of_the_picker(tmp_path: Path) -> None:
-    """The size limit stops the recording alone."""
     path = tmp_path / "recording.jsonl"
     async with whole_picker(tmp_path, pods(page()), record=RecordFlags(path, 9000)) as picker:
         for _ in range(20):

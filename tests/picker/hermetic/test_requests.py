@@ -1,10 +1,7 @@
-"""Requests and their responses, message by message: of the reference's cases H1–H19 those that need
-the whole picker.
+"""Requests and responses, message by message: cases H1–H19 that need the whole picker.
 
-The whole picker runs in this process; its endpoints are real HTTP servers. Where the reference
-repeats a client's headers and leaves out only its own, this picker removes its own and repeats
-none, and passes pieces of a response on as they come; see `docs/protocol.md`. Cases of the protocol
-itself are those of `conformance.epp`.
+The reference repeats a client's headers and leaves out only its own; this picker removes its own
+and repeats none. The protocol itself is tested in `conformance.epp`.
 """
 
 import json
@@ -21,13 +18,12 @@ from tests.support.picker.whole_picker import WholePicker, whole_picker
 
 
 def sorted_body(model: str) -> bytes:
-    """Return the body of `completion` after its model is replaced."""
     members = {"max_tokens": 100, "model": model, "prompt": "test", "temperature": 0}
     return json.dumps(members, separators=(",", ":")).encode()
 
 
 async def test_a_rewritten_request_goes_to_the_idlest_endpoint(tmp_path: Path) -> None:
-    """H1: with the model of the rewrite header, sorted members and their length."""
+    """H1: the body has the model of the rewrite header, sorted members and their length."""
     three = pods(page(3, 0.2), page(0, 0.1, model="my-model-12345"), page(10, 0.2))
     async with whole_picker(tmp_path, three, objectives={"my-model": 2}) as picker:
         rewrite = {"x-llm-d-model-name-rewrite": "my-model-12345"}
@@ -41,7 +37,6 @@ async def test_a_rewritten_request_goes_to_the_idlest_endpoint(tmp_path: Path) -
 
 
 async def test_the_adapter_of_a_rewrite_decides(tmp_path: Path) -> None:
-    """The adapter that the client names does not matter."""
     two = pods(page(0, 0.1, ("T",)), page(0, 0.1, ("my-model",)))
     async with whole_picker(tmp_path, two) as picker:
         said = await picker.ask(completion(), {"x-llm-d-model-name-rewrite": "T"})
@@ -50,7 +45,6 @@ async def test_the_adapter_of_a_rewrite_decides(tmp_path: Path) -> None:
 
 
 async def test_a_list_of_fallbacks_is_routed(tmp_path: Path) -> None:
-    """`maxNumOfEndpoints: 3` of four: best first, the same in header and metadata."""
     four = pods(page(3, 0.2), page(0, 0.1), page(10, 0.2), page(10, 0.9))
     config = """
 apiVersion: llm-d.ai/v1alpha1
@@ -80,7 +74,6 @@ STREAM = {"content-type": "text/event-stream; charset=utf-8"}
 
 
 async def tokens_of(picker: WholePicker) -> tuple[float | None, float | None]:
-    """Return the sums of the tokens reported by responses."""
     asked = await picker.series("llm_d_epp_request_input_tokens_sum")
     return asked, await picker.series("llm_d_epp_request_output_tokens_sum")
 

@@ -39,29 +39,24 @@ schedulingProfiles:
 
 
 def places(some: Sequence[Pod]) -> set[str]:
-    """Return the addresses of some pods."""
     return {pod.host_port for pod in some}
 
 
 def three(number: int = 2) -> dict[str, list[Pod]]:
-    """Run three pools with the given numbers of pods."""
     return {key: pods(*[page()] * number) for key in KEYS}
 
 
 async def remembered(picker: WholePicker) -> list[str]:
-    """Return the models of the recorded requests."""
     rows = json.loads((await picker.get("/decisions"))[1])["decisions"]
     return sorted(row["model"] for row in rows)
 
 
 def shared(number: int = 2) -> dict[str, list[Pod]]:
-    """Return two pools with the same pods."""
     some = pods(*[page(model="m")] * number)
     return {"a": some, "b": some}
 
 
 async def test_pools_of_the_same_pods_learn_nothing_of_each_other(tmp_path: Path) -> None:
-    """Cached prefixes, session bindings and requests in flight belong to one pool."""
     async with several_pools(tmp_path, shared(), STICKY) as scene:
         long = completion(prompt="a long prompt " * 100)
         first = await scene["a"].destination(long, {"x-session-id": "s"})
@@ -79,7 +74,6 @@ async def test_pools_of_the_same_pods_learn_nothing_of_each_other(tmp_path: Path
 
 
 async def test_requests_in_flight_count_in_their_own_pool_alone(tmp_path: Path) -> None:
-    """This holds even at the same pod."""
     async with several_pools(tmp_path, shared(1)) as scene, scene["a"].stream() as stream:
         await stream.ask(completion())
         rows = [next(iter((await scene[key].endpoints()).values())) for key in "ab"]
@@ -90,7 +84,6 @@ async def test_requests_in_flight_count_in_their_own_pool_alone(tmp_path: Path) 
 
 
 async def test_objectives_and_rewrites_are_those_of_the_pool(tmp_path: Path) -> None:
-    """Equal names differ by pool; objects of another pool are left out."""
     policies = {
         "a": [of_pool("a", objective("o", 7)), of_pool("a", rewrite("r", rule("m", m1=None)))],
         "b": [of_pool("b", objective("o", -7)), of_pool("a", rewrite("r", rule("m", m2=None)))],
@@ -112,7 +105,6 @@ async def test_objectives_and_rewrites_are_those_of_the_pool(tmp_path: Path) -> 
 
 
 async def test_a_full_pool_delays_only_its_own_requests(tmp_path: Path) -> None:
-    """Its full queue refuses; the other pool, of the same pod, accepts its own number."""
     async with several_pools(tmp_path, shared(1), config("  maxRequests: 1")) as scene:
         full, free = Scene(scene["a"]), Scene(scene["b"])
         first = await full.serve()
@@ -138,7 +130,6 @@ async def test_a_full_pool_delays_only_its_own_requests(tmp_path: Path) -> None:
 
 
 async def fails(picker: WholePicker, bad: Pod) -> None:
-    """Send a request that `bad` answers with an error."""
     async with picker.stream() as stream:
         went = destination_of(await stream.ask(completion()))
         status = "500" if went == bad.host_port else "200"
@@ -146,7 +137,6 @@ async def fails(picker: WholePicker, bad: Pod) -> None:
 
 
 async def test_an_endpoint_that_fails_one_pool_is_ejected_from_it(tmp_path: Path) -> None:
-    """The other pool does not know of it and detects the failure by itself."""
     some = pods(page(), page(queue=50))
     async with several_pools(tmp_path, {"a": some, "b": some}) as scene:
         while not await scene["a"].series("pointsman_endpoint_ejections_total"):
@@ -157,7 +147,6 @@ async def test_an_endpoint_that_fails_one_pool_is_ejected_from_it(tmp_path: Path
 
 
 async def test_a_broken_file_is_one_pools_problem(tmp_path: Path) -> None:
-    """It is served by its last known state; changes of the other pool continue to apply."""
     async with several_pools(tmp_path, three()) as scene:
         broken, well = scene["llama"], scene["x/qwen"]
         broken.endpoints_file.write_text("endpoints: [")
@@ -177,7 +166,6 @@ async def test_a_broken_file_is_one_pools_problem(tmp_path: Path) -> None:
 
 
 async def test_one_pools_configuration_changes_alone(tmp_path: Path) -> None:
-    """Its own file is followed, with its errors; the other pool follows the common file."""
     common, own = tmp_path / "common.yaml", tmp_path / "own.yaml"
     common.write_text(STICKY)
     own.write_text(STICKY.replace("weight: 10", "weight: 5"))
@@ -213,14 +201,12 @@ async def test_one_pools_configuration_changes_alone(tmp_path: Path) -> None:
 
 
 async def health(port: int) -> int:
-    """Return the answer of a port to health checks."""
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         return int((await stub.Check(health_pb2.HealthCheckRequest())).status)
 
 
 async def test_the_drain_waits_for_the_requests_of_all_pools(tmp_path: Path) -> None:
-    """Requests of every port count; meanwhile no port is healthy, and all continue to serve."""
     async with several_pools(tmp_path, three(1), health_checking=True) as scene:
         ports = [scene.ports.grpc, scene.ports.health, *scene.ports.pools.values()]
         assert {await health(port) for port in ports} == {1}
@@ -247,7 +233,6 @@ async def test_the_drain_waits_for_the_requests_of_all_pools(tmp_path: Path) -> 
 
 
 async def test_the_start_error_of_a_pool_has_its_name(tmp_path: Path) -> None:
-    """The cause is its port, its endpoints or its configuration; the picker does not start."""
     file = tmp_path / "llama.yaml"
     file.write_text('{"endpoints": []}')
     flags = pool_flags("llama", endpoints_file=file)
@@ -267,6 +252,5 @@ async def test_the_start_error_of_a_pool_has_its_name(tmp_path: Path) -> None:
 
 
 async def begin(folder: Path, *flags: PoolFlags) -> None:
-    """Start and stop a picker of these pools."""
     async with pools_picker(folder, {"pools": flags}):
         pass

@@ -33,13 +33,11 @@ K8S, OWN = "inference.networking.k8s.io", "llm-d.ai"
 
 
 def parted(key: str) -> tuple[str, str]:
-    """Split a key into the namespace and the name of a pool."""
     namespace, _, name = key.rpartition("/")
     return namespace or "default", name
 
 
 def write_pool(api: KubeApi, key: str, **spec: Any) -> None:
-    """Write the pool of a key, with a selector of the label for its name."""
     namespace, name = parted(key)
     made = pool(name=name, selector={"matchLabels": {"app": name}}, **spec)
     made["metadata"]["namespace"] = namespace
@@ -47,21 +45,18 @@ def write_pool(api: KubeApi, key: str, **spec: Any) -> None:
 
 
 def erase_pool(api: KubeApi, key: str) -> None:
-    """Delete the pool; its Pods remain."""
     namespace, name = parted(key)
     api.erase(POOLS, name, namespace)
 
 
 def run_pod(kubelet: Kubelet, key: str, ip: str, name: str = "pod") -> None:
-    """Create a Pod of the pool; the Pods of all pools share a name, and two pools share a label."""
+    """The Pods of all pools share a name, and two pools share a label."""
     namespace, app = parted(key)
     kubelet.run(name, ip, {"app": app}, namespace=namespace, grace_seconds=600)
 
 
 @dataclass
 class Scene:
-    """A cluster, and the picker that follows it."""
-
     api: KubeApi
     kubelet: Kubelet
     several: SeveralPools
@@ -93,7 +88,6 @@ class Scene:
 
 @asynccontextmanager
 async def cluster(*keys: str) -> AsyncIterator[tuple[KubeApi, Kubelet]]:
-    """A cluster with a Pod for every pool, and those pools."""
     async with running_kube_api(None, *sorted(CRDS.glob("*.yaml"))) as api:
         kubelet = Kubelet(api)
         for key, place in PLACES.items():
@@ -126,17 +120,15 @@ async def following(
 
 
 async def is_ready(picker: WholePicker) -> bool:
-    """Return whether the process or the pool is ready."""
     return (await picker.get("/readyz"))[0] == 200
 
 
 async def status_of(picker: WholePicker) -> int:
-    """Return the status of the picker's own answer to a request; 0: it is served."""
+    """Return the status of the picker's own answer to a request, or 0 if it is served."""
     return int((await picker.ask(completion()))[0].immediate_response.status.code)
 
 
 async def test_each_pool_is_its_own_namespaces(tmp_path: Path) -> None:
-    """This holds even if names, labels and names of Pods are equal."""
     async with following(tmp_path, *KEYS) as scene:
         several = scene.several
         await until(lambda: is_ready(several.common))
@@ -148,7 +140,6 @@ async def test_each_pool_is_its_own_namespaces(tmp_path: Path) -> None:
 
 
 async def test_a_pool_comes_and_goes_under_the_requests_of_the_others(tmp_path: Path) -> None:
-    """No request of theirs fails, the process stays ready; its own requests get 503 meanwhile."""
     async with following(tmp_path, *KEYS) as scene:
         several, key = scene.several, "x/qwen"
         await until(lambda: is_ready(several.common))
@@ -168,7 +159,6 @@ async def test_a_pool_comes_and_goes_under_the_requests_of_the_others(tmp_path: 
 
 
 async def test_an_absent_pool_holds_no_request(tmp_path: Path) -> None:
-    """The process is ready without it; its own port and page report it as not ready."""
     async with following(tmp_path, "llama", "y/qwen") as scene:
         several, missing = scene.several, "x/qwen"
         await until(lambda: is_ready(several.common))
@@ -185,14 +175,13 @@ async def test_an_absent_pool_holds_no_request(tmp_path: Path) -> None:
 
 
 def troubles(page: str, pool: str) -> list[str]:
-    """Return a page's problems of a pool, except silent endpoints: it has none."""
+    """Return the problems of a pool on a page, except silent endpoints."""
     said = [part for line in page.splitlines() for part in line.split("; ")]
     own = [part for part in said if part.startswith(f"{pool}: ")]
     return [part for part in own if "endpoints do not answer" not in part]
 
 
 async def test_a_namespace_without_a_role_is_that_pools_problem(tmp_path: Path) -> None:
-    """The others are followed and served throughout, and the page names the pool."""
     rules = [
         Rule([""], ["pods"], ["list", "watch"], (), namespace) for namespace in ("default", "y")
     ]
@@ -219,7 +208,6 @@ async def test_a_namespace_without_a_role_is_that_pools_problem(tmp_path: Path) 
 
 
 async def test_pools_of_a_file_and_of_a_cluster_run_together(tmp_path: Path) -> None:
-    """The file defines its pool even if the cluster has a pool of that name."""
     pod = Pod("mine", "127.0.0.31", None, port=9000)
     write_endpoints(file_of(tmp_path, "mistral"), [pod])
     flags = pool_flags("mistral", endpoints_file=file_of(tmp_path, "mistral"))
@@ -261,7 +249,6 @@ async def two_replicas(
 
 @pytest.mark.parametrize("populates", [True, False], ids=["follows", "waits"])
 async def test_one_lease_is_for_all_pools(tmp_path: Path, populates: bool) -> None:
-    """A standby is not ready for any of them; once it leads, it is for all at the same time."""
     text = FOUR_SCORERS if populates else WAITING
     async with two_replicas(tmp_path, text) as (scene, standby):
         assert not any([await is_ready(standby[key]) for key in KEYS])
@@ -276,7 +263,6 @@ async def test_one_lease_is_for_all_pools(tmp_path: Path, populates: bool) -> No
 async def test_a_pools_own_configuration_decides_whether_a_standby_follows_it(
     tmp_path: Path,
 ) -> None:
-    """The configuration of the other pools does not matter."""
     own = tmp_path / "own.yaml"
     own.write_text(WAITING)
     async with two_replicas(tmp_path, FOUR_SCORERS, llama=own) as (scene, standby):

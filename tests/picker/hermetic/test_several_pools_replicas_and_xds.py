@@ -27,7 +27,6 @@ DeltaRequest = discovery_pb2.DeltaDiscoveryRequest
 async def several(
     folder: Path, pools: dict[str, list[Pod]], **changes: Any
 ) -> AsyncIterator[SeveralPools]:
-    """Run a picker of pods that are already served."""
     folder.mkdir()  # noqa: ASYNC240 (it takes no time)
     flags: list[PoolFlags] = []
     for key, some in pools.items():
@@ -47,7 +46,6 @@ async def learned(picker: WholePicker) -> float:
 
 
 async def test_replicas_share_the_pools_that_both_have(tmp_path: Path) -> None:
-    """No other pool is shared: with the same pods, one pool learns nothing from another."""
     some, ports = pods(*[page()] * 4), free_ports(2)
     async with AsyncExitStack() as stack:
         for pod in some:
@@ -108,7 +106,6 @@ async def assigned(call: Any) -> dict[str, list[str]]:
 
 
 async def test_proxies_receive_each_pool_as_a_cluster(tmp_path: Path) -> None:
-    """A cluster has its pool's name; a change of one pool sends nothing about another."""
     one, two, three = pods(page(), page(), page())
     keys = {"llama": [one], "x/qwen": [two], "y/qwen": []}
     async with AsyncExitStack() as stack:

@@ -16,7 +16,6 @@ from tests.support.waiting import until
 
 @asynccontextmanager
 async def showing(folder: Path, tls: TlsFlags) -> AsyncIterator[SeveralPools]:
-    """A picker of two pools, each at a port of its own, whose ports speak TLS."""
     flags = []
     for key in ("llama", "qwen"):
         write_endpoints(file_of(folder, key), ())
@@ -27,7 +26,6 @@ async def showing(folder: Path, tls: TlsFlags) -> AsyncIterator[SeveralPools]:
 
 
 async def shown(scene: SeveralPools) -> list[str]:
-    """Return the certificates of the common port and then of the pools' own ports."""
     ports = (scene.ports.grpc, *scene.ports.pools.values())
     return [
         await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", port)) for port in ports
@@ -35,7 +33,6 @@ async def shown(scene: SeveralPools) -> list[str]:
 
 
 async def test_a_renewed_certificate_is_shown_at_all_ports(tmp_path: Path) -> None:
-    """All ports show it as soon as the file has changed."""
     folder = tmp_path / "certificates"
     folder.mkdir()
 

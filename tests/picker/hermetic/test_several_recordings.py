@@ -20,7 +20,6 @@ REQUESTS = {"llama": 40, "x/qwen": 25, "y/qwen": 15}
 async def test_each_pool_is_decided_again_as_it_was(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """This holds for mixed requests and for two pools with the same pods."""
     some = pods(page(), page(queue=2), page(queue=1))
     pools = {"llama": some, "x/qwen": some, "y/qwen": pods(page())}
     record = RecordFlags(tmp_path / "decisions-{pool}.jsonl")
@@ -47,7 +46,6 @@ async def test_each_pool_is_decided_again_as_it_was(
 
 
 def header_of(path: Path) -> str:
-    """Return the name of the pool in the header of a recording."""
     header = next(read_recording(path)).line
     assert isinstance(header, Header)
     return header.pool_name

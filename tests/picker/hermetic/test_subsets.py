@@ -24,7 +24,6 @@ Hint = Callable[[Sequence[Pod]], Any]
 
 
 def subset(value: Any) -> dict[str, Any]:
-    """Return metadata with a subset hint."""
     return {"envoy.lb.subset_hint": {"x-gateway-destination-endpoint-subset": value}}
 
 
@@ -39,7 +38,6 @@ HINTS: list[tuple[Hint, int | None]] = [
 
 
 async def test_only_endpoints_in_the_subset_serve(tmp_path: Path) -> None:
-    """Without an endpoint the answer is 503."""
     three = pods(page(3, 0.2), page(0, 0.1), page(10, 0.2))
     async with whole_picker(tmp_path, three) as picker:
         for number, (hint, expected) in enumerate(HINTS):
@@ -62,7 +60,6 @@ def formula(loads: Sequence[tuple[int, float, tuple[str, ...]]]) -> list[float]:
 
 
 async def test_any_subset_is_decided_by_the_formula(tmp_path: Path) -> None:
-    """Endpoints outside do not count, for twenty subsets of a pool of random loads."""
     rng = Random(5)
     names = ("T", "a", "b", "c", "d")
     loads = [
@@ -83,7 +80,6 @@ async def test_any_subset_is_decided_by_the_formula(tmp_path: Path) -> None:
 
 
 async def test_the_subset_can_be_switched_off(tmp_path: Path) -> None:
-    """The flag is `--disable-endpoint-subset-filter`."""
     two = pods(page(), page(5, 0.5))
     async with whole_picker(tmp_path, two, disable_endpoint_subset_filter=True) as picker:
         for hint in ([two[1].host_port], []):

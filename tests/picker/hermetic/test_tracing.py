@@ -36,8 +36,7 @@ def collected(monkeypatch: pytest.MonkeyPatch) -> Iterator[Spans]:
             self.send_header("content-length", "0")
             self.end_headers()
 
-        def log_request(self, *arguments: object) -> None:
-            """Log no requests."""
+        def log_request(self, *arguments: object) -> None: ...
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Collector)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -50,7 +49,6 @@ def collected(monkeypatch: pytest.MonkeyPatch) -> Iterator[Spans]:
 
 
 async def test_a_request_and_its_decision_are_spans(tmp_path: Path, collected: Spans) -> None:
-    """Both belong to the client's trace; the endpoint gets a `traceparent` to continue it."""
     async with whole_picker(tmp_path, pods(page()), tracing=True) as picker:
         sent = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
         async with picker.stream() as stream:

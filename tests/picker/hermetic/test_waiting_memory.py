@@ -76,7 +76,7 @@ def _messages(index: int, body: bytes, buffered: bool) -> Iterator[bytes]:
 
 
 class Gateway:
-    """One connection to the picker at a port; sends requests and reads no answers."""
+    """One connection to the picker at a port; it sends requests and reads no answers."""
 
     def __init__(self, bodies: Sequence[bytes], buffered: bool) -> None:
         self._opening, self._streams = recorded(bodies, buffered)
@@ -107,7 +107,6 @@ async def _drop(reader: asyncio.StreamReader) -> None:
 
 
 def traced_bytes() -> int:
-    """Return the bytes that Python's allocators hold."""
     gc.collect()
     return tracemalloc.get_traced_memory()[0]
 
@@ -135,7 +134,6 @@ def body(kind: str, size: int) -> bytes:
 
 @pytest.fixture
 def tracing() -> Iterator[None]:
-    """Trace allocations."""
     tracemalloc.start()
     try:
         yield
@@ -144,7 +142,6 @@ def tracing() -> Iterator[None]:
 
 
 async def fill(scene: Scene, gateway: Gateway, first: int, last: int) -> None:
-    """Enqueue these requests in groups."""
     for at in count(first, 8):
         if at >= last:
             return
@@ -172,7 +169,6 @@ async def fill(scene: Scene, gateway: Gateway, first: int, last: int) -> None:
 async def test_the_queue_counts_no_less_than_is_held(
     tmp_path: Path, tracing: None, kind: str, size: int, number: int, buffered: bool
 ) -> None:
-    """This holds for bodies of any content: decoded values are not held, and overhead is small."""
     async with waiting_scene(tmp_path, config(NO_CAPS)) as scene:
         served = await scene.serve()
         asked = body(kind, size)
@@ -195,12 +191,10 @@ async def test_the_queue_counts_no_less_than_is_held(
 
 
 def memory_bytes(scene: Scene) -> int:
-    """Return the bytes of memory that the queue counts."""
     return scene.picker.pool.queues().queued_memory_bytes
 
 
 async def test_a_refused_request_needs_no_garbage_collection(tmp_path: Path) -> None:
-    """A refused request is freed at once; otherwise its body would stay in memory."""
     text = config("  maxRequests: 1")
     async with waiting_scene(tmp_path, text, refresh_metrics_interval_seconds=RARELY) as scene:
         served = await scene.serve()
@@ -226,7 +220,6 @@ async def test_a_refused_request_needs_no_garbage_collection(tmp_path: Path) -> 
 
 
 async def test_a_cancelled_request_frees_its_body(tmp_path: Path) -> None:
-    """The garbage collector gets only small remains of each."""
     text = config(NO_CAPS)
     async with waiting_scene(tmp_path, text, refresh_metrics_interval_seconds=RARELY) as scene:
         served = await scene.serve()

@@ -45,8 +45,6 @@ SEEN: DataKey[str] = DataKey("Seen", "test")
 
 @dataclass
 class FixedPool:
-    """A datastore that never changes."""
-
     candidates: Sequence[Candidate] = POOL
 
     def snapshot(self) -> FixedPool:
@@ -55,8 +53,6 @@ class FixedPool:
 
 @dataclass
 class TakeLeastLoaded:
-    """Sorts by the in-flight count and remembers what it was asked."""
-
     calls: list[tuple[InferenceRequest, list[Candidate], Attributes]] = field(default_factory=list)
     fallbacks: int = 1
     error: Exception | None = None
@@ -69,7 +65,6 @@ class TakeLeastLoaded:
         rng: Random,
         steps: PluginSteps,
     ) -> SchedulingResult:
-        """The least loaded first."""
         self.calls.append((request, list(candidates), attributes))
         if self.error is not None:
             raise self.error
@@ -80,7 +75,7 @@ class TakeLeastLoaded:
 
 @dataclass
 class Recorder:
-    """A watcher, a data producer and a hook that write down decisions as they were then."""
+    """A watcher, a producer and a hook that write down decisions as they were at that moment."""
 
     decisions: list[Decision] = field(default_factory=list)
     outcomes: list[Decision] = field(default_factory=list)
@@ -109,21 +104,17 @@ class Recorder:
     def produce(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
     ) -> InferenceRequest:
-        """Leave a finding and enrich the request."""
         attributes[SEEN] = f"{len(candidates)} candidates"
         return replace(request, prompts=(b"tokens",))
 
     def pre_request(
         self, request: InferenceRequest, result: SchedulingResult, attributes: Attributes
     ) -> None:
-        """Keep what is about to leave."""
         self.prepared.append((request, result, attributes.get(SEEN)))
 
 
 @dataclass
 class Failing:
-    """A producer and a hook that raise."""
-
     error: Exception
 
     def produce(
@@ -138,13 +129,10 @@ class Failing:
 
 
 def bound(*plugins: object) -> tuple[BoundPlugin[Any], ...]:
-    """Plugins as a pipeline has them."""
     return tuple(BoundPlugin(one) for one in plugins)
 
 
 class House:
-    """A director with everything around it in reach of the test."""
-
     def __init__(
         self, pool: Sequence[Candidate] = POOL, policies: RequestPolicies | None = None
     ) -> None:
@@ -168,7 +156,9 @@ class House:
     def pipeline(
         self, producers: Sequence[object] = (), hooks: Sequence[object] = (), **others: Any
     ) -> RequestPipeline:
-        """The recorder as producer and hook, with others before it; other fields as given."""
+        """Build a pipeline whose producers and hooks end with the recorder; set other fields as
+        given.
+        """
         return RequestPipeline(
             ParserTable([OpenAIParser(), PassthroughParser()]),
             BoundPlugin(self.scheduler),
@@ -178,16 +168,13 @@ class House:
         )
 
     def use(self, **fields: Any) -> None:
-        """Route with this pipeline from now on; see `pipeline`."""
         self.director.use(self.pipeline(**fields))
 
     def tick(self) -> float:
-        """A clock on which everything takes a step."""
         self.now += self.step
         return self.now
 
     def pool_of(self, *candidates: Candidate) -> None:
-        """Make the pool exactly these."""
         self.pool.candidates = candidates
 
     def fail_in(self, place: str, *errors: Exception) -> None:
@@ -200,7 +187,7 @@ class House:
         return exchange, await exchange.route(raw)
 
     async def refusal(self, raw: RawRequest) -> RefusedError:
-        """The refusal that `raw` gets; its exchange ends as refused and holds nothing."""
+        """Return the refusal of `raw`, whose exchange ends as refused and holds nothing."""
         exchange = self.director.begin()
         with pytest.raises(RefusedError) as error:
             await exchange.route(raw)
@@ -212,11 +199,9 @@ class House:
 
 @pytest.fixture
 def house() -> House:
-    """A director over a pool of three endpoints."""
     return House()
 
 
 @pytest.fixture(scope="session")
 def make_house() -> type[House]:
-    """Makes directors over other pools, or several."""
     return House

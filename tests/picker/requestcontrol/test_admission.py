@@ -20,15 +20,13 @@ BODY = b'{"model":"m","prompt":"hello"}'
 
 
 def raw(**headers: str) -> RawRequest:
-    """A completions request with more headers; `_` stands for `-`."""
+    """Build a completions request; `_` in the name of a header stands for `-`."""
     more = {name.replace("_", "-"): value for name, value in headers.items()}
     return RawRequest({**HEADERS, **more}, BODY)
 
 
 @dataclass
 class Objectives:
-    """Objectives by name."""
-
     priorities: Mapping[str, int | None]
 
     def priority(self, objective: str) -> int | None:
@@ -37,8 +35,6 @@ class Objectives:
 
 @dataclass
 class Agent:
-    """A processor that finds out who asks."""
-
     fairness_id: str
 
     def process(self, request: InferenceRequest) -> InferenceRequest:
@@ -47,8 +43,6 @@ class Agent:
 
 @dataclass
 class Full:
-    """A detector with one answer that remembers what it was asked."""
-
     value: float
     asked: list[tuple[int, float]] = field(default_factory=list)
 
@@ -61,23 +55,18 @@ class Full:
 
 @dataclass
 class Keep:
-    """A screener that keeps some endpoints, in an order of its own."""
-
     names: Sequence[str]
     seen: list[int] = field(default_factory=list)
 
     def screen(
         self, request: InferenceRequest, candidates: Sequence[Candidate], rng: Random
     ) -> Sequence[Candidate]:
-        """Return the named candidates in reverse order."""
         self.seen.append(len(candidates))
         return [one for one in reversed(candidates) if one.endpoint.name in self.names]
 
 
 @dataclass
 class Gate:
-    """An admitter."""
-
     error: Exception | None = None
     asked: int = 0
 
@@ -88,7 +77,6 @@ class Gate:
         attributes: Attributes,
         rng: Random,
     ) -> None:
-        """Raise, if there is something to raise."""
         self.asked += 1
         if self.error is not None:
             raise self.error
@@ -96,8 +84,6 @@ class Gate:
 
 @dataclass
 class Finds:
-    """A producer that knows how many blocks each endpoint has."""
-
     blocks: Mapping[str, int]
     name: str = "index"
 
@@ -121,7 +107,6 @@ class Finds:
 async def test_a_request_is_from_whom_its_header_says_else_a_processor(
     house: Any, headers: dict[str, str], agent: str, expected: str
 ) -> None:
-    """All other requests share one flow."""
     house.use(processors=(Agent(agent),) if agent else ())
     exchange, _ = await house.route(raw(**headers))
     assert house.scheduler.calls[0][0].fairness_id == expected
@@ -130,7 +115,7 @@ async def test_a_request_is_from_whom_its_header_says_else_a_processor(
 
 
 async def test_an_overlong_fairness_id_is_shortened_to_a_unique_one(house: Any) -> None:
-    """Clients choose them, and thousands are remembered."""
+    """Clients choose these ids, and thousands are remembered."""
     seen = []
     for name in ("x" * 60_000, "x" * 60_000 + "y", "x" * MAX_FAIRNESS_ID):
         exchange, _ = await house.route(raw(x_llm_d_inference_fairness_id=name))
@@ -147,7 +132,6 @@ async def test_an_overlong_fairness_id_is_shortened_to_a_unique_one(house: Any) 
 async def test_an_objective_stands_for_a_priority(
     make_house: Any, objective: str, priority: int
 ) -> None:
-    """An unknown one, one without a priority, and none stand for 0."""
     objectives = Objectives({"batch": -1, "chat": 10, "vague": None})
     house = make_house(policies=RequestPolicies(objectives=objectives))
     await house.route(raw(x_llm_d_inference_objective=objective))
@@ -162,7 +146,6 @@ async def test_an_objective_stands_for_a_priority(
 async def test_only_sheddable_requests_are_shed_and_only_while_the_pool_is_full(
     make_house: Any, priority: int, saturation: float, is_shed: bool
 ) -> None:
-    """The client gets a 429 without a drop reason."""
     detector = Full(saturation)
     house = make_house(policies=RequestPolicies(objectives=Objectives({"o": priority})))
     house.use(saturation=detector)
@@ -178,7 +161,6 @@ async def test_only_sheddable_requests_are_shed_and_only_while_the_pool_is_full(
 
 
 async def test_screeners_see_all_candidates_and_their_results_are_intersected(house: Any) -> None:
-    """The candidates retain the order of the pool."""
     first, second = Keep(["pod-1", "pod-2"]), Keep(["pod-3", "pod-2", "pod-1"])
     house.use(screeners=(first, second))
     await house.route(raw())
@@ -187,7 +169,6 @@ async def test_screeners_see_all_candidates_and_their_results_are_intersected(ho
 
 
 async def test_screeners_without_a_common_candidate_are_a_503(house: Any) -> None:
-    """Each of them alone would leave a candidate."""
     house.use(screeners=(Keep(["pod-1"]), Keep(["pod-2"])))
     refusal = await house.refusal(raw())
     assert (refusal.status, refusal.drop_reason) == (503, DropReason.NO_ENDPOINTS)
@@ -207,7 +188,6 @@ async def test_screeners_without_a_common_candidate_are_a_503(house: Any) -> Non
 async def test_the_first_admitter_that_refuses_decides(
     house: Any, error: Exception, status: int, message: str
 ) -> None:
-    """A refusal keeps its code; a failure is ours, and is reported."""
     gates = (Gate(), Gate(error), Gate())
     house.use(admitters=gates)
     refusal = await house.refusal(raw())
@@ -236,7 +216,7 @@ async def test_the_first_admitter_that_refuses_decides(
     ],
 )
 def test_the_prefer_header_is_a_list_of_tokens_with_parameters(value: str, prefers: bool) -> None:
-    """According to RFC 7240."""
+    """The header has the form of RFC 7240."""
     assert prefers_if_available({"prefer": value}) is prefers
 
 
@@ -253,7 +233,6 @@ def test_the_prefer_header_is_a_list_of_tokens_with_parameters(value: str, prefe
 async def test_a_client_that_accepts_only_caches_is_refused_without_one(
     house: Any, found: list[Finds], is_refused: bool
 ) -> None:
-    """Any index that knows of a block at the picked endpoint will do."""
     house.use(producers=found)
     if not is_refused:
         await house.route(raw(prefer="if-available"))
@@ -268,8 +247,6 @@ async def test_a_client_that_accepts_only_caches_is_refused_without_one(
 
 
 async def test_a_refusing_processor_is_the_answer(house: Any) -> None:
-    """Its code reaches the client before anything is decided."""
-
     class Refuse:
         def process(self, request: InferenceRequest) -> InferenceRequest:
             raise RefusedError(Code.UNAUTHORIZED, "who are you?")

@@ -23,14 +23,13 @@ values = st.recursive(
 
 
 def test_members_are_sorted_and_compact_as_the_reference_writes_them() -> None:
-    """The bytes of the reference picker's own hermetic case."""
+    """These are the bytes of the reference picker's own hermetic case."""
     body = b'{"model": "my-model", "prompt": "P", "max_tokens": 100, "temperature": 0}'
     expected = b'{"max_tokens":100,"model":"my-model-12345","prompt":"P","temperature":0}'
     assert with_members(body, {"model": "my-model-12345"}) == expected
 
 
 def test_other_values_keep_their_very_bytes() -> None:
-    """Numbers keep every digit and nested values their spelling."""
     body = b'{"n":123456789012345678901234567890.10,"deep":{"b": 1,"a" :"\\u00e9"}}'
     assert with_members(body, {"model": 'a"b'}) == (
         b'{"deep":{"b": 1,"a" :"\\u00e9"},"model":"a\\"b","n":123456789012345678901234567890.10}'
@@ -40,7 +39,6 @@ def test_other_values_keep_their_very_bytes() -> None:
 @examples(100)
 @given(st.dictionaries(st.text(), values, max_size=5), st.text())
 def test_every_body_differs_in_its_model_alone(members: dict[str, object], model: str) -> None:
-    """Read back by another library, all members but the model are what they were."""
     body = json.dumps(members)
     assert json.loads(with_members(body.encode(), {"model": model})) == {
         **json.loads(body),
@@ -49,7 +47,6 @@ def test_every_body_differs_in_its_model_alone(members: dict[str, object], model
 
 
 def test_lone_surrogates_keep_their_escapes() -> None:
-    """In names and in values, whatever else is escaped there."""
     raw = "\N{REPLACEMENT CHARACTER}ud83d".encode()
     body = (
         rb"""{"b" : "cut \ud83d", "\uDe00": 1, "a":["\\ud83d\ud83d\ude00", "\\\ude00"], """
@@ -65,14 +62,12 @@ def test_lone_surrogates_keep_their_escapes() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"a":' * 10_000])
 def test_a_body_other_than_a_json_object_is_a_400(body: bytes) -> None:
-    """The client receives the reason for any malformed body."""
     with pytest.raises(RefusedError) as refusal:
         with_members(body, {"model": "m"})
     assert refusal.value.status == 400
 
 
 def test_members_are_added_replaced_and_removed_alike() -> None:
-    """Removing what is not there is no error."""
     body = b'{"b": 1.0, "a": [1, 2], "c": null}'
     assert with_members(body, {"c": {"d": 1}, "e": "é"}, ["a", "x"]) == (
         '{"b":1.0,"c":{"d":1},"e":"é"}'.encode()
@@ -80,7 +75,7 @@ def test_members_are_added_replaced_and_removed_alike() -> None:
 
 
 def test_the_last_of_equal_members_is_used() -> None:
-    """Readers of the body do the same."""
+    """Readers of the body use the last one, too."""
     assert (
         with_members(b'{"model":"a","n":1,"model":"b","n":2}', {"model": "c"})
         == b'{"model":"c","n":2}'
@@ -88,7 +83,6 @@ def test_the_last_of_equal_members_is_used() -> None:
 
 
 def test_changes_are_what_is_another_object() -> None:
-    """Unchanged values retain their bytes."""
     deep = {"x": 1}
     before = {"a": deep, "b": 1, "c": 2}
     assert changes(before, {"a": deep, "b": 3, "d": 4}) == ({"b": 3, "d": 4}, ["c"])

@@ -29,19 +29,16 @@ PAYLOAD = {"model": "m", "prompt": "p", "max_tokens": 7}
 
 
 def request(raw: RawRequest, **changes: Any) -> InferenceRequest:
-    """Parse it like the director."""
     made = InferenceRequest("id-1", raw.headers, ParsedBody(Api.COMPLETIONS, "m"), "m", "m")
     return replace(made, size_bytes=len(raw.body or b""), **changes)
 
 
 def held(raw: RawRequest, **changes: Any) -> int:
-    """Estimate its memory."""
     return held_bytes(request(raw, **changes), raw)
 
 
 @asynccontextmanager
 async def waiting(house: Any, gate: HeldGate, **plugins: Any) -> AsyncIterator[Any]:
-    """A request that waits at the gate: its exchange, and the task that routes it."""
     house.use(gate=gate, **plugins)
     exchange = house.director.begin()
     routing = asyncio.get_running_loop().create_task(exchange.route(RawRequest(PATH, BODY)))
@@ -66,13 +63,11 @@ async def waiting(house: Any, gate: HeldGate, **plugins: Any) -> AsyncIterator[A
     ],
 )
 def test_the_received_bytes_count(more: dict[str, Any], at_least: int) -> None:
-    """In the width that Python holds it in."""
     plain = {"headers": PATH, "body": BODY}
     assert held(RawRequest(**{**plain, **more})) >= held(RawRequest(**plain)) + at_least
 
 
 def test_the_stored_part_of_the_decoded_body_counts() -> None:
-    """Names, token ids and images; an empty request still takes a stream."""
     raw = RawRequest(PATH, b"")
     least = held(raw)
     assert least > REQUEST_BYTES
@@ -85,14 +80,12 @@ def test_the_stored_part_of_the_decoded_body_counts() -> None:
 
 
 def test_token_ids_that_two_name_are_held_once() -> None:
-    """A parser's prompts become the request's."""
     raw, prompt = RawRequest(PATH, BODY), bytes(4000)
     body = ParsedBody(Api.COMPLETIONS, "m", prompts=(prompt,))
     assert held(raw, body=body, prompts=(prompt,)) == held(raw, body=body)
 
 
 async def test_a_body_is_decoded_again_after_the_wait(house: Any) -> None:
-    """No frame holds it during the wait; scheduler and hooks see it as if there had been none."""
     gate = HeldGate()
     async with waiting(house, gate) as (_, routing):
         shown = house.recorder.waiting[0].request
@@ -106,8 +99,6 @@ async def test_a_body_is_decoded_again_after_the_wait(house: Any) -> None:
 
 
 async def test_an_inline_decision_decodes_the_body_once(house: Any) -> None:
-    """This holds even if the gate has closed."""
-
     class Closing:
         answers = iter((True, False))
 
@@ -131,7 +122,7 @@ async def test_an_inline_decision_decodes_the_body_once(house: Any) -> None:
 
 
 async def test_a_body_that_a_processor_changed_survives_the_wait(house: Any) -> None:
-    """It could not be made again."""
+    """A changed body could not be decoded from the received bytes again."""
 
     @dataclass
     class Renaming:
@@ -149,7 +140,6 @@ async def test_a_body_that_a_processor_changed_survives_the_wait(house: Any) -> 
 
 
 def num_exchanges() -> int:
-    """Count the requests in memory, those of tests before included."""
     return sum(isinstance(each, Exchange) for each in gc.get_objects())
 
 

@@ -44,13 +44,11 @@ POOL = (
 def test_the_subset_hint_compares_ports_only_where_it_names_one(
     hint: tuple[str, ...] | None, names: list[str]
 ) -> None:
-    """Without a hint all may serve, with an empty one none; the order is that of the pool."""
     found = candidates_for(POOL, hint, {}, LoadedCandidates())
     assert [candidate.endpoint.name for candidate in found] == names
 
 
 def test_the_pickers_own_load_is_filled_in() -> None:
-    """Endpoints with requests under way carry the count and their metrics."""
     found = candidates_for(
         POOL, ("10.0.0.1",), {"default/a": 2, "default/b": 7}, LoadedCandidates()
     )
@@ -58,12 +56,10 @@ def test_the_pickers_own_load_is_filled_in() -> None:
 
 
 def test_an_idle_pool_is_passed_through_untouched() -> None:
-    """Nothing is copied when there is nothing to say."""
     assert candidates_for(POOL, None, {}, LoadedCandidates()) is POOL
 
 
 def test_attributes_and_last_metrics_come_along() -> None:
-    """Load is added, nothing is lost."""
     known = Candidate(POOL[0].endpoint, None, 0, METRICS, {"x/y": 1})
     (found,) = candidates_for([known], None, {"default/a": 1}, LoadedCandidates())
     assert found == Candidate(POOL[0].endpoint, None, 1, METRICS, {"x/y": 1})
@@ -73,7 +69,6 @@ def test_attributes_and_last_metrics_come_along() -> None:
 def test_cached_candidates_equal_new_ones(
     changes: list[tuple[int, int, bool]],
 ) -> None:
-    """Counts, metrics and endpoints may change between two decisions."""
     loaded, pool, counts = LoadedCandidates(), list(POOL), {}
     for index, count, is_scraped in changes:
         candidate = pool[index % len(pool)]
@@ -90,7 +85,6 @@ def test_cached_candidates_equal_new_ones(
 
 
 def test_endpoints_that_are_gone_are_forgotten() -> None:
-    """A pool that changes for ever does not grow the memory."""
     loaded = LoadedCandidates()
     for number in range(500):
         candidate = Candidate(Endpoint(f"w{number}", "10.0.0.1", 8000))

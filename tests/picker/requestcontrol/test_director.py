@@ -21,12 +21,10 @@ SEEN: DataKey[str] = DataKey("Seen", "test")
 
 
 def raw(body: bytes | None = BODY, **changes: object) -> RawRequest:
-    """A completions request."""
     return msgspec.structs.replace(RawRequest(HEADERS, body), **changes)  # type: ignore[arg-type]
 
 
 async def test_a_request_is_parsed_enriched_scheduled_prepared_and_counted(house: Any) -> None:
-    """Every collaborator sees its part of one request, in order."""
     exchange, decision = await house.route(raw())
     assert decision == RouteDecision("10.0.0.1:8000", response=decision.response)
     assert decision.response is not None
@@ -53,7 +51,6 @@ async def test_the_next_request_sees_the_load_of_the_ones_under_way(house: Any) 
 
 
 async def test_the_end_is_recorded_once_even_if_it_is_reported_twice(house: Any) -> None:
-    """A second finish neither releases nor records."""
     exchange, _ = await house.route(raw())
     exchange.finish(FinishCause.CLIENT_GONE, 200)
     exchange.finish(FinishCause.COMPLETED, 200)
@@ -67,14 +64,12 @@ async def test_the_end_is_recorded_once_even_if_it_is_reported_twice(house: Any)
 
 
 async def test_an_exchange_that_never_routed_has_an_outcome_too(house: Any) -> None:
-    """A client that leaves while its body arrives is recorded, with nothing known about it."""
     house.director.begin().finish(FinishCause.CLIENT_GONE)
     (outcome,) = house.recorder.outcomes
     assert (outcome.cause, outcome.endpoint_key) == (FinishCause.CLIENT_GONE, None)
 
 
 async def test_the_decision_can_be_explained_afterwards(house: Any) -> None:
-    """The observer gets the request, the candidates and the scheduler's result."""
     await house.route(raw())
     (decision,) = house.recorder.decisions
     assert decision.destination == "10.0.0.1:8000"
@@ -85,7 +80,6 @@ async def test_the_decision_can_be_explained_afterwards(house: Any) -> None:
 
 
 async def test_several_endpoints_become_a_fallback_list(house: Any) -> None:
-    """The list is in the scheduler's order, IPv6 in brackets; the first one is counted."""
     house.pool_of(Candidate(Endpoint("six", "::1", 80)), *POOL)
     house.scheduler.fallbacks = 2
     _, decision = await house.route(raw())
@@ -104,7 +98,6 @@ async def test_several_endpoints_become_a_fallback_list(house: Any) -> None:
 async def test_a_rewrite_header_renames_the_model_in_the_body(
     house: Any, headers: dict[str, str], model: str
 ) -> None:
-    """The new name of the header wins; only the model of the body changes."""
     _, decision = await house.route(raw(headers={**HEADERS, **headers}))
     assert decision.body is not None
     assert json.loads(decision.body) == {"model": model, "prompt": "hello"}
@@ -113,13 +106,11 @@ async def test_a_rewrite_header_renames_the_model_in_the_body(
 
 
 async def test_a_rewrite_to_the_same_model_leaves_the_body_alone(house: Any) -> None:
-    """The client's bytes leave unchanged unless they must change."""
     headers = {**HEADERS, "x-llm-d-model-name-rewrite": "m"}
     assert (await house.route(raw(headers=headers)))[1].body is None
 
 
 async def test_a_body_without_a_model_goes_on_as_it_came(house: Any) -> None:
-    """The endpoint has a default; with the header the model is put in."""
     body = b'{"prompt":"hello"}'
     assert (await house.route(raw(body)))[1].body is None
     headers = {**HEADERS, "x-llm-d-model-name-rewrite": "given"}
@@ -128,7 +119,6 @@ async def test_a_body_without_a_model_goes_on_as_it_came(house: Any) -> None:
 
 
 async def test_a_raw_body_needs_no_model_and_is_never_changed(house: Any) -> None:
-    """Paths without a parser are scheduled as well."""
     headers = {":path": "/v1/rerank", "x-llm-d-model-name-rewrite": "other"}
     _, decision = await house.route(raw(b"\xff\x00", headers=headers))
     assert decision.body is None
@@ -136,7 +126,6 @@ async def test_a_raw_body_needs_no_model_and_is_never_changed(house: Any) -> Non
 
 
 async def test_a_missing_request_id_is_made_and_set(house: Any) -> None:
-    """The endpoint and our records know the request by the same name."""
     exchange, decision = await house.route(raw(headers={":path": "/v1/completions"}))
     ((name, value),) = decision.set_headers
     assert name == "x-request-id"
@@ -148,7 +137,6 @@ async def test_a_missing_request_id_is_made_and_set(house: Any) -> None:
 
 @pytest.mark.parametrize("body", [BODY, None])
 async def test_the_subset_hint_is_honoured(house: Any, body: bytes | None) -> None:
-    """With or without a body only the named endpoints may serve."""
     _, decision = await house.route(raw(body, subset_hint=("10.0.0.3:8000",)))
     assert decision.destination == "10.0.0.3:8000"
 
@@ -158,7 +146,6 @@ async def test_the_subset_hint_is_honoured(house: Any, body: bytes | None) -> No
 async def test_a_subset_without_endpoints_is_a_503_with_its_reason(
     house: Any, body: bytes | None, hint: tuple[str, ...]
 ) -> None:
-    """The client learns that there was no endpoint for it."""
     refusal = await house.refusal(raw(body, subset_hint=hint))
     assert refusal.status == 503
     assert refusal.drop_reason is DropReason.NO_ENDPOINTS
@@ -167,13 +154,11 @@ async def test_a_subset_without_endpoints_is_a_503_with_its_reason(
 
 @pytest.mark.parametrize("body", [BODY, None])
 async def test_an_empty_pool_is_a_503(house: Any, body: bytes | None) -> None:
-    """Also for requests without a body."""
     house.pool_of()
     assert (await house.refusal(raw(body))).status == 503
 
 
 async def test_requests_without_a_body_go_anywhere_and_are_counted(house: Any) -> None:
-    """Each endpoint gets a share, the scheduler is not asked, and the end releases."""
     routed = [await house.route(raw(None)) for _ in range(60)]
     destinations = [decision.destination for _, decision in routed]
     assert all(destinations.count(c.endpoint.host_port) > 5 for c in POOL)
@@ -185,14 +170,12 @@ async def test_requests_without_a_body_go_anywhere_and_are_counted(house: Any) -
 
 
 async def test_a_refusal_of_the_scheduler_is_the_answer(house: Any) -> None:
-    """Its code and reason reach the client, and nothing is held."""
     house.scheduler.error = RefusedError(Code.RESOURCE_EXHAUSTED, "full", DropReason.SATURATED)
     assert (await house.refusal(raw())).status == 429
     assert house.recorder.prepared == []
 
 
 async def test_a_scheduler_that_breaks_is_a_429(house: Any) -> None:
-    """The error is logged, not sent to the client; all resources are released."""
     house.scheduler.error = ZeroDivisionError("by zero")
     refusal = await house.refusal(raw())
     text = "no endpoint could be chosen: a plugin failed; see the endpoint picker's log"
@@ -202,7 +185,6 @@ async def test_a_scheduler_that_breaks_is_a_429(house: Any) -> None:
 
 
 async def test_a_refusal_within_a_group_of_errors_is_the_answer(house: Any) -> None:
-    """Its code and its drop reason survive."""
     typed = RefusedError(Code.RESOURCE_EXHAUSTED, "full", DropReason.SATURATED)
     inner = ExceptionGroup("inner", [ZeroDivisionError(), typed])
     house.scheduler.error = ExceptionGroup("all profiles failed", [ValueError(), inner])
@@ -213,7 +195,6 @@ async def test_a_refusal_within_a_group_of_errors_is_the_answer(house: Any) -> N
 async def test_a_producer_that_breaks_does_not_fail_the_request(
     house: Any, error: Exception
 ) -> None:
-    """Its findings are missing, later producers are skipped, and the failure is logged."""
     house.fail_in("producers", error)
     _, decision = await house.route(raw())
     assert decision.destination == "10.0.0.1:8000"
@@ -233,14 +214,12 @@ async def test_a_producer_that_breaks_does_not_fail_the_request(
 async def test_hooks_all_run_and_one_refusal_alone_is_the_answer(
     house: Any, errors: list[Exception], status: int
 ) -> None:
-    """Anything else that goes wrong while preparing is our fault."""
     house.fail_in("hooks", *errors)
     assert (await house.refusal(raw())).status == status
     assert len(house.recorder.prepared) == 1
 
 
 async def test_a_new_pipeline_is_for_new_requests_only(house: Any) -> None:
-    """A request finishes on the configuration that it began with."""
     before = house.director.begin()
     other = type(house.scheduler)()
     house.director.use(replace(house.pipeline(), scheduler=BoundPlugin(other)))
@@ -251,8 +230,6 @@ async def test_a_new_pipeline_is_for_new_requests_only(house: Any) -> None:
 
 
 async def test_the_same_seed_decides_the_same(make_house: Any) -> None:
-    """Every draw comes from the injected generator."""
-
     async def draws() -> list[str]:
         house = make_house()
         return [(await house.route(raw(None)))[1].destination for _ in range(20)]

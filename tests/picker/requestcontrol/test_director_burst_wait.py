@@ -13,8 +13,6 @@ COMPLETION = RawRequest({":path": "/v1/completions"}, b'{"model":"m","prompt":"p
 
 
 class Unsure(OutlierDetector):
-    """Is as sure as it is set to be."""
-
     unsure = True
 
     def __init__(self) -> None:
@@ -26,7 +24,6 @@ class Unsure(OutlierDetector):
 
 
 async def test_all_that_wait_go_on_when_the_answers_are_there() -> None:
-    """A request that comes later waits for the next ones."""
     burst = BurstWait(1e6)
     waiting = [asyncio.create_task(burst.settled()) for _ in range(3)]
     await asyncio.sleep(0)
@@ -40,12 +37,10 @@ async def test_all_that_wait_go_on_when_the_answers_are_there() -> None:
 
 
 async def test_a_wait_ends() -> None:
-    """An answer may take long."""
     await BurstWait(0.001).settled()
 
 
 async def test_a_request_that_would_wait_is_not_decided_at_once(house: Any) -> None:
-    """It leaves after the wait; one that is cancelled meanwhile holds nothing."""
     house.pool_of(Candidate(Endpoint("pod-0", "10.0.0.1", 8000)))
     unsure = Unsure()
     burst = BurstWait(1e6)

@@ -40,8 +40,6 @@ COMPLETION = RawRequest({":path": "/v1/completions"}, b'{"model":"m","prompt":"p
 
 @dataclass
 class FirstThatMay:
-    """A scheduler that takes the first of those that its filter leaves."""
-
     serving: frozenset[str] = frozenset(one.key for one in POOL)
     asked: list[list[str]] = field(default_factory=list)
     fails_on: str | None = None
@@ -49,7 +47,6 @@ class FirstThatMay:
     def schedule(
         self, request: InferenceRequest, candidates: Sequence[Candidate], *_: object
     ) -> SchedulingResult:
-        """The first; refuses when there is none."""
         self.asked.append([one.endpoint.name for one in candidates])
         if [one.key for one in candidates] == [self.fails_on]:
             raise ValueError("odd")
@@ -61,8 +58,6 @@ class FirstThatMay:
 
 @dataclass
 class Admits:
-    """An admitter that writes down whom it was shown."""
-
     shown: list[list[str]] = field(default_factory=list)
 
     def admit(self, request: object, candidates: Sequence[Candidate], *_: object) -> None:
@@ -70,8 +65,6 @@ class Admits:
 
 
 class Scene:
-    """A pool of which the first endpoint is ejected, at the time `now`."""
-
     def __init__(self, is_ejected: bool = True) -> None:
         self.memory = OutlierDetector()
         self.memory.pool_changed(EndpointChanges(tuple(one.endpoint for one in POOL), ()))
@@ -81,11 +74,9 @@ class Scene:
             self.memory.left(FIRST.endpoint, 0.0).ended(FinishCause.COMPLETED, Answer(500), 0.0)
 
     def snapshot(self) -> Scene:
-        """The pool, which does not change."""
         return self
 
     async def choose(self, **headers: str) -> tuple[Decision, str]:
-        """Decide one request, and where it goes."""
         seen: list[Decision] = []
         watchers = Watchers(SimpleNamespace(decided=lambda one: seen.append(copy(one))))
         context = RequestContext(
@@ -101,7 +92,6 @@ class Scene:
 
 
 async def test_an_ejected_endpoint_is_not_among_the_candidates() -> None:
-    """Neither the admitters nor the scheduler see it."""
     scene = Scene()
     decision, destination = await scene.choose()
     assert destination == OTHERS[0].endpoint.host_port
@@ -110,14 +100,12 @@ async def test_an_ejected_endpoint_is_not_among_the_candidates() -> None:
 
 
 async def test_all_is_as_ever_while_all_are_well() -> None:
-    """The very candidates, once."""
     scene = Scene(is_ejected=False)
     assert (await scene.choose())[0].candidates is POOL
     assert scene.scheduler.asked == [["pod-0", "pod-1", "pod-2"]]
 
 
 async def test_an_endpoint_that_is_due_is_the_only_candidate() -> None:
-    """The request goes there even if its scores are low."""
     scene = Scene()
     scene.now = 1.0
     decision, destination = await scene.choose()
@@ -128,7 +116,6 @@ async def test_an_endpoint_that_is_due_is_the_only_candidate() -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 async def test_a_probe_that_the_scheduler_refuses_goes_to_other_endpoints(fails: bool) -> None:
-    """A filter that does not let this request go there, or a plugin that cannot do with one."""
     scene = Scene()
     scene.now = 1.0
     if fails:
@@ -140,7 +127,7 @@ async def test_a_probe_that_the_scheduler_refuses_goes_to_other_endpoints(fails:
 
 
 async def test_a_client_that_accepts_only_caches_is_not_a_probe() -> None:
-    """An endpoint that is due has no cache of it; the refusal is about the others."""
+    """An endpoint that is due for a probe has no cache of the prompt."""
     scene = Scene()
     scene.now = 1.0
     with pytest.raises(RefusedError) as refused:
@@ -158,7 +145,6 @@ async def test_ejected_endpoints_serve_requests_that_no_other_endpoint_can() -> 
 
 
 async def test_a_refusal_of_all_is_a_refusal() -> None:
-    """Asked once while all are usable, twice while some are not."""
     for scene, times in ((Scene(), 2), (Scene(is_ejected=False), 1)):
         scene.scheduler.serving = frozenset()
         with pytest.raises(RefusedError):
@@ -181,13 +167,12 @@ async def test_a_refusal_of_all_is_a_refusal() -> None:
 def test_grpc_says_in_a_header_what_http_says_in_its_status(
     headers: dict[str, str], status: int
 ) -> None:
-    """In responses that are nothing but an error; others say it in their trailers."""
+    """A response that is nothing but an error carries it in a header, others in their trailers."""
     head = ResponseHead(200, MappingProxyType(headers), "10.0.0.1:1", reached_no_endpoint=True)
     assert answer_of(head) == Answer(status, "10.0.0.1:1", reached_no_endpoint=True)
 
 
 async def test_an_exchange_reports_the_answers_of_its_endpoint(house: Any) -> None:
-    """When the response begins, with a body; at its end, without. The picked endpoint is blamed."""
     house.pool_of(*POOL)
     memory = OutlierDetector()
     memory.pool_changed(EndpointChanges(tuple(one.endpoint for one in POOL), ()))

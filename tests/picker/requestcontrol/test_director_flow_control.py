@@ -26,7 +26,6 @@ def gate() -> HeldGate:
 
 @asynccontextmanager
 async def held(house: Any, gate: HeldGate, raw: RawRequest = ASKED) -> AsyncIterator[Any]:
-    """A request that waits at the gate: its exchange, and the task that routes it."""
     house.use(gate=gate)
     exchange = house.director.begin()
     routing = asyncio.get_running_loop().create_task(exchange.route(raw))
@@ -40,7 +39,6 @@ async def held(house: Any, gate: HeldGate, raw: RawRequest = ASKED) -> AsyncIter
 
 
 async def test_a_request_goes_once_it_is_let_in(house: Any, gate: HeldGate) -> None:
-    """Its ticket learns where it went and that it is over, when nothing counts it any more."""
     async with held(house, gate) as (exchange, routing):
         assert house.scheduler.calls == []
         assert house.inflight.total == 0
@@ -59,7 +57,6 @@ async def test_a_request_goes_once_it_is_let_in(house: Any, gate: HeldGate) -> N
 
 
 async def test_it_sees_the_pool_as_it_is_after_the_wait(house: Any, gate: HeldGate) -> None:
-    """Endpoints that left meanwhile are no candidates, and the subset still holds."""
     late = [Candidate(Endpoint(f"late-{n}", f"10.0.9.{n}", 8000)) for n in (1, 2, 3)]
     raw = RawRequest(PATH, BODY, subset_hint=("10.0.0.1", "10.0.9.2:8000", "10.0.9.3"))
     async with held(house, gate, raw) as (_, routing):
@@ -75,7 +72,6 @@ async def test_it_sees_the_pool_as_it_is_after_the_wait(house: Any, gate: HeldGa
 
 
 async def test_a_pool_that_emptied_during_the_wait_is_a_503(house: Any, gate: HeldGate) -> None:
-    """503; the ticket is closed without having left."""
     async with held(house, gate) as (exchange, routing):
         house.pool_of()
         gate.let_in("id-1")
@@ -87,7 +83,6 @@ async def test_a_pool_that_emptied_during_the_wait_is_a_503(house: Any, gate: He
 
 
 async def test_a_refusal_of_the_gate_is_the_answer(house: Any, gate: HeldGate) -> None:
-    """With its reason, under whose name it waited and for how long."""
     async with held(house, gate) as (exchange, routing):
         gate.refuse("id-1", GONE)
         with pytest.raises(RefusedError) as refused:
@@ -102,7 +97,7 @@ async def test_a_refusal_of_the_gate_is_the_answer(house: Any, gate: HeldGate) -
 
 
 async def test_a_request_without_a_body_passes_the_gate_by(house: Any, gate: HeldGate) -> None:
-    """Its cost is unknown."""
+    """The cost of a request without a body is unknown."""
     house.use(gate=gate)
     exchange, decision = await house.route(BODYLESS)
     assert decision.destination
@@ -114,7 +109,6 @@ async def test_a_request_without_a_body_passes_the_gate_by(house: Any, gate: Hel
 async def test_the_gate_is_notified_of_requests_that_end_without_a_ticket(
     house: Any, gate: HeldGate
 ) -> None:
-    """A place is free, which no ticket reports; a request that never left frees none."""
     freed: list[int] = []
     gate.on_pool_changed = lambda: freed.append(house.inflight.total)
     house.use(gate=gate)
@@ -134,8 +128,6 @@ async def test_the_gate_is_notified_of_requests_that_end_without_a_ticket(
 async def test_a_decision_is_made_at_once_unless_something_may_wait(
     house: Any, gate: HeldGate, is_open: bool | None, asks_others: bool, at_once: bool
 ) -> None:
-    """The gate as it is at that moment, and producers that ask others."""
-
     @dataclass
     class Asking:
         timeout_seconds: float = 1.0
@@ -152,7 +144,6 @@ async def test_a_decision_is_made_at_once_unless_something_may_wait(
 async def test_a_waiting_request_continues_with_its_first_configuration(
     house: Any, gate: HeldGate
 ) -> None:
-    """True if or not those after it wait at all."""
     async with held(house, gate) as (exchange, routing):
         house.use()
         await house.route(RawRequest({**PATH, "x-request-id": "id-2"}, BODY))
@@ -164,7 +155,6 @@ async def test_a_waiting_request_continues_with_its_first_configuration(
 
 
 async def test_the_gate_is_given_the_means_to_stop_a_request(house: Any, gate: HeldGate) -> None:
-    """It receives the callback of the stream, if there is one."""
     stopped: list[DropReason] = []
     house.use(gate=gate)
     gate.is_open = True

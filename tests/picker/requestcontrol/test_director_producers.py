@@ -22,8 +22,6 @@ ASKED: DataKey[str] = DataKey("Asked", "test")
 
 @dataclass
 class Asks:
-    """A producer that asks another server."""
-
     wait_seconds: float = 0.0
     timeout_seconds: float = 0.4
     error: Exception | None = None
@@ -33,7 +31,6 @@ class Asks:
     async def look_up(
         self, request: InferenceRequest, candidates: Sequence[Candidate], attributes: Attributes
     ) -> InferenceRequest:
-        """Wait, then find something, or fail."""
         self.began.set()
         try:
             await asyncio.sleep(self.wait_seconds)
@@ -48,7 +45,6 @@ class Asks:
 
 @pytest.mark.looptime
 async def test_an_answer_within_the_timeout_is_a_finding(house: Any) -> None:
-    """Producers after it see the request as it made it."""
     house.use(producers=[Asks(wait_seconds=0.3)])
     await house.route(RAW)
     request, _, attributes = house.scheduler.calls[0]
@@ -70,7 +66,7 @@ async def test_an_answer_within_the_timeout_is_a_finding(house: Any) -> None:
     ids=["too late", "server", "bug", "its own timeout", "refusal"],
 )
 async def test_a_producer_that_fails_ends_the_finding_out(house: Any, producer: Asks) -> None:
-    """Later producers do not run, because they may need its findings."""
+    """Later producers may need the findings of the one that failed."""
     house.use(producers=[producer])
     _, decision = await house.route(RAW)
     assert decision.destination == "10.0.0.1:8000"
@@ -81,7 +77,6 @@ async def test_a_producer_that_fails_ends_the_finding_out(house: Any, producer: 
 
 @pytest.mark.looptime
 async def test_the_loads_are_those_from_before_the_question(house: Any) -> None:
-    """Requests are decided one after the other, those that ask included."""
     slow = Asks(wait_seconds=0.3)
     house.use(producers=[slow])
     asking = asyncio.create_task(house.route(RAW))
@@ -95,7 +90,6 @@ async def test_the_loads_are_those_from_before_the_question(house: Any) -> None:
 
 @pytest.mark.looptime
 async def test_a_client_that_leaves_while_a_server_is_asked_ends_the_question(house: Any) -> None:
-    """Nothing is held, and there is one outcome."""
     slow = Asks(wait_seconds=0.3)
     house.use(producers=[slow])
     exchange = house.director.begin()
@@ -114,7 +108,7 @@ async def test_a_client_that_leaves_while_a_server_is_asked_ends_the_question(ho
 async def test_failures_are_counted_each_and_logged_with_moderation(
     house: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One that fails with every request would fill the disk."""
+    """A producer that fails with every request would fill the disk with its log."""
     house.fail_in("producers", ZeroDivisionError("by zero"))
     house.step = 0.001
     for _ in range(10):

@@ -34,8 +34,6 @@ REQUESTS = (
 
 @dataclass
 class Lease:
-    """A plugin of all kinds that holds a resource for each request, and may fail."""
-
     rng: Random
     chance: float
     held: Counter[str] = field(default_factory=Counter)
@@ -88,19 +86,15 @@ class RandomGate:
 
     queue_seconds = 0.5
 
-    def left(self, endpoint_key: str) -> None:
-        """Nothing."""
+    def left(self, endpoint_key: str) -> None: ...
 
-    def pool_changed(self) -> None:
-        """Nothing."""
+    def pool_changed(self) -> None: ...
 
     def closed(self, cause: FinishCause, usage: Usage | None) -> None:
         self.open_tickets -= 1
 
 
 class Walk:
-    """Random steps of one exchange."""
-
     def __init__(self, house: Any, rng: Random) -> None:
         self.house, self.rng = house, rng
         self.exchange = house.director.begin()
@@ -108,7 +102,6 @@ class Walk:
         self.is_finished = False
 
     def steps(self) -> list[Callable[[], None]]:
-        """The next actions of a stream."""
         if self.is_finished:
             return [self.finish]
         if self.routing is None:
@@ -162,12 +155,10 @@ def quiet() -> Any:
 @examples(60)
 @given(seed=st.integers(0, 2**32), chance=st.sampled_from((0.0, 0.1, 0.5)))
 def test_counters_return_to_zero(quiet: Any, make_house: Any, seed: int, chance: float) -> None:
-    """Routed, refused, cancelled, or given up before anything was asked."""
     asyncio.run(walk_many(make_house(), Random(seed), chance))
 
 
 async def walk_many(house: Any, rng: Random, chance: float) -> None:
-    """Ten exchanges at once, step by step, until the last one has ended."""
     lease, gate = Lease(rng, chance), RandomGate(rng)
     house.use(
         gate=gate,

@@ -16,7 +16,6 @@ ALIASED = (
 
 @pytest.mark.parametrize("names", ALIASED, ids=lambda names: str(names[0]))
 def test_the_new_name_wins_over_the_old_one(names: tuple[str, str]) -> None:
-    """The old one counts where the new one is missing or says nothing."""
     new, old = names
     assert first_of({old: "old", new: "new"}, names) == "new"
     assert first_of({old: "old", new: ""}, names) == "old"
@@ -25,14 +24,13 @@ def test_the_new_name_wins_over_the_old_one(names: tuple[str, str]) -> None:
 
 
 def test_both_names_of_everything_are_owned() -> None:
-    """Old names are owned too; all are lower case and unique."""
     assert {name for names in ALIASED for name in names} <= set(SYSTEM_OWNED)
     assert len(set(PICKER_OWNED)) == len(PICKER_OWNED)
     assert all(name == name.lower() for name in PICKER_OWNED)
 
 
 def test_addresses_of_disaggregation_are_a_pickers_word_alone() -> None:
-    """An endpoint would connect to them; what it answers with them is its own business."""
+    """An endpoint would connect to these addresses; what it answers with is its own business."""
     assert set(DISAGGREGATION) == set(PICKER_OWNED) - set(SYSTEM_OWNED)
 
 
@@ -40,5 +38,4 @@ def test_addresses_of_disaggregation_are_a_pickers_word_alone() -> None:
     "name", ["x-request-id", "content-length", "x-session-token", "traceparent", ":path"]
 )
 def test_headers_of_the_client_are_not_owned(name: str) -> None:
-    """These pass, or are replaced for a reason of their own."""
     assert name not in PICKER_OWNED

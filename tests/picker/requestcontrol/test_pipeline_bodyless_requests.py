@@ -10,8 +10,6 @@ HEADERS = {":path": "/v1/models", "wanted": "pod-2"}
 
 
 class ByHeader:
-    """Keeps the endpoint that a header names."""
-
     def narrow(
         self, headers: Mapping[str, str], candidates: Sequence[Candidate]
     ) -> Sequence[Candidate]:
@@ -19,28 +17,21 @@ class ByHeader:
 
 
 class Reports:
-    """Sets a header to the status of the response."""
-
     def bodyless_response_head(self, head: ResponseHead) -> Mapping[str, str] | None:
         return {"status": str(head.status)}
 
 
 class Silent:
-    """Has nothing to set."""
-
     def bodyless_response_head(self, head: ResponseHead) -> Mapping[str, str] | None:
         return None
 
 
 class Broken:
-    """Raises."""
-
     def bodyless_response_head(self, head: ResponseHead) -> Mapping[str, str] | None:
         raise ValueError("odd")
 
 
 async def test_filters_that_need_no_body_are_asked(house: Any) -> None:
-    """Every one of many requests goes to the endpoint that its header names."""
     house.use(bodyless=BodylessRequests(filters=(ByHeader(),)))
     routed = [await house.route(RawRequest(HEADERS, None)) for _ in range(20)]
     keys = {c.endpoint.host_port for c in house.pool.candidates if c.endpoint.name == "pod-2"}
@@ -50,20 +41,17 @@ async def test_filters_that_need_no_body_are_asked(house: Any) -> None:
 
 
 async def test_a_request_without_a_candidate_after_filters_is_refused(house: Any) -> None:
-    """With 503, and nothing is held."""
     house.use(bodyless=BodylessRequests(filters=(ByHeader(),)))
     assert (await house.refusal(RawRequest({":path": "/v1/models"}, None))).status == 503
 
 
 async def test_filters_stay_within_the_subset(house: Any) -> None:
-    """An endpoint that the header names and the proxy does not is not picked."""
     house.use(bodyless=BodylessRequests(filters=(ByHeader(),)))
     raw = RawRequest(HEADERS, None, subset_hint=("10.0.0.1:8000",))
     assert (await house.refusal(raw)).status == 503
 
 
 async def test_hooks_set_headers_on_the_response(house: Any) -> None:
-    """A hook that raises is passed over, and the body passes as it is."""
     house.use(bodyless=BodylessRequests(heads=(Broken(), Silent(), Reports())))
     exchange, decision = await house.route(RawRequest(HEADERS, None))
     assert decision.response.head(ResponseHead(200)) == (("status", "200"),)
@@ -73,7 +61,6 @@ async def test_hooks_set_headers_on_the_response(house: Any) -> None:
 
 
 async def test_the_response_has_a_tap_only_if_there_are_hooks(house: Any) -> None:
-    """Then the stream need not hand it over."""
     exchange, decision = await house.route(RawRequest(HEADERS, None))
     assert decision.response is None
     exchange.finish(FinishCause.COMPLETED)

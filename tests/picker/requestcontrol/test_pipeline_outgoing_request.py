@@ -33,8 +33,6 @@ RAW = RawRequest(HEADERS, BODY)
 
 @dataclass
 class Sets:
-    """A hook that wants headers set."""
-
     headers: Mapping[str, str] | None
 
     def pre_request(
@@ -45,8 +43,6 @@ class Sets:
 
 @dataclass
 class Decides:
-    """A scheduler with one answer."""
-
     result: SchedulingResult
 
     def schedule(
@@ -57,23 +53,18 @@ class Decides:
 
 @dataclass
 class Rewrites:
-    """Rules that do not change."""
-
     rules: RewriteRules | None
 
 
 def rewriting(*rules: RewriteRule) -> RequestPolicies:
-    """Policies with these rules alone."""
     return RequestPolicies(rewrites=Rewrites(RewriteRules(rules)))
 
 
 def result(**fields: Any) -> SchedulingResult:
-    """A decision for the endpoint of a pool of one."""
     return SchedulingResult((Endpoint("a", "10.0.0.1", 8000),), "decode", **fields)
 
 
 async def test_headers_of_the_profile_handler_and_of_all_hooks_are_set(house: Any) -> None:
-    """The last of equal names wins."""
     house.scheduler = Decides(result(set_headers={"x-prefiller-host-port": "p", "x-a": "handler"}))
     house.use(hooks=[Sets({"x-a": "first", "x-b": "b"}), Sets(None), Sets({"x-a": "second"})])
     _, decision = await house.route(RAW)
@@ -83,7 +74,6 @@ async def test_headers_of_the_profile_handler_and_of_all_hooks_are_set(house: An
 
 
 async def test_reasons_of_several_failing_hooks_are_joined(house: Any) -> None:
-    """One of them being a refusal does not matter then; what else was raised stays in the log."""
     house.fail_in("hooks", RefusedError(Code.PRECONDITION_FAILED, "cold"), ValueError("odd"))
     refusal = await house.refusal(RAW)
     failed = "a plugin failed; see the endpoint picker's log"
@@ -92,14 +82,12 @@ async def test_reasons_of_several_failing_hooks_are_joined(house: Any) -> None:
 
 
 async def test_a_scheduler_that_names_no_endpoint_is_our_fault(house: Any) -> None:
-    """The client receives the reason, and all resources are released."""
     house.scheduler = Decides(SchedulingResult((), "decode"))
     house.use()
     assert (await house.refusal(RAW)).status == 500
 
 
 async def test_three_endpoints_and_the_scores_of_all_that_were_scored(make_house: Any) -> None:
-    """The scores cover those as well that were not picked."""
     pool = [Candidate(Endpoint(f"pod-{n}", f"192.168.{n}.100", 8000)) for n in (1, 2, 4)]
     scores = [ScoredEndpoint(one, s) for one, s in zip(pool, (0.91, 0.74, 0.12), strict=True)]
     house = make_house(pool, RequestPolicies(emit_endpoint_scores=True))
@@ -126,20 +114,17 @@ async def test_three_endpoints_and_the_scores_of_all_that_were_scored(make_house
 
 
 async def test_the_subset_hint_can_be_ignored(make_house: Any) -> None:
-    """For pools whose proxies are wrong about it."""
+    """This is for pools whose proxies are wrong about the subset."""
     house = make_house(policies=RequestPolicies(ignore_subset_hint=True))
     await house.route(replace(RAW, subset_hint=("10.9.9.9",)))
     assert len(house.scheduler.calls[0][1]) == 3
 
 
 async def test_an_unchanged_body_leaves_byte_for_byte(house: Any) -> None:
-    """Its white space and its digits included."""
     assert (await house.route(RAW))[1].body is None
 
 
 async def test_members_that_a_plugin_changes_are_written_and_no_others(house: Any) -> None:
-    """Added, replaced or removed; the rest keeps its bytes."""
-
     class Adds:
         def process(self, request: InferenceRequest) -> InferenceRequest:
             assert request.body.payload is not None
@@ -154,7 +139,9 @@ async def test_members_that_a_plugin_changes_are_written_and_no_others(house: An
 
 
 def test_a_payload_in_a_frame_changes_no_body() -> None:
-    """The body is no JSON, though its payload is an object; the client is not to blame for that."""
+    """The body is no JSON although its payload is an object, and the client is not to blame for
+    that.
+    """
     parsed = ParsedBody(Api.VLLM_GRPC, payload={"prompt": "x"}, can_rewrite=False)
     changed = replace(parsed, payload={"prompt": "x", "kv": 1})
     request = InferenceRequest("r", {}, changed, "", "m")
@@ -162,7 +149,6 @@ def test_a_payload_in_a_frame_changes_no_body() -> None:
 
 
 async def test_a_rule_renames_the_model_whatever_the_header_says(make_house: Any) -> None:
-    """The response has to be given back the client's name, and the decision is on record."""
     rule = RewriteRule("canary", (RewriteTarget("m-v2"),), frozenset({"m"}))
     house = make_house(policies=rewriting(rule))
     headers = {**HEADERS, "x-llm-d-model-name-rewrite": "from-header"}
@@ -175,7 +161,6 @@ async def test_a_rule_renames_the_model_whatever_the_header_says(make_house: Any
 
 
 async def test_the_header_names_the_model_if_no_rule_matches(make_house: Any) -> None:
-    """And nothing counts as rewritten by a rule."""
     rule = RewriteRule("canary", (RewriteTarget("m-v2"),), frozenset({"other"}))
     house = make_house(policies=rewriting(rule))
     headers = {**HEADERS, "x-llm-d-model-name-rewrite": "from-header"}
@@ -185,7 +170,6 @@ async def test_the_header_names_the_model_if_no_rule_matches(make_house: Any) ->
 
 
 async def test_a_generic_rule_supplies_a_missing_model(make_house: Any) -> None:
-    """There is no name to give back to the client then."""
     house = make_house(policies=rewriting(RewriteRule("any", (RewriteTarget("default"),))))
     _, decision = await house.route(RawRequest(HEADERS, b'{"prompt":"hello"}'))
     assert decision.body == b'{"model":"default","prompt":"hello"}'
@@ -205,7 +189,7 @@ UNREADABLE = b'{"model":"m","temperature":NaN}'
 async def test_an_unreadable_body_passes_unless_its_model_may_be_replaced(
     make_house: Any, names_a_model: bool
 ) -> None:
-    """An engine may read more than JSON allows. A rule, or the header, must know the model."""
+    """An engine may read more than JSON allows, but a rule or the header must know the model."""
     _, decision = await make_house().route(RawRequest(HEADERS, UNREADABLE))
     assert (decision.body, decision.needs_response_body) == (None, False)
     headers = HEADERS | ({"x-llm-d-model-name-rewrite": "n"} if names_a_model else {})
@@ -217,7 +201,6 @@ async def test_an_unreadable_body_passes_unless_its_model_may_be_replaced(
 
 
 async def test_a_body_that_cannot_be_rewritten_is_left_alone_by_rules(make_house: Any) -> None:
-    """Raw bytes name no model, and need none."""
     house = make_house(policies=rewriting(RewriteRule("any", (RewriteTarget("default"),))))
     _, decision = await house.route(RawRequest({":path": "/v1/rerank"}, b"\xff"))
     assert decision.body is None
@@ -226,7 +209,6 @@ async def test_a_body_that_cannot_be_rewritten_is_left_alone_by_rules(make_house
 
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_rules_draw_from_the_injected_generator(make_house: Any, seed: int) -> None:
-    """Both targets of an even split are seen, and the same ones again with the same seed."""
     targets = (RewriteTarget("a"), RewriteTarget("b"))
     rules = RewriteRules([RewriteRule("split", targets)])
 

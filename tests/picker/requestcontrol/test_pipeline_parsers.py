@@ -11,8 +11,6 @@ from picker.types import Api, ParsedBody
 
 
 class Claiming:
-    """A parser that only claims."""
-
     def __init__(self, *claims: str) -> None:
         self.claims = claims
 
@@ -40,7 +38,6 @@ FALLBACK = Claiming()
 def test_the_path_comes_from_the_first_header_that_has_one(
     headers: dict[str, str], path: str
 ) -> None:
-    """The pseudo-header first, then headers of the proxy, then the oldest API; no query."""
     assert path_of(headers) == path
 
 
@@ -64,12 +61,10 @@ def test_the_path_comes_from_the_first_header_that_has_one(
     ],
 )
 def test_the_longest_matching_claim_wins_whatever_the_order(path: str, parser: Claiming) -> None:
-    """A short claim never hides a longer one, none matches within a word, and the rest is left."""
     assert ParserTable([SHORT, CHAT, GENERATE, VERTEX, FALLBACK]).select(path) is parser
 
 
 def test_equal_claims_go_to_the_parser_configured_first() -> None:
-    """The order of the configuration decides ties."""
     twin = Claiming("generate")
     assert ParserTable([SHORT, twin, FALLBACK]).select("/generate") is SHORT
     assert ParserTable([twin, SHORT, FALLBACK]).select("/generate") is twin
@@ -78,7 +73,6 @@ def test_equal_claims_go_to_the_parser_configured_first() -> None:
 def test_parsers_after_a_fallback_are_unused_and_that_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A parser of all paths leaves none for later parsers."""
     table = ParserTable([SHORT, FALLBACK, CHAT, Claiming()])
     assert table.select("/generate") is SHORT
     assert table.select("/v1/chat/completions") is FALLBACK
@@ -88,13 +82,11 @@ def test_parsers_after_a_fallback_are_unused_and_that_is_logged(
 
 
 def test_without_a_fallback_nothing_is_unused(caplog: pytest.LogCaptureFixture) -> None:
-    """No warning is given for parsers that all claim paths."""
     ParserTable([SHORT, CHAT])
     assert not caplog.records
 
 
 def test_a_path_without_a_parser_is_a_400_that_names_it() -> None:
-    """Without a fallback an unknown path is refused."""
     with pytest.raises(RefusedError, match="/v1/models") as refusal:
         ParserTable([CHAT]).select("/v1/models")
     assert refusal.value.status == 400

@@ -14,7 +14,6 @@ from tests.depth import examples
 
 
 def renamed(body: bytes, served: str, asked: str, cuts: list[int] | None = None) -> list[bytes]:
-    """Rename in `body`, cut at `cuts`."""
     renamer = ModelRenamer(served, asked)
     edges = [0, *sorted(cut % (len(body) + 1) for cut in cuts or []), len(body)]
     pieces = [body[begin:end] for begin, end in pairwise(edges)]
@@ -42,7 +41,6 @@ def renamed(body: bytes, served: str, asked: str, cuts: list[int] | None = None)
 def test_the_member_called_model_and_nothing_else_is_renamed(
     body: bytes, expected: bytes | None
 ) -> None:
-    """Both ways of writing it, in JSON and in events."""
     assert b"".join(renamed(body, "vllm-backend-01", "gpt-4-proxy")) == (
         body if expected is None else expected
     )
@@ -51,7 +49,6 @@ def test_the_member_called_model_and_nothing_else_is_renamed(
 @pytest.mark.parametrize("served", ["é", 'a"b', "org/model", "a\\b", "x\n", "日本"])
 @pytest.mark.parametrize("is_ascii", [True, False])
 def test_names_are_found_however_json_spells_them(served: str, is_ascii: bool) -> None:
-    """Servers escape what is not ASCII, or do not."""
     body = json.dumps({"model": served}, ensure_ascii=is_ascii).encode()
     assert json.loads(b"".join(renamed(body, served, served + "!"))) == {"model": served + "!"}
 
@@ -62,7 +59,7 @@ def test_an_escaped_slash_is_a_slash() -> None:
 
 
 def test_names_are_released_with_their_response() -> None:
-    """Clients may name a model by a header, at any length."""
+    """Clients may name a model of any length in a header."""
     renamed(b'{"model":"served"}', "served", "asked")
     tracemalloc.start()
     try:
@@ -77,7 +74,6 @@ def test_names_are_released_with_their_response() -> None:
 
 
 def test_whole_events_are_never_held_back() -> None:
-    """A whole event leaves at once."""
     renamer = ModelRenamer("served", "asked")
     event = b'data: {"model":"served","text":"\\"m"}\n\n'
     assert renamer.feed(event, False) == event.replace(b"served", b"asked")
@@ -86,7 +82,7 @@ def test_whole_events_are_never_held_back() -> None:
 
 
 def test_the_bytes_held_back_are_fewer_than_the_member() -> None:
-    """A server that stops in the middle of nothing keeps the client waiting for nothing."""
+    """A server that stops in the middle must not keep the client waiting for bytes."""
     renamer = ModelRenamer("served", "asked")
     assert renamer.feed(b'{"a":1,"model":"ser', False) == b'{"a":1,'
     assert renamer.feed(b"ver", False) == b'"model":"server'
@@ -105,7 +101,6 @@ JSON_PARTS = st.sampled_from(
 @examples(300)
 @given(st.lists(JSON_PARTS, max_size=12).map(b"".join), st.lists(st.integers(0, 200), max_size=8))
 def test_a_cut_changes_nothing(body: bytes, cuts: list[int]) -> None:
-    """For every cut, the output is the whole body with its members replaced."""
     expected = re.sub(rb'("model" ?: ?)"ab"', rb'\1"xyz"', body)
     assert b"".join(renamed(body, "ab", "xyz", cuts)) == expected
 
@@ -113,5 +108,4 @@ def test_a_cut_changes_nothing(body: bytes, cuts: list[int]) -> None:
 @examples(100)
 @given(st.binary(max_size=100), st.lists(st.integers(0, 100), max_size=5))
 def test_bytes_of_any_kind_pass_unchanged(body: bytes, cuts: list[int]) -> None:
-    """There is no model in them."""
     assert b"".join(renamed(body, "served-model-name", "asked", cuts)) == body

@@ -30,8 +30,6 @@ EVENTS = {"content-type": "text/event-stream; charset=utf-8"}
 
 @dataclass
 class Reader:
-    """A reader that counts bytes as tokens, and may break."""
-
     error: Exception | None = None
     usage: Usage | None = None
     fed: list[tuple[bytes, bool]] = field(default_factory=list)
@@ -44,8 +42,6 @@ class Reader:
 
 
 class ReadingParser(OpenAIParser):
-    """A parser that understands responses."""
-
     def __init__(self, reader: Reader | Exception) -> None:
         super().__init__()
         self.reader = reader
@@ -60,8 +56,6 @@ class ReadingParser(OpenAIParser):
 
 @dataclass
 class Hook:
-    """A hook of every moment of a response."""
-
     headers: Mapping[str, str] | None = None
     metadata: Metadata | None = None
     error: Exception | None = None
@@ -96,7 +90,6 @@ async def under_way(
     headers: Mapping[str, str] = HEADERS,
     body: bytes = BODY,
 ) -> tuple[Any, ResponseTap]:
-    """A routed request and what watches its response."""
     fields: dict[str, Any] = {
         "response_heads": hooks,
         "response_progress": hooks,
@@ -111,7 +104,6 @@ async def under_way(
 
 
 async def test_headers_of_all_hooks_are_set_on_the_response(house: Any) -> None:
-    """The last of equal names wins; a failing hook sets none. Hooks get the time."""
     hooks = Hook({"x-a": "1", "x-b": "1"}), Hook(error=ValueError()), Hook({"x-a": "3"})
     _, tap = await under_way(house, *hooks)
     head = ResponseHead(200, JSON, "10.0.0.1:8000", True)
@@ -122,7 +114,6 @@ async def test_headers_of_all_hooks_are_set_on_the_response(house: Any) -> None:
 
 
 async def test_hooks_see_how_far_a_response_has_come(house: Any) -> None:
-    """Counts and usage are from the beginning; metadata goes with the last piece alone."""
     hook = Hook(metadata={"envoy.lb": {"cost": 10.0}})
     _, tap = await under_way(house, hook, reader=Reader())
     tap.head(ResponseHead(200, EVENTS))
@@ -143,7 +134,6 @@ async def test_hooks_see_how_far_a_response_has_come(house: Any) -> None:
 
 
 async def test_metadata_of_several_hooks_is_merged(house: Any) -> None:
-    """Namespace by namespace; the later one wins."""
     first = Hook(metadata={"envoy.lb": {"a": 1.0, "b": 1.0}, "other": {"x": "y"}})
     second = Hook(metadata={"envoy.lb": {"b": 2.0}})
     _, tap = await under_way(house, first, Hook(), second)
@@ -151,7 +141,6 @@ async def test_metadata_of_several_hooks_is_merged(house: Any) -> None:
 
 
 async def test_the_outcome_says_how_the_response_went(house: Any) -> None:
-    """Times are from the arrival of the request; the usage is what the response said last."""
     house.step = 0.0
     exchange, tap = await under_way(house, reader=Reader())
     house.now = 10.0
@@ -169,7 +158,7 @@ async def test_the_outcome_says_how_the_response_went(house: Any) -> None:
 
 
 async def test_a_response_that_is_no_stream_has_no_gaps(house: Any) -> None:
-    """Its pieces are an accident of the transport."""
+    """The pieces of a plain response are an accident of the transport."""
     exchange, tap = await under_way(house)
     tap.head(ResponseHead(200, JSON))
     tap.body(b"abc", False)
@@ -181,7 +170,6 @@ async def test_a_response_that_is_no_stream_has_no_gaps(house: Any) -> None:
 
 
 async def test_a_response_whose_body_is_not_shown_says_nothing(house: Any) -> None:
-    """Its reader is not even made."""
     reader = Reader()
     hook = Hook()
     exchange, tap = await under_way(house, hook, reader=reader)
@@ -194,7 +182,6 @@ async def test_a_response_whose_body_is_not_shown_says_nothing(house: Any) -> No
 
 @pytest.mark.parametrize("headers", [JSON, EVENTS, {"content-type": "application/problem+json"}])
 async def test_the_models_name_is_given_back(house: Any, headers: Mapping[str, str]) -> None:
-    """However the body is cut; the rest of it comes with the last piece."""
     _, tap = await under_way(house, headers=RENAMING)
     tap.head(ResponseHead(200, headers))
     pieces = (b'data: {"model":"ser', b'ved"}\n', b'{"mod')
@@ -204,7 +191,6 @@ async def test_the_models_name_is_given_back(house: Any, headers: Mapping[str, s
 
 
 async def test_trailers_release_the_bytes_held_back(house: Any) -> None:
-    """Once."""
     _, tap = await under_way(house, headers=RENAMING)
     tap.head(ResponseHead(200, JSON))
     assert tap.body(b'{"model":"served', False) == (b"{", {})
@@ -221,7 +207,6 @@ async def test_trailers_release_the_bytes_held_back(house: Any) -> None:
     ],
 )
 async def test_bodies_of_other_kinds_pass_unchanged(house: Any, headers: Mapping[str, str]) -> None:
-    """Compressed ones too, whatever their bytes look like."""
     _, tap = await under_way(house, headers=RENAMING)
     tap.head(ResponseHead(200, headers))
     piece = b'{"model":"served"}{"mod'
@@ -229,7 +214,6 @@ async def test_bodies_of_other_kinds_pass_unchanged(house: Any, headers: Mapping
 
 
 async def test_a_compressed_body_is_not_read(house: Any) -> None:
-    """There is nothing in it to be understood."""
     reader = Reader()
     _, tap = await under_way(house, reader=reader)
     tap.head(ResponseHead(200, {**JSON, "content-encoding": "br"}))
@@ -238,14 +222,12 @@ async def test_a_compressed_body_is_not_read(house: Any) -> None:
 
 
 async def test_a_request_that_was_not_renamed_is_left_alone(house: Any) -> None:
-    """Though its response may name a model as the header would have."""
     _, tap = await under_way(house)
     tap.head(ResponseHead(200, JSON))
     assert tap.body(b'{"model":"served"}', True)[0] == b'{"model":"served"}'
 
 
 async def test_pieces_after_the_last_one_pass_unseen(house: Any) -> None:
-    """A proxy that says twice that it is done does not count twice."""
     hook = Hook()
     _, tap = await under_way(house, hook, headers=RENAMING)
     tap.head(ResponseHead(200, JSON))
@@ -258,7 +240,6 @@ async def test_pieces_after_the_last_one_pass_unseen(house: Any) -> None:
 async def test_a_reader_that_breaks_is_reported_once(
     house: Any, reader: Reader | Exception
 ) -> None:
-    """The response continues without usage, and hooks are still called."""
     hook = Hook()
     exchange, tap = await under_way(house, hook, reader=reader)
     tap.head(ResponseHead(200, JSON))
@@ -270,7 +251,6 @@ async def test_a_reader_that_breaks_is_reported_once(
 
 
 async def test_a_hook_that_breaks_is_not_asked_about_the_response_again(house: Any) -> None:
-    """The others are; all are called at the end."""
     broken, sound = Hook(error=ValueError("odd")), Hook(metadata={"n": {"k": 1.0}})
     exchange, tap = await under_way(house, broken, sound)
     tap.body(b"x", False)
@@ -287,7 +267,6 @@ async def test_a_hook_that_breaks_is_not_asked_about_the_response_again(house: A
 async def test_hooks_are_called_once_at_the_end_for_every_cause(
     house: Any, cause: FinishCause
 ) -> None:
-    """With the decision, the cause and what the response had said by then."""
     hook = Hook()
     exchange, tap = await under_way(house, hook, reader=Reader())
     tap.head(ResponseHead(200, JSON))
@@ -302,7 +281,7 @@ async def test_hooks_are_called_once_at_the_end_for_every_cause(
 
 
 async def test_hooks_of_a_prepared_request_are_called_if_it_does_not_leave(house: Any) -> None:
-    """One of them refused it; the others hold something of it."""
+    """One hook refused the request; the others may hold something of it."""
 
     class Refuses:
         def pre_request(self, request: object, result: object, attributes: object) -> None:
@@ -315,7 +294,6 @@ async def test_hooks_of_a_prepared_request_are_called_if_it_does_not_leave(house
 
 
 async def test_hooks_are_not_called_for_requests_that_they_never_saw(house: Any) -> None:
-    """Neither a refused request nor one without a body was anything to them."""
     hook = Hook()
     house.use(request_ends=(hook,))
     await house.refusal(RawRequest({**HEADERS, "x-llm-d-model-name-rewrite": "m"}, b"{"))
@@ -325,7 +303,6 @@ async def test_hooks_are_not_called_for_requests_that_they_never_saw(house: Any)
 
 
 async def test_the_usage_of_a_real_stream_is_read_while_its_model_is_renamed(house: Any) -> None:
-    """With the parser and the reader of the running program, cut in the middle of everything."""
     stream = (
         b'data: {"model":"served","choices":[{"text":"a"}]}\n\n'
         b'data: {"model": "served","usage":{"prompt_tokens":7,"completion_tokens":10,'

@@ -19,30 +19,27 @@ from picker.rpc.options import ServerOptions
 
 @pytest.fixture
 def path() -> Iterator[Path]:
-    """A short path: those of unix sockets have at most 107 bytes."""
+    """Paths of unix sockets have at most 107 bytes, so the folder is a short one."""
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder) / "picker.sock"
 
 
 def mode_of(path: Path) -> int | None:
-    """The permissions of a file, None when there is none."""
     return stat.S_IMODE(path.stat().st_mode) if path.exists() else None
 
 
 def put_file(path: Path) -> None:
-    """A file that is no socket."""
     path.write_text("precious")
     path.chmod(0o644)
 
 
 def move_aside(path: Path) -> None:
-    """Free the path without removing what is there."""
     path.rename(path.with_suffix(".old"))
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="a system without it")
 def test_an_accepted_connection_notices_a_vanished_peer() -> None:
-    """Both while nothing is sent and while something is; the options are inherited."""
+    """An accepted connection inherits the options of the listening socket."""
     with (
         listen(ServerOptions(host="127.0.0.1", port=0)) as listening,
         socket.create_connection(listening.getsockname()),
@@ -63,7 +60,7 @@ def test_an_accepted_connection_notices_a_vanished_peer() -> None:
     ],
 )
 def test_a_host_that_is_a_path_is_a_unix_socket(host: str, path: str | None, address: str) -> None:
-    """In the spellings that gRPC and Envoy know."""
+    """These are the spellings that gRPC and Envoy know."""
     options = ServerOptions(host=host)
     assert options.unix_path == (Path(path) if path else None)
     assert options.address == address
@@ -72,7 +69,6 @@ def test_a_host_that_is_a_path_is_a_unix_socket(host: str, path: str | None, add
 async def test_a_stream_runs_over_a_unix_socket_that_is_gone_afterwards(
     path: Path, director: Callable[..., Any]
 ) -> None:
-    """Only the owner and the group may use it."""
     options = ServerOptions(host=f"unix://{path}")
     server = build_server(director(), options=options)
     assert await server.start() == 0
@@ -91,7 +87,7 @@ async def test_a_stream_runs_over_a_unix_socket_that_is_gone_afterwards(
 
 
 async def test_a_socket_left_behind_is_replaced(path: Path, director: Callable[..., Any]) -> None:
-    """A picker that was killed does not keep the next one from starting."""
+    """A killed picker leaves its socket behind and must not keep the next one from starting."""
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
     options = ServerOptions(host=str(path))
@@ -103,7 +99,6 @@ async def test_a_socket_left_behind_is_replaced(path: Path, director: Callable[.
 async def test_a_socket_in_use_and_a_file_of_another_kind_are_left_alone(
     path: Path, director: Callable[..., Any]
 ) -> None:
-    """Two pickers on one socket are a mistake, and a file may be in use."""
     options = ServerOptions(host=str(path))
     first = build_server(director(), options=options)
     await first.start()
@@ -119,7 +114,6 @@ async def test_a_socket_in_use_and_a_file_of_another_kind_are_left_alone(
 async def test_stopping_leaves_the_socket_of_a_successor(
     path: Path, director: Callable[..., Any]
 ) -> None:
-    """A new picker may have taken the path over meanwhile."""
     server = build_server(director(), options=ServerOptions(host=str(path)))
     await server.start()
     move_aside(path)

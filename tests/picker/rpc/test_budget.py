@@ -4,7 +4,6 @@ from picker.rpc.budget import ByteBudget, ByteShare
 
 
 def test_a_budget_is_given_out_to_its_last_byte() -> None:
-    """A reservation that does not fit takes nothing, and released bytes are available again."""
     budget = ByteBudget(10)
     first, second = ByteShare(budget), ByteShare(budget)
     assert first.grow(4)

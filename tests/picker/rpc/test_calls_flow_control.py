@@ -1,4 +1,4 @@
-"""Flow control , both ways, and how its bytes are cut and joined."""
+"""Flow control, both ways, and how its bytes are cut and joined."""
 
 import asyncio
 
@@ -16,7 +16,6 @@ from tests.support.picker.http2_peer import PATH, REQUEST, Peer, connected, echo
 
 @pytest.fixture
 async def peer() -> Peer:
-    """Connected to a connection that echoes."""
     peer = connected({PATH: echo})
     return peer
 
@@ -40,7 +39,6 @@ async def test_a_call_cut_at_every_byte_is_the_same_call() -> None:
 
 
 async def test_replies_of_one_turn_leave_in_one_write(peer: Peer) -> None:
-    """Headers and messages are one system call, and of several calls too."""
     await peer.settle()
     peer.http2.send_headers(1, REQUEST)
     peer.http2.send_headers(3, REQUEST)
@@ -56,7 +54,6 @@ async def test_replies_of_one_turn_leave_in_one_write(peer: Peer) -> None:
 
 
 async def test_a_megabyte_goes_out_through_tiny_windows() -> None:
-    """Exactly what the window allows leaves; each update lets more go; the last byte arrives."""
     body = bytes(range(256)) * 4096
 
     async def send(read: Read, write: Write) -> None:
@@ -83,7 +80,6 @@ async def test_a_megabyte_goes_out_through_tiny_windows() -> None:
 
 
 async def test_a_call_that_waits_for_its_window_does_not_stop_another() -> None:
-    """Windows of streams are their own."""
     peer = Peer({PATH: echo})
     peer.connect(window_bytes=10)
     stuck = peer.call(bytes(100), end=True)
@@ -98,7 +94,6 @@ async def test_a_call_that_waits_for_its_window_does_not_stop_another() -> None:
 
 
 async def test_a_raised_initial_window_opens_streams_that_wait() -> None:
-    """SETTINGS count for open streams too."""
     peer = Peer({PATH: echo})
     peer.connect(window_bytes=10)
     stream_id = peer.call(bytes(100), end=True)
@@ -110,7 +105,6 @@ async def test_a_raised_initial_window_opens_streams_that_wait() -> None:
 
 
 async def test_unread_messages_close_the_window_and_reading_opens_it() -> None:
-    """A method that does not read holds one window and little more, and nothing is lost."""
     go = asyncio.Event()
     got: list[int] = []
 
@@ -140,8 +134,6 @@ async def test_unread_messages_close_the_window_and_reading_opens_it() -> None:
 
 
 async def test_empty_messages_close_the_window_too() -> None:
-    """Each unread message costs memory."""
-
     async def deaf(read: Read, write: Write) -> None:
         await asyncio.Event().wait()
 
@@ -161,7 +153,6 @@ async def test_empty_messages_close_the_window_too() -> None:
 async def test_messages_that_were_read_cost_nothing_any_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A call of any length needs room for little more than one unread message."""
     monkeypatch.setattr(grpc_call, "MAX_UNREAD_BYTES", 16_100)
     num_read = 0
 
@@ -181,7 +172,6 @@ async def test_messages_that_were_read_cost_nothing_any_more(
 
 
 async def test_a_paused_transport_holds_calls_back_but_not_control_frames(peer: Peer) -> None:
-    """Data that the socket does not accept waits in the call; a ping is still answered."""
     await peer.settle()
     peer.connection.pause_writing()
     stream_id = peer.call(b"one", end=True)
@@ -196,7 +186,6 @@ async def test_a_paused_transport_holds_calls_back_but_not_control_frames(peer: 
 
 
 async def test_a_peer_that_asks_and_never_reads_is_cut_off(peer: Peer) -> None:
-    """Answers to control frames do not pile up without bound."""
     peer.connection.pause_writing()
     peer.transport.unread_bytes = grpc_connection.ABORT_BYTES + 1
     peer.connection.data_received(PingFrame(0, opaque_data=bytes(8)).serialize())
@@ -206,8 +195,6 @@ async def test_a_peer_that_asks_and_never_reads_is_cut_off(peer: Peer) -> None:
 
 
 async def test_cancelling_ends_each_call_even_without_a_window() -> None:
-    """UNAVAILABLE arrives although the peer took nothing of what came before."""
-
     async def flood(read: Read, write: Write) -> None:
         while True:
             await write(bytes(100_000))

@@ -24,13 +24,11 @@ DAMAGE = b"\0\0\1" + bytes(6) + b"x"  # DATA on stream 0
 
 @pytest.fixture
 async def peer() -> Peer:
-    """Connected to a connection that echoes."""
     peer = connected({PATH: echo})
     return peer
 
 
 async def test_calls_that_end_unread_give_their_part_of_the_connections_window_back() -> None:
-    """Thirty of them leave more unread than the window has room for."""
     peer = connected({PATH: Held()})
     await peer.settle()
     message = bytes(16_000)
@@ -56,7 +54,6 @@ async def test_calls_that_end_unread_give_their_part_of_the_connections_window_b
 async def test_a_request_other_than_a_call_is_refused_and_its_data_ignored(
     peer: Peer, changes: dict[str, str], fields: dict[str, str]
 ) -> None:
-    """The answer ends the stream, and the peer need not finish its request."""
     stream_id = peer.call(b"one", **changes)
     await peer.settle()
     assert fields.items() <= peer.fields(stream_id).items()
@@ -73,7 +70,6 @@ async def test_a_request_other_than_a_call_is_refused_and_its_data_ignored(
     ],
 )
 async def test_a_message_that_cannot_be_served_ends_its_call(data: bytes, status: Status) -> None:
-    """Compressed, malformed, oversize; other calls continue."""
     peer = connected({PATH: echo}, max_message_bytes=1000)
     stream_id, other = peer.call(), peer.call(b"fine", end=True)
     peer.http2.send_data(stream_id, data)
@@ -85,7 +81,6 @@ async def test_a_message_that_cannot_be_served_ends_its_call(data: bytes, status
 
 
 async def test_a_stream_that_ends_within_a_message_is_an_error(peer: Peer) -> None:
-    """Half a message is never handed on."""
     stream_id = peer.call()
     peer.http2.send_data(stream_id, prefix(b"four")[:3], end_stream=True)
     peer.push()
@@ -95,7 +90,6 @@ async def test_a_stream_that_ends_within_a_message_is_an_error(peer: Peer) -> No
 
 
 async def test_a_reset_cancels_the_call_and_frees_it() -> None:
-    """Nothing of it stays; the connection serves on."""
     peer, held, stream_id = await holding(b"one")
     peer.http2.reset_stream(stream_id, ErrorCodes.CANCEL)
     peer.push()
@@ -108,7 +102,6 @@ async def test_a_reset_cancels_the_call_and_frees_it() -> None:
 async def test_a_reset_before_the_call_has_begun_is_no_trouble(
     peer: Peer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Headers and reset in one packet: the method never runs."""
     peer.http2.send_headers(1, REQUEST)
     peer.http2.reset_stream(1)
     peer.push()
@@ -119,7 +112,6 @@ async def test_a_reset_before_the_call_has_begun_is_no_trouble(
 
 
 async def test_a_lost_connection_cancels_its_calls_and_is_reported_after_them() -> None:
-    """After `on_gone` no task runs."""
     peer, held, _ = await holding()
     peer.connection.connection_lost(ConnectionResetError())
     assert not peer.gone
@@ -129,7 +121,6 @@ async def test_a_lost_connection_cancels_its_calls_and_is_reported_after_them() 
 
 
 async def test_draining_says_so_and_waits_for_the_calls_under_way() -> None:
-    """GOAWAY without error, the answer, then the end of the connection."""
     peer, held, stream_id = await holding(end=True)
     peer.connection.drain()
     goaway = GoAwayFrame(0, last_stream_id=2**31 - 1).serialize()
@@ -146,7 +137,7 @@ async def test_draining_says_so_and_waits_for_the_calls_under_way() -> None:
 
 
 async def test_a_call_that_crosses_our_goodbye_is_served(peer: Peer) -> None:
-    """The peer opened it before it could know."""
+    """The peer opened it before it could know of the goodbye."""
     await peer.settle()
     peer.connection.drain()
     for _ in range(3):
@@ -162,7 +153,6 @@ async def test_a_call_that_crosses_our_goodbye_is_served(peer: Peer) -> None:
 
 @pytest.mark.looptime
 async def test_a_peer_that_never_reads_our_goodbye_is_not_waited_for_long(peer: Peer) -> None:
-    """Draining an idle connection ends by itself."""
     peer.connection.drain()
     await asyncio.sleep(grpc_connection.DRAIN_SECONDS * 0.9)
     assert not peer.transport.closed
@@ -171,7 +161,6 @@ async def test_a_peer_that_never_reads_our_goodbye_is_not_waited_for_long(peer: 
 
 
 async def test_cancelling_does_not_wait_for_an_answer(peer: Peer) -> None:
-    """A server out of patience closes what has no call at once."""
     await peer.settle()
     peer.connection.drain()
     peer.connection.cancel()
@@ -192,7 +181,6 @@ async def test_a_connection_that_drains_as_it_is_made_sends_its_settings_first()
 
 
 async def test_a_half_closed_connection_ends_its_calls() -> None:
-    """Even when what they wrote cannot be sent, and the transport would try for ever."""
     peer, held, _ = await holding()
     peer.connection.pause_writing()
     assert not peer.connection.eof_received()
@@ -203,7 +191,6 @@ async def test_a_half_closed_connection_ends_its_calls() -> None:
 
 
 async def test_bytes_after_the_close_are_ignored(peer: Peer) -> None:
-    """It neither answers nor gives the peer more time."""
     peer.connection.data_received(DAMAGE)
     assert peer.transport.closed
     timer = peer.connection._timer
@@ -235,8 +222,6 @@ async def test_a_peer_that_says_goodbye_gets_its_answers_first() -> None:
 async def test_a_failing_method_is_logged_but_a_refusal_is_not(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Our bug is INTERNAL without details; what a method refuses has its status and text."""
-
     async def broken(read: Read, write: Write) -> None:
         raise ValueError("secret")
 
@@ -254,7 +239,6 @@ async def test_a_failing_method_is_logged_but_a_refusal_is_not(
 
 
 async def test_thousands_of_calls_leave_nothing_behind(peer: Peer) -> None:
-    """Streams that are over are forgotten, here and in the engine."""
     for _ in range(3000):
         peer.call(b"x", end=True)
         await peer.settle()
@@ -263,7 +247,6 @@ async def test_thousands_of_calls_leave_nothing_behind(peer: Peer) -> None:
 
 
 async def test_more_streams_than_agreed_are_not_served() -> None:
-    """The announced limit is exact."""
     peer = connected({PATH: Held()})
     await peer.settle()
     limit = peer.http2.remote_settings.max_concurrent_streams
@@ -292,7 +275,6 @@ GARBAGE: list[Callable[[], bytes]] = [
 async def test_a_connection_without_http2_is_closed_without_a_traceback(
     garbage: Callable[[], bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An ordinary event, said in one line."""
     caplog.set_level(logging.INFO)
     peer = Peer({PATH: echo})
     peer.connection.connection_made(peer.transport)
@@ -304,7 +286,6 @@ async def test_a_connection_without_http2_is_closed_without_a_traceback(
 
 
 async def test_a_header_list_over_the_limit_breaks_the_connection(peer: Peer) -> None:
-    """64 KiB of fields are the limit."""
     peer.http2.send_headers(1, [*REQUEST, *((f"x-{n}", "y" * 1000) for n in range(70))])
     peer.push()
     await asyncio.sleep(0)
@@ -314,8 +295,6 @@ async def test_a_header_list_over_the_limit_breaks_the_connection(peer: Peer) ->
 @examples(150)
 @given(st.data())
 def test_damaged_bytes_never_raise_and_never_leave_tasks(data: st.DataObject) -> None:
-    """After any bit flip the connection serves or closes."""
-
     async def converse() -> None:
         peer = Peer({PATH: echo})
         peer.http2.initiate_connection()

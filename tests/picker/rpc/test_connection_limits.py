@@ -29,7 +29,6 @@ HANDSHAKE_SECONDS, IDLE_SECONDS = 20.0, 900.0
 
 
 def codes(peer: Peer) -> list[int]:
-    """Return the codes of the GOAWAYs in unread output."""
     data, at, found = b"".join(peer.transport.written), 0, []
     while at < len(data):
         length, kind = int.from_bytes(data[at : at + 3]), data[at + 3]
@@ -40,7 +39,6 @@ def codes(peer: Peer) -> list[int]:
 
 
 async def ended(peer: Peer) -> None:
-    """The connection is closed, and none of its calls runs on."""
     for _ in range(5):
         await asyncio.sleep(0)
     assert peer.gone == [peer.connection]
@@ -52,7 +50,6 @@ async def ended(peer: Peer) -> None:
 @pytest.mark.looptime
 @pytest.mark.parametrize("begins_with", [b"", PREFACE[:10], PREFACE])
 async def test_a_peer_that_does_not_shake_hands_is_cut_off(begins_with: bytes) -> None:
-    """However slowly it sends what is no preface and settings."""
     peer = Peer({PATH: echo}, handshake_seconds=HANDSHAKE_SECONDS)
     peer.connection.connection_made(peer.transport)
     if begins_with:
@@ -65,7 +62,6 @@ async def test_a_peer_that_does_not_shake_hands_is_cut_off(begins_with: bytes) -
 
 @pytest.mark.looptime
 async def test_a_connection_without_calls_ends_in_order_although_it_pings() -> None:
-    """After the time since its last call; a call that crosses the goodbye is served."""
     peer = connected({PATH: echo}, idle_seconds=IDLE_SECONDS)
     await asyncio.sleep(500)
     peer.call(b"one", end=True)
@@ -87,7 +83,6 @@ async def test_a_connection_without_calls_ends_in_order_although_it_pings() -> N
 @pytest.mark.looptime
 @pytest.mark.parametrize("answers", [True, False])
 async def test_a_silent_peer_with_calls_is_asked_whether_it_is_there(answers: bool) -> None:
-    """A call may last for ever while the peer answers, and no longer."""
     held = Held()
     peer = connected({PATH: held})
     peer.call()
@@ -102,7 +97,6 @@ async def test_a_silent_peer_with_calls_is_asked_whether_it_is_there(answers: bo
 
 
 async def test_a_tls_handshake_that_is_not_begun_is_cut_off() -> None:
-    """Nothing of the peer's is waited for without end."""
     tls = TlsOptions(self_signed())
     options = ServerOptions("127.0.0.1", 0, tls, handshake_seconds=0.05)
     server = GrpcServer(options, {})
@@ -115,7 +109,6 @@ async def test_a_tls_handshake_that_is_not_begun_is_cut_off() -> None:
 
 
 async def test_a_server_forgets_connections_that_are_gone() -> None:
-    """It has nothing to wait for when it stops."""
     server = GrpcServer(ServerOptions("127.0.0.1", 0), {})
     await server.start()
     first, second = server.accept(), server.accept()
@@ -133,7 +126,6 @@ async def test_a_server_forgets_connections_that_are_gone() -> None:
 
 
 def opened_and_reset(count: int, at: int = 1) -> bytes:
-    """Calls that are given up as soon as they are opened, the first with the number `at`."""
     reset = NUMBER.pack(ErrorCodes.CANCEL)
     return b"".join(
         frame(FrameType.HEADERS, END_HEADERS, stream_id, BLOCK)
@@ -144,7 +136,6 @@ def opened_and_reset(count: int, at: int = 1) -> bytes:
 
 @pytest.mark.looptime
 async def test_calls_that_are_given_up_at_once_without_end_close_the_connection() -> None:
-    """Within a burst they are served; beyond it the peer receives the reason."""
     peer = connected({PATH: echo})
     await peer.settle()
     peer.connection.data_received(opened_and_reset(WASTE_BURST // 2))
@@ -161,7 +152,7 @@ async def test_calls_that_are_given_up_at_once_without_end_close_the_connection(
 
 @pytest.mark.looptime
 async def test_calls_that_clients_of_a_busy_proxy_cancel_are_not_waste() -> None:
-    """Three times what an Envoy was seen to do at most, for half a minute."""
+    """The rate is three times the highest that an Envoy was seen to cause, for half a minute."""
     peer = connected({PATH: echo})
     await peer.settle()
     at = 1
@@ -205,7 +196,6 @@ async def test_calls_that_had_an_answer_or_were_old_are_no_waste(answered: bool)
     ids=["ping", "settings", "priority", "empty data", "unknown"],
 )
 async def test_frames_that_only_make_work_close_the_connection(wasted: bytes) -> None:
-    """Pings, settings, priorities, empty content and what is unknown, without end."""
     peer = connected({PATH: Held()})
     peer.call()
     await peer.settle()
@@ -219,7 +209,6 @@ async def test_frames_that_only_make_work_close_the_connection(wasted: bytes) ->
 
 @pytest.mark.looptime
 async def test_time_makes_up_for_waste() -> None:
-    """A ping a second is always allowed."""
     peer = connected({PATH: echo})
     await peer.settle()
     data = frame(FrameType.PING, 0, 0, bytes(8))

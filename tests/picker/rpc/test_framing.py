@@ -24,7 +24,6 @@ from tests.depth import examples
 def test_messages_do_not_depend_on_how_the_bytes_were_cut(
     messages: list[bytes], cuts: list[int]
 ) -> None:
-    """Any cut of the same bytes yields the same messages, and then the stream may end."""
     data = b"".join(prefix(message) + message for message in messages)
     edges = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
     splitter = MessageSplitter(100, ByteBudget())
@@ -36,7 +35,6 @@ def test_messages_do_not_depend_on_how_the_bytes_were_cut(
 
 
 def test_a_message_may_be_as_long_as_the_limit() -> None:
-    """One byte more is refused with its prefix."""
     splitter = MessageSplitter(100, ByteBudget())
     data = prefix(bytes(100)) + bytes(100)
     for cut in (0, 50):
@@ -47,7 +45,6 @@ def test_a_message_may_be_as_long_as_the_limit() -> None:
 
 
 def test_single_bytes_yield_each_message_at_its_last_byte() -> None:
-    """Nothing is held back, nothing comes early, and between the two the stream must not end."""
     splitter = MessageSplitter(100, ByteBudget())
     data = prefix(b"one") + b"one" + prefix(b"") + prefix(b"two") + b"two"
     found = {at: out for at in range(len(data)) if (out := splitter.feed(data[at : at + 1]))}
@@ -68,7 +65,6 @@ def test_single_bytes_yield_each_message_at_its_last_byte() -> None:
 def test_a_prefix_that_cannot_be_served_is_refused_before_its_message(
     start: bytes, status: Status
 ) -> None:
-    """Compressed, of no known form, or too large; in one piece and in many."""
     with pytest.raises(RpcError) as whole:
         MessageSplitter(100, ByteBudget()).feed(start)
     assert whole.value.status is status
@@ -80,14 +76,13 @@ def test_a_prefix_that_cannot_be_served_is_refused_before_its_message(
 
 @given(st.text(max_size=40))
 def test_status_texts_are_printable_ascii_and_come_back(text: str) -> None:
-    """Percent-encoded as the specification says."""
     encoded = status_text(text)
     assert all(0x20 <= byte <= 0x7E for byte in encoded)
     assert unquote(encoded.decode()) == text.encode("utf-8", "replace").decode()
 
 
 def test_a_long_status_text_is_cut_at_a_whole_character() -> None:
-    """Peers refuse headers that are too large, and with them the status."""
+    """Peers refuse headers that are too large and lose the status with them."""
     text = "x" + "é" * MAX_STATUS_TEXT_BYTES
     cut = unquote(status_text(text).decode(), errors="strict")
     assert text.startswith(cut)
@@ -102,5 +97,4 @@ def test_a_long_status_text_is_cut_at_a_whole_character() -> None:
     ],
 )
 def test_timeouts_are_read_or_ignored(value: bytes, seconds: float | None) -> None:
-    """A header that makes no sense sets no deadline."""
     assert timeout_seconds(value) == (None if seconds is None else pytest.approx(seconds))

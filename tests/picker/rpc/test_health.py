@@ -14,25 +14,20 @@ Status = health_pb2.HealthCheckResponse
 
 
 class Readiness:
-    """The state of the application."""
-
     def __init__(self) -> None:
         self.ready = False
 
     def __call__(self) -> bool:
-        """True if it is ready now."""
         return self.ready
 
 
 @pytest.fixture
 def readiness() -> Readiness:
-    """Not ready until a test says so."""
     return Readiness()
 
 
 @pytest.fixture
 async def stub(readiness: Readiness) -> AsyncIterator[health_pb2_grpc.HealthStub]:
-    """A client of a running health server."""
     health = HealthService(readiness, watch_seconds=0.01)
     options = ServerOptions(host="127.0.0.1", port=0)
     server = GrpcServer(options, health.methods())
@@ -43,7 +38,6 @@ async def stub(readiness: Readiness) -> AsyncIterator[health_pb2_grpc.HealthStub
 
 
 async def check(stub: health_pb2_grpc.HealthStub, service: str) -> int:
-    """The status of a service."""
     reply = await stub.Check(health_pb2.HealthCheckRequest(service=service))
     return int(reply.status)
 
@@ -51,19 +45,17 @@ async def check(stub: health_pb2_grpc.HealthStub, service: str) -> int:
 async def test_readiness_follows_the_application_both_ways(
     stub: health_pb2_grpc.HealthStub, readiness: Readiness
 ) -> None:
-    """Every readiness name changes with the application, at once."""
     for ready, status in [(False, Status.NOT_SERVING), (True, Status.SERVING)] * 2:
         readiness.ready = ready
         assert [await check(stub, name) for name in READINESS] == [status] * len(READINESS)
 
 
 async def test_liveness_does_not_wait_for_the_pool(stub: health_pb2_grpc.HealthStub) -> None:
-    """A picker without a pool is alive; restarting it would not help."""
+    """A restart would not help a picker without a pool."""
     assert await check(stub, "liveness") == Status.SERVING
 
 
 async def test_an_unknown_name_is_not_found(stub: health_pb2_grpc.HealthStub) -> None:
-    """A typing error in a probe is visible."""
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await check(stub, "typo")
     assert error.value.code() is grpc.StatusCode.NOT_FOUND
@@ -75,7 +67,6 @@ async def test_the_list_holds_every_name(stub: health_pb2_grpc.HealthStub) -> No
 
 
 async def test_a_request_that_is_no_health_request_is_refused(readiness: Readiness) -> None:
-    """Bytes of another kind are the caller's mistake."""
     options = ServerOptions(host="127.0.0.1", port=0)
     server = GrpcServer(options, HealthService(readiness).methods())
     port = await server.start()
@@ -89,7 +80,6 @@ async def test_a_request_that_is_no_health_request_is_refused(readiness: Readine
 async def test_a_watcher_hears_of_each_change(
     stub: health_pb2_grpc.HealthStub, readiness: Readiness
 ) -> None:
-    """The first answer is the present, later ones are changes."""
     call = stub.Watch(health_pb2.HealthCheckRequest(service="readiness"))
     assert (await call.read()).status == Status.NOT_SERVING
     readiness.ready = True

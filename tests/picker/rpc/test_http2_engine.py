@@ -63,7 +63,6 @@ class LibraryTwin:
         self.http2.increment_flow_control_window(CONNECTION_WINDOW_BYTES - DEFAULT_WINDOW_BYTES)
 
     def receive(self, data: bytes) -> None:
-        """Take bytes of the client, cut anywhere."""
         for event in self.http2.receive_data(data):
             self._note(event)
 
@@ -122,8 +121,6 @@ class Stream(Http2Stream, eq=False, kw_only=True):
 
 
 class Record:
-    """A listener that writes down what the peer did."""
-
     def __init__(self) -> None:
         self.events: list[tuple[Any, ...]] = []
         self.chores = 0
@@ -148,14 +145,12 @@ class Record:
 
 
 def sent_by(engine: Http2Engine) -> bytes:
-    """Take the output since the last call."""
     data = b"".join(engine.out)
     engine.out.clear()
     return data
 
 
 def frames(data: bytes) -> list[tuple[int, int, int, bytes]]:
-    """Type, flags, stream and payload of each frame in `data`."""
     found, at = [], 0
     while at < len(data):
         high, low, kind, flags, stream_id = FRAME_HEADER.unpack_from(data, at)
@@ -172,7 +167,6 @@ def record() -> Record:
 
 @pytest.fixture
 def engine(record: Record) -> Http2Engine:
-    """An engine whose peer has said hello."""
     engine = Http2Engine(record)
     engine.start()
     engine.receive(OPENING)
@@ -231,7 +225,7 @@ P, C = ErrorCode.PROTOCOL_ERROR, ErrorCode.FLOW_CONTROL_ERROR
 def test_a_breach_of_the_connection_is_answered_with_its_code(
     engine: Http2Engine, sent: bytes, code: ErrorCode
 ) -> None:
-    """Each rule whose breach RFC 9113 makes an error of the connection."""
+    """RFC 9113 makes each of these breaches an error of the connection."""
     with pytest.raises(Http2Error):
         engine.receive(sent)
     kind, _, stream_id, payload = frames(sent_by(engine))[-1]
@@ -242,7 +236,6 @@ def test_a_breach_of_the_connection_is_answered_with_its_code(
 def test_a_header_block_may_be_as_long_as_the_limits(
     engine: Http2Engine, record: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By frames and by bytes; with one more of either the connection ends."""
     module = "picker.rpc.http2.engine"
     monkeypatch.setattr(f"{module}.MAX_CONTINUATIONS", 3)
     monkeypatch.setattr(f"{module}.MAX_HEADER_LIST_BYTES", len(BLOCK))
@@ -259,21 +252,18 @@ def test_a_header_block_may_be_as_long_as_the_limits(
 def test_a_peer_that_does_not_begin_with_the_preface_is_no_peer(
     record: Record, start: bytes
 ) -> None:
-    """At the first wrong byte, however few have come."""
     engine = Http2Engine(record)
     with pytest.raises(Http2Error):
         engine.receive(start)
 
 
 def test_settings_must_come_first(record: Record) -> None:
-    """A request before them is an error."""
     engine = Http2Engine(record)
     with pytest.raises(Http2Error, match="settings"):
         engine.receive(PREFACE + HEADERS)
 
 
 def test_unknown_frames_and_settings_are_ignored(engine: Http2Engine, record: Record) -> None:
-    """Frames of later versions, priorities, unknown settings."""
     engine.receive(frame(0xEE, 255, 9, b"grease") + frame(FrameType.PRIORITY, 0, 3, bytes(5)))
     engine.receive(frame(FrameType.SETTINGS, 0, 0, b"\x7a\x7a\0\0\0\x01") + HEADERS)
     assert [event[:2] for event in record.events] == [("request", 1)]
@@ -282,13 +272,11 @@ def test_unknown_frames_and_settings_are_ignored(engine: Http2Engine, record: Re
 def test_padding_counts_for_flow_control_but_is_no_content(
     engine: Http2Engine, record: Record
 ) -> None:
-    """Four bytes of content in ten of payload."""
     engine.receive(HEADERS + frame(FrameType.DATA, PADDED | END_STREAM, 1, b"\x05data" + bytes(5)))
     assert record.events[1:] == [("data", 1, b"data", 10), ("end", 1)]
 
 
 def test_the_windows_are_exact_and_restored(engine: Http2Engine, record: Record) -> None:
-    """A peer may use all of a stream's window and not a byte more, until it is acknowledged."""
     engine.receive(HEADERS)
     full = STREAM_WINDOW_BYTES // 16_384
     engine.receive(full * frame(FrameType.DATA, 0, 1, bytes(16_384)))
@@ -329,7 +317,6 @@ def test_one_stream_too_many_is_refused_alone(engine: Http2Engine, record: Recor
 def test_data_may_fill_the_window_of_the_connection_to_its_last_byte(
     engine: Http2Engine, record: Record
 ) -> None:
-    """A piece of exactly that size is sent; a byte more has to wait."""
     engine.receive(HEADERS + frame(FrameType.WINDOW_UPDATE, 0, 1, NUMBER.pack(10)))
     stream = record.streams[1]
     for length in (16_384, 16_384, 16_384, 16_383):
@@ -342,7 +329,6 @@ def test_data_may_fill_the_window_of_the_connection_to_its_last_byte(
 def test_a_stream_whose_window_overflows_is_reset_alone(
     engine: Http2Engine, record: Record
 ) -> None:
-    """Its owner is notified."""
     engine.receive(HEADERS + frame(FrameType.WINDOW_UPDATE, 0, 1, NUMBER.pack(2**31 - 1)))
     assert record.events[-1] == ("reset", 1)
     assert engine.window(record.streams[1]) == 0
@@ -351,7 +337,6 @@ def test_a_stream_whose_window_overflows_is_reset_alone(
 def test_a_smaller_window_of_the_peer_may_leave_streams_in_debt(
     engine: Http2Engine, record: Record
 ) -> None:
-    """It has to be paid before anything more is sent."""
     engine.receive(HEADERS)
     engine.send_data(record.streams[1], bytes(16_384))
     engine.receive(frame(FrameType.SETTINGS, 0, 0, b"\0\x04" + NUMBER.pack(1000)))
@@ -363,7 +348,6 @@ def test_a_smaller_window_of_the_peer_may_leave_streams_in_debt(
 def test_long_header_blocks_go_out_in_frames_that_every_peer_takes(
     engine: Http2Engine, record: Record
 ) -> None:
-    """One HEADERS and as many CONTINUATION as it needs; only the last ends the block."""
     engine.receive(HEADERS)
     sent_by(engine)
     engine.send_headers(record.streams[1], bytes(40_000), end_stream=True)
@@ -378,7 +362,6 @@ def test_long_header_blocks_go_out_in_frames_that_every_peer_takes(
 @examples(120)
 @given(st.data())
 def test_the_library_understands_the_same(data: st.DataObject) -> None:
-    """Any conversation of a correct client, cut anywhere, understood by both."""
     client = H2Connection(H2Configuration(client_side=True, header_encoding=None))
     client.initiate_connection()
     open_streams: list[int] = []

@@ -19,7 +19,6 @@ FIELDS = st.lists(st.tuples(NAMES, VALUES, st.booleans()), max_size=5)
 def test_a_memory_of_blocks_never_changes_their_meaning(
     blocks: list[tuple[list[tuple[bytes, bytes, bool]], bool, int | None]],
 ) -> None:
-    """Repeats, insertions, resized tables and secrets in any order: both read the same."""
     encoder, twin = Encoder(), Decoder()
     remembering = HeaderBlocks(Decoder())
     for fields, huffman, size in blocks:
@@ -56,12 +55,10 @@ def test_a_memory_of_blocks_never_changes_their_meaning(
     ],
 )
 def test_a_change_of_the_table_is_found_after_any_field(block: bytes, changes: bool) -> None:
-    """Long numbers and long texts are walked over, not into."""
     assert changes_table(block) is changes
 
 
 def test_a_block_that_is_none_is_an_error_and_not_remembered() -> None:
-    """The decoder's own error goes through."""
     blocks = HeaderBlocks(Decoder())
     for _ in range(2):
         with pytest.raises(HPACKError):
@@ -72,7 +69,6 @@ def test_a_block_that_is_none_is_an_error_and_not_remembered() -> None:
 def test_a_block_without_a_table_is_read_by_every_decoder(
     fields: list[tuple[bytes, bytes]],
 ) -> None:
-    """Any bytes of any length, the one field of the static table among them."""
     fields = [(b":status", b"200"), *fields]
     block = encode_fields(fields)
     assert not changes_table(block)

@@ -25,13 +25,11 @@ BROKEN = TlsMaterial(b"no key", b"no certificate")
 
 @pytest.fixture(scope="module")
 def certificate() -> TlsMaterial:
-    """A self-signed certificate for this machine."""
     return self_signed()
 
 
 @asynccontextmanager
 async def serving(director: Any, tls: TlsOptions) -> AsyncIterator[tuple[GrpcServer, int]]:
-    """A running server with TLS and its port."""
     server = build_server(director, options=ServerOptions(host="127.0.0.1", port=0, tls=tls))
     port = await server.start()
     try:
@@ -41,7 +39,6 @@ async def serving(director: Any, tls: TlsOptions) -> AsyncIterator[tuple[GrpcSer
 
 
 async def answered(port: int, trusted: TlsMaterial) -> bool:
-    """True if a client that trusts that certificate alone is served a request."""
     credentials = grpc.ssl_channel_credentials(trusted.certificate_chain)
     options = [("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.secure_channel(f"localhost:{port}", credentials, options) as channel:
@@ -57,7 +54,6 @@ async def answered(port: int, trusted: TlsMaterial) -> bool:
 
 
 async def handshake(port: int, **limits: ssl.TLSVersion) -> tuple[str | None, bytes]:
-    """Connect without verification; return the ALPN protocol and the certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     for name, version in limits.items():
@@ -71,14 +67,12 @@ async def handshake(port: int, **limits: ssl.TLSVersion) -> tuple[str | None, by
 
 
 def shown_as(material: TlsMaterial) -> bytes:
-    """The certificate as a handshake shows it."""
     return ssl.PEM_cert_to_DER_cert(material.certificate_chain.decode())
 
 
 async def test_a_stream_runs_over_tls_with_http2_negotiated(
     certificate: TlsMaterial, director: Callable[..., Any]
 ) -> None:
-    """A client that trusts the self-signed certificate is served, and ALPN offers `h2`."""
     async with serving(director(), TlsOptions(certificate)) as (_, port):
         assert await answered(port, certificate)
         assert await handshake(port) == ("h2", shown_as(certificate))
@@ -87,7 +81,6 @@ async def test_a_stream_runs_over_tls_with_http2_negotiated(
 async def test_a_new_certificate_is_for_new_connections(
     certificate: TlsMaterial, director: Callable[..., Any]
 ) -> None:
-    """One that cannot be used changes nothing."""
     later = self_signed()
     async with serving(director(), TlsOptions(certificate)) as (server, port):
         server.use_certificate(later)
@@ -102,7 +95,6 @@ async def test_a_new_certificate_is_for_new_connections(
 async def test_an_unusable_certificate_keeps_a_server_from_starting(
     director: Callable[..., Any],
 ) -> None:
-    """It says so, instead of failing every handshake."""
     options = ServerOptions(host="127.0.0.1", port=0, tls=TlsOptions(BROKEN))
     with pytest.raises(OSError, match=r"SSL|PEM"):
         await build_server(director(), options=options).start()
@@ -111,7 +103,6 @@ async def test_an_unusable_certificate_keeps_a_server_from_starting(
 async def test_a_client_older_than_the_least_version_is_turned_away(
     certificate: TlsMaterial, director: Callable[..., Any]
 ) -> None:
-    """TLS 1.2 is served by default, and not when 1.3 is asked for."""
     old = {"maximum_version": ssl.TLSVersion.TLSv1_2}
     async with serving(director(), TlsOptions(certificate)) as (_, port):
         assert (await handshake(port, **old))[0] == "h2"
@@ -125,7 +116,6 @@ async def test_a_client_older_than_the_least_version_is_turned_away(
 
 
 def test_versions_and_suites_are_named_as_in_the_reference() -> None:
-    """Names of what HTTP/2 or this picker does not offer are refused with what there is."""
     assert min_version("VersionTLS12") is ssl.TLSVersion.TLSv1_2
     with pytest.raises(ConfigError, match="VersionTLS12, VersionTLS13"):
         min_version("VersionTLS10")
@@ -137,7 +127,6 @@ def test_versions_and_suites_are_named_as_in_the_reference() -> None:
 
 
 def test_the_suites_asked_for_are_the_only_ones_of_their_version(certificate: TlsMaterial) -> None:
-    """The suites of TLS 1.3 are not configurable."""
     suite = "ECDHE-ECDSA-AES128-GCM-SHA256"
     context = server_context(TlsOptions(certificate, cipher_suites=(suite,)))
     offered = [c["name"] for c in context.get_ciphers() if c["protocol"] == "TLSv1.2"]
@@ -145,7 +134,6 @@ def test_the_suites_asked_for_are_the_only_ones_of_their_version(certificate: Tl
 
 
 def test_no_two_pickers_share_a_made_up_certificate() -> None:
-    """Each has a key of its own."""
     assert self_signed().private_key != self_signed().private_key
 
 
@@ -153,7 +141,7 @@ def test_no_two_pickers_share_a_made_up_certificate() -> None:
 
 
 def write(folder: Path, material: TlsMaterial) -> None:
-    """Replace the pair as Kubernetes does: a new folder, and a link that turns to it at once."""
+    """Replace the pair as Kubernetes does: write a new folder and turn a link to it at once."""
     fresh = folder / f"..{len(list(folder.iterdir()))}"
     fresh.mkdir()
     (fresh / "tls.key").write_bytes(material.private_key)
@@ -168,7 +156,6 @@ def write(folder: Path, material: TlsMaterial) -> None:
 
 @asynccontextmanager
 async def watched(folder: Path) -> AsyncIterator[asyncio.Queue[TlsMaterial]]:
-    """The pairs that a watch of `folder` hands out."""
     certificates, applied = CertificateFolder(folder), asyncio.Queue[TlsMaterial]()
     certificates.load()
     task = asyncio.create_task(certificates.watch(applied.put_nowait))
@@ -180,7 +167,6 @@ async def watched(folder: Path) -> AsyncIterator[asyncio.Queue[TlsMaterial]]:
 
 
 async def test_a_pair_that_is_replaced_is_applied(certificate: TlsMaterial, tmp_path: Path) -> None:
-    """Without a restart, and each new pair once."""
     write(tmp_path, certificate)
     later = self_signed()
     async with watched(tmp_path) as applied, asyncio.timeout(120):
@@ -192,7 +178,6 @@ async def test_a_pair_that_is_replaced_is_applied(certificate: TlsMaterial, tmp_
 async def test_a_broken_pair_is_logged_and_the_old_one_stays_in_use(
     certificate: TlsMaterial, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The next good one is applied."""
     write(tmp_path, certificate)
     later = self_signed()
     async with watched(tmp_path) as applied, asyncio.timeout(120):
@@ -210,7 +195,6 @@ async def test_a_broken_pair_is_logged_and_the_old_one_stays_in_use(
 def test_a_folder_without_a_pair_is_an_error_that_names_the_file(
     certificate: TlsMaterial, tmp_path: Path, missing: str
 ) -> None:
-    """At start there is no pair of before to keep."""
     write(tmp_path, certificate)
     (tmp_path / missing).unlink()
     with pytest.raises(ConfigError, match=missing):

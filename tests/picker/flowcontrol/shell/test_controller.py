@@ -22,7 +22,6 @@ pytestmark = pytest.mark.looptime
 
 
 def is_refused(refusal: RefusedError | None, status: int, reason: str, begins: str) -> bool:
-    """Test the status, reason and beginning of a refusal, and that it has a Retry-After."""
     if refusal is None or refusal.drop_reason is None:
         return False
     found = (refusal.status, refusal.drop_reason.value)
@@ -31,7 +30,6 @@ def is_refused(refusal: RefusedError | None, status: int, reason: str, begins: s
 
 
 async def test_no_request_waits_while_there_is_room() -> None:
-    """`admit` returns without yielding to the loop."""
     scene = Scene(Pool(2))
     assert scene.gate.is_open
     asking = scene.gate.admit(inference_request(), None)
@@ -42,7 +40,6 @@ async def test_no_request_waits_while_there_is_room() -> None:
 
 
 async def test_a_reserved_slot_counts_as_taken() -> None:
-    """A second request waits although the first has not left for its endpoint."""
     scene = Scene()
     first = await scene.arrive(leaves=False)
     assert not scene.gate.is_open
@@ -57,7 +54,6 @@ async def test_a_reserved_slot_counts_as_taken() -> None:
 
 
 async def test_one_free_slot_admits_one_waiting_request() -> None:
-    """Even if it has not left for its endpoint."""
     scene = Scene(Pool(3))
     running = [await scene.arrive() for _ in range(3)]
     waiting = [await scene.arrive(leaves=False) for _ in range(10)]
@@ -66,7 +62,6 @@ async def test_one_free_slot_admits_one_waiting_request() -> None:
 
 
 async def test_all_free_slots_are_filled_at_once() -> None:
-    """In bounded passes, so that other tasks run between them, but not one per tick."""
     scene = Scene(Pool(0))
     waiting = [await scene.arrive(leaves=False) for _ in range(1000)]
     before = scene.loop.time()
@@ -92,7 +87,6 @@ async def test_a_request_cancelled_on_admission_returns_its_ticket() -> None:
 
 
 async def test_a_cancelled_request_leaves_the_queue_at_once() -> None:
-    """Its room is free, and the outcome is counted."""
     scene = Scene(max_requests=1)
     await scene.arrive()
     quitter = await scene.arrive()
@@ -118,7 +112,6 @@ async def test_a_higher_priority_goes_first() -> None:
 
 
 async def test_a_priority_at_its_ceiling_blocks_lower_ones_while_it_waits() -> None:
-    """Even if the ceilings of lower priorities are higher."""
     scene = Scene(Pool(4), usage_limits=Ceilings({5: 0.5}))
     scene.gate.set_priorities([5])
     running = [await scene.arrive() for _ in range(2)]
@@ -146,7 +139,6 @@ async def test_a_cancelled_request_unblocks_lower_priorities() -> None:
 
 
 async def test_a_request_does_not_wait_after_an_open_gate() -> None:
-    """Even if its priority has no band yet and its ceiling would block it."""
     scene = Scene(usage_limits=Ceilings({-9: 0.0}))
     assert scene.gate.is_open
     with pytest.raises(StopIteration):
@@ -156,7 +148,6 @@ async def test_a_request_does_not_wait_after_an_open_gate() -> None:
 
 
 async def test_an_unknown_priority_waits_in_the_nearest_lower_band() -> None:
-    """No request is promoted; a priority below all bands gets a new one."""
     scene = Scene(bands={10: band(), -1: band()}, default_negative_band=band(max_requests=1))
     await scene.arrive()
     for priority in (12, 10, 9, 0, -1, -7):
@@ -169,7 +160,6 @@ async def test_an_unknown_priority_waits_in_the_nearest_lower_band() -> None:
 
 
 async def test_a_band_may_have_its_own_time_to_live() -> None:
-    """Shorter, longer or none; that of an empty pool overrides all of them."""
     scene = Scene(
         request_ttl_seconds=3.0,
         no_endpoint_ttl_seconds=1.0,
@@ -192,7 +182,6 @@ async def test_a_band_may_have_its_own_time_to_live() -> None:
 
 
 async def test_a_request_times_out_to_the_millisecond() -> None:
-    """With 429 and a reason."""
     scene = Scene(request_ttl_seconds=3.25)
     await scene.arrive()
     began = scene.loop.time()
@@ -217,7 +206,6 @@ async def test_requests_without_a_time_to_live_never_time_out() -> None:
 
 
 async def test_an_empty_pool_holds_requests_until_it_has_endpoints() -> None:
-    """Or until the time to live of an empty pool expires: 503."""
     scene = Scene(Pool(0), request_ttl_seconds=10, no_endpoint_ttl_seconds=30)
     client = await scene.arrive()
     await asyncio.sleep(29)
@@ -232,7 +220,6 @@ async def test_an_empty_pool_holds_requests_until_it_has_endpoints() -> None:
 
 
 async def test_the_time_to_live_restarts_when_the_pool_becomes_empty_or_not() -> None:
-    """A request that waited for endpoints may then wait for a slot."""
     scene = Scene(request_ttl_seconds=10, no_endpoint_ttl_seconds=30)
     await scene.arrive()
     client = await scene.arrive()
@@ -261,7 +248,6 @@ async def test_shutdown_refuses_waiting_and_new_requests() -> None:
 
 
 async def test_policies_are_called_alike_for_waiting_and_passing_requests() -> None:
-    """`completed` passes the usage of the response."""
     fairness = GlobalStrict()
     scene = Scene(default_band=band(fairness=fairness))
     passing = await scene.arrive(fairness_id="a")
@@ -315,11 +301,7 @@ async def test_ceilings_are_read_once_per_decision() -> None:
 
 
 async def test_saturation_that_depends_on_time_is_rechecked() -> None:
-    """Without any other event."""
-
     class Fading(Slots):
-        """Full for five seconds."""
-
         def saturation(self, candidates, attributes, now_seconds):  # type: ignore[no-untyped-def]
             return 1.0 if now_seconds < 5 else 0.0
 
@@ -346,7 +328,6 @@ async def test_retry_after_estimates_when_the_queue_ahead_is_served() -> None:
 
 
 async def test_a_ticket_closes_once() -> None:
-    """Repeated and late calls change nothing."""
     scene = Scene()
     client = await scene.arrive()
     client.ticket.left("again")
