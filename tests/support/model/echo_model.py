@@ -42,13 +42,14 @@ ANSWER = f"<think>\nTwo cities.\n</think>\n\nI look.\n{CALLS[0]}\n{CALLS[1]}"
 
 
 def call_text(name: str, arguments: dict[str, Any]) -> str:
-    """A call as `TALK` writes it."""
+    """Model files for a simulated worker that echoes its last message; tokens are bytes and marks.
+    With `TALK` the prompt has the conversation, so that the prefix cache finds earlier turns.
+    """
     call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
     return f"<tool_call>{call}</tool_call>"
 
 
 def write_echo_model(folder: Path, template: str = TEMPLATE) -> tuple[str, ...]:
-    """Write the files into a folder; the flags of a worker that serves it as `echo`."""
     # In the order of bytes, as the simulator knows a line break by its byte.
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet(), key=_byte)
     tokenizer = Tokenizer(models.BPE({letter: n for n, letter in enumerate(alphabet)}, []))
@@ -74,8 +75,8 @@ def write_echo_model(folder: Path, template: str = TEMPLATE) -> tuple[str, ...]:
 
 
 def _byte(letter: str) -> int:
-    """The byte that a letter stands for in byte-level vocabularies: those that are printable stand
-    for themselves, the others follow them from 256 on.
+    """In byte-level vocabularies printable bytes stand for themselves, the others follow from 256
+    on.
     """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     if ord(letter) < 256:

@@ -20,9 +20,7 @@ def write_adapter(
     targets: Sequence[str] = ALL,
     **settings: Any,
 ) -> Path:
-    """An adapter in a new folder for the weights of a model, whose shapes are given by name; with
-    changes to its `settings`. Strong enough to change tokens.
-    """
+    """Write an adapter that is strong enough to change tokens."""
     noise = torch.Generator().manual_seed(seed)
     tensors: dict[str, Tensor] = {}
     for name, shape in sorted(base.items()):
@@ -50,7 +48,6 @@ def write_adapter(
 
 
 def merge(checkpoint: Path, adapter: Path, folder: Path) -> Path:
-    """A checkpoint with W + scale · B · A in place of W, in a new folder."""
     config = json.loads((adapter / "adapter_config.json").read_text())
     rank = config["r"]
     scale = config["lora_alpha"] / (rank**0.5 if config["use_rslora"] else rank)
@@ -68,7 +65,6 @@ def merge(checkpoint: Path, adapter: Path, folder: Path) -> Path:
 
 
 def weight_shapes(checkpoint: Path) -> dict[str, Sequence[int]]:
-    """The shapes of a checkpoint's weights by name."""
     return {
         name: tuple(tensor.shape)
         for name, tensor in load_file(checkpoint / "model.safetensors").items()

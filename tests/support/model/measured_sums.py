@@ -1,7 +1,4 @@
-"""Shapes whose sums are equal, bit for bit, whatever is computed beside them: a property of some
-CPUs' instructions that was measured, not a promise of any library. Elsewhere only rounding may
-differ.
-"""
+"""Shapes whose sums were measured to be equal, bit for bit, beside any other rows on some CPUs."""
 
 import torch
 
@@ -12,16 +9,13 @@ _ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 1e-2}  # of the largest value
 
 
 def is_measured(dtype: torch.dtype = torch.float32) -> bool:
-    """AVX512_BF16, and nothing keeps torch or oneDNN from using it. AMX sums bfloat16 in another
-    order for another number of rows.
-    """
+    """AMX sums bfloat16 in another order for another number of rows."""
     if not _HAS_AVX512 or fast_dtype(torch.device("cpu")) is not torch.bfloat16:
         return False
     return dtype is torch.float32 or not torch.cpu._is_amx_tile_supported()
 
 
 def assert_alike(actual: torch.Tensor, expected: torch.Tensor) -> None:
-    """Equal to the bit where that was measured, else up to rounding."""
     allowed = 0.0
     if not is_measured(expected.dtype):
         allowed = _ROUNDING[expected.dtype] * float(expected.abs().max())

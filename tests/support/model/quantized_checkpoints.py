@@ -28,7 +28,7 @@ def fp8(
     block: tuple[int, int] = (48, 32),
     static: bool = False,
 ) -> tuple[Parts, Tensor]:
-    """One scale for the tensor, for a row ("channel") or for a block; a static scale of inputs."""
+    """Quantise with one scale for the tensor, for a row ("channel") or for a block."""
     out, inputs = weight.shape
     high, wide = {"tensor": (out, inputs), "channel": (1, inputs), "block": block}[strategy]
     scales = torch.empty(-(-out // high), -(-inputs // wide))
@@ -50,7 +50,7 @@ def fp8(
 def codes_of(
     weight: Tensor, bits: int, groups: np.ndarray[Any, Any], symmetric: bool
 ) -> tuple[np.ndarray[Any, Any], ...]:
-    """Codes [out, in], and scales (float16) and zeros [out, groups], rounded to nearest."""
+    """Return codes [out, in], and scales (float16) and zeros [out, groups]."""
     values, top = weight.numpy(), 2**bits - 1
     count = int(groups.max()) + 1
     scales = np.empty((len(values), count), np.float16)
@@ -81,7 +81,7 @@ def decoded(
 
 
 def words(codes: np.ndarray[Any, Any], bits: int, places: list[int] | None = None) -> Tensor:
-    """Codes [n, m] in int32 words along m; in place k of a word, code `places[k]` of its own."""
+    """Pack codes [n, m] into int32 words along m; place k of a word has code `places[k]`."""
     each = 32 // bits
     places = places or list(range(each))
     packed = np.zeros((len(codes), codes.shape[1] // each), np.uint32)
@@ -91,7 +91,7 @@ def words(codes: np.ndarray[Any, Any], bits: int, places: list[int] | None = Non
 
 
 def awq(weight: Tensor, group_size: int) -> tuple[Parts, Tensor]:
-    """Transposed, with words along the outputs, whose codes are interleaved."""
+    """AWQ is transposed, with words along the outputs, whose codes are interleaved."""
     groups = np.arange(weight.shape[1]) // group_size
     codes, scales, zeros = codes_of(weight, 4, groups, symmetric=False)
     interleaved = [0, 2, 4, 6, 1, 3, 5, 7]
@@ -111,9 +111,7 @@ def gptq(
     act_order: bool = False,
     version: int = 1,
 ) -> tuple[Parts, Tensor]:
-    """Transposed, with words along the inputs; zeros along the outputs. The order of inputs is the
-    same for all weights of as many inputs.
-    """
+    """GPTQ is transposed, with words along the inputs and zeros along the outputs."""
     out, inputs = weight.shape
     size = inputs if group_size == -1 else group_size
     groups = np.arange(inputs) // size
@@ -133,7 +131,6 @@ def gptq(
 
 
 def compressed(strategy: str, **weights: object) -> dict[str, Any]:
-    """A configuration of compressed-tensors."""
     scheme = {"num_bits": 8, "type": "float", "strategy": strategy, "symmetric": True, **weights}
     return {
         "quant_method": "compressed-tensors",
@@ -146,8 +143,6 @@ def compressed(strategy: str, **weights: object) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Format:
-    """A `quantization_config` and what writes a weight."""
-
     config: dict[str, Any]
     write: Writer
 
@@ -192,9 +187,8 @@ FORMATS = {
 
 
 def quantize(path: Path, name: str, unchanged: str = "") -> Path:
-    """Quantise the projections of a checkpoint in place, except names with `unchanged`.
-
-    Returns the path of a second checkpoint, which has the weights that the first one stands for.
+    """Quantise the projections of a checkpoint in place, except names with `unchanged`; return the
+    path of a second checkpoint, which has the weights that the first one stands for.
     """
     chosen = FORMATS[name]
     tensors, settings = load_file(path / "model.safetensors"), path / "config.json"

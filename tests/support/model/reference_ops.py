@@ -1,8 +1,4 @@
-"""Slow, plain torch twins of the ops: what each is compared with by the tests.
-
-They trade everything for being obviously right: loops over sequences and tokens, float64 sums, full
-sorts. Nothing in the serving path imports them.
-"""
+"""Slow, obviously right torch twins of the ops, which the tests compare with."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,14 +11,13 @@ from worker.types import SampleSpec, SamplingParams, TokenLogprobs
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x [T, H] / sqrt(mean(x²) + eps) · weight [H], in float64."""
     wide = x.double()
     scale = (wide.square().mean(dim=-1, keepdim=True) + eps).rsqrt()
     return (wide * scale * weight.double()).to(x.dtype)
 
 
 def rope(x: Tensor, positions: Tensor, inverse_frequencies: Tensor) -> Tensor:
-    """x [T, heads, head_dim], each pair (i, i + head_dim/2) turned by position · frequency i."""
+    """Turn each pair (i, i + head_dim/2) of x [T, heads, head_dim] by position · frequency i."""
     angles = positions.double()[:, None, None] * inverse_frequencies.double()
     first, second = x.double().chunk(2, dim=-1)
     cos, sin = angles.cos(), angles.sin()
@@ -37,12 +32,7 @@ def paged_attention(
     positions: Sequence[Sequence[int]],
     window: int | None = None,
 ) -> Tensor:
-    """queries [T, heads, head_dim], the tokens of each sequence in turn → [T, heads · head_dim].
-
-    cache [num_blocks, 2, kv_heads, block_size, head_dim]; `positions[i]` are those of sequence i's
-    queries, and each sees the keys at positions 0 to its own, found through `block_tables[i]`, or
-    the last `window` of these.
-    """
+    """Attend with queries [T, heads, head_dim], the tokens of each sequence in turn."""
     num_tokens, heads, head_dim = queries.shape
     kv_heads, block_size = cache.shape[2:4]
     outputs: list[Tensor] = []
@@ -63,7 +53,6 @@ def paged_attention(
 
 
 def adjust(logits: Tensor, spec: SampleSpec) -> list[float]:
-    """Apply masks, bias and penalties to logits [V], token by token."""
     params, output = spec.params, list(spec.history[spec.num_prompt :])
     completing = {
         word[-1] for word in params.bad_words if [*output, word[-1]][-len(word) :] == list(word)
@@ -92,7 +81,6 @@ def _is_set(mask: bytes, token: int) -> bool:
 
 
 def truncate(scores: Tensor, params: SamplingParams) -> list[int]:
-    """The ids of scores [V] inside min-p, then top-k, then top-p, by full sorts and loops."""
     weights = scores.double().softmax(dim=-1).tolist()
     order = sorted(range(len(weights)), key=lambda token: -weights[token])
     order = [token for token in order if weights[token] > 0]
@@ -112,7 +100,6 @@ def truncate(scores: Tensor, params: SamplingParams) -> list[int]:
 
 
 def probabilities(logits: Tensor, spec: SampleSpec) -> list[float]:
-    """The distribution [V] that `spec` asks to draw from, temperature above 0."""
     adjusted = torch.tensor(adjust(logits, spec), dtype=torch.float64)
     scores = adjusted / spec.params.temperature
     remaining = truncate(scores, spec.params)
@@ -125,7 +112,6 @@ def probabilities(logits: Tensor, spec: SampleSpec) -> list[float]:
 def token_logprobs(
     logits: Tensor, token_id: int, num_top: int, fixed_ids: Sequence[int] = ()
 ) -> TokenLogprobs:
-    """Log probabilities from logits [V], by one float64 log-softmax and one sort."""
     wide = logits.double().log_softmax(dim=-1).tolist()
     values = logits.tolist()
     order = sorted(range(len(wide)), key=lambda token: (-values[token], token))
@@ -141,7 +127,7 @@ def thresholds(
     *,
     block: bool,
 ) -> list[float]:
-    """The bound for the uniform number of each draft, from distributions p and q."""
+    """Return the bound for the uniform number of each draft."""
     found: list[float] = []
     weight = 1.0
     for index, draft in enumerate(drafts):
@@ -160,12 +146,7 @@ def thresholds(
 def coupled_run(
     drafts: Sequence[int], draw: Callable[[int], int | Undrawable]
 ) -> tuple[list[int], Undrawable | None]:
-    """The tokens that stand after the last known one, from `draw(i)`: what plain sampling draws
-    after i drafts. Only rows that plain sampling would have come to are drawn from.
-
-    The second result is why the run ended early, at a row from which nothing can be drawn: plain
-    sampling would have come to it after the tokens returned.
-    """
+    """Draw as plain sampling would, from the rows it would come to; also return why the run ended."""
     tokens: list[int] = []
     for index in range(len(drafts) + 1):
         token = draw(index)

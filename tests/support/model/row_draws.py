@@ -1,7 +1,4 @@
-"""Draws row by row, as serving did before it drew for whole batches: the twin of `ops.sample`.
-
-Nothing of the serving path is used but its plain values, so that a mistake there cannot hide here.
-"""
+"""Draws row by row from plain values only, so that a mistake in batches cannot hide here."""
 
 import math
 from collections.abc import Sequence
@@ -21,16 +18,13 @@ _BELOW_ONE = 1.0 - 2.0**-24
 
 
 def choose(logits: Tensor, spec: SampleSpec) -> int | Undrawable:
-    """The token that `spec` draws from logits [V] float32."""
     if not math.isfinite(_largest(logits[None])[0][0]):
         return Undrawable(NOT_NUMBERS)
     return _choose(logits, spec)
 
 
 def _largest(logits: Tensor) -> tuple[list[float], list[int]]:
-    """The largest value of each row of logits [R, V] and the lowest id that has it; nan and any id
-    for a row with a nan in it.
-    """
+    """A row with a nan has nan and any id."""
     num_rows, vocab_size = logits.shape
     size = next((size for size in _PART_SIZES if vocab_size % size == 0), None)
     if size is None or not logits.is_contiguous():
@@ -44,7 +38,6 @@ def _largest(logits: Tensor) -> tuple[list[float], list[int]]:
 
 
 def _choose(logits: Tensor, spec: SampleSpec) -> int | Undrawable:
-    """A token id from logits [V] that hold numbers."""
     params = spec.params
     row = _adjust(logits, spec)
     if params.temperature > 0:
@@ -61,14 +54,12 @@ def _choose(logits: Tensor, spec: SampleSpec) -> int | Undrawable:
 
 
 def _fault(peak: float) -> Undrawable | None:
-    """The error of a row whose largest score is `peak`."""
     if peak == -math.inf:
         return Undrawable(ALL_MASKED)
     return None if math.isfinite(peak) else Undrawable(NOT_NUMBERS)
 
 
 def _adjust(logits: Tensor, spec: SampleSpec) -> Tensor:
-    """logits [V] float32 as `spec` wants them, a new tensor. Twin: `reference_ops.adjust`."""
     params = spec.params
     logits = logits.clone()
     if params.allowed_token_ids is not None:
@@ -93,9 +84,7 @@ def _keep_only(logits: Tensor, token_ids: Sequence[int]) -> None:
 
 
 def _completing(bad_words: Sequence[tuple[int, ...]], output: Sequence[int]) -> list[int]:
-    """The tokens that would complete a banned sequence. As in vLLM, the beginning of a sequence is
-    looked for among the generated tokens only, never in the prompt.
-    """
+    """In vLLM too, a banned sequence begins among the generated tokens only, never in the prompt."""
     return [
         word[-1]
         for word in bad_words
@@ -113,9 +102,7 @@ def _penalizes(params: SamplingParams) -> bool:
 def _penalize(
     logits: Tensor, params: SamplingParams, history: Sequence[int], output: Sequence[int]
 ) -> None:
-    """Repetition (Keskar et al., arXiv:1909.05858) over prompt and output, then frequency and
-    presence (as OpenAI defines them) over the output.
-    """
+    """Repetition is that of Keskar et al., arXiv:1909.05858; frequency and presence are OpenAI's."""
     if params.repetition_penalty != 1.0 and history:
         seen = _ints(np.unique(np.asarray(history, np.int64)), logits)
         values = logits[seen]
@@ -130,23 +117,17 @@ def _penalize(
 
 
 def _ints(values: npt.ArrayLike, beside: Tensor) -> Tensor:
-    """Token ids as an index on the device of `beside`."""
     return torch.from_numpy(np.asarray(values, np.int64)).to(beside.device)
 
 
 def _truncates(params: SamplingParams) -> bool:
-    """True if `surviving` would leave anything out."""
     return params.min_p > 0 or params.top_k > 0 or params.top_p < 1
 
 
 def _surviving(scores: Tensor, params: SamplingParams) -> Tensor:
-    """Ids [n] int64 of the scores [V] float32 that min-p, then top-k, then top-p keep, in no
-    particular order.
-
-    min-p keeps what is at least `min_p` times as likely as the likeliest. top-k keeps all that are
-    not below the k-th largest. top-p keeps a token while the tokens before it, in descending order
-    and as shares of what is left by then, sum to less than `top_p` (so the largest always stays),
-    and all that equal the last of these. Twin: `reference_ops.truncate`.
+    """min-p keeps what is at least `min_p` times as likely as the likeliest. top-k keeps all that
+    are not below the k-th largest. top-p keeps a token while the larger ones, as shares of what is
+    left by then, sum to less than `top_p`, and all that equal the last of these.
     """
     vocab_size = len(scores)
     count = min(max(_HEAD, params.top_k + 1), vocab_size)
@@ -162,9 +143,7 @@ def _surviving(scores: Tensor, params: SamplingParams) -> Tensor:
 
 
 def _floor(scores: Tensor, head: Tensor, params: SamplingParams, *, whole: bool) -> float | None:
-    """The least remaining score, by the largest scores in descending order; None when they are
-    too few to decide. `whole` says that no other score is above -inf.
-    """
+    """Return None when the largest scores are too few; `whole`: no other score is above -inf."""
     floor = -math.inf
     if params.min_p > 0:
         floor = float(np.float32(float(head[0]) + math.log(params.min_p)))
@@ -186,7 +165,6 @@ def _floor(scores: Tensor, head: Tensor, params: SamplingParams, *, whole: bool)
 
 
 def _mass(scores: Tensor) -> Tensor:
-    """Σ exp(score - the largest score) of scores [V], in float64."""
     return (-scores.log_softmax(dim=-1).amax().double()).exp()
 
 

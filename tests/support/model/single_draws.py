@@ -19,12 +19,7 @@ def verify(
     position: int,
     method: str = STANDARD,
 ) -> DraftVerdict:
-    """Judge `drafts` [k] of one sequence, which would stand at `position`, `position` + 1, …
-
-    scores [k + 1, V] float32: row i is what the target says about position `position` + i, given
-    the drafts before it, as `sample.scores` prepares it for a draw (its softmax is p; -inf excludes
-    a token). proposals [k, V] float32 are the drafter's q; None: a drafter that is always certain.
-    """
+    """scores [k + 1, V] and proposals [k, V] are float32; without proposals the drafter is certain."""
     rows = torch.tensor(drafts, dtype=torch.int64, device=scores.device)
     if proposals is None:
         proposals = certain(rows, scores.shape[-1])
@@ -39,12 +34,7 @@ def sample(
     rows: Sequence[int] | None = None,
     sampler: Sampler = TORCH_SAMPLER,
 ) -> list[Draw | Undrawable]:
-    """One outcome for each spec, from logits [R, V] float32, which stay as they are.
-
-    `rows[i]` is the row that `specs[i]` draws from (by default, row i); several may draw from one.
-    Temperature 0 is greedy; of equal scores the lowest id wins. Log probabilities, where asked for,
-    are of the raw logits.
-    """
+    """`rows[i]` is the row that `specs[i]` draws from, by default row i."""
     rows = range(len(specs)) if rows is None else rows
     tokens = sampler.launch(logits, rows, specs).collect()
     chosen = [

@@ -19,7 +19,7 @@ FUSED = {
 
 
 def save_checkpoint(path: Path, config: dict[str, Any], scale: float = 0.3) -> None:
-    """A model of such a `config.json`, its weights `scale` from zero, and norms as far from one."""
+    """Weights are `scale` from zero, and norms as far from one."""
     (path / "config.json").write_text(json.dumps(config))
     shape = from_hf("config.json", config)
     noise = torch.Generator().manual_seed(8)

@@ -35,7 +35,7 @@ TINY = ModelConfig(
 
 
 def tiny_llama(seed: int = 0, config: ModelConfig = TINY, device: torch.device = CPU) -> LlamaModel:
-    """Random weights in float32, far enough from zero for tokens to differ."""
+    """Weights are far enough from zero for tokens to differ."""
     noise = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int, scale: float = 0.15) -> Tensor:
@@ -70,19 +70,16 @@ def tiny_llama(seed: int = 0, config: ModelConfig = TINY, device: torch.device =
 
 
 def empty_cache(config: ModelConfig) -> Tensor:
-    """A paged cache for a model."""
     shape = (config.num_layers, NUM_BLOCKS, 2, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
     return torch.zeros(shape)
 
 
 def step_of(token_ids: Sequence[int], start: int, table: Sequence[int]) -> StepTensors:
-    """One sequence's tokens from position `start` on, as a step."""
     sequence = ScheduledSequence(1, list(token_ids), start, list(table))
     return StepBatch([sequence], DeviceState(BLOCK_SIZE, torch.device("cpu"))).tensors
 
 
 def states_of(model: LlamaModel, token_ids: Sequence[int]) -> Tensor:
-    """The hidden states [T, H] of a text, run through the paged engine's forward."""
     table = range(-(-len(token_ids) // BLOCK_SIZE))
     step = step_of(token_ids, 0, table)
     with torch.inference_mode():

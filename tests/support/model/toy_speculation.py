@@ -1,10 +1,6 @@
 """Speculative decoding of a toy language, 200,000 requests at a time, with production's own parts.
-
-Five tokens; what follows depends on every token before. Rows of scores and proposals are made by
-the production functions, once for each context, and so are the decisions about drafts; the random
-numbers are the production ones, request by request, from a Philox that runs on arrays. What is left
-to this module is to gather rows. `Toy.replay` takes single requests through `answer` itself, to
-show that this makes no difference.
+Production decides once for each context; this module only gathers rows for each request.
+`Toy.replay` takes single requests through `answer`, to show that this makes no difference.
 """
 
 import itertools
@@ -40,7 +36,6 @@ Words = npt.NDArray[np.uint64]
 
 
 def _multiply(a: np.uint64, b: Words) -> tuple[Words, Words]:
-    """The upper and lower 64 bits of products."""
     half = np.uint64(32)
     a_low, a_high, b_low, b_high = a & _MASK32, a >> half, b & _MASK32, b >> half
     low, middle = a_low * b_low, a_high * b_low
@@ -49,7 +44,7 @@ def _multiply(a: np.uint64, b: Words) -> tuple[Words, Words]:
 
 
 def philox(seeds: Words, position: int, purpose: int, offset: int) -> Words:
-    """The first four words [N, 4] of each request's stream, as NumPy's generator gives them."""
+    """Return the first words [N, 4] of each request's stream, as NumPy's generator gives them."""
     keys = [seeds.copy(), np.zeros_like(seeds)]
     counter = [np.full_like(seeds, word) for word in (1, offset, position, purpose)]
     with np.errstate(over="ignore"):
@@ -63,8 +58,6 @@ def philox(seeds: Words, position: int, purpose: int, offset: int) -> Words:
 
 
 class Chance:
-    """The random numbers of `size` requests, whose seeds follow each other."""
-
     def __init__(self, size: int) -> None:
         self.seeds = np.arange(_BASE_SEED, _BASE_SEED + size, dtype=np.uint64)
         self.gumbel = cache(self._gumbel)
@@ -82,13 +75,11 @@ class Chance:
 
 
 def raw_logits(context: Sequence[int], salt: int) -> Tensor:
-    """A model's token after `context`: random, but always the same."""
     generator = np.random.default_rng([salt, *context])
     return torch.from_numpy(generator.standard_normal(VOCAB).astype(np.float32)) * 1.3
 
 
 def draft_logits(context: Sequence[int]) -> Tensor:
-    """A draft model that is somewhat like the target, and sometimes sure of something else."""
     return raw_logits(context, 0) * 0.6 + raw_logits(context, 1) * 0.9
 
 
@@ -98,16 +89,14 @@ def child(node: Any, token: Any) -> Any:
 
 
 def contexts(depth: int) -> list[tuple[int, ...]]:
-    """Outputs of up to `depth` tokens, in the order of their numbers."""
     lengths = range(depth + 1)
     return [c for n in lengths for c in itertools.product(range(VOCAB), repeat=n)]
 
 
 @dataclass(frozen=True)
 class Drafting:
-    """The rules of drafts. `method` "coupled", "standard" or "block"; `drafter` "none",
-    "lookup" (some token, always the same after the same context), "greedy", "gumbel" or
-    "probabilistic".
+    """`method` is "coupled", "standard" or "block"; `drafter` is "none", "lookup" (some token,
+    always the same after the same context), "greedy", "gumbel" or "probabilistic".
     """
 
     drafter: str
@@ -125,7 +114,7 @@ def _last(batch: DraftBatch, acceptance: AcceptedPrefixes, noise: Tensor, _draws
 
 @dataclass(frozen=True)
 class Rules:
-    """The decisions about drafts; production's, unless a test wants to see wrong ones caught."""
+    """Production's decisions about drafts; a test replaces one to see wrong decisions caught."""
 
     accept: Accept = accept
     last: Last = _last
@@ -137,14 +126,11 @@ class Rules:
 
 @dataclass
 class Toy:
-    """The language under one request's parameters, and everything known about each context."""
-
     params: SamplingParams
     chance: Chance
     _tables: dict[str, Tensor] = field(default_factory=dict)
 
     def spec(self, output: Sequence[int], seed: int = 0) -> SampleSpec:
-        """The engine's specification of the draw after `output`."""
         start = SampleSpec(
             replace(self.params, seed=seed),
             len(PROMPT),
@@ -155,22 +141,18 @@ class Toy:
         return start.after(output)
 
     def raw(self, output: Sequence[int]) -> Tensor:
-        """The target's logits after `output`."""
         return raw_logits(output, 0)
 
     def table(self, name: str, make: Callable[[tuple[int, ...]], Tensor], depth: int) -> Tensor:
-        """A row for each context, made once."""
         if name not in self._tables:
             self._tables[name] = torch.stack([make(c) for c in contexts(depth)])
         return self._tables[name]
 
     @property
     def scores(self) -> Tensor:
-        """The target's rows, by production's `scores`."""
         return self.table("target", lambda c: scores(self.raw(c), self.spec(c)), NUM_TOKENS + 2)
 
     def exact(self) -> list[float]:
-        """The probability of each continuation, in the order of their numbers."""
         rows = self.scores.double().softmax(-1)
         whole = torch.ones(1, dtype=torch.float64)
         first = 0
@@ -181,7 +163,6 @@ class Toy:
         return whole.tolist()
 
     def _drafts(self, method: str) -> tuple[Tensor, Tensor]:
-        """The draft's scores and q of each context, by production's `choose_drafts`."""
         depth = NUM_TOKENS + 1
         plain = self.table("draft", draft_logits, depth)
         if method == "greedy":
@@ -197,7 +178,6 @@ class Toy:
     def _draft(
         self, how: Drafting, nodes: Tensor, position: int, offset: int, rows: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Drafts [A] after contexts [A] for some requests, and what they were drawn from."""
         if how.drafter == "lookup":
             drafts = (nodes * 7 + nodes // 3) % VOCAB
             return drafts, certain(drafts, VOCAB)
@@ -210,7 +190,6 @@ class Toy:
         return own.argmax(-1), proposals[nodes]
 
     def simulate(self, how: Drafting, rules: Rules | None = None) -> Tensor:
-        """The first tokens of every request's output, [N, NUM_TOKENS]."""
         rules = rules or Rules()
         size = len(self.chance.seeds)
         nodes = torch.zeros(size, dtype=torch.int64)
@@ -244,7 +223,7 @@ class Toy:
     def _run(
         self, how: Drafting, rules: Rules, nodes: Tensor, start: int, rows: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Drafts [A, K], rows of scores [A, K + 1, V] and of q [A, K, V]."""
+        """Drafts are [A, K], scores [A, K + 1, V] and q [A, K, V]."""
         drafts: list[Tensor] = []
         proposals: list[Tensor] = []
         seen = [self.scores[nodes]]
@@ -262,7 +241,6 @@ class Toy:
 
     @staticmethod
     def _judged(rules: Rules, drafts: Tensor, proposals: Tensor) -> Tensor:
-        """The number of judged drafts of each sequence."""
         if not rules.judges_likely:
             return torch.full((len(drafts),), drafts.shape[1])
         sure = proposals.gather(-1, drafts[..., None])[..., 0] > 0.3
@@ -271,7 +249,6 @@ class Toy:
     def _judge(
         self, batch: DraftBatch, method: str, rules: Rules, position: int, rows: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The number of accepted drafts, and the tokens after them."""
         size = batch.drafts.shape[1]
         draws = self.chance.uniforms(position, Purpose.ACCEPT)[rows, :size]
         if rules.reuses_noise:
@@ -288,7 +265,6 @@ class Toy:
         return counts, rules.last(batch, acceptance, noise, draws)
 
     def replay(self, index: int, how: Drafting) -> list[int]:
-        """The first tokens of one request, as `choose_drafts` and `PendingAnswers` give them."""
         seed = int(self.chance.seeds[index])
         params = replace(self.params, seed=seed)
         output: list[int] = []
@@ -355,8 +331,8 @@ class _Rows:
 
 @dataclass(frozen=True)
 class Fit:
-    """The fit of counts to probabilities: the chance of a chi-square statistic at least as large,
-    and the total variation with the bound that honest draws exceed once in a hundred times.
+    """The chance of a chi-square statistic at least as large, and the total variation with the
+    bound that honest draws exceed once in a hundred times.
     """
 
     p_value: float
@@ -365,7 +341,7 @@ class Fit:
 
 
 def fit(output: Tensor, exact: Sequence[float]) -> Fit:
-    """The fit of outputs [N, NUM_TOKENS]. Cells of less than 5 expected draws are taken together.
+    """Cells of less than 5 expected draws are taken together.
 
     The mean of the total variation is at most ½ Σ √(p (1 - p)/N) (Jensen). One draw changes it by
     at most 1/N, so it is more than √(ln 100/2N) above its mean once in a hundred times (McDiarmid).

@@ -26,7 +26,6 @@ def resolved(
 
 
 def test_defaults_come_from_the_model() -> None:
-    """Length, vocabulary, names and end tokens are the checkpoint's."""
     config = resolved()
     assert (config.host, config.port) == ("127.0.0.1", 8000)
     assert config.api.served_model_names == ("tiny",)
@@ -38,7 +37,6 @@ def test_defaults_come_from_the_model() -> None:
 
 
 def test_the_simulator_needs_no_model() -> None:
-    """Without a checkpoint the simulator has a vocabulary of its own."""
     config = resolved("--engine", "sim", checkpoint=None)
     assert config.api.served_model_names == ("sim",)
     assert config.api.vocab_size == sim.VOCAB_SIZE
@@ -48,13 +46,11 @@ def test_the_simulator_needs_no_model() -> None:
 
 
 def test_the_simulator_can_use_a_models_vocabulary() -> None:
-    """With a model the drawn ids are ordinary tokens of it."""
     config = resolved("--engine", "sim").engine.sim
     assert 0 < config.first_word_id < config.first_word_id + config.num_words <= 49152
 
 
 def test_flags_reach_the_engine() -> None:
-    """Each flag sets its field, milliseconds as seconds."""
     config = resolved(
         *("--max-model-len", "512", "--block-size", "32", "--num-gpu-blocks-override", "64"),
         *("--max-num-seqs", "4", "--max-num-batched-tokens", "256", "--no-enable-prefix-caching"),
@@ -103,7 +99,6 @@ def test_the_cache_and_the_scheduler_are_set_by_flags() -> None:
 
 
 def test_the_front_end_is_set_by_flags() -> None:
-    """Limits, switches, failure policy; intervals of 0 are off."""
     config = resolved(
         *("--max-num-queued-tokens", "100", "--max-rss-bytes", "1.5G", "--max-logprobs", "-1"),
         *("--enable-request-id-headers", "--no-enable-prompt-tokens-details"),
@@ -130,7 +125,6 @@ def test_the_front_end_is_set_by_flags() -> None:
 
 
 def test_parsers_of_answers_are_set_by_flags() -> None:
-    """By vLLM's names; the switch that vLLM needs for calls is on."""
     api = resolved("--tool-call-parser", "qwen3_coder", "--reasoning-parser", "deepseek_r1").api
     assert (api.tool_call_parser, api.reasoning_parser) == ("qwen3_coder", "deepseek_r1")
     assert resolved("--enable-auto-tool-choice").api == resolved().api
@@ -140,7 +134,6 @@ def test_parsers_of_answers_are_set_by_flags() -> None:
 
 
 def test_adapters_are_set_as_for_vllm() -> None:
-    """By name and path or in JSON; the environment enables the routes that load them."""
     modules = ["sql=/a/sql", '{"name": "chat", "path": "/a/chat", "base_model_name": "base"}']
     flags = ("--enable-lora", "--max-loras", "3", "--max-lora-rank", "64", "--lora-modules")
     config = resolved(*flags, *modules)
@@ -187,7 +180,6 @@ def test_variables_of_vllm_apply_and_flags_override_them() -> None:
 
 
 def test_kv_events_are_set_as_for_vllm() -> None:
-    """A JSON object with vLLM's names and defaults."""
     given = '{"enable_kv_cache_events": true, "endpoint": "tcp://*:6000", "format": "array"}'
     events = resolved("--kv-events-config", given, environment={"POD_IP": "::1"}).engine.kv_events
     assert (events.enable_kv_cache_events, events.endpoint) == (True, "tcp://*:6000")
@@ -197,7 +189,6 @@ def test_kv_events_are_set_as_for_vllm() -> None:
 
 
 def test_sampling_defaults_come_from_the_model_or_from_flags() -> None:
-    """generation_config.json, unless vLLM's defaults are requested; an override wins over both."""
     model = replace(
         TINY, generation_config={"temperature": 0.6, "top_k": 20, "max_new_tokens": 9, "eos": [1]}
     )
@@ -210,7 +201,7 @@ def test_sampling_defaults_come_from_the_model_or_from_flags() -> None:
 
 
 def test_sampling_defaults_come_from_a_folder_or_the_catalogue(tmp_path: Path) -> None:
-    """A path replaces the model's own file; that file wins over the entry of the catalogue."""
+    """A path replaces the model's own file, which wins over the entry of the catalogue."""
     folder = str(tmp_path)
     (tmp_path / "generation_config.json").write_text('{"temperature": 0.3, "eos_token_id": 1}')
     model = replace(TINY, generation_config={"temperature": 0.6, "top_k": 20})
@@ -241,7 +232,6 @@ def test_a_chat_template_is_a_file_or_the_text_itself(tmp_path: Path) -> None:
 
 
 def test_https_needs_a_certificate_and_its_key(tmp_path: Path) -> None:
-    """A missing half or file is an error at the start."""
     certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
     certificate.touch()
     flags = ("--ssl-certfile", str(certificate), "--ssl-keyfile", str(key))
@@ -269,7 +259,6 @@ def openssl() -> str:
 def test_a_certificate_is_tried_at_the_start(
     tmp_path: Path, openssl: str, password: str | None
 ) -> None:
-    """A key with a password, and a file without CAs, are refused."""
     certificate, key = str(tmp_path / "tls.crt"), str(tmp_path / "tls.key")
     command = [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
     command += ["-days", "1", "-subj", "/CN=worker", "-out", certificate, "-keyout", key]
@@ -324,7 +313,6 @@ def test_a_certificate_is_tried_at_the_start(
     ],
 )
 def test_an_unusable_value_is_an_error(flags: list[str], message: str) -> None:
-    """The error names the flag."""
     with pytest.raises(ConfigError, match=message):
         resolved(*flags)
 
@@ -360,7 +348,6 @@ def test_an_unusable_value_is_an_error(flags: list[str], message: str) -> None:
     ],
 )
 def test_unknown_flags_and_values_are_refused(flags: list[str]) -> None:
-    """A missing flag of vLLM, an abbreviation or a bad value ends with status 2."""
     with pytest.raises(SystemExit) as caught:
         build_parser().parse_args(flags)
     assert caught.value.code == 2
@@ -378,7 +365,6 @@ def test_an_error_names_the_wanted_number(capsys: pytest.CaptureFixture[str]) ->
 def test_the_model_is_found_by_flag_environment_or_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The flag wins over the environment, and that over the cached default."""
     monkeypatch.setenv("HOME", str(tmp_path))
     parse = build_parser().parse_args
     assert find_model(parse(["--model", "x"]), {"POINTSMAN_MODEL": "y"}) == Path("x")
@@ -416,13 +402,11 @@ def test_the_model_is_found_by_flag_environment_or_cache(
     ],
 )
 def test_an_invalid_transfer_is_refused(given: str, flags: tuple[str, ...], message: str) -> None:
-    """The error names the field."""
     with pytest.raises(ConfigError, match=re.escape(message)):
         resolved("--kv-transfer-config", given, *flags)
 
 
 def test_a_proxy_needs_a_connector_that_takes_kv() -> None:
-    """It asks only workers in the given networks."""
     for given in ((), ("--kv-transfer-config", '{"kv_role": "kv_producer"}')):
         with pytest.raises(ConfigError, match=r"--pd-proxy needs .*kv_consumer or kv_both"):
             resolved("--pd-proxy", *given)
@@ -450,7 +434,6 @@ def test_a_proxy_needs_a_connector_that_takes_kv() -> None:
     ],
 )
 def test_impossible_offloading_is_refused(flags: tuple[str, ...], message: str) -> None:
-    """The error names the flag."""
     with pytest.raises(ConfigError, match=re.escape(message)):
         resolved("--kv-offloading-size", "1", *flags)
 
@@ -465,21 +448,18 @@ def test_impossible_offloading_is_refused(flags: tuple[str, ...], message: str) 
     ],
 )
 def test_a_part_of_offloading_alone_is_refused(flags: str, needed: str) -> None:
-    """Also with its default value."""
     given = flags.split()
     with pytest.raises(ConfigError, match=f"{given[0]} needs {needed}: "):
         resolved(*given)
 
 
 def test_offloading_is_off_by_default() -> None:
-    """Disk size and policy have defaults."""
     assert resolved().engine.kv_offloading is None
     config = resolved("--kv-offloading-size", "1.5", "--kv-offloading-path", "/kv")
     assert config.engine.kv_offloading == KvOffloadingConfig(1.5, "/kv", 32.0, "lru")
 
 
 def test_transfers_have_an_engine_id_and_reach_the_api() -> None:
-    """Fields may be among vLLM's extra ones of a connector."""
     given = '{"kv_role": "kv_producer", "kv_connector_extra_config": {"kv_transfer_timeout": 3}}'
     config = resolved("--kv-transfer-config", given)
     transfer = config.engine.kv_transfer

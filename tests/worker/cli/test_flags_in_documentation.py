@@ -14,14 +14,13 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_the_document_agrees_with_the_parser() -> None:
-    """Names, choices, defaults and meanings; `scripts/document_flags.py --write` repairs it."""
+    """`scripts/document_flags.py --write` repairs the document."""
     script = ROOT / "scripts" / "document_flags.py"
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "")
 
 
 def speculation_rows() -> dict[str, tuple[str, str]]:
-    """Defaults and meanings by field, from the table in docs/speculation.md."""
     text = (ROOT / "docs" / "speculation.md").read_text()
     table = text.split("| field | default | meaning |")[1].split("\n\n")[0]
     lines = [line for line in table.splitlines() if line.startswith("| `")]
@@ -34,7 +33,6 @@ def speculation_rows() -> dict[str, tuple[str, str]]:
 
 
 def test_every_field_of_speculation_is_documented_with_its_default() -> None:
-    """Defaults are those of the dataclass, or of the parser where they depend on other fields."""
     rows = speculation_rows()
     fields = {field.name: field for field in dataclasses.fields(SpeculativeConfig)}
     assert set(rows) == {*fields, "draft_tensor_parallel_size"}
@@ -49,7 +47,6 @@ def test_every_field_of_speculation_is_documented_with_its_default() -> None:
 
 
 def test_the_examples_of_speculation_are_valid() -> None:
-    """Every object in a command of the documents; no file is read for it."""
     pages = "".join((ROOT / name).read_text() for name in ("README.md", "docs/speculation.md"))
     given = re.findall(r"(?:--speculative-config|-sc) '(\{.*?\})'", pages)
     parsed = [parse(json.loads(config.replace('\\"', '"'))) for config in given]

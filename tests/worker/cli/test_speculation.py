@@ -23,27 +23,23 @@ TABLE = "num_speculative_tokens_per_batch_size"
 
 
 def resolved(config: object, *flags: str, name: str = "--speculative-config") -> Any:
-    """The whole configuration with this value of the flag, in JSON unless it is text."""
     text = config if isinstance(config, str) else json.dumps(config)
     return resolve(build_parser().parse_args([name, text, *flags]), TINY, {})
 
 
 def test_there_is_no_speculation_without_the_flag() -> None:
-    """A step computes one token, and no series of positions exists."""
     for config in (resolve(build_parser().parse_args([]), TINY, {}), resolved("null")):
         assert (config.engine.speculative, config.api.num_speculative_tokens) == (None, None)
 
 
 @pytest.mark.parametrize("flag", ["--speculative-config", "-sc"])
 def test_a_configuration_reaches_the_engine_and_the_front_end(flag: str) -> None:
-    """With both of vLLM's spellings."""
     config = resolved(NGRAM, name=flag)
     assert config.engine.speculative == SpeculativeConfig("ngram", 8)
     assert config.api.num_speculative_tokens == 8
 
 
 def test_every_field_can_be_given() -> None:
-    """Null counts as absent."""
     values: dict[str, dict[str, Any]] = {
         "ngram": {**NGRAM, "prompt_lookup_min": 2, "prompt_lookup_max": 4},
         "suffix": {
@@ -82,7 +78,6 @@ def test_every_field_can_be_given() -> None:
 def test_a_missing_lookup_length_follows_the_other_one(
     given_lengths: dict[str, int], expected: tuple[int, int]
 ) -> None:
-    """Both are 5 by default."""
     named = {f"prompt_lookup_{name}": value for name, value in given_lengths.items()}
     config = parse({**NGRAM, **named})
     assert (config.prompt_lookup_min, config.prompt_lookup_max) == expected
@@ -98,7 +93,7 @@ def test_the_method_follows_from_the_model() -> None:
 
 
 def test_the_number_of_drafts_depends_on_the_method() -> None:
-    """A suffix drafts as many tokens as its tree is deep, a model a few; a head needs no name."""
+    """A suffix drafts as many tokens as its tree is deep, a model a few."""
     assert parse({"method": "suffix"}).num_speculative_tokens == 24
     deep = {"method": "suffix", "suffix_decoding_max_tree_depth": 500}
     assert parse(deep).num_speculative_tokens == 128
@@ -113,7 +108,6 @@ def test_the_path_of_a_model_becomes_absolute() -> None:
 
 
 def test_an_unsupported_switch_may_be_off() -> None:
-    """False and null are accepted, true is not."""
     off = {"parallel_drafting": False, "use_heterogeneous_vocab": None}
     assert parse({**NGRAM, **off}) == parse(NGRAM)
 
@@ -158,7 +152,6 @@ def test_an_unsupported_switch_may_be_off() -> None:
     ],
 )
 def test_an_invalid_field_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
-    """The error has the flag, the field, and the valid values."""
     with pytest.raises(ConfigError, match=f"^--speculative-config: .*{message}"):
         resolved({**NGRAM, **changes})
 
@@ -204,9 +197,6 @@ def test_other_methods_and_broken_json_are_refused(config: object, message: str)
 def test_a_missing_model_is_an_error_before_anything_is_loaded(
     config: dict[str, Any], message: str
 ) -> None:
-    """By the name that was given, with what to do; where nothing is loaded, something else is
-    wrong.
-    """
     with pytest.raises(ConfigError, match=f"^--speculative-config: .*{message}"):
         resolved(config)
     with pytest.raises(ConfigError, match="--engine sim has no model"):
@@ -214,7 +204,7 @@ def test_a_missing_model_is_an_error_before_anything_is_loaded(
 
 
 def test_an_existing_model_is_accepted(tmp_path: Path) -> None:
-    """A file of any name, or a directory; the loader checks its contents."""
+    """The loader checks the contents of a file or directory."""
     file = tmp_path / "small"
     file.touch()
     for path in (tmp_path, file):
@@ -223,7 +213,6 @@ def test_an_existing_model_is_accepted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("config", [{"method": "eagle"}, {"model": "small.gguf"}])
 def test_the_simulator_refuses_methods_with_a_model(config: dict[str, Any]) -> None:
-    """The error names the methods that need tokens only."""
     with pytest.raises(ConfigError, match=r"--engine sim has no model .* use ngram or suffix"):
         resolved(config, "--engine", "sim")
     assert resolved(NGRAM, "--engine", "sim").engine.speculative == parse(NGRAM)

@@ -33,8 +33,6 @@ TINY = {
 
 @pytest.fixture(scope="session")
 def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Makes a llama with random weights, as a directory of safetensors; `changes` to `TINY`."""
-
     def make(seed: int, **changes: int) -> Path:
         path = tmp_path_factory.mktemp("tiny")
         config = TINY | changes
@@ -76,13 +74,11 @@ def _weights(config: dict[str, Any], generator: torch.Generator) -> dict[str, to
 
 @pytest.fixture(scope="session")
 def tiny_checkpoint(make_checkpoint: Callable[..., Path]) -> Path:
-    """A llama of two layers with random weights."""
     return make_checkpoint(seed=1)
 
 
 @pytest.fixture
 def tiny_executor(tiny_checkpoint: Path) -> ModelRunner:
-    """The tiny model with 32 blocks of 16 tokens of its own."""
     limits = SchedulerConfig(max_model_len=256)
     return build_executor(
         EngineConfig(
@@ -98,7 +94,6 @@ def float32_executor(model_path: Path) -> Executor:
 
 @pytest.fixture(scope="module")
 def auto_executor(model_path: Path) -> Executor:
-    """The real model in the dtype a worker chooses by itself."""
     return _executor(model_path, "auto")
 
 
@@ -111,7 +106,7 @@ def _executor(path: Path, dtype: str) -> Executor:
 
 @pytest.fixture(scope="module")
 def transformers_model(model_path: Path) -> Any:
-    """LlamaForCausalLM on the same dequantised weights, in float32."""
+    """The oracle has the same dequantised weights, in float32."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     checkpoint = GgufCheckpoint(model_path)

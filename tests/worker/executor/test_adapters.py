@@ -1,6 +1,4 @@
-"""Adapters of one batch equal the checkpoints they are merged into; unsupported files are
-refused.
-"""
+"""Adapters of one batch equal their merged checkpoints; unsupported files are refused."""
 
 import random
 from collections.abc import Sequence
@@ -29,7 +27,6 @@ GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
 
 @pytest.fixture(scope="module")
 def adapters(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Adapter]:
-    """Adapters of different ranks, targets and scales."""
     folder, shapes = tmp_path_factory.mktemp("adapters"), weight_shapes(tiny_checkpoint)
     changes: list[dict[str, Any]] = [
         {},
@@ -61,7 +58,6 @@ def outputs_of(
     requests: Sequence[tuple[Sequence[int], Adapter | None]],
     params: SamplingParams = GREEDY,
 ) -> list[list[RequestOutput]]:
-    """Run requests that arrive together; return the outputs of each."""
     for number, (prompt, adapter) in enumerate(requests):
         core.add(AddRequest(str(number), list(prompt), params, 0.0, adapter=adapter))
     found: list[list[RequestOutput]] = [[] for _ in requests]
@@ -75,7 +71,6 @@ def outputs_of(
 def answers(
     core: EngineCore, requests: Sequence[tuple[Sequence[int], Adapter | None]]
 ) -> list[list[int]]:
-    """Return the tokens of the answers."""
     return [
         [token for output in outputs for token in output.token_ids]
         for outputs in outputs_of(core, requests)
@@ -100,9 +95,6 @@ def prompts(count: int, seed: int = 0) -> list[list[int]]:
 def test_adapters_in_one_batch_are_their_merged_checkpoints(
     changes: dict[str, Any], tiny_checkpoint: Path, adapters: list[Adapter], tmp_path: Path
 ) -> None:
-    """Five adapters and the model alone, run in the same steps, answer token for token as merged
-    checkpoints.
-    """
     chosen: list[Adapter | None] = [*adapters, None]
     texts = prompts(2 * len(chosen))
     core = make_core(tiny_checkpoint, **changes)
@@ -127,9 +119,7 @@ def test_adapters_in_one_batch_are_their_merged_checkpoints(
 def test_an_answer_does_not_depend_on_its_batch(
     tiny_checkpoint: Path, adapters: list[Adapter]
 ) -> None:
-    """Log probabilities are equal to the last bit, alone, in a batch, and with fewer slots than
-    adapters; answers without adapter equal those of a worker without adapters.
-    """
+    """Log probabilities are equal to the last bit alone, in a batch, and with too few slots."""
     params = replace(GREEDY, logprobs=3)
     requests = list(zip(prompts(6, seed=1), [*adapters, None], strict=True))
 
@@ -148,7 +138,6 @@ def test_an_answer_does_not_depend_on_its_batch(
 def test_a_draft_model_without_the_adapter_changes_no_token(
     tiny_checkpoint: Path, adapters: list[Adapter]
 ) -> None:
-    """It proposes the tokens of the model alone; only the adapter's tokens are accepted."""
     drafts = SpeculativeConfig("draft_model", 3, str(tiny_checkpoint))
     requests = list(zip(prompts(6, seed=3), [*adapters, None], strict=True))
     plain, drafted = make_core(tiny_checkpoint), make_core(tiny_checkpoint, speculative=drafts)
@@ -158,9 +147,7 @@ def test_a_draft_model_without_the_adapter_changes_no_token(
 def test_blocks_of_one_adapter_are_no_hits_for_another(
     tiny_checkpoint: Path, adapters: list[Adapter]
 ) -> None:
-    """Nor for the model alone, nor for an adapter loaded later under the same name; they serve only
-    their own adapter.
-    """
+    """Hits are neither for the model alone nor for an adapter loaded later under the same name."""
     core, prompt = make_core(tiny_checkpoint), list(range(3, 43))
 
     def num_cached(adapter: Adapter | None) -> int:
@@ -175,7 +162,6 @@ def test_blocks_of_one_adapter_are_no_hits_for_another(
 def test_an_adapter_that_cannot_be_read_fails_its_request_alone(
     tiny_checkpoint: Path, adapters: list[Adapter], tmp_path: Path
 ) -> None:
-    """Neighbours are answered, and so is a request for it once its files are there."""
     core, (text,) = make_core(tiny_checkpoint), prompts(1)
     late = Adapter("late", str(tmp_path / "late"), 7)
     failed, answered = outputs_of(core, [(text, late), (text, adapters[0])])
@@ -209,7 +195,6 @@ def test_unsupported_settings_are_refused_by_name(
 
 
 def test_adapters_of_experts_are_refused(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    """Adapters of attention in the same model are read."""
     dense = open_checkpoint(tiny_checkpoint).config
     mixture = replace(dense, num_experts=2, experts_per_token=1, expert_size=80)
     shapes = expected_shapes(mixture)

@@ -1,6 +1,4 @@
-"""A step's answers: their order, the bound on logits, and failures that affect one sequence
-only.
-"""
+"""A step's answers: their order, the bound on logits, and failures of one sequence only."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,8 +17,6 @@ GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 
 
 class Rows:
-    """The part of a `StepBatch` that `PendingAnswers` reads: sequences with consecutive rows."""
-
     def __init__(self, sequences: Sequence[ScheduledSequence]) -> None:
         self.sampled = [s for s in sequences if s.samples]
         self.scored = [s for s in sequences if s.prompt_targets]
@@ -35,8 +31,6 @@ class Rows:
 
 
 class Head:
-    """Logits are the hidden rows themselves; remembers how many rows it was asked for."""
-
     def __init__(self) -> None:
         self.asked: list[int] = []
 
@@ -50,7 +44,6 @@ def run(
     spoil: dict[int, float] | None = None,
     tile_rows: int = 256,
 ) -> tuple[ModelOutput, list[int], torch.Tensor]:
-    """The output for hidden rows by chance, some of them spoiled; rows asked for; the rows."""
     batch: Any = Rows(sequences)
     hidden = torch.randn(len(batch), VOCAB, generator=torch.Generator().manual_seed(2))
     for row, value in (spoil or {}).items():
@@ -61,14 +54,12 @@ def run(
 
 
 def sampling(seq_id: int, *params: SamplingParams) -> ScheduledSequence:
-    """A sequence at its last token that asks for these draws."""
     return ScheduledSequence(seq_id, [1], 40, range(4), tuple(SampleSpec(p, 41) for p in params))
 
 
 def scored(
     seq_id: int, num_targets: int, top: int = 2, *, draws: bool = False
 ) -> ScheduledSequence:
-    """A chunk of 12 tokens, some of which ask for log probabilities."""
     return ScheduledSequence(
         seq_id,
         [1] * 12,
@@ -81,7 +72,6 @@ def scored(
 
 
 def test_draws_come_in_the_order_of_their_specs() -> None:
-    """Several draws of one row, each by its own parameters, from one row of logits."""
     biased = SamplingParams(max_tokens=1, temperature=0.0, logit_bias=((9, 99.0),))
     output, asked, hidden = run(sampling(5, GREEDY, biased, GREEDY), sampling(6, biased))
     best = int(hidden[0].argmax())
@@ -93,7 +83,6 @@ def test_draws_come_in_the_order_of_their_specs() -> None:
 
 @pytest.mark.parametrize("tile_rows", [1, 5, 256])
 def test_logits_are_made_a_bounded_number_at_a_time(tile_rows: int) -> None:
-    """The answers do not depend on the tiles, and no more rows than a tile exist at once."""
     sequences = (scored(1, 12), sampling(2, GREEDY), scored(3, 7, draws=True), sampling(4, GREEDY))
     output, asked, hidden = run(*sequences, tile_rows=tile_rows)
     assert max(asked) <= tile_rows
@@ -110,7 +99,6 @@ def test_logits_are_made_a_bounded_number_at_a_time(tile_rows: int) -> None:
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_a_sequence_with_bad_rows_fails_alone(value: float) -> None:
-    """Sampled, scored or silent, it fails with a reason, and the others get their answers."""
     sequences = (
         sampling(1, GREEDY, GREEDY),
         sampling(2, GREEDY),

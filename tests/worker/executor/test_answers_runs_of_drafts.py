@@ -29,8 +29,6 @@ WISHES: list[dict[str, Any]] = [
 
 
 class Rows:
-    """The part of a `StepBatch` that `PendingAnswers` reads: sequences with consecutive rows."""
-
     def __init__(self, sequences: Sequence[ScheduledSequence]) -> None:
         self.sampled = list(sequences)
         self.scored: list[ScheduledSequence] = []
@@ -43,7 +41,6 @@ class Rows:
 def drafted(
     seq_id: int, drafts: Sequence[int], history: Sequence[int] = PROMPT, **changes: Any
 ) -> ScheduledSequence:
-    """A sequence after `PROMPT` and one output, with drafts of the next tokens."""
     params = SamplingParams(max_tokens=9, **{"seed": seq_id, **changes})
     output = 4
     spec = SampleSpec(
@@ -65,7 +62,6 @@ def logits(rows: int, seed: int = 0) -> torch.Tensor:
 def run(
     hidden: torch.Tensor, *sequences: ScheduledSequence, tile_rows: int = 256, **changes: Any
 ) -> ModelOutput:
-    """The output when the rows are themselves the logits."""
     batch: Any = Rows(sequences)
     assert batch.num_logits == len(hidden)
     verification = Verification(**changes)
@@ -73,7 +69,6 @@ def run(
 
 
 def plainly(rows: torch.Tensor, sequence: ScheduledSequence) -> list[Draw]:
-    """Decode token by token, from the same rows while the draws equal the drafts."""
     [spec] = sequence.samples
     drafts, drawn = sequence.drafts, []
     for index, row in enumerate(rows):
@@ -88,7 +83,6 @@ def plainly(rows: torch.Tensor, sequence: ScheduledSequence) -> list[Draw]:
 def drafts_for(
     rows: torch.Tensor, changes: dict[str, Any], seq_id: int, num_good: int
 ) -> list[int]:
-    """Make one draft fewer than rows: correct drafts first, then wrong ones."""
     drafts: list[int] = []
     [spec] = drafted(seq_id, [], **changes).samples
     for index, row in enumerate(rows[:-1]):
@@ -101,9 +95,6 @@ def drafts_for(
 @pytest.mark.parametrize("tile_rows", [1, 7, 256])
 @pytest.mark.parametrize("seed", range(worlds(4)))
 def test_runs_equal_plain_decoding(seed: int, tile_rows: int) -> None:
-    """Tokens and log probabilities are equal, for every parameter, drafted or not, greedy or not,
-    in one batch.
-    """
     draw = Random(seed)
     sequences, parts, lengths = [], [], []
     for seq_id, changes in enumerate(WISHES * 3):
@@ -125,9 +116,7 @@ def test_runs_equal_plain_decoding(seed: int, tile_rows: int) -> None:
 def test_a_bad_row_counts_when_plain_decoding_would_reach_it(
     bad: float, temperature: float
 ) -> None:
-    """A bad row behind the run has no effect; inside, the tokens before it are valid; at the start
-    it fails the sequence. Other sequences are unaffected.
-    """
+    """A bad row behind the run has no effect; inside, the tokens before it are valid."""
     changes = {"temperature": temperature}
     rows, other = logits(5, 5), logits(2, 6)
     drafts = drafts_for(rows, changes, 1, 2)
@@ -148,7 +137,6 @@ def test_a_bad_row_counts_when_plain_decoding_would_reach_it(
 
 
 def test_a_row_without_a_token_left_counts_in_the_same_way() -> None:
-    """A draft after which no token may be drawn ends the run."""
     changes = {"allowed_token_ids": (6,), "bad_words": ((6, 6),)}
     rows = logits(4, 5)
     output = run(rows, drafted(1, [6, 6, 6], **changes))
@@ -160,9 +148,7 @@ def test_a_row_without_a_token_left_counts_in_the_same_way() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_drafts_with_proposals_are_verified_against_them(method: str) -> None:
-    """The result equals verification of each sequence alone; greedy drafts and drafts without q
-    stay coupled.
-    """
+    """Greedy drafts and drafts without q stay coupled."""
     proposals, sequences, parts = {}, [], []
     for seq_id, changes in enumerate(WISHES * 2):
         rows = logits(1 + seq_id % 5, seq_id)
@@ -196,9 +182,6 @@ def test_drafts_with_proposals_are_verified_against_them(method: str) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_bad_row_ends_a_verified_run_before_it(method: str) -> None:
-    """Drafts before it are verified, drafts behind it are not; a bad first row fails the
-    sequence.
-    """
     drafts = [1, 2, 3]
     sure = torch.full((3, VOCAB), 0.0)
     sure[range(3), drafts] = 90.0
@@ -220,7 +203,6 @@ def test_a_bad_row_ends_a_verified_run_before_it(method: str) -> None:
 
 
 def test_proposals_of_other_drafts_are_refused() -> None:
-    """Every draft must have its q."""
     with pytest.raises(ValueError, match="1 proposals"):
         run(logits(3), drafted(1, [1, 2]), proposals={1: torch.full((1, VOCAB), 1 / VOCAB)})
 

@@ -1,6 +1,4 @@
-"""Beam searches find the answers of transformers' `generate` on the same checkpoint, under any load
-of the engine.
-"""
+"""Beam searches find the answers of transformers' `generate` under any load of the engine."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -37,8 +35,6 @@ MAX_BLOCKS = 256
 
 
 class Lent(Executor):
-    """Another executor, which outlives the engine that it is lent to. No beam has drafts."""
-
     def __init__(self, executor: Any) -> None:
         self._executor = executor
 
@@ -52,8 +48,6 @@ class Lent(Executor):
 
 @dataclass(frozen=True)
 class Tiny:
-    """A checkpoint in our executor and in transformers, and tokens that its beams often have."""
-
     executor: Any
     model: Any
     ends: tuple[int, ...]
@@ -61,8 +55,6 @@ class Tiny:
 
 @dataclass(frozen=True)
 class Search:
-    """One request for a beam search, with `num_answers` answers."""
-
     prompt: tuple[int, ...]
     beam: BeamParams
     num_answers: int
@@ -84,8 +76,6 @@ class Search:
 
 @dataclass(frozen=True)
 class House:
-    """The set-up of the engine; the defaults leave room for everything at once."""
-
     num_blocks: int = MAX_BLOCKS
     budget: int = 512
     batch: int = 64
@@ -96,8 +86,6 @@ class House:
 
 @dataclass
 class Run:
-    """The results of requests: outputs by the ids of answers, and the engine's counts."""
-
     outputs: dict[str, list[RequestOutput]] = field(default_factory=dict)
     stats: EngineStats = field(default_factory=EngineStats)
 
@@ -105,9 +93,6 @@ class Run:
         return [token for output in self.outputs[name] for token in output.token_ids]
 
     def answers(self, name: str, search: Search) -> list[list[int]]:
-        """Return the answers of one search, best first; each came in one piece with a finish
-        reason.
-        """
         names = [name, *(f"{name}/{index}" for index in range(1, search.num_answers))]
         for each in names:
             [output] = self.outputs[each]
@@ -119,7 +104,6 @@ class Run:
 
 @pytest.fixture(scope="module", params=range(by_depth(1, 4)))
 def tiny(request: pytest.FixtureRequest, make_checkpoint: Callable[..., Path]) -> Tiny:
-    """A random llama in float32, whose end tokens are three that its beams come to."""
     path = make_checkpoint(seed=40 + request.param)
     limits = SchedulerConfig(max_model_len=256)
     config = EngineConfig(
@@ -138,7 +122,6 @@ def tiny(request: pytest.FixtureRequest, make_checkpoint: Callable[..., Path]) -
 
 
 def generated(model: Any, search: Search, ends: Sequence[int]) -> list[tuple[list[int], float]]:
-    """The oracle's answers with their scores, best first."""
     ends = () if search.ignore_eos else ends
     with torch.no_grad():
         found = model.generate(
@@ -170,9 +153,7 @@ def run(
     others: Sequence[AddRequest] = (),
     aborts: dict[int, list[str]] | None = None,
 ) -> Run:
-    """Searches that come one step after the other, among other requests. The bookkeeping is checked
-    after every step; at the end every block is free.
-    """
+    """The bookkeeping is checked after every step, and at the end every block is free."""
     limits = SchedulerConfig(
         max_num_batched_tokens=house.budget, max_num_seqs=house.batch, max_model_len=256
     )
@@ -202,7 +183,6 @@ def run(
 
 
 def prompts(count: int, seed: int) -> list[tuple[int, ...]]:
-    """Random prompts of 3 to 30 tokens; every other one begins like another."""
     rng = Random(seed)
     shared = [rng.randrange(VOCAB_SIZE) for _ in range(17)]
     made = []
@@ -219,7 +199,7 @@ STOPS = (False, True, "never")
 
 @pytest.fixture(scope="module")
 def searches() -> dict[str, Search]:
-    """Every width with every penalty and every way to stop; by default a quarter of them."""
+    """By default a quarter of the combinations is searched."""
     rng = Random(17)
     table = list(product(WIDTHS, PENALTIES, STOPS))[:: by_depth(4, 1)]
     return {
@@ -238,7 +218,6 @@ def searches() -> dict[str, Search]:
 
 @pytest.fixture(scope="module")
 def expected(tiny: Tiny, searches: dict[str, Search]) -> dict[str, list[list[int]]]:
-    """The oracle's answers to all of them."""
     return {
         name: [tokens for tokens, _ in generated(tiny.model, search, tiny.ends)]
         for name, search in searches.items()
@@ -261,7 +240,6 @@ def test_every_search_finds_the_answers_of_transformers(
     expected: dict[str, list[list[int]]],
     name: str,
 ) -> None:
-    """All at once, with greedy requests beside them that speculate and say what they say alone."""
     house = HOUSES[name]
     greedy = SamplingParams(max_tokens=12, temperature=0.0)
     others = [
@@ -291,7 +269,6 @@ def test_ends_and_cuts_both_occur(
 
 @pytest.mark.parametrize("penalty", PENALTIES)
 def test_log_probabilities_are_those_of_the_model(tiny: Tiny, penalty: float) -> None:
-    """Each token's own and the likeliest ones; the sums, over length, are transformers' scores."""
     search = Search(prompts(2, 3)[1], BeamParams(4, penalty, False, num_shown=3), 4, 9, logprobs=3)
     made = run(tiny, {"a": search})
     oracle = generated(tiny.model, search, tiny.ends)
@@ -311,7 +288,7 @@ def test_log_probabilities_are_those_of_the_model(tiny: Tiny, penalty: float) ->
 
 
 def plain_search(tiny: Tiny, search: Search) -> list[list[int]]:
-    """vLLM's loop, to the last token and without a cache: answers, best first."""
+    """Search as vLLM's loop does, to the last token and without a cache."""
     width, ends = search.beam.width, () if search.ignore_eos else tiny.ends
     live: list[tuple[list[int], float]] = [([], 0.0)]
     ended: list[tuple[list[int], float]] = []
@@ -337,7 +314,7 @@ def plain_search(tiny: Tiny, search: Search) -> list[list[int]]:
 
 @pytest.mark.parametrize("penalty", PENALTIES)
 def test_without_early_stopping_the_search_is_that_of_vllm(tiny: Tiny, penalty: float) -> None:
-    """Scores over the whole length, every end counts, and the search goes to its last token."""
+    """vLLM scores the whole length, counts every end, and goes to the last token."""
     searches = {
         f"v{width}": Search(prompt, BeamParams(width, penalty), width, 7)
         for width, prompt in zip((1, 2, 3, 5, 8), prompts(5, 21), strict=True)
@@ -350,7 +327,6 @@ def test_without_early_stopping_the_search_is_that_of_vllm(tiny: Tiny, penalty: 
 def test_an_abort_midway_frees_all_blocks_and_leaves_the_others(
     tiny: Tiny, searches: dict[str, Search], expected: dict[str, list[list[int]]]
 ) -> None:
-    """One of two searches loses all its answers, the other loses one."""
     long = [name for name, s in searches.items() if s.num_answers > 1 and s.max_tokens > 8]
     few = {name: searches[name] for name in [*long[:2], *list(searches)[:4]]}
     gone, cut = long[:2]

@@ -65,9 +65,7 @@ DRAFTED = {
 
 
 class ToyModel:
-    """Replaces `LlamaModel`: logits are a function of all tokens so far, which the cache stores.
-    Rows are independent, and nothing waits for a value.
-    """
+    """Replaces `LlamaModel`: logits are a function of all tokens so far, which the cache stores."""
 
     config = SimpleNamespace(vocab_size=VOCABULARY)
     device = torch.device("cpu")
@@ -76,7 +74,6 @@ class ToyModel:
     backend = TORCH
 
     def hidden(self, step: StepTensors, cache: Tensor) -> Tensor:
-        """Weighted sums [R, 1] of the tokens that rows see."""
         keys = cache[0, :, 0, 0, :, 0]
         keys[step.slots // BLOCK, step.slots % BLOCK] = step.token_ids.float()
         rows = torch.arange(len(step.token_ids))
@@ -89,11 +86,9 @@ class ToyModel:
         return sums.index_select(0, step.sample_rows)
 
     def normed(self, hidden: Tensor) -> Tensor:
-        """Return the states unchanged: there is no norm."""
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Compute pseudo-random logits by sines."""
         return 3 * torch.sin(hidden * torch.arange(1, VOCABULARY + 1) * 0.7)
 
 
@@ -104,7 +99,7 @@ def make_runner(
     room: tuple[int, int] = ROOM,
     most_drafts: int = 0,
 ) -> ModelRunner:
-    """The toy model, with graphs of a device or without. Blocks are nan until they are written."""
+    """Blocks are nan until they are written."""
     model: Any = ToyModel()
     graphs = None if device is None else DecodeGraphs(device, sizes, room, most_drafts)
 
@@ -118,7 +113,6 @@ def make_runner(
 
 
 def requests(wishes: list[dict[str, Any]], count: int) -> list[AddRequest]:
-    """Requests of different lengths, some with a common beginning."""
     draw = random.Random(5)
     made = []
     for index in range(count):
@@ -131,15 +125,12 @@ def requests(wishes: list[dict[str, Any]], count: int) -> list[AddRequest]:
 
 
 class Foresees:
-    """Implements `Drafter`: drafts the known continuation, spoils it now and then, and never ends
-    it.
-    """
+    """Drafts the known continuation, spoils it now and then, and never ends it."""
 
     def __init__(self, known: dict[str, list[Any]], asked: list[AddRequest]) -> None:
         self._texts = [(r.prompt_token_ids, known[r.request_id]) for r in asked]
 
     def propose(self, context: DraftContext, num_tokens: int) -> Drafts | None:
-        """Draft from the sequence with the same beginning."""
         own = [*context.token_ids]
         draw = random.Random(len(own) + context.seq_id)
         for prompt, output in self._texts:
@@ -150,11 +141,9 @@ class Foresees:
                 return Drafts(len(own), tuple(drafts), (0.5,) * len(drafts)) if drafts else None
         return None
 
-    def end(self, context: DraftContext, learns: bool) -> None:
-        """Do nothing: no state is held."""
+    def end(self, context: DraftContext, learns: bool) -> None: ...
 
-    def learn(self, num_tokens: int) -> None:
-        """Do nothing: there is nothing to learn."""
+    def learn(self, num_tokens: int) -> None: ...
 
 
 def answers(
@@ -164,7 +153,6 @@ def answers(
     overlap: bool,
     drafter: Drafter | None = None,
 ) -> dict[str, list[Any]]:
-    """Return tokens and log probabilities of all requests; two are added before every step."""
     speculation = None
     if drafter is not None:
         config = SpeculativeConfig("ngram", MOST, enable_adaptive_verification=False)
@@ -208,7 +196,6 @@ ROOMS = by_depth([PREEMPTED], [pytest.param(64, id="roomy"), PREEMPTED])
 def test_an_engine_on_graphs_answers_the_same(
     wishes: list[dict[str, Any]], overlap: bool, num_blocks: int
 ) -> None:
-    """Prompts in chunks between decode steps of any size, sequences that come, go and come back."""
     asked = requests(wishes, 30)
     expected = answers(make_runner(None, num_blocks), asked, num_blocks, overlap)
     device = PoisonedGraphs()
@@ -221,7 +208,6 @@ def test_an_engine_on_graphs_answers_the_same(
 @pytest.mark.parametrize("num_blocks", ROOMS)
 @pytest.mark.parametrize("wishes", ["plain", "stopped", "adjusted", "banned", "constrained"])
 def test_steps_with_drafts_are_replayed(wishes: str, num_blocks: int) -> None:
-    """Drafts are accepted and rejected, some end an answer, and some sequences have none."""
     asked = requests(DRAFTED[wishes], 30)
     expected = answers(make_runner(None, num_blocks), asked, num_blocks, overlap=False)
     device = PoisonedGraphs()
@@ -232,7 +218,6 @@ def test_steps_with_drafts_are_replayed(wishes: str, num_blocks: int) -> None:
 
 
 def drafted(counts: Sequence[int], at: int = 3) -> SchedulerOutput:
-    """A step of sequences with these numbers of drafts of token 1."""
     shares = []
     for index, count in enumerate(counts):
         spec = SampleSpec(SamplingParams(max_tokens=9, seed=index), at + 1, num_prompt=1)
@@ -245,7 +230,6 @@ def drafted(counts: Sequence[int], at: int = 3) -> SchedulerOutput:
 def test_a_step_with_drafts_is_one_copy_there_and_one_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """No other data crosses, with any number of drafts."""
     device = PoisonedGraphs()
     runner = make_runner(device, most_drafts=MOST)
     for counts in ([2], [0, 1, MOST], [0, 2, 1, 0, MOST, 1]):
@@ -257,7 +241,6 @@ def test_a_step_with_drafts_is_one_copy_there_and_one_back(
 
 
 def test_steps_with_more_drafts_or_rows_than_captured_are_launched_anew() -> None:
-    """More drafts than expected, or more rows than 256."""
     device = PoisonedGraphs()
     runner = make_runner(device, most_drafts=1)
     device.calls.clear()
@@ -268,7 +251,6 @@ def test_steps_with_more_drafts_or_rows_than_captured_are_launched_anew() -> Non
 
 
 def test_tables_that_outgrow_their_room_are_captured_again() -> None:
-    """More slots and longer tables than expected, at the price of a capture."""
     asked = requests(WISHES, 30)
     expected = answers(make_runner(None), asked, 64, overlap=True)
     device = PoisonedGraphs()
@@ -278,7 +260,6 @@ def test_tables_that_outgrow_their_room_are_captured_again() -> None:
 
 
 def test_steps_larger_than_all_sizes_are_launched_anew() -> None:
-    """Here these are steps of five sequences and more."""
     asked = requests(WISHES, 20)
     expected = answers(make_runner(None), asked, 64, overlap=True)
     device = PoisonedGraphs()
@@ -286,7 +267,6 @@ def test_steps_larger_than_all_sizes_are_launched_anew() -> None:
 
 
 def decode(step: int, wishes: list[dict[str, Any]], ahead: bool) -> SchedulerOutput:
-    """The step-th decode step of a sequence for each wish, whose prompt was one token."""
     shares = []
     for index, wish in enumerate(wishes):
         made = SamplingParams(max_tokens=99, seed=index, **wish)
@@ -320,8 +300,6 @@ class NoLaunches(TorchDispatchMode):
 
 @contextmanager
 def unhindered(device: PoisonedGraphs, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Refuse reads of tensors, and tensors made from host data, until the context ends."""
-
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("the host and the device met")
 
@@ -338,7 +316,6 @@ def unhindered(device: PoisonedGraphs, monkeypatch: pytest.MonkeyPatch) -> Itera
 def test_a_steady_step_is_one_copy_there_and_one_back(
     count: int, wishes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Steps of which the last is not known, with new blocks among them: nothing else crosses."""
     device = PoisonedGraphs()
     runner = make_runner(device)
     tickets = [runner.submit(decode(0, [wishes] * count, ahead=False))]
@@ -355,8 +332,6 @@ def test_a_steady_step_is_one_copy_there_and_one_back(
 def test_answers_that_are_collected_late_are_those_of_their_step(
     wishes: list[dict[str, Any]],
 ) -> None:
-    """They are collected after the next step was submitted, with log probabilities."""
-
     def late(runner: ModelRunner) -> list[Any]:
         tickets = [runner.submit(decode(0, wishes, ahead=False))]
         found = []
@@ -386,7 +361,6 @@ def test_the_guard_refuses_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_rows_that_are_no_numbers_fail_alone() -> None:
-    """A context with nan in it."""
     device = PoisonedGraphs()
     runner = make_runner(device)
     step = decode(0, WISHES[:3], ahead=False)
@@ -397,7 +371,6 @@ def test_rows_that_are_no_numbers_fail_alone() -> None:
 
 
 def test_a_runner_that_slept_captures_again() -> None:
-    """When cache and weights are back, and not before."""
     device = PoisonedGraphs()
     runner = make_runner(device)
     first = execute(runner, decode(0, WISHES[:3], ahead=False)).sampled
@@ -412,7 +385,6 @@ def test_a_runner_that_slept_captures_again() -> None:
 
 
 def test_sizes() -> None:
-    """Small ones, every eighth, and the largest."""
     assert graph_sizes(1) == (1,)
     assert graph_sizes(6) == (1, 2, 4, 6)
     assert graph_sizes(8) == (1, 2, 4, 8)
@@ -421,7 +393,6 @@ def test_sizes() -> None:
 
 
 def test_graphs_are_for_a_gpu_and_for_steps_that_come() -> None:
-    """None on a CPU; sizes that no step has are refused."""
     cpu = torch.device("cpu")
     assert choose_graphs(EngineConfig("torch", "m"), TORCH, cpu) is None
     config = EngineConfig("torch", "m", cuda_graph_sizes=(1, 500))
@@ -430,7 +401,6 @@ def test_graphs_are_for_a_gpu_and_for_steps_that_come() -> None:
 
 
 def test_a_step_replayed_draws_from_its_masks() -> None:
-    """A row draws only tokens that its grammar's mask allows, beside a row without a mask."""
     step = decode(0, WISHES[:2], ahead=False)
     mask = bytes([0, 0b100100, *[0] * 10])
     masked = tuple(

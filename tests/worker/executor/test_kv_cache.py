@@ -39,24 +39,21 @@ CONFIG = EngineConfig("torch", "model", scheduler=SchedulerConfig(max_model_len=
 
 
 def blocks(config: EngineConfig, room: int | None = None) -> int:
-    """Blocks chosen for the little model in float32."""
     return choose_num_blocks(config, MODEL, torch.float32, CPU, room)
 
 
 def test_an_explicit_number_wins() -> None:
-    """The override is taken as it is."""
     config = replace(CONFIG, num_blocks_override=70, kv_cache_memory_bytes=1 << 30)
     assert blocks(config) == 70
 
 
 def test_memory_is_divided_into_whole_blocks() -> None:
-    """A budget in bytes gives as many blocks as fit in it."""
     config = replace(CONFIG, kv_cache_memory_bytes=100 * BLOCK_BYTES + BLOCK_BYTES - 1)
     assert blocks(config) == 100
 
 
 def test_the_default_holds_no_more_than_can_be_used() -> None:
-    """Every sequence at its longest is enough."""
+    """A cache for every sequence at its longest is enough."""
     few = SchedulerConfig(max_model_len=1000, max_num_seqs=2)
     assert blocks(replace(CONFIG, scheduler=few)) == 2 * 63
     many = SchedulerConfig(max_model_len=1000, max_num_seqs=10**9)
@@ -64,7 +61,6 @@ def test_the_default_holds_no_more_than_can_be_used() -> None:
 
 
 def test_the_cache_never_exceeds_the_room() -> None:
-    """Little memory gets the blocks that fit; plenty gets the blocks that can be used."""
     assert blocks(CONFIG, 70 * BLOCK_BYTES + 1) == 70
     assert blocks(CONFIG, 1 << 40) == blocks(CONFIG)
 
@@ -104,14 +100,12 @@ def test_the_cache_never_exceeds_the_room() -> None:
 def test_a_cache_smaller_than_one_sequence_is_refused(
     changes: dict[str, Any], room: int | None, reason: str
 ) -> None:
-    """The message names the flags that help, and the values that do."""
     with pytest.raises(ConfigError) as caught:
         blocks(replace(CONFIG, **changes), room)
     assert str(caught.value) == f"a KV cache of {reason}"
 
 
 def test_a_default_context_is_cut() -> None:
-    """It is cut to the capacity of the memory, or of the configured cache, down to 512 tokens."""
     config = replace(CONFIG, fits_max_model_len=True)
     assert blocks(config, 40 * BLOCK_BYTES) == 40
     assert blocks(replace(config, num_blocks_override=32)) == 32
@@ -139,13 +133,11 @@ def test_a_gpu_is_shared_by_the_parts_that_workers_may_take(
 
 
 def test_a_length_beyond_the_models_context_is_refused() -> None:
-    """No cache makes a model attend further than it can."""
     with pytest.raises(ConfigError, match="context of 4096 tokens"):
         blocks(replace(CONFIG, scheduler=SchedulerConfig(max_model_len=4097)))
 
 
 def test_copies_read_every_source_before_they_write() -> None:
-    """Swapping two blocks in one list swaps them in every layer."""
     cache = torch.arange(3 * 4).view(3, 4, 1, 1, 1, 1).float()
     copy_blocks(cache, ((0, 1), (1, 0)))
     assert cache[:, :, 0, 0, 0, 0].tolist() == [[1, 0, 2, 3], [5, 4, 6, 7], [9, 8, 10, 11]]
@@ -158,7 +150,6 @@ def test_copies_read_every_source_before_they_write() -> None:
 def test_kv_of_tokens_moves_between_caches(
     across: tuple[bool, bool], sizes: tuple[int, int], num_tokens: int, dtype: torch.dtype
 ) -> None:
-    """Caches may differ in block size and key layout; other slots stay unchanged."""
     caches = [
         torch.randn(2, 24, 2, 3, size, 8, generator=torch.Generator().manual_seed(size)).to(dtype)
         for size in sizes
@@ -191,7 +182,6 @@ def test_kv_of_tokens_moves_between_caches(
 
 
 def test_blocks_are_gathered_as_they_are_read() -> None:
-    """A device saves gathered blocks while it continues to run."""
     cache = torch.randn(2, 24, 2, 3, 4, 8, generator=torch.Generator().manual_seed(0))
     blocks = (9, 1, 7)
     rows = gathered(cache, blocks).reshape(-1).view(torch.uint8).numpy()
@@ -204,7 +194,6 @@ def test_blocks_are_gathered_as_they_are_read() -> None:
 def test_kv_is_written_in_the_pieces_that_a_full_device_has_room_for(
     num_tokens: int, num_parts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Here a piece is one block; with less memory the write is an error."""
     write, room = kv_cache._write, 1
 
     def scarce(cache: torch.Tensor, load: KvLoad, keys_across: bool) -> None:

@@ -32,7 +32,7 @@ V1_UNLIMITED = "9223372036854771712\n"
 def v2(
     folder: str, limit: str, current: int, *, file: int = 0, high: str = "max"
 ) -> dict[str, str]:
-    """The files of a cgroup; numbers are MiB, `file` is page cache, in halves."""
+    """Numbers are MiB, and `file` is page cache, in halves."""
     half = file * MIB // 2
     return {
         f"{folder}/memory.max": f"{limit}\n",
@@ -45,7 +45,7 @@ def v2(
 
 
 def v1(folder: str, limit: str, usage: int, *, file: int = 0) -> dict[str, str]:
-    """The same of version 1, whose unprefixed statistics leave out cgroups below."""
+    """The unprefixed statistics of version 1 leave out cgroups below."""
     half = file * MIB // 2
     return {
         f"{folder}/memory.limit_in_bytes": f"{limit}\n",
@@ -57,7 +57,6 @@ def v1(folder: str, limit: str, usage: int, *, file: int = 0) -> dict[str, str]:
 
 
 def machine(cgroup: str, mounts: str, *folders: dict[str, str]) -> dict[str, str]:
-    """The files of a machine by path."""
     files = {
         "/proc/meminfo": MEMINFO,
         "/proc/self/cgroup": cgroup,
@@ -179,12 +178,10 @@ CASES = {
 def test_available_memory_is_the_tightest_limit(
     files: dict[str, str], available: int | None
 ) -> None:
-    """It is the minimum over the machine and each cgroup."""
     assert available_bytes(files.get) == available
 
 
 def test_this_machine_says(tmp_path: Path) -> None:
-    """Its own files are understood, and one that is not there is none."""
     available = available_bytes(read_file)
     assert available is not None
     assert available >> 20

@@ -23,7 +23,7 @@ CONFIG = EngineConfig("torch", "model", block_size=4, scheduler=LIMITS)
 
 
 class Fake:
-    """A device of 1,000 bytes, 100 of which are held; what is tried takes what `peaks` say."""
+    """A device of 1,000 bytes, 100 of which are held; a trial takes what `peaks` say."""
 
     def __init__(self, *peaks: int) -> None:
         self.peaks = list(peaks)
@@ -55,9 +55,6 @@ class Fake:
 def test_the_largest_step_is_full(
     limits: tuple[int, int, int], lengths: list[int], starts: list[int]
 ) -> None:
-    """It has the maximal tokens and sequences, one at the maximal length; all draw, within their
-    blocks.
-    """
     step = largest_step(SchedulerConfig(*limits), 4)
     assert [s.num_tokens for s in step.sequences] == lengths
     assert [s.start for s in step.sequences] == starts
@@ -66,8 +63,6 @@ def test_the_largest_step_is_full(
 
 
 class Recorded:
-    """A model, and the numbers of rows that it ran and made logits of."""
-
     def __init__(self) -> None:
         self._model = tiny_llama()
         self.rows: list[tuple[int, int]] = []
@@ -101,7 +96,6 @@ def test_the_largest_step_and_all_graphs_are_tried() -> None:
 
 
 def test_memory_of_steps_is_no_part_of_the_cache() -> None:
-    """It is subtracted from this worker's part of the memory, and from the free memory."""
     assert room_bytes(CONFIG, Fake()) == 770
     assert room_bytes(CONFIG, Fake(), 200) == 570
     half = dataclasses.replace(CONFIG, gpu_memory_utilization=0.5)
@@ -110,8 +104,6 @@ def test_memory_of_steps_is_no_part_of_the_cache() -> None:
 
 
 def test_a_device_too_small_is_refused_with_what_to_lower() -> None:
-    """At each point where memory may be short."""
-
     class Short(Fake):
         def peak_of(self, run: Callable[[], object]) -> int:
             raise torch.OutOfMemoryError("CUDA out of memory")
@@ -137,7 +129,6 @@ def test_a_device_too_small_is_refused_with_what_to_lower() -> None:
 
 
 def test_a_trial_that_fails_within_a_step_is_refused_alike() -> None:
-    """The executor's own error is the same to the user."""
     model: Any = Recorded()
     model.hidden = lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("no"))
     with pytest.raises(ConfigError, match="too small for the largest step"):

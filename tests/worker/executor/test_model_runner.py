@@ -1,6 +1,6 @@
 """The model runner: exact against transformers, and blind to batch, chunks and block tables.
 
-Prompts are random token ids: their continuations are far from certain, so that a small error shows.
+Prompts are random token ids: their continuations are far from certain, so a small error shows.
 """
 
 import itertools
@@ -35,8 +35,6 @@ GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 
 @dataclass
 class Generation:
-    """One request on its way: its tokens so far, how many have KV, and its blocks."""
-
     prompt: list[int]
     num_tokens: int
     temperature: float = 0.0
@@ -48,12 +46,10 @@ class Generation:
 
     @property
     def output(self) -> list[int]:
-        """The tokens generated so far."""
         return self.tokens[len(self.prompt) :]
 
     @property
     def done(self) -> bool:
-        """True once the requested number of tokens is generated."""
         return len(self.output) == self.num_tokens
 
 
@@ -65,10 +61,7 @@ def generate(
     num_blocks: int = 1000,
     shuffle: int | None = None,
 ) -> list[list[int]]:
-    """Run requests together to their end, at most `budget` tokens a step; the outputs in order.
-
-    Blocks come from a pool shuffled by `shuffle`, so that tables are scattered and interleaved.
-    """
+    """Blocks come from a shuffled pool, so that tables are scattered and interleaved."""
     pool = list(range(num_blocks))
     if shuffle is not None:
         random.Random(shuffle).shuffle(pool)
@@ -90,7 +83,6 @@ def generate(
 
 
 def _schedule(requests: list[Generation], budget: int) -> list[ScheduledSequence]:
-    """Every unfinished request's next tokens, decodes first, while the budget lasts."""
     scheduled = []
     waiting = sorted(
         (index for index, request in enumerate(requests) if not request.done),
@@ -122,14 +114,12 @@ def _schedule(requests: list[Generation], budget: int) -> list[ScheduledSequence
 
 @torch.inference_mode()
 def greedy_choices(model: Any, prompt: list[int], output: list[int]) -> list[int]:
-    """Return transformers' choice at each place of `output`, after the tokens before it."""
     logits = model(torch.tensor([prompt + output])).logits[0]
     choices: list[int] = logits[len(prompt) - 1 : -1].argmax(dim=-1).tolist()
     return choices
 
 
 def prompts(count: int, seed: int) -> list[list[int]]:
-    """Prompts of random tokens and of 1 to 300 of them."""
     draw = random.Random(seed)
     return [[draw.randrange(17, 49152) for _ in range(draw.randint(1, 300))] for _ in range(count)]
 
@@ -141,7 +131,7 @@ PARIS = [504, 3575, 282, 4649, 314, 7042, 30]  # The capital of France is Paris.
 
 @pytest.mark.model
 def test_answers_a_question(float32_executor: Executor) -> None:
-    """The model knows what a model of its size knows, so weights are read in the right order."""
+    """The answer shows that weights are read in the right order."""
     assert generate(float32_executor, [Generation(CAPITAL, 7)])[0] == PARIS
 
 
@@ -150,7 +140,6 @@ def test_answers_a_question(float32_executor: Executor) -> None:
 def test_a_mixed_batch_in_chunks_is_token_identical_to_transformers(
     float32_executor: Executor, transformers_model: Any
 ) -> None:
-    """Sixteen requests at once, their prompts cut by a small budget, change no token."""
     asked = prompts(16, seed=12)
     outputs = generate(float32_executor, [Generation(p, 64) for p in asked], budget=100, shuffle=1)
     for prompt, output in list(zip(asked, outputs, strict=True))[::4]:
@@ -159,7 +148,6 @@ def test_a_mixed_batch_in_chunks_is_token_identical_to_transformers(
 
 @pytest.mark.model
 def test_copied_blocks_carry_their_keys(auto_executor: Executor) -> None:
-    """A sequence continued on copies of its blocks equals one on the originals."""
     [prompt] = prompts(1, seed=14)
     blocks = list(range(40))
     samples = (SampleSpec(GREEDY, len(prompt)),)
@@ -176,14 +164,12 @@ def test_copied_blocks_carry_their_keys(auto_executor: Executor) -> None:
 
 @pytest.mark.model
 def test_a_step_may_sample_nothing(auto_executor: Executor) -> None:
-    """A chunk that does not reach its prompt's end, or no work at all, draws no token."""
     chunk = ScheduledSequence(0, [5, 6, 7], 0, [0])
     assert execute(auto_executor, SchedulerOutput(0, (chunk,))).sampled == {}
     assert execute(auto_executor, SchedulerOutput(1, ())).sampled == {}
 
 
 def continuation(executor: Executor, prompt: list[int], **changes: Any) -> Draw:
-    """The draw after a prompt that is run in one step."""
     params = replace(GREEDY, **changes)
     sequence = ScheduledSequence(
         0, prompt, 0, range(40), (SampleSpec(params, len(prompt), (), prompt, len(prompt)),)
@@ -193,7 +179,6 @@ def continuation(executor: Executor, prompt: list[int], **changes: Any) -> Draw:
 
 @pytest.mark.model
 def test_forward_is_deterministic(auto_executor: Executor) -> None:
-    """The same prompt gives the same log probabilities to the bit, over the whole vocabulary."""
     [prompt] = prompts(1, seed=15)
     first, second = (continuation(auto_executor, prompt, logprobs=-1) for _ in range(2))
     assert first == second
@@ -203,7 +188,6 @@ def test_forward_is_deterministic(auto_executor: Executor) -> None:
 
 @pytest.mark.model
 def test_probabilities_sum_to_one(auto_executor: Executor) -> None:
-    """Over the whole vocabulary, each token once."""
     for prompt in [CAPITAL, *prompts(2, seed=16)]:
         logprobs = continuation(auto_executor, prompt, logprobs=-1).logprobs
         assert logprobs is not None
@@ -215,9 +199,6 @@ def test_probabilities_sum_to_one(auto_executor: Executor) -> None:
 def test_prompt_logprobs_are_transformers_in_any_chunks(
     float32_executor: Executor, transformers_model: Any
 ) -> None:
-    """Value, rank and likeliest tokens of every prompt token after the first are equal to the bit,
-    whole or in chunks.
-    """
     [prompt] = prompts(1, seed=17)
     with torch.inference_mode():
         logits = transformers_model(torch.tensor([prompt])).logits[0]
@@ -250,7 +231,6 @@ def test_prompt_logprobs_are_transformers_in_any_chunks(
 
 @pytest.mark.model
 def test_branches_of_a_prompt_draw_as_if_alone(auto_executor: Executor) -> None:
-    """Several samples of one row draw what each would draw of a row of its own."""
     specs = [
         SampleSpec(SamplingParams(max_tokens=1, seed=seed, temperature=1.2, top_p=0.97), 16)
         for seed in range(5)
@@ -264,7 +244,6 @@ def test_branches_of_a_prompt_draw_as_if_alone(auto_executor: Executor) -> None:
 
 @pytest.mark.model
 def test_shutdown_is_idempotent_and_final(model_path: Path) -> None:
-    """The device is given back once, and no step runs after."""
     limits = SchedulerConfig(max_model_len=64)
     executor, num_blocks = build_executor(
         EngineConfig("torch", str(model_path), num_blocks_override=4, scheduler=limits)
@@ -277,13 +256,11 @@ def test_shutdown_is_idempotent_and_final(model_path: Path) -> None:
 
 
 def test_a_model_is_needed() -> None:
-    """The torch engine without a model says which flag is missing."""
     with pytest.raises(ConfigError, match="--model"):
         build_executor(EngineConfig("torch", None))
 
 
 def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
-    """A wrong path ends in an error for the user, not a traceback from a library."""
     with pytest.raises(ModelError, match="nowhere"):
         build_executor(EngineConfig("torch", str(tmp_path / "nowhere.gguf")))
 
@@ -291,7 +268,7 @@ def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_a_context_no_memory_holds_is_refused_before_weights_are_read(
     tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
-    """Neither its rotary table nor any weight (these here cannot be read) is made first."""
+    """The weights here cannot be read, and the rotary table would fit nowhere."""
     config = json.loads((tiny_checkpoint / "config.json").read_text())
     config["max_position_embeddings"] = 1 << 20
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -305,7 +282,6 @@ def test_a_context_no_memory_holds_is_refused_before_weights_are_read(
 
 
 def test_bfloat16_is_served_on_any_cpu(tiny_checkpoint: Path) -> None:
-    """A CPU with slow or no bfloat16 products runs it in float32."""
     limits = SchedulerConfig(max_model_len=64)
     config = EngineConfig("torch", str(tiny_checkpoint), dtype="bfloat16", scheduler=limits)
     executor, _ = build_executor(config)
@@ -314,9 +290,6 @@ def test_bfloat16_is_served_on_any_cpu(tiny_checkpoint: Path) -> None:
 
 
 def test_dtypes_are_chosen_by_name() -> None:
-    """An explicit name is taken, auto is float32 on a CPU, and so is bfloat16 where that is slow;
-    anything else is refused.
-    """
     cpu = torch.device("cpu")
     assert choose_dtype("float32", cpu, True) is torch.float32
     assert choose_dtype("bfloat16", cpu, True) is torch.bfloat16

@@ -20,8 +20,6 @@ PROMPTS = {1: [5, 9, 33, 21], 2: [17, 80, 3], 3: list(range(30, 55))}
 
 
 class Bench:
-    """A tiny model whose cache the test can reach, to damage it."""
-
     def __init__(self, checkpoint: Path) -> None:
         model = load_model(checkpoint, torch.float32, torch.device("cpu"))
         config = model.config
@@ -48,18 +46,15 @@ def bench(tiny_checkpoint: Path) -> Bench:
 def sequence(
     seq_id: int, tokens: Sequence[int], start: int, table: list[int], *, draws: bool = True
 ) -> ScheduledSequence:
-    """`tokens` from position `start`, and a draw after them."""
     samples = (SampleSpec(PARAMS, start + len(tokens)),) if draws else ()
     return ScheduledSequence(seq_id, tokens, start, table, samples)
 
 
 def prompts(tables: dict[int, list[int]]) -> list[ScheduledSequence]:
-    """The prompts of sequences in their blocks."""
     return [sequence(seq_id, PROMPTS[seq_id], 0, table) for seq_id, table in tables.items()]
 
 
 def decodes(tables: dict[int, list[int]]) -> list[ScheduledSequence]:
-    """One token more of each."""
     return [
         sequence(seq_id, [seq_id], len(PROMPTS[seq_id]), table) for seq_id, table in tables.items()
     ]
@@ -73,7 +68,6 @@ TABLES = {1: [0, 1], 2: [2, 3], 3: [4, 5, 6]}
 def test_neighbours_of_a_corrupted_sequence_are_identical(
     bench: Bench, tiny_checkpoint: Path, value: float, plane: int
 ) -> None:
-    """Prompt, damage, decode: one fails with a reason; the others draw what they would have."""
     bench.run(*prompts(TABLES))
     healthy = Bench(tiny_checkpoint)
     healthy.run(*prompts(TABLES))
@@ -88,9 +82,7 @@ def test_neighbours_of_a_corrupted_sequence_are_identical(
 def test_blocks_of_a_failed_sequence_can_be_used_again(
     bench: Bench, tiny_checkpoint: Path, draws: bool
 ) -> None:
-    """Its slots behind the new owner's tokens hold no nan that a masked key would spread, be the
-    new owner a prompt or its continuation; also if the damaged step drew nothing.
-    """
+    """Slots behind the new owner's tokens hold no nan that a masked key would spread."""
     bench.run(*prompts(TABLES))
     bench.cache[:, 2] = torch.nan
     output = bench.run(sequence(2, [7, 8], 3, [2, 3], draws=draws))
@@ -105,15 +97,12 @@ def test_blocks_of_a_failed_sequence_can_be_used_again(
 
 
 def drafted(drafts: Sequence[int]) -> ScheduledSequence:
-    """Sequence 2 at its first token after the prompt, with drafts."""
     samples = (SampleSpec(PARAMS, 4),)
     return ScheduledSequence(2, [2, *drafts], 3, [2, 3], samples, num_drafts=len(drafts))
 
 
 def test_a_draft_the_model_cannot_take_spoils_nothing(bench: Bench, tiny_checkpoint: Path) -> None:
-    """The draft is not drawn: this step and the next ones equal plain decoding, although the
-    draft's keys were in the sequence's own block.
-    """
+    """The draft is not drawn, although its keys were in the sequence's own block."""
     healthy = Bench(tiny_checkpoint)
     for each in (bench, healthy):
         each.run(*prompts({1: [0, 1], 2: [2, 3]}))
@@ -151,7 +140,6 @@ def test_a_copied_block_is_as_bad_as_its_source(bench: Bench, tiny_checkpoint: P
 
 
 def test_sharers_of_a_corrupted_prefix_fail_too(bench: Bench) -> None:
-    """Every reader of the damage fails with a reason."""
     bench.run(*prompts({3: [4, 5]}))
     bench.cache[0, 4, 1, 0, 3] = torch.nan
     shared = [sequence(7, [1], 16, [4, 8]), sequence(8, [2], 16, [4, 9])]

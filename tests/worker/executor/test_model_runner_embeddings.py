@@ -18,7 +18,6 @@ LENGTHS = (1, 16, 17, 75, 75, 80)  # the later ones begin alike: they hit the pr
 
 
 def prompts(vocab_size: int) -> list[list[int]]:
-    """Random token ids; those of 75 and more share their first 64."""
     generator = torch.Generator().manual_seed(3)
     texts = [
         torch.randint(3, vocab_size, (length,), generator=generator).tolist() for length in LENGTHS
@@ -27,7 +26,6 @@ def prompts(vocab_size: int) -> list[list[int]]:
 
 
 def answers(core: EngineCore, requests: list[AddRequest]) -> dict[str, RequestOutput]:
-    """The last output of each, run together."""
     for request in requests:
         core.add(request)
     ended: dict[str, RequestOutput] = {}
@@ -40,14 +38,11 @@ def answers(core: EngineCore, requests: list[AddRequest]) -> dict[str, RequestOu
 
 
 def pooled(states: torch.Tensor, pooling: Pooling) -> torch.Tensor:
-    """The definition."""
     return states.mean(dim=0) if pooling is Pooling.MEAN else states[-1]
 
 
 def check(executor: Executor, model: Any, texts: list[list[int]], *, overlap: bool) -> None:
-    """Both poolings beside generation in steps of 29 tokens, twice: the second time from a cache
-    that knows every prompt.
-    """
+    """Both poolings run beside generation, twice: the second time the cache knows every prompt."""
     cache = CacheConfig(num_blocks=32, block_size=16)
     limits = SchedulerConfig(max_num_batched_tokens=29, max_model_len=256)
     core = EngineCore(Scheduler(cache, limits, ()), executor, lambda: 0.0, overlap)
@@ -79,7 +74,6 @@ def check(executor: Executor, model: Any, texts: list[list[int]], *, overlap: bo
 def test_a_tiny_models_embeddings(
     tiny_executor: Executor, tiny_checkpoint: Path, overlap: bool
 ) -> None:
-    """Random weights, from which nothing is nearly right."""
     from transformers import LlamaForCausalLM
 
     model = LlamaForCausalLM.from_pretrained(tiny_checkpoint, dtype=torch.float32).eval()
@@ -89,5 +83,4 @@ def test_a_tiny_models_embeddings(
 @pytest.mark.full
 @pytest.mark.model
 def test_the_default_models_embeddings(float32_executor: Executor, transformers_model: Any) -> None:
-    """The model that a worker starts with, its weights dequantised."""
     check(float32_executor, transformers_model.model, prompts(49_152), overlap=True)

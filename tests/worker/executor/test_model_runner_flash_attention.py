@@ -50,9 +50,7 @@ def flash_attn_varlen_func(  # the parameters are the package's
     return_attn_probs: bool = False,
     block_table: Tensor | None = None,
 ) -> Tensor:
-    """Behave as the package's documentation says: causal masks and windows are aligned at the
-    end.
-    """
+    """The package documents that causal masks and windows are aligned at the end."""
     assert block_table is not None
     assert {block_table.dtype, cu_seqlens_q.dtype, cu_seqlens_k.dtype} == {torch.int32}
     assert k.shape[1] % 256 == 0
@@ -83,7 +81,6 @@ def flash_attn_varlen_func(  # the parameters are the package's
 
 
 def requests() -> list[AddRequest]:
-    """Some longer than a block, some that begin alike, greedy and seeded."""
     draw = Random(6)
     stem = [draw.randrange(61) for _ in range(270)]
     made = []
@@ -97,7 +94,6 @@ def requests() -> list[AddRequest]:
 
 
 def run(model: LlamaModel, backend: Backend, drafts: int) -> dict[str, list[int]]:
-    """Answers of a pool too small for all, in chunks."""
     speculation = None
     if drafts:
         config = SpeculativeConfig(
@@ -125,7 +121,6 @@ def run(model: LlamaModel, backend: Backend, drafts: int) -> dict[str, list[int]
 @pytest.mark.parametrize("drafts", [0, 3])
 @pytest.mark.parametrize(("window", "softcap"), [(None, 0.0), (20, 0.0), (None, 0.7), (300, 2.0)])
 def test_an_engine_answers_as_on_torch(window: int | None, softcap: float, drafts: int) -> None:
-    """Chunks, decoding and verification, over several blocks; with windows in every other layer."""
     made = tiny_llama(config=dataclasses.replace(MODEL, attention_softcap=softcap))
     first, *others = made.layers
     model = dataclasses.replace(made, layers=(dataclasses.replace(first, window=window), *others))
@@ -135,7 +130,6 @@ def test_an_engine_answers_as_on_torch(window: int | None, softcap: float, draft
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU, and the package."""
     module: Any = ModuleType("flash_attn")
     module.flash_attn_varlen_func = flash_attn_varlen_func
     module.__spec__ = SimpleNamespace()
@@ -146,13 +140,11 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("installed")
 def test_it_is_used_where_it_is_asked_for() -> None:
-    """With Triton for all but attention; by itself only where there is no Triton."""
     assert isinstance(choose_backend("flash-attn", CUDA, HALF, 512), FlashBackend)
 
 
 @pytest.mark.usefixtures("installed")
 def test_auto_takes_triton_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton's decode steps are replayed; next comes flash-attn where it can work, then torch."""
     found = set[str]({"triton", "flash_attn"})
     monkeypatch.setattr(start, "find_spec", lambda name: name in found or None)
     assert choose_backend("auto", CUDA, HALF, 256) is TORCH  # what stands for Triton here
@@ -195,7 +187,6 @@ def test_old_gpus_and_a_missing_package_are_refused(monkeypatch: pytest.MonkeyPa
 def test_heads_of_other_sizes_are_refused_before_anything_is_read(
     head_dim: int, monkeypatch: pytest.MonkeyPatch, make_checkpoint: Any
 ) -> None:
-    """Larger than 256, or no multiple of 8."""
     flash = FlashBackend(TORCH, flash_attn_varlen_func)
     monkeypatch.setattr(start, "choose_backend", lambda *_: flash)
     path = make_checkpoint(1, hidden_size=4 * head_dim)

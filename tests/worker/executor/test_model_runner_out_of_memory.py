@@ -23,7 +23,7 @@ from worker.types import SamplingParams
 
 
 class ScarceModel:
-    """A model whose passes with a number in `faults` run, and then end for lack of memory."""
+    """Passes with a number in `faults` run, and then end for lack of memory."""
 
     def __init__(self, model: LlamaModel, faults: set[int]) -> None:
         self._model = model
@@ -47,7 +47,6 @@ class ScarceModel:
 
 
 def requests() -> list[AddRequest]:
-    """Some that begin alike, greedy and seeded, with penalties too."""
     draw = Random(3)
     stem = [draw.randrange(96) for _ in range(21)]
     made = []
@@ -60,7 +59,6 @@ def requests() -> list[AddRequest]:
 
 
 def run(checkpoint: Path, faults: set[int], overlap: bool, method: str | None) -> dict[str, Any]:
-    """The answers of all, on a pool too small for them, in chunks."""
     speculative = speculation = None
     if method is not None:
         speculative = SpeculativeConfig(
@@ -105,7 +103,6 @@ def run(checkpoint: Path, faults: set[int], overlap: bool, method: str | None) -
 def test_no_pass_that_fails_changes_an_answer(
     tiny_checkpoint: Path, method: str | None, overlap: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Prompts, decoding and verification, alone and together; it is logged each time."""
     expected = run(tiny_checkpoint, set(), overlap, method)
     draw = Random(7)
     for _ in range(4):
@@ -118,11 +115,9 @@ def test_no_pass_that_fails_changes_an_answer(
 
 
 def test_blocks_are_copied_whatever_memory_there_is() -> None:
-    """One by one through the host where all at once do not fit; sources are read first."""
+    """Blocks go one by one through the host where all do not fit; sources are read first."""
 
     class Small(torch.Tensor):
-        """A tensor of which no copy of several blocks can be made."""
-
         def __getitem__(self, key: Any) -> Any:
             if isinstance(key, tuple):
                 raise torch.OutOfMemoryError("CUDA out of memory")

@@ -15,7 +15,6 @@ PROMPT = [5, 17, 80, 3, 9, 33, 21]
 
 
 def run(executor: ModelRunner, tokens: list[int], start: int = 0) -> ModelOutput:
-    """Tokens of one sequence from `start`, and a draw with its log probabilities."""
     spec = SampleSpec(GREEDY, start + len(tokens))
     sequence = ScheduledSequence(1, tokens, start, [4, 2], (spec,))
     return execute(executor, SchedulerOutput(0, (sequence,)))
@@ -25,7 +24,6 @@ def run(executor: ModelRunner, tokens: list[int], start: int = 0) -> ModelOutput
 def test_a_sleeping_runner_runs_no_step_and_wakes_unchanged(
     tiny_executor: ModelRunner, level: int
 ) -> None:
-    """After both are back, the same prompt gives the same numbers."""
     before = run(tiny_executor, PROMPT)
     tiny_executor.sleep(level)
     with pytest.raises(RuntimeError, match="sleeps"):
@@ -35,7 +33,6 @@ def test_a_sleeping_runner_runs_no_step_and_wakes_unchanged(
 
 
 def test_the_cache_comes_back_empty(tiny_executor: ModelRunner) -> None:
-    """A sequence continued after the sleep finds zeros, not its keys."""
     run(tiny_executor, PROMPT)
     remembered = run(tiny_executor, [7], len(PROMPT))
     tiny_executor.sleep(1)
@@ -46,7 +43,6 @@ def test_the_cache_comes_back_empty(tiny_executor: ModelRunner) -> None:
 
 @pytest.mark.parametrize("first", ["weights", "kv_cache"])
 def test_waking_in_parts_is_complete_with_both(tiny_executor: ModelRunner, first: str) -> None:
-    """Weights for an update first, the cache later, or the other way round."""
     before = run(tiny_executor, PROMPT)
     tiny_executor.sleep(2)
     tiny_executor.wake(frozenset({first}))
@@ -57,9 +53,6 @@ def test_waking_in_parts_is_complete_with_both(tiny_executor: ModelRunner, first
 
 
 def test_sleep_deepens_and_repeats(tiny_executor: ModelRunner) -> None:
-    """Level 0 frees nothing; level 2 after 1 drops the weights too; waking twice changes
-    nothing.
-    """
     before = run(tiny_executor, PROMPT)
     tiny_executor.sleep(0)
     assert run(tiny_executor, PROMPT) == before
@@ -73,7 +66,6 @@ def test_sleep_deepens_and_repeats(tiny_executor: ModelRunner) -> None:
 def test_weights_of_level_2_are_read_again(
     tiny_executor: ModelRunner, tiny_checkpoint: Path
 ) -> None:
-    """They come from the path given at the start; an error names a path that no longer exists."""
     before = run(tiny_executor, PROMPT)
     tiny_executor.sleep(2)
     away = tiny_checkpoint.with_name("away")
@@ -88,7 +80,6 @@ def test_weights_of_level_2_are_read_again(
 
 
 def test_a_runner_that_is_shut_down_does_not_wake(tiny_executor: ModelRunner) -> None:
-    """Shutdown is final, asleep or not."""
     tiny_executor.sleep(1)
     tiny_executor.shutdown()
     with pytest.raises(RuntimeError, match="shut down"):

@@ -29,7 +29,6 @@ PENALTIES: list[dict[str, Any]] = [
 def share(
     index: int, known: Sequence[int], wishes: dict[str, Any], ahead: int
 ) -> ScheduledSequence:
-    """The next step of a sequence of which `known` tokens are known and `ahead` more are drawn."""
     params = SamplingParams(max_tokens=99, seed=index, **wishes)
     num_prompt, position = len(PROMPTS[index % 4]), len(known) + ahead
     spec = SampleSpec(
@@ -46,9 +45,7 @@ def share(
 
 
 def answers(executor: Executor, wishes: Sequence[dict[str, Any]], ahead: bool) -> list[list[Any]]:
-    """Twenty draws of each of some sequences, each step handed over before the last is collected if
-    it goes `ahead`.
-    """
+    """With `ahead`, each step is handed over before the last one is collected."""
     known = [list(PROMPTS[index % 4]) for index in range(len(wishes))]
     drawn: list[list[Any]] = [[] for _ in wishes]
     tickets: list[Ticket] = []
@@ -76,13 +73,11 @@ def answers(executor: Executor, wishes: Sequence[dict[str, Any]], ahead: bool) -
 def test_a_step_handed_over_early_draws_what_it_would_have_drawn(
     tiny_executor: ModelRunner, wishes: list[dict[str, Any]]
 ) -> None:
-    """Token for token, with log probabilities, penalties and bans."""
     early, late = (answers(tiny_executor, wishes, ahead) for ahead in (True, False))
     assert early == late
 
 
 def test_a_failed_sequence_spoils_no_submitted_step(tiny_executor: ModelRunner) -> None:
-    """Its row runs with an arbitrary token, without effect on the others."""
     expected = answers(tiny_executor, WISHES[:1], ahead=False)
     forbidden = {"temperature": 1.0, "allowed_token_ids": (0, 7), "min_tokens": 9}
     first = [share(0, PROMPTS[0], WISHES[0], 0), share(1, PROMPTS[1], forbidden, 0)]
@@ -95,7 +90,7 @@ def test_a_failed_sequence_spoils_no_submitted_step(tiny_executor: ModelRunner) 
 
 
 class _NoReads(TorchDispatchMode):
-    """Refuses what waits for the device to read a value: `item`, `int`, `float`, `bool`."""
+    """Refuses what waits for the device to read a value."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -108,8 +103,6 @@ class _NoReads(TorchDispatchMode):
 
 @contextmanager
 def no_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Until it ends, nothing may be read from a tensor."""
-
     def refuse(*_: Any) -> None:
         raise AssertionError("a tensor was read between submit and collect")
 
@@ -122,9 +115,6 @@ def no_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_step_is_submitted_without_waiting_for_the_device(
     tiny_executor: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Greedy, drawn, with log probabilities; prompts, then tokens that are still unknown, and then
-    drafts, in more rows than have logits at once.
-    """
     if tiny_executor._model is None or tiny_executor._model.kernels is None:
         pytest.skip("the native kernels are not built, or not for this CPU")
     tickets = []
@@ -152,6 +142,5 @@ def test_the_guard_against_reads_refuses_them(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_step_without_sequences_only_copies(tiny_executor: ModelRunner) -> None:
-    """Its result is empty."""
     output = execute(tiny_executor, SchedulerOutput(0, (), ((0, 1),)))
     assert (output.sampled, output.failed) == ({}, {})

@@ -10,13 +10,11 @@ from worker.models.loader import load_model
 
 
 def dense_model(path: Path) -> LlamaModel:
-    """A model whose products are dense tensors, as on a GPU."""
     return load_model(path, torch.float16, torch.device("cpu"))
 
 
 @torch.inference_mode()
 def test_weights_come_back_to_the_bit(tiny_checkpoint: Path) -> None:
-    """While they are away their memory is given back; tied ones are held once."""
     model, twin = dense_model(tiny_checkpoint), dense_model(tiny_checkpoint)
     away = OffloadedWeights(model)
     storage = model.embedding.weight.untyped_storage()

@@ -70,8 +70,6 @@ BOTH = frozenset({"weights", "kv_cache"})
 
 @dataclass(frozen=True)
 class Way:
-    """The set-up of an engine that runs the requests."""
-
     num_blocks: int = 200
     budget: int = 512
     batch: int = 32
@@ -88,14 +86,11 @@ WAYS = {
 
 @dataclass
 class Answer:
-    """The contents of one of a request's answers."""
-
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[Any] = field(default_factory=list)
     prompt_logprobs: list[Any] = field(default_factory=list)
 
     def add(self, output: RequestOutput) -> None:
-        """One more piece of it."""
         assert output.error is None
         self.token_ids += output.token_ids
         self.logprobs += output.logprobs
@@ -104,14 +99,12 @@ class Answer:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Random weights of `CONFIG`."""
     path = tmp_path_factory.mktemp("tiny")
     save_checkpoint(path, CONFIG)
     return path
 
 
 def config_of(checkpoint: Path, size: int, **changes: Any) -> EngineConfig:
-    """200 blocks of 8 tokens."""
     config = EngineConfig(
         "torch",
         str(checkpoint),
@@ -128,13 +121,11 @@ def config_of(checkpoint: Path, size: int, **changes: Any) -> EngineConfig:
 
 @pytest.fixture(scope="module")
 def alone(checkpoint: Path) -> Executor:
-    """One process."""
     return build_executor(config_of(checkpoint, 1))[0]
 
 
 @pytest.fixture(scope="module")
 def two_ranks(checkpoint: Path) -> Iterator[Executor]:
-    """This process, and another one."""
     executor, num_blocks = build_executor(config_of(checkpoint, 2))
     assert num_blocks == 200
     yield executor
@@ -146,16 +137,11 @@ def two_ranks(checkpoint: Path) -> Iterator[Executor]:
 
 
 class Lent(Executor):
-    """Another executor, which outlives the engine that it is lent to."""
-
     def __init__(self, executor: Executor) -> None:
         self.submit = executor.submit  # type: ignore[method-assign]
 
 
 def requests() -> list[AddRequest]:
-    """Two hundred, greedy and seeded; some begin alike, some want several answers, log
-    probabilities, or draws that look at the tokens before.
-    """
     draw = Random(11)
     stem = [draw.randrange(91) for _ in range(20)]
     made = []
@@ -178,7 +164,6 @@ def requests() -> list[AddRequest]:
 
 
 def run(executor: Executor, way: Way, asked: list[AddRequest] | None = None) -> dict[str, Answer]:
-    """The answers to all requests, or those given, asked at once."""
     limits = SchedulerConfig(way.budget, way.batch, 256)
     speculation = None
     if way.drafts:
@@ -205,7 +190,6 @@ def run(executor: Executor, way: Way, asked: list[AddRequest] | None = None) -> 
 # A process is in one group at a time: before `two_ranks` is.
 @pytest.mark.parametrize("name", some(LAYOUTS))
 def test_other_layouts_answer_as_one_process(name: str, tmp_path: Path) -> None:
-    """Fused products and norms after branches; and both ranks have the one KV head there is."""
     save_checkpoint(tmp_path, {**TINY, **LAYOUTS[name]})
     asked, way = requests()[:40], Way(overlap=True)
     expected = run(build_executor(config_of(tmp_path, 1))[0], way, asked)
@@ -223,7 +207,6 @@ def test_other_layouts_answer_as_one_process(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", some(WAYS))
 def test_two_ranks_answer_as_one_process(alone: Executor, two_ranks: Executor, name: str) -> None:
-    """Token for token; log probabilities but for the order of sums."""
     expected, answers = run(alone, WAYS[name]), run(two_ranks, WAYS[name])
     assert answers.keys() == expected.keys()
     for name_of, answer in answers.items():
@@ -241,7 +224,6 @@ def test_two_ranks_answer_as_one_process(alone: Executor, two_ranks: Executor, n
 
 
 def draw_of(executor: Executor, tokens: list[int], start: int = 0) -> Any:
-    """Return the draw of one sequence after these tokens."""
     spec = SampleSpec(
         SamplingParams(max_tokens=1, temperature=0.0, logprobs=4), start + len(tokens)
     )
@@ -267,7 +249,6 @@ def test_a_masked_draw_is_the_same_on_every_rank(alone: Executor, two_ranks: Exe
 
 
 def test_kv_of_ranks_is_that_of_one_process(alone: Executor, two_ranks: Executor) -> None:
-    """Read from either and written into the other: what follows on it is the same."""
     check_kv_moves(alone, two_ranks)
 
 
@@ -292,8 +273,6 @@ def check_kv_moves(alone: Any, two_ranks: Any) -> None:
 def test_a_rank_without_memory_fails_the_read_alone(
     two_ranks: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The ranks continue to serve."""
-
     def refuse(*_: object) -> memoryview:
         raise DeviceMemoryError("full")
 
@@ -306,7 +285,6 @@ def test_a_rank_without_memory_fails_the_read_alone(
 
 @pytest.mark.parametrize("level", [1, 2])
 def test_ranks_sleep_and_wake_together(two_ranks: Executor, level: int) -> None:
-    """The numbers equal those before, and no rank retains the contents of its cache."""
     prompt = [5, 17, 80, 3]
     before = draw_of(two_ranks, prompt), draw_of(two_ranks, [7], len(prompt))
     two_ranks.sleep(level)
@@ -317,7 +295,6 @@ def test_ranks_sleep_and_wake_together(two_ranks: Executor, level: int) -> None:
 
 
 def test_a_size_that_divides_no_heads_is_refused(checkpoint: Path) -> None:
-    """With the flag and the sizes that would do."""
     with pytest.raises(
         ConfigError, match=r"--tensor-parallel-size 3 .* 4 heads, 2 KV.* 1, 2 or 4$"
     ):
@@ -336,14 +313,12 @@ def test_a_size_that_divides_no_heads_is_refused(checkpoint: Path) -> None:
 def test_settings_that_ranks_do_not_support_are_refused(
     checkpoint: Path, changes: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By name, and before any rank is started."""
     monkeypatch.setattr(ranks.Ranks, "start", lambda *_: pytest.fail("ranks were started"))
     with pytest.raises(ConfigError, match=reason):
         build_executor(config_of(checkpoint, 2, **changes))
 
 
 def test_each_rank_takes_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks divide the GPUs that CUDA sees; too few are refused."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert choose_device("auto", Shard(1, 2)) == torch.device("cuda", 1)
@@ -356,7 +331,7 @@ def test_each_rank_takes_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> No
 def test_ranks_agree_on_the_blocks_of_the_least_room(
     room: int | None, other: int | None, least: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rank 0 chooses, from what the fullest device has; rank 1 takes its choice."""
+    """Rank 0 chooses, from what the fullest device has, and rank 1 takes its choice."""
     seen: list[int | None] = []
 
     def reduce(tensor: torch.Tensor, op: object) -> None:

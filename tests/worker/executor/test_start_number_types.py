@@ -45,7 +45,6 @@ def kernels() -> CpuKernels:
 
 
 def rewritten(checkpoint: Path, folder: Path, change: Callable[..., torch.Tensor]) -> Path:
-    """The checkpoint with other tensors: `change(name, tensor)` of each."""
     shutil.copy(checkpoint / "config.json", folder)
     tensors = load_file(checkpoint / "model.safetensors")
     changed = {name: change(name, tensor) for name, tensor in tensors.items()}
@@ -59,13 +58,11 @@ def loaded(path: Path, kernels: CpuKernels, quantization: str = "none") -> Llama
 
 @torch.inference_mode()
 def logits(model: LlamaModel) -> torch.Tensor:
-    """After every token of a text, [T, vocab]."""
     step = replace(step_of(TEXT, 0, [2, 0, 1]), sample_rows=torch.arange(len(TEXT)))
     return model.forward(step, allocate(3, BLOCK_SIZE, model.config, torch.float32, CPU))
 
 
 def products(model: LlamaModel) -> list[BlockLinear]:
-    """Every product of a native model, a tied head once."""
     layers = [part for x in model.layers for part in (x.qkv, x.output, x.gate_up, x.down)]
     tables = [model.embedding] if model.embedding is model.head else [model.embedding, model.head]
     found = [part for part in (*tables, *layers) if isinstance(part, BlockLinear)]
@@ -74,12 +71,11 @@ def products(model: LlamaModel) -> list[BlockLinear]:
 
 
 def held_bytes(parts: Sequence[BlockLinear]) -> int:
-    """Memory of weights, less what aligns each of them."""
     return sum(part.num_bytes - 64 * part.layer.count for part in parts)
 
 
 def elements(parts: Sequence[BlockLinear]) -> int:
-    """Weights, with the rows that fill up groups of 16."""
+    """The rows of products are filled up to groups of 16."""
     return sum(-(-part.shape[0] // 16) * 16 * part.shape[1] for part in parts)
 
 
@@ -90,7 +86,6 @@ def test_half_precision_weights_stay_as_they_are_stored(
     tiny_checkpoint: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """Two bytes each, and the very logits of the same numbers in float32."""
     half, single = (tmp_path_factory.mktemp(name) for name in ("half", "single"))
     model = loaded(rewritten(tiny_checkpoint, half, lambda _, t: t.to(dtype)), kernels)
     twin = loaded(rewritten(half, single, lambda _, t: t.float()), kernels)
@@ -108,7 +103,7 @@ def test_a_quantised_model_is_that_of_its_rounded_weights(
     tiny_checkpoint: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """In as few bytes. Rows of 80, which are no whole blocks, stay as they are."""
+    """Rows of 80 are no whole blocks, and stay as they are."""
     original, rounded = (tmp_path_factory.mktemp(name) for name in ("original", "rounded"))
     kind = gguf.GGMLQuantizationType[quantization.upper()]
 
@@ -157,7 +152,6 @@ def config(path: Path | str, **changes: object) -> EngineConfig:
 def test_a_quantised_model_wakes_as_it_was(
     level: int, kernels: CpuKernels, tiny_checkpoint: Path
 ) -> None:
-    """Also when it is read again."""
     executor, _ = build_executor(
         config(tiny_checkpoint, quantization="q8_0", kv_cache_dtype="bfloat16")
     )
@@ -181,7 +175,6 @@ def test_a_quantised_file_is_not_quantised_again(kernels: CpuKernels, tmp_path: 
 def test_missing_requirements_of_quantisation_are_errors(
     kernels: CpuKernels, tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A CPU, float32 activations, and native kernels for such layers."""
     asked = config(tiny_checkpoint, quantization="q8_0")
     with pytest.raises(ConfigError, match=r"^--quantization q8_0 is for a CPU"):
         choose_kernels(asked, torch.device("cuda"), torch.bfloat16)
@@ -224,7 +217,6 @@ def test_the_cache_is_like_activations_or_in_bfloat16_beside_float32() -> None:
 def test_a_cache_of_eight_bits_takes_triton_and_a_gpu_that_has_them(
     monkeypatch: pytest.MonkeyPatch, tiny_checkpoint: Path
 ) -> None:
-    """Either of vLLM's names; elsewhere the reason is given."""
     triton: Any = SimpleNamespace(name="triton")
     cuda, half = torch.device("cuda"), torch.bfloat16
     for capability in ((8, 6), (8, 9), (9, 0)):
@@ -247,7 +239,6 @@ def test_a_cache_of_eight_bits_takes_triton_and_a_gpu_that_has_them(
 def test_scales_of_the_cache_are_read_from_the_checkpoint(
     form: str, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
-    """One of all heads or one of each, under any name that is in use; without, none are needed."""
     shutil.copy(tiny_checkpoint / "config.json", tmp_path)
     tensors = load_file(tiny_checkpoint / "model.safetensors")
     for part, scale in (("k", torch.tensor(0.5)), ("v", torch.tensor([2.0, 4.0]))):
@@ -265,7 +256,6 @@ def test_scales_of_the_cache_are_read_from_the_checkpoint(
 
 
 def test_the_same_memory_holds_twice_the_blocks(tiny_checkpoint: Path) -> None:
-    """Each block takes half the memory."""
     asked = config(tiny_checkpoint, num_blocks_override=None, kv_cache_memory_bytes=1 << 18)
     counts = {}
     for name in ("auto", "bfloat16"):
@@ -275,7 +265,6 @@ def test_the_same_memory_holds_twice_the_blocks(tiny_checkpoint: Path) -> None:
 
 
 def answers(asked: EngineConfig, prompts: dict[str, list[int]]) -> tuple[dict[str, list[int]], int]:
-    """Run all prompts at once; return the answers by name, and the number of preemptions."""
     core, _ = build_core(asked, time.monotonic)
     params = [
         SamplingParams(max_tokens=24, temperature=t, seed=7, ignore_eos=True) for t in (0.0, 0.9)
@@ -298,7 +287,6 @@ def answers(asked: EngineConfig, prompts: dict[str, list[int]]) -> tuple[dict[st
 
 @torch.inference_mode()
 def random_head(checkpoint: Path, path: Path) -> str:
-    """A head of random weights that drafts from the whole vocabulary."""
     target = load_model(checkpoint, torch.float32, CPU)
     shape = HeadShape(intermediate_size=48, draft_vocab_size=96)
     noise = torch.Generator().manual_seed(4)
@@ -318,9 +306,7 @@ def test_a_rounded_cache_answers_alike_alone_and_together(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """On a pool too small for all, with prefix hits and chunked prompts, and with drafts of a model
-    or a head that has such a cache too; by kernels of any kind, or by torch.
-    """
+    """The pool is too small for all, and there are prefix hits, chunked prompts and drafts."""
     monkeypatch.setenv(native.ISA_VARIABLE, isa)
     rng = Random(20261126)
     shared = [rng.randrange(96) for _ in range(37)]

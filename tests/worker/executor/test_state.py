@@ -47,9 +47,7 @@ def changed(table: list[int], change: tuple[str, object]) -> list[int]:
 def test_tables_by_differences_are_those_of_a_rebuild(
     walk: list[dict[int, tuple[str, object]]],
 ) -> None:
-    """Tables that grow, shrink, change in place and come back after their slot went elsewhere; and
-    a token drawn in one step is there in the next, wherever slots move.
-    """
+    """Tables grow, shrink, change in place and come back after their slot went elsewhere."""
     state = DeviceState(4, CPU)
     tables: dict[int, list[int]] = {}
     drawn: dict[int, int] = {}
@@ -75,7 +73,7 @@ def test_tables_by_differences_are_those_of_a_rebuild(
 
 
 def test_slots_are_used_again() -> None:
-    """A worker that serves forever keeps as many as it once needed at a time."""
+    """A worker that serves forever keeps as many slots as it once needed at a time."""
     state = DeviceState(16, CPU)
     for first in range(0, 100_000, 50):
         slots = state.enter([ScheduledSequence(first + i, [0], 0, (1, 2)) for i in range(50)])

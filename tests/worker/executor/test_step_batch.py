@@ -11,12 +11,10 @@ SPECS = (SampleSpec(SamplingParams(max_tokens=1, temperature=0.0), 0),)
 
 
 def batch(*sequences: ScheduledSequence) -> StepBatch:
-    """A batch over blocks of 4 tokens."""
     return StepBatch(sequences, DeviceState(4, CPU))
 
 
 def test_rows_follow_the_step() -> None:
-    """Every row knows its token, position and slot, every sequence its rows, context and blocks."""
     tensors = batch(
         ScheduledSequence(1, [7, 8, 9], 2, [5, 3], SPECS),
         ScheduledSequence(2, [4], 5, [1, 2, 9], SPECS),
@@ -33,9 +31,6 @@ def test_rows_follow_the_step() -> None:
 
 
 def test_every_draft_has_a_row_to_be_judged_by() -> None:
-    """The known token's row and each draft's are sampled, one behind the other, in `sampled`'s
-    order; what is scored or silent comes after them.
-    """
     made = batch(
         ScheduledSequence(1, [7, 8, 9], 2, [5, 3], SPECS, num_drafts=2),
         ScheduledSequence(2, [4], 5, [1, 2], SPECS),
@@ -49,9 +44,6 @@ def test_every_draft_has_a_row_to_be_judged_by() -> None:
 
 
 def test_a_pending_token_is_what_the_step_before_left() -> None:
-    """In the row behind the known tokens, at the next position; for any sequences that drew, in any
-    order.
-    """
     state = DeviceState(4, CPU)
     first = StepBatch(
         [

@@ -38,7 +38,7 @@ GGUF_ARCHITECTURES = {
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint, and the original model's logits [T, vocab] for `token_ids`."""
+    """`logits` [T, vocab] are the original model's for `token_ids`."""
 
     path: Path
     model: Any
@@ -48,8 +48,6 @@ class Saved:
 
 @pytest.fixture
 def save_tiny(tmp_path: Path) -> Callable[..., Saved]:
-    """Save a random model of a transformers class with changes to its configuration."""
-
     def save(kind: str = "Llama", shard_size: str = "5GB", **changes: object) -> Saved:
         import transformers
 
@@ -72,7 +70,6 @@ def save_tiny(tmp_path: Path) -> Callable[..., Saved]:
 
 
 def describe(writer: gguf.GGUFWriter, config: Any) -> None:
-    """Write the keys of llama.cpp's converter for a configuration."""
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -111,8 +108,6 @@ def describe(writer: gguf.GGUFWriter, config: Any) -> None:
 
 @pytest.fixture
 def write_gguf(tmp_path: Path) -> Callable[..., Path]:
-    """Write a transformers model as llama.cpp's converter does."""
-
     def write(model: Any, encodings: dict[str, Any] | None = None, **extra: np.ndarray) -> Path:
         path = tmp_path / "tiny.gguf"
         config = model.config
@@ -148,7 +143,6 @@ def write_gguf(tmp_path: Path) -> Callable[..., Path]:
 
 
 def separated(tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Split fused gate and up projections of experts into separate tensors."""
     for name, tensor in tensors.items():
         stem, _, last = name.rpartition(".experts.")
         if last == "gate_up_proj":
@@ -160,6 +154,5 @@ def separated(tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.
 
 
 def interleave(values: np.ndarray, heads: int) -> np.ndarray:
-    """Interleave the rows of the two halves of each head."""
     halves = values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
     return halves.swapaxes(1, 2).reshape(values.shape)

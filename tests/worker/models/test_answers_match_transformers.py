@@ -36,7 +36,7 @@ def kernels(request: pytest.FixtureRequest) -> CpuKernels | None:
 
 
 def answers(path: Path, prompts: list[list[int]], kernels: CpuKernels | None) -> list[list[int]]:
-    """Greedy answers to all prompts in one batch; each starts one step later and runs in chunks."""
+    """Each prompt starts one step later than the one before, and runs in chunks."""
     with torch.inference_mode():
         model = load_model(path, torch.float32, CPU, kernels=kernels)
         cache = allocate(45, 16, model.config, torch.float32, CPU)
@@ -64,10 +64,7 @@ def answers(path: Path, prompts: list[list[int]], kernels: CpuKernels | None) ->
 
 
 def shortfalls(model: Any, prompt: list[int], answer: list[int]) -> torch.Tensor:
-    """The distance of each answer token's logit from the highest one in transformers, after the
-    prompt and the tokens before it.
-
-    All are 0 exactly if transformers' greedy answer is the same: by induction, each token is its
+    """All are 0 exactly if transformers' greedy answer is the same: by induction, each token is its
     argmax.
     """
     with torch.no_grad():
@@ -79,7 +76,7 @@ def shortfalls(model: Any, prompt: list[int], answer: list[int]) -> torch.Tensor
 def test_answers_match_transformers(
     variant: str, kernels: CpuKernels | None, save_tiny: Callable[..., Any]
 ) -> None:
-    """Prompts are longer than the windows, layers torch's or native; rounding may decide ties."""
+    """Prompts are longer than the windows, and rounding may decide ties."""
     kind, changes = (VARIANTS | HF_VARIANTS)[variant]
     saved = save_tiny(kind, **changes)
     prompts = [saved.token_ids[n : n + length] for n, length in enumerate(LENGTHS)]
@@ -110,7 +107,6 @@ def test_answers_of_quantised_checkpoints_match_transformers(
     kernels: CpuKernels | None,
     save_tiny: Callable[..., Any],
 ) -> None:
-    """Transformers gets the decoded weights; some checkpoints leave some weights unquantised."""
     saved = save_tiny(kind, **{**changes, "intermediate_size": 128})
     model = (
         AutoModelForCausalLM.from_pretrained(quantize(saved.path, form, unchanged)).float().eval()

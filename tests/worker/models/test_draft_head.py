@@ -32,7 +32,6 @@ TABLE = [7, 2, 9, 4, 11]
 
 
 def twin_for(target: LlamaModel) -> HeadTwin:
-    """A head in which every part has an effect."""
     noise = torch.Generator().manual_seed(3)
     twin = HeadTwin(SHAPE, teacher_of(target, VOCAB), noise)
     with torch.no_grad():
@@ -49,13 +48,11 @@ def write(path: Path, target: LlamaModel, **changes: torch.Tensor) -> Path:
 
 
 def serving(twin: HeadTwin, target: LlamaModel) -> DraftHead:
-    """The same head for the paged cache."""
     return assemble(SHAPE, twin.weights(), VOCAB, target)
 
 
 @torch.no_grad()
 def test_the_paged_head_matches_the_trained_one() -> None:
-    """For a whole text and for chunks down to single tokens, over scattered blocks."""
     target = tiny_llama()
     twin = twin_for(target)
     head = serving(twin, target)
@@ -74,7 +71,6 @@ def test_the_paged_head_matches_the_trained_one() -> None:
 
 @torch.no_grad()
 def test_further_drafting_matches_the_later_passes_of_training() -> None:
-    """The head takes its own hidden states, token by token."""
     target = tiny_llama()
     twin = twin_for(target)
     head = serving(twin, target)
@@ -92,7 +88,6 @@ def test_further_drafting_matches_the_later_passes_of_training() -> None:
 
 
 def test_a_written_head_loads_unchanged(tmp_path: Path) -> None:
-    """The file has the head's own weights; the rest are the target's."""
     target = tiny_llama()
     head = load_draft_head(write(tmp_path / "head.safetensors", target), target)
     assert head.draft_vocab.tolist() == VOCAB.tolist()
@@ -103,7 +98,6 @@ def test_a_written_head_loads_unchanged(tmp_path: Path) -> None:
 
 
 def test_a_draft_head_uses_the_output_rows_of_an_untied_target() -> None:
-    """Not the rows of the embedding."""
     target = tiny_llama(config=dataclasses.replace(TINY, tied_head=False))
     head = serving(twin_for(target), target)
     hidden = torch.randn(2, 32)
@@ -113,8 +107,6 @@ def test_a_draft_head_uses_the_output_rows_of_an_untied_target() -> None:
 
 
 def in_dtype(target: LlamaModel, dtype: torch.dtype) -> LlamaModel:
-    """The same model as loaded in `dtype`."""
-
     def cast(linear: Linear, num_rows: int) -> Linear:
         return make_linear(linear.rows(torch.arange(num_rows)).to(dtype))
 
@@ -127,7 +119,7 @@ def in_dtype(target: LlamaModel, dtype: torch.dtype) -> LlamaModel:
 
 
 def test_the_fingerprint_distinguishes_models_but_not_dtypes() -> None:
-    """Half precision rounds the smallest numbers to 0, which does not change it."""
+    """Half precision rounds the smallest numbers to 0, which does not change the fingerprint."""
     target = tiny_llama()
     target.embedding.weight[0, :3] = torch.tensor([1e-9, -1e-9, 1e-30])
     for dtype in (torch.bfloat16, torch.float16):
@@ -137,7 +129,6 @@ def test_the_fingerprint_distinguishes_models_but_not_dtypes() -> None:
 
 @pytest.mark.parametrize("part", ["qkv", "down"])
 def test_a_tuned_model_has_another_fingerprint(part: str) -> None:
-    """Even if only the attention or the MLP of the last layer was trained."""
     target, other = tiny_llama(), tiny_llama(seed=1)
     last = dataclasses.replace(target.layers[-1], **{part: getattr(other.layers[-1], part)})
     tuned = dataclasses.replace(target, layers=(*target.layers[:-1], last))
@@ -168,7 +159,6 @@ def test_a_head_of_another_model_is_refused_with_the_remedy(tmp_path: Path) -> N
 
 
 def test_a_file_that_is_not_a_head_is_refused(tmp_path: Path) -> None:
-    """It has other content, is missing, or is truncated."""
     other = tmp_path / "other.safetensors"
     save_file({"x": torch.zeros(2)}, other)
     with pytest.raises(ModelError, match="not a draft head of ours"):
@@ -182,7 +172,6 @@ def test_a_file_that_is_not_a_head_is_refused(tmp_path: Path) -> None:
 
 
 def test_only_its_target_finds_a_trained_head(tmp_path: Path) -> None:
-    """It is in the directory of the target's fingerprint."""
     target = tiny_llama()
     assert shipped_head(target, tmp_path) is None
     directory = tmp_path / fingerprint(target)

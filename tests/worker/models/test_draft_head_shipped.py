@@ -21,9 +21,7 @@ PROMPT = "<|im_start|>user\nWrite a short letter to my aunt.<|im_end|>\n<|im_sta
 @pytest.mark.model
 @torch.inference_mode()
 def test_the_shipped_head_predicts_the_default_model(model_path: Path, tmp_path: Path) -> None:
-    """At least a third of an answer's tokens, each from the state two tokens before. The card
-    promises more on average, and the files are small.
-    """
+    """The card promises more than this third on average, but the files are small."""
     target = load_model(model_path, torch.float32, torch.device("cpu"), 256)
     path = shipped_head(target, tmp_path)
     assert path is not None

@@ -22,7 +22,6 @@ def text(value: str) -> bytes:
 
 
 def container(*, kvs: list[bytes] = [], tensors: list[bytes] = [], data: bytes = b"") -> bytes:  # noqa: B006
-    """A file of raw parts, the data section aligned to 32."""
     head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(kvs)) + b"".join(kvs + tensors)
     return head + b"\0" * (-len(head) % 32) + data
 
@@ -34,7 +33,6 @@ def tensor(name: str, dims: list[int], type_id: int = 0, offset: int = 0) -> byt
 
 @pytest.fixture
 def sample(tmp_path: Path) -> Path:
-    """A file from the format's own writer, with every kind of value."""
     path = tmp_path / "sample.gguf"
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_uint8("u8", 255)
@@ -80,7 +78,6 @@ def test_every_type_of_value_is_read(sample: Path) -> None:
 
 
 def test_tensors_have_their_shape_type_and_bytes(sample: Path) -> None:
-    """Shapes have the slowest dimension first."""
     file = GgufFile.open(sample)
     assert file.architecture == "llama"
     assert file.tensors["first"].shape == (3, 4)
@@ -161,7 +158,6 @@ def test_damage_is_refused_with_file_and_reason(name: str, tmp_path: Path) -> No
 def test_a_damaged_file_is_opened_or_refused(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Truncated or changed bytes raise no other error than `ModelError`."""
     content = bytearray(
         container(
             kvs=[kv("words", ARRAY, struct.pack("<IQ", STRING, 2) + text("a") + text("bc"))],

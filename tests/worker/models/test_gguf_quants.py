@@ -23,7 +23,6 @@ REFUSED = sorted({kind.name for kind in Type} - set(DECODABLE))
 
 
 def write(path: Path, encoded: np.ndarray, kind: Type) -> GgufFile:
-    """A file with one encoded tensor, `weights`."""
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_tensor("weights", encoded, raw_dtype=kind)
     writer.write_header_to_file()
@@ -34,7 +33,7 @@ def write(path: Path, encoded: np.ndarray, kind: Type) -> GgufFile:
 
 
 def random_blocks(kind: Type, rows: int, blocks: int, seed: int = 2) -> np.ndarray:
-    """Random bytes as an encoding, small enough that half-precision scales are finite."""
+    """The bytes are small enough that half-precision scales are finite."""
     _, num_bytes = gguf.GGML_QUANT_SIZES[kind]
     generator = np.random.default_rng(seed)
     return generator.integers(0, 0x7B, size=(rows, blocks * num_bytes), dtype=np.uint8)
@@ -48,7 +47,6 @@ def test_the_table_of_encodings_matches_the_package() -> None:
 
 @pytest.mark.parametrize("name", WRITABLE)
 def test_a_tensor_that_the_package_encoded_is_decoded(name: str, tmp_path: Path) -> None:
-    """Every value equals the package's and is near the original."""
     kind = Type[name]
     values = np.random.default_rng(1).normal(size=(6, 512)).astype(np.float32)
     values[0] = 0.0
@@ -62,7 +60,6 @@ def test_a_tensor_that_the_package_encoded_is_decoded(name: str, tmp_path: Path)
 
 @pytest.mark.parametrize("name", DECODABLE)
 def test_any_blocks_are_decoded_as_by_the_package(name: str, tmp_path: Path) -> None:
-    """Whole and in parts."""
     kind = Type[name]
     encoded = random_blocks(kind, rows=6, blocks=3)
     if name in ("F32", "F16"):
@@ -93,7 +90,6 @@ def test_an_encoding_without_a_decoder_is_named(name: str, tmp_path: Path) -> No
 @given(st.data())
 @examples(25)
 def test_the_vectorised_decoders_match_the_package(name: str, data: st.DataObject) -> None:
-    """For blocks of any bytes, including extreme scales."""
     kind = Type[name]
     _, num_bytes = gguf.GGML_QUANT_SIZES[kind]
     raw = np.frombuffer(data.draw(st.binary(min_size=num_bytes, max_size=num_bytes)), np.uint8)
@@ -104,7 +100,6 @@ def test_the_vectorised_decoders_match_the_package(name: str, data: st.DataObjec
 
 
 def hard_rows(dtype: torch.dtype) -> torch.Tensor:
-    """Normal weights, and rows of zeros, one value, ties, and very large and small values."""
     rows = torch.randn(131, 576, generator=torch.Generator().manual_seed(3))
     rows[0], rows[1] = 0.0, -0.75
     rows[2] = torch.arange(576) % 32 * 4.5 - 63.5  # multiples of half of the scale
@@ -116,7 +111,6 @@ def hard_rows(dtype: torch.dtype) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_1"])
 def test_encoding_gives_the_bytes_of_the_package(name: str, dtype: torch.dtype) -> None:
-    """For more rows than one piece, and not a multiple of it."""
     weight = hard_rows(dtype)
     part = quantized(weight, name)
     assert (part.type_name, part.rows, part.cols, part.heads) == (name, 131, 576, 0)
@@ -125,7 +119,6 @@ def test_encoding_gives_the_bytes_of_the_package(name: str, dtype: torch.dtype) 
 
 
 def test_a_block_is_encoded_by_its_definition() -> None:
-    """Codes are the nearest multiples of the scale; ties round away from zero."""
     values = [-127.0, -63.5, -0.5, 0.5, 1.5, 2.5, 127.0] + [0.0] * 25
     data = quantized(torch.tensor([values]), "Q8_0").data
     assert data[:2].view("<f2").tolist() == [1.0]

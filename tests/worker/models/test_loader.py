@@ -46,7 +46,6 @@ TINY = {
 
 
 def logits_of(path: Path, token_ids: list[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Logits [T, vocab] of every position, from one prefill."""
     with torch.inference_mode():
         model = load_model(path, dtype, CPU)
         cache = allocate(20, 16, model.config, dtype, CPU)
@@ -75,7 +74,6 @@ def test_bfloat16_is_near_float32(variant: str, save_tiny: Callable[..., Any]) -
 
 
 def test_shards_are_one_checkpoint(save_tiny: Callable[..., Any]) -> None:
-    """Shards load with and without their index; a single file overrides a stale index."""
     saved = save_tiny(shard_size="60KB")
     shards = list(saved.path.glob("*.safetensors"))
     index = saved.path / "model.safetensors.index.json"
@@ -101,7 +99,6 @@ def test_shards_are_one_checkpoint(save_tiny: Callable[..., Any]) -> None:
 def test_gguf_gives_the_logits_of_transformers(
     variant: str, save_tiny: Callable[..., Any], write_gguf: Callable[..., Path]
 ) -> None:
-    """Interleaved rotary rows are restored; norms, biases and the head are found."""
     kind, changes = VARIANTS[variant]
     saved = save_tiny(kind, **changes)
     logits = logits_of(write_gguf(saved.model), saved.token_ids)
@@ -123,7 +120,6 @@ def test_gguf_rope_factors_are_applied(
 def test_a_quantised_file_gives_the_logits_of_its_decoded_weights(
     save_tiny: Callable[..., Any], write_gguf: Callable[..., Path]
 ) -> None:
-    """With several encodings in one file."""
     saved = save_tiny(tie_word_embeddings=False)
     kinds = [gguf.GGMLQuantizationType[n] for n in ("Q4_1", "Q8_0", "Q5_0", "F16", "BF16")]
     stored = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate"]
@@ -148,7 +144,6 @@ def test_a_quantised_file_gives_the_logits_of_its_decoded_weights(
 def test_both_layouts_of_rotary_settings_give_the_frequencies_of_transformers(
     old_layout: bool, scaling: dict[str, Any] | None
 ) -> None:
-    """`rope_parameters`, and `rope_theta` beside `rope_scaling`."""
     import transformers
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -272,7 +267,6 @@ def test_derived_buffers_are_ignored(save_tiny: Callable[..., Any]) -> None:
 def test_an_unsupported_configuration_is_named(
     change: dict[str, object], reason: str, save_tiny: Callable[..., Any]
 ) -> None:
-    """The error has the key and its value."""
     saved = save_tiny()
     config_path = saved.path / "config.json"
     config_path.write_text(json.dumps({**json.loads(config_path.read_text()), **change}))
@@ -281,7 +275,6 @@ def test_an_unsupported_configuration_is_named(
 
 
 def test_unreadable_files_are_named(save_tiny: Callable[..., Any], tmp_path: Path) -> None:
-    """A missing path, broken JSON, and a damaged weight file."""
     with pytest.raises(ModelError, match="nowhere: no such file"):
         load_model(tmp_path / "nowhere", torch.float32, CPU)
     saved = save_tiny()
@@ -303,7 +296,7 @@ def test_a_sliding_window_does_not_limit_the_context(save_tiny: Callable[..., An
 def test_longrope_uses_short_factors_for_short_sequences(
     save_tiny: Callable[..., Any],
 ) -> None:
-    """The maximum length of sequences decides, so all positions have the same factors."""
+    """The maximum length of sequences decides, so that all positions have the same factors."""
     import transformers
 
     saved = save_tiny("Phi3", rope_parameters=LONGROPE, **PHI3)
@@ -353,7 +346,6 @@ def test_unsupported_gguf_keys_are_named(
 def test_loading_needs_little_more_memory_than_the_model(
     save_tiny: Callable[..., Any], write_gguf: Callable[..., Path]
 ) -> None:
-    """A tensor is decoded in pieces, however large it is."""
     saved = save_tiny(vocab_size=4096, tie_word_embeddings=True)
     checkpoint = GgufCheckpoint(write_gguf(saved.model, {"token_embd.weight": Q8_0}))
     name = "model.embed_tokens.weight"
@@ -367,7 +359,6 @@ def test_loading_needs_little_more_memory_than_the_model(
 
 @pytest.mark.model
 def test_the_default_model_has_its_published_shape(model_path: Path) -> None:
-    """SmolLM2-135M: 30 layers, 9 heads on 3 KV heads, tied head, rotary base 100,000."""
     config = load_model(model_path, torch.bfloat16, CPU).config
     shape = (config.num_layers, config.hidden_size, config.num_heads, config.num_kv_heads)
     assert shape == (30, 576, 9, 3)

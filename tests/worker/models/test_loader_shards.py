@@ -42,7 +42,6 @@ def halves(tensors: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
 
 
 def assert_shards_make(whole: LlamaModel, shards: list[LlamaModel]) -> None:
-    """Assert that every weight of the whole model is in its place in the shards."""
     config = whole.config
     hidden, inner, vocab = config.hidden_size, config.intermediate_size, config.vocab_size
     queries, keys = (n * config.head_dim for n in (config.num_heads, config.num_kv_heads))
@@ -88,7 +87,6 @@ def test_shards_together_are_the_whole_model(
 def test_shards_of_quantised_weights_are_the_whole_model(
     form: str, save_tiny: Callable[..., Any]
 ) -> None:
-    """Even if a shard's inputs begin within a group, or spread over all groups."""
     path = save_tiny("Llama", num_hidden_layers=1).path
     quantize(path, form)
     whole = load_model(path, torch.float32, CPU)
@@ -107,7 +105,6 @@ def test_a_mixture_of_experts_is_not_split(save_tiny: Callable[..., Any]) -> Non
 def test_parts_of_tensors_match_the_whole(
     kind: str, save_tiny: Callable[..., Any], write_gguf: Callable[..., Path]
 ) -> None:
-    """Parts may cut blocks, belong to vectors, or have rows in rotary order."""
     saved = save_tiny("Llama", attention_bias=True, mlp_bias=True)
     types = {"blk.0.ffn_down.weight": gguf.GGMLQuantizationType.Q8_0}
     file: WeightFile = SafetensorsCheckpoint(saved.path)
@@ -132,7 +129,6 @@ def test_parts_of_tensors_match_the_whole(
 def test_a_shard_reads_only_its_part_of_a_file(
     save_tiny: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only the embedding and norms are read whole."""
     saved = save_tiny("Llama", tie_word_embeddings=False)
     names: list[str] = []
     read_part = SafetensorsCheckpoint._tensor

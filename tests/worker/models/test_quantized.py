@@ -30,7 +30,6 @@ def edit(path: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
 
 
 def configure(path: Path, **changes: object) -> None:
-    """Change settings of `quantization_config`."""
     config = json.loads((path / "config.json").read_text())
     config["quantization_config"] |= changes
     (path / "config.json").write_text(json.dumps(config))
@@ -38,7 +37,6 @@ def configure(path: Path, **changes: object) -> None:
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_weights_are_decoded_exactly(form: str, save_tiny: Callable[..., Any]) -> None:
-    """In float32, whole and in parts that cut words, groups and blocks."""
     path = save_tiny("Llama", intermediate_size=128).path
     wanted = load_file(quantize(path, form) / "model.safetensors")
     file = SafetensorsCheckpoint(path)
@@ -58,7 +56,6 @@ def test_weights_are_decoded_exactly(form: str, save_tiny: Callable[..., Any]) -
 
 @pytest.mark.parametrize("form", [*FORMATS, "phi3"])
 def test_packed_weights_are_the_same_numbers(form: str, save_tiny: Callable[..., Any]) -> None:
-    """Rows and products of a fused projection have its inputs in order."""
     kind, changes = PHI3 if form == "phi3" else ("Llama", {})
     path = save_tiny(kind, **{**changes, "intermediate_size": 128}).path
     beside = SafetensorsCheckpoint(quantize(path, "awq" if form == "phi3" else form))
@@ -99,7 +96,7 @@ def test_packed_weights_are_the_same_numbers(form: str, save_tiny: Callable[...,
 def test_blocks_for_native_kernels_are_the_same_numbers(
     form: str, encoding: str, save_tiny: Callable[..., Any]
 ) -> None:
-    """Four bits if all zeros are 8, else eight bits, else float32."""
+    """They take four bits if all zeros are 8, else eight bits, else float32."""
     path = save_tiny("Llama", intermediate_size=128).path
     wanted = load_file(quantize(path, form) / "model.safetensors")
     name = f"{PREFIX}mlp.down_proj.weight"
@@ -117,7 +114,7 @@ def test_blocks_for_native_kernels_are_the_same_numbers(
 def test_float8_with_power_of_two_scales_is_bfloat16(
     save_tiny: Callable[..., Any],
 ) -> None:
-    """Half of float32's memory with the same numbers; DeepSeek's scales are of this form."""
+    """DeepSeek's scales are powers of two."""
     path = save_tiny("Llama").path
     quantize(path, "compressed, channel")
     scale = f"{PREFIX}mlp.down_proj.weight_scale"
@@ -145,7 +142,6 @@ def test_float8_is_quantised_at_the_start_on_request(save_tiny: Callable[..., An
 
 
 def configured(path: Path, quantization: object) -> dict[str, Any]:
-    """A configuration with another `quantization_config`."""
     config: dict[str, Any] = json.loads((path / "config.json").read_text())
     return {**config, "quantization_config": quantization}
 

@@ -10,9 +10,8 @@ ChiSquare = Callable[[list[int], list[float]], float]
 
 @pytest.fixture
 def excess_chi_square() -> ChiSquare:
-    """Pearson's statistic of counts against probabilities, in standard deviations above its mean:
-    below 5 but for one honest draw in a hundred thousand (its tail is a little heavier than a
-    normal's). Infinite when something impossible was counted.
+    """Pearson's statistic, in standard deviations above its mean, is below 5 but for one honest
+    draw in a hundred thousand, and infinite when something impossible was counted.
     """
 
     def measure(counts: list[int], probabilities: list[float]) -> float:
@@ -29,8 +28,6 @@ def excess_chi_square() -> ChiSquare:
 
 @pytest.fixture
 def draw_logits() -> Callable[..., torch.Tensor]:
-    """Normal logits of a shape, a seed and a scale."""
-
     def draw(*shape: int, seed: int = 0, scale: float = 3.0) -> torch.Tensor:
         return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale
 

@@ -1,6 +1,4 @@
-"""The Triton kernels of verification against their torch twins; run by `test_rejection_triton`, on
-a GPU, or in Triton's interpreter where there is none (it must be chosen before Triton is imported).
-"""
+"""The Triton kernels of verification against their torch twins; see `test_rejection_triton`."""
 
 import pytest
 import torch
@@ -15,7 +13,6 @@ VOCABULARIES = [1, 5, 1024, 2101]
 
 
 def drafted(vocab_size: int, seed: int, size: int = 5, num_drafts: int = 3) -> DraftBatch:
-    """Random rows of all kinds: truncated, certain, equal to the drafter's, never drafted."""
     generator = torch.Generator().manual_seed(seed)
     scores = torch.randn(size, num_drafts + 1, vocab_size, generator=generator) * 3
     cut = torch.rand(scores.shape, generator=generator) < 0.4
@@ -38,7 +35,6 @@ def drafted(vocab_size: int, seed: int, size: int = 5, num_drafts: int = 3) -> D
 
 
 def on_device(batch: DraftBatch) -> DraftBatch:
-    """The batch where the kernels run."""
     return DraftBatch(
         batch.drafts.to(DEVICE),
         batch.scores.to(DEVICE),
@@ -49,7 +45,6 @@ def on_device(batch: DraftBatch) -> DraftBatch:
 
 @pytest.mark.parametrize("vocab_size", VOCABULARIES)
 def test_normalizers_are_the_twins(vocab_size: int) -> None:
-    """To float64, of rows with impossible tokens too, and of rows that are not side by side."""
     scores = drafted(vocab_size, 1).scores
     expected = rejection_torch.log_normalizers(scores)
     found = rejection_triton.log_normalizers(scores.to(DEVICE))
@@ -60,7 +55,6 @@ def test_normalizers_are_the_twins(vocab_size: int) -> None:
 
 
 def test_a_row_may_start_with_a_tile_of_nothing() -> None:
-    """Impossible tokens alone sum to nothing, not to something that is no number."""
     scores = torch.full((1, 2, 3000), -torch.inf)
     scores[0, 0, 2600], scores[0, 1, 1] = 2.5, -1.5
     found = rejection_triton.log_normalizers(scores.to(DEVICE)).tolist()[0]
@@ -69,7 +63,6 @@ def test_a_row_may_start_with_a_tile_of_nothing() -> None:
 
 @pytest.mark.parametrize("vocab_size", VOCABULARIES)
 def test_masses_are_the_twins(vocab_size: int) -> None:
-    """For weights from 1 down to none at all."""
     batch = drafted(vocab_size, 2)
     normalizers = rejection_torch.log_normalizers(batch.scores[:, :-1])
     weights = -torch.rand(normalizers.shape, dtype=torch.float64)
@@ -84,7 +77,6 @@ def test_masses_are_the_twins(vocab_size: int) -> None:
 @pytest.mark.parametrize("vocab_size", VOCABULARIES)
 @pytest.mark.parametrize("method", METHODS)
 def test_verification_decides_as_the_twin(vocab_size: int, method: str) -> None:
-    """Thresholds, numbers of accepted drafts and last tokens, rejected, recovered and bonus."""
     seen: set[tuple[int, bool]] = set()
     for seed in range(3):
         batch = drafted(vocab_size, seed)
@@ -111,7 +103,7 @@ def test_verification_decides_as_the_twin(vocab_size: int, method: str) -> None:
 
 
 def test_equal_distributions_fall_back_to_the_target() -> None:
-    """A rejection by rounding: nothing is left of the residual, and p is drawn from."""
+    """Rounding rejects and leaves nothing of the residual, so p is drawn from."""
     scores = torch.zeros(1, 2, 1500)
     scores[..., 1400:] = -torch.inf
     proposals = torch.full((1, 1, 1500), 1 / 1400 * (1 + 1e-6))
@@ -126,7 +118,6 @@ def test_equal_distributions_fall_back_to_the_target() -> None:
 
 
 def test_a_step_without_drafts_has_a_bonus_token_alone() -> None:
-    """K = 0: the largest sum, in float32 as the sampler has it."""
     scores = torch.randn(2, 1, 1100, generator=torch.Generator().manual_seed(3))
     batch = DraftBatch(
         torch.zeros(2, 0, dtype=torch.int64),

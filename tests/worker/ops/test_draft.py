@@ -17,7 +17,6 @@ METHODS = ("greedy", "gumbel", "probabilistic")
 
 
 def wish(**changes: Any) -> SamplingParams:
-    """Sampling parameters at temperature 1 with the given changes."""
     return SamplingParams(max_tokens=1, **changes)
 
 
@@ -32,7 +31,6 @@ PLACES = [7, 8, 9, 10, 2**40]
 
 
 def test_greedy_drafts_are_the_likeliest_tokens(draw_logits: Logits) -> None:
-    """They ignore the request's parameters, and have the probability at temperature 1."""
     logits = draw_logits(5, 320)
     drafts, confidences, proposals = choose_drafts(logits, MANY, PLACES, "greedy", 0)
     assert drafts == logits.argmax(-1).tolist()
@@ -44,7 +42,6 @@ def test_greedy_drafts_are_the_likeliest_tokens(draw_logits: Logits) -> None:
 def test_gumbel_drafts_are_what_the_target_draws_from_equal_logits(
     draw_logits: Logits, seed: int
 ) -> None:
-    """With every truncation, and greedily at temperature 0."""
     logits = draw_logits(5, 320, seed=seed)
     specs = [SampleSpec(params, place + seed) for params, place in zip(MANY, PLACES, strict=True)]
     drawn = [draw.token_id for draw in sample(logits, specs) if isinstance(draw, Draw)]
@@ -59,7 +56,6 @@ def test_gumbel_drafts_are_what_the_target_draws_from_equal_logits(
 def test_probabilistic_drafts_follow_the_proposals_they_come_with(
     draw_logits: Logits, excess_chi_square: ChiSquare
 ) -> None:
-    """By a chi-square test for each kind of truncation; greedy drafts have all of q."""
     logits = draw_logits(5, 12, scale=1.0)
     counts = torch.zeros(5, 12)
     for place in range(by_depth(600, 2500)):
@@ -75,7 +71,6 @@ def test_probabilistic_drafts_follow_the_proposals_they_come_with(
 
 
 def test_a_position_drafted_again_gets_other_noise(draw_logits: Logits) -> None:
-    """In another place of a run; in the same place the draft is the same."""
     logits = draw_logits(1, 500, scale=0.1)
     drafts = [
         choose_drafts(logits, [wish()], [9], "probabilistic", offset).token_ids[0]
@@ -87,7 +82,6 @@ def test_a_position_drafted_again_gets_other_noise(draw_logits: Logits) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_reduced_vocabulary_drafts_ids_of_the_whole_one(draw_logits: Logits, method: str) -> None:
-    """Exactly as a target would whose other tokens are impossible."""
     ids = torch.randperm(320, generator=torch.Generator().manual_seed(3))[:64].sort().values
     logits = draw_logits(5, 64)
     whole = torch.full((5, 320), -torch.inf)
@@ -112,6 +106,5 @@ def test_logits_that_are_not_numbers_give_some_draft(method: str, value: float) 
 
 
 def test_an_unknown_method_is_refused(draw_logits: Logits) -> None:
-    """Not taken for another one."""
     with pytest.raises(ValueError, match="beam"):
         choose_drafts(draw_logits(1, 8), [wish()], [0], "beam", 0)

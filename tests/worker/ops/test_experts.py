@@ -14,7 +14,6 @@ HIDDEN, INNER, COUNT = 1056, 48, 6
 
 
 def draw(*shape: int, seed: int, scale: float = 0.1) -> Tensor:
-    """Normal numbers."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale
 
 
@@ -24,7 +23,6 @@ DOWN = draw(COUNT, HIDDEN, INNER, seed=3)
 
 
 def experts(per_token: int, normalized: bool) -> Experts:
-    """Six of them."""
     return Experts(
         make_linear(ROUTER),
         tuple(make_linear(weight) for weight in GATE_UP),
@@ -37,7 +35,6 @@ def experts(per_token: int, normalized: bool) -> Experts:
 @pytest.mark.parametrize("normalized", [True, False])
 @pytest.mark.parametrize("per_token", [1, 2, 6])
 def test_a_row_is_the_sum_of_its_likeliest_experts(per_token: int, normalized: bool) -> None:
-    """By their share of the softmax over all, or over the chosen."""
     x = draw(11, HIDDEN, seed=4, scale=1.0)
     wanted = []
     for row in x.double():
@@ -54,7 +51,6 @@ def test_a_row_is_the_sum_of_its_likeliest_experts(per_token: int, normalized: b
 
 
 def test_a_row_does_not_depend_on_its_batch() -> None:
-    """However many others go to its experts."""
     x, mixture = draw(40, HIDDEN, seed=5, scale=1.0), experts(2, True)
     together = TORCH.mix_experts(x, mixture)
     for count in (1, 2, 7, 33):

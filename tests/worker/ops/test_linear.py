@@ -40,7 +40,6 @@ def draw(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize("inputs", [48, 1536])
 @pytest.mark.parametrize("extras", [False, True])
 def test_computes_the_product(dtype: torch.dtype, rows: int, inputs: int, extras: bool) -> None:
-    """The result is the float64 product, with bias and residual when they are given."""
     weight, x = draw(40, inputs, dtype=dtype), draw(rows, inputs, dtype=dtype, seed=1)
     bias = draw(40, dtype=dtype, seed=2) if extras else None
     residual = draw(rows, 40, dtype=dtype, seed=3) if extras else None
@@ -56,7 +55,6 @@ def test_computes_the_product(dtype: torch.dtype, rows: int, inputs: int, extras
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.float16])
 @pytest.mark.parametrize("rows", [1, 33])
 def test_a_rounded_product_is_near_and_of_the_same_dtype(dtype: torch.dtype, rows: int) -> None:
-    """Within bfloat16's rounding, with a residual too; rows come back as they are used."""
     weight, x = draw(40, 576, dtype=dtype), draw(rows, 576, dtype=dtype, seed=1)
     residual = draw(rows, 40, dtype=dtype, seed=3)
     expected = x.double() @ weight.double().T + residual.double()
@@ -70,7 +68,7 @@ def test_a_rounded_product_is_near_and_of_the_same_dtype(dtype: torch.dtype, row
 
 
 def test_other_dtypes_are_computed_by_torch() -> None:
-    """A dtype without packed products in oneDNN still works."""
+    """oneDNN has no packed products of this dtype."""
     assert isinstance(make_linear(draw(4, 4, dtype=torch.float16)), DenseLinear)
 
 
@@ -91,7 +89,6 @@ def test_a_cpu_without_bfloat16_products_does_without() -> None:
 def test_bfloat16_becomes_float32_where_it_is_slow(
     packs: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With one line in the log; nothing else is touched."""
     with caplog.at_level(logging.WARNING):
         found = supported_dtype(torch.bfloat16, CPU, packs)
         assert supported_dtype(torch.float16, CPU, packs) is torch.float16
@@ -104,7 +101,6 @@ def test_bfloat16_becomes_float32_where_it_is_slow(
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("inputs", [576, 1536])
 def test_a_row_is_the_same_in_any_batch(dtype: torch.dtype, inputs: int) -> None:
-    """A row's result is the same for every number of rows around it, and at any place."""
     x, residual = draw(300, inputs, dtype=dtype), draw(300, 576, dtype=dtype, seed=1)
     with torch.inference_mode():
         linear = make_linear(draw(576, inputs, dtype=dtype, seed=2))

@@ -16,7 +16,6 @@ from worker.types import TokenLogprobs
 def ask(
     logits: torch.Tensor, token_id: int, num_top: int = 0, fixed: tuple[int, ...] = ()
 ) -> TokenLogprobs:
-    """The answer for one row alone."""
     return token_logprobs(logits[None], [LogprobQuery(0, token_id, num_top, fixed)])[0]
 
 
@@ -27,7 +26,6 @@ def ask(
 )
 @examples(200)
 def test_answers_are_the_twins(values: list[int], data: st.DataObject, num_top: int) -> None:
-    """Also among many equal logits: values, order of ids, and rank."""
     logits = torch.tensor(values) / 2
     token_id = data.draw(st.integers(0, len(values) - 1))
     fixed = tuple(data.draw(st.lists(st.integers(0, len(values) - 1), max_size=3)))
@@ -41,7 +39,6 @@ def test_answers_are_the_twins(values: list[int], data: st.DataObject, num_top: 
 def test_a_row_of_real_size_is_the_twins(
     draw_logits: Callable[..., torch.Tensor], num_top: int
 ) -> None:
-    """A vocabulary of 49,152 tokens, an unlikely token first."""
     logits = draw_logits(49152)
     result = ask(logits, 77, num_top, (3, 2))
     expected = reference.token_logprobs(logits, 77, num_top, (3, 2))
@@ -50,14 +47,12 @@ def test_a_row_of_real_size_is_the_twins(
 
 
 def test_equal_logits_come_by_id_and_share_the_rank_of_the_last() -> None:
-    """A rank counts all tokens that are at least as likely."""
     result = ask(torch.tensor([0.0, 2.0, 2.0, 1.0, 2.0]), 2, 2)
     assert result.token_ids == (2, 1, 2)
     assert result.rank == 3
 
 
 def test_an_impossible_token_has_no_probability() -> None:
-    """-inf stays -inf and ranks last."""
     result = ask(torch.tensor([0.0, -torch.inf, 0.0]), 1, 1)
     assert result.logprobs[0] == -torch.inf
     assert result.logprobs[1] == pytest.approx(-0.693147)
@@ -65,7 +60,6 @@ def test_an_impossible_token_has_no_probability() -> None:
 
 
 def test_several_may_ask_for_one_row(draw_logits: Callable[..., torch.Tensor]) -> None:
-    """Branches of a request draw different tokens from the same logits."""
     logits = draw_logits(1, 50)
     first, second = token_logprobs(logits, [LogprobQuery(0, 4), LogprobQuery(0, 9)])
     assert (first.token_ids, second.token_ids) == ((4,), (9,))

@@ -11,7 +11,6 @@ from worker.ops.norm import rms_norm
     ("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2), (torch.float16, 3e-3)]
 )
 def test_agrees_with_its_twin(dtype: torch.dtype, tolerance: float) -> None:
-    """Normalised rows equal the float64 twin's to the precision of their dtype."""
     generator = torch.Generator().manual_seed(1)
     x = (torch.randn(5, 96, generator=generator) * 7).to(dtype)
     weight = torch.rand(96, generator=generator).to(dtype)

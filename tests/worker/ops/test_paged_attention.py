@@ -22,8 +22,6 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Work:
-    """A step's sequences (start, number of tokens) and the heads they run with."""
-
     spans: tuple[tuple[int, int], ...]
     kv_heads: int
     sharing: int
@@ -46,7 +44,7 @@ works = st.builds(
 
 
 def schedule(work: Work) -> list[ScheduledSequence]:
-    """Sequences over blocks taken from a shuffled pool, so that no table is in order."""
+    """Blocks come from a shuffled pool, so that no table is in order."""
     counts = [-(-(start + length) // BLOCK_SIZE) for start, length in work.spans]
     pool = list(range(sum(counts) + 1))
     random.Random(work.seed).shuffle(pool)
@@ -67,7 +65,6 @@ def run(
     cache: torch.Tensor,
     window: int | None = None,
 ) -> dict[int, torch.Tensor]:
-    """Attention of one step; queries and results by sequence id."""
     step = StepBatch(sequences, DeviceState(BLOCK_SIZE, CPU)).tensors
     rows = torch.cat([queries[sequence.seq_id] for sequence in sequences])
     with torch.inference_mode():
@@ -79,7 +76,6 @@ def run(
 @given(works)
 @examples(40)
 def test_agrees_with_its_twin_on_any_step(work: Work) -> None:
-    """Single tokens and chunks, at any start, over any block tables, see exactly their past."""
     sequences = schedule(work)
     num_blocks = sum(len(s.block_table) for s in sequences) + 1
     cache = draw(num_blocks, 2, work.kv_heads, BLOCK_SIZE, 16, seed=work.seed)
@@ -102,7 +98,6 @@ def test_agrees_with_its_twin_on_any_step(work: Work) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_padding_groups_and_tiles_leave_a_row_alone(dtype: torch.dtype) -> None:
-    """A token's result does not depend on the batch or on how its prompt was cut."""
     length, heads = 420, 9
     cache = draw(4 * 53, 2, 3, BLOCK_SIZE, 64, seed=1, dtype=dtype)
     tables = [list(range(i, 4 * 53, 4)) for i in range(4)]
@@ -125,7 +120,6 @@ def test_padding_groups_and_tiles_leave_a_row_alone(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_chunks_of_any_length_give_the_same_rows(dtype: torch.dtype) -> None:
-    """A token's result is that of the whole prompt however long its chunk is."""
     length = 400
     cache = draw(50, 2, 3, BLOCK_SIZE, 64, seed=1, dtype=dtype)
     queries = draw(length, 9, 64, seed=2, dtype=dtype)
@@ -143,9 +137,7 @@ def test_chunks_of_any_length_give_the_same_rows(dtype: torch.dtype) -> None:
 def test_a_padded_context_is_whole_blocks_and_never_splits_unevenly(
     length: int, block_size: int
 ) -> None:
-    """Padding covers the context, in whole blocks, outside the lengths that MKL splits at a point
-    that depends on them.
-    """
+    """MKL splits other lengths at a point that depends on them."""
     padded = padded_context(length, block_size)
     assert padded >= length
     assert padded % block_size == 0
@@ -156,9 +148,7 @@ def test_a_padded_context_is_whole_blocks_and_never_splits_unevenly(
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize("plane", [0, 1])
 def test_a_row_does_not_depend_on_unseen_positions(value: float, plane: int) -> None:
-    """In a chunk over several tiles, rows before a token that is not a number are unaffected, and
-    rows from it on are nan; slots of other sequences and unwritten slots are never read.
-    """
+    """Slots of other sequences and unwritten slots, which are nan, are never read."""
     table, end = list(range(0, 60, 2)), 230
     cache = draw(60, 2, 3, BLOCK_SIZE, 16, seed=1)
     queries = draw(end - 40, 9, 16, seed=2)
@@ -175,9 +165,6 @@ def test_a_row_does_not_depend_on_unseen_positions(value: float, plane: int) -> 
 
 @pytest.mark.parametrize("plane", [0, 1])
 def test_a_row_does_not_depend_on_positions_outside_its_window(plane: int) -> None:
-    """A token that is no number makes nan of the rows in whose window it is, before the chunk or in
-    it, and of no others; all but those are what a chunk of any length gives.
-    """
     window, start, table = 50, 600, list(range(90))
     cache = draw(90, 2, 3, BLOCK_SIZE, 16, seed=1)
     queries = draw(110, 9, 16, seed=2)
@@ -200,7 +187,7 @@ def test_a_row_does_not_depend_on_positions_outside_its_window(plane: int) -> No
 @pytest.mark.parametrize("window", [None, 50])
 @pytest.mark.parametrize("sharing", [1, 3, 40])
 def test_scores_with_a_softcap(window: int | None, sharing: int) -> None:
-    """They are c · tanh(score · scale / c), of rows that are the same alone and in any chunk."""
+    """Scores are c · tanh(score · scale / c)."""
     scale, cap, start, kv_heads = 0.3, 2.0, 300, 2
     cache = draw(50, 2, kv_heads, BLOCK_SIZE, 16, seed=1)
     queries = draw(90, kv_heads * sharing, 16, seed=2)
@@ -224,7 +211,6 @@ def test_scores_with_a_softcap(window: int | None, sharing: int) -> None:
 
 
 def test_rows_see_nothing_below_the_first_position() -> None:
-    """Rows attend to the rest as in a sequence that is one token shorter."""
     cache = draw(9, 2, 2, BLOCK_SIZE, 16, seed=1)
     queries = draw(50, 4, 16, seed=2)
     step = StepBatch(
@@ -245,9 +231,6 @@ def test_rows_see_nothing_below_the_first_position() -> None:
 def test_a_drafts_row_is_the_row_that_decoding_gives(
     dtype: torch.dtype, kv_heads: int, sharing: int
 ) -> None:
-    """For contexts on both sides of every edge, any number of drafts, and any mix of decodes,
-    drafts and chunks in the step.
-    """
     length, heads = 1100, kv_heads * sharing
     num_blocks = length // BLOCK_SIZE + 1
     cache = draw(3 * num_blocks, 2, kv_heads, BLOCK_SIZE, 64, seed=3, dtype=dtype)
@@ -279,7 +262,6 @@ def test_a_drafts_row_is_the_row_that_decoding_gives(
 
 
 def test_write_kv_puts_every_token_into_its_slot() -> None:
-    """Keys and values land at block and offset of their slot, and nowhere else."""
     cache = torch.zeros(3, 2, 2, BLOCK_SIZE, 4)
     kv = draw(2, 16, seed=1)
     write_kv(cache, kv, torch.tensor([5, 2 * BLOCK_SIZE + 1], dtype=torch.int32))

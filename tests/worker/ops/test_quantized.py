@@ -11,7 +11,6 @@ CPU = torch.device("cpu")
 def weight(
     inputs: int, groups: torch.Tensor, encoding: Encoding = Encoding.UINT4, rows: int = 6
 ) -> GroupedWeight:
-    """Random codes with a scale and a zero for each of the groups."""
     noise = torch.Generator().manual_seed(inputs)
     count = int(groups.max()) + 1
     codes = torch.randint(0, 16, (rows, inputs), generator=noise, dtype=torch.uint8)
@@ -26,7 +25,7 @@ def weight(
     ("first", "size"), [(0, 32), (3, 64), (0, 128)], ids=["many groups", "later groups", "one"]
 )
 def test_columns_are_sorted_by_group(first: int, size: int) -> None:
-    """Columns may come in any order; `order` has the input of each."""
+    """`order` has the input of each column."""
     groups = (torch.arange(128) // size + first)[torch.randperm(128)]
     grouped = weight(128, groups)
     packed = pack([grouped, grouped], CPU)
@@ -50,7 +49,6 @@ def test_columns_are_sorted_by_group(first: int, size: int) -> None:
     ids=["odd pairs", "small groups", "part of a group", "small groups of bytes", "uneven groups"],
 )
 def test_groups_that_kernels_do_not_take_are_not_packed(grouped: GroupedWeight) -> None:
-    """They are decoded at the start."""
     assert pack([grouped], CPU) is None
 
 
@@ -70,5 +68,4 @@ def test_float8_that_is_not_a_number_is_not_packed() -> None:
 
 
 def test_a_cpu_decodes_weights_at_the_start() -> None:
-    """There is no product for packed ones."""
     assert choose_product(CPU) is None

@@ -36,7 +36,6 @@ ChiSquare = Callable[[list[int], list[float]], float]
 
 
 def distribution(generator: torch.Generator, size: int, zeros: int = 0) -> torch.Tensor:
-    """A random distribution, float64, with some impossible tokens."""
     weights = torch.rand(size, generator=generator, dtype=torch.float64)
     weights[torch.randperm(size, generator=generator)[:zeros]] = 0
     return weights / weights.sum()
@@ -45,7 +44,6 @@ def distribution(generator: torch.Generator, size: int, zeros: int = 0) -> torch
 def batch_of(
     generator: torch.Generator, size: int, num_drafts: int, vocab_size: int, zeros: int = 0
 ) -> DraftBatch:
-    """Sequences with drafts drawn from random distributions, some tokens impossible, padded."""
     shape = (size, num_drafts, vocab_size)
     targets = torch.stack(
         [distribution(generator, vocab_size, zeros) for _ in range(size * (num_drafts + 1))]
@@ -61,7 +59,6 @@ def batch_of(
 
 @pytest.mark.parametrize("method", METHODS)
 def test_thresholds_are_what_the_definitions_say(method: str) -> None:
-    """Against loops over plain numbers, with drafts of every length and impossible tokens."""
     batch = batch_of(torch.Generator().manual_seed(8), 60, 4, 7, zeros=2)
     found = thresholds(batch, method)
     for b, count in enumerate(batch.num_drafts.tolist()):
@@ -77,7 +74,6 @@ def test_thresholds_are_what_the_definitions_say(method: str) -> None:
 def test_a_batch_verifies_each_sequence_as_alone(
     seed: int, size: int, num_drafts: int, method: str
 ) -> None:
-    """Results are equal bit for bit, with any neighbours and padding."""
     batch = batch_of(torch.Generator().manual_seed(seed), size, num_drafts, 33, zeros=seed % 30)
     seeds, positions = range(seed, seed + size), range(40, 40 + size)
     together = verify_batch(batch, seeds, positions, method)
@@ -98,7 +94,7 @@ def test_a_batch_verifies_each_sequence_as_alone(
 
 
 def test_rows_of_a_real_vocabulary_are_summed_alike_in_any_batch() -> None:
-    """Sums of 49,152 terms in float64: alone they run on all cores, and to the same last bit."""
+    """Sums of 49,152 terms run on all cores when they are alone."""
     generator = torch.Generator().manual_seed(3)
     scores_ = torch.randn(3, 3, 49152, generator=generator) * 4
     proposals = (torch.randn(3, 2, 49152, generator=generator) * 4).softmax(-1)
@@ -145,7 +141,6 @@ def test_a_certain_draft_stands_with_the_targets_probability(method: str) -> Non
 def test_a_lone_draft_is_accepted_by_the_ratio(
     p: float, q: float, threshold: float, method: str
 ) -> None:
-    """min(1, p/q) by both methods, nothing where the target or the drafter says never."""
     batch = DraftBatch(
         torch.tensor([[0]]),
         torch.tensor([[[p, 1 - p], [0.5, 0.5]]]).log(),
@@ -162,7 +157,7 @@ def test_a_lone_draft_is_accepted_by_the_ratio(
 def test_a_proposal_that_is_no_distribution_leaves_the_target_alone(
     excess_chi_square: ChiSquare,
 ) -> None:
-    """If the drafter's model broke, all drafts are rejected, and the target decides."""
+    """This is what a broken drafter proposes."""
     target = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]])
     for broken in (torch.full((1, 3), torch.nan), torch.zeros(1, 3), torch.full((1, 3), torch.inf)):
         counts = [0, 0, 0]
@@ -187,7 +182,6 @@ def test_equal_distributions_leave_the_target_as_residual() -> None:
 
 
 def test_an_unknown_method_is_refused() -> None:
-    """Not taken for another one."""
     with pytest.raises(ValueError, match="typical"):
         verify([0], torch.zeros(2, 3), None, 0, 0, "typical")
 
@@ -195,7 +189,6 @@ def test_an_unknown_method_is_refused() -> None:
 @given(st.integers(0, 10_000), st.integers(0, 5))
 @examples(100)
 def test_coupled_runs_are_those_of_one_row_after_the_other(seed: int, most: int) -> None:
-    """Sequences have any number of drafts, and rows from which nothing can be drawn."""
     draw = random.Random(seed)
     own = [draw.randrange(most + 1) for _ in range(6)]
     tokens = torch.tensor([[draw.randrange(2) for _ in range(most + 1)] for _ in own]).int()
@@ -220,7 +213,6 @@ def test_coupled_runs_are_those_of_one_row_after_the_other(seed: int, most: int)
 
 
 def test_without_drafts_the_token_is_the_samplers_own() -> None:
-    """A step that drafts nothing draws what plain sampling draws, and so does a bonus token."""
     generator = torch.Generator().manual_seed(5)
     for seed in range(40):
         logits = torch.randn(1, 500, generator=generator) * 3
@@ -239,7 +231,6 @@ def test_without_drafts_the_token_is_the_samplers_own() -> None:
 @given(st.integers(0, 10_000), st.integers(0, 4), st.sampled_from(METHODS))
 @examples(50)
 def test_sharp_targets_leave_nothing_to_chance(seed: int, num_drafts: int, method: str) -> None:
-    """With all probability on one token, what is emitted is what greedy decoding emits."""
     generator = torch.Generator().manual_seed(seed)
     best = torch.randint(0, 8, (num_drafts + 1,), generator=generator)
     sharp = torch.full((num_drafts + 1, 8), -torch.inf)

@@ -14,15 +14,12 @@ from worker.ops.rejection_torch import residuals
 
 
 def distribution(generator: torch.Generator, size: int, zeros: int) -> torch.Tensor:
-    """A random distribution [size] float32, with some impossible tokens."""
     weights = torch.rand(size, generator=generator)
     weights[torch.randperm(size, generator=generator)[:zeros]] = 0
     return weights / weights.sum()
 
 
 class Tree:
-    """Distributions after every context of fewer than `depth` tokens of a vocabulary of `size`."""
-
     def __init__(self, seed: int, size: int, depth: int, zeros: int) -> None:
         self.size = size
         generator = torch.Generator().manual_seed(seed)
@@ -33,25 +30,18 @@ class Tree:
         }
 
     def path(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Return the distributions after each proper prefix of `tokens`: [len(tokens), V]
-        float32.
-        """
         return torch.stack([self._rows[tuple(tokens[:i])] for i in range(len(tokens))])
 
     def after(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Return the distribution after `tokens`, [V] float64, normalised."""
         row = self._rows[tuple(tokens)].double()
         return row / row.sum()
 
     def probability(self, tokens: Sequence[int]) -> float:
-        """Return the joint probability of `tokens`."""
         return math.prod(float(self.after(tokens[:i])[t]) for i, t in enumerate(tokens))
 
 
 def emitted(target: Tree, draft: Tree, depth: int, method: str) -> dict[tuple[int, ...], float]:
-    """The exact probability of every `depth` + 1 tokens that a step with `depth` drafts, and then
-    plain decoding, put there: all drafts, and all that production may decide about each.
-    """
+    """Enumerate all drafts, and all that production may decide about each."""
     every = list(itertools.product(range(target.size), repeat=depth))
     rows = [torch.cat((target.path(x), target.after(x).float()[None])).log() for x in every]
     batch = DraftBatch(
@@ -85,7 +75,6 @@ def emitted(target: Tree, draft: Tree, depth: int, method: str) -> dict[tuple[in
 
 
 def shares(limits: Sequence[float], method: str) -> list[float]:
-    """The probability that 0, 1, … drafts are accepted, from what the uniforms must be below."""
     if method == STANDARD:
         reached = [1.0, *itertools.accumulate(limits, lambda a, b: a * b)]
         return [a - b for a, b in itertools.pairwise([*reached, 0.0])]
@@ -103,7 +92,6 @@ def shares(limits: Sequence[float], method: str) -> list[float]:
 def test_a_step_has_the_targets_joint_distribution_exactly(
     seed: int, size: int, depth: int, zeros: int, method: str
 ) -> None:
-    """Every continuation's probability, over all drafts and decisions, without any sampling."""
     target, draft = (Tree(seed * 2 + i, size, depth + 1, zeros) for i in range(2))
     found = emitted(target, draft, depth, method)
     expected = {tokens: target.probability(tokens) for tokens in found}
@@ -130,7 +118,7 @@ def expected_length(target: Tree, draft: Tree, depth: int, method: str) -> float
 
 @pytest.mark.parametrize("seed", range(worlds(5)))
 def test_block_verification_accepts_at_least_as_many(seed: int) -> None:
-    """And more where one draft makes up for another; the same for a single draft."""
+    """One draft can make up for another."""
     target, draft = (Tree(seed * 2 + i, 3, 4, 0) for i in range(2))
     assert expected_length(target, draft, 1, BLOCK) == pytest.approx(
         expected_length(target, draft, 1, STANDARD), abs=1e-6

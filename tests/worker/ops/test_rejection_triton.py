@@ -18,7 +18,9 @@ SOME = by_depth(("-k", "(verification and 1024) or fall_back"), ())
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 def test_kernels_agree_with_their_twins() -> None:
-    """The parity tests pass in a process of their own, where the interpreter can be chosen."""
+    """The interpreter must be chosen before Triton is imported, so the tests have their own
+    process.
+    """
     interpret = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *SOME, str(PARITY)],
@@ -33,7 +35,6 @@ def test_kernels_agree_with_their_twins() -> None:
 
 
 def test_a_cpu_needs_no_triton() -> None:
-    """Verification on the CPU works where Triton cannot be imported, and does not import it."""
     script = """
 import sys
 sys.modules["triton"] = None

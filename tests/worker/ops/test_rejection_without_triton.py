@@ -16,8 +16,6 @@ CPU = torch.device("cpu")
 
 @dataclass
 class Counted:
-    """Implements `Sums`: the torch twin, which notes what was asked; or lacks a compiler."""
-
     asked: set[str]
     fails_at: str = ""
 
@@ -50,8 +48,6 @@ def test_sums_that_work_are_taken_once_all_of_them_have_run() -> None:
 def test_without_triton_or_a_compiler_torch_verifies(
     fails_at: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One line says what is missing, and how to get it."""
-
     def load() -> Sums:
         if fails_at == "import":
             raise ModuleNotFoundError("No module named 'triton'")
@@ -66,6 +62,5 @@ def test_without_triton_or_a_compiler_torch_verifies(
 
 
 def test_a_cpu_takes_torch_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
-    """Triton is not asked for there."""
     assert choose_sums(CPU) is rejection_torch
     assert not caplog.records

@@ -13,7 +13,6 @@ FREQUENCIES = 1.0 / 10000.0 ** (torch.arange(0, 16, 2).float() / 16)
     ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2), (torch.float16, 3e-3)]
 )
 def test_agrees_with_its_twin(dtype: torch.dtype, tolerance: float) -> None:
-    """Heads are rotated as in the float64 twin, at any position."""
     positions = torch.tensor([0, 1, 7, 63])
     x = torch.randn(4, 3, 16, generator=torch.Generator().manual_seed(1)).to(dtype)
     expected = reference.rope(x, positions, FREQUENCIES)
@@ -22,7 +21,6 @@ def test_agrees_with_its_twin(dtype: torch.dtype, tolerance: float) -> None:
 
 
 def test_turns_a_view_in_place() -> None:
-    """Only the columns given are turned; the rest of the packed row stays."""
     packed = torch.randn(2, 48, generator=torch.Generator().manual_seed(1))
     before = packed.clone()
     rows = make_rope_table(FREQUENCIES, 8).rows(torch.tensor([3, 5]))

@@ -26,7 +26,6 @@ def spec(
     num_prompt: int = 0,
     **changes: Any,
 ) -> SampleSpec:
-    """A draw at temperature 1 with the given changes."""
     params = SamplingParams(max_tokens=1, seed=seed, **changes)
     return SampleSpec(params, position, banned, history, num_prompt)
 
@@ -34,7 +33,6 @@ def spec(
 def tokens(
     logits: torch.Tensor, specs: Sequence[SampleSpec], rows: Sequence[int] | None = None
 ) -> list[int]:
-    """The ids drawn, where every row can be drawn from."""
     drawn = []
     for outcome in sample(logits, specs, rows):
         assert isinstance(outcome, Draw)
@@ -43,7 +41,6 @@ def tokens(
 
 
 def frequencies(logits: torch.Tensor, draws: int, **changes: Any) -> list[int]:
-    """Count the draws of each token from logits [V] over `draws` positions."""
     specs = [spec(position, **changes) for position in range(draws)]
     drawn = torch.tensor(tokens(logits[None], specs, [0] * draws))
     counts: list[int] = drawn.bincount(minlength=len(logits)).tolist()
@@ -51,14 +48,12 @@ def frequencies(logits: torch.Tensor, draws: int, **changes: Any) -> list[int]:
 
 
 def test_greedy_takes_the_largest_and_the_first_of_equals() -> None:
-    """Temperature 0 is argmax; a tie goes to the lowest id."""
     logits = torch.tensor([[0.0, 3.0, 3.0], [5.0, 1.0, -torch.inf]])
     assert tokens(logits, [GREEDY, GREEDY]) == [1, 0]
 
 
 @pytest.mark.parametrize("vocab_size", [1, 7, 96, 320, 32000, 49152])
 def test_the_largest_is_found_as_argmax_finds_it(draw_logits: Logits, vocab_size: int) -> None:
-    """Value and lowest id, for any size of vocabulary and with ties."""
     logits = draw_logits(3, vocab_size)
     logits[1] = logits[1].round()
     logits[2] = -torch.inf
@@ -84,7 +79,6 @@ def test_the_largest_is_found_as_argmax_finds_it(draw_logits: Logits, vocab_size
 def test_frequencies_follow_the_twins_distribution(
     draw_logits: Logits, excess_chi_square: ChiSquare, changes: dict[str, Any]
 ) -> None:
-    """Every parameter, alone and together with others, by a chi-square test."""
     logits = draw_logits(8, seed=3, scale=1.0)
     counts = frequencies(logits, 2000, **changes)
     expected = reference.probabilities(logits, spec(0, **changes))
@@ -93,7 +87,6 @@ def test_frequencies_follow_the_twins_distribution(
 
 @pytest.mark.parametrize("seed", range(worlds(8)))
 def test_scores_have_the_twins_distribution(draw_logits: Logits, seed: int) -> None:
-    """The softmax of the scores is what a draw follows, to float32."""
     logits = draw_logits(300, seed=seed)
     wanted = spec(
         6,
@@ -111,7 +104,7 @@ def test_scores_have_the_twins_distribution(draw_logits: Logits, seed: int) -> N
 
 
 def test_seeded_draws_are_what_they_always_were() -> None:
-    """Tokens that seeds gave when sampling was first built; clients rely on them."""
+    """Clients rely on the tokens that seeds gave when sampling was first built."""
     logits = ((torch.arange(4 * 1000, dtype=torch.float64) * 7919) % 997 / 125).float().view(4, -1)
     specs = [
         spec(0, seed=1),
@@ -124,7 +117,6 @@ def test_seeded_draws_are_what_they_always_were() -> None:
 
 @pytest.mark.parametrize("temperature", [1e-2, 1.0])
 def test_forbidden_tokens_are_never_drawn(temperature: float) -> None:
-    """-inf logits stay impossible, whatever the noise, even when one token is left."""
     logits = torch.full((1, 300), -torch.inf)
     logits[0, 123] = -40.0
     specs = [spec(position, temperature=temperature) for position in range(50)]
@@ -132,9 +124,6 @@ def test_forbidden_tokens_are_never_drawn(temperature: float) -> None:
 
 
 def test_a_draw_depends_on_its_row_alone(draw_logits: Logits) -> None:
-    """The same logits, seed and position give the same outcome in any batch and at any row, to the
-    bit of the log probabilities.
-    """
     logits = draw_logits(8, 5000, scale=1.0)
     variants: list[dict[str, Any]] = [{}, {"top_p": 0.9}, {"logprobs": 3}, {"temperature": 0.0}]
     specs = [
@@ -147,7 +136,6 @@ def test_a_draw_depends_on_its_row_alone(draw_logits: Logits) -> None:
 
 
 def test_several_draws_may_come_from_one_row(draw_logits: Logits) -> None:
-    """Branches with seeds of their own draw as if each had the row to itself; it stays as it is."""
     logits = draw_logits(2, 400, scale=1.0)
     before = logits.clone()
     specs = [spec(3, seed=seed, logit_bias=((seed, 2.0),)) for seed in range(6)]
@@ -158,7 +146,6 @@ def test_several_draws_may_come_from_one_row(draw_logits: Logits) -> None:
 
 
 def test_logprobs_are_of_the_raw_logits() -> None:
-    """Bias and temperature steer the draw and leave no trace in what is reported."""
     logits = torch.tensor([[2.0, 1.0, 0.0]])
     wanted = spec(0, temperature=0.0, logit_bias=((2, 50.0),), logprobs=2, logprob_token_ids=(1,))
     [outcome] = sample(logits, [wanted])
@@ -168,7 +155,6 @@ def test_logprobs_are_of_the_raw_logits() -> None:
 def reference_of(
     logits: torch.Tensor, outcome: Draw | Undrawable, num_top: int, fixed: tuple[int, ...]
 ) -> Any:
-    """Something that equals the twin's log probabilities but for rounding."""
     assert isinstance(outcome, Draw)
     assert outcome.logprobs is not None
     expected = reference.token_logprobs(logits, outcome.token_id, num_top, fixed)
@@ -181,7 +167,6 @@ def reference_of(
 
 
 def test_logprobs_are_given_to_those_who_ask(draw_logits: Logits) -> None:
-    """None asks for nothing, 0 for the drawn token's, fixed ids alone for theirs too."""
     logits = draw_logits(4, 64)
     asked: list[dict[str, Any]] = [
         {},
@@ -201,7 +186,6 @@ def test_logprobs_are_given_to_those_who_ask(draw_logits: Logits) -> None:
 def test_rows_that_are_not_numbers_are_refused_alone(
     draw_logits: Logits, bad: float, temperature: float
 ) -> None:
-    """The sequence gets a reason; the others get what they get without it."""
     logits = draw_logits(3, 256)
     specs = [spec(4, seed=i, temperature=temperature, logprobs=1) for i in range(3)]
     good = sample(logits, specs)
@@ -211,7 +195,6 @@ def test_rows_that_are_not_numbers_are_refused_alone(
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_rows_without_a_token_left_are_refused_alone(temperature: float) -> None:
-    """Everything masked is a reason, not an arbitrary token."""
     logits = torch.zeros(2, 3)
     masked = spec(0, temperature=temperature, allowed_token_ids=(1,), banned=(1,), logprobs=2)
     other = spec(0, temperature=temperature, allowed_token_ids=(1,))

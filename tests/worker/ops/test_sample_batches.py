@@ -40,7 +40,6 @@ HISTORY = (1, 2, 2, 5, 2)
 
 @pytest.fixture(scope="module", params=["torch", "native"])
 def sampler(request: pytest.FixtureRequest) -> Sampler:
-    """Each implementation."""
     if request.param == "torch":
         return Sampler(draw_rows)
     kernels = open_kernels(2)
@@ -50,7 +49,6 @@ def sampler(request: pytest.FixtureRequest) -> Sampler:
 
 
 def spec(position: int, seed: int = 7, banned: tuple[int, ...] = (), **changes: Any) -> SampleSpec:
-    """A draw after `HISTORY`, of which two tokens are the prompt."""
     return SampleSpec(
         SamplingParams(max_tokens=1, seed=seed, **changes), position, banned, HISTORY, 2
     )
@@ -61,7 +59,6 @@ def spec(position: int, seed: int = 7, banned: tuple[int, ...] = (), **changes: 
 def test_a_batch_draws_what_rows_draw(
     sampler: Sampler, draw_logits: Logits, vocab_size: int, adjustment: dict[str, Any]
 ) -> None:
-    """Some 4,000 seeded draws: all combinations, at several temperatures, flat and peaked rows."""
     specs = [
         spec(place, seed, temperature=heat, **truncation, **adjustment)
         for place, (seed, heat, truncation) in enumerate(
@@ -101,7 +98,6 @@ def test_any_batch_draws_what_rows_draw(
     scale: float,
     spoiled: float | None,
 ) -> None:
-    """Ties, all masks, extremes and rows that are not numbers among them."""
     if vocab_size < 90:
         adjustment = {}
     logits = torch.randn(3, vocab_size, generator=torch.Generator().manual_seed(seed)) * scale
@@ -121,7 +117,6 @@ def test_any_batch_draws_what_rows_draw(
 def test_batches_follow_the_exact_distribution(
     sampler: Sampler, draw_logits: Logits, excess_chi_square: ChiSquare, truncation: dict[str, Any]
 ) -> None:
-    """Chi-square of 4,000 draws, for each combination of truncations."""
     logits = draw_logits(40, seed=3, scale=1.0)
     specs = [spec(place, temperature=0.8, **truncation) for place in range(4000)]
     drawn = torch.tensor(sampler.launch(logits[None], [0] * 4000, specs).collect())
@@ -132,7 +127,6 @@ def test_batches_follow_the_exact_distribution(
 def test_rows_of_a_reduced_vocabulary_use_the_noise_of_its_tokens(
     sampler: Sampler, draw_logits: Logits
 ) -> None:
-    """At any purpose and offset."""
     ids = torch.randperm(3200, generator=torch.Generator().manual_seed(3))[:640].sort().values
     logits = draw_logits(64, 640, scale=1.0)
     for purpose, offset in ((Purpose.SAMPLE, 0), (Purpose.DRAFT, 3)):
@@ -145,7 +139,6 @@ def test_rows_of_a_reduced_vocabulary_use_the_noise_of_its_tokens(
 def test_undecided_rows_are_rare(
     sampler: Sampler, draw_logits: Logits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows of an ordinary model are hardly ever drawn twice."""
     logits = draw_logits(64, 3000)
     wishes = [{}, {"top_p": 0.9}, {"top_k": 40, "top_p": 0.95}, {"min_p": 0.02}]
     specs = [spec(i, **wishes[i % 4]) for i in range(640)]
@@ -165,9 +158,7 @@ def test_undecided_rows_are_rare(
 
 @pytest.mark.parametrize("vocab_size", [97, 3000])
 def test_a_device_decides_by_itself(draw_logits: Logits, vocab_size: int) -> None:
-    """A thousand seeded draws over all truncations, of which some are as close as can be: two
-    tokens whose sums of score and noise are equal in float32, or differ in the last place.
-    """
+    """Some draws have two tokens whose sums are equal in float32, or differ in the last place."""
     count = 1000
     logits = draw_logits(count, vocab_size, scale=2.0)
     specs = [
@@ -192,7 +183,6 @@ def test_a_device_decides_by_itself(draw_logits: Logits, vocab_size: int) -> Non
 
 
 def test_devices_make_the_words_that_numpy_makes() -> None:
-    """Philox in torch, for any seed, position, purpose and offset."""
     seeds, places = [0, 1, 2**63 + 5, -1], [0, 7, 2**40, 2**63 - 1]
     stream = Stream(Purpose.DRAFT, 2**63 + 9)
     keys = torch.tensor([(seed + 2**63) % 2**64 - 2**63 for seed in seeds])
@@ -204,7 +194,6 @@ def test_devices_make_the_words_that_numpy_makes() -> None:
 
 
 def test_temperatures_that_float32_takes_for_zero_are_no_mistake(sampler: Sampler) -> None:
-    """They give what they give row by row."""
     logits = torch.tensor([[1.0, 2.0, 0.5, -math.inf]])
     wanted = spec(3, temperature=1e-60)
     assert sampler.launch(logits, [0], [wanted]).collect() == [row_draws.choose(logits[0], wanted)]

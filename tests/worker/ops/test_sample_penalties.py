@@ -24,7 +24,6 @@ def spec(
     masks: tuple[bytes, ...] = (),
     **changes: Any,
 ) -> SampleSpec:
-    """A draw after a prompt and an output."""
     history = [*(prompt or []), *(output or [])]
     params = SamplingParams(max_tokens=9, **changes)
     return SampleSpec(params, len(history), banned, history, len(prompt or []), masks)
@@ -36,7 +35,6 @@ def adjusted(logits: list[float], wanted: SampleSpec) -> list[float]:
 
 @st.composite
 def specs(draw: st.DrawFn) -> SampleSpec:
-    """Any mixture of parameters after any tokens."""
     prompt, output = draw(st.lists(TOKENS, max_size=8)), draw(st.lists(TOKENS, max_size=8))
     penalty = st.sampled_from([0.0, 0.0, -2.0, 0.5, 1.7])
     word = st.lists(TOKENS, min_size=1, max_size=3).map(tuple)
@@ -57,7 +55,6 @@ def specs(draw: st.DrawFn) -> SampleSpec:
 @given(specs(), st.integers(0, 1000))
 @examples(150)
 def test_any_mixture_agrees_with_its_twin(wanted: SampleSpec, seed: int) -> None:
-    """The tensors and the token by token definition give the same logits."""
     logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed)) * 3
     before = logits.clone()
     result = adjust(logits, wanted)
@@ -73,7 +70,6 @@ def test_any_mixture_agrees_with_its_twin(wanted: SampleSpec, seed: int) -> None
     [([], []), ([7], [5]), ([7, 5], [6]), ([5, 7, 5], [6]), ([7, 7], [5]), ([5, 7], [5])],
 )
 def test_a_bad_word_is_cut_at_its_last_token(output: list[int], banned: list[int]) -> None:
-    """Only the token that would complete one of (7, 5), (7, 5, 6) after this output is out."""
     words = ((7, 5, 6), (7, 5))
     result = adjusted([0.0] * 8, spec([1, 2], output, bad_words=words))
     assert [token for token, value in enumerate(result) if value == NONE] == banned

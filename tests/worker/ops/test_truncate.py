@@ -18,7 +18,6 @@ def params(min_p: float = 0.0, top_k: int = 0, top_p: float = 1.0) -> SamplingPa
 
 
 def survivors(scores: torch.Tensor, limits: SamplingParams) -> list[int]:
-    """The surviving ids in ascending order."""
     return sorted(surviving(scores, limits).tolist())
 
 
@@ -46,9 +45,6 @@ def nearest_tie(scores: torch.Tensor, limits: SamplingParams) -> float:
 def test_the_survivors_are_exactly_the_twins(
     seed: int, min_p: float, top_k: int, top_p: float, vocab_size: int, scale: float
 ) -> None:
-    """They equal those of full sorts and loops in float64, for flat and peaked rows and all
-    combinations.
-    """
     generator = torch.Generator().manual_seed(seed)
     scores = torch.randn(vocab_size, generator=generator) * scale
     limits = params(min_p, top_k, top_p)
@@ -62,7 +58,7 @@ def test_the_survivors_are_exactly_the_twins(
 def test_flat_rows_of_real_size_are_cut_right(
     draw_logits: Callable[..., torch.Tensor], vocab_size: int, scale: float
 ) -> None:
-    """Nuclei far larger than the first few hundred tokens that are looked at."""
+    """Nuclei are far larger than the first few hundred tokens that are looked at."""
     scores = draw_logits(vocab_size, scale=scale)
     for limits in (params(top_p=0.9), params(top_k=300, top_p=0.8), params(min_p=1e-3, top_p=0.9)):
         difference = set(survivors(scores, limits)) ^ set(reference.truncate(scores, limits))
@@ -70,7 +66,6 @@ def test_flat_rows_of_real_size_are_cut_right(
 
 
 def test_ties_at_the_cut_all_survive() -> None:
-    """No token is dropped for standing later in the vocabulary than its equal."""
     scores = torch.tensor([1.0, 2.0, 2.0, 2.0, 0.0])
     assert survivors(scores, params(top_k=2)) == [1, 2, 3]
     assert survivors(scores, params(top_p=0.3)) == [1, 2, 3]
@@ -78,7 +73,6 @@ def test_ties_at_the_cut_all_survive() -> None:
 
 
 def test_truncated_scores_keep_their_values() -> None:
-    """Survivors stay as they are, the rest is -inf, and the input is left alone."""
     scores = torch.tensor([1.0, 4.0, 3.0])
     assert truncate(scores, params(top_k=2)).tolist() == [-torch.inf, 4.0, 3.0]
     assert scores.tolist() == [1.0, 4.0, 3.0]

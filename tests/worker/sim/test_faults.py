@@ -24,13 +24,12 @@ KNOWN = frozenset({"inter-token-latency"})
 
 
 def update(faults: Faults | None = None, /, **settings: object) -> Update:
-    """Parse an update; underscores in names stand for dashes."""
+    """Underscores in names stand for dashes."""
     body = {name.replace("_", "-"): value for name, value in settings.items()}
     return parse_update(faults or Faults(), json.dumps(body).encode(), KNOWN)
 
 
 def test_a_partial_update_leaves_the_rest() -> None:
-    """Only named settings change; the simulator's settings pass through unchanged."""
     first = update(failure_injection_rate=25, failure_types=["rate_limit"])
     second = update(first.faults, stall_stream="1s", inter_token_latency="9ms")
     assert second.faults.failure_injection_rate == 25
@@ -154,7 +153,6 @@ def test_an_internal_error_is_drawn_only_if_named() -> None:
 
 
 def test_failures_match_the_llm_d_simulator() -> None:
-    """Six types with their statuses and bodies."""
     statuses = {name: failure.status for name, failure in FAILURES.items()}
     assert statuses == {
         "rate_limit": 429,

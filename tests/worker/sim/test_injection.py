@@ -22,8 +22,6 @@ CHAT = "/v1/chat/completions"
 
 @dataclass
 class FakeEngine:
-    """Answers commands with `answer`, and records them."""
-
     stats: EngineStats = field(default_factory=lambda: EngineStats(num_running=3, num_waiting=1))
     answer: CommandReply | None = field(default_factory=lambda: CommandReply(0))
     commands: list[dict[str, Any]] = field(default_factory=list)
@@ -33,7 +31,6 @@ class FakeEngine:
     num_waiting_reported = 1
 
     async def run(self, command: Command) -> CommandReply:
-        """Record the command; without an `answer`, die."""
         assert isinstance(command, Configure)
         self.commands.append(command.settings)
         await asyncio.sleep(self.delay_seconds)
@@ -44,8 +41,6 @@ class FakeEngine:
 
 @dataclass
 class Answer:
-    """A reply and the arrival times of its parts."""
-
     status: int = 0
     headers: dict[bytes, bytes] = field(default_factory=dict)
     body: bytes = b""
@@ -58,7 +53,6 @@ class Answer:
 
 
 async def stream_of_four(scope: Any, receive: Any, send: Any) -> None:
-    """Reply in four parts, one each second."""
     await send({"type": "http.response.start", "status": 200, "headers": []})
     for number in range(4):
         body = b"%d\n" % number
@@ -68,8 +62,6 @@ async def stream_of_four(scope: Any, receive: Any, send: Any) -> None:
 
 @dataclass
 class Bench:
-    """Fault injection around a small application, on virtual time."""
-
     faults: FaultInjection
     engine: FakeEngine
     deaths: list[int]
@@ -84,9 +76,7 @@ class Bench:
         leaves: bool = False,
         **headers: str,
     ) -> Answer:
-        """Send one request. A `partial` one never sends its whole body; a client that `leaves`
-        disconnects after its request.
-        """
+        """A `partial` request never sends its whole body; a client that `leaves` then disconnects."""
         answer = Answer()
         sent = b"" if body is None else json.dumps(body).encode()
         messages = [{"type": "http.request", "body": sent, "more_body": partial}]
@@ -115,7 +105,6 @@ class Bench:
         return answer
 
     async def configure(self, /, **settings: object) -> Answer:
-        """Change settings; underscores stand for dashes."""
         body = {name.replace("_", "-"): value for name, value in settings.items()}
         return await self.ask("/admin/config", body)
 
@@ -150,7 +139,6 @@ async def test_a_reply_is_unchanged_without_faults() -> None:
 
 @pytest.mark.parametrize("status", [400, 401, 404, 429, 500, 503, 599])
 async def test_a_request_can_ask_for_an_error(status: int) -> None:
-    """The status is in a header; the failure rate does not matter."""
     answer = await bench().ask(x_return_error=str(status))
     assert answer.status == status
     assert answer.error["code"] == status
@@ -163,8 +151,6 @@ async def test_a_header_without_an_error_status_is_a_bad_request(asked: str) -> 
 
 
 async def test_failures_follow_their_rate_and_repeat_with_the_seed() -> None:
-    """All types occur, and the same requests fail on every run."""
-
     async def run(seed: int) -> list[int]:
         subject = bench(seed=seed)
         await subject.configure(failure_injection_rate=20)
@@ -177,7 +163,6 @@ async def test_failures_follow_their_rate_and_repeat_with_the_seed() -> None:
 
 
 async def test_a_failure_names_the_model_and_its_parameter() -> None:
-    """The bodies of the llm-d inference simulator."""
     subject = bench()
     await subject.configure(failure_injection_rate=100, failure_types=["model_not_found"])
     answer = await subject.ask()
@@ -200,7 +185,6 @@ async def test_a_reply_stalls_before_its_start_or_within_its_stream() -> None:
 
 
 async def test_only_some_requests_stall() -> None:
-    """`stall_rate` is their percentage."""
     subject = bench()
     await subject.configure(stall_before="9s", stall_rate=30)
     stalled = [(await subject.ask()).times[0] > 0 for _ in range(100)]
@@ -208,7 +192,6 @@ async def test_only_some_requests_stall() -> None:
 
 
 async def test_fake_metrics_replace_their_statistics() -> None:
-    """Waves and impossible values work; other statistics stay real."""
     subject = bench()
     assert subject.faults.stats() == subject.engine.stats
     fakes = {"running-requests": "ramp:0:10:10s", "kv-cache-usage": "NaN"}
@@ -241,7 +224,7 @@ async def metrics_page(scope: Any, receive: Any, send: Any) -> None:
 async def test_a_broken_metrics_page_replaces_the_real_one(
     page: str, status: int, size: int
 ) -> None:
-    """Each breaks in a way that a scraper must survive; other routes are unchanged."""
+    """Each page breaks in a way that a scraper must survive."""
     subject = bench()
     subject.app = subject.faults.around(metrics_page)
     there = "http://127.0.0.1:1/x"
@@ -267,7 +250,6 @@ async def test_the_metrics_page_can_be_delayed() -> None:
 
 
 async def test_a_worker_is_not_ready_during_its_startup_duration() -> None:
-    """Only readiness is affected."""
     subject = bench(setup=FaultConfig(startup_seconds=10.0))
     assert (await subject.ask("/health/ready", method="GET")).status == 503
     assert (await subject.ask("/health", method="GET")).status == 200
@@ -276,7 +258,6 @@ async def test_a_worker_is_not_ready_during_its_startup_duration() -> None:
 
 
 async def test_replies_name_their_pod() -> None:
-    """Only replies of generation routes do, errors included."""
     subject = bench(setup=FaultConfig(reply_headers=(("x-inference-pod", "p-0"),)))
     assert (await subject.ask()).headers == {b"x-inference-pod": b"p-0"}
     assert (await subject.ask(x_return_error="429")).headers[b"x-inference-pod"] == b"p-0"
@@ -284,7 +265,6 @@ async def test_replies_name_their_pod() -> None:
 
 
 async def test_the_simulators_settings_reach_the_engine() -> None:
-    """They arrive as fields of its configuration, and are shown afterwards."""
     subject = bench()
     answer = await subject.configure(inter_token_latency="30ms", slow=2)
     assert answer.status == 200
@@ -319,7 +299,6 @@ async def test_a_wrong_setting_changes_nothing(settings: dict[str, object]) -> N
 
 
 async def test_a_refusal_of_the_engine_changes_nothing() -> None:
-    """The answer has the engine's reason."""
     subject = bench()
     before = await subject.shown()
     subject.engine.answer = CommandReply(0, False, "not today")
@@ -331,7 +310,7 @@ async def test_a_refusal_of_the_engine_changes_nothing() -> None:
 
 
 async def test_concurrent_changes_all_take_effect() -> None:
-    """They are serialized even if the engine is slow: none reverts another."""
+    """Changes are serialized even if the engine is slow, so that none reverts another."""
     subject = bench()
     subject.engine.delay_seconds = 5.0
     await asyncio.gather(
@@ -346,7 +325,6 @@ async def test_concurrent_changes_all_take_effect() -> None:
 
 
 async def test_a_new_engine_starts_with_the_settings_of_the_command_line() -> None:
-    """The old engine's settings are no longer shown, and can be set again."""
     subject = bench()
     at_first = await subject.shown()
     await subject.configure(slow=3, inter_token_latency="30ms", stall_before="1s")
@@ -362,7 +340,6 @@ async def test_a_new_engine_starts_with_the_settings_of_the_command_line() -> No
 
 
 async def test_a_real_engine_takes_only_faults_of_the_http_process() -> None:
-    """The simulator's settings are unknown to it."""
     subject = bench("torch")
     assert (await subject.configure(failure_injection_rate=100)).status == 200
     assert (await subject.configure(inter_token_latency="3ms")).status == 400
@@ -402,7 +379,6 @@ async def test_the_api_keys_protect_the_configuration() -> None:
 
 
 async def test_the_configuration_takes_get_and_bounded_posts_only() -> None:
-    """Other methods get a 405 with `allow`, a long body a 413, a missing body a 408."""
     subject = bench(body_timeout_seconds=3.0, max_body_bytes=1000)
     answer = await subject.ask("/admin/config", method="DELETE")
     assert (answer.status, answer.headers[b"allow"]) == (405, b"GET, POST")
@@ -432,7 +408,6 @@ class Client:
 
 
 async def stream(client: Client, after_events: int | None, seconds: float) -> None:
-    """Send four parts, one each second."""
     headers = ((b"x-a", b"b"),)
     async with StalledReply(client.send, headers, after_events, seconds) as reply:
         await reply.send({"type": "http.response.start", "status": 200, "headers": []})
@@ -463,7 +438,6 @@ async def test_a_stalled_stream_continues_after_its_stall(
 
 
 async def test_a_failed_writer_drops_the_buffered_parts() -> None:
-    """The failure is raised at once, nothing is sent afterwards, and no task is left."""
     client = Client()
 
     async def fail() -> None:
@@ -480,7 +454,6 @@ async def test_a_failed_writer_drops_the_buffered_parts() -> None:
 
 @pytest.mark.parametrize("seconds", [1.5, 60.0])
 async def test_a_disconnect_during_a_stall_reaches_the_writer(seconds: float) -> None:
-    """The next part raises, or the exit of the context."""
     client = Client(leaves_at=1)
     with pytest.raises(OSError, match="gone"):
         await stream(client, 1, seconds)

@@ -15,20 +15,17 @@ LLM_D = {"latency_model": "llm-d", "inter_token_latency_seconds": 0.012}
 
 
 def prompt(num_tokens: int, start: int = 0, seed: int = 0, last: bool = True) -> ScheduledSequence:
-    """A chunk of a prompt; the last one draws the first token."""
     end = start + num_tokens
     samples = (SampleSpec(SamplingParams(9, seed=seed), end, num_prompt=end),) if last else ()
     return ScheduledSequence(1, [7] * num_tokens, start, [0], samples)
 
 
 def decode(context: int, seed: int = 0) -> ScheduledSequence:
-    """A sequence that runs its newest token, the last of `context` tokens."""
     sample = SampleSpec(SamplingParams(9, seed=seed), context, num_prompt=1)
     return ScheduledSequence(2, [7], context - 1, [0], (sample,))
 
 
 def verify(context: int, num_drafts: int, seed: int = 0) -> ScheduledSequence:
-    """A decoding sequence with drafts."""
     plain = decode(context, seed)
     tokens = [7] * (1 + num_drafts)
     return dataclasses.replace(plain, token_ids=tokens, num_drafts=num_drafts)
@@ -39,7 +36,6 @@ def seconds(config: SimConfig, *sequences: ScheduledSequence) -> float:
 
 
 def test_a_first_token_is_not_decoding() -> None:
-    """A prompt with one uncached token is a prompt; a token after an output is not."""
     assert not is_decoding(prompt(1, start=31))
     assert not is_decoding(prompt(1, last=False))
     assert is_decoding(decode(32))
@@ -48,7 +44,6 @@ def test_a_first_token_is_not_decoding() -> None:
 
 
 def test_drafts_cost_a_prompts_rows_in_the_linear_model() -> None:
-    """The sequence and its context count once."""
     config = SimConfig(
         prefill_tokens_per_second=100.0,
         prefill_context_seconds=0.001,
@@ -72,7 +67,6 @@ def test_drafts_are_free_in_the_constant_model() -> None:
 
 
 def test_drafts_cost_the_time_per_token_in_the_llm_d_model() -> None:
-    """Only if prompts cost by the token; load slows drafts down too."""
     config = SimConfig(**LLM_D, prefill_overhead_seconds=0.03, prefill_per_token_seconds=0.00025)  # type: ignore[arg-type]
     assert seconds(config, verify(9, 4)) == pytest.approx(0.012 + 4 * 0.00025)
     loaded = dataclasses.replace(config, time_factor_under_load=2.0)
@@ -82,7 +76,6 @@ def test_drafts_cost_the_time_per_token_in_the_llm_d_model() -> None:
 
 
 def test_drafts_cost_the_prompt_polynomial_in_the_dynamo_model() -> None:
-    """Without a prompt's constant; with a prompt they are tokens of the same pass."""
     config = SimConfig(latency_model="dynamo")
 
     def rows(count: int) -> float:
@@ -142,14 +135,13 @@ def test_the_constant_model_takes_the_longer_of_prompts_and_decoding() -> None:
 
 @pytest.mark.parametrize("running", [1, 2, 5])
 def test_the_llm_d_model_slows_down_with_load(running: int) -> None:
-    """The factor grows linearly from 1 for one sequence to its full value for max_num_seqs."""
     config = SimConfig(**LLM_D, time_factor_under_load=2.0)  # type: ignore[arg-type]
     factor = 1 + (2.0 - 1) * (running - 1) / 4
     assert seconds(config, *[decode(5)] * running) == pytest.approx(0.012 * factor)
 
 
 def test_llm_d_prompts_cost_by_uncached_token_unless_a_first_token_time_is_set() -> None:
-    """The published rule: constant if the time to first token or its std is given."""
+    """The published rule is a constant if the time to first token or its std is given."""
     config = SimConfig(**LLM_D, prefill_overhead_seconds=0.03, prefill_per_token_seconds=0.00025)  # type: ignore[arg-type]
     whole = seconds(config, prompt(256))
     assert whole == pytest.approx(0.094)
@@ -162,7 +154,6 @@ def test_llm_d_prompts_cost_by_uncached_token_unless_a_first_token_time_is_set()
 
 
 def test_noise_is_normal_clamped_and_preserves_the_mean() -> None:
-    """Times are within ±70 % of the mean, even far below a millisecond."""
     config = SimConfig(
         latency_model="constant",
         inter_token_latency_seconds=0.0005,
@@ -189,7 +180,6 @@ def test_a_prompts_std_is_at_most_30_percent_of_its_mean() -> None:
 
 
 def test_noise_depends_on_seeds_and_position_alone() -> None:
-    """A request at a position takes the same time in any batch and order."""
     config = SimConfig(
         latency_model="constant",
         inter_token_latency_seconds=0.01,
@@ -210,7 +200,6 @@ def test_noise_depends_on_seeds_and_position_alone() -> None:
 
 
 def test_the_dynamo_model_has_the_published_polynomials() -> None:
-    """Prompt and decode time add up, and the ratios divide them."""
     config = SimConfig(latency_model="dynamo")
     assert seconds(config, prompt(2000)) == pytest.approx(
         (4.209989e-7 * 2000**2 + 1.518344e-2 * 2000 + 16.50142) / 1e3

@@ -26,7 +26,6 @@ CONFIG = SimConfig(
 def sequence(
     seq_id: int, tokens: list[int], start: int, sample: bool = True, **spec: object
 ) -> ScheduledSequence:
-    """A scheduled sequence that samples its next token."""
     params = SamplingParams(**{"max_tokens": 100} | spec)  # type: ignore[arg-type]
     num_prompt = start + len(tokens) - (start > 0)
     asked = (SampleSpec(params, start + len(tokens), num_prompt=num_prompt),) if sample else ()
@@ -34,18 +33,15 @@ def sequence(
 
 
 def drawn(output: ModelOutput) -> list[int]:
-    """All drawn tokens, in the order of the step."""
     return [draw.token_id for draws in output.sampled.values() for draw in draws]
 
 
-def no_wait(seconds: float, follows: bool) -> None:
-    """Steps take no time."""
+def no_wait(seconds: float, follows: bool) -> None: ...
 
 
 def executor(
     config: SimConfig | None = None, crash: Callable[[], None] = lambda: None
 ) -> SimExecutor:
-    """A simulator whose steps take no time."""
     return SimExecutor(replace(config or SimConfig(), time_scale=0.0), no_wait, SimLimits(), crash)
 
 
@@ -61,7 +57,6 @@ def executor(
 def test_a_step_takes_the_modelled_time(
     sequences: tuple[ScheduledSequence, ...], seconds: float
 ) -> None:
-    """`time_scale` multiplies it; with 0 no step waits."""
     waits: list[float] = []
     for scale in (1.0, 0.5, 0.0):
         sim = SimExecutor(
@@ -72,7 +67,6 @@ def test_a_step_takes_the_modelled_time(
 
 
 def test_only_sampling_sequences_get_a_token_and_it_is_a_word() -> None:
-    """An unfinished prompt gets none; ids are in the configured range."""
     step = SchedulerOutput(
         1,
         (
@@ -86,7 +80,6 @@ def test_only_sampling_sequences_get_a_token_and_it_is_a_word() -> None:
 
 
 def test_tokens_do_not_depend_on_chunking_or_the_batch() -> None:
-    """The last token, the position and the seed decide a draw."""
     sim = executor()
     whole = sim.execute(SchedulerOutput(1, (sequence(1, [4, 5, 6], 0, seed=9),)))
     part = sim.execute(
@@ -112,7 +105,6 @@ def test_every_sample_and_prompt_target_gets_log_probabilities() -> None:
 
 
 def test_a_sequence_without_an_allowed_token_fails_alone() -> None:
-    """It fails with the reason; the other sequence gets its token."""
     stuck = sequence(1, [4], 2, allowed_token_ids=(5,), logit_bias=((5, -100.0),))
     output = executor().execute(SchedulerOutput(1, (stuck, sequence(2, [4], 2))))
     assert "no token to draw" in output.failed[1]
@@ -120,7 +112,6 @@ def test_a_sequence_without_an_allowed_token_fails_alone() -> None:
 
 
 def serve(config: SimConfig, prompts: list[list[int]], overlap: bool) -> list[list[int]]:
-    """Answers of the real scheduler with far too small a cache, chunks and shared prefixes."""
     limits = SchedulerConfig(max_num_batched_tokens=24, max_num_seqs=6, max_model_len=96)
     scheduler = Scheduler(CacheConfig(num_blocks=14, block_size=8), limits, ())
     sim = SimExecutor(config, no_wait, SimLimits(14, 8, 6))
@@ -142,9 +133,6 @@ def serve(config: SimConfig, prompts: list[list[int]], overlap: bool) -> list[li
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_the_real_scheduler_preserves_an_echo(overlap: bool) -> None:
-    """With chunks, preemptions and shared prefixes, every request gets its own prompt back: its
-    blocks held the right tokens.
-    """
     rng = random.Random(5)
     prefixes = [[rng.randrange(256, 1280) for _ in range(21)] for _ in range(3)]
     prompts = [
@@ -189,7 +177,6 @@ def test_invalid_settings_change_nothing(settings: dict[str, object]) -> None:
 
 
 def test_a_hang_blocks_one_step_until_it_is_released() -> None:
-    """The blocked step then draws its usual tokens."""
     sim = executor()
     sim.configure({"hang_seconds": 3600.0})
     results: list[ModelOutput] = []
@@ -214,7 +201,6 @@ def test_a_hang_blocks_one_step_until_it_is_released() -> None:
     ],
 )
 def test_a_crash_follows_its_count(settings: dict[str, object], steps: int) -> None:
-    """It counts tokens or first tokens; 0 is immediate."""
     crashes: list[int] = []
     sim = executor(crash=lambda: crashes.append(done))
     done = 0

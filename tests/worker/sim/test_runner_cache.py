@@ -37,7 +37,6 @@ def test_an_echo_is_read_once() -> None:
 
 
 def test_a_conversation_echoes_its_last_turn() -> None:
-    """It omits the role, the marks and the opening of the answer."""
     prompt = [TURN, 1, 10, 21, 22, END, 10, TURN, 2, 10, 31, 10, 32, END, 10, TURN, 3, 10]
     assert spoken(prompt, TURN, END) == (31, 10, 32)
     assert spoken([TURN, 7, 8, END], TURN, END) == (7, 8)

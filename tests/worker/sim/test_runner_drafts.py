@@ -21,12 +21,10 @@ def drawn(output: ModelOutput) -> list[int]:
 def executor(
     config: SimConfig | None = None, crash: Callable[[], None] = lambda: None
 ) -> SimExecutor:
-    """A simulator that does not wait."""
     return SimExecutor(config or SimConfig(), lambda seconds, follows: None, SimLimits(), crash)
 
 
 def decoded(sim: SimExecutor, prompt: list[int], count: int, **spec: Any) -> list[int]:
-    """An answer of `count` tokens, drawn one at a time."""
     tokens = list(prompt)
     params = SamplingParams(**{"max_tokens": 100} | spec)
     start = 0
@@ -39,7 +37,6 @@ def decoded(sim: SimExecutor, prompt: list[int], count: int, **spec: Any) -> lis
 
 
 def asked_after(params: SamplingParams, tokens: list[int], num_prompt: int) -> SampleSpec:
-    """The spec of the token after `tokens`."""
     position = len(tokens)
     banned = (sim_tokens.IM_END_ID,) if position - num_prompt < params.min_tokens else ()
     history = tuple(tokens) if params.needs_history else ()
@@ -62,9 +59,6 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 def test_drafts_do_not_change_answers(
     mode: str, spec: dict[str, Any], guesses: list[list[bool]]
 ) -> None:
-    """Right and wrong guesses in any order give the usual tokens and log probabilities, and one
-    token more than the accepted guesses.
-    """
     config = SimConfig(mode=mode, mean_output_tokens=10.0, end_token_id=sim_tokens.IM_END_ID)
     expected = decoded(executor(config), PROMPT, 45, **spec)
     sim = executor(config)
@@ -86,7 +80,6 @@ def test_drafts_do_not_change_answers(
 
 
 def test_a_run_of_drafts_ends_where_no_token_is_allowed() -> None:
-    """The accepted drafts are returned; the next step fails, as without drafts."""
     spec = SampleSpec(
         SamplingParams(9, allowed_token_ids=(300,), bad_words=((300, 300, 300),)),
         position=2,

@@ -22,7 +22,6 @@ from worker.types import SampleSpec, SamplingParams, ScheduledSequence, Schedule
 
 
 def configured(*flags: str) -> SimConfig:
-    """The configuration of a command line."""
     options = build_parser().parse_args(["--engine", "sim", *flags])
     return sim_config(options, None, (1281,))
 
@@ -43,7 +42,6 @@ def configured(*flags: str) -> SimConfig:
     ],
 )
 def test_durations_are_go_strings_or_milliseconds(text: object, seconds: float) -> None:
-    """Any unit of the llm-d inference simulator's configuration, sums of them, or a number."""
     assert parse_duration(text) == pytest.approx(seconds)
 
 
@@ -58,7 +56,7 @@ def test_a_formatted_duration_parses_to_itself(seconds: float) -> None:
 
 
 def test_every_field_of_a_model_has_a_setting() -> None:
-    """Exceptions are fields that the vocabulary or the start decides."""
+    """The vocabulary or the start decides the excepted fields."""
     fields = {field.name for field in dataclasses.fields(SimConfig)}
     fixed = {"seed", "mode", "first_word_id", "num_words", "vocab_size"}
     fixed |= {"end_token_id", "turn_token_id"}
@@ -92,14 +90,12 @@ def test_shown_settings_parse_to_the_same_configuration() -> None:
     ],
 )
 def test_wrong_settings_are_named(given: dict[str, object], message: str) -> None:
-    """Every refusal names the setting and its valid values."""
     with pytest.raises(ConfigError, match=message):
         apply(SimConfig(), given)
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_presets_are_valid_and_take_time(name: str) -> None:
-    """A prompt of 256 tokens takes about as long as on the profile's GPU."""
     config = configured("--sim-preset", name)
     spec = SampleSpec(SamplingParams(9), 256, num_prompt=256)
     step = SchedulerOutput(1, (ScheduledSequence(1, [1] * 256, 0, [0], (spec,)),))
@@ -107,7 +103,6 @@ def test_presets_are_valid_and_take_time(name: str) -> None:
 
 
 def test_the_published_profiles_have_the_published_numbers() -> None:
-    """8B on an H100, in both forms."""
     per_token = configured("--sim-preset", "8b-h100-balanced-per-token")
     assert per_token.latency_model == "llm-d"
     assert per_token.prefill_overhead_seconds == pytest.approx(0.030)
@@ -155,8 +150,6 @@ def test_a_std_without_a_mean_is_refused() -> None:
 
 
 def test_the_simulator_or_a_flag_enables_faults() -> None:
-    """Only a simulator in a pod names the pod in its replies."""
-
     def faults(*flags: str, **environment: str) -> FaultConfig | None:
         return fault_config(build_parser().parse_args(flags), environment)
 

@@ -13,7 +13,6 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the packages without `worker/sim` and `worker/training`."""
     copy = tmp_path_factory.mktemp("repository")
     for package in ("base", "worker"):
         shutil.copytree(

@@ -30,7 +30,6 @@ def test_banned_tokens_are_never_drawn() -> None:
 
 
 def test_only_allowed_tokens_are_drawn() -> None:
-    """They need not be words, and bans still apply."""
     source = TokenSource(CONFIG)
     allowed = (5, 6, 7)
     drawn = {
@@ -40,7 +39,6 @@ def test_only_allowed_tokens_are_drawn() -> None:
 
 
 def test_only_tokens_of_the_mask_are_drawn() -> None:
-    """Other constraints apply too; tokens that close an object are drawn often."""
     source = TokenSource(CONFIG)
     mask = sum(1 << token for token in (5, 6, ord("}"), 305)).to_bytes(50, "little")
 
@@ -57,7 +55,6 @@ def test_only_tokens_of_the_mask_are_drawn() -> None:
 
 
 def test_a_full_bias_forces_or_forbids_tokens() -> None:
-    """+100 forces, −100 forbids; anything between has no effect."""
     source = TokenSource(CONFIG)
     forced = {source.draw(1, spec(seed=n, logit_bias=((8, 100.0), (9, 100.0)))) for n in range(50)}
     assert forced == {8, 9}
@@ -68,7 +65,6 @@ def test_a_full_bias_forces_or_forbids_tokens() -> None:
 
 
 def test_bad_words_are_never_completed() -> None:
-    """The last token of a forbidden sequence is excluded only after its first tokens."""
     source = TokenSource(CONFIG)
     words = ((300,), (4, 301))
     after = {source.draw(4, spec(seed=n, bad_words=words, history=(1, 2, 4))) for n in range(200)}
@@ -84,7 +80,6 @@ def test_contradictory_constraints_leave_no_token() -> None:
 
 
 def test_an_ignored_or_banned_end_is_never_drawn() -> None:
-    """`ignore_eos` ignores it; `min_tokens` bans it."""
     config = replace(CONFIG, output_length="fixed", mean_output_tokens=1.0)
     source = TokenSource(config)
     assert source.draw(1, spec(ignore_eos=False)) == END
@@ -94,7 +89,6 @@ def test_an_ignored_or_banned_end_is_never_drawn() -> None:
 
 
 def lengths(config: SimConfig, count: int, **params: object) -> list[int]:
-    """Lengths of answers of requests with seeds 0, 1, …"""
     source = TokenSource(config)
     found = []
     for seed in range(count):
@@ -106,19 +100,16 @@ def lengths(config: SimConfig, count: int, **params: object) -> list[int]:
 
 
 def test_fixed_answers_have_one_length() -> None:
-    """The length includes the end token."""
     assert set(lengths(replace(CONFIG, output_length="fixed", mean_output_tokens=7.0), 5)) == {7}
 
 
 def test_geometric_answers_have_their_mean() -> None:
-    """The end comes with probability 1 / mean at every token."""
     found = lengths(replace(CONFIG, mean_output_tokens=20.0), 2000)
     assert statistics.fmean(found) == pytest.approx(20.0, rel=0.06)
     assert statistics.stdev(found) == pytest.approx(19.5, rel=0.1)
 
 
 def test_gaussian_answers_have_their_mean_and_std() -> None:
-    """The length is drawn once per request and is at least 1."""
     config = replace(
         CONFIG, output_length="gaussian", mean_output_tokens=40.0, output_tokens_std=20.0
     )
@@ -131,7 +122,7 @@ def test_gaussian_answers_have_their_mean_and_std() -> None:
 
 @pytest.mark.parametrize(("limit", "edges"), [(120, 20), (60, 10), (500, None)])
 def test_bucket_lengths_follow_the_published_shares(limit: int, edges: int | None) -> None:
-    """Six buckets; above 120 tokens, five are of 20 and the fourth takes the rest."""
+    """Above 120 tokens, five buckets are of 20 and the fourth takes the rest."""
     draws = [bucket_length(limit, (n * 0x9E3779B97F4A7C15) & (1 << 64) - 1) for n in range(20_000)]
     assert min(draws) == 1
     assert max(draws) == limit
@@ -146,7 +137,6 @@ def test_bucket_lengths_follow_the_published_shares(limit: int, edges: int | Non
 
 
 def test_greedy_answers_do_not_depend_on_the_seed() -> None:
-    """Neither words nor length do, but the length depends on the prompt's."""
     config = replace(
         CONFIG, output_length="gaussian", mean_output_tokens=40.0, output_tokens_std=12.0
     )
@@ -166,7 +156,6 @@ def test_greedy_answers_do_not_depend_on_the_seed() -> None:
 
 
 def test_an_echo_is_the_prompt_and_then_ends_or_repeats() -> None:
-    """It repeats if the end is ignored."""
     source = TokenSource(CONFIG)
 
     def says(index: int, **params: object) -> int | None:
@@ -180,7 +169,6 @@ def test_an_echo_is_the_prompt_and_then_ends_or_repeats() -> None:
 
 
 def check(entry: TokenLogprobs, token: int, count: int, vocab_size: int = 400) -> None:
-    """Assert the invariants of every entry."""
     assert len(entry.token_ids) == len(entry.logprobs) == 1 + count
     assert entry.token_ids[0] == token
     likeliest, values = entry.token_ids[1:], entry.logprobs[1:]
@@ -198,7 +186,6 @@ def check(entry: TokenLogprobs, token: int, count: int, vocab_size: int = 400) -
 
 @pytest.mark.parametrize("count", [0, 1, 5, 20, -1])
 def test_log_probabilities_are_well_formed(count: int) -> None:
-    """The drawn token first, then the likeliest in order, together at most one."""
     source = TokenSource(CONFIG)
     size = CONFIG.vocab_size if count < 0 else count
     for seed in range(40):
@@ -216,7 +203,6 @@ def test_log_probabilities_are_well_formed(count: int) -> None:
 
 
 def test_log_probabilities_are_returned_only_on_request() -> None:
-    """Fixed tokens come last, with their values in the whole vocabulary."""
     source = TokenSource(CONFIG)
     assert source.logprobs(1, 305, spec()) is None
     everything = source.logprobs(1, 305, spec(logprobs=-1))
@@ -229,7 +215,6 @@ def test_log_probabilities_are_returned_only_on_request() -> None:
 
 
 def test_ranks_follow_their_probabilities() -> None:
-    """A sampled token is the likeliest half of the time; a greedy one always is."""
     source = TokenSource(CONFIG)
     ranks = Counter()
     for seed in range(4000):

@@ -16,13 +16,12 @@ from worker.training.store import TrainingSample
 
 @pytest.fixture
 def target() -> LlamaModel:
-    """A model of 61 tokens."""
     return tiny_llama()
 
 
 @pytest.fixture
 def greedy_samples(target: LlamaModel) -> Callable[[int, int], list[TrainingSample]]:
-    """Make texts by number and length, each a greedy continuation of four random tokens."""
+    """Each text is a greedy continuation of four random tokens."""
 
     def make(count: int, length: int) -> list[TrainingSample]:
         noise = torch.Generator().manual_seed(7)
@@ -45,9 +44,7 @@ CONTEXT, VOCAB, HIDDEN = 48, 256, 32
 
 @pytest.fixture
 def make_model(tmp_path: Path) -> Callable[[int], Path]:
-    """Makes a directory with a llama of one layer that knows bytes and a context of 48 tokens. The
-    embedding is the same for every seed, as when a model is tuned.
-    """
+    """The embedding is the same for every seed, as when a model is tuned."""
 
     def make(seed: int) -> Path:
         path = tmp_path / f"model-{seed}"

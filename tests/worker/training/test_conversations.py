@@ -25,8 +25,6 @@ from worker.training.conversations import (
 
 
 class Letters:
-    """A tokenizer of single characters and the template's two marks."""
-
     vocab_size = 400
     _MARKS = ("<|im_start|>", IM_END)
 
@@ -43,7 +41,6 @@ class Letters:
         ]
 
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool) -> str:
-        """The text with its marks."""
         assert not skip_special_tokens
         return "".join(self._MARKS[t - 256] if t in (256, 257) else chr(t) for t in token_ids)
 
@@ -54,18 +51,15 @@ TEMPLATE = ChatTemplate(CHAT_TEMPLATE, bos_token="", eos_token=IM_END, now=datet
 
 
 def words(text: str) -> tuple[int, ...]:
-    """Token ids of a text."""
     return tuple(TOKENIZER.encode(text, add_special_tokens=False))
 
 
 def maker(chats: bool = True) -> ConversationMaker:
-    """Make conversations of a model with a chat template, or without one."""
     frame = chat_frame(TOKENIZER, TEMPLATE) if chats else None
     return ConversationMaker(TOKENIZER, frame, (), (END,))
 
 
 def follow(program: Conversation, answers: Iterable[tuple[int, ...]]) -> tuple[list[Any], bool]:
-    """Run a conversation with `answers` as samples; returns its actions and its result."""
     actions: list[Any] = []
     waiting, drawn = iter(answers), None
     while True:
@@ -78,7 +72,6 @@ def follow(program: Conversation, answers: Iterable[tuple[int, ...]]) -> tuple[l
 
 
 def said(actions: Iterable[Any], answers: Iterable[tuple[int, ...]]) -> str:
-    """The text of a conversation."""
     waiting = iter(answers)
     tokens = [
         token
@@ -89,7 +82,6 @@ def said(actions: Iterable[Any], answers: Iterable[tuple[int, ...]]) -> str:
 
 
 def test_a_conversation_reads_as_the_template_would_write_it() -> None:
-    """It has one or two turns, and one end token for each."""
     seen = set()
     for number in range(30):
         rng = random.Random(number)
@@ -111,7 +103,6 @@ def test_a_conversation_reads_as_the_template_would_write_it() -> None:
 
 
 def test_an_answer_that_was_cut_off_has_no_second_turn() -> None:
-    """An incomplete sentence has no reply."""
     for number in range(30):
         answers = [words("long " * 30)] * 4
         actions, _ = follow(maker().conversation(random.Random(number)), answers)
@@ -136,7 +127,6 @@ def test_an_empty_conversation_is_discarded() -> None:
 
 
 def test_a_model_that_does_not_chat_writes_plain_text() -> None:
-    """It starts with any token; a given text is used unchanged."""
     actions, is_used = follow(maker(chats=False).conversation(random.Random(0)), [(7,) * 30])
     assert [type(action) for action in actions] == [Given, Continuation]
     assert is_used
@@ -148,7 +138,6 @@ def test_a_model_that_does_not_chat_writes_plain_text() -> None:
 
 @pytest.mark.parametrize("seed", range(worlds(3)))
 def test_prompts_differ_and_have_no_holes(seed: int) -> None:
-    """No prompt contains a placeholder."""
     rng = random.Random(seed)
     prompts = {open_prompt(rng) for _ in range(300)}
     assert len(prompts) > 250

@@ -22,7 +22,6 @@ def made(count: int) -> list[TrainingSample]:
 
 
 def test_a_row_has_its_state_the_next_token_and_the_one_to_predict() -> None:
-    """Padding is no row."""
     batch = collate([sample(6, 1), sample(4, 2)])
     assert batch.next_ids.tolist() == [[101, 102, 103, 104], [201, 202, 0, 0]]
     assert batch.features[:, :, 0].tolist() == [[100, 101, 102, 103], [200, 201, 0, 0]]
@@ -33,7 +32,6 @@ def test_a_row_has_its_state_the_next_token_and_the_one_to_predict() -> None:
 
 
 def test_every_target_is_in_one_batch_of_a_round() -> None:
-    """Batches do not exceed their size."""
     samples = made(40)
     wanted = sorted(t for s in samples for t in s.token_ids[2:][s.is_target[2:]].tolist())
     for rng in (None, random.Random(0)):
@@ -53,7 +51,6 @@ def test_skipping_batches_does_not_change_the_others() -> None:
 
 
 def test_about_one_text_in_twelve_is_held_out() -> None:
-    """The choice does not depend on the other texts."""
     samples = made(240)
     learned, held_out = divide(samples)
     assert 10 < len(held_out) < 30
@@ -63,7 +60,6 @@ def test_about_one_text_in_twelve_is_held_out() -> None:
 
 
 def test_too_few_texts_are_refused() -> None:
-    """The error names the flag that helps."""
     with pytest.raises(ConfigError, match="--tokens"):
         divide([sample(5, 1)])
 
@@ -76,7 +72,6 @@ def test_a_repeated_text_counts_once() -> None:
 
 
 def test_the_draft_vocabulary_has_the_most_frequent_tokens() -> None:
-    """End tokens are always in it, and lower ids win ties."""
     said = torch.tensor([9, 9, 9, 7, 7, 8])
     samples = [TrainingSample(said, torch.tensor([True] * 5 + [False]), torch.zeros(5, 1))]
     assert choose_draft_vocab(samples, 20, 5, [19]).tolist() == [0, 1, 7, 9, 19]

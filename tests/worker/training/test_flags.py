@@ -49,13 +49,11 @@ def test_every_flag_reaches_its_setting(tmp_path: Path) -> None:
     ],
 )
 def test_an_unusable_flag_is_refused(argv: list[str], reason: str) -> None:
-    """Before a model is loaded; the error names the flag."""
     with pytest.raises(ConfigError, match=reason):
         resolve(argv)
 
 
 def test_errors_are_one_line_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    """The status is 1."""
     assert main(["--model", "/no/such/model.gguf"]) == 1
     shown = capsys.readouterr().err
     assert shown == "pointsman train-draft: /no/such/model.gguf: no such model file or directory\n"
@@ -74,7 +72,6 @@ def test_errors_are_one_line_on_stderr(capsys: pytest.CaptureFixture[str]) -> No
 def test_wrong_flags_exit_with_status_2(
     argv: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The error names the command."""
     with pytest.raises(SystemExit) as ended:
         main(["--model", "m.gguf", *argv])
     assert ended.value.code == 2
@@ -82,7 +79,6 @@ def test_wrong_flags_exit_with_status_2(
 
 
 def test_the_command_passes_its_flags_on(capsys: pytest.CaptureFixture[str]) -> None:
-    """`pointsman train-draft` only adds the path of the model."""
     with pytest.raises(SystemExit) as ended:
         cli.main(["train-draft", "--help"])
     assert ended.value.code == 0

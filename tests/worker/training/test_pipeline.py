@@ -21,9 +21,6 @@ TEXTS = (
 def test_a_head_is_trained_and_a_second_run_has_nothing_left_to_do(
     make_model: Callable[[int], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The file fits the model, the card names its sources, and a run with the same flags trains
-    nothing; one that starts from a head changes it a little.
-    """
     model_path = make_model(1)
     argv = ["--model", str(model_path), "--out", str(tmp_path), "--tokens", "0", "--steps", "3"]
     argv += ["--num-rows", "2", "--draft-vocab-size", "50", "--intermediate-size", "16"]

@@ -22,8 +22,6 @@ TOY += ["--draft-vocab-size", "200", "--num-threads", "1"]
 
 @pytest.fixture
 def text(tmp_path: Path) -> Callable[[str, str], str]:
-    """Make a text file of some 3,000 letters with a beginning of its own."""
-
     def make(folder: str, word: str) -> str:
         path = tmp_path / folder / "text.txt"
         path.parent.mkdir()
@@ -34,7 +32,6 @@ def text(tmp_path: Path) -> Callable[[str, str], str]:
 
 
 def card(out: Path) -> dict[str, Any]:
-    """The card of a run."""
     result: dict[str, Any] = json.loads((out / "card.json").read_text())
     return result
 
@@ -63,7 +60,6 @@ def test_a_tuned_model_learns_nothing_from_its_base(
 def test_texts_of_one_name_are_all_read(
     make_model: Callable[[int], Path], text: Callable[[str, str], str], tmp_path: Path
 ) -> None:
-    """A file that is given twice is read once."""
     one, other = text("a", "boat"), text("b", "library")
     argv = ["--model", str(make_model(1)), "--tokens", "0", "--out", str(tmp_path / "out"), *TOY]
     assert main([*argv, "--text", one, "--text", other, "--text", one]) == 0
@@ -73,7 +69,6 @@ def test_texts_of_one_name_are_all_read(
 def test_writing_and_reading_take_half_of_the_time_for_any_number_of_texts(
     make_model: Callable[[int], Path], text: Callable[[str, str], str], tmp_path: Path
 ) -> None:
-    """Each text has a part of that half; the other half is for training."""
     now = [0.0]
 
     def clock() -> float:
@@ -107,7 +102,6 @@ def test_without_time_left_nothing_is_trained(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """No head without a step is written; the text is stored."""
     argv = ["--model", str(make_model(1)), "--tokens", "0", "--text", text("a", "boat")]
     argv += ["--out", str(tmp_path / "out"), *TOY]
     assert main(argv) == 0
@@ -120,7 +114,6 @@ def test_without_time_left_nothing_is_trained(
 def test_a_better_head_is_not_replaced(
     make_model: Callable[[int], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The worse one is written to a folder of its own, unless it may replace it."""
     out = tmp_path / "out"
     argv = ["--model", str(make_model(1)), "--tokens", "4000", "--out", str(out), *TOY]
     argv += ["--steps", "12"]
@@ -141,7 +134,6 @@ def test_a_better_head_is_not_replaced(
 def test_an_unusable_setting_is_an_error_before_any_text_is_written(
     make_model: Callable[[int], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A bad head to start from, a file in place of the directory, another run in it."""
     out, model = tmp_path / "out", str(make_model(1))
     (tmp_path / "no-head").write_text("x")
     (tmp_path / "file").write_text("x")

@@ -6,8 +6,6 @@ from worker.training.progress import ProgressLine
 
 
 class Clock:
-    """A clock that the test sets."""
-
     def __init__(self) -> None:
         self.now = 100.0
 
@@ -16,14 +14,11 @@ class Clock:
 
 
 class Terminal(io.StringIO):
-    """A stream that is a terminal."""
-
     def isatty(self) -> bool:
         return True
 
 
 def test_a_terminal_has_one_line_that_changes() -> None:
-    """It has a bar, a share, a note and the time left, by the progress of this run."""
     clock, stream = Clock(), Terminal()
     line = ProgressLine(stream, clock)
     line.begin("training", 100)
@@ -37,7 +32,6 @@ def test_a_terminal_has_one_line_that_changes() -> None:
 
 
 def test_the_first_update_is_the_progress_of_earlier_runs() -> None:
-    """The time left counts from there."""
     clock, stream = Clock(), Terminal()
     line = ProgressLine(stream, clock)
     line.begin("writing")
@@ -49,7 +43,6 @@ def test_the_first_update_is_the_progress_of_earlier_runs() -> None:
 
 
 def test_a_log_has_few_lines() -> None:
-    """The last one is always written."""
     clock, stream = Clock(), io.StringIO()
     line = ProgressLine(stream, clock)
     line.begin("writing")

@@ -27,7 +27,6 @@ def sample(length: int) -> TrainingSample:
 
 
 def test_samples_are_read_as_they_were_written(tmp_path: Path) -> None:
-    """In order, with their lengths and dtype."""
     written = [sample(5), sample(2), sample(9)]
     write_samples(shard_path(tmp_path, 4), written)
     for one, other in zip(read_samples(shard_path(tmp_path, 4)), written, strict=True):
@@ -37,7 +36,7 @@ def test_samples_are_read_as_they_were_written(tmp_path: Path) -> None:
 
 
 def test_an_empty_shard_exists(tmp_path: Path) -> None:
-    """It is not made again."""
+    """An empty shard is not made again."""
     write_samples(shard_path(tmp_path, 0), [])
     assert shard_indices(tmp_path) == [0]
     assert read_samples(shard_path(tmp_path, 0)) == []
@@ -59,7 +58,6 @@ def test_a_broken_shard_is_named_with_the_remedy(tmp_path: Path) -> None:
 
 
 def test_a_failed_write_leaves_no_file_behind(tmp_path: Path) -> None:
-    """The disk may be full."""
     in_the_way = tmp_path / "shard"
     in_the_way.mkdir()
     with pytest.raises(OSError, match="directory"):
@@ -68,20 +66,17 @@ def test_a_failed_write_leaves_no_file_behind(tmp_path: Path) -> None:
 
 
 def test_a_directory_is_made_and_left_empty(tmp_path: Path) -> None:
-    """Its parents are made too."""
     check_writable(tmp_path / "a" / "b")
     assert list((tmp_path / "a" / "b").iterdir()) == []
 
 
 def test_an_unusable_directory_is_refused(tmp_path: Path) -> None:
-    """The error has the flag, the reason and the remedy."""
     (tmp_path / "file").write_text("x")
     with pytest.raises(ConfigError, match=r"--out .*file/out: .*Not a directory.* another --out"):
         check_writable(tmp_path / "file" / "out")
 
 
 def test_two_runs_do_not_share_a_directory(tmp_path: Path) -> None:
-    """The second one is an error until the first has ended."""
     with (
         locked(tmp_path),
         pytest.raises(ConfigError, match="another train-draft is running"),
@@ -100,7 +95,7 @@ def test_two_runs_do_not_share_a_directory(tmp_path: Path) -> None:
     ],
 )
 def test_a_full_disk_is_named_with_the_remedy(tmp_path: Path, error: Exception) -> None:
-    """In every library that writes."""
+    """Every library that writes has an error of its own."""
     with (
         pytest.raises(ConfigError, match=r"--out .*No space left.*make room"),
         locked(tmp_path),

@@ -21,7 +21,6 @@ VOCAB = torch.arange(61)
 
 
 def new_twin(target: LlamaModel, vocab: Tensor = VOCAB, inner: int = 48) -> HeadTwin:
-    """An untrained head."""
     shape = HeadShape(inner, len(vocab))
     return HeadTwin(shape, teacher_of(target, vocab), torch.Generator().manual_seed(0))
 
@@ -40,9 +39,6 @@ def acceptance(
 def test_a_toy_target_is_learned_by_heart(
     target: LlamaModel, greedy_samples: MakeSamples, tmp_path: Path
 ) -> None:
-    """Drafts of a few texts hold nearly always in the end, at every position, as they did not in
-    the beginning.
-    """
     samples = greedy_samples(4, 20)
     twin = new_twin(target)
     before = acceptance(twin, target, samples)
@@ -61,7 +57,6 @@ def test_a_toy_target_is_learned_by_heart(
 def test_an_interrupted_training_ends_bit_for_bit_the_same(
     target: LlamaModel, greedy_samples: MakeSamples, tmp_path: Path
 ) -> None:
-    """It is interrupted between checkpoints and after one."""
     samples = greedy_samples(6, 14)
     schedule = Schedule(steps=12, batch_tokens=40, checkpoint_steps=4, warmup_steps=3)
 
@@ -72,8 +67,7 @@ def test_an_interrupted_training_ends_bit_for_bit_the_same(
         trainer.run(samples, False, lambda state: float(state.step == last_step))
         return twin.weights()
 
-    class KilledError(Exception):
-        """Nothing is written any more."""
+    class KilledError(Exception): ...
 
     def killed(name: str, last_step: int) -> None:
         trainer = Trainer(new_twin(target), objective(passes=2), schedule, tmp_path / name)
@@ -123,8 +117,8 @@ def test_the_rate_rises_and_falls_with_steps_or_time() -> None:
 def test_the_loss_is_the_cross_entropy_of_each_pass(
     target: LlamaModel, greedy_samples: MakeSamples
 ) -> None:
-    """With the target's distribution over what the head can say; value and gradient, against the
-    formula written out. Tokens that it cannot say are left out.
+    """Value and gradient equal the written-out formula; tokens that the head cannot say are left
+    out.
     """
     vocab = torch.arange(0, 61, 2)
     batch = collate(greedy_samples(3, 12))
@@ -170,7 +164,6 @@ def test_acceptance_equals_that_of_a_drafting_loop(
 
 
 def test_conditional_acceptance_and_tokens_follow_from_the_counts() -> None:
-    """Also without accepted drafts, or without positions."""
     some = DraftAcceptance(100, (50, 30, 0, 0))
     assert some.conditional == (0.5, 0.6, 0.0, 0.0)
     assert some.expected_tokens(1) == 1.5
@@ -181,7 +174,6 @@ def test_conditional_acceptance_and_tokens_follow_from_the_counts() -> None:
 def test_a_batch_outside_the_draft_vocabulary_has_a_loss(
     target: LlamaModel, greedy_samples: MakeSamples
 ) -> None:
-    """Its loss is a number."""
     batch = collate(greedy_samples(1, 8))
     others = torch.tensor(sorted(set(range(61)) - set(batch.said_ids.tolist())))
     loss = objective(others, 1).loss(new_twin(target, others), batch)

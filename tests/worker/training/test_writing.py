@@ -16,7 +16,6 @@ END = 60
 
 
 def talk(index: int, turns: int = 2) -> Conversation:
-    """A prompt by index, then greedy and sampled answers."""
     rng = random.Random(index)
     yield Given(PREFIX)
     for turn in range(turns):
@@ -27,8 +26,6 @@ def talk(index: int, turns: int = 2) -> Conversation:
 
 
 def writer(target: LlamaModel, num_rows: int = 5, last: int | None = None) -> TextWriter:
-    """A writer of conversations up to number `last`."""
-
     def opened(index: int) -> Conversation | None:
         return talk(index) if last is None or index < last else None
 
@@ -36,7 +33,6 @@ def writer(target: LlamaModel, num_rows: int = 5, last: int | None = None) -> Te
 
 
 def everything(directory: Path) -> list[TrainingSample]:
-    """All samples that were written."""
     shards = shard_indices(directory)
     return [sample for n in shards for sample in read_samples(shard_path(directory, n))]
 
@@ -44,7 +40,6 @@ def everything(directory: Path) -> list[TrainingSample]:
 def test_features_are_those_of_the_text_and_greedy_answers_are_greedy(
     target: LlamaModel, tmp_path: Path
 ) -> None:
-    """In any row, also after another conversation."""
     writer(target, last=12).write(tmp_path, 1000, 0, lambda count: True)
     samples = everything(tmp_path)
     assert len(samples) == 12
@@ -57,7 +52,6 @@ def test_features_are_those_of_the_text_and_greedy_answers_are_greedy(
 
 
 def test_an_interrupted_run_ends_with_the_same_shards(target: LlamaModel, tmp_path: Path) -> None:
-    """It is interrupted twice, and conversations are in other rows."""
     wanted = writer(target).write(tmp_path / "whole", 550, 3, lambda count: True)
     for limit in (150, 400):
         part = writer(target, num_rows=3)
@@ -77,7 +71,6 @@ def test_an_interrupted_run_ends_with_the_same_shards(target: LlamaModel, tmp_pa
 def test_existing_shards_are_reported_before_the_first_step(
     target: LlamaModel, tmp_path: Path
 ) -> None:
-    """No step runs without time."""
     shards = writer(target).write(tmp_path, 100, 0, lambda count: True)
     there = sum(int(s.is_target.sum()) for s in everything(tmp_path))
     reported: list[int] = []
@@ -98,8 +91,6 @@ def test_another_seed_samples_other_tokens(target: LlamaModel, tmp_path: Path) -
 
 
 def test_a_loop_is_cut_to_two_rounds(target: LlamaModel, tmp_path: Path) -> None:
-    """The conversation ends there."""
-
     def opened(index: int) -> Conversation | None:
         def stutter() -> Conversation:
             yield Given((*PREFIX, 3))
@@ -117,8 +108,6 @@ def test_a_loop_is_cut_to_two_rounds(target: LlamaModel, tmp_path: Path) -> None
 
 
 def test_a_given_text_is_read_to_its_end(target: LlamaModel, tmp_path: Path) -> None:
-    """A useless conversation leaves no sample."""
-
     def opened(index: int) -> Conversation | None:
         def read() -> Conversation:
             yield Given(PREFIX)

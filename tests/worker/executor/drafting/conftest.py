@@ -8,7 +8,6 @@ import torch
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Restore the number of threads afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -35,9 +35,7 @@ walks = given(st.integers(0, 2**32))
 @walks
 @examples(by_depth(1, 6))
 def test_a_draft_model_drafts_as_if_it_read_everything_anew(seed: int) -> None:
-    """Greedy drafts equal those of a run over all known tokens, through chunks, hits, copies,
-    preemption, reused blocks, rejected drafts, and steps without drafts.
-    """
+    """The history has chunks, hits, copies, preemption, reused blocks and rejected drafts."""
     bench = make_bench(TARGET, ModelNetwork(SMALL))
     Walk(bench, functools.partial(drafts_of_model, SMALL), random.Random(seed)).run(num_steps=40)
 
@@ -45,9 +43,7 @@ def test_a_draft_model_drafts_as_if_it_read_everything_anew(seed: int) -> None:
 @walks
 @examples(by_depth(1, 6))
 def test_a_head_drafts_as_if_it_read_everything_anew(seed: int) -> None:
-    """The same holds for a head over the target's states, at the head's own positions, which are
-    one less.
-    """
+    """The head's own positions are one less than the target's."""
     bench = make_bench(TARGET, HeadNetwork(HEAD))
     oracle = functools.partial(drafts_of_head, HEAD, TARGET)
     Walk(bench, oracle, random.Random(seed)).run(num_steps=40)
@@ -56,7 +52,6 @@ def test_a_head_drafts_as_if_it_read_everything_anew(seed: int) -> None:
 @walks
 @examples(by_depth(1, 4))
 def test_every_draft_of_the_target_itself_is_accepted(seed: int) -> None:
-    """A target that is its own draft model foresees all its greedy tokens."""
     bench = make_bench(TARGET, ModelNetwork(TARGET))
     oracle = functools.partial(drafts_of_model, TARGET)
     walk = Walk(bench, oracle, random.Random(seed))

@@ -32,8 +32,8 @@ REQUESTS = by_depth(240, 1440)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("breaks", [False, True], ids=["sound", "breaks-late"])
 def test_drawn_drafts_leave_the_distribution_unchanged(method: str, breaks: bool) -> None:
-    """Runs are cut at random, steps left out, sequences preempted; and where a draft itself ends
-    the drafting, because the network breaks at it, those before it and it are judged all the same.
+    """Runs are cut at random, steps left out, sequences preempted; a break of the network ends
+    some.
     """
     network: DraftNetwork = BreaksLate(frozenset({3, 4})) if breaks else ModelNetwork(DRAFT)
     bench = DrawnBench(network, method)
@@ -45,7 +45,6 @@ def test_drawn_drafts_leave_the_distribution_unchanged(method: str, breaks: bool
 
 @pytest.mark.parametrize("raises", [False, True], ids=["no-numbers", "raises"])
 def test_drafts_before_a_fault_keep_their_distributions(raises: bool) -> None:
-    """The first round's draft is there with its q, though the second round broke at it."""
     network = BreaksLate(frozenset(range(VOCAB)), raises=raises)
     blocks = (8, BLOCK_SIZE)
     drafter = CachedDrafter(lambda _: network, network, TARGET, blocks, "probabilistic")

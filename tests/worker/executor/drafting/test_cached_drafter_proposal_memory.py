@@ -21,7 +21,6 @@ GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 
 
 def requests(*drafts: int, params: SamplingParams = DRAWS) -> list[DraftRequest]:
-    """One request for each number of drafts."""
     return [DraftRequest(i, 1, 9, [0], params, count) for i, count in enumerate(drafts)]
 
 
@@ -30,13 +29,11 @@ def lengths(bounded: list[DraftRequest]) -> dict[int, int]:
 
 
 def test_a_common_batch_stays_unchanged() -> None:
-    """A hundred sequences have eight drafts each of the default model's vocabulary."""
     asked = requests(*[8] * 100)
     assert bound_drawn(asked, 49_152) == asked
 
 
 def test_the_longest_runs_are_cut_first() -> None:
-    """They are cut to one length; the first requests get one more draft while there is room."""
     room = 10 * 4 * 1000
     assert lengths(bound_drawn(requests(6, 1, 5, 2), 1000, room)) == {0: 4, 1: 1, 2: 3, 3: 2}
     assert lengths(bound_drawn(requests(*[3] * 4), 1000, 2 * 4 * 1000)) == {0: 1, 1: 1}
@@ -44,16 +41,13 @@ def test_the_longest_runs_are_cut_first() -> None:
 
 
 def test_greedy_requests_keep_their_drafts() -> None:
-    """They take no memory."""
     greedy = requests(50, 60, params=GREEDY)
     assert bound_drawn([*greedy, *requests(4)], 1000, 3 * 4 * 1000) == [*greedy, *requests(3)]
 
 
 @given(st.lists(st.integers(1, 40), max_size=30), st.integers(0, 200))
 def test_the_bound_holds_and_all_of_it_is_used(drafts: list[int], room: int) -> None:
-    """No request gets more drafts than it asked for, nor two more than a request that would take
-    another.
-    """
+    """No request gets two drafts more than one that would take another."""
     found = lengths(bound_drawn(requests(*drafts), 7, room * 4 * 7 + 27))
     assert sum(found.values()) == min(sum(drafts), room)
     assert all(0 < count <= drafts[i] for i, count in found.items())
@@ -62,7 +56,6 @@ def test_the_bound_holds_and_all_of_it_is_used(drafts: list[int], room: int) -> 
 
 
 def test_a_drafter_asks_its_network_for_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With room for five rows, two sequences that want three drafts each get three and two."""
     monkeypatch.setattr(bound_drawn, "__defaults__", (5 * 4 * VOCAB,))
     assert MAX_PROPOSAL_BYTES == 256 << 20
     network, blocks = ModelNetwork(TARGET), (8, BLOCK_SIZE)

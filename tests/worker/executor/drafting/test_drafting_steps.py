@@ -34,9 +34,7 @@ PROMPT = [5, 17, 42, 3, 9, 33, 21]
 
 @dataclass
 class Faulty:
-    """Implements `DraftNetwork`: a draft model that raises, or whose logits are not numbers, while
-    a fault is set.
-    """
+    """A draft model that raises, or whose logits are nan, while a fault is set."""
 
     raises: bool = False
     spoils: bool = False
@@ -48,7 +46,6 @@ class Faulty:
     def run(
         self, features: torch.Tensor | None, step: StepTensors, kv_cache: torch.Tensor
     ) -> torch.Tensor:
-        """Run; then raise, or overwrite its results with nan."""
         states = self.network.run(features, step, kv_cache)
         if self.raises:
             raise RuntimeError("the device is out of memory")
@@ -60,7 +57,6 @@ class Faulty:
 
 
 def go(bench: Bench, walker: Walker, num_to_draft: int, params: SamplingParams = GREEDY) -> None:
-    """One step of one sequence, with the drafts that it has."""
     drafts = walker.last_drafts.token_ids if walker.last_drafts is not None else ()
     count = len(walker.tokens) - walker.computed
     bench.take(walker, len(walker.tokens) + len(drafts) + 1 + num_to_draft)
@@ -69,7 +65,6 @@ def go(bench: Bench, walker: Walker, num_to_draft: int, params: SamplingParams =
 
 
 def test_drafts_come_with_their_step_and_its_time() -> None:
-    """Each request gets the drafts it asked for; the output has their duration."""
     bench = make_bench(TARGET, ModelNetwork(SMALL))
     walkers = [Walker(i, PROMPT[i:]) for i in range(3)]
     for walker in walkers:
@@ -86,9 +81,7 @@ def test_drafts_come_with_their_step_and_its_time() -> None:
 
 
 def test_nothing_is_drafted_beyond_the_block_table() -> None:
-    """The last draft may be at the first position without a block: it is verified later, not
-    run.
-    """
+    """The last draft may be at the first position without a block, since it is verified later."""
     bench = make_bench(TARGET, ModelNetwork(SMALL))
     walker = Walker(1, [*PROMPT, 8, 9, 10], table=[3, 4, 5])  # 12 positions; the draw is at 10
     share = share_of(walker, 10, (), 9)
@@ -103,9 +96,7 @@ def test_nothing_is_drafted_beyond_the_block_table() -> None:
 
 
 def test_catching_up_is_bounded_and_continues_where_it_stopped() -> None:
-    """Short sequences go first; the long one is read over several steps, and then draws its
-    drafts.
-    """
+    """Short sequences go first; the long one is read over several steps."""
     cache = DraftCache(SMALL.config, 0, (NUM_BLOCKS, BLOCK_SIZE), torch.float32, TARGET.device)
     requests = [
         DraftRequest(1, 7, 41, range(12), GREEDY, 2),
@@ -133,9 +124,6 @@ def test_catching_up_is_bounded_by_the_step(num_step_tokens: int, rows: int) -> 
 
 
 def test_a_long_prompt_waits_for_its_drafts() -> None:
-    """A step of few tokens reads few rows: drafts come a few steps late, and are right. The time of
-    reading is reported apart from the time of drafting.
-    """
     bench = make_bench(TARGET, ModelNetwork(SMALL))
     rng = random.Random(1)
     walker = Walker(1, [rng.randrange(VOCABULARY) for _ in range(145)])
@@ -157,7 +145,6 @@ def test_a_long_prompt_waits_for_its_drafts() -> None:
 
 
 def test_rows_that_are_not_numbers_are_read_again() -> None:
-    """Failed rows of catch-up do not count as read, and spoil no later drafts."""
     network = Faulty(spoils=True)
     bench = make_bench(TARGET, network)
     walker = Walker(1, [*PROMPT, *PROMPT])
@@ -173,7 +160,6 @@ def test_rows_that_are_not_numbers_are_read_again() -> None:
 def test_a_drafter_that_raises_is_logged_once_and_recovers(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The step's draws are complete, without drafts; later steps run as if nothing had happened."""
     network = Faulty(raises=True)
     bench = make_bench(TARGET, network)
     walker = Walker(1, list(PROMPT))
@@ -191,9 +177,6 @@ def test_a_drafter_that_raises_is_logged_once_and_recovers(
 
 
 def test_a_drafter_whose_numbers_break_spoils_nothing_for_good() -> None:
-    """Rows that are not numbers give no drafts; once the network recovers, the spoiled blocks work
-    again.
-    """
     network = Faulty(spoils=True)
     bench = make_bench(TARGET, network)
     first, second = Walker(1, list(PROMPT)), Walker(2, [1, 2, 3])
@@ -209,9 +192,6 @@ def test_a_drafter_whose_numbers_break_spoils_nothing_for_good() -> None:
 
 
 def test_drawn_drafts_are_verified_with_their_distributions() -> None:
-    """The next step uses q once, for these drafts or the first of them, and for requests that
-    sample.
-    """
     bench = make_bench(TARGET, ModelNetwork(SMALL), "probabilistic")
     walker, greedy = Walker(1, list(PROMPT)), Walker(2, [4, 5])
     for one, params in ((walker, RANDOM), (greedy, GREEDY)):
@@ -256,7 +236,6 @@ def outputs(bench: Bench) -> list[ModelOutput]:
 
 @pytest.mark.parametrize("level", [1, 2])
 def test_a_drafter_sleeps_and_wakes_with_its_target(level: int) -> None:
-    """Cache and network are freed, and drafts afterwards equal those before."""
     bench = make_bench(TARGET, ModelNetwork(SMALL))
     before = outputs(bench)
     assert any(output.drafts for output in before)

@@ -27,7 +27,6 @@ GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 
 
 def config(path: Path, speculative: SpeculativeConfig | None) -> EngineConfig:
-    """The configuration of an executor with 32 blocks."""
     limits = SchedulerConfig(max_model_len=256)
     return EngineConfig(
         "torch",
@@ -40,7 +39,6 @@ def config(path: Path, speculative: SpeculativeConfig | None) -> EngineConfig:
 
 
 def test_a_model_drafts_for_itself(tiny_checkpoint: Path) -> None:
-    """A draft model from disk answers a step with drafts that the next one accepts."""
     chosen = SpeculativeConfig("draft_model", 4, model=str(tiny_checkpoint))
     executor, num_blocks = build_executor(config(tiny_checkpoint, chosen))
     assert num_blocks == 32
@@ -57,7 +55,6 @@ def test_a_model_drafts_for_itself(tiny_checkpoint: Path) -> None:
 
 
 def test_other_methods_need_nothing_on_the_device(tiny_checkpoint: Path) -> None:
-    """The engine itself drafts from tokens alone."""
     assert network_loader(None, 64) is None
     assert network_loader(SpeculativeConfig("ngram", 4), 64) is None
     assert network_loader(SpeculativeConfig("suffix", 4), 64) is None
@@ -66,7 +63,6 @@ def test_other_methods_need_nothing_on_the_device(tiny_checkpoint: Path) -> None
 def test_a_draft_model_of_another_vocabulary_is_refused(
     tiny_checkpoint: Path, make_checkpoint: Callable[..., Path]
 ) -> None:
-    """Its tokens would not be the target's."""
     other = SpeculativeConfig("draft_model", 4, model=str(make_checkpoint(seed=4, vocab_size=90)))
     with pytest.raises(ConfigError, match="90 tokens, the target one of 96"):
         build_executor(config(tiny_checkpoint, other))
@@ -78,7 +74,6 @@ def test_a_draft_model_of_another_vocabulary_is_refused(
 
 
 def test_a_missing_head_is_an_error_that_names_the_fix(tiny_checkpoint: Path) -> None:
-    """No head is trained for random weights."""
     with pytest.raises(ConfigError, match="pointsman train-draft"):
         build_executor(config(tiny_checkpoint, SpeculativeConfig("eagle", 4)))
     missing = SpeculativeConfig("eagle", 4, model="nowhere.safetensors")
@@ -89,7 +84,6 @@ def test_a_missing_head_is_an_error_that_names_the_fix(tiny_checkpoint: Path) ->
 def test_a_file_that_is_no_head_is_refused_with_the_field_and_the_fix(
     tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
-    """A model's file or directory is not a head, and a head is made by a command."""
     file = tmp_path / "m.gguf"
     file.write_bytes(b"GGUF" + bytes(64) + b"\xff" * 64)
     for path in (file, tiny_checkpoint):
@@ -100,7 +94,6 @@ def test_a_file_that_is_no_head_is_refused_with_the_field_and_the_fix(
 
 
 def test_blocks_have_room_for_the_drafters_data(tiny_checkpoint: Path) -> None:
-    """The same memory holds fewer blocks with a draft model, and a head pays for states."""
     target = load_model(tiny_checkpoint, torch.float32, CPU)
     single, half = torch.float32, torch.bfloat16
     per_token = drafter_bytes_per_token(ModelNetwork(target), target, single)

@@ -33,7 +33,6 @@ COLS = 512
 
 @pytest.fixture(params=["avx512", "avx2", "portable"])
 def kernels(request: Any, monkeypatch: pytest.MonkeyPatch) -> CpuKernels:
-    """Three threads of an instruction set."""
     return opened(request.param, monkeypatch)
 
 
@@ -50,7 +49,6 @@ def noise(*shape: int, seed: int = 0) -> Tensor:
 
 
 def blocks(name: str, rows: int, cols: int) -> tuple[Stored, Tensor]:
-    """Random weights as a file has them, and what `gguf` makes of these."""
     kind = getattr(gguf.GGMLQuantizationType, name)
     if name == "F32":
         raw = noise(rows, cols).numpy().view(np.uint8)
@@ -75,7 +73,6 @@ def blocks(name: str, rows: int, cols: int) -> tuple[Stored, Tensor]:
 async def test_kernels_that_are_dropped_leave_no_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A model may be loaded and dropped any number of times."""
     held = opened("portable", monkeypatch, threads=4)
     before = num_threads()
     del held
@@ -83,7 +80,6 @@ async def test_kernels_that_are_dropped_leave_no_threads(
 
 
 def num_threads() -> int:
-    """Count the threads of this process, native ones included."""
     return len(os.listdir("/proc/self/task"))
 
 
@@ -91,9 +87,6 @@ def num_threads() -> int:
 def test_weights_are_those_of_the_file_and_rows_stand_alone(
     name: str, kernels: CpuKernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To the bit: the weights, and a row in any batch, on any number of threads, with any
-    instruction set.
-    """
     part, weight = blocks(name, 40, COLS)
     linear = kernels.linear([part])
     assert linear is not None
@@ -113,7 +106,7 @@ def test_weights_are_those_of_the_file_and_rows_stand_alone(
 def test_int8_activations_round_inputs_and_nothing_else(
     name: str, kernels: CpuKernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The product with inputs rounded to 127 steps of their block's largest."""
+    """Inputs are rounded to 127 steps of their block's largest."""
     part, weight = blocks(name, 24, COLS)
     linear = opened(kernels.isa, monkeypatch, int8_activations=True).linear([part])
     assert linear is not None
@@ -132,7 +125,7 @@ def test_int8_activations_round_inputs_and_nothing_else(
 
 
 def test_parts_of_several_types_biases_and_residuals(kernels: CpuKernels) -> None:
-    """Below each other as one product, whose rows do not fill a group of 16."""
+    """The rows of the product do not fill a group of 16."""
     names = ("Q4_K", "Q4_K", "Q6_K")
     parts, weights = zip(*(blocks(name, 17 + i, 256) for i, name in enumerate(names)), strict=True)
     bias, weight = noise(54, seed=4), torch.cat(weights)
@@ -147,7 +140,7 @@ def test_parts_of_several_types_biases_and_residuals(kernels: CpuKernels) -> Non
 
 
 def test_parts_that_cannot_be_repacked_are_left_to_the_caller(kernels: CpuKernels) -> None:
-    """An encoding that is not ours, and a scale whose minimum float16 cannot hold."""
+    """One encoding is unknown, and float16 cannot hold the minimum of one scale."""
     part, _ = blocks("Q4_0", 1, 32)
     assert kernels.linear([dataclasses.replace(part, type_name="IQ2_XS")]) is None
     part.data[:2] = np.array([60000], np.float16).view(np.uint8)
@@ -165,7 +158,6 @@ def test_no_library_or_no_such_instruction_set_is_a_line_in_the_log(
 
 @pytest.fixture(scope="module")
 def portable_only(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a library with portable kernels and no others."""
     compiler, folder = shutil.which("g++"), tmp_path_factory.mktemp("library")
     if compiler is None:
         pytest.skip("there is no g++")
@@ -191,7 +183,6 @@ def test_an_instruction_set_without_kernels_is_an_error_that_names_the_fix(
 def test_the_best_kernels_that_were_built_are_used(
     portable_only: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A line in the log says so, where the CPU could do better."""
     monkeypatch.setattr(native, "FOLDER", portable_only)
     monkeypatch.delenv(native.ISA_VARIABLE, raising=False)
     library = native._library(portable_only)
@@ -234,7 +225,6 @@ MODELS = {
 
 
 def dense_layer(config: ModelConfig, rotates: bool = True) -> LayerWeights:
-    """A layer of random weights for torch."""
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     hidden, inner = config.hidden_size, config.intermediate_size
 
@@ -256,7 +246,6 @@ def dense_layer(config: ModelConfig, rotates: bool = True) -> LayerWeights:
 
 
 def native_layer(kernels: CpuKernels, layer: LayerWeights, config: ModelConfig) -> LayerWeights:
-    """The same layer with native products."""
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     rows = {
         "qkv": queries + 2 * keys,
@@ -272,7 +261,7 @@ def native_layer(kernels: CpuKernels, layer: LayerWeights, config: ModelConfig) 
 
 
 class Run:
-    """A model of one layer, its cache (full of nan), and texts that it reads in steps."""
+    """The cache is full of nan where nothing was written."""
 
     def __init__(
         self,
@@ -298,7 +287,7 @@ class Run:
         self.cache = torch.full(shape, torch.nan, dtype=dtype)
 
     def step(self, *shares: tuple[int, int, int]) -> Tensor:
-        """States of shares (text, first position, tokens); a text's blocks are its own."""
+        """A share is a text, its first position and its tokens; a text's blocks are its own."""
         ints, width = torch.int32, 64 // 4
         positions = [p for _, start, count in shares for p in range(start, start + count)]
         texts = [text for text, _, count in shares for _ in range(count)]
@@ -326,7 +315,6 @@ class Run:
 
 
 def whole(run: Run, lengths: Sequence[int]) -> list[Tensor]:
-    """States of each text, read at once."""
     states = run.step(*((text, 0, count) for text, count in enumerate(lengths)))
     return list(states.split(list(lengths)))
 
@@ -337,7 +325,7 @@ def whole(run: Run, lengths: Sequence[int]) -> list[Tensor]:
 def test_a_layer_is_that_of_torch(
     config: ModelConfig, block_size: int, kernels: CpuKernels
 ) -> None:
-    """For contexts that end on a block, a vector or a chunk of 64, and off them."""
+    """Contexts end on a block, a vector or a chunk of 64, and off them."""
     layer = dense_layer(config)
     native_run = Run(native_layer(kernels, layer, config), config, block_size)
     twin = Run(layer, config, block_size)
@@ -354,9 +342,6 @@ def test_a_layer_is_that_of_torch(
 def test_a_row_is_the_same_in_any_batch_and_chunking(
     config: ModelConfig, dtype: torch.dtype, kernels: CpuKernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To the bit, and on every instruction set; the cache is full of nan where nothing was written,
-    and a neighbour that is nan stays alone.
-    """
     layer, lengths = dense_layer(config), (100, 5, 71, 1)
     together = whole(Run(native_layer(kernels, layer, config), config, 16, dtype=dtype), lengths)
     assert all(states.isfinite().all() for states in together)
@@ -395,9 +380,7 @@ def test_layers_without_rotation_and_rows_without_position_0(kernels: CpuKernels
 def test_a_bfloat16_cache_rounds_keys_and_values_and_nothing_else(
     config: ModelConfig, kernels: CpuKernels
 ) -> None:
-    """It holds those of a float32 cache to the nearest, ties to even; and states are those of torch
-    with such a cache, whose keys round to a neighbour now and then.
-    """
+    """Now and then a key rounds to the neighbour of torch's."""
     layer, lengths, half = dense_layer(config), (90, 16, 3), torch.bfloat16
     exact = Run(native_layer(kernels, layer, config), config, 16)
     rounded = Run(native_layer(kernels, layer, config), config, 16, dtype=half)
@@ -412,7 +395,6 @@ def test_a_bfloat16_cache_rounds_keys_and_values_and_nothing_else(
 
 
 def test_threads_share_work_without_losing_any(kernels: CpuKernels) -> None:
-    """Thousands of jobs, each of a few parts, give what one thread gives."""
     part, weight = blocks("Q4_1", 640, 64)
     linear = kernels.linear([part])
     assert linear is not None

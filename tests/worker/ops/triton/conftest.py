@@ -7,8 +7,8 @@ from tests.depth import FULL
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the last case of each parity test, and none of a test that is marked `full`; tables go
-    from the simplest case to the hardest.
+    """Leave the last case of each parity test, since tables go from the simplest to the hardest,
+    and none of a test that is marked `full`.
     """
     if FULL:
         return

@@ -1,6 +1,4 @@
-"""The Triton kernels of attention against torch; run by `test_kernels`, on a GPU, or in Triton's
-interpreter where there is none (it must be chosen before Triton is imported).
-"""
+"""The Triton kernels of attention against torch; see `test_kernels`."""
 
 import random
 from collections.abc import Mapping
@@ -33,9 +31,7 @@ def draw(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
 def make_step(
     spans: list[tuple[int, int]], block_size: int = 16, first_position: int = 0
 ) -> tuple[StepTensors, int]:
-    """A step of sequences (context, rows) over blocks in no order; and the number of blocks, one of
-    which no sequence has: it is behind their last.
-    """
+    """Blocks are in no order, and no sequence has the last one."""
     counts = [-(-context // block_size) for context, _ in spans]
     pool = list(range(1 + sum(counts)))
     random.Random(len(pool)).shuffle(pool)
@@ -64,7 +60,6 @@ def make_step(
 
 
 def on_device(step: StepTensors) -> StepTensors:
-    """The step where the kernels run."""
     values = {name: getattr(step, name) for name in StepTensors.__slots__}
     return StepTensors(
         **{
@@ -84,7 +79,6 @@ def attend(
     scales: Tensor | None = None,
     softcap: float = 0.0,
 ) -> Tensor:
-    """The kernels' answer, on the CPU."""
     there = on_device(step)
     heads, head_dim = queries.shape[1:]
     scale = head_dim**-0.5 if not softcap else SCALE
@@ -103,7 +97,6 @@ def attend(
 def expected(
     queries: Tensor, cache: Tensor, step: StepTensors, window: int | None = None
 ) -> Tensor:
-    """Attention by one dense masked softmax for each sequence, in float64."""
     num_rows, heads, head_dim = queries.shape
     out = torch.zeros(num_rows, heads, head_dim, dtype=torch.float64)
     starts = step.query_starts.tolist()
@@ -123,18 +116,15 @@ def expected(
 
 
 def assert_close(found: Tensor, wanted: Tensor) -> None:
-    """Up to the rounding of the found tensor's type, of the largest value."""
     allowed = TOLERANCES[found.dtype] * float(wanted.abs().max())
     torch.testing.assert_close(found.double(), wanted, rtol=0, atol=allowed)
 
 
 def rows_of(step: StepTensors, index: int) -> slice:
-    """The rows of a sequence."""
     return slice(int(step.query_starts[index]), int(step.query_starts[index + 1]))
 
 
 def alone(step: StepTensors, index: int) -> StepTensors:
-    """The step with one of its sequences, and a table no longer than it needs."""
     mine, context = rows_of(step, index), step.context_lens[index : index + 1]
     count = mine.stop - mine.start
     width = -(-int(context) // 16)
@@ -150,7 +140,6 @@ def alone(step: StepTensors, index: int) -> StepTensors:
 
 
 def spoil_unused(cache: Tensor, step: StepTensors) -> Tensor:
-    """The cache with nan wherever no sequence of the step has a token."""
     block_size = cache.shape[3]
     held = torch.zeros(len(cache), block_size, dtype=torch.bool)
     for table, context in zip(step.block_tables.long(), step.context_lens.tolist(), strict=True):
@@ -162,9 +151,6 @@ def spoil_unused(cache: Tensor, step: StepTensors) -> Tensor:
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
 @pytest.mark.parametrize("sharing", [1, 3, 4, 8])
 def test_any_mixture_of_work(sharing: int, head_dim: int) -> None:
-    """Single tokens, drafts and chunks, for every number of query heads and every head size; what
-    no sequence has written is nan.
-    """
     step, num_blocks = make_step(MIXED)
     cache = draw(num_blocks, 2, 1, 16, head_dim, seed=1)
     queries = draw(len(step.positions), sharing, head_dim, seed=2)
@@ -177,9 +163,6 @@ def test_any_mixture_of_work(sharing: int, head_dim: int) -> None:
     [(torch.bfloat16, 16), (torch.float16, 128), (torch.bfloat16, 8)],
 )
 def test_half_precision_and_other_blocks(dtype: torch.dtype, block_size: int) -> None:
-    """Several KV heads, blocks smaller and larger than a tile, queries that are part of wider
-    rows.
-    """
     step, num_blocks = make_step([*MIXED, (300, 3)], block_size)
     cache = draw(num_blocks, 2, 2, block_size, 64, seed=1, dtype=dtype)
     queries = draw(len(step.positions), 10, 64, seed=2, dtype=dtype)[:, :6]
@@ -187,7 +170,6 @@ def test_half_precision_and_other_blocks(dtype: torch.dtype, block_size: int) ->
 
 
 def test_a_cache_of_fewer_bits_than_the_queries() -> None:
-    """Read as it is, by rows that are wider."""
     step, num_blocks = make_step(MIXED)
     cache = draw(num_blocks, 2, 2, 16, 64, seed=1, dtype=torch.bfloat16)
     queries = draw(len(step.positions), 6, 64, seed=2)
@@ -195,7 +177,6 @@ def test_a_cache_of_fewer_bits_than_the_queries() -> None:
 
 
 def test_the_torch_twin() -> None:
-    """The same as the attention of the torch path, which sums in other orders."""
     step, num_blocks = make_step([span for span in MIXED if span[1]])
     cache = draw(num_blocks, 2, 3, 16, 64, seed=1)
     queries = draw(len(step.positions), 9, 64, seed=2)
@@ -204,7 +185,7 @@ def test_the_torch_twin() -> None:
 
 @pytest.mark.parametrize("window", [None, 40])
 def test_a_softcap_and_another_scale(window: int | None) -> None:
-    """Results equal the torch twin's; scores are far beyond the cap."""
+    """Scores are far beyond the cap."""
     step, num_blocks = make_step([span for span in (*MIXED, (700, 1)) if span[1]])
     cache = draw(num_blocks, 2, 2, 16, 64, seed=1)
     queries = draw(len(step.positions), 4, 64, seed=2)
@@ -214,7 +195,6 @@ def test_a_softcap_and_another_scale(window: int | None) -> None:
 
 
 def test_splits_are_merged() -> None:
-    """Contexts of one and of several splits, shared by any number of programs, to the same bit."""
     step, num_blocks = make_step([*DECODE, (513, 4)])
     cache = draw(num_blocks, 2, 2, 16, 64, seed=1)
     queries = draw(len(step.positions), 6, 64, seed=2)
@@ -226,7 +206,6 @@ def test_splits_are_merged() -> None:
 
 @pytest.mark.full
 def test_a_long_context_has_longer_splits() -> None:
-    """It has the maximal number of splits; other contexts have the same number, and one."""
     most = attention.SPLIT_TOKENS * attention.MAX_SPLITS
     step, num_blocks = make_step([(most + 300, 1), (most, 1), (5, 1)])
     cache = draw(num_blocks, 2, 1, 16, 64, seed=1)
@@ -236,9 +215,7 @@ def test_a_long_context_has_longer_splits() -> None:
 
 @pytest.mark.full
 def test_a_row_alone_is_the_row_in_a_batch() -> None:
-    """Bit for bit, of both paths: neither neighbours nor the width of tables nor the device's size
-    change it.
-    """
+    """Neither neighbours nor the width of tables nor the device's size change a bit."""
     step, num_blocks = make_step([*DECODE, (520, 3), (90, 70), (40, 17)])
     cache = draw(num_blocks, 2, 1, 16, 64, seed=1)
     queries = draw(len(step.positions), 3, 64, seed=2)
@@ -251,9 +228,7 @@ def test_a_row_alone_is_the_row_in_a_batch() -> None:
 @pytest.mark.parametrize("window", [1, 16, 40, 290])
 @pytest.mark.parametrize("first_position", [0, 20])
 def test_windows(window: int, first_position: int) -> None:
-    """A row sees its own position and the `window` - 1 before it; blocks that no row sees any more
-    may belong to others, and hold anything.
-    """
+    """Blocks that no row sees any more may belong to others, and hold anything."""
     step, num_blocks = make_step([*MIXED, (330, 2), (700, 1)], first_position=first_position)
     cache = draw(num_blocks, 2, 1, 16, 64, seed=1)
     queries = draw(len(step.positions), 4, 64, seed=2)
@@ -271,7 +246,7 @@ def test_windows(window: int, first_position: int) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("first_position", [1, 17, 270])
 def test_no_row_sees_below_the_first_position(first_position: int) -> None:
-    """In either path; what is there may be nan. A row whose context ends below it is zero."""
+    """Keys below it may be nan; a row whose context ends below it is zero."""
     step, num_blocks = make_step([*MIXED, (600, 2)], first_position=first_position)
     cache = draw(num_blocks, 2, 2, 16, 64, seed=1)
     queries = draw(len(step.positions), 6, 64, seed=2)
@@ -286,7 +261,6 @@ def test_no_row_sees_below_the_first_position(first_position: int) -> None:
 @pytest.mark.parametrize("span", [(40, 6), (90, 40), (300, 3)])
 @pytest.mark.parametrize("plane", [0, 1])
 def test_a_row_that_is_nan_spoils_none_before_it(span: tuple[int, int], plane: int) -> None:
-    """In drafts or a chunk, rows before it are unaffected; rows after it are nan, as in torch."""
     step, num_blocks = make_step([span])
     cache = draw(num_blocks, 2, 1, 16, 64, seed=1)
     queries = draw(span[1], 3, 64, seed=2)
@@ -302,7 +276,7 @@ def test_a_row_that_is_nan_spoils_none_before_it(span: tuple[int, int], plane: i
 
 @pytest.mark.full
 def test_many_query_heads_of_one_kv_head() -> None:
-    """More than a tile of the short path has rows."""
+    """There are more rows than a tile of the short path has."""
     step, num_blocks = make_step(MIXED)
     cache = draw(num_blocks, 2, 1, 16, 64, seed=1)
     queries = draw(len(step.positions), 20, 64, seed=2)
@@ -310,7 +284,6 @@ def test_many_query_heads_of_one_kv_head() -> None:
 
 
 def test_nothing_to_do() -> None:
-    """A step without sequences, and rows of a sequence without a context, which are zero."""
     cache = draw(2, 2, 1, 16, 64, seed=1)
     empty, _ = make_step([])
     assert attend(draw(0, 3, 64, seed=2), cache, empty).shape == (0, 192)
@@ -325,7 +298,6 @@ def test_nothing_to_do() -> None:
 
 @pytest.mark.parametrize("spans", [MIXED, [*DECODE, (520, 3)]])
 def test_a_cache_of_eight_bits(spans: list[tuple[int, int]]) -> None:
-    """Keys and values are the numbers of the cache times the scales of their heads."""
     step, num_blocks = make_step(spans)
     cache = draw(num_blocks, 2, 2, 16, 64, seed=1).mul(50).to(torch.float8_e4m3fn)
     scales = torch.tensor([[0.02, 0.01], [0.03, 0.5]])
@@ -336,8 +308,6 @@ def test_a_cache_of_eight_bits(spans: list[tuple[int, int]]) -> None:
 
 
 class NoReads(TorchDispatchMode):
-    """Refuses what brings a value of a tensor to the host."""
-
     def __torch_dispatch__(
         self, func: Any, types: object, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
@@ -350,7 +320,7 @@ class NoReads(TorchDispatchMode):
 
 @pytest.mark.full
 def test_the_host_reads_nothing() -> None:
-    """Neither to plan a step nor to run a layer: a graph may hold it."""
+    """A graph may hold the plan of a step and the run of a layer."""
     step, num_blocks = make_step([*MIXED, *DECODE])
     cache = draw(num_blocks, 2, 1, 16, 64, seed=1).to(DEVICE)
     queries = draw(len(step.positions), 3, 64, seed=2).to(DEVICE)
@@ -366,7 +336,7 @@ def test_the_host_reads_nothing() -> None:
 
 
 class Launches:
-    """In place of a kernel: lists the grids it is launched on."""
+    """Replaces a kernel and lists the grids it is launched on."""
 
     def __init__(self, launched: list[object]) -> None:
         self._launched = launched
@@ -376,7 +346,6 @@ class Launches:
 
 
 def test_splits_follow_from_the_context_programs_from_the_batch() -> None:
-    """A lone row of 8,192 tokens has as many programs as splits; a large batch has one for all."""
     assert [attention.num_splits(n) for n in (0, 1, 256, 257, 8192, 1 << 20)] == [
         0,
         1,

@@ -1,6 +1,4 @@
-"""Draws by Triton kernels are those of the definition; run by `test_kernels`, on a GPU, or in
-Triton's interpreter where there is none (it must be chosen before Triton is imported).
-"""
+"""Draws by Triton kernels against their definition; see `test_kernels`."""
 
 # Triton's decorators have no types.
 # mypy: disallow-untyped-decorators=False
@@ -40,7 +38,7 @@ def noise_kernel(
     variates: tl.tensor,
     counts: tl.constexpr,
 ) -> None:
-    """The words of a stream that `seeds` has: seed, position, purpose, offset; and their noise."""
+    """`seeds` has the stream: seed, position, purpose, offset."""
     found = PHILOX(
         tl.load(seeds),
         tl.load(seeds + 1),
@@ -55,7 +53,6 @@ def noise_kernel(
 
 
 def signed(value: int) -> int:
-    """The int64 of the same bits."""
     return (value + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
@@ -68,7 +65,6 @@ def signed(value: int) -> int:
     ],
 )
 def test_words_are_those_of_numpy(seed: int, position: int, purpose: Purpose, offset: int) -> None:
-    """To the bit; the noise up to the last places of logarithms."""
     stream = [signed(seed), position, int(purpose), signed(offset)]
     words = torch.empty(512, dtype=torch.int32, device=DEVICE)
     variates = torch.empty(512, device=DEVICE)
@@ -81,7 +77,6 @@ def test_words_are_those_of_numpy(seed: int, position: int, purpose: Purpose, of
 
 
 def test_noise_at_both_ends_of_the_words() -> None:
-    """Finite, and as exact as in torch, for the smallest and the largest words."""
     found = torch.empty(8, device=DEVICE)
     words = torch.tensor([0, 1, 2, 255, 256, 1 << 31, (1 << 32) - 256, (1 << 32) - 1])
     as_ints = words.to(torch.int32) if DEVICE.type == "cuda" else words.to(torch.uint32)
@@ -100,7 +95,6 @@ def gumbel_kernel(words: tl.tensor, variates: tl.tensor) -> None:
 def draw(
     logits: Tensor, rows: list[int], specs: list[SampleSpec], stream: Stream
 ) -> tuple[list[int], list[int]]:
-    """The kernels' tokens and states."""
     table = draw_table(rows, specs)
     words = torch.from_numpy(table.view(np.int32)).view(len(specs), DRAW_WORDS)
     columns = DrawColumns.of(words.to(DEVICE))
@@ -115,7 +109,6 @@ def make_spec(seed: int, position: int, temperature: float, **cuts: Any) -> Samp
 
 @pytest.mark.parametrize(("vocab_size", "count"), [(1, 40), (7, 480), (2049, 80), (300, 400)])
 def test_draws_are_the_definitions(vocab_size: int, count: int) -> None:
-    """The batch has many draws, several from a row, greedy and of any temperature."""
     generator = torch.Generator().manual_seed(vocab_size)
     logits = torch.randn(5, vocab_size, generator=generator) * 3
     logits[1, :: max(1, vocab_size // 3)] = 9.5
@@ -145,7 +138,6 @@ def test_draws_are_the_definitions(vocab_size: int, count: int) -> None:
     ],
 )
 def test_truncated_draws_are_the_definitions(vocab_size: int, cuts: dict[str, Any]) -> None:
-    """Beside greedy ones and draws that are not cut; of one tile, and of several."""
     count = 24 if vocab_size < 1000 else 9
     logits = torch.randn(count, vocab_size, generator=torch.Generator().manual_seed(2)) * 2
     logits[7] = logits[7].round()
@@ -162,7 +154,6 @@ def test_truncated_draws_are_the_definitions(vocab_size: int, cuts: dict[str, An
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_rows_that_are_no_numbers(temperature: float) -> None:
-    """nan, infinity, nothing at all; and scores that overflow. Their neighbours are drawn."""
     logits = torch.zeros(5, 2100)
     logits[0, 2050], logits[1, 4], logits[2], logits[4, 17] = math.nan, math.inf, -math.inf, 50.0
     specs = [make_spec(1, 2, temperature)] * 5
@@ -191,7 +182,7 @@ def test_sums_that_are_equal_are_made_again(other: int) -> None:
 
 
 def test_a_greedy_draw_takes_the_lower_of_equal_ids() -> None:
-    """In other tiles."""
+    """The equal ids are in different tiles."""
     logits = torch.full((1, 4096), -50.0)
     logits[0, [100, 3000]] = 40.0
     assert draw(logits, [0], [make_spec(5, 6, 0.0)], Stream()) == ([100], [DrawState.DRAWN])
@@ -199,7 +190,6 @@ def test_a_greedy_draw_takes_the_lower_of_equal_ids() -> None:
 
 @pytest.mark.parametrize("vocab_size", [1, 31, 64, 2048, 5003])
 def test_masks_equal_those_of_torch(vocab_size: int) -> None:
-    """Only some rows have masks; some logits are not finite."""
     generator = torch.Generator().manual_seed(vocab_size)
     logits = torch.randn(4, vocab_size, generator=generator)
     logits[0, vocab_size // 2] = -torch.inf
@@ -215,5 +205,4 @@ def test_masks_equal_those_of_torch(vocab_size: int) -> None:
 
 
 def test_no_draws() -> None:
-    """An empty step."""
     assert draw(torch.zeros(1, 8), [], [], Stream()) == ([], [])

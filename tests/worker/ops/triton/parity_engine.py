@@ -45,8 +45,6 @@ Answers = dict[str, list[int]]
 
 @dataclass(frozen=True)
 class Way:
-    """The set-up of an engine that runs the requests."""
-
     num_blocks: int = 200
     budget: int = 512
     batch: int = 25
@@ -64,14 +62,12 @@ WAYS = {
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Qwen3 of one layer, with norms of queries and keys, and random weights."""
     path = tmp_path_factory.mktemp("tiny")
     save_checkpoint(path, CONFIG)
     return path
 
 
 def engine_config(checkpoint: Path, backend: str) -> EngineConfig:
-    """The model with room for 200 blocks of 8 tokens."""
     return EngineConfig(
         "torch",
         str(checkpoint),
@@ -84,12 +80,10 @@ def engine_config(checkpoint: Path, backend: str) -> EngineConfig:
 
 
 def executor(checkpoint: Path, backend: str) -> Executor:
-    """Every step is launched anew."""
     return build_executor(engine_config(checkpoint, backend))[0]
 
 
 def graphed(checkpoint: Path) -> Executor:
-    """The same on Triton, from graphs on poisoned memory, of up to three drafts."""
     model = build_executor(engine_config(checkpoint, "triton"))[0]._model
     assert model is not None
     device = PoisonedGraphs()
@@ -104,14 +98,11 @@ def graphed(checkpoint: Path) -> Executor:
 
 
 class Lent(Executor):
-    """Another executor, which outlives the engine that it is lent to."""
-
     def __init__(self, executor: Executor) -> None:
         self.submit = executor.submit  # type: ignore[method-assign]
 
 
 def requests() -> dict[str, AddRequest]:
-    """Greedy and seeded, some that begin alike, one longer than a split of the kernels."""
     draw = Random(11)
     stem = [draw.randrange(90) for _ in range(20)]
     made = {}
@@ -125,7 +116,6 @@ def requests() -> dict[str, AddRequest]:
 
 
 def run(executor: Executor, way: Way, asked: dict[str, AddRequest]) -> Answers:
-    """The answers to all, asked at once."""
     limits = SchedulerConfig(way.budget, way.batch, 512)
     speculation = None
     if way.drafts:
@@ -151,28 +141,23 @@ def run(executor: Executor, way: Way, asked: dict[str, AddRequest]) -> Answers:
 
 @pytest.fixture(scope="module")
 def expected(checkpoint: Path) -> Answers:
-    """On torch, batched."""
     return run(executor(checkpoint, "torch"), WAYS["batched, one step ahead"], requests())
 
 
 @pytest.mark.parametrize("name", WAYS)
 def test_answers_are_those_of_torch(checkpoint: Path, expected: Answers, name: str) -> None:
-    """Token for token, in any mixture of a step; and speculation stays exact."""
     assert run(executor(checkpoint, "triton"), WAYS[name], requests()) == expected
 
 
 @pytest.mark.parametrize("drafts", [0, 3])
 def test_graphs_answer_as_torch_does(checkpoint: Path, expected: Answers, drafts: int) -> None:
-    """A few requests run, the long one among them, in padded steps."""
     asked = {name: request for name, request in requests().items() if int(name) < 8}
     way = Way(batch=6, overlap=True, drafts=drafts)
     assert run(graphed(checkpoint), way, asked) == {name: expected[name] for name in asked}
 
 
 def test_a_cache_of_eight_bits_answers_as_torch_does(checkpoint: Path, tmp_path: Path) -> None:
-    """By the flag, with scales from the checkpoint, in chunks. Torch's cache is as coarse; values
-    saturate in it, so an exact one answers otherwise.
-    """
+    """Torch's cache is as coarse; values saturate in it, so an exact one answers otherwise."""
     shutil.copy(checkpoint / "config.json", tmp_path)
     scales = {"k_proj.k_scale": torch.tensor(0.05), "v_proj.v_scale": torch.tensor([0.0005])}
     tensors = load_file(checkpoint / "model.safetensors")

@@ -14,13 +14,11 @@ TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
 
 def draw(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Normal numbers."""
     noise = torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
     return noise.to(DEVICE, dtype)
 
 
 def make(count: int, hidden: int, inner: int, per_token: int, dtype: torch.dtype) -> Experts:
-    """Random experts, the first of which is never chosen."""
     stacks = (
         draw(count, 2 * inner, hidden, seed=2, dtype=dtype) * hidden**-0.5,
         draw(count, hidden, inner, seed=3, dtype=dtype) * inner**-0.5,
@@ -38,7 +36,7 @@ def make(count: int, hidden: int, inner: int, per_token: int, dtype: torch.dtype
 
 
 class ExactLinear(DenseLinear):
-    """In float64, where the rounding that depends on the batch does not show."""
+    """In float64 the rounding that depends on the batch does not show."""
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         return x.double() @ self.weight.double().T
@@ -58,9 +56,7 @@ class ExactLinear(DenseLinear):
 def test_the_torch_twin(
     rows: int, count: int, hidden: int, inner: int, per_token: int, dtype: torch.dtype
 ) -> None:
-    """Batches have no rows, fewer than a tile, or several tiles for an expert; sizes are not
-    multiples of a tile's, and some experts are never chosen.
-    """
+    """Sizes are no multiples of a tile's, and some experts are never chosen."""
     mixture = make(count, hidden, inner, per_token, dtype)
     x = draw(rows, hidden, seed=4, dtype=dtype)
     found = BACKEND.mix_experts(x, mixture)
@@ -72,8 +68,8 @@ def test_the_torch_twin(
 
 @pytest.mark.full
 def test_a_row_alone_is_the_row_in_a_batch() -> None:
-    """At any place in its expert's tiles, it is equal bit for bit on a GPU, and to rounding in the
-    interpreter, whose products sum the rows of a tile in different orders.
+    """In the interpreter rows are equal to rounding only: a tile's rows are summed in another
+    order.
     """
     allowed = 0.0 if DEVICE.type == "cuda" else 1e-6
     mixture, x = make(3, 96, 40, 2, torch.float32), draw(150, 96, seed=5)

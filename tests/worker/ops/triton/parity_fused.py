@@ -1,6 +1,4 @@
-"""The fused Triton kernels against the torch ops they replace; run by `test_kernels`, on a GPU, or
-in Triton's interpreter where there is none (it must be chosen before Triton is imported).
-"""
+"""The fused Triton kernels against the torch ops they replace; see `test_kernels`."""
 
 import pytest
 import torch
@@ -26,7 +24,6 @@ def draw(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def assert_close(found: Tensor, wanted: Tensor) -> None:
-    """Up to the rounding of the wanted tensor's type."""
     allowed = TOLERANCES[wanted.dtype]
     torch.testing.assert_close(found, wanted, rtol=allowed, atol=allowed)
 
@@ -34,7 +31,6 @@ def assert_close(found: Tensor, wanted: Tensor) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "width"), [(0, 64), (1, 1), (3, 576), (2, 1024), (5, 1030)])
 def test_norm(rows: int, width: int, dtype: torch.dtype) -> None:
-    """Rows have any width, and are part of wider ones."""
     x, weight = draw(rows, width + 3, seed=1, dtype=dtype), draw(width, seed=2, dtype=dtype)
     out = torch.full_like(x, torch.nan)
     fused.rms_norm(x[:, :width], weight, EPS, out[:, :width])
@@ -45,7 +41,6 @@ def test_norm(rows: int, width: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "width"), [(0, 8), (1, 1), (3, 1024), (4, 1536), (2, 2049)])
 def test_gated_activation(rows: int, width: int, dtype: torch.dtype) -> None:
-    """Widths are below, at and above a tile."""
     gate_up = draw(rows, 2 * width, seed=1, dtype=dtype) * 4
     out = torch.empty(rows, width, dtype=dtype, device=DEVICE)
     fused.silu_mul(gate_up, out)
@@ -56,7 +51,6 @@ def test_gated_activation(rows: int, width: int, dtype: torch.dtype) -> None:
 
 
 def make_step(rows: int, num_slots: int) -> StepTensors:
-    """Rows at positions and slots in no order, no slot twice."""
     generator = torch.Generator().manual_seed(rows)
     positions = torch.randint(0, 200, (rows,), generator=generator, dtype=torch.int32)
     slots = torch.randperm(num_slots, generator=generator, dtype=torch.int32)[:rows]
@@ -76,7 +70,6 @@ def expected(
     table: rope.RopeTable | None,
     norms: HeadNorms | None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the torch ops' results for qkv, whose keys they rotate in place, and for the cache."""
     qkv, cache = qkv.clone(), cache.clone()
     kv_heads, head_dim = cache.shape[2], cache.shape[4]
     every = qkv.view(len(qkv), qkv.shape[1] // head_dim, head_dim)
@@ -95,7 +88,6 @@ def expected(
 @pytest.mark.parametrize("sharing", [1, 3, 4, 8])
 @pytest.mark.parametrize("has_norms", [False, True])
 def test_rotation_and_write(head_dim: int, sharing: int, has_norms: bool) -> None:
-    """Queries in place, keys and values in their slots, and nothing else is changed."""
     step = make_step(7, 48)
     cache = draw(3, 2, 2, 16, head_dim, seed=1)
     qkv = draw(7, (2 * sharing + 4) * head_dim, seed=2)
@@ -114,7 +106,6 @@ def test_rotation_and_write(head_dim: int, sharing: int, has_norms: bool) -> Non
 @pytest.mark.parametrize("rotates", [False, True])
 @pytest.mark.parametrize("rows", [0, 1, 20])
 def test_half_precision(dtype: torch.dtype, has_norms: bool, rotates: bool, rows: int) -> None:
-    """Layers have rotation or not, and rows are part of wider ones."""
     step = make_step(rows, 24)
     cache = draw(3, 2, 3, 8, 64, seed=1, dtype=dtype)
     wide = draw(rows, 16 * 64, seed=2, dtype=dtype)
@@ -129,7 +120,6 @@ def test_half_precision(dtype: torch.dtype, has_norms: bool, rotates: bool, rows
 
 
 def test_a_row_alone_is_the_row_in_a_batch() -> None:
-    """Results are equal bit for bit."""
     step = make_step(9, 48)
     qkv = draw(9, 5 * 64, seed=2)
     together, singly = draw(3, 2, 1, 16, 64, seed=1), draw(3, 2, 1, 16, 64, seed=1)
@@ -147,9 +137,7 @@ def test_a_row_alone_is_the_row_in_a_batch() -> None:
 
 
 def test_eight_bits_are_rounded_as_torch_rounds_them() -> None:
-    """Every number that has a neighbour to be mistaken for: normal, subnormal, halfway, too
-    large.
-    """
+    """The numbers have neighbours to be mistaken for: normal, subnormal, halfway, too large."""
     every = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
     every = every[every.isfinite()].unique()
     halfway = (every[1:] + every[:-1]) / 2
@@ -168,7 +156,6 @@ def test_eight_bits_are_rounded_as_torch_rounds_them() -> None:
 
 
 def test_a_cache_of_eight_bits_has_a_scale_for_each_head() -> None:
-    """Keys are divided by theirs after they are rotated, values by others."""
     step = make_step(6, 48)
     qkv = draw(6, 8 * 64, seed=2)
     scales = torch.tensor([[0.02, 0.01], [0.03, 0.5]], device=DEVICE)

@@ -14,12 +14,10 @@ NUM_SLOTS, MAX_RANK = 3, 8
 
 
 def draw(*shape: int, seed: int) -> Tensor:
-    """Normal numbers."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def factors_of(product: Product, ranks: tuple[int | None, ...], seed: int) -> Factors:
-    """Random ones; None: nothing for that part."""
     parts = tuple(
         None
         if rank is None
@@ -35,7 +33,6 @@ def factors_of(product: Product, ranks: tuple[int | None, ...], seed: int) -> Fa
 def added(
     adapters: list[AdapterFactors], owners: list[int], x: Tensor, product: Product
 ) -> tuple[Tensor, Tensor]:
-    """Return Triton's additions to rows of ones, and its twin's."""
     layers, found = [{"qkv": product}], []
     for store in (
         StackedAdapters(NUM_SLOTS, MAX_RANK, layers, x.dtype, DEVICE),
@@ -64,9 +61,7 @@ def added(
 def test_the_torch_twin(
     sizes: tuple[int, ...], inputs: int, owners: list[int], dtype: torch.dtype
 ) -> None:
-    """Rows have adapters or not, in any order, with several tiles for one adapter; sizes are not
-    multiples of a tile's, ranks are below the maximum, and some parts are empty.
-    """
+    """Sizes are no multiples of a tile's, ranks are below the maximum, and some parts are empty."""
     product = Product(sizes, inputs)
     ranks: list[tuple[int | None, ...]] = [(8, 8, 8), (3, None, 3), (None, 1, None)]
     adapters = [[{"qkv": factors_of(product, r, n)}] for n, r in enumerate(ranks)]
@@ -86,8 +81,8 @@ def test_an_adapter_without_the_product_adds_nothing() -> None:
 
 
 def test_a_row_alone_is_the_row_in_a_batch() -> None:
-    """At any place in its adapter's tiles, it is equal bit for bit on a GPU, and to rounding in the
-    interpreter, whose products sum the rows of a tile in different orders.
+    """In the interpreter rows are equal to rounding only: a tile's rows are summed in another
+    order.
     """
     allowed = 0.0 if DEVICE.type == "cuda" else 1e-6
     product, x = Product((32, 16, 16), 48), draw(80, 48, seed=5)

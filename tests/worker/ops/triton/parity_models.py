@@ -43,7 +43,6 @@ MODELS: dict[str, dict[str, Any]] = {
 def test_logits_are_those_of_torch(
     name: str, dtype: torch.dtype, tolerance: float, tmp_path: Path
 ) -> None:
-    """The steps are a chunk, the next chunk, and a token, beyond the windows."""
     if dtype is torch.float16 and DEVICE.type == "cuda":
         pytest.skip("a GPU rounds otherwise, and a router may choose other experts")
     save_checkpoint(tmp_path, {**TINY, **MODELS[name]}, 0.1)

@@ -47,7 +47,6 @@ TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 
 
 def random_weight(encoding: Encoding, out: int, inputs: int, group: int) -> GroupedWeight:
-    """Any codes but NaN, and scales that differ from group to group and row to row."""
     noise = torch.Generator().manual_seed(out + inputs)
     count = -(-inputs // group)
     scales = torch.rand(out, count, generator=noise) + 0.5
@@ -87,9 +86,6 @@ def random_weight(encoding: Encoding, out: int, inputs: int, group: int) -> Grou
 def test_the_torch_twin(
     encoding: Encoding, out: int, inputs: int, group: int, rows: int, dtype: torch.dtype
 ) -> None:
-    """Groups of one tile and of several, the last one cut; outputs and inputs that no tile
-    divides; no rows, few, and many.
-    """
     weight = pack([random_weight(encoding, out, inputs, group)], DEVICE)
     assert weight is not None
     noise = torch.Generator().manual_seed(rows)
@@ -105,7 +101,6 @@ def test_the_torch_twin(
 
 
 def test_every_float8_number_is_decoded_exactly() -> None:
-    """Zeros of both signs, subnormal numbers and the largest."""
     codes = torch.tensor([c for c in range(256) if c & 127 != 127], dtype=torch.uint8)
     numbers = codes.view(torch.float8_e4m3fn)
     one = torch.ones(len(codes), 1)
@@ -117,7 +112,6 @@ def test_every_float8_number_is_decoded_exactly() -> None:
 
 
 def greedy(model: LlamaModel, count: int = 6) -> list[int]:
-    """An answer to a prompt of 20 tokens."""
     cache, tokens, start = allocate(4, 16, model.config, torch.float32, CPU), list(range(20)), 0
     while len(tokens) < 20 + count:
         sequence = ScheduledSequence(0, tokens[start:], start, range(4))
@@ -135,7 +129,6 @@ def greedy(model: LlamaModel, count: int = 6) -> list[int]:
 def test_a_model_answers_as_with_decoded_weights(
     form: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Through the loader, with fused projections, all products in the kernel."""
     assert choose_product(CPU) is quantized.multiply
     path = tmp_path / "model"
     path.mkdir()
@@ -158,7 +151,7 @@ def test_a_model_answers_as_with_decoded_weights(
 def test_weights_that_fit_no_kernel_are_decoded_and_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An inner size of 96 is no multiple of 64; the other products stay quantised."""
+    """An inner size of 96 is no multiple of 64."""
     path = tmp_path / "model"
     path.mkdir()
     save_checkpoint(path, {**TINY, "intermediate_size": 96}, 0.2)
@@ -178,7 +171,7 @@ def test_weights_that_fit_no_kernel_are_decoded_and_logged(
 def test_shards_stay_quantised(
     form: str, decoded: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Rows of heads and columns of inputs, but where a shard's columns are not whole groups."""
+    """Columns stay quantised unless a shard's are no whole groups."""
     path = tmp_path / "model"
     path.mkdir()
     save_checkpoint(path, {**TINY, "intermediate_size": 128}, 0.2)
@@ -201,7 +194,7 @@ def test_shards_stay_quantised(
 @pytest.mark.full
 @on_the_interpreter
 def test_experts_are_decoded_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Their grouped products take dense weights; attention stays quantised."""
+    """Their grouped products take dense weights."""
     path = tmp_path / "model"
     path.mkdir()
     config = {**TINY, **QWEN3_MOE, "model_type": "qwen3_moe", "head_dim": 16}
@@ -220,7 +213,7 @@ def test_experts_are_decoded_and_logged(tmp_path: Path, caplog: pytest.LogCaptur
 
 
 def test_a_row_alone_is_the_row_in_a_batch() -> None:
-    """Bit for bit on a GPU as long as rows are few, and to rounding in the interpreter."""
+    """In the interpreter rows are equal to rounding only, and on a GPU as long as they are few."""
     allowed = 0.0 if DEVICE.type == "cuda" else 1e-6
     weight = pack([random_weight(Encoding.UINT4, 40, 256, 64)], DEVICE)
     assert weight is not None

@@ -40,7 +40,9 @@ RUNS = by_depth([(["parity_attention.py"], ""), (KERNELS, "")], ALL_RUNS)
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 @pytest.mark.parametrize(("parities", "expression"), RUNS)
 def test_kernels_agree_with_torch(parities: list[str], expression: str) -> None:
-    """The parity tests pass in a process of their own, where the interpreter can be chosen."""
+    """The interpreter must be chosen before Triton is imported, so the tests have their own
+    process.
+    """
     interpret = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
     done = subprocess.run(
         [sys.executable, *PYTEST, "-k", expression, *(str(HERE / name) for name in parities)],
@@ -55,6 +57,5 @@ def test_kernels_agree_with_torch(parities: list[str], expression: str) -> None:
 
 
 def test_every_parity_file_is_run() -> None:
-    """At full depth."""
     files = {path.name for path in HERE.glob("parity_*.py")}
     assert files == {name for parities, _ in ALL_RUNS for name in parities}

@@ -1,8 +1,5 @@
 """Triton's compiler takes every launch of the kernels, for GPUs that are not there: the interpreter
-accepts more than the compiler does.
-
-The launches are those that the functions make for fake tensors, which have shapes and no values: to
-wait for a value is an error.
+accepts more. Fake tensors have shapes and no values, so that to wait for a value is an error.
 """
 
 from collections.abc import Iterator
@@ -38,7 +35,7 @@ TYPES = {
 
 
 class Compiler:
-    """In place of a kernel: compiles what is launched, down to the GPU's machine code."""
+    """Replaces a kernel and compiles what is launched, down to the GPU's machine code."""
 
     def __init__(self, kernel: Any, capability: int, compiled: list[str]) -> None:
         self._kernel = kernel
@@ -63,9 +60,7 @@ class Compiler:
 def specialized(
     kernel: Any, args: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[dict[str, str], dict[tuple[int], Any], dict[tuple[int], Any]]:
-    """Return the properties that a launch compiles its kernel for: types, constants, and multiples
-    of 16.
-    """
+    """Return what a launch compiles its kernel for: types, constants, and multiples of 16."""
     signature, constants, attributes = {}, {}, {}
     values = dict(zip(kernel.arg_names, args, strict=False)) | named
     for index, parameter in enumerate(kernel.params):
@@ -85,8 +80,6 @@ def specialized(
 
 
 class Recorder:
-    """In place of a kernel: keeps what it would be compiled for, in `kinds`."""
-
     def __init__(self, kernel: Any, kinds: set[str]) -> None:
         self._kernel, self._kinds = kernel, kinds
 
@@ -98,7 +91,6 @@ class Recorder:
 
 
 def type_name(value: Any) -> str:
-    """Return Triton's name of an argument's type."""
     if isinstance(value, Tensor):
         return "*" + TYPES[value.dtype]
     return "i32" if type(value) is int else "fp32"
@@ -106,7 +98,6 @@ def type_name(value: Any) -> str:
 
 @pytest.fixture
 def fake_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Tensors without values, and a compiler that starts from nothing."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
     with FakeTensorMode():
@@ -116,7 +107,6 @@ def fake_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 def compiling(
     module: ModuleType, capability: int, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[list[str], set[str]]:
-    """The names of kernels as they are compiled, and those of all kernels of the module."""
     compiled: list[str] = []
     kernels = {name for name in vars(module) if name.endswith("_kernel")}
     for name in kernels:
@@ -155,7 +145,6 @@ def test_attention(
     window: int | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The steps decode, have chunks, and have one short context."""
     from worker.ops.triton import attention
     from worker.ops.triton.attention import AttentionShape
 
@@ -175,7 +164,6 @@ def test_attention(
 
 @pytest.mark.usefixtures("fake_tensors")
 def test_no_step_waits_for_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps of any sizes, and vectors anywhere in a packed tensor, run the same few kernels."""
     from worker.ops.backends import HeadNorms
     from worker.ops.sample import DRAW_WORDS, Cut, DrawColumns
     from worker.ops.triton import attention, draws, fused
@@ -212,7 +200,7 @@ def test_no_step_waits_for_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("dtype", some([torch.bfloat16, torch.float32]))
 @pytest.mark.usefixtures("fake_tensors")
 def test_experts(capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mixture has Qwen3-30B-A3B's sizes; no launch waits for the choice."""
+    """The sizes are Qwen3-30B-A3B's."""
     from worker.ops.experts import Experts
     from worker.ops.triton import experts
 
@@ -236,7 +224,6 @@ def test_experts(capability: int, dtype: torch.dtype, monkeypatch: pytest.Monkey
 def test_quantised_products(
     capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Products have one row and many, and use float8 even on a GPU without the type."""
     from worker.ops.quantized import Encoding, PackedWeight
     from worker.ops.triton import quantized
 
@@ -263,9 +250,6 @@ def test_quantised_products(
 @pytest.mark.parametrize("dtype", some([torch.bfloat16, torch.float32]))
 @pytest.mark.usefixtures("fake_tensors")
 def test_adapters(capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the way up, of Llama 3.1 8B's queries, keys and values; the way down is that of experts,
-    with fewer columns than a tile has.
-    """
     from worker.ops.triton import experts, lora
 
     compiled, kernels = compiling(lora, capability, monkeypatch)
@@ -287,7 +271,6 @@ def test_adapters(capability: int, dtype: torch.dtype, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("capability", some([HOPPER, AMPERE]))
 @pytest.mark.usefixtures("fake_tensors")
 def test_fused_kernels(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With and without everything that is optional; eight bits where the GPU has them."""
     from worker.ops.triton import fused
     from worker.ops.triton.fused import HeadNorms
 
@@ -309,7 +292,6 @@ def test_fused_kernels(capability: int, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.usefixtures("fake_tensors")
 def test_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The vocabulary is large."""
     from worker.ops.sample import DRAW_WORDS, Cut, DrawColumns
     from worker.ops.triton import draws
 
@@ -323,7 +305,6 @@ def test_draws(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("fake_tensors")
 def test_verification_of_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sums over the vocabulary."""
     from worker.ops import rejection_triton
 
     compiled, kernels = compiling(rejection_triton, AMPERE, monkeypatch)
