@@ -146,7 +146,7 @@ def thresholds(
 def coupled_run(
     drafts: Sequence[int], draw: Callable[[int], int | Undrawable]
 ) -> tuple[list[int], Undrawable | None]:
-    """Draw as plain sampling would, from the rows it would come to; also return why the run ended."""
+    """Draw from the rows that plain sampling would come to; also return why the run ended."""
     tokens: list[int] = []
     for index in range(len(drafts) + 1):
         token = draw(index)

@@ -84,7 +84,7 @@ def _keep_only(logits: Tensor, token_ids: Sequence[int]) -> None:
 
 
 def _completing(bad_words: Sequence[tuple[int, ...]], output: Sequence[int]) -> list[int]:
-    """In vLLM too, a banned sequence begins among the generated tokens only, never in the prompt."""
+    """In vLLM too, a banned sequence begins among the generated tokens, never in the prompt."""
     return [
         word[-1]
         for word in bad_words
@@ -102,7 +102,7 @@ def _penalizes(params: SamplingParams) -> bool:
 def _penalize(
     logits: Tensor, params: SamplingParams, history: Sequence[int], output: Sequence[int]
 ) -> None:
-    """Repetition is that of Keskar et al., arXiv:1909.05858; frequency and presence are OpenAI's."""
+    """Repetition is as in Keskar et al., arXiv:1909.05858; frequency and presence as in OpenAI."""
     if params.repetition_penalty != 1.0 and history:
         seen = _ints(np.unique(np.asarray(history, np.int64)), logits)
         values = logits[seen]

@@ -19,7 +19,7 @@ def verify(
     position: int,
     method: str = STANDARD,
 ) -> DraftVerdict:
-    """scores [k + 1, V] and proposals [k, V] are float32; without proposals the drafter is certain."""
+    """scores [k + 1, V] and proposals [k, V] are float32; no proposals: the drafter is certain."""
     rows = torch.tensor(drafts, dtype=torch.int64, device=scores.device)
     if proposals is None:
         proposals = certain(rows, scores.shape[-1])

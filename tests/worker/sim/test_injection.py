@@ -76,7 +76,7 @@ class Bench:
         leaves: bool = False,
         **headers: str,
     ) -> Answer:
-        """A `partial` request never sends its whole body; a client that `leaves` then disconnects."""
+        """A `partial` request never sends all of its body; a client that `leaves` disconnects."""
         answer = Answer()
         sent = b"" if body is None else json.dumps(body).encode()
         messages = [{"type": "http.request", "body": sent, "more_body": partial}]
